@@ -1,0 +1,76 @@
+"""Holdfast keeps the state of distributed training runs.
+
+`import holdfast` does not import torch; the names below load what they need when used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from holdfast.core.errors import (
+    Damaged,
+    HoldfastError,
+    LayoutError,
+    Mismatch,
+    NotFound,
+    PeerFailed,
+    StorageError,
+    Unsupported,
+)
+from holdfast.version import __version__
+
+if TYPE_CHECKING:
+    from holdfast.adapters.tensors import FlatShard
+    from holdfast.api import load, save
+    from holdfast.api import open_checkpoint as open
+    from holdfast.checkpointer import Checkpointer, SaveHandle
+    from holdfast.loading import LoadReport
+    from holdfast.persist.checkpoint import Checkpoint
+    from holdfast.saving import HoldfastWarning
+
+_HOMES = {
+    "save": ("holdfast.api", "save"),
+    "load": ("holdfast.api", "load"),
+    "open": ("holdfast.api", "open_checkpoint"),
+    "Checkpoint": ("holdfast.persist.checkpoint", "Checkpoint"),
+    "Checkpointer": ("holdfast.checkpointer", "Checkpointer"),
+    "SaveHandle": ("holdfast.checkpointer", "SaveHandle"),
+    "LoadReport": ("holdfast.loading", "LoadReport"),
+    "FlatShard": ("holdfast.adapters.tensors", "FlatShard"),
+    "HoldfastWarning": ("holdfast.saving", "HoldfastWarning"),
+}
+
+__all__ = [
+    "Checkpoint",
+    "Checkpointer",
+    "Damaged",
+    "FlatShard",
+    "HoldfastError",
+    "HoldfastWarning",
+    "LayoutError",
+    "LoadReport",
+    "Mismatch",
+    "NotFound",
+    "PeerFailed",
+    "SaveHandle",
+    "StorageError",
+    "Unsupported",
+    "__version__",
+    "load",
+    "open",
+    "save",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'holdfast' has no attribute {name!r}")
+    module, attribute = _HOMES[name]
+    value = getattr(importlib.import_module(module), attribute)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,0 +1,1 @@
+"""Live objects and layouts: modules, optimizers, stateful objects, tensors. Imports torch."""

@@ -1,0 +1,128 @@
+"""The live state, sorted: which values are modules, optimizers, stateful objects, tensors, JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, MutableMapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+from holdfast.adapters.module import ModuleView, view_module
+from holdfast.adapters.optimizer import MASTERS, is_optimizer
+from holdfast.adapters.tree import contains_tensor
+from holdfast.core.errors import Unsupported
+from holdfast.format.names import check_group
+from holdfast.layout.mesh import Mesh
+
+
+@runtime_checkable
+class Stateful(Protocol):
+    """Anything that can tell its state and take it back."""
+
+    def state_dict(self) -> Any: ...
+
+    def load_state_dict(self, state_dict: Any, /) -> Any: ...
+
+
+@runtime_checkable
+class Reshards(Protocol):
+    """A stateful object that can make its state for another mesh from the states of all coordinates."""
+
+    def holdfast_reshard(self, states: Mapping[tuple[int, ...], Any], rank: int, world: int) -> Any:
+        """The state to load on `rank` of `world`; `states` is by the coordinate that saved it."""
+
+
+@dataclass(frozen=True, slots=True)
+class LiveState:
+    """Every value of a state under its kind, by name."""
+
+    modules: dict[str, ModuleView] = field(default_factory=dict)
+    optimizers: dict[str, Any] = field(default_factory=dict)
+    statefuls: dict[str, Stateful] = field(default_factory=dict)
+    trees: dict[str, Any] = field(default_factory=dict)
+    values: dict[str, Any] = field(default_factory=dict)
+
+    def parameter_keys(self, optimizer: Any) -> tuple[str, dict[int, str]]:
+        """The module an optimizer belongs to, and keys of parameters by identity.
+
+        Keys carry the module's name when the optimizer spans several modules.
+        """
+        held = {id(param) for group in optimizer.param_groups for param in group["params"]}
+        keys = {name: view.parameter_keys() for name, view in self.modules.items()}
+        owners = [name for name, by_id in keys.items() if held & by_id.keys()]
+        if len(owners) <= 1:
+            owner = owners[0] if owners else "model"
+            return owner, {identity: key for by_id in keys.values() for identity, key in by_id.items()}
+        spanning = {
+            identity: f"{name}.{key}" for name in owners for identity, key in keys[name].items() if identity in held
+        }
+        return owners[0], spanning
+
+
+def masters_group(module: str) -> str:
+    """The group of a module's fp32 masters; modules other than "model" put their name before it."""
+    return MASTERS if module == "model" else f"{module}.{MASTERS}"
+
+
+def sort_state(state: Mapping[str, Any], ties: Mapping[str, str]) -> LiveState:
+    """Put every value of the state under its kind; raises Unsupported for names that cannot be."""
+    if not isinstance(state, MutableMapping):
+        raise Unsupported(f"the state must be a dict of names to values, not a {type(state).__name__}")
+    live = LiveState()
+    folded: dict[str, str] = {}
+    for name, value in state.items():
+        if not isinstance(name, str):
+            raise Unsupported(f"the name {name!r} in the state is not a text")
+        check_group(name)
+        twin = folded.setdefault(name.casefold(), name)
+        if twin != name:
+            raise Unsupported(f"the names {twin!r} and {name!r} differ only by case")
+        _sort_value(live, name, value, ties)
+    for module in live.modules:
+        if masters_group(module) in state:
+            raise Unsupported(f"the name {masters_group(module)!r} is kept for the masters of {module!r}")
+    return live
+
+
+def _sort_value(live: LiveState, name: str, value: Any, ties: Mapping[str, str]) -> None:
+    if isinstance(value, nn.Module):
+        live.modules[name] = view_module(name, value, ties)
+    elif is_optimizer(value):
+        live.optimizers[name] = value
+    elif isinstance(value, torch.Tensor) or contains_tensor(value):
+        live.trees[name] = value
+    elif isinstance(value, Stateful) and not isinstance(value, type):
+        live.statefuls[name] = value
+    else:
+        live.values[name] = value
+
+
+def live_mesh(live: LiveState, world: int, told: Any) -> Mesh:
+    """The mesh a user gave (a DeviceMesh or a Mesh), or the one that is found."""
+    if told is None:
+        return _find_mesh(live, world)
+    mesh = told if isinstance(told, Mesh) else mesh_of(told)
+    if len(mesh.ranks) != world:
+        raise Unsupported(f"mesh= must hold all {world} ranks; it holds {len(mesh.ranks)}")
+    return mesh
+
+
+def _find_mesh(live: LiveState, world: int) -> Mesh:
+    """The mesh by which values that differ between ranks are kept: that of the tensors, if it has all ranks."""
+    best = Mesh.line(world)
+    for view in live.modules.values():
+        for tensor in view.tensors.values():
+            if isinstance(tensor, DTensor):
+                mesh = mesh_of(tensor.device_mesh)
+                if len(mesh.ranks) == world and len(mesh.axes) >= len(best.axes):
+                    best = mesh
+    return best
+
+
+def mesh_of(device_mesh: Any) -> Mesh:
+    """A torch DeviceMesh as a Mesh; axes without names are numbered."""
+    axes = device_mesh.mesh_dim_names or tuple(f"axis{index}" for index in range(device_mesh.ndim))
+    return Mesh(tuple(axes), tuple(device_mesh.shape), tuple(device_mesh.mesh.flatten().tolist()))

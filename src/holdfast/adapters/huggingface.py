@@ -1,0 +1,56 @@
+"""Hugging Face models: the config files that save_pretrained would write beside the weights."""
+
+from __future__ import annotations
+
+import copy
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+_FILES = ("config.json", "generation_config.json")
+
+
+def config_files(module: nn.Module, dtype: str | None) -> dict[str, bytes]:
+    """config.json and generation_config.json of a model that has them; `dtype` names the stored one."""
+    config = getattr(module, "config", None)
+    if config is None or not hasattr(config, "save_pretrained"):
+        return {}
+    config = copy.deepcopy(config)
+    config.architectures = [plain_class_name(module)]
+    found = dtype or _floating_dtype(module)
+    if found is not None:
+        config.dtype = found
+    with tempfile.TemporaryDirectory(prefix="holdfast-config-") as folder:
+        config.save_pretrained(folder)
+        generation = getattr(module, "generation_config", None)
+        if generation is not None and _can_generate(module):
+            generation.save_pretrained(folder)
+        return {name: (Path(folder) / name).read_bytes() for name in _FILES if (Path(folder) / name).exists()}
+
+
+def _can_generate(module: Any) -> bool:
+    return bool(module.can_generate()) if hasattr(module, "can_generate") else True
+
+
+def _floating_dtype(module: nn.Module) -> str | None:
+    for parameter in module.parameters():
+        if parameter.dtype.is_floating_point:
+            return str(parameter.dtype).removeprefix("torch.")
+    return None
+
+
+def plain_class_name(module: nn.Module) -> str:
+    """The class a user would import, even when a mixin such as FSDP2's made a class of its own."""
+    for cls in type(module).__mro__:
+        named = getattr(sys.modules.get(cls.__module__), cls.__name__, None) is cls or "<locals>" in cls.__qualname__
+        if named and issubclass(cls, nn.Module) and not _leads_with_mixin(cls):
+            return cls.__name__
+    return type(module).__name__
+
+
+def _leads_with_mixin(cls: type) -> bool:
+    """Whether the first base adds behaviour to modules without being one, as FSDPModule does."""
+    return not issubclass(cls.__bases__[0], nn.Module) and cls is not nn.Module

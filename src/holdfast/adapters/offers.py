@@ -1,0 +1,223 @@
+"""Saving: what this rank can offer of each tensor, and the values that are not tensors."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from holdfast.adapters.entries import LiveState, masters_group
+from holdfast.adapters.fingerprint import fingerprint
+from holdfast.adapters.huggingface import config_files
+from holdfast.adapters.module import memory_identity
+from holdfast.adapters.optimizer import StateTensor, group_options, key_of_param, view_optimizer
+from holdfast.adapters.tensors import Holder, holder_of, part_view, raw_array
+from holdfast.adapters.tree import Tree, flatten
+from holdfast.core.errors import Unsupported
+from holdfast.format import statejson, strictjson
+from holdfast.format.digest import digest_hex
+from holdfast.format.dtypes import DType, dtype_named
+from holdfast.format.names import check_key
+from holdfast.layout.box import Box
+from holdfast.layout.placement import Part
+from holdfast.plan.arrays import RawArray
+from holdfast.plan.files import Place
+
+_CACHED_TENSORS = 2
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Offer:
+    """A tensor this rank holds a part of: under which group and key, and in what role.
+
+    `cast` is the dtype it is rounded to on its way into the file.
+    """
+
+    group: str
+    key: str
+    role: str  # "parameter", "buffer", "state" or "value"
+    holder: Holder
+    cast: DType | None = None
+
+    @property
+    def stored(self) -> DType:
+        return self.cast or self.holder.stored
+
+    @property
+    def logical(self) -> DType:
+        return self.cast or self.holder.logical
+
+
+@dataclass(slots=True)
+class Collected:
+    """One rank's state, ready to be planned."""
+
+    offers: list[Offer] = field(default_factory=list)
+    kinds: dict[str, str] = field(default_factory=dict)
+    aliases: dict[str, dict[str, str]] = field(default_factory=dict)
+    trees: dict[str, Tree] = field(default_factory=dict)
+    tree_kinds: dict[str, str] = field(default_factory=dict)
+    optimizers: dict[str, Any] = field(default_factory=dict)
+    files: dict[str, bytes] = field(default_factory=dict)
+
+    def offer(self, group: str, key: str, role: str, value: StateTensor, cast: DType | None = None) -> None:
+        check_key(key, group)
+        holder = holder_of(value, f"{group}: {key}")
+        self.offers.append(Offer(group, key, role, holder, cast))
+
+
+def collect(live: LiveState, model_dtype: str | None) -> Collected:
+    """List everything this rank holds; tensors of stateful objects follow once their axes are known."""
+    out = Collected()
+    target = _model_dtype(model_dtype)
+    for name in live.modules:
+        _collect_module(out, live, name, target)
+    for name, optimizer in live.optimizers.items():
+        _collect_optimizer(out, live, name, optimizer)
+    for name, value in live.trees.items():
+        tree = flatten(name, value)
+        out.kinds[name] = "tensors"
+        for key, tensor in tree.tensors.items():
+            out.offer(name, key, "value", tensor)
+        out.trees[name], out.tree_kinds[name] = Tree(tree.value), "tensors"
+    for name, stateful in live.statefuls.items():
+        out.trees[name], out.tree_kinds[name] = flatten(name, stateful.state_dict()), "stateful"
+    for name, value in live.values.items():
+        out.trees[name], out.tree_kinds[name] = Tree(statejson.encode(value, name)), "json"
+    return out
+
+
+def _model_dtype(name: str | None) -> DType | None:
+    if name is None:
+        return None
+    dtype = dtype_named(str(name).removeprefix("torch."))
+    if not getattr(torch, dtype.name).is_floating_point or dtype.bits != 16:
+        raise Unsupported(f"model_dtype={name!r}: choose 'bfloat16' or 'float16', or leave it out")
+    return dtype
+
+
+def _collect_module(out: Collected, live: LiveState, name: str, target: DType | None) -> None:
+    view = live.modules[name]
+    out.kinds[name] = "module"
+    out.aliases[name] = dict(view.ties)
+    seen: set[tuple[str, object]] = set()
+    for key, tensor in view.tensors.items():
+        stored = view.stored_key(key)
+        if (stored, memory_identity(tensor)) in seen:
+            continue
+        seen.add((stored, memory_identity(tensor)))
+        role = "parameter" if key in view.parameters else "buffer"
+        rounds = target is not None and role == "parameter" and tensor.dtype == torch.float32
+        out.offer(name, stored, role, tensor, target if rounds else None)
+        if rounds:
+            out.kinds[masters_group(name)] = "masters"
+            out.offer(masters_group(name), stored, role, tensor)
+    if view.extra:
+        out.trees[name], out.tree_kinds[name] = flatten(name, dict(view.extra)), "module"
+    if name == "model":
+        out.files |= config_files(view.module, target.name if target else None)
+
+
+def _collect_optimizer(out: Collected, live: LiveState, name: str, optimizer: Any) -> None:
+    module, key_of = live.parameter_keys(optimizer)
+    view = view_optimizer(name, optimizer, key_of)
+    out.kinds[name] = "optimizer"
+    for key, value in view.tensors.items():
+        out.offer(name, key, "state", value)
+    already = {offer.key for offer in out.offers if offer.group == masters_group(module)}
+    for key, value in view.masters.items():
+        out.kinds[masters_group(module)] = "masters"
+        if key not in already:
+            out.offer(masters_group(module), key, "state", value)
+    groups = [
+        {
+            "params": [key_of_param(name, param, key_of) for param in params],
+            "options": encode_options(options, f"{name}.param_groups[{index}]"),
+        }
+        for index, (params, options) in enumerate(group_options(optimizer))
+    ]
+    with_state = {key.rpartition("/")[0] for key in view.tensors} | set(view.masters) | set(view.scalars)
+    out.optimizers[name] = {
+        "groups": groups,
+        "stateless": [] if view.declared else [key for key in view.params if key not in with_state],
+        "scalars": {key: statejson.encode(value, f"{name}[{key}]") for key, value in view.scalars.items()},
+        "masters": bool(view.masters),
+    }
+
+
+def encode_options(options: Mapping[str, Any], path: str) -> Any:
+    """A param group's options; 0-d tensors such as a capturable learning rate keep their bits."""
+
+    def claim(value: Any, where: str) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return None
+        if value.ndim:
+            raise Unsupported(f"{where}: an option that is a tensor of shape {list(value.shape)} cannot be stored")
+        array = raw_array(value.detach().cpu())
+        return {"$option": [str(value.dtype).removeprefix("torch."), array.tobytes().hex()]}
+
+    return statejson.encode(dict(options), path, claim)
+
+
+def decode_options(options: Any, where: str) -> dict[str, Any]:
+    def make(tag: str, content: Any) -> Any:
+        if tag != "$option":
+            raise Unsupported(f"{where}: the unknown tag {tag[:40]!r}")
+        name, data = content
+        dtype = getattr(torch, dtype_named(name).name)
+        return torch.frombuffer(bytearray.fromhex(data), dtype=dtype)[0].clone()
+
+    decoded = statejson.decode(options, where, make)
+    return dict(decoded)
+
+
+def tree_digest(tree: Tree) -> str:
+    """Equal on ranks whose values, tensors included, are equal."""
+    parts = [strictjson.dumps(tree.value).decode()]
+    for key, tensor in sorted(tree.tensors.items()):
+        holder = holder_of(tensor, key)
+        parts.append(f"{key}:{holder.logical.name}:{list(holder.shape)}")
+        if len(holder.parts) == 1 and holder.parts[0].box == Box.full(holder.shape):
+            parts.append(fingerprint(holder.local))
+    return digest_hex("\n".join(parts).encode())
+
+
+class LiveSources:
+    """The bytes of this rank's shards by place, read from live tensors without copies where possible."""
+
+    def __init__(self, offers: Mapping[tuple[str, str], list[Offer]], group_of: Mapping[str, str]) -> None:
+        self._offers = offers
+        self._group_of = group_of
+        self._cache: OrderedDict[tuple[int, Box], RawArray] = OrderedDict()
+
+    def array(self, place: Place, held: Box) -> RawArray:
+        for offer, part in self._parts(place):
+            if part.box == held:
+                return self._array(offer, part)
+        raise AssertionError(f"{place.spec.key}: the plan names a shard that this rank does not hold")
+
+    def _parts(self, place: Place) -> Iterator[tuple[Offer, Part]]:
+        for offer in self._offers[self._group_of[place.file], place.spec.key]:
+            for part in offer.holder.parts:
+                yield offer, part
+
+    def _array(self, offer: Offer, part: Part) -> RawArray:
+        if offer.cast is None and offer.holder.local.device.type == "cpu":
+            return raw_array(part_view(offer.holder, part))
+        # Blocks come in file order, so the tensors used last are the ones used next.
+        address = (id(offer), part.box)
+        if address not in self._cache:
+            view = stored_view(offer, part).to("cpu")
+            self._cache[address] = raw_array(view)
+            while len(self._cache) > _CACHED_TENSORS:
+                self._cache.popitem(last=False)
+        return self._cache[address]
+
+
+def stored_view(offer: Offer, part: Part) -> torch.Tensor:
+    """A part with the values it has in the file, still on its device."""
+    view = part_view(offer.holder, part)
+    return view.to(getattr(torch, offer.cast.name)) if offer.cast else view

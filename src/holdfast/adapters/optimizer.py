@@ -1,0 +1,166 @@
+"""Optimizers: state by parameter key, param groups by key, flat shards that an optimizer declares."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from torch.distributed.tensor import DTensor
+
+from holdfast.adapters.tensors import FlatShard
+from holdfast.core.errors import LayoutError, Unsupported
+
+MASTERS = "master_weights"
+_MASTER_NAMES = frozenset({"master", "master_param", "master_weight", "master_weights"})
+
+StateTensor = torch.Tensor | FlatShard
+
+
+@runtime_checkable
+class DeclaresShards(Protocol):
+    """An optimizer that holds flat shards says so with this one method.
+
+    It returns every buffer it wants saved and loaded, also before its first step; on load
+    the same buffers are filled in place. Its `param_groups` are saved as any optimizer's.
+    """
+
+    param_groups: list[dict[str, Any]]
+
+    def holdfast_shards(self) -> Iterable[FlatShard]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class OptimizerView:
+    """One rank's optimizer: state tensors and masters by key, plain values, and its groups."""
+
+    optimizer: Any
+    tensors: dict[str, StateTensor]
+    masters: dict[str, StateTensor]
+    scalars: dict[str, dict[str, Any]]
+    params: dict[str, torch.Tensor] = field(default_factory=dict)
+    master_name: str = "master"
+    declared: bool = False
+
+
+def is_optimizer(value: Any) -> bool:
+    return isinstance(value, torch.optim.Optimizer | DeclaresShards)
+
+
+def inner_optimizer(optimizer: Any) -> Any:
+    """The optimizer that holds this rank's state: the local one inside ZeroRedundancyOptimizer."""
+    if type(optimizer).__name__ == "ZeroRedundancyOptimizer":
+        if getattr(optimizer, "_overlap_with_ddp", False):
+            raise Unsupported(
+                "ZeroRedundancyOptimizer with overlap_with_ddp=True updates parameters where no hook "
+                "can see it; make it without that option"
+            )
+        return optimizer.optim
+    return optimizer
+
+
+def view_optimizer(name: str, optimizer: Any, key_of: Mapping[int, str]) -> OptimizerView:
+    """Look at an optimizer; `key_of` gives the key of each parameter by its identity."""
+    if isinstance(optimizer, DeclaresShards):
+        return _view_declared(name, optimizer, key_of)
+    inner = inner_optimizer(optimizer)
+    view = OptimizerView(inner, {}, {}, {})
+    for param in (param for group in inner.param_groups for param in group["params"]):
+        key = key_of_param(name, param, key_of)
+        view.params[key] = param
+        for state_name, value in inner.state.get(param, {}).items():
+            if isinstance(value, torch.Tensor):
+                if state_name in _MASTER_NAMES:
+                    view.masters[key] = value
+                else:
+                    view.tensors[f"{key}/{state_name}"] = value
+            else:
+                view.scalars.setdefault(key, {})[state_name] = value
+    return view
+
+
+def _view_declared(name: str, optimizer: DeclaresShards, key_of: Mapping[int, str]) -> OptimizerView:
+    view = OptimizerView(optimizer, {}, {}, {}, declared=True)
+    for shard in optimizer.holdfast_shards():
+        key = shard.param if isinstance(shard.param, str) else key_of_param(name, shard.param, key_of)
+        target, label = (view.masters, key) if shard.state in _MASTER_NAMES else (view.tensors, f"{key}/{shard.state}")
+        if label in target:
+            raise LayoutError(f"{name}: holdfast_shards gives two shards of {label} on one rank")
+        target[label] = shard
+    return view
+
+
+def key_of_param(name: str, param: torch.Tensor, key_of: Mapping[int, str]) -> str:
+    key = key_of.get(id(param))
+    if key is None:
+        raise LayoutError(
+            f"{name}: a parameter of shape {list(param.shape)} belongs to no module in the state; "
+            "put its module into the state, so that the optimizer's state has keys"
+        )
+    return key
+
+
+def group_options(optimizer: Any) -> Iterator[tuple[list[torch.Tensor], dict[str, Any]]]:
+    """Each param group as its parameters and its options."""
+    for group in optimizer.param_groups:
+        yield group["params"], {option: value for option, value in group.items() if option != "params"}
+
+
+def merge_groups(per_rank: Iterable[list[dict[str, Any]]]) -> list[dict[str, Any]]:
+    """One list of groups for all ranks: those with the same options at the same place become one.
+
+    Pipeline stages have different parameters in a group; so do ranks of some optimizers.
+    """
+    merged: dict[str, dict[str, Any]] = {}
+    for groups in per_rank:
+        for index, group in enumerate(groups):
+            known = merged.setdefault(f"{index}:{group['options']!r}", {"params": [], "options": group["options"]})
+            known["params"] = list(dict.fromkeys([*known["params"], *group["params"]]))
+    return list(merged.values())
+
+
+def new_state(param: torch.Tensor, state_name: str, shape: tuple[int, ...], dtype: torch.dtype, group: dict[str, Any]) -> torch.Tensor:
+    """Memory for a state that an optimizer has not made yet, laid out as the optimizer would."""
+    if shape == tuple(param.shape) and (shape or state_name != "step"):
+        return torch.empty_like(param, dtype=dtype, requires_grad=False)
+    on_device = state_name != "step" or group.get("capturable") or group.get("fused")
+    local = param.to_local() if isinstance(param, DTensor) else param
+    return torch.empty(shape, dtype=dtype, device=local.device if on_device else "cpu")
+
+
+def assign_options(optimizer: Any, options_of: Mapping[int, dict[str, Any]]) -> list[str]:
+    """Give every parameter the options it was saved with, by identity; returns what was regrouped.
+
+    A live group whose parameters were saved with different options is split: each parameter
+    keeps what it had, whatever the grouping is now.
+    """
+    notes = []
+    for index, group in enumerate(list(optimizer.param_groups)):
+        by_options: dict[int, list[torch.Tensor]] = {}
+        kept = []
+        for param in group["params"]:
+            if id(param) in options_of:
+                by_options.setdefault(id(options_of[id(param)]), []).append(param)
+            else:
+                kept.append(param)
+        chosen = [(options_of[id(params[0])], params) for params in by_options.values()]
+        if not chosen:
+            continue
+        _update_group(group, chosen[0][0])
+        group["params"] = [*chosen[0][1], *kept] if len(chosen) > 1 else group["params"]
+        for options, params in chosen[1:]:
+            extra = {**group, "params": params}
+            _update_group(extra, options)
+            optimizer.param_groups.append(extra)
+            notes.append(f"group {index}: {len(params)} parameters were saved with other options; split off")
+    return notes
+
+
+def _update_group(group: dict[str, Any], options: Mapping[str, Any]) -> None:
+    for option, value in options.items():
+        live = group.get(option)
+        if isinstance(live, torch.Tensor) and isinstance(value, torch.Tensor | float | int):
+            live.fill_(value)
+        else:
+            group[option] = value.clone() if isinstance(value, torch.Tensor) else value

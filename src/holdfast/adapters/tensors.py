@@ -1,0 +1,184 @@
+"""Tensors as shards: what a rank holds of a tensor, and its bytes as raw arrays.
+
+DTensors tell their own layout. A plain tensor is a replica of the whole. A flat shard is a
+run of elements of a tensor that lives in a 1-d buffer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch.distributed.tensor import DTensor, Partial
+from torch.distributed.tensor import Shard as TorchShard
+
+from holdfast.core.errors import LayoutError, Unsupported
+from holdfast.format.dtypes import DType, dtype_named
+from holdfast.layout.box import Box
+from holdfast.layout.flat import flat_boxes
+from holdfast.layout.placement import Part, Placement, Replicate, Shard, StridedShard, local_shape, parts_of
+from holdfast.plan.arrays import RawArray
+
+_RAW = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FlatShard:
+    """A run of a tensor's elements in row-major order, held in a 1-d buffer.
+
+    `param` is the parameter itself or its key; `state` is the name of the optimizer state,
+    or "master" for fp32 masters; `shape` is the global shape, `start` the number of the first
+    element held; `tensor` holds the elements from there on, contiguous. A 0-d state such as
+    a step count has the shape () and is a replica on every rank that reports it.
+    """
+
+    param: torch.Tensor | str
+    state: str
+    shape: tuple[int, ...]
+    start: int
+    tensor: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Holder:
+    """A tensor as one rank holds it: global shape, the parts it has, and the local tensor."""
+
+    logical: DType
+    shape: tuple[int, ...]
+    parts: tuple[Part, ...]
+    local: torch.Tensor
+
+    @property
+    def stored(self) -> DType:
+        return dtype_named(self.logical.stored)
+
+
+def holder_of(value: torch.Tensor | FlatShard, where: str) -> Holder:
+    """How this rank holds a tensor, as it is stored; raises Unsupported for what cannot be."""
+    if isinstance(value, FlatShard):
+        return _flat_holder(value, where)
+    value = value.detach()
+    if isinstance(value, DTensor):
+        return _dtensor_holder(value, where)
+    local = _storable(value, where)
+    logical = _dtype_of(value, where)
+    shape = tuple(local.shape)
+    return Holder(logical, shape, (Part(Box.full(shape), Box.full(shape)),), local)
+
+
+def _dtype_of(tensor: torch.Tensor, where: str) -> DType:
+    try:
+        return dtype_named(str(tensor.dtype).removeprefix("torch."))
+    except Unsupported as error:
+        raise Unsupported(f"{where}: {error}") from None
+
+
+def _storable(tensor: torch.Tensor, where: str) -> torch.Tensor:
+    """The local tensor as the format stores it: complex numbers as pairs, packed bits as bytes."""
+    if tensor.is_meta:
+        raise Unsupported(f"{where} is on the meta device: it has no values to save or load")
+    if tensor.layout != torch.strided or tensor.is_quantized:
+        raise Unsupported(f"{where}: {tensor.layout} tensors and quantized dtypes cannot be stored")
+    if type(tensor) not in (torch.Tensor, torch.nn.Parameter) and hasattr(tensor, "__tensor_flatten__"):
+        raise Unsupported(f"{where}: the tensor subclass {type(tensor).__name__} cannot be stored")
+    tensor = tensor.resolve_conj().resolve_neg()
+    if tensor.dtype in (torch.complex128, torch.complex32):
+        return torch.view_as_real(tensor)
+    if tensor.dtype == torch.float4_e2m1fn_x2:
+        return tensor.view(torch.uint8)
+    return tensor
+
+
+def _with_pair(box: Box) -> Box:
+    return Box((*box.offsets, 0), (*box.sizes, 2))
+
+
+def _paired(parts: tuple[Part, ...], logical: DType) -> tuple[Part, ...]:
+    if not logical.pair:
+        return parts
+    return tuple(Part(_with_pair(part.box), _with_pair(part.local)) for part in parts)
+
+
+def _dtensor_holder(value: DTensor, where: str) -> Holder:
+    mesh = value.device_mesh
+    coordinate = mesh.get_coordinate()
+    local = value.to_local()
+    logical = _dtype_of(local, where)
+    shape = tuple(value.shape)
+    parts: tuple[Part, ...] = ()
+    if coordinate is not None:
+        placements = [_placement(placement, where) for placement in value.placements]
+        parts = _matching_parts(shape, tuple(mesh.shape), placements, coordinate, tuple(local.shape), where)
+    stored = (*shape, 2) if logical.pair else shape
+    return Holder(logical, stored, _paired(parts, logical), _storable(local, where))
+
+
+def _matching_parts(
+    shape: tuple[int, ...],
+    sizes: tuple[int, ...],
+    placements: list[Placement],
+    coordinate: list[int],
+    found: tuple[int, ...],
+    where: str,
+) -> tuple[Part, ...]:
+    """The parts by whichever reading of strided shards fits the local tensor."""
+    for right_to_left in (True, False):
+        parts = parts_of(shape, sizes, placements, coordinate, right_to_left=right_to_left)
+        expected = local_shape(parts, len(shape))
+        if expected == found or (expected is None and 0 in found):
+            return parts
+    raise LayoutError(
+        f"{where}: the local tensor has the shape {list(found)}, which {placements} of {list(shape)} "
+        f"on a mesh of {list(sizes)} do not give at {list(coordinate)}"
+    )
+
+
+def _placement(placement: Any, where: str) -> Placement:
+    if isinstance(placement, Partial):
+        raise Unsupported(f"{where} has a Partial placement: reduce it before saving, or it has no single value")
+    if placement.is_replicate():
+        return Replicate()
+    factor = getattr(placement, "split_factor", None)
+    if factor is not None:
+        return StridedShard(placement.dim, int(factor))
+    if isinstance(placement, TorchShard):
+        return Shard(placement.dim)
+    raise Unsupported(f"{where} has the unknown placement {placement}")
+
+
+def _flat_holder(shard: FlatShard, where: str) -> Holder:
+    shape = tuple(shard.shape)
+    logical = _dtype_of(shard.tensor, where)
+    if logical.pair:
+        raise Unsupported(f"{where}: flat shards of {logical.name} cannot be stored")
+    local = _storable(shard.tensor.detach().reshape(-1), where)
+    if local.numel() and local.data_ptr() != shard.tensor.data_ptr():
+        raise Unsupported(f"{where}: the buffer of a flat shard must be contiguous")
+    try:
+        boxes = flat_boxes(shape, shard.start, shard.start + local.numel())
+    except ValueError as error:
+        raise LayoutError(f"{where}: {error}") from None
+    parts = []
+    at = 0
+    for box in boxes:
+        parts.append(Part(box, Box((at,), (box.volume,))))
+        at += box.volume
+    return Holder(logical, shape, tuple(parts), local)
+
+
+def part_view(holder: Holder, part: Part) -> torch.Tensor:
+    """The part as a tensor with the sizes of its box, a view of the local tensor."""
+    view = holder.local
+    if holder.local.ndim == len(part.local.sizes):
+        for dim, (offset, size) in enumerate(zip(part.local.offsets, part.local.sizes, strict=True)):
+            if (offset, size) != (0, view.shape[dim]):
+                view = view.narrow(dim, offset, size)
+    return view.view(part.box.sizes) if tuple(view.shape) != part.box.sizes else view
+
+
+def raw_array(tensor: torch.Tensor) -> RawArray:
+    """The bytes of a CPU tensor as unsigned integers of its element's width, without a copy."""
+    raw = tensor.view(_RAW[tensor.element_size()]).numpy()
+    return raw.view(np.dtype(f"u{tensor.element_size()}"))

@@ -1,0 +1,90 @@
+"""Trees of values: tensors and arrays are taken out under dotted keys, the rest becomes JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from holdfast.core.errors import Unsupported
+from holdfast.format import statejson
+
+
+@dataclass(frozen=True, slots=True)
+class Tree:
+    """A value as JSON with references, and what the references name."""
+
+    value: Any
+    tensors: dict[str, torch.Tensor] = field(default_factory=dict)
+
+
+def contains_tensor(value: Any) -> bool:
+    if isinstance(value, torch.Tensor | np.ndarray):
+        return True
+    if isinstance(value, dict):
+        return any(contains_tensor(item) for item in value.values())
+    return isinstance(value, list | tuple) and any(contains_tensor(item) for item in value)
+
+
+def flatten(name: str, value: Any) -> Tree:
+    """Take the tensors out of a value; keys are its path below `name`."""
+    tree = Tree(None)
+
+    def claim(leaf: Any, path: str) -> Any:
+        if isinstance(leaf, np.ndarray):
+            tensor, tag = _from_numpy(leaf, path), "$array"
+        elif isinstance(leaf, torch.Tensor):
+            tensor, tag = leaf, "$tensor"
+        else:
+            return None
+        key = _key(name, path)
+        if key in tree.tensors:
+            raise Unsupported(f"{path}: two tensors of {name!r} have the key {key!r}")
+        tree.tensors[key] = tensor
+        return {tag: key}
+
+    return Tree(statejson.encode(value, name, claim), tree.tensors)
+
+
+def _key(name: str, path: str) -> str:
+    """The path without the entry's own name, list positions as numbers: "layers.0.weight"."""
+    below = path.removeprefix(name).replace("['", ".").replace("']", "").replace("[", ".").replace("]", "")
+    return below.lstrip(".") or name
+
+
+def _from_numpy(array: np.ndarray[Any, Any], path: str) -> torch.Tensor:
+    try:
+        return torch.from_numpy(np.ascontiguousarray(array))
+    except TypeError:
+        raise Unsupported(f"{path}: a numpy array of dtype {array.dtype} cannot be stored") from None
+
+
+def references(value: Any) -> dict[str, str]:
+    """Every key that an encoded value refers to, with its tag."""
+    out: dict[str, str] = {}
+    if isinstance(value, list):
+        for item in value:
+            out |= references(item)
+    elif isinstance(value, dict):
+        for tag, content in value.items():
+            if tag in ("$tensor", "$array") and isinstance(content, str):
+                out[content] = tag
+            else:
+                out |= references(content)
+    return out
+
+
+def unflatten(value: Any, tensors: Mapping[str, torch.Tensor], where: str) -> Any:
+    """The value again, with `tensors` where the references stand."""
+
+    def make(tag: str, content: Any) -> Any:
+        if tag == "$tensor" and content in tensors:
+            return tensors[content]
+        if tag == "$array" and content in tensors:
+            return tensors[content].numpy()
+        raise Unsupported(f"{where}: the unknown tag {tag[:40]!r}")
+
+    return statejson.decode(value, where, make)

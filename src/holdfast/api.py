@@ -1,0 +1,101 @@
+"""The public functions: save, load and open one checkpoint."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from holdfast.core import limits
+from holdfast.loading import LoadOptions, LoadReport, load_checkpoint
+from holdfast.persist.checkpoint import Checkpoint, no_progress
+from holdfast.saving import SaveOptions, Saver
+from holdfast.storage.local import LocalStorage
+
+DEADLINE_S = 1800.0
+
+
+def save(
+    path: str | os.PathLike[str],
+    state: MutableMapping[str, Any],
+    *,
+    step: int | None = None,
+    max_shard_size: int | str = "5GB",
+    block_bytes: int = limits.BLOCK_BYTES,
+    model_dtype: str | None = None,
+    ties: Mapping[str, str] | None = None,
+    replicas: str = "error",
+    mesh: Any = None,
+    deadline_s: float = DEADLINE_S,
+) -> Checkpoint:
+    """Save a state as one checkpoint folder, durable when this returns.
+
+    Collective when torch.distributed is initialised: every rank calls it, with its own
+    live objects and the same path. `model_dtype` rounds the model and keeps fp32 masters
+    beside it; `ties` says which key is a copy of which, where the model does not; `mesh`
+    is the DeviceMesh by which values that differ between ranks are kept.
+
+    Raises the same HoldfastError on every rank; an earlier checkpoint at `path` then stands
+    as it was.
+    """
+    from holdfast.adapters.comm import current_ranks
+
+    options = SaveOptions(
+        max_shard_bytes=limits.parse_bytes(max_shard_size),
+        block_bytes=block_bytes,
+        model_dtype=model_dtype,
+        ties=dict(ties or {}),
+        replicas=replicas,
+        mesh=mesh,
+    )
+    storage, folder = _locate(path)
+    return Saver(storage, options).save(current_ranks(deadline_s), folder, state, step=step, parent=None)
+
+
+def load(
+    path: str | os.PathLike[str],
+    state: MutableMapping[str, Any],
+    *,
+    strict: bool = True,
+    verify: bool = True,
+    cast: bool = False,
+    only: Sequence[str] = (),
+    ignore: Sequence[str] = (),
+    ties: Mapping[str, str] | None = None,
+    mesh: Any = None,
+    progress: Callable[[int], None] = no_progress,
+    deadline_s: float = DEADLINE_S,
+) -> LoadReport:
+    """Load a checkpoint into live objects, in place, whatever layout wrote it.
+
+    `strict` raises a Mismatch that lists every missing and unexpected key and every shape
+    and dtype that differs; otherwise they are in the report. `only` and `ignore` are
+    patterns of keys. `cast` allows dtypes to be converted. `verify` checks the digest of
+    every block that is read. Nothing is touched before all of it is known to fit.
+    """
+    from holdfast.adapters.comm import current_ranks
+
+    options = LoadOptions(strict, verify, cast, _patterns(only), _patterns(ignore), dict(ties or {}), mesh)
+    return load_checkpoint(current_ranks(deadline_s), lambda: open_checkpoint(path), state, options, progress)
+
+
+def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
+    """Open a checkpoint for reading, without a process group and without torch.
+
+    Takes a Holdfast checkpoint or a Hugging Face folder of safetensors.
+    """
+    storage, folder = _locate(path)
+    return Checkpoint(storage, folder)
+
+
+def _locate(path: str | os.PathLike[str]) -> tuple[LocalStorage, str]:
+    """The root and the folder's name of a checkpoint's path."""
+    absolute = Path(os.path.abspath(os.fspath(path)))
+    return LocalStorage(absolute.parent), absolute.name
+
+
+def _patterns(patterns: Sequence[str]) -> tuple[str, ...]:
+    if isinstance(patterns, str):
+        raise TypeError(f"patterns are a list of texts: write [{patterns!r}]")
+    return tuple(patterns)

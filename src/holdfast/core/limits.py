@@ -1,0 +1,45 @@
+"""Limits that are checked before anything is allocated or believed."""
+
+from __future__ import annotations
+
+KIB = 1024
+MIB = 1024 * KIB
+GB = 1000**3
+
+HEADER_BYTES = 16 * MIB
+HEADER_TENSORS = 200_000
+TENSOR_RANK = 64
+KEY_BYTES = 1 * KIB
+FILE_NAME_BYTES = 200
+JSON_DEPTH = 64
+JSON_BYTES = 256 * MIB
+MANIFEST_FILES = 100_000
+BLOCKS_PER_FILE = 1_000_000
+
+PAGE_BYTES = 4 * KIB
+BLOCK_BYTES = 32 * MIB
+MAX_SHARD_BYTES = 5 * GB
+
+# Memory that a load may use beside the live tensors: shared windows of all ranks on
+# a host together, and one scratch block for each rank.
+WINDOWS_BYTES = 128 * MIB
+
+_UNITS = {"": 1, "B": 1, "KB": 1000, "MB": 1000**2, "GB": GB, "TB": 1000 * GB}
+_UNITS |= {"KIB": KIB, "MIB": MIB, "GIB": 1024 * MIB, "TIB": 1024 * 1024 * MIB}
+
+
+def parse_bytes(size: int | str) -> int:
+    """A number of bytes from 5_000_000_000, "5GB" or "4.5GiB"; decimal units as transformers has them."""
+    if isinstance(size, int) and not isinstance(size, bool):
+        number, unit = float(size), ""
+    else:
+        text = str(size).strip()
+        digits = text.rstrip("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ ")
+        unit = text[len(digits) :].strip().upper()
+        try:
+            number = float(digits)
+        except ValueError:
+            raise ValueError(f"not a size: {size!r}; write bytes, or a size such as '5GB'") from None
+    if unit not in _UNITS or not 1 <= number * _UNITS[unit] < 2**60:
+        raise ValueError(f"not a size: {size!r}; write bytes, or a size such as '5GB'")
+    return int(number * _UNITS[unit])

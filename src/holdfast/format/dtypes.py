@@ -1,0 +1,91 @@
+"""Element types: the name Holdfast uses, the safetensors code it is stored as, its bits.
+
+A dtype that safetensors cannot name is stored as another one (`stored`), and the manifest
+records the logical name: complex numbers as pairs of reals, packed 4-bit as raw bytes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from holdfast.core.errors import Unsupported
+
+if TYPE_CHECKING:
+    import numpy as np
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DType:
+    """One element type. `code` is what the header says; `pair` adds a last dim of 2."""
+
+    name: str
+    code: str
+    bits: int
+    stored: str
+    pair: bool = False
+
+    @property
+    def bytes(self) -> int:
+        return self.bits // 8
+
+
+def _plain(name: str, code: str, bits: int) -> DType:
+    return DType(name, code, bits, name)
+
+
+_ALL = (
+    _plain("bool", "BOOL", 8),
+    _plain("uint8", "U8", 8),
+    _plain("int8", "I8", 8),
+    _plain("uint16", "U16", 16),
+    _plain("int16", "I16", 16),
+    _plain("uint32", "U32", 32),
+    _plain("int32", "I32", 32),
+    _plain("uint64", "U64", 64),
+    _plain("int64", "I64", 64),
+    _plain("float8_e4m3fn", "F8_E4M3", 8),
+    _plain("float8_e4m3fnuz", "F8_E4M3FNUZ", 8),
+    _plain("float8_e5m2", "F8_E5M2", 8),
+    _plain("float8_e5m2fnuz", "F8_E5M2FNUZ", 8),
+    _plain("float8_e8m0fnu", "F8_E8M0", 8),
+    _plain("float16", "F16", 16),
+    _plain("bfloat16", "BF16", 16),
+    _plain("float32", "F32", 32),
+    _plain("float64", "F64", 64),
+    _plain("complex64", "C64", 64),
+    DType("complex32", "F16", 16, "float16", pair=True),
+    DType("complex128", "F64", 64, "float64", pair=True),
+    DType("float4_e2m1fn_x2", "U8", 8, "uint8"),
+)
+_BY_NAME = {dtype.name: dtype for dtype in _ALL}
+_BY_CODE = {dtype.code: dtype for dtype in _ALL if dtype.stored == dtype.name}
+_ML_DTYPES = frozenset(name for name in _BY_NAME if name.startswith(("float8", "bfloat16")))
+
+
+def dtype_named(name: str) -> DType:
+    """The dtype called `name`; raises Unsupported for one the format does not have."""
+    try:
+        return _BY_NAME[name]
+    except KeyError:
+        known = ", ".join(sorted(_BY_NAME))
+        raise Unsupported(f"dtype {name!r} cannot be stored; the format has {known}") from None
+
+
+def dtype_coded(code: str) -> DType | None:
+    """The dtype that a safetensors header calls `code`, or None."""
+    return _BY_CODE.get(code)
+
+
+def numpy_dtype(name: str) -> np.dtype[np.generic]:
+    """The numpy dtype for a dtype name, from ml_dtypes where numpy has none."""
+    import numpy as np
+
+    dtype = dtype_named(name)
+    if dtype.pair or dtype.name != dtype.stored:
+        dtype = _BY_NAME[dtype.stored]
+    if dtype.name in _ML_DTYPES:
+        import ml_dtypes
+
+        return np.dtype(getattr(ml_dtypes, dtype.name))
+    return np.dtype(dtype.name)

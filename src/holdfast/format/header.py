@@ -1,0 +1,115 @@
+"""The safetensors header: written canonically, read strictly.
+
+A file is 8 bytes of little-endian header length, the header's JSON padded with spaces to a
+multiple of 8, then the tensors one after another without holes.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from holdfast.core import limits
+from holdfast.core.errors import Damaged
+from holdfast.format import strictjson
+from holdfast.format.dtypes import DType, dtype_coded
+from holdfast.format.names import key_problem
+
+LENGTH_BYTES = 8
+METADATA = {"format": "pt"}
+
+
+@dataclass(frozen=True, slots=True)
+class TensorEntry:
+    """One tensor of a file: where its bytes begin and end, counted from the end of the header."""
+
+    key: str
+    dtype: DType
+    shape: tuple[int, ...]
+    begin: int
+    end: int
+
+
+def encode_header(entries: Iterable[TensorEntry]) -> bytes:
+    """The first bytes of a file that holds `entries`, in their order."""
+    fields: dict[str, Any] = {"__metadata__": METADATA}
+    for entry in entries:
+        fields[entry.key] = {
+            "dtype": entry.dtype.code,
+            "shape": list(entry.shape),
+            "data_offsets": [entry.begin, entry.end],
+        }
+    text = strictjson.dumps(fields)
+    text += b" " * (-len(text) % LENGTH_BYTES)
+    return struct.pack("<Q", len(text)) + text
+
+
+def header_bytes(prefix: bytes, file_bytes: int, where: str) -> int:
+    """How long the header is with its length field, from a file's first 8 bytes."""
+    if len(prefix) < LENGTH_BYTES or file_bytes < LENGTH_BYTES:
+        raise Damaged(f"{where}: {file_bytes} bytes are too few for a safetensors file")
+    (length,) = struct.unpack("<Q", prefix[:LENGTH_BYTES])
+    if length > limits.HEADER_BYTES:
+        raise Damaged(f"{where}: the header claims {length} bytes, more than the limit of {limits.HEADER_BYTES}")
+    if LENGTH_BYTES + length > file_bytes:
+        raise Damaged(f"{where}: the header claims {length} bytes in a file of {file_bytes}")
+    return int(LENGTH_BYTES + length)
+
+
+def decode_header(data: bytes, file_bytes: int, where: str) -> tuple[TensorEntry, ...]:
+    """The tensors of a file, in the order of their bytes; raises Damaged for anything odd."""
+    text = data[LENGTH_BYTES:]
+    if not text.startswith(b"{"):
+        raise Damaged(f"{where}: the header does not begin with '{{'")
+    fields = strictjson.loads(text.rstrip(b" "), f"{where}: header", limit_bytes=limits.HEADER_BYTES)
+    if not isinstance(fields, dict):
+        raise Damaged(f"{where}: the header is not a JSON object")
+    _check_metadata(fields.pop("__metadata__", {}), where)
+    if len(fields) > limits.HEADER_TENSORS:
+        raise Damaged(f"{where}: {len(fields)} tensors, more than the limit of {limits.HEADER_TENSORS}")
+    entries = sorted((_entry(key, field, where) for key, field in fields.items()), key=lambda e: (e.begin, e.end))
+    position = 0
+    for entry in entries:
+        if entry.begin != position:
+            what = "a hole" if entry.begin > position else "an overlap"
+            raise Damaged(f"{where}: {what} before {entry.key!r}: begins at {entry.begin}, expected {position}")
+        position = entry.end
+    if position != file_bytes - len(data):
+        raise Damaged(f"{where}: tensors end at {position}, the data has {file_bytes - len(data)} bytes")
+    return tuple(entries)
+
+
+def _check_metadata(metadata: Any, where: str) -> None:
+    if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
+        raise Damaged(f"{where}: __metadata__ is not a map of texts")
+
+
+def _entry(key: str, field: Any, where: str) -> TensorEntry:
+    problem = key_problem(key)
+    if problem:
+        raise Damaged(f"{where}: the key {key[:80]!r} {problem}")
+    if not isinstance(field, dict) or field.keys() != {"dtype", "shape", "data_offsets"}:
+        raise Damaged(f"{where}: {key!r} must have dtype, shape and data_offsets and nothing else")
+    dtype = dtype_coded(field["dtype"]) if isinstance(field["dtype"], str) else None
+    if dtype is None:
+        raise Damaged(f"{where}: {key!r} has the unknown dtype {str(field['dtype'])[:40]!r}")
+    shape = _sizes(field["shape"], f"{where}: the shape of {key!r}")
+    offsets = _sizes(field["data_offsets"], f"{where}: the data_offsets of {key!r}")
+    if len(shape) > limits.TENSOR_RANK:
+        raise Damaged(f"{where}: {key!r} has {len(shape)} dims, more than the limit of {limits.TENSOR_RANK}")
+    if len(offsets) != 2:
+        raise Damaged(f"{where}: the data_offsets of {key!r} are not two numbers")
+    begin, end = offsets
+    expected = math.prod(shape) * dtype.bits // 8
+    if end - begin != expected:
+        raise Damaged(f"{where}: {key!r} spans {end - begin} bytes, {dtype.code}{list(shape)} needs {expected}")
+    return TensorEntry(key, dtype, shape, begin, end)
+
+
+def _sizes(value: Any, what: str) -> tuple[int, ...]:
+    if not isinstance(value, list) or not all(type(n) is int and 0 <= n < 2**63 for n in value):
+        raise Damaged(f"{what} is not a list of sizes")
+    return tuple(value)

@@ -1,0 +1,34 @@
+"""The index of a group: which file holds which key, as transformers writes and reads it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from holdfast.core.errors import Damaged
+from holdfast.format import strictjson
+from holdfast.core.filenames import check_file
+from holdfast.format.names import key_problem
+
+
+def encode_index(weight_map: Mapping[str, str], total_bytes: int) -> bytes:
+    """The index's text: two spaces of indent, sorted keys, a newline at the end."""
+    index = {"metadata": {"total_size": total_bytes}, "weight_map": dict(weight_map)}
+    return (json.dumps(index, indent=2, sort_keys=True, ensure_ascii=False) + "\n").encode()
+
+
+def decode_index(data: bytes, where: str) -> dict[str, str]:
+    """The weight map of an index; raises Damaged for odd keys or file names."""
+    index: Any = strictjson.loads(data, where)
+    weight_map = index.get("weight_map") if isinstance(index, dict) else None
+    if not isinstance(weight_map, dict):
+        raise Damaged(f"{where}: no weight_map")
+    for key, name in weight_map.items():
+        problem = key_problem(key)
+        if problem:
+            raise Damaged(f"{where}: the key {key[:80]!r} {problem}")
+        if not isinstance(name, str):
+            raise Damaged(f"{where}: {key!r} is not mapped to a file name")
+        check_file(name, where)
+    return weight_map

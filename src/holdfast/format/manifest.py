@@ -1,0 +1,189 @@
+"""The manifest: what was written, with a digest of every block and of itself.
+
+Its presence under a committed name is the commit. See docs/format.md for the fields.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from holdfast.core import limits
+from holdfast.core.errors import Damaged, HoldfastError
+from holdfast.format import strictjson
+from holdfast.format.digest import HEX_DIGITS, digest_hex
+from holdfast.core.filenames import check_file
+from holdfast.format.names import MANIFEST, check_group
+from holdfast.format.versions import CURRENT, upgrade
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A byte range of one file, the unit of writing, digest and verification."""
+
+    offset: int
+    size: int
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class FileRecord:
+    """One file: its size, the blocks that cover it, and for a tensor file its header.
+
+    The header is inside the first block too; a digest of its own lets a reader trust it
+    without reading that block.
+    """
+
+    size: int
+    blocks: tuple[Block, ...]
+    header: Block | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GroupRecord:
+    """One group of tensors: its files in order, its tied keys, and dtypes the header cannot say."""
+
+    kind: str
+    files: tuple[str, ...]
+    total_bytes: int
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    logical_dtypes: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """Everything that a reader must know to trust a checkpoint."""
+
+    step: int | None
+    parent: int | None
+    attempt: str
+    created: str
+    block_bytes: int
+    groups: Mapping[str, GroupRecord]
+    files: Mapping[str, FileRecord]
+    writer: Mapping[str, Any]
+
+    @property
+    def total_bytes(self) -> int:
+        return sum(record.size for record in self.files.values())
+
+    def content(self) -> tuple[Any, ...]:
+        """What makes two checkpoints the same one, whoever wrote them and when."""
+        return self.step, dict(self.groups), dict(self.files)
+
+
+def encode_manifest(manifest: Manifest) -> bytes:
+    """The manifest's JSON text, closed by its own digest."""
+    fields: dict[str, Any] = {
+        "format": "holdfast",
+        "version": list(CURRENT),
+        "step": manifest.step,
+        "parent": manifest.parent,
+        "attempt": manifest.attempt,
+        "created": manifest.created,
+        "writer": dict(manifest.writer),
+        "block_bytes": manifest.block_bytes,
+        "groups": {name: _group_fields(group) for name, group in manifest.groups.items()},
+        "files": {name: _file_fields(record) for name, record in manifest.files.items()},
+    }
+    fields["digest"] = digest_hex(strictjson.dumps(fields))
+    return strictjson.dumps(fields) + b"\n"
+
+
+def _file_fields(record: FileRecord) -> dict[str, Any]:
+    fields: dict[str, Any] = {"size": record.size}
+    if record.header is not None:
+        fields["header"] = [record.header.size, record.header.digest]
+    fields["blocks"] = [[block.offset, block.size, block.digest] for block in record.blocks]
+    return fields
+
+
+def _group_fields(group: GroupRecord) -> dict[str, Any]:
+    fields: dict[str, Any] = {"kind": group.kind, "files": list(group.files), "total_bytes": group.total_bytes}
+    if group.aliases:
+        fields["aliases"] = dict(group.aliases)
+    if group.logical_dtypes:
+        fields["logical_dtypes"] = dict(group.logical_dtypes)
+    return fields
+
+
+def decode_manifest(data: bytes, where: str) -> Manifest:
+    """The manifest, once its digest, version and fields are found good; raises Damaged otherwise."""
+    where = f"{where}/{MANIFEST}"
+    fields = strictjson.loads(data, where)
+    if not isinstance(fields, dict) or fields.get("format") != "holdfast":
+        raise Damaged(f"{where}: not a Holdfast manifest")
+    stated = fields.pop("digest", None)
+    found = digest_hex(strictjson.dumps(fields))
+    if stated != found:
+        raise Damaged(f"{where}: the manifest's digest is {found}, it states {str(stated)[:40]}")
+    if data != strictjson.dumps({**fields, "digest": stated}) + b"\n":
+        raise Damaged(f"{where}: the manifest is not written as Holdfast writes it")
+    try:
+        return _from_fields(upgrade(fields, where), where)
+    except HoldfastError:
+        raise
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise Damaged(f"{where}: a field is missing or odd: {type(error).__name__}: {error}") from None
+
+
+def _from_fields(fields: dict[str, Any], where: str) -> Manifest:
+    files = {name: _file_record(name, record, where) for name, record in fields["files"].items()}
+    if len(files) > limits.MANIFEST_FILES:
+        raise Damaged(f"{where}: {len(files)} files, more than the limit of {limits.MANIFEST_FILES}")
+    groups = {name: _group_record(name, record, files, where) for name, record in fields["groups"].items()}
+    return Manifest(
+        step=_number(fields["step"], "step", optional=True),
+        parent=_number(fields["parent"], "parent", optional=True),
+        attempt=str(fields["attempt"]),
+        created=str(fields["created"]),
+        block_bytes=_number(fields["block_bytes"], "block_bytes") or 0,
+        groups=groups,
+        files=files,
+        writer=dict(fields["writer"]),
+    )
+
+
+def _number(value: Any, name: str, *, optional: bool = False) -> int | None:
+    if value is None and optional:
+        return None
+    if type(value) is not int or not 0 <= value < 2**63:
+        raise ValueError(f"{name} is {str(value)[:40]!r}")
+    return value
+
+
+def _file_record(name: str, fields: Any, where: str) -> FileRecord:
+    check_file(name, where)
+    if len(fields["blocks"]) > limits.BLOCKS_PER_FILE:
+        raise Damaged(f"{where}: {name} has more than {limits.BLOCKS_PER_FILE} blocks")
+    blocks = []
+    position = 0
+    for offset, size, digest in fields["blocks"]:
+        if offset != position or type(size) is not int or size <= 0 or len(digest) != HEX_DIGITS:
+            raise Damaged(f"{where}: the blocks of {name} do not follow each other at {position}")
+        blocks.append(Block(offset, size, digest))
+        position += size
+    if position != _number(fields["size"], "size"):
+        raise Damaged(f"{where}: the blocks of {name} cover {position} of {fields['size']} bytes")
+    header = None
+    if "header" in fields:
+        size, digest = fields["header"]
+        if type(size) is not int or not 0 < size <= position or len(digest) != HEX_DIGITS:
+            raise Damaged(f"{where}: the header of {name} is recorded oddly")
+        header = Block(0, size, digest)
+    return FileRecord(position, tuple(blocks), header)
+
+
+def _group_record(name: str, fields: Any, files: Mapping[str, FileRecord], where: str) -> GroupRecord:
+    check_group(name)
+    unknown = [file for file in fields["files"] if file not in files]
+    if unknown:
+        raise Damaged(f"{where}: group {name} names the file {unknown[0][:80]!r}, which is not recorded")
+    return GroupRecord(
+        kind=str(fields["kind"]),
+        files=tuple(fields["files"]),
+        total_bytes=_number(fields["total_bytes"], "total_bytes") or 0,
+        aliases=dict(fields.get("aliases", {})),
+        logical_dtypes=dict(fields.get("logical_dtypes", {})),
+    )

@@ -1,0 +1,85 @@
+"""Names: keys, groups and files, what is allowed in them and how they sort."""
+
+from __future__ import annotations
+
+import re
+
+from holdfast.core import limits
+from holdfast.core.errors import Unsupported
+from holdfast.core.filenames import is_plain
+
+MANIFEST = "holdfast.json"
+STATE = "state.json"
+
+_DIGITS = re.compile(rb"([0-9]+)")
+_TENSOR_FILE = re.compile(r"(?P<group>.+)-(?P<number>\d{5,})-of-(?P<count>\d{5,})\.safetensors")
+_GROUP_CHARS = 100
+_STEP = re.compile(r"step-(\d{12,})")
+_DEVICES = frozenset({"con", "prn", "aux", "nul"} | {f"{d}{n}" for d in ("com", "lpt") for n in range(1, 10)})
+
+NaturalKey = tuple[tuple[bytes | int, ...], bytes]
+
+
+def natural_key(key: str) -> NaturalKey:
+    """Sort key for natural order: runs of digits as integers, then the UTF-8 bytes."""
+    raw = key.encode()
+    parts = _DIGITS.split(raw)
+    return tuple(int(part) if index % 2 else part for index, part in enumerate(parts)), raw
+
+
+def key_problem(key: object) -> str | None:
+    """Why `key` may not name a tensor, or None if it may."""
+    if not isinstance(key, str) or not key:
+        return "is not a text with at least one character"
+    if key == "__metadata__":
+        return "is reserved by safetensors"
+    if any(ord(c) < 32 or 127 <= ord(c) < 160 or c in "\u2028\u2029" for c in key):
+        return "has control characters"
+    try:
+        size = len(key.encode())
+    except UnicodeEncodeError:
+        return "is not valid UTF-8"
+    if size > limits.KEY_BYTES:
+        return f"is longer than {limits.KEY_BYTES} bytes"
+    return None
+
+
+def check_key(key: str, where: str) -> None:
+    """Raise Unsupported unless `key` may name a tensor."""
+    problem = key_problem(key)
+    if problem:
+        raise Unsupported(f"{where}: the key {key[:80]!r} {problem}")
+
+
+def check_group(group: str) -> None:
+    """Raise Unsupported unless `group` may become part of a file name."""
+    if not is_plain(group) or len(group) > _GROUP_CHARS or group.split("/")[-1].lower() in _DEVICES:
+        raise Unsupported(
+            f"the name {group[:80]!r} cannot name a group of tensors: "
+            "use letters, digits, '_', '.' and '-', and no device name such as 'con'"
+        )
+
+
+def tensor_file(group: str, number: int, count: int) -> str:
+    """The name of tensor file `number` (from 1) of `count` of a group."""
+    return f"{group}-{number:05d}-of-{count:05d}.safetensors"
+
+
+def is_tensor_file(name: str) -> bool:
+    return _TENSOR_FILE.fullmatch(name) is not None
+
+
+def index_file(group: str) -> str:
+    return f"{group}.safetensors.index.json"
+
+
+def step_folder(step: int) -> str:
+    return f"step-{step:012d}"
+
+
+def folder_step(folder: str) -> int | None:
+    """The step of a committed folder's name, or None for any other name."""
+    match = _STEP.fullmatch(folder)
+    if match is None or (len(match[1]) > 12 and match[1].startswith("0")):
+        return None
+    return int(match[1])

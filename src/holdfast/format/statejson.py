@@ -1,0 +1,140 @@
+"""state.json values: strict JSON, with tags for what JSON does not have.
+
+A tagged value is an object with one key that begins with "$". Ordinary dicts stay as they
+are unless a key is not a text or begins with "$"; those become a list of pairs.
+"""
+
+from __future__ import annotations
+
+import base64
+import math
+from collections import Counter, OrderedDict
+from collections.abc import Callable
+from typing import Any
+
+from holdfast.core import limits
+from holdfast.core.errors import Damaged, Unsupported
+
+Leaf = Callable[[Any, str], Any]
+_MAX_INT_BITS = 4096
+
+
+def encode(value: Any, path: str, leaf: Leaf | None = None, depth: int = 0) -> Any:
+    """`value` as plain JSON; `leaf` may claim values first by returning something not None.
+
+    Raises Unsupported, naming the path inside the state, for what cannot be represented.
+    """
+    if depth > limits.JSON_DEPTH // 2:
+        raise Unsupported(f"{path}: nested deeper than {limits.JSON_DEPTH // 2}, or it contains itself")
+    if leaf is not None and (claimed := leaf(value, path)) is not None:
+        return claimed
+    kind = type(value)
+    if value is None or kind is bool or kind is str:
+        return value
+    if kind is int:
+        return _encode_int(value, path)
+    if kind is float:
+        return value if math.isfinite(value) else {"$float": repr(value)}
+    if kind is complex:
+        return {"$complex": [encode(value.real, path), encode(value.imag, path)]}
+    if kind is bytes or kind is bytearray:
+        return {f"${kind.__name__}": base64.b64encode(value).decode()}
+    return _encode_container(value, path, leaf, depth + 1)
+
+
+def _encode_int(value: int, path: str) -> int:
+    if value.bit_length() > _MAX_INT_BITS:
+        raise Unsupported(f"{path}: an integer of {value.bit_length()} bits; the limit is {_MAX_INT_BITS}")
+    return value
+
+
+def _encode_container(value: Any, path: str, leaf: Leaf | None, depth: int) -> Any:
+    kind = type(value)
+    if kind is list or kind is tuple or (isinstance(value, tuple) and kind.__module__ == "torch"):
+        items = [encode(item, f"{path}[{index}]", leaf, depth) for index, item in enumerate(value)]
+        return items if kind is list else {"$tuple": items}
+    if kind is set or kind is frozenset:
+        items = [encode(item, f"{path}{{}}", leaf, depth) for item in value]
+        return {f"${kind.__name__}": sorted(items, key=repr)}
+    if kind is dict:
+        return _encode_dict(value, path, leaf, depth)
+    if kind is OrderedDict or kind is Counter:
+        return {f"${kind.__name__}": _encode_pairs(value, path, leaf, depth)}
+    if kind.__module__ == "numpy" and hasattr(value, "dtype") and getattr(value, "shape", None) == ():
+        return _encode_numpy_scalar(value, path)
+    raise Unsupported(
+        f"{path}: a value of type {kind.__module__}.{kind.__qualname__} cannot be stored as JSON; "
+        "use numbers, texts, bytes, lists, tuples, dicts or tensors"
+    )
+
+
+def _encode_dict(value: dict[Any, Any], path: str, leaf: Leaf | None, depth: int) -> Any:
+    if all(type(key) is str and not key.startswith("$") for key in value):
+        return {key: encode(item, f"{path}.{key}", leaf, depth) for key, item in value.items()}
+    return {"$dict": _encode_pairs(value, path, leaf, depth)}
+
+
+def _encode_pairs(value: dict[Any, Any], path: str, leaf: Leaf | None, depth: int) -> list[list[Any]]:
+    return [
+        [encode(key, f"{path} key {key!r}", None, depth), encode(item, f"{path}[{key!r}]", leaf, depth)]
+        for key, item in value.items()
+    ]
+
+
+def _encode_numpy_scalar(value: Any, path: str) -> dict[str, Any]:
+    name = value.dtype.name
+    if value.dtype.kind not in "biufc":
+        raise Unsupported(f"{path}: a numpy scalar of dtype {name} cannot be stored as JSON")
+    return {"$numpy": [name, value.tobytes().hex()]}
+
+
+def decode(value: Any, where: str, leaf: Callable[[str, Any], Any] | None = None) -> Any:
+    """The value that `encode` was given; `leaf(tag, content)` makes what `encode`'s leaf claimed."""
+    if isinstance(value, list):
+        return [decode(item, where, leaf) for item in value]
+    if not isinstance(value, dict):
+        return value
+    if len(value) == 1:
+        ((tag, content),) = value.items()
+        if tag.startswith("$"):
+            return _decode_tag(tag, content, where, leaf)
+    return {key: decode(item, where, leaf) for key, item in value.items()}
+
+
+def _decode_tag(tag: str, content: Any, where: str, leaf: Callable[[str, Any], Any] | None) -> Any:
+    try:
+        if tag == "$float":
+            return {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}[content]
+        if tag == "$complex":
+            real, imag = (decode(part, where) for part in content)
+            return complex(real, imag)
+        if tag in ("$bytes", "$bytearray"):
+            data = base64.b64decode(content, validate=True)
+            return data if tag == "$bytes" else bytearray(data)
+        if tag == "$numpy":
+            return _decode_numpy_scalar(content)
+        if tag in ("$tuple", "$set", "$frozenset"):
+            make = {"$tuple": tuple, "$set": set, "$frozenset": frozenset}[tag]
+            return make(decode(item, where, leaf) for item in content)
+        if tag in ("$dict", "$OrderedDict", "$Counter"):
+            pairs = ((decode(k, where, leaf), decode(v, where, leaf)) for k, v in content)
+            return {"$dict": dict, "$OrderedDict": OrderedDict, "$Counter": _counter}[tag](pairs)
+    except (KeyError, TypeError, ValueError) as error:
+        raise Damaged(f"{where}: a bad {tag} value: {error}") from None
+    if leaf is not None:
+        return leaf(tag, content)
+    raise Damaged(f"{where}: the unknown tag {tag[:40]!r}")
+
+
+def _counter(pairs: Any) -> Counter[Any]:
+    return Counter(dict(pairs))
+
+
+def _decode_numpy_scalar(content: Any) -> Any:
+    import numpy as np
+
+    from holdfast.format.dtypes import numpy_dtype
+
+    name, data = content
+    dtype = np.dtype(name) if name in np.sctypeDict else numpy_dtype(name)
+    return np.frombuffer(bytes.fromhex(data), dtype=dtype)[0]

@@ -1,0 +1,72 @@
+"""Boxes: n-dimensional slices of a tensor, and how they lie in its row-major bytes."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Box:
+    """An n-d slice: where it begins in each dim and how far it reaches."""
+
+    offsets: tuple[int, ...]
+    sizes: tuple[int, ...]
+
+    @staticmethod
+    def full(shape: tuple[int, ...]) -> Box:
+        """The box of a whole tensor."""
+        return Box((0,) * len(shape), shape)
+
+    @property
+    def stops(self) -> tuple[int, ...]:
+        return tuple(offset + size for offset, size in zip(self.offsets, self.sizes, strict=True))
+
+    @property
+    def volume(self) -> int:
+        return math.prod(self.sizes)
+
+    def intersect(self, other: Box) -> Box | None:
+        """The common part, or None if there is none."""
+        offsets = []
+        sizes = []
+        for a, n, b, m in zip(self.offsets, self.sizes, other.offsets, other.sizes, strict=True):
+            begin = a if a > b else b
+            end = a + n if a + n < b + m else b + m
+            if end <= begin:
+                return None
+            offsets.append(begin)
+            sizes.append(end - begin)
+        return Box(tuple(offsets), tuple(sizes))
+
+    def contains(self, other: Box) -> bool:
+        return all(
+            a <= b and b + m <= a + n
+            for a, n, b, m in zip(self.offsets, self.sizes, other.offsets, other.sizes, strict=True)
+        )
+
+    def relative_to(self, origin: Box) -> Box:
+        """The same box, counted from where `origin` begins."""
+        return Box(tuple(a - b for a, b in zip(self.offsets, origin.offsets, strict=True)), self.sizes)
+
+    def within(self, origin: Box) -> tuple[slice, ...]:
+        """The index that takes this box out of an array that holds `origin`."""
+        return tuple(
+            slice(a - b, a - b + n) for a, n, b in zip(self.offsets, self.sizes, origin.offsets, strict=True)
+        )
+
+    def is_contiguous_in(self, shape: tuple[int, ...]) -> bool:
+        """Whether the box is one run of bytes in a row-major array of `shape`."""
+        seen_partial = False
+        for size, whole in zip(reversed(self.sizes), reversed(shape), strict=True):
+            if seen_partial and size != 1:
+                return False
+            seen_partial = seen_partial or size != whole
+        return True
+
+    def flat_offset(self, shape: tuple[int, ...]) -> int:
+        """The element number of the box's first element in a row-major array of `shape`."""
+        position = 0
+        for offset, whole in zip(self.offsets, shape, strict=True):
+            position = position * whole + offset
+        return position

@@ -1,0 +1,165 @@
+"""The way of a load: open, find where everything goes, plan, read, hand over. Collective."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from holdfast.core.errors import HoldfastError
+from holdfast.core.ranks import Ranks, together
+from holdfast.layout.box import Box
+from holdfast.persist.checkpoint import Checkpoint, no_progress
+from holdfast.persist.read import PORTION_BYTES, Loading
+from holdfast.plan.load import Read, Want, plan_load
+
+if TYPE_CHECKING:
+    from holdfast.adapters.targets import Targets
+
+
+@dataclass(frozen=True, slots=True)
+class LoadOptions:
+    """What is loaded and how strictly. Patterns are shell-like and fit a key or "group/key"."""
+
+    strict: bool = True
+    verify: bool = True
+    cast: bool = False
+    only: tuple[str, ...] = ()
+    ignore: tuple[str, ...] = ()
+    ties: Mapping[str, str] = field(default_factory=dict)
+    mesh: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class LoadReport:
+    """What a load did, the same on every rank but for the bytes and seconds, which are this rank's."""
+
+    step: int | None
+    path: str
+    loaded: tuple[str, ...]
+    missing: tuple[str, ...]
+    unexpected: tuple[str, ...]
+    mismatched: tuple[str, ...]
+    cast: tuple[str, ...]
+    notes: tuple[str, ...]
+    verified: bool
+    needed_bytes: int
+    read_bytes: int
+    seconds: float
+
+    def __str__(self) -> str:
+        parts = [f"loaded {len(self.loaded)} tensors of {self.path} in {self.seconds:.2f} s"]
+        for name in ("missing", "unexpected", "mismatched", "cast", "notes"):
+            found = getattr(self, name)
+            if found:
+                parts.append(f"{name}: " + "; ".join(found[:5]) + (" ..." if len(found) > 5 else ""))
+        return "\n".join(parts)
+
+
+def load_checkpoint(
+    ranks: Ranks,
+    opener: Callable[[], Checkpoint],
+    state: MutableMapping[str, Any],
+    options: LoadOptions,
+    progress: Callable[[int], None] = no_progress,
+) -> LoadReport:
+    """Load a checkpoint into the live state; every rank returns or raises alike."""
+    started = time.perf_counter()
+    targets, answers = _find(ranks, opener, state, options)
+    checkpoint = targets.checkpoint
+    assert isinstance(checkpoint, Checkpoint)
+    findings = {
+        kind: tuple(sorted({text for answer in answers for text in answer[kind]}))
+        for kind in ("missing", "mismatched", "cast", "wanted")
+    }
+    unexpected = tuple(targets.unexpected(set(findings["wanted"])))
+    if options.strict:
+        _require_fit(checkpoint.path, findings, unexpected)
+    reads, neighbours = _plan(ranks, targets, checkpoint, answers, verify=options.verify)
+    loading = Loading(ranks, checkpoint.open_file, targets.destinations, progress)
+    result = loading.run(reads, neighbours)
+    _raise_failure(ranks, result.failure)
+    together(ranks, targets.finish)
+    verified = options.verify and all(read.digest is not None for read in reads)
+    return LoadReport(
+        step=checkpoint.step,
+        path=checkpoint.path,
+        loaded=findings["wanted"],
+        missing=findings["missing"],
+        unexpected=unexpected,
+        mismatched=findings["mismatched"],
+        cast=findings["cast"],
+        notes=tuple(targets.notes),
+        verified=verified,
+        needed_bytes=sum(box.volume * place.spec.dtype.bytes for place, box in targets.destinations),
+        read_bytes=result.read_bytes,
+        seconds=time.perf_counter() - started,
+    )
+
+
+def _find(
+    ranks: Ranks, opener: Callable[[], Checkpoint], state: MutableMapping[str, Any], options: LoadOptions
+) -> tuple[Targets, list[dict[str, Any]]]:
+    from holdfast.adapters.entries import live_mesh, sort_state
+    from holdfast.adapters.targets import Choice, Targets, describe_wants
+
+    found: list[Targets] = []
+
+    def work() -> dict[str, Any]:
+        checkpoint = opener()
+        live = sort_state(state, options.ties)
+        mesh = live_mesh(live, ranks.world, options.mesh)
+        choice = Choice(tuple(options.only), tuple(options.ignore))
+        targets = Targets(checkpoint, live, choice, cast=options.cast, mesh=mesh, rank=ranks.rank, world=ranks.world)
+        targets.find(state)
+        found.append(targets)
+        group_of = {file.name: group for group, files in checkpoint.stored_files.items() for file in files}
+        return {
+            "host": ranks.host(),
+            "attempt": checkpoint.manifest.attempt,
+            "missing": targets.findings.missing,
+            "mismatched": targets.findings.mismatched,
+            "cast": targets.findings.cast,
+            "wanted": targets.findings.wanted,
+            "boxes": list(describe_wants(targets, group_of)),
+        }
+
+    answers = together(ranks, work)
+    if len({answer["attempt"] for answer in answers}) > 1:
+        raise HoldfastError(f"{found[0].checkpoint.path}: the ranks see different checkpoints under this name")
+    return found[0], answers
+
+
+def _require_fit(path: str, findings: Mapping[str, Sequence[str]], unexpected: Sequence[str]) -> None:
+    from holdfast.adapters.targets import raise_mismatch
+
+    problems = [f"missing in the checkpoint: {text}" for text in findings["missing"]]
+    problems += [f"not in the live state: {text}" for text in unexpected]
+    problems += list(findings["mismatched"])
+    if problems:
+        raise_mismatch(problems, path)
+
+
+def _plan(
+    ranks: Ranks, targets: Targets, checkpoint: Checkpoint, answers: Sequence[Mapping[str, Any]], *, verify: bool
+) -> tuple[tuple[Read, ...], list[int]]:
+    """The reads of this host, from what its ranks want, and those ranks."""
+    here = answers[ranks.rank]["host"]
+    neighbours = [rank for rank, answer in enumerate(answers) if answer["host"] == here]
+    wants = []
+    for rank in neighbours:
+        for group, key, boxes in answers[rank]["boxes"]:
+            place = checkpoint.places[group][key]
+            dims = len(place.spec.shape)
+            wants += [Want(place, Box(tuple(box[:dims]), tuple(box[dims:])), rank) for box in boxes]
+    files = [file for members in checkpoint.stored_files.values() for file in members]
+    return plan_load(files, wants, verify=verify, portion_bytes=PORTION_BYTES), neighbours
+
+
+def _raise_failure(ranks: Ranks, failure: HoldfastError | None) -> None:
+    def work() -> None:
+        if failure is not None:
+            raise failure
+
+    together(ranks, work)

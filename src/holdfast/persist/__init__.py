@@ -1,0 +1,1 @@
+"""The engine between memory and storage: gathering blocks, writing, publishing, reading."""

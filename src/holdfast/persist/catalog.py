@@ -1,0 +1,42 @@
+"""The checkpoints under a root: which steps are committed, read from their manifests alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from holdfast.core import limits
+from holdfast.core.errors import HoldfastError
+from holdfast.format.manifest import Manifest, decode_manifest
+from holdfast.format.names import MANIFEST, folder_step
+from holdfast.storage.base import Storage
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """One folder that bears a step's name: its manifest, or why that cannot be read."""
+
+    step: int
+    folder: str
+    manifest: Manifest | None
+    problem: str | None = None
+
+
+def committed_steps(storage: Storage) -> list[Committed]:
+    """Every step under the root, oldest first; a folder without a good manifest says why."""
+    out = []
+    for folder in storage.folders():
+        step = folder_step(folder)
+        if step is not None:
+            out.append(_look(storage, step, folder))
+    return sorted(out, key=lambda found: found.step)
+
+
+def _look(storage: Storage, step: int, folder: str) -> Committed:
+    try:
+        data = storage.read(folder, MANIFEST, limits.JSON_BYTES)
+        manifest = decode_manifest(data, f"{storage.name}/{folder}")
+    except HoldfastError as error:
+        return Committed(step, folder, None, str(error))
+    if manifest.step != step:
+        return Committed(step, folder, None, f"{storage.name}/{folder}: its manifest is of step {manifest.step}")
+    return Committed(step, folder, manifest)

@@ -1,0 +1,309 @@
+"""An open checkpoint: what it holds, reading single tensors, verifying every byte. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from holdfast.core import limits
+from holdfast.core.errors import Damaged, NotFound
+from holdfast.core.ranks import Alone
+from holdfast.format import names, statejson, strictjson
+from holdfast.format.digest import digest_hex
+from holdfast.format.dtypes import dtype_named, numpy_dtype
+from holdfast.format.header import LENGTH_BYTES, decode_header, header_bytes
+from holdfast.format.index import decode_index
+from holdfast.format.manifest import FileRecord, GroupRecord, Manifest, decode_manifest
+from holdfast.layout.box import Box
+from holdfast.plan.arrays import ArrayDestination, raw_dtype
+from holdfast.persist.read import PORTION_BYTES, Loading, Progress
+from holdfast.plan.files import Place, TensorSpec
+from holdfast.plan.load import StoredBlock, StoredFile, Want, plan_load
+from holdfast.storage.base import Reader, Storage
+
+
+def no_progress(count: int) -> None:
+    """The progress of work that nobody watches."""
+
+
+@dataclass(frozen=True, slots=True)
+class Damage:
+    """One thing that is wrong: in which file, where, and which tensors it touches."""
+
+    file: str
+    problem: str
+    offset: int | None = None
+    size: int | None = None
+    keys: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyReport:
+    """What `verify` found: how much was read, and all damage."""
+
+    files: int
+    bytes: int
+    damage: tuple[Damage, ...]
+
+    @property
+    def good(self) -> bool:
+        return not self.damage
+
+
+class Checkpoint:
+    """One committed checkpoint, or a plain Hugging Face folder, open for reading."""
+
+    def __init__(self, storage: Storage, folder: str) -> None:
+        self.storage = storage
+        self.folder = folder
+        self.manifest = self._read_manifest()
+
+    @property
+    def path(self) -> str:
+        return f"{self.storage.name}/{self.folder}" if self.folder else self.storage.name
+
+    @property
+    def step(self) -> int | None:
+        return self.manifest.step
+
+    def __repr__(self) -> str:
+        return f"Checkpoint({self.path!r}, step={self.step}, groups={list(self.groups)})"
+
+    def _read_manifest(self) -> Manifest:
+        try:
+            data = self.storage.read(self.folder, names.MANIFEST, limits.JSON_BYTES)
+        except NotFound:
+            return self._foreign_manifest()
+        return decode_manifest(data, self.path)
+
+    def _foreign_manifest(self) -> Manifest:
+        """A manifest for a Hugging Face folder: its weights as the group "model", without digests."""
+        try:
+            files = self.storage.files(self.folder)
+        except NotFound:
+            raise NotFound(f"{self.path}: there is no such checkpoint") from None
+        single, index = "model.safetensors", names.index_file("model")
+        if single in files:
+            members = [single]
+        elif index in files:
+            weight_map = decode_index(self.storage.read(self.folder, index, limits.JSON_BYTES), f"{self.path}/{index}")
+            members = sorted(set(weight_map.values()))
+        else:
+            raise NotFound(f"{self.path}: neither {names.MANIFEST} nor {single} nor {index}: not a checkpoint")
+        missing = [member for member in members if member not in files]
+        if missing:
+            raise Damaged(f"{self.path}: {index} names {missing[0]}, which is not there")
+        group = GroupRecord("module", tuple(members), sum(files[member] for member in members))
+        records = {member: FileRecord(files[member], ()) for member in members}
+        return Manifest(None, None, "", "", limits.BLOCK_BYTES, {"model": group}, records, {})
+
+    @property
+    def groups(self) -> tuple[str, ...]:
+        return tuple(self.manifest.groups)
+
+    @cached_property
+    def stored_files(self) -> dict[str, tuple[StoredFile, ...]]:
+        """Every group's tensor files with their blocks and tensors; reads and checks the headers."""
+        return {
+            group: tuple(self._stored_file(name) for name in record.files)
+            for group, record in self.manifest.groups.items()
+        }
+
+    def _stored_file(self, name: str) -> StoredFile:
+        record = self.manifest.files[name]
+        where = f"{self.path}/{name}"
+        reader = self.open_file(name)
+        try:
+            prefix = bytearray(min(LENGTH_BYTES, reader.size))
+            reader.read_into(0, [memoryview(prefix)])
+            data = bytearray(header_bytes(bytes(prefix), reader.size, where))
+            reader.read_into(0, [memoryview(data)])
+        finally:
+            reader.close()
+        if record.header is not None and digest_hex(data) != record.header.digest:
+            raise Damaged(f"{where}: the header's digest is {digest_hex(data)}, expected {record.header.digest}")
+        places = tuple(
+            Place(TensorSpec(entry.key, entry.dtype, entry.shape), name, len(data) + entry.begin)
+            for entry in decode_header(bytes(data), reader.size, where)
+        )
+        return StoredFile(name, tuple(self._blocks(record)), places)
+
+    def _blocks(self, record: FileRecord) -> Iterator[StoredBlock]:
+        if record.blocks:
+            yield from (StoredBlock(block.offset, block.size, block.digest) for block in record.blocks)
+            return
+        step = self.manifest.block_bytes
+        yield from (StoredBlock(at, min(step, record.size - at), None) for at in range(0, record.size, step))
+
+    def open_file(self, name: str) -> Reader:
+        """Open a recorded file; raises Damaged if it is missing or has another size."""
+        expected = self.manifest.files[name].size
+        try:
+            reader = self.storage.open(self.folder, name)
+        except NotFound:
+            raise Damaged(f"{self.path}/{name} is missing; the manifest records {expected} bytes") from None
+        if reader.size != expected:
+            reader.close()
+            raise Damaged(f"{self.path}/{name} has {reader.size} bytes, the manifest says {expected}")
+        return reader
+
+    @cached_property
+    def places(self) -> dict[str, dict[str, Place]]:
+        """Group to key to where the tensor lies; aliases of tied weights are not in it."""
+        out: dict[str, dict[str, Place]] = {}
+        for group, files in self.stored_files.items():
+            members = out.setdefault(group, {})
+            for place in (place for file in files for place in file.places):
+                if place.spec.key in members:
+                    raise Damaged(f"{self.path}: {group} has {place.spec.key!r} in two files")
+                members[place.spec.key] = place
+        return out
+
+    def keys(self, group: str | None = None) -> list[str]:
+        """The keys of one group, or of all, in natural order; tied keys included."""
+        if group is not None and group not in self.manifest.groups:
+            raise NotFound(f"{self.path} has no group {group!r}; it has {', '.join(self.groups)}")
+        chosen = [group] if group is not None else list(self.groups)
+        found = {key for name in chosen for key in self.places[name]}
+        found |= {alias for name in chosen for alias in self.manifest.groups[name].aliases}
+        return sorted(found, key=names.natural_key)
+
+    def find(self, key: str, group: str | None = None) -> tuple[str, Place]:
+        """The group and place of a key; "model" is looked at first when no group is given."""
+        candidates = [group] if group is not None else sorted(self.groups, key=lambda name: name != "model")
+        for name in candidates:
+            if name not in self.manifest.groups:
+                raise NotFound(f"{self.path} has no group {name!r}; it has {', '.join(self.groups)}")
+            stored = self.manifest.groups[name].aliases.get(key, key)
+            if stored in self.places[name]:
+                return name, self.places[name][stored]
+        raise NotFound(f"{self.path} has no key {key!r}" + (f" in the group {group!r}" if group else ""))
+
+    def logical_dtype(self, group: str, place: Place) -> str:
+        """The dtype a tensor had when it was saved, also where the header cannot say it."""
+        return self.manifest.groups[group].logical_dtypes.get(place.spec.key, place.spec.dtype.name)
+
+    def logical_shape(self, group: str, place: Place) -> tuple[int, ...]:
+        pair = dtype_named(self.logical_dtype(group, place)).pair
+        return place.spec.shape[:-1] if pair else place.spec.shape
+
+    def read(self, key: str, group: str | None = None, *, verify: bool = True) -> npt.NDArray[Any]:
+        """One whole tensor as a numpy array; raises Damaged if a block of it has a wrong digest."""
+        name, place = self.find(key, group)
+        array = np.empty(place.spec.shape, dtype=numpy_dtype(place.spec.dtype.name))
+        raw = array.view(raw_dtype(place))
+        box = Box.full(place.spec.shape)
+        reads = plan_load(self.stored_files[name], [Want(place, box, 0)], verify=verify, portion_bytes=PORTION_BYTES)
+        loading = Loading(Alone(), self.open_file, {(place, box): [ArrayDestination(raw)]}, no_progress)
+        failure = loading.run(reads, [0]).failure
+        if failure is not None:
+            raise failure
+        logical = dtype_named(self.logical_dtype(name, place))
+        return _complex(array, logical.name) if logical.pair else array
+
+    @cached_property
+    def state(self) -> Mapping[str, Any]:
+        """What is not a tensor: the entries of state.json, still encoded."""
+        if names.STATE not in self.manifest.files:
+            return {}
+        fields = strictjson.loads(self.read_file(names.STATE), f"{self.path}/{names.STATE}")
+        if not isinstance(fields, dict) or not isinstance(fields.get("entries"), dict):
+            raise Damaged(f"{self.path}/{names.STATE}: no entries")
+        return dict(fields["entries"])
+
+    def value(self, name: str) -> Any:
+        """A value of state.json that is the same for every rank, decoded; tensors stay references."""
+        entry = self.state.get(name)
+        if entry is None or "value" not in entry:
+            raise NotFound(f"{self.path} has no single value named {name!r}")
+        return statejson.decode(entry["value"], self.path, lambda tag, content: {tag: content})
+
+    def read_file(self, name: str) -> bytes:
+        """A whole small file, verified."""
+        record = self.manifest.files.get(name)
+        if record is None:
+            raise NotFound(f"{self.path} has no file {name}")
+        data = self.storage.read(self.folder, name, limits.JSON_BYTES)
+        if len(data) != record.size:
+            raise Damaged(f"{self.path}/{name} has {len(data)} bytes, the manifest says {record.size}")
+        for block in record.blocks:
+            if digest_hex(data[block.offset : block.offset + block.size]) != block.digest:
+                raise Damaged(f"{self.path}/{name}: the block at {block.offset} has a wrong digest")
+        return data
+
+    def verify(self, progress: Callable[[int], None] = no_progress) -> VerifyReport:
+        """Read every byte and compare every digest; finds all damage, not only the first."""
+        damage: list[Damage] = []
+        for name, record in self.manifest.files.items():
+            damage += self._verify_file(name, record, progress)
+        if not damage:
+            try:
+                damage += self._verify_indexes()
+            except Damaged as error:
+                damage.append(Damage(names.MANIFEST, str(error)))
+        recorded = sum(record.size for record in self.manifest.files.values())
+        return VerifyReport(len(self.manifest.files), recorded, tuple(damage))
+
+    def _verify_file(self, name: str, record: FileRecord, progress: Progress) -> Iterator[Damage]:
+        try:
+            reader = self.open_file(name)
+        except (Damaged, OSError) as error:
+            yield Damage(name, str(error), keys=tuple(self._keys_of_index(name)))
+            return
+        try:
+            buffer = bytearray(max((block.size for block in record.blocks), default=0))
+            for block in record.blocks:
+                view = memoryview(buffer)[: block.size]
+                reader.read_into(block.offset, [view])
+                progress(block.size)
+                if digest_hex(view) != block.digest:
+                    keys = tuple(self._keys_in(name, block.offset, block.size))
+                    yield Damage(name, "the digest does not match", block.offset, block.size, keys)
+        except (Damaged, OSError) as error:
+            yield Damage(name, str(error))
+        finally:
+            reader.close()
+
+    def _keys_in(self, name: str, offset: int, size: int) -> Iterator[str]:
+        """The tensors a block touches; all of the file's when its header cannot be trusted."""
+        if not names.is_tensor_file(name):
+            return
+        try:
+            places = self._stored_file(name).places
+        except Damaged:
+            yield from self._keys_of_index(name)
+            return
+        for place in places:
+            if place.begin < offset + size and offset < place.end:
+                yield place.spec.key
+
+    def _keys_of_index(self, name: str) -> Iterator[str]:
+        for group, record in self.manifest.groups.items():
+            index = names.index_file(group)
+            if name in record.files and index in self.manifest.files:
+                try:
+                    weight_map = decode_index(self.read_file(index), f"{self.path}/{index}")
+                except (Damaged, OSError):
+                    return
+                yield from (key for key, file in weight_map.items() if file == name)
+
+    def _verify_indexes(self) -> Iterator[Damage]:
+        for group in self.groups:
+            index = names.index_file(group)
+            if index not in self.manifest.files:
+                continue
+            weight_map = decode_index(self.read_file(index), f"{self.path}/{index}")
+            if weight_map != {key: place.file for key, place in self.places[group].items()}:
+                yield Damage(index, "the index does not agree with the headers")
+
+
+def _complex(array: npt.NDArray[Any], logical: str) -> npt.NDArray[Any]:
+    """Pairs of reals as complex numbers; numpy has no 32-bit ones, so those widen to 64."""
+    if logical == "complex32":
+        array = array.astype(np.float32)
+    return np.ascontiguousarray(array).view(np.complex64 if logical == "complex32" else np.complex128)[..., 0]

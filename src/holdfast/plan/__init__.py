@@ -1,0 +1,1 @@
+"""Who moves which bytes, as frozen values. Pure: no input or output, no torch."""

@@ -1,0 +1,107 @@
+"""Do the boxes that ranks hold cover a tensor, and where do they hold the same elements?"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from holdfast.core.errors import LayoutError
+from holdfast.layout.box import Box
+
+_GRID_CELLS = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """A part of a tensor that is held as one: `holders` are indices of the boxes that contain it."""
+
+    box: Box
+    holders: tuple[int, ...]
+
+
+def cells_of(shape: tuple[int, ...], boxes: Sequence[Box], what: str) -> list[Cell]:
+    """Cut a tensor into cells, each with every box that holds it; raises LayoutError for a hole.
+
+    Boxes that are equal or apart, as meshes and flat ranges make them, are their own cells.
+    Others are cut along each other's borders.
+    """
+    full = Box.full(shape)
+    holders: dict[Box, list[int]] = {}
+    for index, box in enumerate(boxes):
+        if len(box.sizes) != len(shape) or not full.contains(box):
+            raise LayoutError(f"{what}: the box {_say(box)} does not lie in the shape {list(shape)}")
+        if box.volume:
+            holders.setdefault(box, []).append(index)
+    if full.volume == 0:
+        return []
+    distinct = list(holders)
+    if _apart(distinct, 0):
+        if sum(box.volume for box in distinct) < full.volume:
+            _raise_hole(shape, distinct, what)
+        return [Cell(box, tuple(found)) for box, found in sorted(holders.items())]
+    return _grid(shape, holders, what)
+
+
+def _apart(boxes: Sequence[Box], dim: int) -> bool:
+    """Whether boxes are pairwise disjoint, as far as cuts that nest dim by dim can show."""
+    if len(boxes) < 2:
+        return True
+    if dim == len(boxes[0].sizes):
+        return False
+    by_interval: dict[tuple[int, int], list[Box]] = {}
+    for box in boxes:
+        by_interval.setdefault((box.offsets[dim], box.sizes[dim]), []).append(box)
+    intervals = sorted(by_interval)
+    for (begin, size), (next_begin, _) in itertools.pairwise(intervals):
+        if begin + size > next_begin:
+            return False
+    return all(_apart(members, dim + 1) for members in by_interval.values())
+
+
+def _borders(shape: tuple[int, ...], boxes: Sequence[Box]) -> list[list[int]]:
+    borders: list[set[int]] = [{0, size} for size in shape]
+    for box in boxes:
+        for dim, (offset, size) in enumerate(zip(box.offsets, box.sizes, strict=True)):
+            borders[dim] |= {offset, offset + size}
+    return [sorted(dim_borders) for dim_borders in borders]
+
+
+def _grid_boxes(shape: tuple[int, ...], boxes: Sequence[Box], what: str) -> list[Box]:
+    borders = _borders(shape, boxes)
+    count = 1
+    for dim_borders in borders:
+        count *= len(dim_borders) - 1
+    if count > _GRID_CELLS:
+        raise LayoutError(f"{what}: the ranks' boxes overlap in too many ways ({count} cells) to be one tensor")
+    out = []
+    for sides in itertools.product(*(itertools.pairwise(dim_borders) for dim_borders in borders)):
+        out.append(Box(tuple(a for a, _ in sides), tuple(b - a for a, b in sides)))
+    return out
+
+
+def _grid(shape: tuple[int, ...], holders: Mapping[Box, list[int]], what: str) -> list[Cell]:
+    cells = []
+    for box in _grid_boxes(shape, list(holders), what):
+        found = sorted(itertools.chain.from_iterable(h for held, h in holders.items() if held.contains(box)))
+        if not found:
+            raise LayoutError(_hole_message(what, box, shape))
+        cells.append(Cell(box, tuple(found)))
+    return cells
+
+
+def _raise_hole(shape: tuple[int, ...], boxes: Sequence[Box], what: str) -> None:
+    for box in _grid_boxes(shape, boxes, what):
+        if not any(held.contains(box) for held in boxes):
+            raise LayoutError(_hole_message(what, box, shape))
+
+
+def _hole_message(what: str, box: Box, shape: tuple[int, ...]) -> str:
+    return (
+        f"{what}: no rank holds {_say(box)} of its shape {list(shape)}; "
+        "a rank of its mesh left it out of the state, or declares a wrong shard"
+    )
+
+
+def _say(box: Box) -> str:
+    return "[" + ", ".join(f"{offset}:{offset + size}" for offset, size in zip(box.offsets, box.sizes, strict=True)) + "]"

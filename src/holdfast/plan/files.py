@@ -1,0 +1,82 @@
+"""The canonical split of a group into files.
+
+Names, order, headers and offsets depend on keys, dtypes and global shapes alone, so that
+equal states give equal bytes whatever the mesh.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from holdfast.format.dtypes import DType
+from holdfast.format.header import TensorEntry, encode_header
+from holdfast.format.names import natural_key, tensor_file
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """A whole tensor as it is stored: its key, dtype and global shape."""
+
+    key: str
+    dtype: DType
+    shape: tuple[int, ...]
+
+    @property
+    def bytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.bits // 8
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a tensor lies: its spec and the byte of the file at which it begins."""
+
+    spec: TensorSpec
+    file: str
+    begin: int
+
+    @property
+    def end(self) -> int:
+        return self.begin + self.spec.bytes
+
+
+@dataclass(frozen=True, slots=True)
+class FilePlan:
+    """One tensor file: its name, its first bytes, its size, its tensors in the order of their bytes."""
+
+    name: str
+    header: bytes
+    size: int
+    places: tuple[Place, ...]
+
+
+def split_group(group: str, specs: Iterable[TensorSpec], max_shard_bytes: int) -> tuple[FilePlan, ...]:
+    """Deal tensors to files greedily in natural order; a group without tensors has one empty file."""
+    ordered = sorted(specs, key=lambda spec: natural_key(spec.key))
+    files: list[list[TensorSpec]] = [[]]
+    size = 0
+    for spec in ordered:
+        if files[-1] and size + spec.bytes > max_shard_bytes:
+            files.append([])
+            size = 0
+        files[-1].append(spec)
+        size += spec.bytes
+    return tuple(
+        _file_plan(tensor_file(group, number, len(files)), members) for number, members in enumerate(files, start=1)
+    )
+
+
+def _file_plan(name: str, members: Sequence[TensorSpec]) -> FilePlan:
+    # Wide elements first: every tensor then begins at a multiple of its element size.
+    ordered = sorted(members, key=lambda spec: -spec.dtype.bits)
+    entries = []
+    position = 0
+    for spec in ordered:
+        entries.append(TensorEntry(spec.key, spec.dtype, spec.shape, position, position + spec.bytes))
+        position += spec.bytes
+    header = encode_header(entries)
+    places = tuple(
+        Place(spec, name, len(header) + entry.begin) for spec, entry in zip(ordered, entries, strict=True)
+    )
+    return FilePlan(name, header, len(header) + position, places)

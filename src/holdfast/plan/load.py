@@ -1,0 +1,186 @@
+"""The load plan: which byte ranges a host reads, which rank reads them, who takes what.
+
+Bytes come from storage once per host. A range that one rank alone needs is read straight
+into place; one that several need is read by one of them and shared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from holdfast.layout.box import Box
+from holdfast.plan.files import Place
+from holdfast.plan.pieces import Piece, Run, runs_in
+
+
+@dataclass(frozen=True, slots=True)
+class StoredBlock:
+    """A block as the manifest records it; without a digest when the source has none."""
+
+    offset: int
+    size: int
+    digest: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class StoredFile:
+    """A stored tensor file: its blocks, and its tensors in the order of their bytes."""
+
+    name: str
+    blocks: tuple[StoredBlock, ...]
+    places: tuple[Place, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Want:
+    """A box of a stored tensor that `rank` needs."""
+
+    place: Place
+    box: Box
+    rank: int
+
+
+@dataclass(frozen=True, slots=True)
+class Portion:
+    """A part of a block that is read at once: its begin in the file, the ranges of it, who takes what.
+
+    Ranges and pieces count from the portion's begin.
+    """
+
+    offset: int
+    size: int
+    ranges: tuple[tuple[int, int], ...]
+    pieces: tuple[Piece, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """One block to read from, in portions; `digest` is set when the block is to be verified."""
+
+    file: str
+    block: StoredBlock
+    digest: str | None
+    reader: int
+    portions: tuple[Portion, ...]
+
+    @property
+    def bytes(self) -> int:
+        return sum(size for portion in self.portions for _, size in portion.ranges)
+
+    @property
+    def shared(self) -> bool:
+        return any(piece.rank != self.reader for portion in self.portions for piece in portion.pieces)
+
+
+def plan_load(
+    files: Sequence[StoredFile], wants: Sequence[Want], *, verify: bool, portion_bytes: int
+) -> tuple[Read, ...]:
+    """The reads of one host, given what its ranks want; whole blocks when they are to be verified."""
+    by_place: dict[Place, list[Want]] = {}
+    for want in wants:
+        if want.box.volume:
+            by_place.setdefault(want.place, []).append(want)
+    load: dict[int, int] = {}
+    return tuple(read for file in files for read in _file_reads(file, by_place, verify, portion_bytes, load))
+
+
+def _file_reads(
+    file: StoredFile, wants: Mapping[Place, list[Want]], verify: bool, portion_bytes: int, load: dict[int, int]
+) -> Iterator[Read]:
+    places = [place for place in file.places if place in wants]
+    begins = [place.begin for place in places]
+    for block in file.blocks:
+        digest = block.digest if verify else None
+        end = block.offset + block.size
+        portions = [
+            _portion(places, begins, wants, offset, min(portion_bytes, end - offset), whole=digest is not None)
+            for offset in range(block.offset, end, portion_bytes)
+        ]
+        takers = {piece.rank: 0 for portion in portions for piece in portion.pieces}
+        if not takers:
+            continue
+        for portion in portions:
+            for piece in portion.pieces:
+                takers[piece.rank] += piece.bytes
+        reader = min(takers, key=lambda rank: (load.get(rank, 0) - takers[rank], rank))
+        read = Read(file.name, block, digest, reader, tuple(portion for portion in portions if portion.ranges))
+        load[reader] = load.get(reader, 0) + read.bytes
+        yield read
+
+
+def _portion(
+    places: Sequence[Place],
+    begins: Sequence[int],
+    wants: Mapping[Place, list[Want]],
+    offset: int,
+    size: int,
+    *,
+    whole: bool,
+) -> Portion:
+    pieces: list[Piece] = []
+    ranges: list[tuple[int, int]] = []
+    for run in runs_in(places, begins, offset, size):
+        found = _take(run, wants[run.place])
+        pieces += found
+        if found and not whole:
+            ranges += _needed(run, found)
+    return Portion(offset, size, ((0, size),) if whole else tuple(_coalesce(ranges)), tuple(pieces))
+
+
+def _take(run: Run, wants: Sequence[Want]) -> list[Piece]:
+    pieces = []
+    for want in wants:
+        part = want.box.intersect(run.box)
+        if part is not None:
+            pieces.append(Piece(run, part, want.rank, want.box))
+    return pieces
+
+
+def _needed(run: Run, pieces: Sequence[Piece]) -> Iterator[tuple[int, int]]:
+    """The bytes of a run that are needed, as ranges counted from the portion's begin."""
+    item = run.place.spec.dtype.bytes
+    parts = {piece.part for piece in pieces}
+    if run.box in parts or _fills(run.box, parts):
+        yield run.at, run.bytes
+        return
+    for part in parts:
+        relative = part.relative_to(run.box)
+        for start, count in _rows(relative, run.box.sizes):
+            yield run.at + start * item, count * item
+
+
+def _fills(box: Box, parts: set[Box]) -> bool:
+    """Whether parts that are apart cover the box: then one range reads them all."""
+    ordered = sorted(parts)
+    if sum(part.volume for part in ordered) != box.volume:
+        return False
+    return all(a.intersect(b) is None for i, a in enumerate(ordered) for b in ordered[i + 1 :])
+
+
+def _rows(box: Box, shape: tuple[int, ...]) -> Iterator[tuple[int, int]]:
+    """The runs of elements (start, count) of a box in a row-major array of `shape`."""
+    if box.is_contiguous_in(shape):
+        yield box.flat_offset(shape), box.volume
+        return
+    row = 1
+    for size in shape[1:]:
+        row *= size
+    inner = Box(box.offsets[1:], box.sizes[1:])
+    for index in range(box.offsets[0], box.offsets[0] + box.sizes[0]):
+        for start, count in _rows(inner, shape[1:]):
+            yield index * row + start, count
+
+
+def _coalesce(ranges: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+    """Ranges in order, those that touch or overlap made one."""
+    begin = end = -1
+    for start, size in sorted(ranges):
+        if start > end:
+            if end > begin:
+                yield begin, end - begin
+            begin, end = start, start + size
+        else:
+            end = max(end, start + size)
+    if end > begin:
+        yield begin, end - begin

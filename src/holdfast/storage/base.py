@@ -1,0 +1,79 @@
+"""What a storage must do: read committed folders, write an attempt, publish it at once.
+
+A root holds folders; a committed folder is never written again. All writing happens in an
+attempt, a folder that no reader takes for a checkpoint until `publish` names it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+
+class Reader(Protocol):
+    """One open file of a committed folder."""
+
+    @property
+    def size(self) -> int: ...
+
+    def read_into(self, offset: int, buffers: Sequence[memoryview]) -> None:
+        """Fill the buffers in turn from `offset` on; raises Damaged if the file is too short."""
+
+    def close(self) -> None: ...
+
+
+class Writer(Protocol):
+    """One open file of an attempt, shared by the ranks that write disjoint parts of it."""
+
+    def write(self, offset: int, data: Buffer) -> None: ...
+
+    def sync(self) -> None:
+        """Make durable what this writer wrote; a failure is final for the attempt."""
+
+    def close(self) -> None: ...
+
+
+@runtime_checkable
+class Storage(Protocol):
+    """A root with folders in it. Every failure is a StorageError, NotFound or Damaged."""
+
+    @property
+    def name(self) -> str:
+        """What people call this root, for messages."""
+
+    def folders(self) -> list[str]:
+        """The names of the committed folders' candidates: every folder that is not hidden."""
+
+    def files(self, folder: str) -> dict[str, int]:
+        """Names and sizes of the regular files of a folder, `sub/name` for one level of subfolders."""
+
+    def read(self, folder: str, name: str, limit_bytes: int) -> bytes:
+        """A whole small file."""
+
+    def open(self, folder: str, name: str) -> Reader: ...
+
+    def begin(self, attempt: str) -> None:
+        """Make the attempt's folder."""
+
+    def create(self, attempt: str, name: str, size: int) -> None:
+        """Make a file of an attempt at its full size, reserving the space where that is possible."""
+
+    def writer(self, attempt: str, name: str) -> Writer: ...
+
+    def put(self, attempt: str, name: str, data: bytes) -> None:
+        """Write a whole small file of an attempt and make it durable."""
+
+    def take(self, attempt: str, name: str) -> Reader:
+        """Open a file of an attempt for reading, as ranks do to hand bytes over."""
+
+    def drop(self, attempt: str, name: str) -> None:
+        """Remove a file of an attempt."""
+
+    def publish(self, attempt: str, folder: str) -> None:
+        """Make the attempt durable and visible as `folder`, replacing an older one at once."""
+
+    def discard(self, attempt: str) -> None:
+        """Remove an attempt and all it holds, as far as that is possible."""

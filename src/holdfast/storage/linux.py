@@ -1,0 +1,58 @@
+"""Three system calls that Python's os module lacks, with what stands in where there are none."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import functools
+import os
+from pathlib import Path
+
+_AT_FDCWD = -100
+_RENAME_EXCHANGE = 2
+_UNSUPPORTED = (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
+
+
+@functools.cache
+def _libc() -> ctypes.CDLL | None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    return libc if hasattr(libc, "fallocate") and hasattr(libc, "renameat2") else None
+
+
+def reserve(descriptor: int, size: int) -> None:
+    """Give a file its full size and its space at once, so that a full disk is known before writing.
+
+    Where the file system cannot reserve space, the file only gets its size.
+    """
+    libc = _libc()
+    if size and libc is not None:
+        length = ctypes.c_int64(size)
+        if libc.fallocate(ctypes.c_int(descriptor), ctypes.c_int(0), ctypes.c_int64(0), length) == 0:
+            return
+        number = ctypes.get_errno()
+        if number not in _UNSUPPORTED:
+            raise OSError(number, os.strerror(number))
+    os.ftruncate(descriptor, size)
+
+
+def exchange(first: Path, second: Path) -> None:
+    """Swap two folders in one step.
+
+    Where the file system has no exchange, the second is renamed aside first; a crash between
+    the two renames leaves it under a name that ends in `.replaced`, and no committed step.
+    """
+    libc = _libc()
+    if libc is not None:
+        failed = libc.renameat2(
+            ctypes.c_int(_AT_FDCWD), os.fsencode(first), ctypes.c_int(_AT_FDCWD), os.fsencode(second),
+            ctypes.c_uint(_RENAME_EXCHANGE),
+        )  # fmt: skip
+        if not failed:
+            return
+        number = ctypes.get_errno()
+        if number not in _UNSUPPORTED:
+            raise OSError(number, os.strerror(number), str(second))
+    aside = second.with_name(f"{second.name}.replaced")
+    os.rename(second, aside)
+    os.rename(first, second)
+    os.rename(aside, first)

@@ -1,0 +1,234 @@
+"""Local files: the commit order that survives a power loss, and reading that trusts nothing.
+
+Order of a commit: files at full size, blocks, fsync of each file, manifest and its fsync,
+fsync of the folder, rename to the committed name, fsync of the parent.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import stat
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from holdfast.core.errors import Damaged, NotFound, StorageError
+from holdfast.core.filenames import check_file
+from holdfast.storage import linux
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+# A single read or write call moves at most about 2 GiB on Linux.
+_CALL_BYTES = 1 << 30
+_CALL_BUFFERS = 512
+
+
+@contextmanager
+def _failing_as_storage_error(doing: str) -> Iterator[None]:
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise NotFound(f"{doing}: {error.strerror}") from error
+    except OSError as error:
+        if isinstance(error, StorageError | NotFound):
+            raise
+        hint = "; free some space or choose another root" if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
+        raise StorageError(f"{doing}: {error.strerror or error}{hint}") from error
+
+
+class LocalReader:
+    """A committed file, opened without following links."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        with _failing_as_storage_error(f"opening {path}"):
+            try:
+                self._descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+            except OSError as error:
+                if error.errno == errno.ELOOP:
+                    raise Damaged(f"{path} is a symbolic link, not a file") from None
+                raise
+        status = os.fstat(self._descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            os.close(self._descriptor)
+            raise Damaged(f"{path} is not a regular file")
+        self.size = status.st_size
+
+    def read_into(self, offset: int, buffers: Sequence[memoryview]) -> None:
+        waiting = [buffer.cast("B") for buffer in buffers if buffer.nbytes]
+        position = offset
+        with _failing_as_storage_error(f"reading {self.path} at {position}"):
+            while waiting:
+                count = os.preadv(self._descriptor, waiting[:_CALL_BUFFERS], position)
+                if count == 0:
+                    missing = sum(buffer.nbytes for buffer in waiting)
+                    raise Damaged(f"{self.path} ends at {position}, {missing} bytes too early")
+                position += count
+                waiting = _after(waiting, count)
+
+    def close(self) -> None:
+        os.close(self._descriptor)
+
+
+def _after(buffers: list[memoryview], count: int) -> list[memoryview]:
+    for index, buffer in enumerate(buffers):
+        if count < buffer.nbytes:
+            return [buffer[count:], *buffers[index + 1 :]]
+        count -= buffer.nbytes
+    return []
+
+
+class LocalWriter:
+    """A file of an attempt; several processes may write disjoint parts of it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        with _failing_as_storage_error(f"opening {path} for writing"):
+            self._descriptor = os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+
+    def write(self, offset: int, data: Buffer) -> None:
+        waiting = memoryview(data).cast("B")
+        with _failing_as_storage_error(f"writing {self.path} at {offset}"):
+            while waiting.nbytes:
+                count = os.pwrite(self._descriptor, waiting[:_CALL_BYTES], offset)
+                waiting = waiting[count:]
+                offset += count
+
+    def sync(self) -> None:
+        with _failing_as_storage_error(f"syncing {self.path}"):
+            os.fsync(self._descriptor)
+
+    def close(self) -> None:
+        os.close(self._descriptor)
+
+
+class LocalStorage:
+    """Folders under a path. Files are private to the user: 0600, folders 0700."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    @property
+    def name(self) -> str:
+        return str(self.root)
+
+    def folders(self) -> list[str]:
+        try:
+            with os.scandir(self.root) as entries:
+                return sorted(
+                    entry.name
+                    for entry in entries
+                    if not entry.name.startswith(".") and entry.is_dir(follow_symlinks=False)
+                )
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise StorageError(f"listing {self.root}: {error.strerror}") from error
+
+    def files(self, folder: str) -> dict[str, int]:
+        with _failing_as_storage_error(f"listing {self.root / folder}"):
+            return dict(sorted(self._files(self.root / folder, "")))
+
+    def _files(self, path: Path, prefix: str) -> Iterator[tuple[str, int]]:
+        with os.scandir(path) as entries:
+            for entry in entries:
+                if entry.is_file(follow_symlinks=False):
+                    yield prefix + entry.name, entry.stat(follow_symlinks=False).st_size
+                elif entry.is_dir(follow_symlinks=False) and not prefix:
+                    yield from self._files(Path(entry.path), f"{entry.name}/")
+
+    def read(self, folder: str, name: str, limit_bytes: int) -> bytes:
+        reader = self.open(folder, name)
+        try:
+            if reader.size > limit_bytes:
+                raise Damaged(f"{reader.path}: {reader.size} bytes, more than the limit of {limit_bytes}")
+            data = bytearray(reader.size)
+            reader.read_into(0, [memoryview(data)])
+            return bytes(data)
+        finally:
+            reader.close()
+
+    def open(self, folder: str, name: str) -> LocalReader:
+        check_file(name, self.name)
+        return LocalReader(self.root / folder / name)
+
+    def begin(self, attempt: str) -> None:
+        with _failing_as_storage_error(f"making {self.root / attempt}"):
+            self._make_root()
+            os.mkdir(self.root / attempt, 0o700)
+
+    def _make_root(self) -> None:
+        """Make the root and what is above it, durably: a lost parent would lose the commit."""
+        missing = []
+        path = self.root.absolute()
+        while not path.exists():
+            missing.append(path)
+            path = path.parent
+        for folder in reversed(missing):
+            folder.mkdir(mode=0o700, exist_ok=True)
+            _sync_folder(folder.parent)
+
+    def create(self, attempt: str, name: str, size: int) -> None:
+        path = self._path(attempt, name)
+        with _failing_as_storage_error(f"reserving {size} bytes for {path}"):
+            descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600)
+            try:
+                linux.reserve(descriptor, size)
+            finally:
+                os.close(descriptor)
+
+    def _path(self, attempt: str, name: str) -> Path:
+        check_file(name, self.name)
+        path = self.root / attempt / name
+        if "/" in name:
+            path.parent.mkdir(mode=0o700, exist_ok=True)
+        return path
+
+    def writer(self, attempt: str, name: str) -> LocalWriter:
+        return LocalWriter(self._path(attempt, name))
+
+    def put(self, attempt: str, name: str, data: bytes) -> None:
+        self.create(attempt, name, 0)
+        writer = self.writer(attempt, name)
+        try:
+            writer.write(0, data)
+            writer.sync()
+        finally:
+            writer.close()
+
+    def take(self, attempt: str, name: str) -> LocalReader:
+        return LocalReader(self._path(attempt, name))
+
+    def drop(self, attempt: str, name: str) -> None:
+        with _failing_as_storage_error(f"removing {self.root / attempt / name}"):
+            os.unlink(self._path(attempt, name))
+
+    def publish(self, attempt: str, folder: str) -> None:
+        source, target = self.root / attempt, self.root / folder
+        with _failing_as_storage_error(f"publishing {target}"):
+            for entry in os.scandir(source):
+                if entry.is_dir(follow_symlinks=False):
+                    _sync_folder(Path(entry.path))
+            _sync_folder(source)
+            if target.exists():
+                linux.exchange(source, target)
+                _sync_folder(self.root)
+                shutil.rmtree(source)
+            else:
+                os.rename(source, target)
+                _sync_folder(self.root)
+
+    def discard(self, attempt: str) -> None:
+        shutil.rmtree(self.root / attempt, ignore_errors=True)
+
+
+def _sync_folder(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
