@@ -125,9 +125,7 @@ class Checkpointer:
         skipped: list[str] = []
         for candidate in self._candidates(ranks, step, skipped):
             try:
-                report = load_checkpoint(
-                    ranks, lambda folder=step_folder(candidate): Checkpoint(self.storage, folder), state, options, progress
-                )
+                report = load_checkpoint(ranks, self._opener(candidate), state, options, progress, self._deadline_s)
             except Damaged as error:
                 if step is not None:
                     raise
@@ -146,6 +144,9 @@ class Checkpointer:
                 + "; ".join(skipped)
             )
         return None
+
+    def _opener(self, step: int) -> Callable[[], Checkpoint]:
+        return lambda: Checkpoint(self.storage, step_folder(step))
 
     def _candidates(self, ranks: Ranks, step: int | None, skipped: list[str]) -> list[int]:
         """Steps to try, newest first, as rank 0 sees them: one decision for all ranks."""

@@ -11,7 +11,7 @@ from holdfast.core.errors import HoldfastError
 from holdfast.core.ranks import Ranks, together
 from holdfast.layout.box import Box
 from holdfast.persist.checkpoint import Checkpoint, no_progress
-from holdfast.persist.read import PORTION_BYTES, Loading
+from holdfast.persist.read import MAP_BYTES, PORTION_BYTES, Loading
 from holdfast.plan.load import Read, Want, plan_load
 
 if TYPE_CHECKING:
@@ -63,6 +63,7 @@ def load_checkpoint(
     state: MutableMapping[str, Any],
     options: LoadOptions,
     progress: Callable[[int], None] = no_progress,
+    deadline_s: float = 1800.0,
 ) -> LoadReport:
     """Load a checkpoint into the live state; every rank returns or raises alike."""
     started = time.perf_counter()
@@ -76,9 +77,11 @@ def load_checkpoint(
     unexpected = tuple(targets.unexpected(set(findings["wanted"])))
     if options.strict:
         _require_fit(checkpoint.path, findings, unexpected)
-    reads, neighbours = _plan(ranks, targets, checkpoint, answers, verify=options.verify)
+    mapped = all(answer["mapped"] for answer in answers)
+    portion_bytes = MAP_BYTES if mapped else PORTION_BYTES
+    reads, neighbours = _plan(ranks, checkpoint, answers, verify=options.verify, portion_bytes=portion_bytes)
     loading = Loading(ranks, checkpoint.open_file, targets.destinations, progress)
-    result = loading.run(reads, neighbours)
+    result = loading.run_mapped(reads) if mapped else loading.run_read(reads, neighbours, deadline_s)
     _raise_failure(ranks, result.failure)
     together(ranks, targets.finish)
     verified = options.verify and all(read.digest is not None for read in reads)
@@ -118,6 +121,7 @@ def _find(
         return {
             "host": ranks.host(),
             "attempt": checkpoint.manifest.attempt,
+            "mapped": checkpoint.mappable,
             "missing": targets.findings.missing,
             "mismatched": targets.findings.mismatched,
             "cast": targets.findings.cast,
@@ -142,7 +146,7 @@ def _require_fit(path: str, findings: Mapping[str, Sequence[str]], unexpected: S
 
 
 def _plan(
-    ranks: Ranks, targets: Targets, checkpoint: Checkpoint, answers: Sequence[Mapping[str, Any]], *, verify: bool
+    ranks: Ranks, checkpoint: Checkpoint, answers: Sequence[Mapping[str, Any]], *, verify: bool, portion_bytes: int
 ) -> tuple[tuple[Read, ...], list[int]]:
     """The reads of this host, from what its ranks want, and those ranks."""
     here = answers[ranks.rank]["host"]
@@ -154,7 +158,7 @@ def _plan(
             dims = len(place.spec.shape)
             wants += [Want(place, Box(tuple(box[:dims]), tuple(box[dims:])), rank) for box in boxes]
     files = [file for members in checkpoint.stored_files.values() for file in members]
-    return plan_load(files, wants, verify=verify, portion_bytes=PORTION_BYTES), neighbours
+    return plan_load(files, wants, verify=verify, portion_bytes=portion_bytes), neighbours
 
 
 def _raise_failure(ranks: Ranks, failure: HoldfastError | None) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import socket
+import struct
 import weakref
 import zlib
 from datetime import timedelta
@@ -17,6 +18,8 @@ import torch.distributed as dist
 from holdfast.core.ranks import Alone, Ranks
 
 HOST_VARIABLE = "HOLDFAST_HOST"
+_FRAME_BYTES = 2048
+_COMPRESS_BYTES = 2048
 
 # One gloo group per default group: making one is collective and costs connections.
 _CPU_GROUPS: weakref.WeakKeyDictionary[dist.ProcessGroup, dist.ProcessGroup] = weakref.WeakKeyDictionary()
@@ -47,17 +50,23 @@ class TorchRanks:
 
     def gather(self, value: Any) -> list[Any]:
         data = json.dumps(value, separators=(",", ":")).encode()
-        if len(data) > 4096:
+        if len(data) > _COMPRESS_BYTES:
             data = b"z" + zlib.compress(data, 1)
-        own = torch.frombuffer(bytearray(data), dtype=torch.uint8)
-        sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.world)]
-        dist.all_gather(sizes, torch.tensor([len(data)], dtype=torch.int64), group=self._group)
-        longest = max(int(size) for size in sizes)
-        padded = torch.zeros(longest, dtype=torch.uint8)
-        padded[: len(data)] = own
-        parts = [torch.empty(longest, dtype=torch.uint8) for _ in range(self.world)]
-        dist.all_gather(parts, padded, group=self._group)
-        return [_unpack(part[: int(size)].numpy().tobytes()) for part, size in zip(parts, sizes, strict=True)]
+        # Most messages fit into one frame with their length; long ones need a second call.
+        frames = self._gather_bytes(struct.pack("<Q", len(data)) + data[:_FRAME_BYTES], 8 + _FRAME_BYTES)
+        sizes = [struct.unpack("<Q", frame[:8])[0] for frame in frames]
+        longest = max(sizes)
+        if longest <= _FRAME_BYTES:
+            parts = [frame[8:] for frame in frames]
+        else:
+            parts = self._gather_bytes(data, longest)
+        return [_unpack(part[:size]) for part, size in zip(parts, sizes, strict=True)]
+
+    def _gather_bytes(self, data: bytes, width: int) -> list[bytes]:
+        own = torch.frombuffer(bytearray(data.ljust(width, b"\0")), dtype=torch.uint8)
+        parts = [torch.empty(width, dtype=torch.uint8) for _ in range(self.world)]
+        dist.all_gather(parts, own, group=self._group)
+        return [part.numpy().tobytes() for part in parts]
 
     def host(self) -> str:
         """The boot and shared-memory identity of this machine, or what HOLDFAST_HOST says."""

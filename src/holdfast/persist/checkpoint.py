@@ -153,6 +153,15 @@ class Checkpoint:
         return reader
 
     @cached_property
+    def mappable(self) -> bool:
+        """Whether this process may map the files: they lie on a file system of its host."""
+        for record in self.manifest.groups.values():
+            reader = self.open_file(record.files[0])
+            reader.close()
+            return reader.mappable
+        return False
+
+    @cached_property
     def places(self) -> dict[str, dict[str, Place]]:
         """Group to key to where the tensor lies; aliases of tied weights are not in it."""
         out: dict[str, dict[str, Place]] = {}
@@ -200,7 +209,7 @@ class Checkpoint:
         box = Box.full(place.spec.shape)
         reads = plan_load(self.stored_files[name], [Want(place, box, 0)], verify=verify, portion_bytes=PORTION_BYTES)
         loading = Loading(Alone(), self.open_file, {(place, box): [ArrayDestination(raw)]}, no_progress)
-        failure = loading.run(reads, [0]).failure
+        failure = loading.run_read(reads, [0], 0.0).failure
         if failure is not None:
             raise failure
         logical = dtype_named(self.logical_dtype(name, place))

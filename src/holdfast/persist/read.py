@@ -1,29 +1,33 @@
-"""Reading: bring the ranges of a load plan from storage into their destinations.
+"""Reading: bring the portions of a load plan from storage into their destinations.
 
-A block that only this rank takes from is read straight into live memory where that is
-possible. Blocks that several ranks of a host need are read by one of them into a window of
-shared memory, in rounds, and everyone copies its part.
+Files of this host are mapped: its page cache holds every byte once for all ranks, each rank
+copies its parts straight from it, and one rank of the host verifies each block. What cannot
+be mapped is read: straight into live memory where one rank alone needs it, else into a
+window of shared memory from which everyone copies (see share.py).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 
+import numpy as np
+
 from holdfast.core.errors import Damaged, HoldfastError, error_from_record, error_record
-from holdfast.core.limits import MIB, WINDOWS_BYTES
+from holdfast.core.limits import MIB
 from holdfast.core.ranks import Ranks, together
 from holdfast.format.digest import Digest
 from holdfast.layout.box import Box
-from holdfast.persist.arena import Arena
+from holdfast.persist.share import Exchange
 from holdfast.plan.arrays import Destination, RawArray, aligned_buffer, part_of, piece_in_run
 from holdfast.plan.files import Place
 from holdfast.plan.load import Portion, Read
 from holdfast.plan.pieces import Piece
 from holdfast.storage.base import Reader
 
-PORTION_BYTES = 4 * MIB
+PORTION_BYTES = 2 * MIB
+MAP_BYTES = 64 * MIB
+_NO_MAP: tuple[str, int, RawArray] = ("", 0, np.empty(0, dtype=np.uint8))
 
 Destinations = Mapping[tuple[Place, Box], Sequence[Destination]]
 Open = Callable[[str], Reader]
@@ -39,7 +43,7 @@ class Loaded:
 
 
 class Loading:
-    """One rank's part in a load plan."""
+    """One rank's part in a load plan. Collective among all ranks, also those with nothing to read."""
 
     def __init__(self, ranks: Ranks, open_file: Open, destinations: Destinations, progress: Progress) -> None:
         self._ranks = ranks
@@ -47,60 +51,144 @@ class Loading:
         self._destinations = destinations
         self._progress = progress
         self._files: dict[str, Reader] = {}
+        self._map = _NO_MAP
+        self._digest: Digest | None = None
         self._loaded = Loaded()
 
-    def run(self, reads: Sequence[Read], neighbours: Sequence[int]) -> Loaded:
-        """Do the reads of this host; `neighbours` are its ranks. Collective among all ranks."""
+    def run_mapped(self, reads: Sequence[Read]) -> Loaded:
+        """Do the reads of this host from mapped files; needs no word from the other ranks."""
         try:
-            own = [read for read in reads if read.reader == self._ranks.rank and not read.shared]
-            scratch = aligned_buffer(PORTION_BYTES if own else 0)
-            for read in own:
-                self._guarded(self._read_private, read, scratch)
-            shared = [read for read in reads if read.shared]
-            if any(together(self._ranks, lambda: bool(shared))):
-                self._read_shared(shared, neighbours)
+            for read in reads:
+                if read.reader == self._ranks.rank or any(self._ranks.rank in p.takers() for p in read.portions):
+                    self._guarded(lambda read=read: self._copy_mapped(read))
         finally:
-            for file in self._files.values():
-                file.close()
+            self._close()
         return self._loaded
 
-    def _guarded(self, work: Callable[..., None], *arguments: object) -> None:
+    def run_read(self, reads: Sequence[Read], neighbours: Sequence[int], deadline_s: float) -> Loaded:
+        """Do the reads of this host, whose ranks are `neighbours`. Collective among all ranks."""
+        rank = self._ranks.rank
+        queue = [(read, portion) for read in reads if read.reader == rank for portion in read.portions]
+        shared = any(portion.takers() - {read.reader} for read in reads for portion in read.portions)
+        try:
+            if any(together(self._ranks, lambda: shared)):
+                exchange = Exchange(self._ranks, neighbours, PORTION_BYTES, deadline_s)
+                self._run_shared(exchange, reads, queue)
+            else:
+                self._run_alone(queue)
+        finally:
+            self._close()
+        return self._loaded
+
+    def _close(self) -> None:
+        self._map = _NO_MAP
+        for file in self._files.values():
+            file.close()
+
+    def _copy_mapped(self, read: Read) -> None:
+        own = read.reader == self._ranks.rank
+        digest = Digest() if own and read.digest else None
+        for portion in read.portions:
+            data = self._mapped(read.file, portion.offset, portion.size)
+            if own:
+                size = sum(size for _, size in portion.ranges)
+                self._loaded.read_bytes += size
+                self._progress(size)
+            if digest is not None:
+                digest.update(memoryview(data))
+            self._scatter(portion, data)
+        if digest is not None:
+            _check(read, digest.hex())
+
+    def _mapped(self, name: str, offset: int, size: int) -> RawArray:
+        """Bytes of a mapped file; one stretch is kept mapped, since a map costs more than a copy of little."""
+        file, begin, array = self._map
+        if file != name or offset < begin or offset + size > begin + array.nbytes:
+            self._map = _NO_MAP  # lets the old map go before the new one
+            reader = self._file(name)
+            begin = offset
+            array = np.frombuffer(reader.map(begin, min(MAP_BYTES, reader.size - begin)), dtype=np.uint8)
+            self._map = (name, begin, array)
+        return array[offset - begin : offset - begin + size]
+
+    def _run_alone(self, queue: Sequence[tuple[Read, Portion]]) -> None:
+        scratch = aligned_buffer(PORTION_BYTES if queue else 0)
+        for read, portion in queue:
+            self._guarded(lambda read=read, portion=portion: self._read(read, portion, scratch))
+
+    def _run_shared(self, exchange: Exchange, reads: Sequence[Read], queue: Sequence[tuple[Read, Portion]]) -> None:
+        scratch = aligned_buffer(PORTION_BYTES)
+        portions = [(read.reader, portion) for read in reads for portion in read.portions]
+        numbers = {id(portion): number for number, (_, portion) in enumerate(portions)}
+        rank = self._ranks.rank
+        expected = sum(1 for reader, portion in portions if reader != rank and rank in portion.takers())
+
+        def take(number: int, window: RawArray) -> None:
+            self._guarded(lambda: self._scatter(portions[number][1], window))
+
+        with exchange.opened(expected, take):
+            for read, portion in queue:
+                takers = portion.takers() - {rank}
+                if not takers:
+                    exchange.serve()
+                    self._guarded(lambda read=read, portion=portion: self._read(read, portion, scratch))
+                    continue
+                slot, window = exchange.free_slot()
+                good = self._guarded(lambda read=read, portion=portion, to=window: self._read_window(read, portion, to))
+                exchange.offer(numbers[id(portion)], slot, takers, good=good)
+                if good and rank in portion.takers():
+                    self._guarded(lambda portion=portion, source=window: self._scatter(portion, source))
+
+    def _guarded(self, work: Callable[[], None]) -> bool:
         """Keep the first failure for later: a rank that stops early would leave others waiting."""
         if self._loaded.failure is not None:
-            return
+            return False
         try:
-            work(*arguments)
+            work()
         except HoldfastError as error:
             self._loaded.failure = error
         except Exception as error:
             self._loaded.failure = error_from_record(error_record(error))
             self._loaded.failure.__cause__ = error
+        return self._loaded.failure is None
 
     def _file(self, name: str) -> Reader:
         if name not in self._files:
             self._files[name] = self._open(name)
         return self._files[name]
 
-    def _read_private(self, read: Read, scratch: RawArray) -> None:
-        file = self._file(read.file)
-        digest = Digest() if read.digest else None
-        for portion in read.portions:
-            direct = self._direct_spans(portion)
-            self._fill(file, portion, list(_layer(portion, direct, scratch)), digest)
-            for piece in portion.pieces:
-                if id(piece) not in direct:
-                    self._put(piece, piece_in_run(scratch, piece))
-        _check(read, digest)
+    def _read(self, read: Read, portion: Portion, scratch: RawArray) -> None:
+        """Read a portion that nobody else needs."""
+        direct = self._direct_spans(portion)
+        self._fill(read, portion, list(_layer(portion, direct, scratch)))
+        for piece in portion.pieces:
+            if id(piece) not in direct:
+                self._put(piece, piece_in_run(scratch, piece))
 
-    def _fill(self, file: Reader, portion: Portion, spans: list[tuple[int, list[memoryview]]], digest: Digest | None) -> None:
+    def _read_window(self, read: Read, portion: Portion, window: RawArray) -> None:
+        spans = [(start, [memoryview(window[start : start + size])]) for start, size in portion.ranges]
+        self._fill(read, portion, spans)
+
+    def _scatter(self, portion: Portion, window: RawArray) -> None:
+        for piece in portion.pieces:
+            if piece.rank == self._ranks.rank:
+                self._put(piece, piece_in_run(window, piece))
+
+    def _fill(self, read: Read, portion: Portion, spans: Sequence[tuple[int, list[memoryview]]]) -> None:
+        """Read spans of a portion into buffers and, if the block is verified, digest them in turn."""
+        file = self._file(read.file)
+        if portion is read.portions[0]:
+            self._digest = Digest() if read.digest else None
         for start, buffers in spans:
             file.read_into(portion.offset + start, buffers)
             size = sum(buffer.nbytes for buffer in buffers)
             self._loaded.read_bytes += size
             self._progress(size)
-            if digest is not None:
+            if self._digest is not None:
                 for buffer in buffers:
-                    digest.update(buffer)
+                    self._digest.update(buffer)
+        if portion is read.portions[-1] and self._digest is not None:
+            _check(read, self._digest.hex())
 
     def _direct_spans(self, portion: Portion) -> dict[int, memoryview]:
         """Pieces that may be read straight into live memory, by identity."""
@@ -121,67 +209,6 @@ class Loading:
         part = piece.part.relative_to(piece.held)
         for destination in self._destinations[piece.run.place, piece.held]:
             destination.put(part, data)
-
-    def _read_shared(self, reads: Sequence[Read], neighbours: Sequence[int]) -> None:
-        slots = max(1, WINDOWS_BYTES // (2 * PORTION_BYTES * max(1, len(neighbours))))
-        half = slots * PORTION_BYTES
-        with ExitStack() as stack:
-            windows = self._windows(2 * half, neighbours, stack)
-            queues = {rank: list(_queue(reads, rank)) for rank in neighbours}
-            rounds = max((-(-len(queue) // slots) for queue in queues.values()), default=0)
-            rounds = max(together(self._ranks, lambda: rounds))
-            digests: dict[int, Digest] = {}
-            for number in range(rounds):
-                begin = number % 2 * half
-                mine = queues[self._ranks.rank][number * slots : (number + 1) * slots]
-                for slot, (read, portion) in enumerate(mine):
-                    at = begin + slot * PORTION_BYTES
-                    self._guarded(self._read_window, read, portion, windows[self._ranks.rank][at:], digests)
-                # Everyone has filled this half; the other half is free again once the next round is met.
-                together(self._ranks, lambda: None)
-                for rank, queue in queues.items():
-                    for slot, (_, portion) in enumerate(queue[number * slots : (number + 1) * slots]):
-                        at = begin + slot * PORTION_BYTES
-                        self._guarded(self._take_window, portion, windows[rank][at:])
-
-    def _windows(self, size: int, neighbours: Sequence[int], stack: ExitStack) -> dict[int, RawArray]:
-        own: list[Arena] = []
-
-        def create() -> str:
-            own.append(Arena.create(size))
-            stack.callback(own[0].unlink)
-            return own[0].name
-
-        names = together(self._ranks, create)
-        windows = {self._ranks.rank: own[0].bytes}
-
-        def attach() -> None:
-            for rank in neighbours:
-                if rank != self._ranks.rank:
-                    windows[rank] = Arena.attach(names[rank], size).bytes
-
-        together(self._ranks, attach)
-        return windows
-
-    def _read_window(self, read: Read, portion: Portion, window: RawArray, digests: dict[int, Digest]) -> None:
-        digest = digests.setdefault(id(read), Digest()) if read.digest else None
-        spans = [(start, [memoryview(window[start : start + size])]) for start, size in portion.ranges]
-        self._fill(self._file(read.file), portion, spans, digest)
-        if portion is read.portions[-1]:
-            _check(read, digest)
-            digests.pop(id(read), None)
-
-    def _take_window(self, portion: Portion, window: RawArray) -> None:
-        for piece in portion.pieces:
-            if piece.rank == self._ranks.rank:
-                self._put(piece, piece_in_run(window, piece))
-
-
-def _queue(reads: Sequence[Read], rank: int) -> Iterator[tuple[Read, Portion]]:
-    for read in reads:
-        if read.reader == rank:
-            for portion in read.portions:
-                yield read, portion
 
 
 def _layer(
@@ -205,13 +232,11 @@ def _layer(
         yield start, buffers
 
 
-def _check(read: Read, digest: Digest | None) -> None:
-    if digest is None or read.digest is None:
+def _check(read: Read, found: str) -> None:
+    if found == read.digest:
         return
-    found = digest.hex()
-    if found != read.digest:
-        keys = sorted({piece.run.place.spec.key for portion in read.portions for piece in portion.pieces})
-        raise Damaged(
-            f"{read.file}: the block at {read.block.offset} ({read.block.size} bytes) has the digest {found}, "
-            f"the manifest says {read.digest}; it holds {', '.join(keys[:5])}{' ...' if len(keys) > 5 else ''}"
-        )
+    keys = sorted({piece.run.place.spec.key for portion in read.portions for piece in portion.pieces})
+    raise Damaged(
+        f"{read.file}: the block at {read.offset} ({read.size} bytes) has the digest {found}, "
+        f"the manifest says {read.digest}; it holds {', '.join(keys[:5])}{' ...' if len(keys) > 5 else ''}"
+    )

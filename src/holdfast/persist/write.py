@@ -1,22 +1,24 @@
-"""Writing: gather the blocks this rank owns, digest them and put them in their place.
+"""Writing: put together the blocks this rank owns, digest them and write them in their place.
 
-Bytes that another rank holds arrive through shared memory on the same host, and through a
-file of the attempt from another host.
+Bytes that another rank holds are handed over in a file: in the host's shared memory between
+ranks of a host, in the attempt's folder between hosts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from holdfast.core.errors import HoldfastError
 from holdfast.core.ranks import Ranks, together
-from holdfast.format.digest import digest_hex
-from holdfast.persist.arena import Arena
+from holdfast.format.digest import Digest
+from holdfast.persist.arena import create_file, open_reader, open_writer, unlink_file
 from holdfast.plan.arrays import RawArray, Sources, aligned_buffer, part_of, piece_in_run, raw_dtype
-from holdfast.plan.pieces import Piece
+from holdfast.plan.pieces import Piece, Run
 from holdfast.plan.save import BlockPlan, SavePlan
 from holdfast.storage.base import Reader, Storage, Writer
 
@@ -36,10 +38,14 @@ def write_blocks(
 ) -> list[BlockReport]:
     """Write every block of the plan; returns the reports of all ranks, on all ranks."""
     with ExitStack() as stack:
-        nearby = _share_nearby(plan, ranks, sources, stack)
-        faraway = _share_faraway(plan, ranks, storage, attempt, sources, stack)
-        reports = together(ranks, lambda: _write_own(plan, ranks.rank, storage, attempt, sources, nearby, faraway))
+        givers = _hand_over(plan, ranks, storage, attempt, sources, stack)
+        reports = together(ranks, lambda: _write_own(plan, ranks.rank, storage, attempt, sources, givers))
     return [BlockReport(*report) for rank_reports in reports for report in rank_reports]
+
+
+def _travel_file(rank: int) -> str:
+    """The file of an attempt in which `rank` hands bytes to other hosts."""
+    return f"travel-{rank}"
 
 
 def _area_bytes(plan: SavePlan, rank: int, *, across_hosts: bool) -> int:
@@ -49,154 +55,140 @@ def _area_bytes(plan: SavePlan, rank: int, *, across_hosts: bool) -> int:
     return end
 
 
-def _copy_out(plan: SavePlan, rank: int, sources: Sources, area: RawArray, *, across_hosts: bool) -> None:
-    for export in plan.exports(rank, across_hosts=across_hosts):
-        piece = export.piece
-        place = piece.run.place
-        span = area[export.offset : export.offset + piece.bytes]
-        shard = sources.array(place, piece.held)
-        span.view(raw_dtype(place)).reshape(piece.part.sizes)[...] = part_of(shard, piece.part, piece.held)
-
-
-def _share_nearby(plan: SavePlan, ranks: Ranks, sources: Sources, stack: ExitStack) -> dict[int, RawArray]:
-    """Shared memory areas of the ranks on this host, filled with what other ranks' blocks need."""
-    sizes = [_area_bytes(plan, rank, across_hosts=False) for rank in range(ranks.world)]
-    if not any(sizes):
-        return {}
-
-    def fill() -> str | None:
-        if not sizes[ranks.rank]:
-            return None
-        arena = Arena.create(sizes[ranks.rank])
-        stack.callback(arena.unlink)
-        _copy_out(plan, ranks.rank, sources, arena.bytes, across_hosts=False)
-        return arena.name
-
-    names = together(ranks, fill)
-    givers = {piece.rank for block in plan.blocks if block.owner == ranks.rank for piece in block.pieces}
-    here = plan.hosts[ranks.rank]
-
-    def attach() -> dict[int, RawArray]:
-        return {
-            rank: Arena.attach(str(names[rank]), sizes[rank]).bytes
-            for rank in sorted(givers)
-            if rank != ranks.rank and plan.hosts[rank] == here and sizes[rank]
-        }
-
-    areas: dict[int, RawArray] = {}
-    together(ranks, lambda: areas.update(attach()))
-    return areas
-
-
-def _share_faraway(
+def _hand_over(
     plan: SavePlan, ranks: Ranks, storage: Storage, attempt: str, sources: Sources, stack: ExitStack
 ) -> dict[int, Reader]:
-    """Files of the attempt in which ranks hand bytes to blocks on other hosts."""
-    sizes = [_area_bytes(plan, rank, across_hosts=True) for rank in range(ranks.world)]
-    if not any(sizes):
+    """Leave what other ranks need where they find it; returns readers of what they left for this one."""
+    near = [_area_bytes(plan, rank, across_hosts=False) for rank in range(ranks.world)]
+    far = [_area_bytes(plan, rank, across_hosts=True) for rank in range(ranks.world)]
+    if not any(near) and not any(far):
         return {}
+    rank = ranks.rank
 
-    def fill() -> None:
-        if sizes[ranks.rank]:
-            area = aligned_buffer(sizes[ranks.rank])
-            _copy_out(plan, ranks.rank, sources, area, across_hosts=True)
-            storage.put(attempt, travel_file(ranks.rank), area.tobytes())
+    def leave() -> str | None:
+        name = None
+        if near[rank]:
+            name = create_file(near[rank])
+            stack.callback(unlink_file, name)
+            _copy_out(plan, rank, sources, open_writer(name), across_hosts=False)
+        if far[rank]:
+            storage.create(attempt, _travel_file(rank), far[rank])
+            _copy_out(plan, rank, sources, storage.writer(attempt, _travel_file(rank)), across_hosts=True)
+        return name
 
-    together(ranks, fill)
-    givers = {piece.rank for block in plan.blocks if block.owner == ranks.rank for piece in block.pieces}
-    here = plan.hosts[ranks.rank]
-    readers: dict[int, Reader] = {}
+    names = together(ranks, leave)
+    givers: dict[int, Reader] = {}
 
-    def take() -> None:
-        for rank in sorted(givers):
-            if plan.hosts[rank] != here and sizes[rank]:
-                readers[rank] = storage.take(attempt, travel_file(rank))
-                stack.callback(readers[rank].close)
+    def find() -> None:
+        wanted = {piece.rank for block in plan.blocks if block.owner == rank for piece in block.pieces} - {rank}
+        for giver in sorted(wanted):
+            nearby = plan.hosts[giver] == plan.hosts[rank]
+            reader = open_reader(str(names[giver])) if nearby else storage.take(attempt, _travel_file(giver))
+            stack.callback(reader.close)
+            givers[giver] = reader
 
-    together(ranks, take)
-    return readers
+    together(ranks, find)
+    return givers
 
 
-def travel_file(rank: int) -> str:
-    """The file of an attempt in which `rank` hands over bytes; gone before the attempt is published."""
-    return f"travel-{rank}"
+def _copy_out(plan: SavePlan, rank: int, sources: Sources, writer: Writer, *, across_hosts: bool) -> None:
+    try:
+        for export in plan.exports(rank, across_hosts=across_hosts):
+            shard = sources.array(export.piece.run.place, export.piece.held)
+            data = np.ascontiguousarray(part_of(shard, export.piece.part, export.piece.held))
+            writer.write(export.offset, [_bytes(data)])
+    finally:
+        writer.close()
 
 
 def drop_travel_files(plan: SavePlan, storage: Storage, attempt: str) -> None:
+    """Remove what was handed over between hosts: it is not part of the checkpoint."""
     for rank in range(len(plan.hosts)):
         if _area_bytes(plan, rank, across_hosts=True):
-            storage.drop(attempt, travel_file(rank))
+            storage.drop(attempt, _travel_file(rank))
+
+
+def _bytes(array: RawArray) -> memoryview:
+    return memoryview(array.reshape(-1).view("u1"))
 
 
 class _Gatherer:
-    """Finds the bytes of a piece, wherever its rank left them."""
+    """Puts blocks together from live memory and from what other ranks have handed over."""
 
-    def __init__(
-        self,
-        plan: SavePlan,
-        rank: int,
-        sources: Sources,
-        nearby: Mapping[int, RawArray],
-        faraway: Mapping[int, Reader],
-    ) -> None:
+    def __init__(self, plan: SavePlan, rank: int, sources: Sources, givers: Mapping[int, Reader], size: int) -> None:
         self._rank = rank
         self._sources = sources
-        self._nearby = nearby
-        self._faraway = faraway
+        self._givers = givers
+        self._buffer = aligned_buffer(size)
         self._offsets: dict[int, int] = {}
-        for giver in {*nearby, *faraway}:
-            for export in plan.exports(giver, across_hosts=giver in faraway):
+        for giver in givers:
+            across = plan.hosts[giver] != plan.hosts[rank]
+            for export in plan.exports(giver, across_hosts=across):
                 self._offsets[id(export.piece)] = export.offset
 
-    def piece(self, piece: Piece) -> RawArray:
-        place = piece.run.place
-        if piece.rank == self._rank:
-            return part_of(self._sources.array(place, piece.held), piece.part, piece.held)
-        offset = self._offsets[id(piece)]
-        if piece.rank in self._nearby:
-            span = self._nearby[piece.rank][offset : offset + piece.bytes]
-        else:
-            span = aligned_buffer(piece.bytes)
-            self._faraway[piece.rank].read_into(offset, [memoryview(span)])
-        return span.view(raw_dtype(place)).reshape(piece.part.sizes)
-
-    def block(self, block: BlockPlan, buffer: RawArray) -> memoryview:
-        """The whole block: live memory where one piece is all of it, else gathered in `buffer`."""
-        if not block.header and len(block.pieces) == 1:
-            data = self.piece(block.pieces[0])
-            if data.flags.c_contiguous and data.nbytes == block.size:
-                return memoryview(data.reshape(-1).view("u1"))
-        buffer = buffer[: block.size]
+    def block(self, block: BlockPlan) -> Iterator[memoryview]:
+        """The bytes of a block in order: live memory where it is contiguous, else gathered."""
         if block.header:
-            buffer[: len(block.header)] = memoryview(block.header)
-        for piece in block.pieces:
-            piece_in_run(buffer, piece)[...] = self.piece(piece)
-        return memoryview(buffer)
+            yield memoryview(block.header)
+        for run, pieces in _by_run(block.pieces):
+            whole = len(pieces) == 1 and pieces[0].part == run.box
+            if whole and pieces[0].rank == self._rank:
+                own = self._own(pieces[0])
+                if own.flags.c_contiguous:
+                    yield _bytes(own)
+                    continue
+            target = self._buffer[run.at : run.at + run.bytes]
+            if whole and pieces[0].rank != self._rank:
+                self._fetch(pieces[0], target)
+            else:
+                for piece in pieces:
+                    piece_in_run(self._buffer, piece)[...] = self._data(piece)
+            yield memoryview(target)
+
+    def _own(self, piece: Piece) -> RawArray:
+        return part_of(self._sources.array(piece.run.place, piece.held), piece.part, piece.held)
+
+    def _fetch(self, piece: Piece, target: RawArray) -> None:
+        self._givers[piece.rank].read_into(self._offsets[id(piece)], [memoryview(target)])
+
+    def _data(self, piece: Piece) -> RawArray:
+        if piece.rank == self._rank:
+            return self._own(piece)
+        span = aligned_buffer(piece.bytes)
+        self._fetch(piece, span)
+        return span.view(raw_dtype(piece.run.place)).reshape(piece.part.sizes)
+
+
+def _by_run(pieces: Sequence[Piece]) -> Iterator[tuple[Run, list[Piece]]]:
+    """Pieces of one run together, in the order of their bytes."""
+    runs: dict[int, tuple[Run, list[Piece]]] = {}
+    for piece in pieces:
+        runs.setdefault(piece.run.at, (piece.run, []))[1].append(piece)
+    for at in sorted(runs):
+        yield runs[at]
 
 
 def _write_own(
-    plan: SavePlan,
-    rank: int,
-    storage: Storage,
-    attempt: str,
-    sources: Sources,
-    nearby: Mapping[int, RawArray],
-    faraway: Mapping[int, Reader],
+    plan: SavePlan, rank: int, storage: Storage, attempt: str, sources: Sources, givers: Mapping[int, Reader]
 ) -> list[list[Any]]:
     own = [block for block in plan.blocks if block.owner == rank]
-    gatherer = _Gatherer(plan, rank, sources, nearby, faraway)
-    buffer = aligned_buffer(max((block.size for block in own), default=0))
+    gatherer = _Gatherer(plan, rank, sources, givers, max((block.size for block in own), default=0))
     writers: dict[str, Writer] = {}
     reports: list[list[Any]] = []
     try:
         for block in own:
             if block.file not in writers:
                 writers[block.file] = storage.writer(attempt, block.file)
-            data = gatherer.block(block, buffer)
-            if data.nbytes != block.size:
-                raise HoldfastError(f"{block.file} at {block.offset}: gathered {data.nbytes} of {block.size} bytes")
-            reports.append([block.file, block.offset, block.size, digest_hex(data)])
-            writers[block.file].write(block.offset, data)
+            digest = Digest()
+            buffers = []
+            for data in gatherer.block(block):
+                digest.update(data)
+                buffers.append(data)
+            size = sum(data.nbytes for data in buffers)
+            if size != block.size:
+                raise HoldfastError(f"{block.file} at {block.offset}: gathered {size} of {block.size} bytes")
+            writers[block.file].write(block.offset, buffers)
+            reports.append([block.file, block.offset, block.size, digest.hex()])
         for writer in writers.values():
             writer.sync()
     finally:

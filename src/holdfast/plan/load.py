@@ -53,13 +53,17 @@ class Portion:
     ranges: tuple[tuple[int, int], ...]
     pieces: tuple[Piece, ...]
 
+    def takers(self) -> set[int]:
+        return {piece.rank for piece in self.pieces}
+
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """One block to read from, in portions; `digest` is set when the block is to be verified."""
+    """Portions that one rank reads in turn: a whole block when `digest` is set, to be verified."""
 
     file: str
-    block: StoredBlock
+    offset: int
+    size: int
     digest: str | None
     reader: int
     portions: tuple[Portion, ...]
@@ -67,10 +71,6 @@ class Read:
     @property
     def bytes(self) -> int:
         return sum(size for portion in self.portions for _, size in portion.ranges)
-
-    @property
-    def shared(self) -> bool:
-        return any(piece.rank != self.reader for portion in self.portions for piece in portion.pieces)
 
 
 def plan_load(
@@ -82,31 +82,46 @@ def plan_load(
         if want.box.volume:
             by_place.setdefault(want.place, []).append(want)
     load: dict[int, int] = {}
-    return tuple(read for file in files for read in _file_reads(file, by_place, verify, portion_bytes, load))
+    reads = []
+    for file in files:
+        places = [place for place in file.places if place in by_place]
+        begins = [place.begin for place in places]
+        for block in file.blocks:
+            whole = verify and block.digest is not None
+            end = block.offset + block.size
+            portions = [
+                _portion(places, begins, by_place, offset, min(portion_bytes, end - offset), whole=whole)
+                for offset in range(block.offset, end, portion_bytes)
+            ]
+            reads += _reads(file.name, block, portions, load, whole=whole)
+    return tuple(reads)
 
 
-def _file_reads(
-    file: StoredFile, wants: Mapping[Place, list[Want]], verify: bool, portion_bytes: int, load: dict[int, int]
+def _reads(
+    file: str, block: StoredBlock, portions: Sequence[Portion], load: dict[int, int], *, whole: bool
 ) -> Iterator[Read]:
-    places = [place for place in file.places if place in wants]
-    begins = [place.begin for place in places]
-    for block in file.blocks:
-        digest = block.digest if verify else None
-        end = block.offset + block.size
-        portions = [
-            _portion(places, begins, wants, offset, min(portion_bytes, end - offset), whole=digest is not None)
-            for offset in range(block.offset, end, portion_bytes)
-        ]
-        takers = {piece.rank: 0 for portion in portions for piece in portion.pieces}
-        if not takers:
-            continue
-        for portion in portions:
-            for piece in portion.pieces:
-                takers[piece.rank] += piece.bytes
-        reader = min(takers, key=lambda rank: (load.get(rank, 0) - takers[rank], rank))
-        read = Read(file.name, block, digest, reader, tuple(portion for portion in portions if portion.ranges))
-        load[reader] = load.get(reader, 0) + read.bytes
-        yield read
+    """One read for a block that is verified; else each portion goes to a rank that needs it."""
+    if not any(portion.pieces for portion in portions):
+        return
+    if whole:
+        reader = _reader(portions, load)
+        yield Read(file, block.offset, block.size, block.digest, reader, tuple(portions))
+        load[reader] = load.get(reader, 0) + block.size
+        return
+    for portion in portions:
+        if portion.pieces:
+            read = Read(file, portion.offset, portion.size, None, _reader([portion], load), (portion,))
+            load[read.reader] = load.get(read.reader, 0) + read.bytes
+            yield read
+
+
+def _reader(portions: Sequence[Portion], load: Mapping[int, int]) -> int:
+    """The taker with the least to do, counting for it what it would otherwise be handed."""
+    taken: dict[int, int] = {}
+    for portion in portions:
+        for piece in portion.pieces:
+            taken[piece.rank] = taken.get(piece.rank, 0) + piece.bytes
+    return min(taken, key=lambda rank: (load.get(rank, 0) - taken[rank], rank))
 
 
 def _portion(

@@ -7,10 +7,7 @@ attempt, a folder that no reader takes for a checkpoint until `publish` names it
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
-
-if TYPE_CHECKING:
-    from typing_extensions import Buffer
+from typing import Protocol, runtime_checkable
 
 
 class Reader(Protocol):
@@ -18,6 +15,13 @@ class Reader(Protocol):
 
     @property
     def size(self) -> int: ...
+
+    @property
+    def mappable(self) -> bool:
+        """Whether `map` works: the bytes are on this host and sharing them costs nothing."""
+
+    def map(self, offset: int, size: int) -> memoryview:
+        """The bytes themselves, without a copy; the map ends when the view is let go."""
 
     def read_into(self, offset: int, buffers: Sequence[memoryview]) -> None:
         """Fill the buffers in turn from `offset` on; raises Damaged if the file is too short."""
@@ -28,7 +32,8 @@ class Reader(Protocol):
 class Writer(Protocol):
     """One open file of an attempt, shared by the ranks that write disjoint parts of it."""
 
-    def write(self, offset: int, data: Buffer) -> None: ...
+    def write(self, offset: int, buffers: Sequence[memoryview]) -> None:
+        """Write the buffers one after another from `offset` on."""
 
     def sync(self) -> None:
         """Make durable what this writer wrote; a failure is final for the attempt."""

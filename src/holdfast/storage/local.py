@@ -7,23 +7,17 @@ fsync of the folder, rename to the committed name, fsync of the parent.
 from __future__ import annotations
 
 import errno
+import mmap
 import os
 import shutil
 import stat
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
-
 from holdfast.core.errors import Damaged, NotFound, StorageError
 from holdfast.core.filenames import check_file
 from holdfast.storage import linux
 
-if TYPE_CHECKING:
-    from typing_extensions import Buffer
-
-# A single read or write call moves at most about 2 GiB on Linux.
-_CALL_BYTES = 1 << 30
 _CALL_BUFFERS = 512
 
 
@@ -43,8 +37,9 @@ def _failing_as_storage_error(doing: str) -> Iterator[None]:
 class LocalReader:
     """A committed file, opened without following links."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, mappable: bool = False) -> None:
         self.path = path
+        self.mappable = mappable
         with _failing_as_storage_error(f"opening {path}"):
             try:
                 self._descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -57,6 +52,14 @@ class LocalReader:
             os.close(self._descriptor)
             raise Damaged(f"{path} is not a regular file")
         self.size = status.st_size
+
+    def map(self, offset: int, size: int) -> memoryview:
+        skip = offset % mmap.ALLOCATIONGRANULARITY
+        if offset + size > self.size:
+            raise Damaged(f"{self.path} ends at {self.size}, {offset + size - self.size} bytes too early")
+        with _failing_as_storage_error(f"mapping {self.path} at {offset}"):
+            mapped = mmap.mmap(self._descriptor, skip + size, prot=mmap.PROT_READ, offset=offset - skip)
+        return memoryview(mapped)[skip:]
 
     def read_into(self, offset: int, buffers: Sequence[memoryview]) -> None:
         waiting = [buffer.cast("B") for buffer in buffers if buffer.nbytes]
@@ -83,20 +86,27 @@ def _after(buffers: list[memoryview], count: int) -> list[memoryview]:
 
 
 class LocalWriter:
-    """A file of an attempt; several processes may write disjoint parts of it."""
+    """A file of an attempt; several processes may write disjoint parts of it.
 
-    def __init__(self, path: Path) -> None:
+    `write_back` starts the disk on every write at once, so that little is left for `sync`.
+    """
+
+    def __init__(self, path: Path, *, write_back: bool = True) -> None:
         self.path = path
+        self._write_back = write_back
         with _failing_as_storage_error(f"opening {path} for writing"):
             self._descriptor = os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
 
-    def write(self, offset: int, data: Buffer) -> None:
-        waiting = memoryview(data).cast("B")
+    def write(self, offset: int, buffers: Sequence[memoryview]) -> None:
+        waiting = [buffer.cast("B") for buffer in buffers if buffer.nbytes]
+        position = offset
         with _failing_as_storage_error(f"writing {self.path} at {offset}"):
-            while waiting.nbytes:
-                count = os.pwrite(self._descriptor, waiting[:_CALL_BYTES], offset)
-                waiting = waiting[count:]
-                offset += count
+            while waiting:
+                count = os.pwritev(self._descriptor, waiting[:_CALL_BUFFERS], position)
+                position += count
+                waiting = _after(waiting, count)
+            if self._write_back:
+                linux.start_write_back(self._descriptor, offset, position - offset)
 
     def sync(self) -> None:
         with _failing_as_storage_error(f"syncing {self.path}"):
@@ -107,10 +117,15 @@ class LocalWriter:
 
 
 class LocalStorage:
-    """Folders under a path. Files are private to the user: 0600, folders 0700."""
+    """Folders under a path. Files are private to the user: 0600, folders 0700.
 
-    def __init__(self, root: Path) -> None:
+    Committed files are mapped where the file system is a disk or memory of this host; a
+    network file system is read instead, because a map of it fails with a signal, not an error.
+    """
+
+    def __init__(self, root: Path, *, mappable: bool | None = None) -> None:
         self.root = root
+        self._mappable = mappable
 
     @property
     def name(self) -> str:
@@ -154,7 +169,9 @@ class LocalStorage:
 
     def open(self, folder: str, name: str) -> LocalReader:
         check_file(name, self.name)
-        return LocalReader(self.root / folder / name)
+        if self._mappable is None:
+            self._mappable = linux.is_local_file_system(self.root)
+        return LocalReader(self.root / folder / name, mappable=self._mappable)
 
     def begin(self, attempt: str) -> None:
         with _failing_as_storage_error(f"making {self.root / attempt}"):
@@ -195,7 +212,7 @@ class LocalStorage:
         self.create(attempt, name, 0)
         writer = self.writer(attempt, name)
         try:
-            writer.write(0, data)
+            writer.write(0, [memoryview(data)])
             writer.sync()
         finally:
             writer.close()

@@ -3,13 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
-
 from holdfast.core.errors import Damaged, NotFound
 from holdfast.core.filenames import check_file
-
-if TYPE_CHECKING:
-    from typing_extensions import Buffer
 
 
 class MemoryFile:
@@ -23,6 +18,13 @@ class MemoryFile:
     def size(self) -> int:
         return len(self._data)
 
+    @property
+    def mappable(self) -> bool:
+        return True
+
+    def map(self, offset: int, size: int) -> memoryview:
+        return memoryview(bytes(self._data[offset : offset + size]))
+
     def read_into(self, offset: int, buffers: Sequence[memoryview]) -> None:
         for buffer in buffers:
             data = memoryview(self._data)[offset : offset + buffer.nbytes]
@@ -31,9 +33,10 @@ class MemoryFile:
             buffer.cast("B")[:] = data
             offset += buffer.nbytes
 
-    def write(self, offset: int, data: Buffer) -> None:
-        view = memoryview(data).cast("B")
-        self._data[offset : offset + view.nbytes] = view
+    def write(self, offset: int, buffers: Sequence[memoryview]) -> None:
+        for buffer in buffers:
+            self._data[offset : offset + buffer.nbytes] = buffer.cast("B")
+            offset += buffer.nbytes
 
     def sync(self) -> None:
         """Memory has nothing more durable than itself."""
@@ -89,7 +92,7 @@ class MemoryStorage:
 
     def put(self, attempt: str, name: str, data: bytes) -> None:
         self.create(attempt, name, 0)
-        self.writer(attempt, name).write(0, data)
+        self.writer(attempt, name).write(0, [memoryview(data)])
 
     def take(self, attempt: str, name: str) -> MemoryFile:
         return self.open(attempt, name)
