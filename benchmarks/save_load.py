@@ -158,7 +158,7 @@ def measure(arguments: argparse.Namespace, contest: Contest, rows: Any, columns:
         os.close(descriptor)
 
     def dcp_hf() -> None:
-        keys = {key: 1 for key in rows.state_dict()}
+        keys = dict.fromkeys(rows.state_dict(), 1)
         writer = dcp.HuggingFaceStorageWriter(
             str(root / "dcp-hf"), fqn_to_index_mapping=keys, save_distributed=True, enable_consolidation=True
         )

@@ -77,7 +77,9 @@ def load(
     from holdfast.adapters.comm import current_ranks
 
     options = LoadOptions(strict, verify, cast, _patterns(only), _patterns(ignore), dict(ties or {}), mesh)
-    return load_checkpoint(current_ranks(deadline_s), lambda: open_checkpoint(path), state, options, progress, deadline_s)
+    return load_checkpoint(
+        current_ranks(deadline_s), lambda: open_checkpoint(path), state, options, progress, deadline_s
+    )
 
 
 def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:

@@ -78,7 +78,9 @@ class Checkpointer:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
     def close(self) -> None:
@@ -119,9 +121,7 @@ class Checkpointer:
         damage. When all are damaged, raises Damaged. `last_report` tells what was loaded.
         """
         ranks = self._ranks()
-        options = LoadOptions(
-            strict, verify, cast, tuple(only), tuple(ignore), self._options.ties, self._options.mesh
-        )
+        options = LoadOptions(strict, verify, cast, tuple(only), tuple(ignore), self._options.ties, self._options.mesh)
         skipped: list[str] = []
         for candidate in self._candidates(ranks, step, skipped):
             try:

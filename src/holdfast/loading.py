@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from holdfast.core.errors import HoldfastError
@@ -68,7 +68,7 @@ def load_checkpoint(
     """Load a checkpoint into the live state; every rank returns or raises alike."""
     started = time.perf_counter()
     targets, answers = _find(ranks, opener, state, options)
-    checkpoint = targets.checkpoint
+    checkpoint = targets.wants.checkpoint
     assert isinstance(checkpoint, Checkpoint)
     findings = {
         kind: tuple(sorted({text for answer in answers for text in answer[kind]}))
@@ -80,10 +80,9 @@ def load_checkpoint(
     mapped = all(answer["mapped"] for answer in answers)
     portion_bytes = MAP_BYTES if mapped else PORTION_BYTES
     reads, neighbours = _plan(ranks, checkpoint, answers, verify=options.verify, portion_bytes=portion_bytes)
-    loading = Loading(ranks, checkpoint.open_file, targets.destinations, progress)
+    loading = Loading(ranks, checkpoint.open_file, targets.wants.destinations, progress)
     result = loading.run_mapped(reads) if mapped else loading.run_read(reads, neighbours, deadline_s)
-    _raise_failure(ranks, result.failure)
-    together(ranks, targets.finish)
+    _finish(ranks, targets, result.failure)
     verified = options.verify and all(read.digest is not None for read in reads)
     return LoadReport(
         step=checkpoint.step,
@@ -95,7 +94,7 @@ def load_checkpoint(
         cast=findings["cast"],
         notes=tuple(targets.notes),
         verified=verified,
-        needed_bytes=sum(box.volume * place.spec.dtype.bytes for place, box in targets.destinations),
+        needed_bytes=sum(box.volume * place.spec.dtype.bytes for place, box in targets.wants.destinations),
         read_bytes=result.read_bytes,
         seconds=time.perf_counter() - started,
     )
@@ -105,7 +104,8 @@ def _find(
     ranks: Ranks, opener: Callable[[], Checkpoint], state: MutableMapping[str, Any], options: LoadOptions
 ) -> tuple[Targets, list[dict[str, Any]]]:
     from holdfast.adapters.entries import live_mesh, sort_state
-    from holdfast.adapters.targets import Choice, Targets, describe_wants
+    from holdfast.adapters.targets import Targets
+    from holdfast.adapters.wants import Choice, Wants
 
     found: list[Targets] = []
 
@@ -114,7 +114,8 @@ def _find(
         live = sort_state(state, options.ties)
         mesh = live_mesh(live, ranks.world, options.mesh)
         choice = Choice(tuple(options.only), tuple(options.ignore))
-        targets = Targets(checkpoint, live, choice, cast=options.cast, mesh=mesh, rank=ranks.rank, world=ranks.world)
+        wants = Wants(checkpoint, choice, cast=options.cast)
+        targets = Targets(live, wants, mesh, ranks.rank, ranks.world)
         targets.find(state)
         found.append(targets)
         group_of = {file.name: group for group, files in checkpoint.stored_files.items() for file in files}
@@ -122,16 +123,13 @@ def _find(
             "host": ranks.host(),
             "attempt": checkpoint.manifest.attempt,
             "mapped": checkpoint.mappable,
-            "missing": targets.findings.missing,
-            "mismatched": targets.findings.mismatched,
-            "cast": targets.findings.cast,
-            "wanted": targets.findings.wanted,
-            "boxes": list(describe_wants(targets, group_of)),
+            **asdict(wants.findings),
+            "boxes": list(targets.describe(group_of)),
         }
 
     answers = together(ranks, work)
     if len({answer["attempt"] for answer in answers}) > 1:
-        raise HoldfastError(f"{found[0].checkpoint.path}: the ranks see different checkpoints under this name")
+        raise HoldfastError(f"{found[0].wants.checkpoint.path}: the ranks see different checkpoints under this name")
     return found[0], answers
 
 
@@ -161,9 +159,13 @@ def _plan(
     return plan_load(files, wants, verify=verify, portion_bytes=portion_bytes), neighbours
 
 
-def _raise_failure(ranks: Ranks, failure: HoldfastError | None) -> None:
-    def work() -> None:
+def _finish(ranks: Ranks, targets: Targets, failure: HoldfastError | None) -> None:
+    """Once every rank has read all it wants, hand over what is not filled in place."""
+
+    def work() -> bool:
         if failure is not None:
             raise failure
+        return targets.has_actions
 
-    together(ranks, work)
+    if any(together(ranks, work)):
+        together(ranks, targets.finish)

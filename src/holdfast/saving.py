@@ -138,13 +138,13 @@ class Saver:
         specs: dict[str, list[TensorSpec]] = {group: [] for group in sorted(shared.kinds)}
         for (group, key), tensor in shared.tensors.items():
             specs[group].append(TensorSpec(key, tensor.dtype, tensor.shape))
-        groups = {
-            group: split_group(group, members, self._options.max_shard_bytes) for group, members in specs.items()
-        }
+        groups = {group: split_group(group, members, self._options.max_shard_bytes) for group, members in specs.items()}
         files = [file for members in groups.values() for file in members]
         group_of = {file.name: group for group, members in groups.items() for file in members}
         holdings = {
-            place: shared.tensors[group_of[file.name], place.spec.key].holding for file in files for place in file.places
+            place: shared.tensors[group_of[file.name], place.spec.key].holding
+            for file in files
+            for place in file.places
         }
         plan = plan_save(files, holdings, shared.hosts, self._options.block_bytes)
         self._planned = (layout, _Planned(plan, groups))

@@ -56,9 +56,8 @@ class TorchRanks:
         frames = self._gather_bytes(struct.pack("<Q", len(data)) + data[:_FRAME_BYTES], 8 + _FRAME_BYTES)
         sizes = [struct.unpack("<Q", frame[:8])[0] for frame in frames]
         longest = max(sizes)
-        if longest <= _FRAME_BYTES:
-            parts = [frame[8:] for frame in frames]
-        else:
+        parts = [frame[8:] for frame in frames]
+        if longest > _FRAME_BYTES:
             parts = self._gather_bytes(data, longest)
         return [_unpack(part[:size]) for part, size in zip(parts, sizes, strict=True)]
 

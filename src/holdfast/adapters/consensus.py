@@ -90,7 +90,8 @@ def _agree_on_trees(
 ) -> dict[str, Any]:
     """The state.json entries: one value where ranks agree, else a value for each coordinate."""
     axes = {
-        name: varying_axes(mesh, [own.get(name) for own in digests]) for name in sorted({n for own in digests for n in own})
+        name: varying_axes(mesh, [own.get(name) for own in digests])
+        for name in sorted({n for own in digests for n in own})
     }
 
     def own_values() -> dict[str, list[Any]]:
@@ -118,9 +119,7 @@ def _agree_on_trees(
     return entries
 
 
-def _agree_on_optimizers(
-    everyone: Sequence[Mapping[str, Any]], tensors: Mapping[TensorName, Agreed]
-) -> dict[str, Any]:
+def _agree_on_optimizers(everyone: Sequence[Mapping[str, Any]], tensors: Mapping[TensorName, Agreed]) -> dict[str, Any]:
     entries = {}
     for name in sorted({name for own in everyone for name in own}):
         answers = [own[name] for own in everyone if name in own]
@@ -132,7 +131,7 @@ def _agree_on_optimizers(
             "groups": merge_groups(answer["groups"] for answer in answers),
             "stateless": sorted(stateless),
             "scalars": scalars,
-            "masters": any(answer["masters"] for answer in answers),
+            "masters": next((answer["masters"] for answer in answers if answer["masters"]), None),
         }
     return entries
 
@@ -178,13 +177,13 @@ def differing_replicas(
     seen: dict[str, tuple[int, str]] = {}
     differing: dict[str, tuple[int, int]] = {}
     for rank, prints in enumerate(everyone):
-        for label, value in prints:
-            first_rank, first = seen.setdefault(label, (rank, value))
+        for cell_name, value in prints:
+            first_rank, first = seen.setdefault(cell_name, (rank, value))
             if value != first:
-                differing.setdefault(label, (first_rank, rank))
+                differing.setdefault(cell_name, (first_rank, rank))
     tolerated = []
-    for label, (first_rank, rank) in differing.items():
-        group, key, _ = label.split("\n")
+    for cell_name, (first_rank, rank) in differing.items():
+        group, key, _ = cell_name.split("\n")
         role = agreed[group, key].role
         if role != "buffer" and replicas != "first":
             raise LayoutError(
@@ -206,6 +205,6 @@ def _own_fingerprints(
             for offer in offers:
                 for part in offer.holder.parts:
                     if part.box.contains(cell.box):
-                        view = stored_view(offer, part)[(*cell.box.within(part.box), ...)]
+                        view = stored_view(offer, part)[cell.box.within(part.box)]
                         out.append([f"{group}\n{key}\n{number}", fingerprint(view)])
     return out

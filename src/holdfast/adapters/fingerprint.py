@@ -6,12 +6,13 @@ import torch
 
 from holdfast.adapters.tensors import raw_array
 from holdfast.format.digest import digest_hex
+from holdfast.plan.arrays import bytes_of
 
 
 def fingerprint(tensor: torch.Tensor) -> str:
     """A text that equal tensors share: a digest on the CPU, two sums over the bits on a device."""
     if tensor.device.type == "cpu":
-        return digest_hex(memoryview(raw_array(tensor.contiguous()).reshape(-1).view("u1")))
+        return digest_hex(bytes_of(raw_array(tensor.contiguous())))
     bits = tensor.contiguous().reshape(-1).view(torch.uint8)
     total = torch.zeros(2, dtype=torch.int64, device=tensor.device)
     # In slices: the weights and wide integers would otherwise be sixteen times the tensor.

@@ -38,8 +38,8 @@ def unwrap(module: nn.Module) -> nn.Module:
     while True:
         if isinstance(module, nn.parallel.DistributedDataParallel | nn.DataParallel):
             module = module.module
-        elif isinstance(getattr(module, "_orig_mod", None), nn.Module):
-            module = module._orig_mod
+        elif isinstance(original := getattr(module, "_orig_mod", None), nn.Module):
+            module = original
         else:
             return module
 

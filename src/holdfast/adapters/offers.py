@@ -144,7 +144,7 @@ def _collect_optimizer(out: Collected, live: LiveState, name: str, optimizer: An
         "groups": groups,
         "stateless": [] if view.declared else [key for key in view.params if key not in with_state],
         "scalars": {key: statejson.encode(value, f"{name}[{key}]") for key, value in view.scalars.items()},
-        "masters": bool(view.masters),
+        "masters": view.master_name if view.masters else None,
     }
 
 

@@ -11,6 +11,7 @@ from torch.distributed.tensor import DTensor
 
 from holdfast.adapters.tensors import FlatShard
 from holdfast.core.errors import LayoutError, Unsupported
+from holdfast.format.names import natural_key
 
 MASTERS = "master_weights"
 _MASTER_NAMES = frozenset({"master", "master_param", "master_weight", "master_weights"})
@@ -40,7 +41,7 @@ class OptimizerView:
     masters: dict[str, StateTensor]
     scalars: dict[str, dict[str, Any]]
     params: dict[str, torch.Tensor] = field(default_factory=dict)
-    master_name: str = "master"
+    master_name: str | None = None
     declared: bool = False
 
 
@@ -65,13 +66,13 @@ def view_optimizer(name: str, optimizer: Any, key_of: Mapping[int, str]) -> Opti
     if isinstance(optimizer, DeclaresShards):
         return _view_declared(name, optimizer, key_of)
     inner = inner_optimizer(optimizer)
-    view = OptimizerView(inner, {}, {}, {})
+    view = OptimizerView(inner, {}, {}, {}, master_name=_master_name(inner))
     for param in (param for group in inner.param_groups for param in group["params"]):
         key = key_of_param(name, param, key_of)
         view.params[key] = param
         for state_name, value in inner.state.get(param, {}).items():
             if isinstance(value, torch.Tensor):
-                if state_name in _MASTER_NAMES:
+                if is_master(state_name):
                     view.masters[key] = value
                 else:
                     view.tensors[f"{key}/{state_name}"] = value
@@ -80,11 +81,20 @@ def view_optimizer(name: str, optimizer: Any, key_of: Mapping[int, str]) -> Opti
     return view
 
 
+def is_master(state_name: str) -> bool:
+    """Whether a state is an fp32 master of its parameter, by the names that optimizers give it."""
+    return state_name in _MASTER_NAMES
+
+
+def _master_name(optimizer: Any) -> str | None:
+    return next((name for state in optimizer.state.values() for name in state if is_master(name)), None)
+
+
 def _view_declared(name: str, optimizer: DeclaresShards, key_of: Mapping[int, str]) -> OptimizerView:
-    view = OptimizerView(optimizer, {}, {}, {}, declared=True)
+    view = OptimizerView(optimizer, {}, {}, {}, master_name="master", declared=True)
     for shard in optimizer.holdfast_shards():
         key = shard.param if isinstance(shard.param, str) else key_of_param(name, shard.param, key_of)
-        target, label = (view.masters, key) if shard.state in _MASTER_NAMES else (view.tensors, f"{key}/{shard.state}")
+        target, label = (view.masters, key) if is_master(shard.state) else (view.tensors, f"{key}/{shard.state}")
         if label in target:
             raise LayoutError(f"{name}: holdfast_shards gives two shards of {label} on one rank")
         target[label] = shard
@@ -116,11 +126,13 @@ def merge_groups(per_rank: Iterable[list[dict[str, Any]]]) -> list[dict[str, Any
     for groups in per_rank:
         for index, group in enumerate(groups):
             known = merged.setdefault(f"{index}:{group['options']!r}", {"params": [], "options": group["options"]})
-            known["params"] = list(dict.fromkeys([*known["params"], *group["params"]]))
+            known["params"] = sorted({*known["params"], *group["params"]}, key=natural_key)
     return list(merged.values())
 
 
-def new_state(param: torch.Tensor, state_name: str, shape: tuple[int, ...], dtype: torch.dtype, group: dict[str, Any]) -> torch.Tensor:
+def new_state(
+    param: torch.Tensor, state_name: str, shape: tuple[int, ...], dtype: torch.dtype, group: dict[str, Any]
+) -> torch.Tensor:
     """Memory for a state that an optimizer has not made yet, laid out as the optimizer would."""
     if shape == tuple(param.shape) and (shape or state_name != "step"):
         return torch.empty_like(param, dtype=dtype, requires_grad=False)

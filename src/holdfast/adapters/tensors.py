@@ -6,6 +6,7 @@ run of elements of a tensor that lives in a 1-d buffer.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -119,7 +120,7 @@ def _matching_parts(
     shape: tuple[int, ...],
     sizes: tuple[int, ...],
     placements: list[Placement],
-    coordinate: list[int],
+    coordinate: Sequence[int],
     found: tuple[int, ...],
     where: str,
 ) -> tuple[Part, ...]:

@@ -46,7 +46,7 @@ def together(ranks: Ranks, work: Callable[[], T]) -> list[T]:
     answer: dict[str, Any]
     try:
         answer = {"value": work()}
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001  (the others must hear of it, whatever it is)
         failure = error
         answer = {"error": error_record(error)}
     answers = ranks.gather(answer)

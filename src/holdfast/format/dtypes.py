@@ -7,7 +7,7 @@ records the logical name: complex numbers as pairs of reals, packed 4-bit as raw
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from holdfast.core.errors import Unsupported
 
@@ -87,5 +87,5 @@ def numpy_dtype(name: str) -> np.dtype[np.generic]:
     if dtype.name in _ML_DTYPES:
         import ml_dtypes
 
-        return np.dtype(getattr(ml_dtypes, dtype.name))
-    return np.dtype(dtype.name)
+        return cast("np.dtype[np.generic]", np.dtype(getattr(ml_dtypes, dtype.name)))
+    return cast("np.dtype[np.generic]", np.dtype(dtype.name))

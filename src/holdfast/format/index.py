@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from holdfast.core.errors import Damaged
-from holdfast.format import strictjson
 from holdfast.core.filenames import check_file
+from holdfast.format import strictjson
 from holdfast.format.names import key_problem
 
 

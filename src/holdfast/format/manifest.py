@@ -11,9 +11,9 @@ from typing import Any
 
 from holdfast.core import limits
 from holdfast.core.errors import Damaged, HoldfastError
+from holdfast.core.filenames import check_file
 from holdfast.format import strictjson
 from holdfast.format.digest import HEX_DIGITS, digest_hex
-from holdfast.core.filenames import check_file
 from holdfast.format.names import MANIFEST, check_group
 from holdfast.format.versions import CURRENT, upgrade
 

@@ -53,7 +53,7 @@ def check_key(key: str, where: str) -> None:
 
 def check_group(group: str) -> None:
     """Raise Unsupported unless `group` may become part of a file name."""
-    if not is_plain(group) or len(group) > _GROUP_CHARS or group.split("/")[-1].lower() in _DEVICES:
+    if not is_plain(group) or len(group) > _GROUP_CHARS or group.rsplit("/", maxsplit=1)[-1].lower() in _DEVICES:
         raise Unsupported(
             f"the name {group[:80]!r} cannot name a group of tensors: "
             "use letters, digits, '_', '.' and '-', and no device name such as 'con'"

@@ -114,20 +114,16 @@ def _decode_tag(tag: str, content: Any, where: str, leaf: Callable[[str, Any], A
         if tag == "$numpy":
             return _decode_numpy_scalar(content)
         if tag in ("$tuple", "$set", "$frozenset"):
-            make = {"$tuple": tuple, "$set": set, "$frozenset": frozenset}[tag]
-            return make(decode(item, where, leaf) for item in content)
+            items = [decode(item, where, leaf) for item in content]
+            return tuple(items) if tag == "$tuple" else set(items) if tag == "$set" else frozenset(items)
         if tag in ("$dict", "$OrderedDict", "$Counter"):
-            pairs = ((decode(k, where, leaf), decode(v, where, leaf)) for k, v in content)
-            return {"$dict": dict, "$OrderedDict": OrderedDict, "$Counter": _counter}[tag](pairs)
+            pairs = {decode(k, where, leaf): decode(v, where, leaf) for k, v in content}
+            return pairs if tag == "$dict" else OrderedDict(pairs) if tag == "$OrderedDict" else Counter(pairs)
     except (KeyError, TypeError, ValueError) as error:
         raise Damaged(f"{where}: a bad {tag} value: {error}") from None
     if leaf is not None:
         return leaf(tag, content)
     raise Damaged(f"{where}: the unknown tag {tag[:40]!r}")
-
-
-def _counter(pairs: Any) -> Counter[Any]:
-    return Counter(dict(pairs))
 
 
 def _decode_numpy_scalar(content: Any) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from types import EllipsisType
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -49,11 +50,10 @@ class Box:
         """The same box, counted from where `origin` begins."""
         return Box(tuple(a - b for a, b in zip(self.offsets, origin.offsets, strict=True)), self.sizes)
 
-    def within(self, origin: Box) -> tuple[slice, ...]:
-        """The index that takes this box out of an array that holds `origin`."""
-        return tuple(
-            slice(a - b, a - b + n) for a, n, b in zip(self.offsets, self.sizes, origin.offsets, strict=True)
-        )
+    def within(self, origin: Box) -> tuple[slice | EllipsisType, ...]:
+        """The index that takes this box out of an array that holds `origin`, as a view also if 0-d."""
+        slices = (slice(a - b, a - b + n) for a, n, b in zip(self.offsets, self.sizes, origin.offsets, strict=True))
+        return (*slices, ...)
 
     def is_contiguous_in(self, shape: tuple[int, ...]) -> bool:
         """Whether the box is one run of bytes in a row-major array of `shape`."""

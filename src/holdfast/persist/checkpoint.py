@@ -20,8 +20,8 @@ from holdfast.format.header import LENGTH_BYTES, decode_header, header_bytes
 from holdfast.format.index import decode_index
 from holdfast.format.manifest import FileRecord, GroupRecord, Manifest, decode_manifest
 from holdfast.layout.box import Box
-from holdfast.plan.arrays import ArrayDestination, raw_dtype
 from holdfast.persist.read import PORTION_BYTES, Loading, Progress
+from holdfast.plan.arrays import ArrayDestination, raw_dtype
 from holdfast.plan.files import Place, TensorSpec
 from holdfast.plan.load import StoredBlock, StoredFile, Want, plan_load
 from holdfast.storage.base import Reader, Storage

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -19,7 +20,7 @@ from holdfast.core.ranks import Ranks, together
 from holdfast.format.digest import Digest
 from holdfast.layout.box import Box
 from holdfast.persist.share import Exchange
-from holdfast.plan.arrays import Destination, RawArray, aligned_buffer, part_of, piece_in_run
+from holdfast.plan.arrays import Destination, RawArray, aligned_buffer, bytes_of, part_of, piece_in_run
 from holdfast.plan.files import Place
 from holdfast.plan.load import Portion, Read
 from holdfast.plan.pieces import Piece
@@ -60,7 +61,7 @@ class Loading:
         try:
             for read in reads:
                 if read.reader == self._ranks.rank or any(self._ranks.rank in p.takers() for p in read.portions):
-                    self._guarded(lambda read=read: self._copy_mapped(read))
+                    self._guarded(partial(self._copy_mapped, read))
         finally:
             self._close()
         return self._loaded
@@ -95,7 +96,7 @@ class Loading:
                 self._loaded.read_bytes += size
                 self._progress(size)
             if digest is not None:
-                digest.update(memoryview(data))
+                digest.update(data.data)
             self._scatter(portion, data)
         if digest is not None:
             _check(read, digest.hex())
@@ -114,7 +115,7 @@ class Loading:
     def _run_alone(self, queue: Sequence[tuple[Read, Portion]]) -> None:
         scratch = aligned_buffer(PORTION_BYTES if queue else 0)
         for read, portion in queue:
-            self._guarded(lambda read=read, portion=portion: self._read(read, portion, scratch))
+            self._guarded(partial(self._read, read, portion, scratch))
 
     def _run_shared(self, exchange: Exchange, reads: Sequence[Read], queue: Sequence[tuple[Read, Portion]]) -> None:
         scratch = aligned_buffer(PORTION_BYTES)
@@ -124,20 +125,20 @@ class Loading:
         expected = sum(1 for reader, portion in portions if reader != rank and rank in portion.takers())
 
         def take(number: int, window: RawArray) -> None:
-            self._guarded(lambda: self._scatter(portions[number][1], window))
+            self._guarded(partial(self._scatter, portions[number][1], window))
 
         with exchange.opened(expected, take):
             for read, portion in queue:
                 takers = portion.takers() - {rank}
                 if not takers:
                     exchange.serve()
-                    self._guarded(lambda read=read, portion=portion: self._read(read, portion, scratch))
+                    self._guarded(partial(self._read, read, portion, scratch))
                     continue
                 slot, window = exchange.free_slot()
-                good = self._guarded(lambda read=read, portion=portion, to=window: self._read_window(read, portion, to))
+                good = self._guarded(partial(self._read_window, read, portion, window))
                 exchange.offer(numbers[id(portion)], slot, takers, good=good)
                 if good and rank in portion.takers():
-                    self._guarded(lambda portion=portion, source=window: self._scatter(portion, source))
+                    self._guarded(partial(self._scatter, portion, window))
 
     def _guarded(self, work: Callable[[], None]) -> bool:
         """Keep the first failure for later: a rank that stops early would leave others waiting."""
@@ -147,7 +148,7 @@ class Loading:
             work()
         except HoldfastError as error:
             self._loaded.failure = error
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001  (others wait for this rank, whatever went wrong)
             self._loaded.failure = error_from_record(error_record(error))
             self._loaded.failure.__cause__ = error
         return self._loaded.failure is None
@@ -166,7 +167,7 @@ class Loading:
                 self._put(piece, piece_in_run(scratch, piece))
 
     def _read_window(self, read: Read, portion: Portion, window: RawArray) -> None:
-        spans = [(start, [memoryview(window[start : start + size])]) for start, size in portion.ranges]
+        spans = [(start, [window[start : start + size].data]) for start, size in portion.ranges]
         self._fill(read, portion, spans)
 
     def _scatter(self, portion: Portion, window: RawArray) -> None:
@@ -201,7 +202,7 @@ class Loading:
                 continue
             target = part_of(array, piece.part, piece.held)
             if target.flags.c_contiguous and target.nbytes:
-                out[id(piece)] = memoryview(target.reshape(-1).view("u1"))
+                out[id(piece)] = bytes_of(target)
                 position = piece.run.at + piece.bytes
         return out
 
@@ -224,11 +225,11 @@ def _layer(
             if at < start or at >= end:
                 continue
             if at > position:
-                buffers.append(memoryview(scratch[position:at]))
+                buffers.append(scratch[position:at].data)
             buffers.append(target)
             position = at + target.nbytes
         if position < end:
-            buffers.append(memoryview(scratch[position:end]))
+            buffers.append(scratch[position:end].data)
         yield start, buffers
 
 

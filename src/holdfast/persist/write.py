@@ -17,7 +17,7 @@ from holdfast.core.errors import HoldfastError
 from holdfast.core.ranks import Ranks, together
 from holdfast.format.digest import Digest
 from holdfast.persist.arena import create_file, open_reader, open_writer, unlink_file
-from holdfast.plan.arrays import RawArray, Sources, aligned_buffer, part_of, piece_in_run, raw_dtype
+from holdfast.plan.arrays import RawArray, Sources, aligned_buffer, bytes_of, part_of, piece_in_run, raw_dtype
 from holdfast.plan.pieces import Piece, Run
 from holdfast.plan.save import BlockPlan, SavePlan
 from holdfast.storage.base import Reader, Storage, Writer
@@ -33,9 +33,7 @@ class BlockReport:
     digest: str
 
 
-def write_blocks(
-    plan: SavePlan, ranks: Ranks, storage: Storage, attempt: str, sources: Sources
-) -> list[BlockReport]:
+def write_blocks(plan: SavePlan, ranks: Ranks, storage: Storage, attempt: str, sources: Sources) -> list[BlockReport]:
     """Write every block of the plan; returns the reports of all ranks, on all ranks."""
     with ExitStack() as stack:
         givers = _hand_over(plan, ranks, storage, attempt, sources, stack)
@@ -96,7 +94,7 @@ def _copy_out(plan: SavePlan, rank: int, sources: Sources, writer: Writer, *, ac
         for export in plan.exports(rank, across_hosts=across_hosts):
             shard = sources.array(export.piece.run.place, export.piece.held)
             data = np.ascontiguousarray(part_of(shard, export.piece.part, export.piece.held))
-            writer.write(export.offset, [_bytes(data)])
+            writer.write(export.offset, [bytes_of(data)])
     finally:
         writer.close()
 
@@ -106,10 +104,6 @@ def drop_travel_files(plan: SavePlan, storage: Storage, attempt: str) -> None:
     for rank in range(len(plan.hosts)):
         if _area_bytes(plan, rank, across_hosts=True):
             storage.drop(attempt, _travel_file(rank))
-
-
-def _bytes(array: RawArray) -> memoryview:
-    return memoryview(array.reshape(-1).view("u1"))
 
 
 class _Gatherer:
@@ -135,7 +129,7 @@ class _Gatherer:
             if whole and pieces[0].rank == self._rank:
                 own = self._own(pieces[0])
                 if own.flags.c_contiguous:
-                    yield _bytes(own)
+                    yield bytes_of(own)
                     continue
             target = self._buffer[run.at : run.at + run.bytes]
             if whole and pieces[0].rank != self._rank:
@@ -143,13 +137,13 @@ class _Gatherer:
             else:
                 for piece in pieces:
                     piece_in_run(self._buffer, piece)[...] = self._data(piece)
-            yield memoryview(target)
+            yield target.data
 
     def _own(self, piece: Piece) -> RawArray:
         return part_of(self._sources.array(piece.run.place, piece.held), piece.part, piece.held)
 
     def _fetch(self, piece: Piece, target: RawArray) -> None:
-        self._givers[piece.rank].read_into(self._offsets[id(piece)], [memoryview(target)])
+        self._givers[piece.rank].read_into(self._offsets[id(piece)], [target.data])
 
     def _data(self, piece: Piece) -> RawArray:
         if piece.rank == self._rank:

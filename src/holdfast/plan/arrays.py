@@ -53,8 +53,13 @@ class ArrayDestination:
 
 
 def part_of(array: RawArray, part: Box, held: Box) -> RawArray:
-    """A view of `part` in the array that holds `held`; the ellipsis keeps 0-d views arrays."""
-    return array[(*part.within(held), ...)]
+    """A view of `part` in the array that holds `held`."""
+    return array[part.within(held)]
+
+
+def bytes_of(array: RawArray) -> memoryview:
+    """The bytes of a contiguous array, without a copy."""
+    return array.reshape(-1).view("u1").data
 
 
 def run_array(buffer: RawArray, run: Run) -> RawArray:

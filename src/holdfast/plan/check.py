@@ -104,4 +104,6 @@ def _hole_message(what: str, box: Box, shape: tuple[int, ...]) -> str:
 
 
 def _say(box: Box) -> str:
-    return "[" + ", ".join(f"{offset}:{offset + size}" for offset, size in zip(box.offsets, box.sizes, strict=True)) + "]"
+    return (
+        "[" + ", ".join(f"{offset}:{offset + size}" for offset, size in zip(box.offsets, box.sizes, strict=True)) + "]"
+    )

@@ -76,7 +76,5 @@ def _file_plan(name: str, members: Sequence[TensorSpec]) -> FilePlan:
         entries.append(TensorEntry(spec.key, spec.dtype, spec.shape, position, position + spec.bytes))
         position += spec.bytes
     header = encode_header(entries)
-    places = tuple(
-        Place(spec, name, len(header) + entry.begin) for spec, entry in zip(ordered, entries, strict=True)
-    )
+    places = tuple(Place(spec, name, len(header) + entry.begin) for spec, entry in zip(ordered, entries, strict=True))
     return FilePlan(name, header, len(header) + position, places)

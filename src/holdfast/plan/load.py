@@ -82,7 +82,7 @@ def plan_load(
         if want.box.volume:
             by_place.setdefault(want.place, []).append(want)
     load: dict[int, int] = {}
-    reads = []
+    reads: list[Read] = []
     for file in files:
         places = [place for place in file.places if place in by_place]
         begins = [place.begin for place in places]

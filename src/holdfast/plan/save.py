@@ -7,6 +7,7 @@ block has one owner on a host that holds it, and the bytes are balanced over the
 from __future__ import annotations
 
 import bisect
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -96,7 +97,7 @@ def _drafts(
     cuts = sorted({*range(0, file.size, block_bytes), *_host_cuts(file, holdings, hosts), file.size})
     begins = [place.begin for place in file.places]
     finders = {place: _CellFinder(holdings[place]) for place in file.places}
-    for offset, end in zip(cuts, cuts[1:], strict=False):
+    for offset, end in itertools.pairwise(cuts):
         parts = []
         held: dict[int, int] = {}
         for run in runs_in(file.places, begins, offset, end - offset):

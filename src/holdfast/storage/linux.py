@@ -79,5 +79,8 @@ def start_write_back(descriptor: int, offset: int, size: int) -> None:
     libc = _libc()
     if libc is not None and hasattr(libc, "sync_file_range"):
         libc.sync_file_range(
-            ctypes.c_int(descriptor), ctypes.c_int64(offset), ctypes.c_int64(size), ctypes.c_uint(_SYNC_FILE_RANGE_WRITE)
+            ctypes.c_int(descriptor),
+            ctypes.c_int64(offset),
+            ctypes.c_int64(size),
+            ctypes.c_uint(_SYNC_FILE_RANGE_WRITE),
         )

@@ -14,6 +14,7 @@ import stat
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+
 from holdfast.core.errors import Damaged, NotFound, StorageError
 from holdfast.core.filenames import check_file
 from holdfast.storage import linux

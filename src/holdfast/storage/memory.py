@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+
 from holdfast.core.errors import Damaged, NotFound
 from holdfast.core.filenames import check_file
 

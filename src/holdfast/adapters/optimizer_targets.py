@@ -1,0 +1,137 @@
+"""Loading into optimizers: state by parameter key, made where there is none yet; options by key."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from holdfast.adapters.entries import LiveState, masters_group
+from holdfast.adapters.offers import decode_options
+from holdfast.adapters.optimizer import (
+    OptimizerView,
+    assign_options,
+    group_options,
+    is_master,
+    key_of_param,
+    new_state,
+    view_optimizer,
+)
+from holdfast.adapters.wants import Wants
+from holdfast.format import statejson
+
+Action = Callable[[], None]
+
+
+class OptimizerTargets:
+    """One optimizer's destinations and what is done once they are filled."""
+
+    def __init__(self, name: str, optimizer: Any, live: LiveState, wants: Wants) -> None:
+        self._name = name
+        self._optimizer = optimizer
+        self._wants = wants
+        self._module, self._key_of = live.parameter_keys(optimizer)
+        self._entry: Mapping[str, Any] = wants.checkpoint.state.get(name) or {}
+        self.actions: list[Action] = []
+        self.notes: list[str] = []
+
+    def find(self) -> None:
+        view = view_optimizer(self._name, self._optimizer, self._key_of)
+        if not self._entry or self._name not in self._wants.checkpoint.manifest.groups:
+            if self._wants.choice.takes_entry(self._name):
+                self._wants.findings.missing.append(f"{self._name}: the checkpoint has no such optimizer")
+            return
+        if view.declared:
+            self._find_declared(view)
+        else:
+            self._find_states(view)
+        if self._wants.choice.takes(self._name, "param_groups"):
+            self.actions.append(self._give_options)
+
+    def _find_declared(self, view: OptimizerView) -> None:
+        for key, value in view.tensors.items():
+            if self._wants.choice.takes(self._name, key):
+                self._wants.want(self._name, key, value)
+        for key, value in view.masters.items():
+            self._wants.want_master(self._module, key, value)
+
+    def _find_states(self, view: OptimizerView) -> None:
+        by_param: dict[str, list[str]] = {}
+        for stored_key in self._wants.checkpoint.places[self._name]:
+            param_key, _, state_name = stored_key.rpartition("/")
+            by_param.setdefault(param_key, []).append(state_name)
+        stateless = set(self._entry.get("stateless", ()))
+        scalars = self._entry.get("scalars", {})
+        group_of = {id(param): group for group in view.optimizer.param_groups for param in group["params"]}
+        for key, param in view.params.items():
+            live = dict(view.optimizer.state.get(param, {}))
+            if key not in by_param and key not in scalars and key not in stateless:
+                self._miss(key, live)
+                continue
+            new = self._states_of(key, param, live, by_param.get(key, []), group_of[id(param)])
+            new |= self._master_of(key, param, live)
+            if key in scalars and self._wants.choice.takes(self._name, f"{key}/*"):
+                new |= statejson.decode(scalars[key], self._name)
+            self.actions.append(_setter(view.optimizer, param, new, drop=key in stateless))
+
+    def _miss(self, key: str, live: Mapping[str, Any]) -> None:
+        """No state of a parameter is stored: say which, or that any is missing."""
+        for label in [f"{key}/{state_name}" for state_name in live] or [f"{key}/*"]:
+            if self._wants.choice.takes(self._name, label):
+                self._wants.findings.missing.append(f"{self._name}: {label}")
+
+    def _states_of(
+        self, key: str, param: torch.Tensor, live: Mapping[str, Any], stored: Sequence[str], options: dict[str, Any]
+    ) -> dict[str, Any]:
+        new: dict[str, Any] = {}
+        checkpoint = self._wants.checkpoint
+        for state_name in stored:
+            label = f"{key}/{state_name}"
+            if not self._wants.choice.takes(self._name, label):
+                continue
+            place = checkpoint.places[self._name][label]
+            tensor = live.get(state_name)
+            if not isinstance(tensor, torch.Tensor):
+                dtype = getattr(torch, checkpoint.logical_dtype(self._name, place))
+                tensor = new_state(param, state_name, checkpoint.logical_shape(self._name, place), dtype, options)
+            if self._wants.want(self._name, label, tensor, place):
+                new[state_name] = tensor
+        for state_name, value in live.items():
+            if isinstance(value, torch.Tensor) and state_name not in stored and not is_master(state_name):
+                self._miss(key, {state_name: value})
+        return new
+
+    def _master_of(self, key: str, param: torch.Tensor, live: Mapping[str, Any]) -> dict[str, Any]:
+        state_name = next((name for name in live if is_master(name)), None)
+        if state_name is not None:
+            tensor = live[state_name]
+            return {state_name: tensor} if self._wants.want_master(self._module, key, tensor) else {}
+        place = self._wants.place(masters_group(self._module), key)
+        saved_name = self._entry.get("masters")
+        if not saved_name or place is None:
+            return {}
+        tensor = torch.empty_like(param, dtype=getattr(torch, place.spec.dtype.name), requires_grad=False)
+        return {saved_name: tensor} if self._wants.want_master(self._module, key, tensor) else {}
+
+    def _give_options(self) -> None:
+        by_key: dict[str, dict[str, Any]] = {}
+        for group in self._entry["groups"]:
+            by_key |= dict.fromkeys(group["params"], decode_options(group["options"], self._name))
+        options_of = {}
+        for params, _ in group_options(self._optimizer):
+            for param in params:
+                key = key_of_param(self._name, param, self._key_of)
+                if key in by_key:
+                    options_of[id(param)] = by_key[key]
+        self.notes += [f"{self._name}: {note}" for note in assign_options(self._optimizer, options_of)]
+
+
+def _setter(optimizer: Any, param: torch.Tensor, new: dict[str, Any], *, drop: bool) -> Action:
+    def give() -> None:
+        if drop:
+            optimizer.state.pop(param, None)
+        elif new:
+            optimizer.state[param] = {**optimizer.state.get(param, {}), **new}
+
+    return give

@@ -1,0 +1,1 @@
+"""The command line: `holdfast ls | show | verify | diff`. Never imports torch."""

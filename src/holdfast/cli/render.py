@@ -1,0 +1,82 @@
+"""How things are written for people: sizes, tables, progress. The only module that knows rich."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import click
+
+from holdfast.core.errors import NotFound
+from holdfast.format.names import MANIFEST
+
+
+def size_text(count: float) -> str:
+    """Bytes in decimal units, as disks are sold and as transformers counts."""
+    for unit in ("B", "kB", "MB", "GB", "TB"):
+        if count < 1000 or unit == "TB":
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.2f} {unit}"
+        count /= 1000
+    raise AssertionError
+
+
+def print_json(value: Any) -> None:
+    click.echo(json.dumps(value, indent=2, ensure_ascii=False))
+
+
+def clean(text: str) -> str:
+    """Text from a checkpoint with control characters made visible: a terminal obeys none of it."""
+    return "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in text)
+
+
+def print_table(headers: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> None:
+    """A plain aligned table, the columns in `right` to the right."""
+    cells = [[clean(cell) for cell in row] for row in rows]
+    widths = [max(len(header), *(len(row[i]) for row in cells), 0) for i, header in enumerate(headers)]
+    for row in [list(headers), *cells]:
+        parts = [cell.rjust(widths[i]) if i in right else cell.ljust(widths[i]) for i, cell in enumerate(row)]
+        click.echo("  ".join(parts).rstrip())
+
+
+@contextmanager
+def progress(label: str, total: int) -> Iterator[Callable[[int], None]]:
+    """A progress bar over bytes on a terminal; silence elsewhere."""
+    if not sys.stderr.isatty():
+        yield lambda count: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(label, total=total)
+        yield lambda count: bar.advance(task, count)
+
+
+def open_path(path: str) -> Any:
+    """The checkpoint at a path, or the newest readable one of the root at a path."""
+    from pathlib import Path
+
+    from holdfast.api import open_checkpoint
+    from holdfast.persist.catalog import committed_steps
+    from holdfast.persist.checkpoint import Checkpoint
+    from holdfast.storage.local import LocalStorage
+
+    folder = Path(path)
+    if not folder.exists():
+        raise NotFound(f"{path}: there is nothing here")
+    if not (folder / MANIFEST).exists():
+        storage = LocalStorage(folder)
+        for entry in reversed(committed_steps(storage)):
+            if entry.manifest is not None:
+                return Checkpoint(storage, entry.folder)
+    return open_checkpoint(path)

@@ -1,0 +1,152 @@
+"""`holdfast show`: the tree of keys with shapes, dtypes and sizes, totals, and who wrote it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from holdfast.cli.render import clean, open_path, print_json, size_text
+from holdfast.format.names import natural_key
+
+if TYPE_CHECKING:
+    from holdfast.persist.checkpoint import Checkpoint
+
+
+@click.command("show", context_settings={"help_option_names": ["-h", "--help"]})
+@click.argument("path")
+@click.argument("key", required=False)
+@click.option("--group", help="Show this group only.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def command(path: str, key: str | None, group: str | None, as_json: bool) -> None:
+    """Show what the checkpoint at PATH holds, or one KEY of it with its values.
+
+    PATH is a checkpoint, a root (its newest step is shown) or a Hugging Face folder.
+    """
+    checkpoint: Checkpoint = open_path(path)
+    if key is not None:
+        _show_key(checkpoint, key, group, as_json)
+        return
+    if group is not None:
+        checkpoint.keys(group)  # says what there is if there is no such group
+    chosen = [name for name in checkpoint.groups if group in (None, name)]
+    if as_json:
+        print_json(_fields(checkpoint, chosen))
+        return
+    _print_head(checkpoint)
+    for name in chosen:
+        _print_group(checkpoint, name)
+    _print_values(checkpoint)
+
+
+def _tensor(checkpoint: Checkpoint, group: str, key: str) -> tuple[str, list[int], int]:
+    _, place = checkpoint.find(key, group)
+    return checkpoint.logical_dtype(group, place), list(checkpoint.logical_shape(group, place)), place.spec.bytes
+
+
+def _fields(checkpoint: Checkpoint, groups: list[str]) -> dict[str, Any]:
+    manifest = checkpoint.manifest
+    out: dict[str, Any] = {
+        "path": checkpoint.path,
+        "step": manifest.step,
+        "parent": manifest.parent,
+        "created": manifest.created,
+        "bytes": manifest.total_bytes,
+        "writer": dict(manifest.writer),
+        "groups": {},
+        "values": {name: entry["kind"] for name, entry in checkpoint.state.items()},
+    }
+    for group in groups:
+        tensors = {}
+        for key in checkpoint.keys(group):
+            dtype, shape, size = _tensor(checkpoint, group, key)
+            tensors[key] = {"dtype": dtype, "shape": shape, "bytes": size}
+        record = manifest.groups[group]
+        out["groups"][group] = {
+            "kind": record.kind,
+            "files": list(record.files),
+            "bytes": record.total_bytes,
+            "aliases": dict(record.aliases),
+            "tensors": tensors,
+        }
+    return out
+
+
+def _print_head(checkpoint: Checkpoint) -> None:
+    manifest = checkpoint.manifest
+    click.echo(f"{clean(checkpoint.path)}")
+    step = "no step" if manifest.step is None else f"step {manifest.step}"
+    click.echo(f"{step}, {size_text(manifest.total_bytes)} in {len(manifest.files)} files")
+    writer = manifest.writer
+    if writer:
+        mesh = " x ".join(f"{axis} {size}" for axis, size in writer.get("mesh", {}).items())
+        click.echo(
+            f"written {manifest.created} by holdfast {writer.get('holdfast')} "
+            f"on {writer.get('world')} ranks, {writer.get('hosts')} hosts ({clean(mesh)})"
+        )
+        for name in writer.get("first_replica", []):
+            click.echo(f"replicas differed, the first was saved: {clean(name)}")
+    else:
+        click.echo("not written by Holdfast: no digests")
+
+
+def _print_group(checkpoint: Checkpoint, group: str) -> None:
+    record = checkpoint.manifest.groups[group]
+    keys = sorted(checkpoint.places[group], key=natural_key)
+    dtypes: Counter[str] = Counter()
+    for key in keys:
+        dtype, _, size = _tensor(checkpoint, group, key)
+        dtypes[dtype] += size
+    parts = ", ".join(f"{size_text(size)} {dtype}" for dtype, size in dtypes.most_common())
+    click.echo(
+        f"\n{group} ({record.kind}): {len(keys)} tensors, {size_text(record.total_bytes)}"
+        + (f" ({parts})" if parts else "")
+    )
+    above: list[str] = []
+    for key in keys:
+        *folders, leaf = key.split(".")
+        common = 0
+        while common < min(len(above), len(folders)) and above[common] == folders[common]:
+            common += 1
+        for depth in range(common, len(folders)):
+            click.echo("  " * (depth + 1) + clean(folders[depth]))
+        above = folders
+        dtype, shape, size = _tensor(checkpoint, group, key)
+        click.echo("  " * (len(folders) + 1) + f"{clean(leaf)}  {dtype}{shape}  {size_text(size)}")
+    for alias, key in record.aliases.items():
+        click.echo(f"  {clean(alias)} is tied to {clean(key)}")
+
+
+def _print_values(checkpoint: Checkpoint) -> None:
+    for name, entry in checkpoint.state.items():
+        where = f", by {' x '.join(entry['axes'])}" if "axes" in entry else ""
+        if entry["kind"] != "optimizer":
+            click.echo(f"\n{clean(name)} ({entry['kind']}{where}) in state.json")
+
+
+def _show_key(checkpoint: Checkpoint, key: str, group: str | None, as_json: bool) -> None:
+    import numpy as np
+
+    name, place = checkpoint.find(key, group)
+    array = checkpoint.read(key, name)
+    values = array.astype(np.complex128 if array.dtype.kind == "c" else np.float64)
+    finite = values[np.isfinite(values)]
+    facts = {
+        "group": name,
+        "key": key,
+        "dtype": checkpoint.logical_dtype(name, place),
+        "shape": list(checkpoint.logical_shape(name, place)),
+        "bytes": place.spec.bytes,
+        "file": place.file,
+        "offset": place.begin,
+        "mean_abs": float(np.abs(finite).mean()) if finite.size else None,
+        "max_abs": float(np.abs(finite).max()) if finite.size else None,
+        "not_finite": int(values.size - finite.size),
+        "first": [repr(value) for value in array.reshape(-1)[:8].tolist()],
+    }
+    if as_json:
+        print_json(facts)
+        return
+    for label, value in facts.items():
+        click.echo(f"{label:10} {clean(str(value))}")
