@@ -11,6 +11,7 @@ from __future__ import annotations
 import mmap
 import os
 import secrets
+import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -20,57 +21,65 @@ from holdfast.core.errors import StorageError
 from holdfast.storage import linux
 from holdfast.storage.local import LocalReader, LocalWriter
 
-_FOLDER = Path("/dev/shm")
+_MEMORY = Path("/dev/shm")
 
 
 def create_file(size: int) -> str:
-    """Reserve `size` bytes of shared memory; raises StorageError if the host has no room for them."""
+    """Reserve `size` bytes that this host's processes can share; returns the path.
+
+    In the host's shared memory, or among its temporary files where that is too small, as
+    containers often have it. Raises StorageError if there is no room in either.
+    """
     name = f"holdfast-{secrets.token_hex(16)}"
-    try:
-        descriptor = os.open(_FOLDER / name, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    problems = []
+    for folder in (_MEMORY, Path(tempfile.gettempdir())):
+        path = folder / name
         try:
-            linux.reserve(descriptor, size)
-        except OSError:
-            unlink_file(name)
-            raise
-        finally:
-            os.close(descriptor)
-    except OSError as error:
-        raise StorageError(
-            f"reserving {size} bytes of shared memory in {_FOLDER}: {error.strerror}; "
-            "give the host or container more shared memory (docker: --shm-size)"
-        ) from error
-    return name
+            descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)
+            try:
+                linux.reserve(descriptor, size)
+            except OSError:
+                path.unlink()
+                raise
+            finally:
+                os.close(descriptor)
+        except OSError as error:
+            problems.append(f"{folder}: {error.strerror}")
+        else:
+            return str(path)
+    raise StorageError(
+        f"reserving {size} bytes that ranks of this host can share: {'; '.join(problems)}; "
+        "give the host or container more shared memory (docker: --shm-size)"
+    )
 
 
-def unlink_file(name: str) -> None:
+def unlink_file(path: str) -> None:
     """Take the name away; the memory goes with the last process that has it open."""
-    (_FOLDER / name).unlink(missing_ok=True)
+    Path(path).unlink(missing_ok=True)
 
 
-def open_writer(name: str) -> LocalWriter:
-    return LocalWriter(_FOLDER / name, write_back=False)
+def open_writer(path: str) -> LocalWriter:
+    return LocalWriter(Path(path), write_back=False)
 
 
-def open_reader(name: str) -> LocalReader:
-    return LocalReader(_FOLDER / name)
+def open_reader(path: str) -> LocalReader:
+    return LocalReader(Path(path))
 
 
-def socket_path(name: str) -> Path:
+def socket_path(path: str) -> Path:
     """Where the owner of an arena receives messages about it."""
-    return _FOLDER / f"{name}.mail"
+    return Path(f"{path}.mail")
 
 
 class Arena:
     """A mapped span of shared memory."""
 
-    def __init__(self, name: str, size: int) -> None:
-        self.name = name
-        descriptor = os.open(_FOLDER / name, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+    def __init__(self, path: str, size: int) -> None:
+        descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
             status = os.fstat(descriptor)
             if status.st_uid != os.getuid() or status.st_mode & 0o077 or status.st_size != size:
-                raise StorageError(f"the shared memory {name} is not one that Holdfast made")
+                raise StorageError(f"the shared memory {path} is not one that Holdfast made")
             self._memory = mmap.mmap(descriptor, size)
         finally:
             os.close(descriptor)

@@ -1,0 +1,232 @@
+"""Optimizers: state and options by parameter key, whatever the order, the grouping or the class."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import holdfast
+
+
+def model_of(seed: int = 0) -> nn.Sequential:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(4, 6), nn.Linear(6, 2))
+
+
+def step(model: nn.Module, optimizer: Any, times: int = 2) -> None:
+    for _ in range(times):
+        model(torch.randn(3, 4)).square().sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def states(model: nn.Module, optimizer: Any) -> dict[str, Any]:
+    names = {id(parameter): key for key, parameter in model.named_parameters()}
+    return {f"{names[id(p)]}/{name}": value for p, state in optimizer.state.items() for name, value in state.items()}
+
+
+def options(model: nn.Module, optimizer: Any, name: str) -> dict[str, Any]:
+    names = {id(parameter): key for key, parameter in model.named_parameters()}
+    return {names[id(p)]: group[name] for group in optimizer.param_groups for p in group["params"]}
+
+
+def assert_same(a: dict[str, Any], b: dict[str, Any]) -> None:
+    assert a.keys() == b.keys()
+    for key, value in a.items():
+        if isinstance(value, torch.Tensor):
+            assert value.dtype == b[key].dtype and torch.equal(value, b[key]), key
+        else:
+            assert value == b[key], key
+
+
+OPTIMIZERS = {
+    "adamw": lambda p: torch.optim.AdamW(p, lr=0.01, amsgrad=True),
+    "adamw-fused": lambda p: torch.optim.AdamW(p, lr=0.01, fused=True),
+    "adamw-foreach": lambda p: torch.optim.AdamW(p, lr=torch.tensor(0.01), foreach=True, capturable=False),
+    "sgd": lambda p: torch.optim.SGD(p, lr=0.1),
+    "sgd-momentum": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, nesterov=True),
+    "adafactor": lambda p: torch.optim.Adafactor(p, lr=0.01),
+    "adagrad": lambda p: torch.optim.Adagrad(p, lr=0.01),
+    "nadam": lambda p: torch.optim.NAdam(p, lr=0.01),
+    "asgd": lambda p: torch.optim.ASGD(p, lr=0.01),
+    "rprop": lambda p: torch.optim.Rprop(p, lr=0.01),
+}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("stepped", [True, False], ids=["into-stepped", "into-unstepped"])
+def test_training_goes_on_as_if_it_had_not_stopped(tmp_path: Path, name: str, stepped: bool) -> None:
+    model = model_of()
+    optimizer = OPTIMIZERS[name](model.parameters())
+    step(model, optimizer)
+    holdfast.save(tmp_path / "x", {"model": model, "optimizer": optimizer})
+    other = model_of(1)
+    fresh = OPTIMIZERS[name](other.parameters())
+    if stepped:
+        step(other, fresh, 3)
+    holdfast.load(tmp_path / "x", {"model": other, "optimizer": fresh})
+    assert_same(states(model, optimizer), states(other, fresh))
+    for live, life in ((model, optimizer), (other, fresh)):
+        torch.manual_seed(5)
+        step(live, life)
+    assert_same(states(model, optimizer), states(other, fresh))
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters(), strict=True))
+
+
+def two_groups(model: nn.Sequential, swap: bool = False) -> torch.optim.AdamW:
+    groups = [
+        {"params": list(model[0].parameters()), "lr": 0.1, "weight_decay": 0.0},
+        {"params": list(model[1].parameters()), "lr": 0.2, "weight_decay": 0.5},
+    ]
+    return torch.optim.AdamW(reversed(groups) if swap else groups)
+
+
+def test_options_follow_keys_when_groups_change_order(tmp_path: Path) -> None:
+    model, other = model_of(), model_of(1)
+    optimizer = two_groups(model)
+    optimizer.param_groups[0]["lr"] = 0.7
+    step(model, optimizer)
+    holdfast.save(tmp_path / "x", {"model": model, "optimizer": optimizer})
+    fresh = two_groups(other, swap=True)
+    holdfast.load(tmp_path / "x", {"model": other, "optimizer": fresh})
+    for name in ("lr", "weight_decay"):
+        assert options(other, fresh, name) == options(model, optimizer, name)
+    assert len(fresh.param_groups) == 2
+    assert_same(states(model, optimizer), states(other, fresh))
+
+
+def test_options_follow_keys_when_groups_are_merged_or_split(tmp_path: Path) -> None:
+    model, other = model_of(), model_of(1)
+    optimizer = two_groups(model)
+    step(model, optimizer)
+    holdfast.save(tmp_path / "x", {"model": model, "optimizer": optimizer})
+    merged = torch.optim.AdamW(other.parameters(), lr=9.0)
+    report = holdfast.load(tmp_path / "x", {"model": other, "optimizer": merged})
+    assert options(other, merged, "lr") == options(model, optimizer, "lr")
+    assert any("split off" in note for note in report.notes)
+    step(other, merged)
+    each = torch.optim.AdamW([{"params": [p]} for p in other.parameters()], lr=9.0)
+    holdfast.load(tmp_path / "x", {"model": other, "optimizer": each})
+    assert options(other, each, "weight_decay") == options(model, optimizer, "weight_decay")
+    assert len(each.param_groups) == 4
+
+
+def test_an_unstepped_optimizer_is_restored_as_unstepped(tmp_path: Path) -> None:
+    model = model_of()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.03)
+    holdfast.save(tmp_path / "x", {"model": model, "optimizer": optimizer})
+    other = model_of(1)
+    stepped = torch.optim.AdamW(other.parameters(), lr=9.0)
+    step(other, stepped)
+    report = holdfast.load(tmp_path / "x", {"model": other, "optimizer": stepped})
+    assert not report.missing and not stepped.state and stepped.param_groups[0]["lr"] == 0.03
+
+
+def test_a_parameter_without_state_stays_without(tmp_path: Path) -> None:
+    model = model_of()
+    model[1].bias.requires_grad_(False)
+    optimizer = torch.optim.AdamW(model.parameters())
+    step(model, optimizer)
+    holdfast.save(tmp_path / "x", {"model": model, "optimizer": optimizer})
+    other = model_of(1)
+    fresh = torch.optim.AdamW(other.parameters())
+    step(other, fresh)
+    holdfast.load(tmp_path / "x", {"model": other, "optimizer": fresh})
+    assert other[1].bias not in fresh.state and other[1].weight in fresh.state
+
+
+def test_moments_that_are_not_stored_are_missing_not_silently_new(tmp_path: Path) -> None:
+    small, large = nn.Sequential(nn.Linear(4, 4)), nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    optimizer = torch.optim.AdamW(small.parameters())
+    step(small, optimizer)
+    holdfast.save(tmp_path / "x", {"model": small, "optimizer": optimizer})
+    fresh = torch.optim.AdamW(large.parameters())
+    with pytest.raises(holdfast.Mismatch, match=r"optimizer: 1\.weight/\*"):
+        holdfast.load(tmp_path / "x", {"model": large, "optimizer": fresh})
+    report = holdfast.load(tmp_path / "x", {"model": large, "optimizer": fresh}, strict=False)
+    assert "model: 1.weight" in report.missing and large[0].weight in fresh.state
+
+
+def test_parameters_of_no_module_in_the_state_are_refused(tmp_path: Path) -> None:
+    optimizer = torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=0.1)
+    with pytest.raises(holdfast.LayoutError, match="belongs to no module"):
+        holdfast.save(tmp_path / "x", {"optimizer": optimizer})
+
+
+def test_actor_and_critic_side_by_side(tmp_path: Path) -> None:
+    actor, critic = model_of(0), model_of(1)
+    both = torch.optim.AdamW([*actor.parameters(), *critic.parameters()])
+    own = torch.optim.SGD(critic.parameters(), lr=0.1, momentum=0.9)
+    step(actor, both)
+    step(critic, own)
+    state = {"actor": actor, "critic": critic, "both": both, "critic_optimizer": own}
+    checkpoint = holdfast.save(tmp_path / "x", state)
+    assert "actor.0.weight/exp_avg" in checkpoint.keys("both")
+    assert "0.weight/momentum_buffer" in checkpoint.keys("critic_optimizer")
+    new_actor, new_critic = model_of(2), model_of(3)
+    new_both = torch.optim.AdamW([*new_actor.parameters(), *new_critic.parameters()])
+    new_own = torch.optim.SGD(new_critic.parameters(), lr=0.1, momentum=0.9)
+    holdfast.load(
+        tmp_path / "x", {"actor": new_actor, "critic": new_critic, "both": new_both, "critic_optimizer": new_own}
+    )
+    assert_same(states(actor, both), states(new_actor, new_both))
+    assert_same(states(critic, own), states(new_critic, new_own))
+    assert torch.equal(new_critic[0].weight, critic[0].weight) and not torch.equal(actor[0].weight, critic[0].weight)
+
+
+class WithMasters(torch.optim.SGD):
+    """bf16 parameters, fp32 masters in the state, as mixed-precision optimizers keep them."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            for p in group["params"]:
+                master = self.state[p].setdefault("master_param", p.detach().float())
+                master -= group["lr"] * p.grad.float()
+                p.copy_(master)
+
+
+def test_masters_are_a_group_of_their_own(tmp_path: Path) -> None:
+    model = model_of().to(torch.bfloat16)
+    optimizer = WithMasters(model.parameters(), lr=0.01)
+    for _ in range(3):
+        model(torch.randn(3, 4).bfloat16()).square().sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    checkpoint = holdfast.save(tmp_path / "x", {"model": model, "optimizer": optimizer})
+    assert checkpoint.keys("master_weights") == checkpoint.keys("model")
+    assert checkpoint.keys("optimizer") == []
+    other = model_of(1).to(torch.bfloat16)
+    fresh = WithMasters(other.parameters(), lr=0.5)
+    holdfast.load(tmp_path / "x", {"model": other, "optimizer": fresh})
+    assert_same(states(model, optimizer), states(other, fresh))
+    wide = model_of(2)
+    holdfast.load(tmp_path / "x", {"model": wide})
+    assert torch.equal(wide[0].weight, optimizer.state[model[0].weight]["master_param"]), "load prefers the masters"
+
+
+def test_schedulers_resume(tmp_path: Path) -> None:
+    model = model_of()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    make = [
+        lambda o: torch.optim.lr_scheduler.MultiStepLR(o, [2, 3]),
+        lambda o: torch.optim.lr_scheduler.OneCycleLR(o, 0.5, total_steps=20),
+        lambda o: torch.optim.lr_scheduler.ReduceLROnPlateau(o),
+        lambda o: torch.optim.lr_scheduler.CosineAnnealingWarmRestarts(o, 5),
+    ]
+    for index, build in enumerate(make):
+        scheduler = build(optimizer)
+        for value in (3.0, 2.0, 4.0):
+            optimizer.step()
+            scheduler.step(*([value] if index == 2 else []))
+        state = {"model": model, "optimizer": optimizer, "scheduler": scheduler}
+        holdfast.save(tmp_path / str(index), state)
+        fresh_optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        fresh = build(fresh_optimizer)
+        holdfast.load(tmp_path / str(index), {"model": model, "optimizer": fresh_optimizer, "scheduler": fresh})
+        assert fresh.state_dict() == scheduler.state_dict()
+        assert type(fresh.state_dict().get("milestones")) is type(scheduler.state_dict().get("milestones"))

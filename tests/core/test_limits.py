@@ -1,0 +1,37 @@
+import pytest
+
+from holdfast.core.limits import GB, KIB, MIB, parse_bytes
+
+
+@pytest.mark.parametrize(
+    ("size", "expected"),
+    [
+        (1, 1),
+        (5_000_000_000, 5 * GB),
+        ("1", 1),
+        ("7B", 7),
+        ("5GB", 5 * GB),
+        ("5gb", 5 * GB),
+        (" 5 GB ", 5 * GB),
+        ("200MB", 200_000_000),
+        ("10KB", 10_000),
+        ("3TB", 3000 * GB),
+        ("1KiB", KIB),
+        ("4.5GiB", 4608 * MIB),
+        ("2tib", 2 * 1024 * 1024 * MIB),
+        ("1.5KB", 1500),
+        (2**60 - 2**10, 2**60 - 2**10),
+    ],
+)
+def test_sizes_are_read_with_decimal_and_binary_units(size, expected):
+    assert parse_bytes(size) == expected
+
+
+@pytest.mark.parametrize(
+    "size",
+    [0, -1, True, False, None, 0.5, "", "GB", "0", "0.1", "-5GB", "five GB", "5PB", "5 G", "1e3q", "nan", "inf", 2**60],
+)
+def test_what_is_not_a_size_is_refused_with_the_value_named(size):
+    with pytest.raises(ValueError, match="not a size: ") as caught:
+        parse_bytes(size)
+    assert repr(size) in str(caught.value)

@@ -1,0 +1,190 @@
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast.core.errors import Unsupported
+from holdfast.format.names import (
+    check_group,
+    check_key,
+    folder_step,
+    index_file,
+    is_tensor_file,
+    key_problem,
+    natural_key,
+    step_folder,
+    tensor_file,
+)
+
+
+def test_natural_order_counts_digit_runs_as_integers():
+    keys = [f"layers.{number}.w{part}" for number in (0, 2, 9, 10, 11, 100) for part in (1, 3, 20)]
+    assert sorted(reversed(keys), key=natural_key) == keys
+
+
+def test_equal_numbers_are_ordered_by_their_bytes():
+    assert sorted(["a1", "a01", "a001"], key=natural_key) == ["a001", "a01", "a1"]
+
+
+def test_text_is_ordered_by_utf8_bytes_and_not_by_locale():
+    assert sorted(["é", "z", "Z", "a", "字"], key=natural_key) == ["Z", "a", "z", "é", "字"]
+
+
+def test_only_ascii_digits_are_numbers():
+    assert sorted(["٢", "١٠"], key=natural_key) == ["١٠", "٢"]
+
+
+def test_numbers_and_names_mix_as_people_expect():
+    keys = ["layers.10.weight", "layers.2.weight", "layers.10.bias", "norm", "embed"]
+    assert sorted(keys, key=natural_key) == [
+        "embed",
+        "layers.2.weight",
+        "layers.10.bias",
+        "layers.10.weight",
+        "norm",
+    ]
+
+
+def slow_parts(key):
+    return [int(part) if part.isdigit() else part for part in re.split(rb"([0-9]+)", key.encode())]
+
+
+@given(st.lists(st.text(alphabet="ab.019", max_size=8), unique=True))
+def test_natural_order_is_total_and_agrees_with_a_slow_reading(keys):
+    ordered = sorted(keys, key=natural_key)
+    assert ordered == sorted(reversed(keys), key=natural_key)
+    for first, second in zip(ordered, ordered[1:], strict=False):
+        assert (slow_parts(first), first.encode()) < (slow_parts(second), second.encode())
+
+
+@pytest.mark.parametrize(
+    "key", ["a", "model.layers.0.weight", "../../etc/x", "a b", "ключ", "字" * 341, "k" * 1024, "😀"]
+)
+def test_keys_of_any_printable_utf8_are_allowed(key):
+    assert key_problem(key) is None
+    check_key(key, "model")
+
+
+@pytest.mark.parametrize(
+    ("key", "problem"),
+    [
+        ("", "at least one character"),
+        (None, "not a text"),
+        (7, "not a text"),
+        (b"a", "not a text"),
+        ("__metadata__", "reserved"),
+        ("a\0b", "control"),
+        ("a\nb", "control"),
+        ("\x1b[31m", "control"),
+        ("a\x7f", "control"),
+        ("a\x80", "control"),
+        ("a\x9bb", "control"),
+        ("a\u2028b", "control"),
+        ("a\u2029b", "control"),
+        ("a\ud800", "UTF-8"),
+        ("k" * 1025, "longer than 1024 bytes"),
+        ("é" * 513, "longer than 1024 bytes"),
+    ],
+)
+def test_other_keys_are_refused_with_the_reason(key, problem):
+    assert problem in key_problem(key)
+
+
+def test_a_refused_key_names_its_place_without_raw_control_characters():
+    with pytest.raises(Unsupported, match=r"^optimizer: the key 'a\\x1bb' has control characters$"):
+        check_key("a\x1bb", "optimizer")
+
+
+@pytest.mark.parametrize(
+    "group", ["model", "optimizer", "ema/model", "critic.optimizer", "a-b_c.d", "console", "g" * 100]
+)
+def test_group_names_that_may_become_file_names(group):
+    check_group(group)
+
+
+@pytest.mark.parametrize(
+    "group",
+    [
+        "",
+        ".",
+        "..",
+        "../x",
+        "a/b/c",
+        "/a",
+        "a/",
+        ".a",
+        "a b",
+        "a\\b",
+        "a\0",
+        "a\n",
+        "é",
+        "%2e",
+        "con",
+        "CON",
+        "nul",
+        "Aux",
+        "prn",
+        "com1",
+        "LPT9",
+        "ema/con",
+        "g" * 101,
+    ],
+)
+def test_group_names_that_are_refused(group):
+    with pytest.raises(Unsupported, match="cannot name a group"):
+        check_group(group)
+
+
+def test_tensor_and_index_files_are_named_as_transformers_names_them():
+    assert tensor_file("model", 1, 3) == "model-00001-of-00003.safetensors"
+    assert tensor_file("ema/model", 123456, 123456) == "ema/model-123456-of-123456.safetensors"
+    assert index_file("optimizer") == "optimizer.safetensors.index.json"
+
+
+@pytest.mark.parametrize(
+    ("name", "answer"),
+    [
+        ("model-00001-of-00003.safetensors", True),
+        ("ema/model-00001-of-00001.safetensors", True),
+        ("model.safetensors", False),
+        ("model-1-of-3.safetensors", False),
+        ("-00001-of-00003.safetensors", False),
+        ("model-00001-of-00003.safetensors.bak", False),
+        ("model.safetensors.index.json", False),
+    ],
+)
+def test_tensor_files_are_known_by_their_names(name, answer):
+    assert is_tensor_file(name) is answer
+
+
+@given(st.integers(0, 10**18))
+def test_a_step_is_read_back_from_its_folder(step):
+    assert folder_step(step_folder(step)) == step
+
+
+def test_folders_of_steps_sort_as_the_steps_do():
+    assert step_folder(1200) == "step-000000001200"
+    assert step_folder(10**12) == "step-1000000000000"
+
+
+@pytest.mark.parametrize(
+    "folder",
+    [
+        "step-1200",
+        "step-00000000120",
+        "step-0000000001200",
+        "step-000000001200.replaced",
+        "step-000000001200\n",
+        "step--00000001200",
+        "step-00000000120a",
+        ".step-000000001200",
+        "step-",
+        "step-000000001200/",
+        "Step-000000001200",
+        "latest",
+        "",
+    ],
+)
+def test_other_folders_are_no_step(folder):
+    assert folder_step(folder) is None

@@ -1,0 +1,120 @@
+"""A run's checkpoints: steps, restoring, fallback, saving again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import holdfast
+from holdfast.storage.memory import MemoryStorage
+
+
+def state_of(value: float) -> dict[str, object]:
+    model = nn.Linear(2, 2)
+    with torch.no_grad():
+        model.weight.fill_(value)
+    return {"model": model, "step": value}
+
+
+def value_of(state: dict[str, object]) -> float:
+    model = state["model"]
+    assert isinstance(model, nn.Linear)
+    return float(model.weight[0, 0])
+
+
+def flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(bytes(data))
+
+
+def test_restores_the_newest_and_records_the_parent(tmp_path: Path) -> None:
+    with holdfast.Checkpointer(tmp_path / "deep" / "run") as checkpointer:
+        assert checkpointer.restore(state_of(0.0)) is None
+        for step in (1, 10, 9):
+            handle = checkpointer.save(step, state_of(float(step)))
+            assert handle.done() and handle.stall_ms > 0
+        assert handle.result().manifest.parent == 10
+    state = state_of(0.0)
+    again = holdfast.Checkpointer(tmp_path / "deep" / "run")
+    assert again.restore(state) == 10 and value_of(state) == 10.0 and state["step"] == 10.0
+    assert again.restore(state, step=1) == 1 and value_of(state) == 1.0
+    assert again.steps() == [1, 9, 10]
+    with pytest.raises(holdfast.NotFound, match="step 5"):
+        again.restore(state, step=5)
+
+
+def test_works_in_memory_too() -> None:
+    checkpointer = holdfast.Checkpointer(MemoryStorage())
+    checkpointer.save(3, state_of(3.0)).result()
+    state = state_of(0.0)
+    assert checkpointer.restore(state) == 3 and value_of(state) == 3.0
+
+
+def test_damage_is_skipped_with_a_warning_and_named(tmp_path: Path) -> None:
+    checkpointer = holdfast.Checkpointer(tmp_path)
+    for step in (1, 2, 3):
+        checkpointer.save(step, state_of(float(step))).result()
+    flip(tmp_path / "step-000000000003" / "model-00001-of-00001.safetensors")
+    flip(tmp_path / "step-000000000002" / "holdfast.json")
+    state = state_of(0.0)
+    with pytest.warns(holdfast.HoldfastWarning, match="step 3"):
+        assert checkpointer.restore(state) == 1
+    assert value_of(state) == 1.0
+    with pytest.raises(holdfast.Damaged):
+        checkpointer.restore(state, step=3)
+    flip(tmp_path / "step-000000000001" / "model-00001-of-00001.safetensors")
+    with pytest.raises(holdfast.Damaged, match="no checkpoint is good"):
+        checkpointer.restore(state)
+
+
+def test_a_failed_save_warns_and_training_goes_on(tmp_path: Path) -> None:
+    checkpointer = holdfast.Checkpointer(tmp_path)
+    checkpointer.save(1, state_of(1.0)).result()
+    with pytest.warns(holdfast.HoldfastWarning, match="step 2 was not saved"):
+        handle = checkpointer.save(2, {"odd": object()})
+    with pytest.raises(holdfast.Unsupported, match="odd"):
+        handle.result()
+    assert checkpointer.steps() == [1]
+    assert [path.name for path in tmp_path.iterdir()] == ["step-000000000001"]
+
+
+def test_saving_the_same_again_is_a_no_op_and_other_content_replaces(tmp_path: Path) -> None:
+    checkpointer = holdfast.Checkpointer(tmp_path)
+    first = checkpointer.save(1, state_of(1.0)).result().manifest.attempt
+    assert checkpointer.save(1, state_of(2.0)).result().manifest.attempt != first
+    state = state_of(0.0)
+    checkpointer.restore(state)
+    assert value_of(state) == 2.0
+    kept = checkpointer.save(1, state).result().manifest.attempt
+    assert checkpointer.save(1, state).result().manifest.attempt == kept
+    assert [path.name for path in tmp_path.iterdir()] == ["step-000000000001"]
+
+
+def test_a_folder_with_other_files_is_never_replaced(tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.txt").write_text("years of work")
+    with pytest.raises(holdfast.StorageError, match=r"thesis\.txt"):
+        holdfast.save(tmp_path / "mine", state_of(1.0))
+    assert (tmp_path / "mine" / "thesis.txt").read_text() == "years of work"
+    holdfast.save(tmp_path / "ours", state_of(1.0))
+    (tmp_path / "ours" / "tokenizer.json").write_text("{}")
+    with pytest.raises(holdfast.StorageError, match=r"tokenizer\.json"):
+        holdfast.save(tmp_path / "ours", state_of(2.0))
+
+
+@pytest.mark.parametrize("step", [-1, 1.0, True, "3"])
+def test_odd_steps_are_refused(tmp_path: Path, step: object) -> None:
+    with pytest.raises(ValueError, match="step"):
+        holdfast.Checkpointer(tmp_path).save(step, state_of(1.0))  # type: ignore[arg-type]
+
+
+def test_importing_holdfast_does_not_import_torch() -> None:
+    import subprocess
+    import sys
+
+    code = "import holdfast, sys; holdfast.open, holdfast.Checkpointer; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)

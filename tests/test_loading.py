@@ -1,0 +1,141 @@
+"""Loading rules: strictness, choices, casts, and nothing half-loaded."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import holdfast
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2), nn.Linear(2, 2))
+    holdfast.save(tmp_path / "x", {"model": model, "note": {"epoch": 3}})
+    return tmp_path / "x"
+
+
+def other() -> nn.Module:
+    torch.manual_seed(9)
+    return nn.Sequential(OrderedDict([("0", nn.Linear(3, 4)), ("1", nn.Linear(4, 5)), ("3", nn.Linear(2, 2).half())]))
+
+
+def test_strict_lists_everything_at_once_and_touches_nothing(saved: Path) -> None:
+    model = other()
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    state = {"model": model, "note": "live", "absent": 1}
+    with pytest.raises(holdfast.Mismatch) as caught:
+        holdfast.load(saved, state)
+    text = str(caught.value)
+    for word in ("missing in the checkpoint: model: 3.weight", "missing in the checkpoint: model: 3.bias"):
+        assert word in text
+    for word in (
+        "not in the live state: model: 2.weight",
+        "model: 1.weight: the shape differs: stored [2, 4], live [5, 4]",
+    ):
+        assert word in text
+    assert "absent" in text and "nothing was loaded" in text
+    assert state["note"] == "live"
+    assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+
+
+def test_not_strict_loads_what_fits_and_reports_the_rest(saved: Path) -> None:
+    model = other()
+    state = {"model": model, "note": None}
+    report = holdfast.load(saved, state, strict=False)
+    assert report.missing == ("model: 3.bias", "model: 3.weight")
+    assert report.unexpected == ("model: 2.bias", "model: 2.weight")
+    assert [text.split(":")[1].strip() for text in report.mismatched] == ["1.bias", "1.weight"]
+    assert state["note"] == {"epoch": 3}
+    assert torch.equal(model[0].weight, torch.from_numpy(holdfast.open(saved).read("0.weight")))
+
+
+def test_only_and_ignore_choose_keys(saved: Path) -> None:
+    model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2), nn.Linear(2, 2))
+    before = model[1].weight.detach().clone()
+    report = holdfast.load(saved, {"model": model, "note": "live"}, only=["0.*", "model/2.bias"])
+    assert report.loaded == ("model: 0.bias", "model: 0.weight", "model: 2.bias")
+    assert torch.equal(model[1].weight, before)
+    report = holdfast.load(saved, {"model": model}, ignore=["*.weight"])
+    assert report.loaded == ("model: 0.bias", "model: 1.bias", "model: 2.bias")
+    with pytest.raises(TypeError, match="list of texts"):
+        holdfast.load(saved, {"model": model}, only="0.*")  # type: ignore[arg-type]
+
+
+def test_only_reads_only_what_it_needs(tmp_path: Path) -> None:
+    state = {"w": {f"t{index}": torch.randn(1000) for index in range(20)}}
+    holdfast.save(tmp_path / "x", state)
+    report = holdfast.load(tmp_path / "x", state, only=["t7"], verify=False)
+    assert report.read_bytes == report.needed_bytes == 4000
+
+
+def test_dtypes_are_cast_only_when_asked(saved: Path) -> None:
+    model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2), nn.Linear(2, 2)).double()
+    with pytest.raises(holdfast.Mismatch, match="stored float32, live float64; pass cast=True"):
+        holdfast.load(saved, {"model": model})
+    report = holdfast.load(saved, {"model": model}, cast=True)
+    assert "model: 0.weight: float32 to float64" in report.cast
+    assert torch.equal(model[0].weight.float(), torch.from_numpy(holdfast.open(saved).read("0.weight")))
+
+
+def test_dicts_keep_their_tensors_and_get_new_values(tmp_path: Path) -> None:
+    state: dict[str, Any] = {"ema": {"decay": 0.9, "w": torch.ones(3), "deep": [{"b": torch.zeros(2)}, "x"]}}
+    holdfast.save(tmp_path / "x", state)
+    tensor, deep = torch.full((3,), 7.0), torch.full((2,), 7.0)
+    live: dict[str, Any] = {"ema": {"decay": 0.1, "w": tensor, "deep": [{"b": deep}, "y"]}}
+    holdfast.load(tmp_path / "x", live)
+    assert live["ema"]["w"] is tensor and torch.equal(tensor, torch.ones(3))
+    assert live["ema"]["deep"][0]["b"] is deep and live["ema"]["deep"][1] == "x" and live["ema"]["decay"] == 0.9
+
+
+class Stateful:
+    def __init__(self, state: Any) -> None:
+        self.state = state
+
+    def state_dict(self) -> Any:
+        return self.state
+
+    def load_state_dict(self, state: Any) -> None:
+        self.state = state
+
+
+def test_stateful_objects_keep_arrays_bytes_and_tuples(tmp_path: Path) -> None:
+    generator = np.random.default_rng(3)
+    value = {
+        "rng": np.random.RandomState(1).get_state(),
+        "pcg": generator.bit_generator.state,
+        "torch": torch.get_rng_state(),
+        "bytes": b"\x00\xff",
+        "keys": {1: "a", (2, 3): None},
+        "numbers": (np.float32(1.5), np.int64(7), float("-inf")),
+    }
+    holdfast.save(tmp_path / "x", {"thing": Stateful(value)})
+    fresh = Stateful(None)
+    holdfast.load(tmp_path / "x", {"thing": fresh})
+    assert np.array_equal(fresh.state["rng"][1], value["rng"][1]) and fresh.state["rng"][2:] == value["rng"][2:]
+    assert torch.equal(fresh.state["torch"], value["torch"])
+    for key in ("pcg", "bytes", "keys", "numbers"):
+        assert fresh.state[key] == value[key]
+    assert type(fresh.state["numbers"][0]) is np.float32
+
+
+def test_a_real_data_loader_resumes(tmp_path: Path) -> None:
+    from torchdata.stateful_dataloader import StatefulDataLoader
+
+    data = list(range(40))
+    loader = StatefulDataLoader(data, batch_size=4, shuffle=True, generator=torch.Generator().manual_seed(3))
+    iterator = iter(loader)
+    for _ in range(3):
+        next(iterator)
+    holdfast.save(tmp_path / "x", {"loader": loader})
+    expected = [batch.tolist() for batch in iterator]
+    fresh = StatefulDataLoader(data, batch_size=4, shuffle=True, generator=torch.Generator().manual_seed(8))
+    holdfast.load(tmp_path / "x", {"loader": fresh})
+    assert [batch.tolist() for batch in fresh] == expected
