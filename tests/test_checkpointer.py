@@ -22,7 +22,7 @@ def state_of(value: float) -> dict[str, object]:
 def value_of(state: dict[str, object]) -> float:
     model = state["model"]
     assert isinstance(model, nn.Linear)
-    return float(model.weight[0, 0])
+    return float(model.weight.detach()[0, 0])
 
 
 def flip(path: Path) -> None:

@@ -126,6 +126,7 @@ def test_stateful_objects_keep_arrays_bytes_and_tuples(tmp_path: Path) -> None:
     assert type(fresh.state["numbers"][0]) is np.float32
 
 
+@pytest.mark.filterwarnings("ignore:'set_vital'")
 def test_a_real_data_loader_resumes(tmp_path: Path) -> None:
     from torchdata.stateful_dataloader import StatefulDataLoader
 

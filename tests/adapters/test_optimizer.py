@@ -46,7 +46,8 @@ def assert_same(a: dict[str, Any], b: dict[str, Any]) -> None:
 OPTIMIZERS = {
     "adamw": lambda p: torch.optim.AdamW(p, lr=0.01, amsgrad=True),
     "adamw-fused": lambda p: torch.optim.AdamW(p, lr=0.01, fused=True),
-    "adamw-foreach": lambda p: torch.optim.AdamW(p, lr=torch.tensor(0.01), foreach=True, capturable=False),
+    "adamw-foreach": lambda p: torch.optim.AdamW(p, lr=0.01, foreach=True),
+    "adamw-tensor-lr": lambda p: torch.optim.AdamW(p, lr=torch.tensor(0.01)),
     "sgd": lambda p: torch.optim.SGD(p, lr=0.1),
     "sgd-momentum": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, nesterov=True),
     "adafactor": lambda p: torch.optim.Adafactor(p, lr=0.01),
@@ -215,7 +216,7 @@ def test_schedulers_resume(tmp_path: Path) -> None:
     make = [
         lambda o: torch.optim.lr_scheduler.MultiStepLR(o, [2, 3]),
         lambda o: torch.optim.lr_scheduler.OneCycleLR(o, 0.5, total_steps=20),
-        lambda o: torch.optim.lr_scheduler.ReduceLROnPlateau(o),
+        torch.optim.lr_scheduler.ReduceLROnPlateau,
         lambda o: torch.optim.lr_scheduler.CosineAnnealingWarmRestarts(o, 5),
     ]
     for index, build in enumerate(make):
@@ -230,3 +231,21 @@ def test_schedulers_resume(tmp_path: Path) -> None:
         holdfast.load(tmp_path / str(index), {"model": model, "optimizer": fresh_optimizer, "scheduler": fresh})
         assert fresh.state_dict() == scheduler.state_dict()
         assert type(fresh.state_dict().get("milestones")) is type(scheduler.state_dict().get("milestones"))
+
+
+def test_a_scheduler_follows_groups_that_changed_order(tmp_path: Path) -> None:
+    model, other = model_of(), model_of(1)
+    optimizer = two_groups(model)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, gamma=0.5)
+    for _ in range(3):
+        step(model, optimizer, 1)
+        scheduler.step()
+    holdfast.save(tmp_path / "x", {"model": model, "optimizer": optimizer, "scheduler": scheduler})
+    fresh = two_groups(other, swap=True)
+    again = torch.optim.lr_scheduler.StepLR(fresh, 2, gamma=0.5)
+    holdfast.load(tmp_path / "x", {"model": other, "optimizer": fresh, "scheduler": again})
+    assert again.base_lrs == [0.2, 0.1] and again.get_last_lr() == [0.1, 0.05]
+    for live, life, rates in ((model, optimizer, scheduler), (other, fresh, again)):
+        step(live, life, 1)
+        rates.step()
+    assert options(other, fresh, "lr") == options(model, optimizer, "lr")

@@ -12,6 +12,8 @@ from safetensors import safe_open
 
 import holdfast
 
+pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf")
+
 DTYPES = [
     "bool", "uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64",
     "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu",

@@ -65,7 +65,7 @@ def test_plain_names_pass(name):
 @pytest.mark.parametrize("name", HOSTILE)
 def test_names_that_are_not_plain_are_damage(name):
     assert not is_plain(name)
-    with pytest.raises(Damaged, match="run/step: .* is not an allowed file name"):
+    with pytest.raises(Damaged, match=r"run/step: .* is not an allowed file name"):
         check_file(name, "run/step")
 
 

@@ -106,7 +106,7 @@ def test_what_safetensors_cannot_name_is_stored_as_something_it_can(name, stored
 
 @pytest.mark.parametrize("name", ["float128", "str", "object", "qint8", "", "F32", "Float32"])
 def test_an_unknown_dtype_is_refused_with_what_there_is(name):
-    with pytest.raises(Unsupported, match="cannot be stored; the format has .*float32"):
+    with pytest.raises(Unsupported, match=r"cannot be stored; the format has .*float32"):
         dtype_named(name)
 
 

@@ -52,7 +52,7 @@ def test_unknown_fields_of_other_writers_are_allowed():
     ],
 )
 def test_a_file_name_that_is_not_plain_is_damage(name):
-    with pytest.raises(Damaged, match="^run/index: .* is not an allowed file name$"):
+    with pytest.raises(Damaged, match=r"^run/index: .* is not an allowed file name$"):
         decode_index(json.dumps({"weight_map": {"good": FILE, "a": name}}).encode(), "run/index")
 
 
@@ -64,7 +64,7 @@ def test_a_file_name_that_is_no_text_is_damage(name):
 
 @pytest.mark.parametrize("key", ["", "a\nb", "a\0", "\x1b[2J", "__metadata__", "k" * 1025, "a\ud800", "a\x9b"])
 def test_a_hostile_key_is_damage(key):
-    with pytest.raises(Damaged, match="^w: the key ") as caught:
+    with pytest.raises(Damaged, match=r"^w: the key ") as caught:
         decode_index(json.dumps({"weight_map": {key: FILE}}).encode(), "w")
     assert str(caught.value).isprintable()
 
@@ -87,5 +87,5 @@ def test_a_hostile_key_is_damage(key):
     ],
 )
 def test_what_is_not_an_index_is_damage(data):
-    with pytest.raises(Damaged, match="^w: "):
+    with pytest.raises(Damaged, match=r"^w: "):
         decode_index(data, "w")

@@ -152,7 +152,6 @@ def test_ordinary_values_are_ordinary_json():
 
 def test_the_order_of_a_set_does_not_change_its_text():
     names = [f"name-{number}" for number in range(50)]
-    assert statejson.encode(set(names), "s") == statejson.encode(set(reversed(names)), "s")
     assert statejson.encode(set(names), "s")["$set"] == sorted(names)
 
 
@@ -306,7 +305,7 @@ def test_an_unknown_tag_is_damage():
     ids=str,
 )
 def test_a_bad_tagged_value_is_damage_and_names_the_file(value):
-    with pytest.raises(Damaged, match="^w: "):
+    with pytest.raises(Damaged, match=r"^w: "):
         statejson.decode(value, "w")
 
 

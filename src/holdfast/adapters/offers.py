@@ -151,7 +151,7 @@ def _collect_optimizer(out: Collected, live: LiveState, name: str, optimizer: An
 def encode_options(options: Mapping[str, Any], path: str) -> Any:
     """A param group's options; 0-d tensors such as a capturable learning rate keep their bits."""
 
-    def claim(value: Any, where: str) -> Any:
+    def claim(value: Any, where: str, keys: statejson.Keys) -> Any:
         if not isinstance(value, torch.Tensor):
             return None
         if value.ndim:

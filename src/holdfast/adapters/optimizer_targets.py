@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,7 +22,7 @@ from holdfast.adapters.optimizer import (
 from holdfast.adapters.wants import Wants
 from holdfast.format import statejson
 
-Action = Callable[[], None]
+Action = Callable[[], object]
 
 
 class OptimizerTargets:
@@ -66,14 +67,17 @@ class OptimizerTargets:
         group_of = {id(param): group for group in view.optimizer.param_groups for param in group["params"]}
         for key, param in view.params.items():
             live = dict(view.optimizer.state.get(param, {}))
-            if key not in by_param and key not in scalars and key not in stateless:
+            if key in stateless:
+                self.actions.append(partial(view.optimizer.state.pop, param, None))
+                continue
+            if key not in by_param and key not in scalars and not self._has_master(key):
                 self._miss(key, live)
                 continue
             new = self._states_of(key, param, live, by_param.get(key, []), group_of[id(param)])
             new |= self._master_of(key, param, live)
             if key in scalars and self._wants.choice.takes(self._name, f"{key}/*"):
                 new |= statejson.decode(scalars[key], self._name)
-            self.actions.append(_setter(view.optimizer, param, new, drop=key in stateless))
+            self.actions.append(partial(_give_state, view.optimizer, param, new))
 
     def _miss(self, key: str, live: Mapping[str, Any]) -> None:
         """No state of a parameter is stored: say which, or that any is missing."""
@@ -108,11 +112,15 @@ class OptimizerTargets:
             tensor = live[state_name]
             return {state_name: tensor} if self._wants.want_master(self._module, key, tensor) else {}
         place = self._wants.place(masters_group(self._module), key)
-        saved_name = self._entry.get("masters")
-        if not saved_name or place is None:
+        if place is None or not self._has_master(key):
             return {}
+        saved_name = str(self._entry["masters"])
         tensor = torch.empty_like(param, dtype=getattr(torch, place.spec.dtype.name), requires_grad=False)
         return {saved_name: tensor} if self._wants.want_master(self._module, key, tensor) else {}
+
+    def _has_master(self, key: str) -> bool:
+        """Whether the optimizer that was saved kept a master of this parameter."""
+        return bool(self._entry.get("masters")) and self._wants.place(masters_group(self._module), key) is not None
 
     def _give_options(self) -> None:
         by_key: dict[str, dict[str, Any]] = {}
@@ -127,11 +135,6 @@ class OptimizerTargets:
         self.notes += [f"{self._name}: {note}" for note in assign_options(self._optimizer, options_of)]
 
 
-def _setter(optimizer: Any, param: torch.Tensor, new: dict[str, Any], *, drop: bool) -> Action:
-    def give() -> None:
-        if drop:
-            optimizer.state.pop(param, None)
-        elif new:
-            optimizer.state[param] = {**optimizer.state.get(param, {}), **new}
-
-    return give
+def _give_state(optimizer: Any, param: torch.Tensor, new: dict[str, Any]) -> None:
+    if new:
+        optimizer.state[param] = {**optimizer.state.get(param, {}), **new}

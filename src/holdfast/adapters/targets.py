@@ -16,6 +16,7 @@ from holdfast.adapters.coordinates import axis_sizes, coordinate_on, key_at, lab
 from holdfast.adapters.entries import LiveState, Reshards
 from holdfast.adapters.module import set_extra_state
 from holdfast.adapters.optimizer_targets import Action, OptimizerTargets
+from holdfast.adapters.schedulers import regroup
 from holdfast.adapters.tree import flatten, references, unflatten
 from holdfast.adapters.wants import Wants
 from holdfast.core.errors import HoldfastError, Mismatch
@@ -131,7 +132,12 @@ class Targets:
         if found is not None:
             value, suffix = found
             tensors = self._new_tensors(name, value, suffix, _dtensors(name, target))
-            self._actions.append(lambda: target.load_state_dict(unflatten(value, tensors, name)))
+
+            def give() -> None:
+                loaded = unflatten(value, tensors, name)
+                target.load_state_dict(regroup(target, loaded, self.live, self.wants.checkpoint.state))
+
+            self._actions.append(give)
         elif isinstance(target, Reshards) and name in self.wants.checkpoint.state:
             values = self.wants.checkpoint.state[name]["values"]
             states = {parse_label(text): self._whole(name, value, text) for text, value in values.items()}

@@ -33,26 +33,20 @@ def flatten(name: str, value: Any) -> Tree:
     """Take the tensors out of a value; keys are its path below `name`."""
     tree = Tree(None)
 
-    def claim(leaf: Any, path: str) -> Any:
+    def claim(leaf: Any, path: str, keys: statejson.Keys) -> Any:
         if isinstance(leaf, np.ndarray):
             tensor, tag = _from_numpy(leaf, path), "$array"
         elif isinstance(leaf, torch.Tensor):
             tensor, tag = leaf, "$tensor"
         else:
             return None
-        key = _key(name, path)
+        key = ".".join(map(str, keys)) if keys else name
         if key in tree.tensors:
             raise Unsupported(f"{path}: two tensors of {name!r} have the key {key!r}")
         tree.tensors[key] = tensor
         return {tag: key}
 
     return Tree(statejson.encode(value, name, claim), tree.tensors)
-
-
-def _key(name: str, path: str) -> str:
-    """The path without the entry's own name, list positions as numbers: "layers.0.weight"."""
-    below = path.removeprefix(name).replace("['", ".").replace("']", "").replace("[", ".").replace("]", "")
-    return below.lstrip(".") or name
 
 
 def _from_numpy(array: np.ndarray[Any, Any], path: str) -> torch.Tensor:

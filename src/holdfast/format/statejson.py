@@ -15,18 +15,21 @@ from typing import Any
 from holdfast.core import limits
 from holdfast.core.errors import Damaged, Unsupported
 
-Leaf = Callable[[Any, str], Any]
+Keys = tuple[object, ...]
+Leaf = Callable[[Any, str, Keys], Any]
 _MAX_INT_BITS = 4096
 
 
-def encode(value: Any, path: str, leaf: Leaf | None = None, depth: int = 0) -> Any:
+def encode(value: Any, path: str, leaf: Leaf | None = None, keys: Keys = ()) -> Any:
     """`value` as plain JSON; `leaf` may claim values first by returning something not None.
+
+    `path` names the value in messages; `keys` are the dict keys and list positions that lead to it.
 
     Raises Unsupported, naming the path inside the state, for what cannot be represented.
     """
-    if depth > limits.JSON_DEPTH // 2:
+    if len(keys) > limits.JSON_DEPTH // 2:
         raise Unsupported(f"{path}: nested deeper than {limits.JSON_DEPTH // 2}, or it contains itself")
-    if leaf is not None and (claimed := leaf(value, path)) is not None:
+    if leaf is not None and (claimed := leaf(value, path, keys)) is not None:
         return claimed
     kind = type(value)
     if value is None or kind is bool or kind is str:
@@ -39,7 +42,7 @@ def encode(value: Any, path: str, leaf: Leaf | None = None, depth: int = 0) -> A
         return {"$complex": [encode(value.real, path), encode(value.imag, path)]}
     if kind is bytes or kind is bytearray:
         return {f"${kind.__name__}": base64.b64encode(value).decode()}
-    return _encode_container(value, path, leaf, depth + 1)
+    return _encode_container(value, path, leaf, keys)
 
 
 def _encode_int(value: int, path: str) -> int:
@@ -48,18 +51,18 @@ def _encode_int(value: int, path: str) -> int:
     return value
 
 
-def _encode_container(value: Any, path: str, leaf: Leaf | None, depth: int) -> Any:
+def _encode_container(value: Any, path: str, leaf: Leaf | None, keys: Keys) -> Any:
     kind = type(value)
     if kind is list or kind is tuple or (isinstance(value, tuple) and kind.__module__ == "torch"):
-        items = [encode(item, f"{path}[{index}]", leaf, depth) for index, item in enumerate(value)]
+        items = [encode(item, f"{path}[{index}]", leaf, (*keys, index)) for index, item in enumerate(value)]
         return items if kind is list else {"$tuple": items}
     if kind is set or kind is frozenset:
-        items = [encode(item, f"{path}{{}}", leaf, depth) for item in value]
+        items = [encode(item, f"{path}{{}}", None, (*keys, "{}")) for item in value]
         return {f"${kind.__name__}": sorted(items, key=repr)}
     if kind is dict:
-        return _encode_dict(value, path, leaf, depth)
+        return _encode_dict(value, path, leaf, keys)
     if kind is OrderedDict or kind is Counter:
-        return {f"${kind.__name__}": _encode_pairs(value, path, leaf, depth)}
+        return {f"${kind.__name__}": _encode_pairs(value, path, leaf, keys)}
     if kind.__module__ == "numpy" and hasattr(value, "dtype") and getattr(value, "shape", None) == ():
         return _encode_numpy_scalar(value, path)
     raise Unsupported(
@@ -68,15 +71,15 @@ def _encode_container(value: Any, path: str, leaf: Leaf | None, depth: int) -> A
     )
 
 
-def _encode_dict(value: dict[Any, Any], path: str, leaf: Leaf | None, depth: int) -> Any:
+def _encode_dict(value: dict[Any, Any], path: str, leaf: Leaf | None, keys: Keys) -> Any:
     if all(type(key) is str and not key.startswith("$") for key in value):
-        return {key: encode(item, f"{path}.{key}", leaf, depth) for key, item in value.items()}
-    return {"$dict": _encode_pairs(value, path, leaf, depth)}
+        return {key: encode(item, f"{path}.{key}", leaf, (*keys, key)) for key, item in value.items()}
+    return {"$dict": _encode_pairs(value, path, leaf, keys)}
 
 
-def _encode_pairs(value: dict[Any, Any], path: str, leaf: Leaf | None, depth: int) -> list[list[Any]]:
+def _encode_pairs(value: dict[Any, Any], path: str, leaf: Leaf | None, keys: Keys) -> list[list[Any]]:
     return [
-        [encode(key, f"{path} key {key!r}", None, depth), encode(item, f"{path}[{key!r}]", leaf, depth)]
+        [encode(key, f"{path} key {key!r}", None, (*keys, key)), encode(item, f"{path}[{key!r}]", leaf, (*keys, key))]
         for key, item in value.items()
     ]
 

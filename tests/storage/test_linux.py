@@ -1,0 +1,109 @@
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from holdfast.storage import linux
+
+
+@pytest.fixture(params=["with system calls", "without"])
+def system(request, monkeypatch):
+    """Every function must give the same result where the C library lacks the call."""
+    if request.param == "without":
+        monkeypatch.setattr(linux, "_libc", lambda: None)
+    return request.param
+
+
+def folder(path, content):
+    path.mkdir()
+    (path / "f").write_text(content)
+    return path
+
+
+def test_exchange_swaps_two_folders(system, tmp_path):
+    new, old = folder(tmp_path / ".attempt", "new"), folder(tmp_path / "step-1", "old")
+    linux.exchange(new, old)
+    assert (old / "f").read_text() == "new"
+    assert (new / "f").read_text() == "old"
+    assert sorted(os.listdir(tmp_path)) == [".attempt", "step-1"]
+
+
+def test_exchange_without_the_other_folder_fails_and_changes_nothing(system, tmp_path):
+    new = folder(tmp_path / ".attempt", "new")
+    with pytest.raises(FileNotFoundError):
+        linux.exchange(new, tmp_path / "step-1")
+    assert os.listdir(tmp_path) == [".attempt"]
+
+
+def test_the_stand_in_for_exchange_never_has_two_names_for_one_step(monkeypatch, tmp_path):
+    seen = []
+    rename = os.rename
+
+    def recorded(source, target):
+        rename(source, target)
+        seen.append(sorted(os.listdir(tmp_path)))
+
+    monkeypatch.setattr(linux, "_libc", lambda: None)
+    monkeypatch.setattr(os, "rename", recorded)
+    linux.exchange(folder(tmp_path / ".attempt", "new"), folder(tmp_path / "step-1", "old"))
+    assert seen == [[".attempt", "step-1.replaced"], ["step-1", "step-1.replaced"], [".attempt", "step-1"]]
+
+
+@pytest.mark.parametrize("size", [0, 1, 100_000])
+def test_reserve_gives_a_file_its_size_in_zeros(system, tmp_path, size):
+    with open(tmp_path / "f", "wb") as file:
+        linux.reserve(file.fileno(), size)
+    assert (tmp_path / "f").read_bytes() == bytes(size)
+
+
+def test_reserve_takes_the_space_and_not_only_the_size():
+    path = Path("/dev/shm") / f"holdfast-test-{os.getpid()}"
+    try:
+        with open(path, "xb") as file:
+            linux.reserve(file.fileno(), 2**20)
+            assert os.fstat(file.fileno()).st_blocks * 512 >= 2**20
+    finally:
+        path.unlink()
+
+
+LIMITED = """
+import resource, sys
+from holdfast.storage import linux
+resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
+try:
+    with open(sys.argv[1], "wb") as file:
+        linux.reserve(file.fileno(), 8192)
+except OSError as error:
+    print(type(error).__name__, error.strerror)
+"""
+
+
+def test_reserve_fails_where_there_is_no_room(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-c", LIMITED, str(tmp_path / "f")], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout == "OSError File too large\n"
+
+
+def test_a_memory_file_system_is_local_and_proc_is_not():
+    assert linux.is_local_file_system(Path("/dev/shm"))
+    assert not linux.is_local_file_system(Path("/proc"))
+
+
+def test_a_path_that_is_not_there_is_not_local(tmp_path):
+    assert not linux.is_local_file_system(tmp_path / "none")
+
+
+def test_nothing_is_local_where_the_system_cannot_tell(monkeypatch):
+    monkeypatch.setattr(linux, "_libc", lambda: None)
+    assert not linux.is_local_file_system(Path("/dev/shm"))
+
+
+def test_starting_write_back_leaves_the_bytes_as_they_are(system, tmp_path):
+    with open(tmp_path / "f", "wb") as file:
+        file.write(b"abc")
+        file.flush()
+        linux.start_write_back(file.fileno(), 0, 3)
+    assert (tmp_path / "f").read_bytes() == b"abc"
