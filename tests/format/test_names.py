@@ -20,8 +20,9 @@ from holdfast.format.names import (
 
 
 def test_natural_order_counts_digit_runs_as_integers():
-    keys = [f"layers.{number}.w{part}" for number in (0, 2, 9, 10, 11, 100) for part in (1, 3, 20)]
-    assert sorted(keys[::-1], key=natural_key) == keys
+    numbers = [0, 2, 9, 10, 11, 100]
+    keys = {f"layers.{number}.w{part}" for number in numbers for part in (1, 3, 20)}
+    assert sorted(keys, key=natural_key) == [f"layers.{number}.w{part}" for number in numbers for part in (1, 3, 20)]
 
 
 def test_equal_numbers_are_ordered_by_their_bytes():
@@ -57,7 +58,6 @@ def slow_parts(key):
 @given(st.lists(st.text(alphabet="ab.019", max_size=8), unique=True))
 def test_natural_order_is_total_and_agrees_with_a_slow_reading(keys):
     ordered = sorted(keys, key=natural_key)
-    assert ordered == sorted(keys[::-1], key=natural_key)
     for first, second in pairwise(ordered):
         assert (slow_parts(first), first.encode()) < (slow_parts(second), second.encode())
 

@@ -247,12 +247,13 @@ def test_a_leaf_claims_values_at_save_and_makes_them_at_load():
 
     tensor = Tensor()
 
-    def claim(value, path):
-        return {"$tensor": path} if value is tensor else None
+    def claim(value, path, keys):
+        return {"$tensor": [path, list(keys)]} if value is tensor else None
 
     encoded = statejson.encode({"a": [tensor, 1]}, "loader", claim)
-    assert encoded == {"a": [{"$tensor": "loader.a[0]"}, 1]}
-    assert statejson.decode(encoded, "w", lambda tag, content: (tag, content)) == {"a": [("$tensor", "loader.a[0]"), 1]}
+    assert encoded == {"a": [{"$tensor": ["loader.a[0]", ["a", 0]]}, 1]}
+    made = statejson.decode(encoded, "w", lambda tag, content: (tag, content[0]))
+    assert made == {"a": [("$tensor", "loader.a[0]"), 1]}
 
 
 def test_an_unknown_tag_is_damage():
