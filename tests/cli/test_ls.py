@@ -1,0 +1,121 @@
+import json
+import os
+import shutil
+import time
+from dataclasses import replace
+
+import holdfast
+from cli.calls import call, process
+from holdfast.core.errors import NotFound
+from holdfast.format.manifest import decode_manifest, encode_manifest
+from holdfast.format.names import step_folder
+
+
+def test_an_empty_root_says_so(tmp_path):
+    done = call("ls", tmp_path)
+    assert done.exit_code == 0
+    assert done.output == f"no checkpoints under {tmp_path}\n"
+
+
+def test_an_empty_root_is_an_empty_list_in_json(tmp_path):
+    assert json.loads(call("ls", "--json", tmp_path).output) == []
+
+
+def test_steps_are_listed_oldest_first_with_size_and_groups(run):
+    done = call("ls", run)
+    assert done.exit_code == 0
+    head, *rows = [line.split() for line in done.output.splitlines()]
+    assert head == ["step", "size", "written", "by", "groups"]
+    assert [row[0] for row in rows] == ["2", "10", "100"]
+    assert [row[-3:] for row in rows] == [["model,", "odd,", "optimizer"]] * 3
+    assert rows[0][1:3] == [f"{sum(f.stat().st_size for f in data_files(run)) / 1000:.2f}", "kB"]
+
+
+def data_files(run):
+    return [file for file in (run / step_folder(2)).iterdir() if file.name != "holdfast.json"]
+
+
+def test_columns_are_aligned_with_numbers_to_the_right(run):
+    lines = call("ls", run).output.splitlines()
+    ends = {line.index(step) + len(step) for line, step in zip(lines, ["step", "2", "10", "100"], strict=True)}
+    assert len(ends) == 1
+
+
+def test_json_has_what_the_manifests_say(run):
+    found = json.loads(call("ls", "--json", run).output)
+    for entry, (step, parent) in zip(found, [(2, None), (10, 2), (100, 10)], strict=True):
+        manifest = holdfast.open(run / step_folder(step)).manifest
+        assert entry == {
+            "step": step,
+            "folder": step_folder(step),
+            "good": True,
+            "bytes": manifest.total_bytes,
+            "created": manifest.created,
+            "parent": parent,
+            "groups": ["model", "odd", "optimizer"],
+            "writer": dict(manifest.writer),
+        }
+
+
+def test_a_damaged_manifest_is_listed_with_its_reason(run):
+    manifest = run / step_folder(10) / "holdfast.json"
+    manifest.write_bytes(manifest.read_bytes().replace(b'"step":10', b'"step":11'))
+    done = call("ls", run)
+    assert done.exit_code == 0
+    rows = done.output.splitlines()
+    assert rows[2].split()[:2] == ["10", "DAMAGED:"]
+    assert "step-000000000010/holdfast.json: the manifest's digest is" in rows[2]
+    assert "DAMAGED" not in rows[1] + rows[3]
+
+
+def test_a_damaged_manifest_is_not_good_in_json(run):
+    (run / step_folder(10) / "holdfast.json").write_bytes(b"")
+    entry = json.loads(call("ls", "--json", run).output)[1]
+    assert (entry["step"], entry["good"]) == (10, False)
+    assert "not valid JSON" in entry["problem"]
+
+
+def test_a_step_without_a_manifest_is_listed_with_its_reason(run):
+    (run / step_folder(10) / "holdfast.json").unlink()
+    assert "No such file" in call("ls", run).output.splitlines()[2]
+
+
+def test_a_manifest_of_another_step_is_damage(run):
+    shutil.copy(run / step_folder(10) / "holdfast.json", run / step_folder(2) / "holdfast.json")
+    assert "its manifest is of step 10" in call("ls", run).output.splitlines()[1]
+
+
+def test_hidden_attempts_and_other_folders_are_not_listed(run):
+    for name in (".attempt-1", "logs", "step-7", "step-000000000007.replaced"):
+        shutil.copytree(run / step_folder(2), run / name)
+    (run / "link").symlink_to(run / step_folder(2))
+    assert len(call("ls", run).output.splitlines()) == 4
+
+
+def test_a_root_that_is_not_there_is_not_found(tmp_path):
+    assert isinstance(call("ls", tmp_path / "none").exception, NotFound)
+
+
+def test_control_characters_of_a_path_do_not_reach_the_table(run):
+    hostile = run.with_name("\x1b[31mred\x07\x9b")
+    os.rename(run, hostile)
+    (hostile / step_folder(10) / "holdfast.json").write_bytes(b"")
+    output = call("ls", hostile).output
+    assert output.replace("\n", "").isprintable()
+    assert r"\x1b[31mred\x07\x9b" in output
+
+
+def test_a_hundred_checkpoints_are_listed_in_a_fraction_of_a_second(run, tmp_path):
+    manifest = decode_manifest((run / step_folder(2) / "holdfast.json").read_bytes(), "w")
+    root = tmp_path / "many"
+    for step in range(100):
+        folder = shutil.copytree(run / step_folder(2), root / step_folder(step))
+        (folder / "holdfast.json").write_bytes(encode_manifest(replace(manifest, step=step)))
+    seconds = []
+    for _ in range(3):
+        started = time.perf_counter()
+        done = process("ls", root)
+        seconds.append(time.perf_counter() - started)
+        assert (done.returncode, len(done.stdout.splitlines())) == (0, 101)
+        assert "DAMAGED" not in done.stdout
+    assert min(seconds) < 0.4

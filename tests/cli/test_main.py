@@ -1,0 +1,83 @@
+import re
+import subprocess
+import sys
+
+import pytest
+
+import holdfast
+from cli.calls import call, process
+
+COMMANDS = ["ls", "show", "verify", "diff"]
+
+
+def test_help_names_every_command():
+    done = call("--help")
+    assert done.exit_code == 0
+    for name in COMMANDS:
+        assert re.search(rf"^  {name} +\w", done.output, re.MULTILINE)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize("option", ["-h", "--help"])
+def test_every_command_has_help_and_json(name, option):
+    done = call(name, option)
+    assert done.exit_code == 0
+    assert "--json" in done.output
+
+
+def test_the_version_is_printed():
+    assert call("--version").output == f"holdfast, version {holdfast.__version__}\n"
+
+
+def test_a_good_answer_exits_with_0(step):
+    done = process("verify", step)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.endswith(": good\n")
+
+
+def test_a_damaged_manifest_exits_with_1_and_one_line(step):
+    (step / "holdfast.json").write_bytes(b"{}")
+    done = process("show", step)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == f"holdfast: {step}/holdfast.json: not a Holdfast manifest\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["ls", "none"], "holdfast: none: there is no such folder\n"),
+        (["show", "none"], "holdfast: none: there is nothing here\n"),
+        (["ls"], "Missing argument 'ROOT'"),
+        (["ls", ".", "--nope"], "No such option"),
+        (["nope"], "No such command 'nope'"),
+    ],
+)
+def test_a_wrong_call_exits_with_2_and_says_why(arguments, message):
+    done = process(*arguments)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_an_unknown_key_exits_with_2(step):
+    done = process("show", step, "no\x1bkey")
+    assert done.returncode == 2
+    assert done.stderr == f"holdfast: {step} has no key 'no\\x1bkey'\n"
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_no_command_imports_torch(name, step):
+    arguments = [step, step] if name == "diff" else [step.parent]
+    done = process(name, *arguments, python=("-X", "importtime"))
+    modules = {line.rsplit("|", 1)[-1].strip() for line in done.stderr.splitlines()}
+    assert done.returncode == 0
+    assert "holdfast.persist.catalog" in modules
+    assert not {module for module in modules if module.split(".")[0] == "torch"}
+
+
+def test_a_closed_pipe_is_no_error(run):
+    command = f"{sys.executable} -m holdfast show {run} --json | head -c 1"
+    done = subprocess.run(
+        ["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.stdout, done.stderr) == ("{", "")

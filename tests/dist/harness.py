@@ -1,0 +1,96 @@
+"""Real ranks for tests: processes with a gloo group, a deadline, and their results or tracebacks."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import tempfile
+import time
+import traceback
+import warnings
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+DEADLINE_S = 120.0
+
+_CONTEXT = multiprocessing.get_context("forkserver")
+_CONTEXT.set_forkserver_preload(
+    ["torch", "torch.distributed.tensor", "torch.distributed.fsdp", "holdfast.checkpointer"]
+)
+
+
+class RankFailed(AssertionError):
+    """A rank raised; the message is its traceback."""
+
+
+def run_ranks(
+    world: int,
+    function: Callable[..., Any],
+    *arguments: Any,
+    deadline_s: float = DEADLINE_S,
+    hosts: list[str] | None = None,
+) -> list[Any]:
+    """Call `function(*arguments)` on `world` ranks; returns what each returned, in rank order."""
+    with tempfile.TemporaryDirectory(prefix="holdfast-ranks-") as folder:
+        pipes = [_CONTEXT.Pipe(duplex=False) for _ in range(world)]
+        processes = []
+        for rank, (_, sender) in enumerate(pipes):
+            host = hosts[rank] if hosts else None
+            process = _CONTEXT.Process(
+                target=_rank_main, args=(rank, world, folder, host, sender, function, arguments), daemon=True
+            )
+            process.start()
+            sender.close()
+            processes.append(process)
+        try:
+            return _collect(pipes, time.monotonic() + deadline_s, deadline_s)
+        finally:
+            for process in processes:
+                process.join(0.5)
+                if process.is_alive():
+                    process.kill()
+                    process.join()
+
+
+def _collect(pipes: list[Any], end: float, deadline_s: float) -> list[Any]:
+    results: list[Any] = []
+    failures = []
+    for rank, (receiver, _) in enumerate(pipes):
+        if not receiver.poll(max(0.0, end - time.monotonic())):
+            raise RankFailed(f"rank {rank} did not answer within {deadline_s} s\n" + "\n".join(failures))
+        try:
+            good, value = receiver.recv()
+        except EOFError:
+            good, value = False, "the process died without a word"
+        if not good:
+            failures.append(f"rank {rank}:\n{value}")
+        results.append(value)
+    if failures:
+        raise RankFailed("\n".join(failures))
+    return results
+
+
+def _rank_main(
+    rank: int, world: int, folder: str, host: str | None, sender: Any, function: Any, arguments: Any
+) -> None:
+    warnings.simplefilter("ignore")
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(world), "LOCAL_RANK": str(rank)}
+    if host is not None:
+        os.environ["HOLDFAST_HOST"] = host
+    try:
+        store = dist.FileStore(f"{folder}/store", world)
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=timedelta(seconds=60))
+        value = function(*arguments)
+        dist.barrier()
+        sender.send((True, value))
+    except BaseException:  # noqa: BLE001  (the test must see it)
+        sender.send((False, traceback.format_exc()))
+    finally:
+        sender.close()
+        if dist.is_initialized():
+            dist.destroy_process_group()

@@ -1,0 +1,80 @@
+"""State on a GPU: the same bytes as on the CPU, and back onto the device."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Shard
+
+import holdfast
+from dist.harness import run_ranks
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+
+
+def build(device: str) -> dict[str, Any]:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(300, 70), nn.BatchNorm1d(70), nn.Linear(70, 9))
+    for parameter in model.parameters():
+        parameter.grad = torch.randn_like(parameter)
+    model = model.to(device)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, fused=device == "cuda")
+    for index, parameter in enumerate(model.parameters()):
+        moment = torch.full(parameter.shape, float(index))
+        state = {"step": torch.tensor(3.0), "exp_avg": moment, "exp_avg_sq": moment + 1}
+        optimizer.state[parameter] = {name: value.to(device) for name, value in state.items()}
+    odd = {
+        "f8": torch.arange(64, dtype=torch.uint8).view(torch.float8_e4m3fn),
+        "t": torch.arange(12.0).reshape(3, 4).t(),
+    }
+    return {"model": model, "optimizer": optimizer, "odd": {key: value.to(device) for key, value in odd.items()}}
+
+
+def tensor_files(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir() if "safetensors" in path.name}
+
+
+def test_the_bytes_are_those_of_the_cpu_and_load_back(tmp_path: Path) -> None:
+    for device in ("cpu", "cuda"):
+        holdfast.save(tmp_path / device, build(device), block_bytes=4096)
+    assert tensor_files(tmp_path / "cuda") == tensor_files(tmp_path / "cpu")
+    state, truth = build("cuda"), build("cuda")
+    with torch.no_grad():
+        for tensor in [*state["model"].state_dict().values(), *state["odd"].values()]:
+            tensor.view(torch.uint8 if tensor.dtype == torch.float8_e4m3fn else tensor.dtype).zero_()
+    state["optimizer"].state.clear()
+    holdfast.load(tmp_path / "cpu", state)
+    for key, value in truth["model"].state_dict().items():
+        assert torch.equal(state["model"].state_dict()[key], value), key
+    for parameter, other in zip(state["model"].parameters(), truth["model"].parameters(), strict=True):
+        for name, value in truth["optimizer"].state[other].items():
+            found = state["optimizer"].state[parameter][name]
+            assert found.device == value.device and torch.equal(found, value), name
+    state["optimizer"].step()
+
+
+def _shards(path: str, spoil: bool) -> str:
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("x",))
+    full = torch.arange(7 * 5.0).reshape(7, 5)
+    local = full.chunk(dist.get_world_size(), dim=0)[dist.get_rank()].cuda()
+    replica = torch.ones(1000, device="cuda")
+    if spoil and dist.get_rank() == 1:
+        replica[777] += 1e-6
+    shard = DTensor.from_local(local.cpu(), mesh, [Shard(0)], run_check=False, shape=full.shape, stride=full.stride())
+    try:
+        holdfast.save(path, {"w": {"shard": shard, "replica": replica}})
+    except holdfast.LayoutError as error:
+        return str(error)
+    return ""
+
+
+def test_replicas_on_the_device_are_compared(tmp_path: Path) -> None:
+    assert run_ranks(2, _shards, str(tmp_path / "a"), False) == ["", ""]
+    said = run_ranks(2, _shards, str(tmp_path / "b"), True)
+    assert said[0] == said[1] and "w: replica has different values" in said[0]
