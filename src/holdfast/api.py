@@ -11,6 +11,7 @@ from holdfast.core import limits
 from holdfast.loading import LoadOptions, LoadReport, load_checkpoint
 from holdfast.persist.checkpoint import Checkpoint, no_progress
 from holdfast.saving import SaveOptions, Saver
+from holdfast.storage import check_local
 from holdfast.storage.local import LocalStorage
 
 DEADLINE_S = 1800.0
@@ -93,6 +94,7 @@ def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
 
 def _locate(path: str | os.PathLike[str]) -> tuple[LocalStorage, str]:
     """The root and the folder's name of a checkpoint's path."""
+    check_local(os.fspath(path))
     absolute = Path(os.path.abspath(os.fspath(path)))
     return LocalStorage(absolute.parent), absolute.name
 

@@ -27,6 +27,7 @@ def test_natural_order_counts_digit_runs_as_integers():
 
 def test_equal_numbers_are_ordered_by_their_bytes():
     assert sorted(["a1", "a01", "a001"], key=natural_key) == ["a001", "a01", "a1"]
+    assert sorted(["a1b01", "a01b1"], key=natural_key) == ["a01b1", "a1b01"]
 
 
 def test_text_is_ordered_by_utf8_bytes_and_not_by_locale():

@@ -94,7 +94,10 @@ class Checkpoint:
             weight_map = decode_index(self.storage.read(self.folder, index, limits.JSON_BYTES), f"{self.path}/{index}")
             members = sorted(set(weight_map.values()))
         else:
-            raise NotFound(f"{self.path}: neither {names.MANIFEST} nor {single} nor {index}: not a checkpoint")
+            raise NotFound(
+                f"{self.path}: neither {names.MANIFEST} nor {single} nor {index}: not a checkpoint; "
+                "if it is a run's root, name one of its steps"
+            )
         missing = [member for member in members if member not in files]
         if missing:
             raise Damaged(f"{self.path}: {index} names {missing[0]}, which is not there")

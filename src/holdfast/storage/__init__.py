@@ -9,14 +9,18 @@ from holdfast.core.errors import Unsupported
 from holdfast.storage.base import Storage
 from holdfast.storage.local import LocalStorage
 
-__all__ = ["Storage", "storage_at"]
+__all__ = ["Storage", "check_local", "storage_at"]
 
 
 def storage_at(root: str | os.PathLike[str] | Storage) -> Storage:
     """The storage for a root: a path on this machine, or a Storage as it is."""
     if isinstance(root, Storage):
         return root
-    text = os.fspath(root)
-    if "://" in text:
-        raise Unsupported(f"{text}: this version stores on local file systems only")
-    return LocalStorage(Path(text))
+    check_local(os.fspath(root))
+    return LocalStorage(Path(root))
+
+
+def check_local(path: str) -> None:
+    """Refuse addresses: `s3://bucket` must not become a local folder of that name."""
+    if "://" in path:
+        raise Unsupported(f"{path}: this version stores on local file systems only")

@@ -227,6 +227,8 @@ class LocalStorage:
 
     def publish(self, attempt: str, folder: str) -> None:
         source, target = self.root / attempt, self.root / folder
+        if target.is_symlink():
+            raise StorageError(f"publishing {target}: it is a symbolic link; name the folder it points to")
         with _failing_as_storage_error(f"publishing {target}"):
             for entry in os.scandir(source):
                 if entry.is_dir(follow_symlinks=False):
