@@ -25,5 +25,5 @@ def test_two_paths_with_one_key_are_refused() -> None:
 
 
 def test_arrays_without_a_dtype_of_the_format_are_refused() -> None:
-    with pytest.raises(Unsupported, match="name.x: a numpy array of dtype object"):
+    with pytest.raises(Unsupported, match=r"name\.x: a numpy array of dtype object"):
         flatten("name", {"x": np.array([object()])})

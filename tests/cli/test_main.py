@@ -4,6 +4,7 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
 import holdfast
 from cli.calls import call, process
@@ -83,3 +84,33 @@ def test_a_closed_pipe_ends_in_silence(run):
     done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
     os.close(writing)
     assert done.stderr == ""
+
+
+def test_the_answer_no_is_exit_code_1_of_a_real_process(tmp_path):
+    for name, seed in (("a", 0), ("b", 1)):
+        torch.manual_seed(seed)
+        holdfast.save(tmp_path / name, {"model": torch.nn.Linear(4, 3)})
+    assert process("diff", tmp_path / "a", tmp_path / "b").returncode == 1
+    assert process("diff", tmp_path / "a", tmp_path / "a").returncode == 0
+    assert process("diff", tmp_path / "a", tmp_path / "a", "--group", "zork").returncode == 2
+    (tmp_path / "a" / "model-00001-of-00001.safetensors").unlink()
+    assert process("verify", tmp_path / "a").returncode == 1
+    assert process("verify", tmp_path / "b").returncode == 0
+
+
+def test_a_closed_pipe_is_no_answer(tmp_path):
+    holdfast.save(tmp_path / "a", {"model": torch.nn.Linear(4, 3)})
+    reading, writing = os.pipe()
+    os.close(reading)
+    command = [sys.executable, "-m", "holdfast", "show", str(tmp_path / "a")]
+    assert subprocess.run(command, stdout=writing, check=False).returncode == 0
+    os.close(writing)
+
+
+def test_paths_do_not_speak_to_the_terminal(tmp_path):
+    for name in ("ls", "show", "verify"):
+        assert process(name, tmp_path / "none\x07\x9b").stderr.replace("\n", "").isprintable()
+    (tmp_path / "e\x9b").mkdir()
+    assert process("ls", tmp_path / "e\x9b").stdout.replace("\n", "").isprintable()
+    holdfast.save(tmp_path / "f\x9b", {"model": torch.nn.Linear(1, 1)})
+    assert process("show", "--json", tmp_path / "f\x9b").stdout.replace("\n", "").isprintable()

@@ -62,7 +62,7 @@ def test_a_file_name_that_is_no_text_is_damage(name):
         decode_index(json.dumps({"weight_map": {"a": name}}).encode(), "w")
 
 
-@pytest.mark.parametrize("key", ["", "a\nb", "a\0", "\x1b[2J", "__metadata__", "k" * 1025, "a\ud800", "a\x9b"])
+@pytest.mark.parametrize("key", ["", "a\nb", "a\0", "\x1b[2J", "__metadata__", "k" * 1025, "a\x9b"])
 def test_a_hostile_key_is_damage(key):
     with pytest.raises(Damaged, match=r"^w: the key ") as caught:
         decode_index(json.dumps({"weight_map": {key: FILE}}).encode(), "w")
@@ -89,3 +89,8 @@ def test_a_hostile_key_is_damage(key):
 def test_what_is_not_an_index_is_damage(data):
     with pytest.raises(Damaged, match=r"^w: "):
         decode_index(data, "w")
+
+
+def test_half_of_a_surrogate_pair_is_damage():
+    with pytest.raises(Damaged, match="not valid JSON"):
+        decode_index(json.dumps({"weight_map": {"a\ud800": FILE}}).encode(), "w")

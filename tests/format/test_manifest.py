@@ -59,7 +59,9 @@ def manifests(draw):
     texts = st.text("ab.é", min_size=1, max_size=4)
     groups = {}
     for group in draw(st.lists(st.sampled_from(["model", "optimizer", "ema/model", "rng"]), unique=True)):
-        members = tuple(name for name in names if draw(st.booleans()))
+        members = tuple(name for name in names if draw(st.booleans())) or tuple(names[:1])
+        if not members:
+            continue
         tied = draw(st.dictionaries(texts, texts, max_size=2))
         groups[group] = GroupRecord("module", members, draw(st.integers(0, 2**60)), tied, {})
     steps = st.none() | st.integers(0, 2**62)

@@ -312,3 +312,17 @@ def test_a_bad_tagged_value_is_damage_and_names_the_file(value):
 
 def test_a_tag_beside_other_keys_is_an_ordinary_dict():
     assert statejson.decode({"$float": "nan", "b": 1}, "w") == {"$float": "nan", "b": 1}
+
+
+@pytest.mark.parametrize(
+    "value", [{"$complex": [10**400, 0]}, {"$numpy": ["float32", ""]}, {"$numpy": ["float32", "00" * 8]}]
+)
+def test_tagged_values_that_do_not_fit_are_damage(value):
+    with pytest.raises(Damaged):
+        statejson.decode(value, "w")
+
+
+def test_text_that_is_not_unicode_is_refused_with_its_path():
+    for value in ({"x": "\ud800"}, {"\ud800": 1}):
+        with pytest.raises(Unsupported, match="note"):
+            statejson.encode(value, "note")

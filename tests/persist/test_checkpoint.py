@@ -15,7 +15,7 @@ def folder(tmp_path: Path) -> Path:
     torch.manual_seed(0)
     tensors = {f"layers.{index}.w": torch.randn(40, 30) for index in (10, 9, 1)}
     state = {"model": tensors, "extra": {"layers.1.w": torch.ones(2), "only": torch.zeros(3)}, "note": (1, "x")}
-    holdfast.save(tmp_path / "x", state, block_bytes=4096, max_shard_size=9000)
+    holdfast.save(tmp_path / "x", state, block_bytes=4096, max_shard_size=10_000)
     return tmp_path / "x"
 
 
@@ -79,7 +79,7 @@ def test_every_flipped_bit_of_a_tensor_file_is_found(folder: Path) -> None:
 def test_files_swapped_between_checkpoints_are_found(folder: Path, tmp_path: Path) -> None:
     torch.manual_seed(1)
     tensors = {f"layers.{index}.w": torch.randn(40, 30) for index in (10, 9, 1)}
-    holdfast.save(tmp_path / "y", {"model": tensors}, block_bytes=4096, max_shard_size=9000)
+    holdfast.save(tmp_path / "y", {"model": tensors}, block_bytes=4096, max_shard_size=10_000)
     name = "model-00001-of-00002.safetensors"
     (folder / name).write_bytes((tmp_path / "y" / name).read_bytes())
     assert not holdfast.open(folder).verify().good

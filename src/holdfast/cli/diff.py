@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from holdfast.cli.render import clean, open_path, print_json, progress
+from holdfast.core.errors import NotFound
 from holdfast.format import strictjson
 
 if TYPE_CHECKING:
@@ -41,6 +42,8 @@ def command(first: str, second: str, as_json: bool, group: str | None) -> None:
     are not read.
     """
     one, two = open_path(first), open_path(second)
+    if group is not None and group not in (*one.groups, *two.groups):
+        raise NotFound(f"neither checkpoint has a group {group!r}; they have {', '.join({*one.groups, *two.groups})}")
     with progress("comparing", one.manifest.total_bytes) as advance:
         found = [*_compare(one, two, group, advance)]
     if as_json:
@@ -88,14 +91,14 @@ def _compare_group(
         for name in one.manifest.groups[group].files
         if one.manifest.files[name].blocks and one.manifest.files.get(name) == two.manifest.files.get(name)
     }
-    keys = [one.keys(group), two.keys(group)]
-    for key in keys[0]:
-        if key not in keys[1]:
+    first, second = dict.fromkeys(one.keys(group)), dict.fromkeys(two.keys(group))
+    for key in first:
+        if key not in second:
             yield Difference(group, key, "only in the first")
-    for key in keys[1]:
-        if key not in keys[0]:
+    for key in second:
+        if key not in first:
             yield Difference(group, key, "only in the second")
-    for key in (key for key in keys[0] if key in set(keys[1])):
+    for key in (key for key in first if key in second):
         (_, a), (_, b) = one.find(key, group), two.find(key, group)
         advance(a.spec.bytes)
         if a == b and a.file in same_files:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from holdfast.cli.render import print_json, print_table, size_text
+from holdfast.cli.render import clean, print_json, print_table, size_text
 from holdfast.core.errors import NotFound
 from holdfast.persist.catalog import Committed, committed_steps
 from holdfast.storage.local import LocalStorage
@@ -28,7 +28,7 @@ def command(root: str, as_json: bool) -> None:
         print_json([_fields(entry) for entry in found])
         return
     if not found:
-        click.echo(f"no checkpoints under {root}")
+        click.echo(f"no checkpoints under {clean(root)}")
         return
     print_table(["step", "size", "written", "by", "groups"], [_row(entry) for entry in found], right=(0, 1))
 

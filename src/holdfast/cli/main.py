@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 
 import click
 
+from holdfast.cli.render import clean
 from holdfast.core.errors import Damaged, HoldfastError
 from holdfast.version import __version__
 
@@ -57,7 +59,9 @@ def cli() -> None:
 def main() -> None:
     """Run the command line; a HoldfastError is one line, never a traceback."""
     try:
-        cli(standalone_mode=False)
+        # Not cli(): its own handling of a closed pipe would exit with 1, which here means "no".
+        with cli.make_context("holdfast", sys.argv[1:]) as context:
+            cli.invoke(context)
     except click.exceptions.Exit as stop:
         sys.exit(stop.exit_code)
     except click.Abort:
@@ -66,8 +70,9 @@ def main() -> None:
         error.show()
         sys.exit(2)
     except HoldfastError as error:
-        click.echo(f"holdfast: {error}", err=True)
+        click.echo(clean(f"holdfast: {error}", keep="\n"), err=True)
         sys.exit(1 if isinstance(error, Damaged) else 2)
     except BrokenPipeError:
-        sys.stderr.close()
+        # Whoever read the output has enough; the interpreter must not complain while it closes.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)

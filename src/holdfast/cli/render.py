@@ -24,12 +24,12 @@ def size_text(count: float) -> str:
 
 
 def print_json(value: Any) -> None:
-    click.echo(json.dumps(value, indent=2, ensure_ascii=False))
+    click.echo(json.dumps(value, indent=2))
 
 
-def clean(text: str) -> str:
+def clean(text: object, keep: str = "") -> str:
     """Text from a checkpoint with control characters made visible: a terminal obeys none of it."""
-    return "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in text)
+    return "".join(c if c.isprintable() or c in keep else f"\\x{ord(c):02x}" for c in str(text))
 
 
 def print_table(headers: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> None:

@@ -81,10 +81,8 @@ def _print_head(checkpoint: Checkpoint) -> None:
     writer = manifest.writer
     if writer:
         mesh = " x ".join(f"{axis} {size}" for axis, size in writer.get("mesh", {}).items())
-        click.echo(
-            f"written {manifest.created} by holdfast {writer.get('holdfast')} "
-            f"on {writer.get('world')} ranks, {writer.get('hosts')} hosts ({clean(mesh)})"
-        )
+        who = f"written {manifest.created} by holdfast {writer.get('holdfast')}"
+        click.echo(clean(f"{who} on {writer.get('world')} ranks, {writer.get('hosts')} hosts ({mesh})"))
         for name in writer.get("first_replica", []):
             click.echo(f"replicas differed, the first was saved: {clean(name)}")
     else:
@@ -99,10 +97,8 @@ def _print_group(checkpoint: Checkpoint, group: str) -> None:
         dtype, _, size = _tensor(checkpoint, group, key)
         dtypes[dtype] += size
     parts = ", ".join(f"{size_text(size)} {dtype}" for dtype, size in dtypes.most_common())
-    click.echo(
-        f"\n{group} ({record.kind}): {len(keys)} tensors, {size_text(record.total_bytes)}"
-        + (f" ({parts})" if parts else "")
-    )
+    total = f"{len(keys)} tensors, {size_text(record.total_bytes)}"
+    click.echo("\n" + clean(f"{group} ({record.kind}): {total}" + (f" ({parts})" if parts else "")))
     above: list[str] = []
     for key in keys:
         *folders, leaf = key.split(".")
@@ -122,7 +118,7 @@ def _print_values(checkpoint: Checkpoint) -> None:
     for name, entry in checkpoint.state.items():
         where = f", by {' x '.join(entry['axes'])}" if "axes" in entry else ""
         if entry["kind"] != "optimizer":
-            click.echo(f"\n{clean(name)} ({entry['kind']}{where}) in state.json")
+            click.echo("\n" + clean(f"{name} ({entry['kind']}{where}) in state.json"))
 
 
 def _show_key(checkpoint: Checkpoint, key: str, group: str | None, as_json: bool) -> None:

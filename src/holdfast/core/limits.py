@@ -11,7 +11,7 @@ HEADER_TENSORS = 200_000
 TENSOR_RANK = 64
 KEY_BYTES = 1 * KIB
 FILE_NAME_BYTES = 200
-JSON_DEPTH = 64
+JSON_DEPTH = 128
 JSON_BYTES = 256 * MIB
 MANIFEST_FILES = 100_000
 BLOCKS_PER_FILE = 1_000_000
@@ -31,7 +31,9 @@ _UNITS |= {"KIB": KIB, "MIB": MIB, "GIB": 1024 * MIB, "TIB": 1024 * 1024 * MIB}
 def parse_bytes(size: int | str) -> int:
     """A number of bytes from 5_000_000_000, "5GB" or "4.5GiB"; decimal units as transformers has them."""
     if isinstance(size, int) and not isinstance(size, bool):
-        number, unit = float(size), ""
+        if 1 <= size < 2**60:
+            return size
+        number, unit = 0.0, ""
     else:
         text = str(size).strip()
         digits = text.rstrip("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ ")

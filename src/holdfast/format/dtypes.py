@@ -72,6 +72,10 @@ def dtype_named(name: str) -> DType:
         raise Unsupported(f"dtype {name!r} cannot be stored; the format has {known}") from None
 
 
+def is_dtype(name: str) -> bool:
+    return name in _BY_NAME
+
+
 def dtype_coded(code: str) -> DType | None:
     """The dtype that a safetensors header calls `code`, or None."""
     return _BY_CODE.get(code)

@@ -20,6 +20,8 @@ from holdfast.format.names import key_problem
 
 LENGTH_BYTES = 8
 METADATA = {"format": "pt"}
+_ELEMENTS = 2**60
+_METADATA_ENTRIES = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +66,10 @@ def decode_header(data: bytes, file_bytes: int, where: str) -> tuple[TensorEntry
     text = data[LENGTH_BYTES:]
     if not text.startswith(b"{"):
         raise Damaged(f"{where}: the header does not begin with '{{'")
+    # Counted before parsing: a million small entries take longer to build than to refuse.
+    count = max(text.count(b'"dtype"'), text.count(b'":') // 4 - _METADATA_ENTRIES)
+    if count > limits.HEADER_TENSORS:
+        raise Damaged(f"{where}: {count} tensors, more than the limit of {limits.HEADER_TENSORS}")
     fields = strictjson.loads(text.rstrip(b" "), f"{where}: header", limit_bytes=limits.HEADER_BYTES)
     if not isinstance(fields, dict):
         raise Damaged(f"{where}: the header is not a JSON object")
@@ -100,6 +106,8 @@ def _entry(key: str, field: Any, where: str) -> TensorEntry:
     offsets = _sizes(field["data_offsets"], f"{where}: the data_offsets of {key!r}")
     if len(shape) > limits.TENSOR_RANK:
         raise Damaged(f"{where}: {key!r} has {len(shape)} dims, more than the limit of {limits.TENSOR_RANK}")
+    if math.prod(max(1, size) for size in shape) >= _ELEMENTS:
+        raise Damaged(f"{where}: the shape {list(shape)} of {key!r} is too large")
     if len(offsets) != 2:
         raise Damaged(f"{where}: the data_offsets of {key!r} are not two numbers")
     begin, end = offsets

@@ -14,7 +14,8 @@ from holdfast.core.errors import Damaged, HoldfastError
 from holdfast.core.filenames import check_file
 from holdfast.format import strictjson
 from holdfast.format.digest import HEX_DIGITS, digest_hex
-from holdfast.format.names import MANIFEST, check_group
+from holdfast.format.dtypes import is_dtype
+from holdfast.format.names import MANIFEST, check_group, key_problem
 from holdfast.format.versions import CURRENT, upgrade
 
 
@@ -129,9 +130,9 @@ def decode_manifest(data: bytes, where: str) -> Manifest:
 
 
 def _from_fields(fields: dict[str, Any], where: str) -> Manifest:
+    if len(fields["files"]) > limits.MANIFEST_FILES:
+        raise Damaged(f"{where}: {len(fields['files'])} files, more than the limit of {limits.MANIFEST_FILES}")
     files = {name: _file_record(name, record, where) for name, record in fields["files"].items()}
-    if len(files) > limits.MANIFEST_FILES:
-        raise Damaged(f"{where}: {len(files)} files, more than the limit of {limits.MANIFEST_FILES}")
     groups = {name: _group_record(name, record, files, where) for name, record in fields["groups"].items()}
     return Manifest(
         step=_number(fields["step"], "step", optional=True),
@@ -141,8 +142,17 @@ def _from_fields(fields: dict[str, Any], where: str) -> Manifest:
         block_bytes=_number(fields["block_bytes"], "block_bytes") or 0,
         groups=groups,
         files=files,
-        writer=dict(fields["writer"]),
+        writer=_writer(fields["writer"]),
     )
+
+
+def _writer(fields: Any) -> dict[str, Any]:
+    mesh, first_replica = fields.get("mesh", {}), fields.get("first_replica", [])
+    if not all(type(size) is int for size in mesh.values()):
+        raise ValueError("writer.mesh is not sizes by axis")
+    if not isinstance(first_replica, list) or not all(isinstance(name, str) for name in first_replica):
+        raise ValueError("writer.first_replica is not a list of names")
+    return dict(fields)
 
 
 def _number(value: Any, name: str, *, optional: bool = False) -> int | None:
@@ -160,7 +170,13 @@ def _file_record(name: str, fields: Any, where: str) -> FileRecord:
     blocks = []
     position = 0
     for offset, size, digest in fields["blocks"]:
-        if offset != position or type(size) is not int or size <= 0 or len(digest) != HEX_DIGITS:
+        if (
+            type(offset) is not int
+            or offset != position
+            or type(size) is not int
+            or size <= 0
+            or len(digest) != HEX_DIGITS
+        ):
             raise Damaged(f"{where}: the blocks of {name} do not follow each other at {position}")
         blocks.append(Block(offset, size, digest))
         position += size
@@ -178,12 +194,20 @@ def _file_record(name: str, fields: Any, where: str) -> FileRecord:
 def _group_record(name: str, fields: Any, files: Mapping[str, FileRecord], where: str) -> GroupRecord:
     check_group(name)
     unknown = [file for file in fields["files"] if file not in files]
-    if unknown:
-        raise Damaged(f"{where}: group {name} names the file {unknown[0][:80]!r}, which is not recorded")
+    if unknown or not fields["files"]:
+        raise Damaged(f"{where}: group {name} names the file {str(unknown[:1])[:80]}, which is not recorded")
+    aliases, logical = dict(fields.get("aliases", {})), dict(fields.get("logical_dtypes", {}))
+    for key in (*aliases, *aliases.values(), *logical):
+        problem = key_problem(key)
+        if problem:
+            raise Damaged(f"{where}: in group {name} the key {str(key)[:80]!r} {problem}")
+    for dtype in logical.values():
+        if not isinstance(dtype, str) or not is_dtype(dtype):
+            raise Damaged(f"{where}: in group {name} the unknown dtype {str(dtype)[:40]!r}")
     return GroupRecord(
         kind=str(fields["kind"]),
         files=tuple(fields["files"]),
         total_bytes=_number(fields["total_bytes"], "total_bytes") or 0,
-        aliases=dict(fields.get("aliases", {})),
-        logical_dtypes=dict(fields.get("logical_dtypes", {})),
+        aliases=aliases,
+        logical_dtypes=logical,
     )

@@ -12,9 +12,9 @@ MANIFEST = "holdfast.json"
 STATE = "state.json"
 
 _DIGITS = re.compile(rb"([0-9]+)")
-_TENSOR_FILE = re.compile(r"(?P<group>.+)-(?P<number>\d{5,})-of-(?P<count>\d{5,})\.safetensors")
+_TENSOR_FILE = re.compile(r"(?P<group>.+)-(?P<number>[0-9]{5,})-of-(?P<count>[0-9]{5,})\.safetensors")
 _GROUP_CHARS = 100
-_STEP = re.compile(r"step-(\d{12,})")
+_STEP = re.compile(r"step-([0-9]{12,})")
 _DEVICES = frozenset({"con", "prn", "aux", "nul"} | {f"{d}{n}" for d in ("com", "lpt") for n in range(1, 10)})
 
 NaturalKey = tuple[tuple[bytes | int, ...], bytes]

@@ -27,13 +27,15 @@ def encode(value: Any, path: str, leaf: Leaf | None = None, keys: Keys = ()) -> 
 
     Raises Unsupported, naming the path inside the state, for what cannot be represented.
     """
-    if len(keys) > limits.JSON_DEPTH // 2:
-        raise Unsupported(f"{path}: nested deeper than {limits.JSON_DEPTH // 2}, or it contains itself")
+    if len(keys) > limits.JSON_DEPTH // 4:
+        raise Unsupported(f"{path}: nested deeper than {limits.JSON_DEPTH // 4}, or it contains itself")
     if leaf is not None and (claimed := leaf(value, path, keys)) is not None:
         return claimed
     kind = type(value)
-    if value is None or kind is bool or kind is str:
+    if value is None or kind is bool:
         return value
+    if kind is str:
+        return _encode_text(value, path)
     if kind is int:
         return _encode_int(value, path)
     if kind is float:
@@ -43,6 +45,14 @@ def encode(value: Any, path: str, leaf: Leaf | None = None, keys: Keys = ()) -> 
     if kind is bytes or kind is bytearray:
         return {f"${kind.__name__}": base64.b64encode(value).decode()}
     return _encode_container(value, path, leaf, keys)
+
+
+def _encode_text(value: str, path: str) -> str:
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise Unsupported(f"{path}: a text that is not valid Unicode cannot be stored; store its bytes") from None
+    return value
 
 
 def _encode_int(value: int, path: str) -> int:
@@ -63,7 +73,7 @@ def _encode_container(value: Any, path: str, leaf: Leaf | None, keys: Keys) -> A
         return _encode_dict(value, path, leaf, keys)
     if kind is OrderedDict or kind is Counter:
         return {f"${kind.__name__}": _encode_pairs(value, path, leaf, keys)}
-    if kind.__module__ == "numpy" and hasattr(value, "dtype") and getattr(value, "shape", None) == ():
+    if kind.__module__ == "numpy" and kind.__name__ != "ndarray" and hasattr(value, "dtype"):
         return _encode_numpy_scalar(value, path)
     raise Unsupported(
         f"{path}: a value of type {kind.__module__}.{kind.__qualname__} cannot be stored as JSON; "
@@ -72,7 +82,7 @@ def _encode_container(value: Any, path: str, leaf: Leaf | None, keys: Keys) -> A
 
 
 def _encode_dict(value: dict[Any, Any], path: str, leaf: Leaf | None, keys: Keys) -> Any:
-    if all(type(key) is str and not key.startswith("$") for key in value):
+    if all(type(key) is str and not key.startswith("$") and _encode_text(key, path) == key for key in value):
         return {key: encode(item, f"{path}.{key}", leaf, (*keys, key)) for key, item in value.items()}
     return {"$dict": _encode_pairs(value, path, leaf, keys)}
 
@@ -122,7 +132,7 @@ def _decode_tag(tag: str, content: Any, where: str, leaf: Callable[[str, Any], A
         if tag in ("$dict", "$OrderedDict", "$Counter"):
             pairs = {decode(k, where, leaf): decode(v, where, leaf) for k, v in content}
             return pairs if tag == "$dict" else OrderedDict(pairs) if tag == "$OrderedDict" else Counter(pairs)
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise Damaged(f"{where}: a bad {tag} value: {error}") from None
     if leaf is not None:
         return leaf(tag, content)
@@ -136,4 +146,7 @@ def _decode_numpy_scalar(content: Any) -> Any:
 
     name, data = content
     dtype = np.dtype(name) if name in np.sctypeDict else numpy_dtype(name)
-    return np.frombuffer(bytes.fromhex(data), dtype=dtype)[0]
+    raw = bytes.fromhex(data)
+    if len(raw) != dtype.itemsize:
+        raise ValueError(f"{len(raw)} bytes for a {name}")
+    return np.frombuffer(raw, dtype=dtype)[0]

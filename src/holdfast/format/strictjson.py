@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import Any
 
 from holdfast.core import limits
@@ -28,17 +29,38 @@ def _constant(text: str) -> Any:
     raise ValueError(f"{text} is not JSON")
 
 
+def _finite(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(f"{text[:40]} is too large a number")
+    return number
+
+
 def loads(data: bytes, where: str, *, limit_bytes: int = limits.JSON_BYTES) -> Any:
     """Parse strict JSON; every failure is Damaged and names `where`."""
     if len(data) > limit_bytes:
         raise Damaged(f"{where}: {len(data)} bytes of JSON, more than the limit of {limit_bytes}")
     try:
-        text = data.decode()
-        return json.loads(text, object_pairs_hook=_pairs, parse_constant=_constant)
+        value = json.loads(data.decode(), object_pairs_hook=_pairs, parse_constant=_constant, parse_float=_finite)
+        if b"\\u" in data:
+            dumps(value)  # half of a surrogate pair is no text: it could not be written again
     except RecursionError:
         raise Damaged(f"{where}: JSON nested too deeply") from None
     except ValueError as error:
         raise Damaged(f"{where}: not valid JSON: {error}") from None
+    _check_depth(value, where)
+    return value
+
+
+def _check_depth(value: Any, where: str) -> None:
+    """Refuse deep nesting: what reads the value next goes down into it by recursion."""
+    level = [value]
+    for _ in range(limits.JSON_DEPTH):
+        containers = (item for item in level if isinstance(item, list | dict))
+        level = [inner for item in containers for inner in (item.values() if isinstance(item, dict) else item)]
+        if not level:
+            return
+    raise Damaged(f"{where}: JSON nested deeper than {limits.JSON_DEPTH}")
 
 
 def dumps(value: Any) -> bytes:

@@ -14,7 +14,7 @@ from holdfast.core import limits
 from holdfast.core.errors import Damaged, NotFound
 from holdfast.core.ranks import Alone
 from holdfast.format import names, statejson, strictjson
-from holdfast.format.digest import digest_hex
+from holdfast.format.digest import Digest, digest_hex
 from holdfast.format.dtypes import dtype_named, numpy_dtype
 from holdfast.format.header import LENGTH_BYTES, decode_header, header_bytes
 from holdfast.format.index import decode_index
@@ -140,8 +140,8 @@ class Checkpoint:
         if record.blocks:
             yield from (StoredBlock(block.offset, block.size, block.digest) for block in record.blocks)
             return
-        step = self.manifest.block_bytes
-        yield from (StoredBlock(at, min(step, record.size - at), None) for at in range(0, record.size, step))
+        if record.size:
+            yield StoredBlock(0, record.size, None)
 
     def open_file(self, name: str) -> Reader:
         """Open a recorded file; raises Damaged if it is missing or has another size."""
@@ -174,6 +174,9 @@ class Checkpoint:
                 if place.spec.key in members:
                     raise Damaged(f"{self.path}: {group} has {place.spec.key!r} in two files")
                 members[place.spec.key] = place
+            for alias, key in self.manifest.groups[group].aliases.items():
+                if key not in members:
+                    raise Damaged(f"{self.path}: {group} ties {alias!r} to {key!r}, which it does not have")
         return out
 
     def keys(self, group: str | None = None) -> list[str]:
@@ -226,6 +229,9 @@ class Checkpoint:
         fields = strictjson.loads(self.read_file(names.STATE), f"{self.path}/{names.STATE}")
         if not isinstance(fields, dict) or not isinstance(fields.get("entries"), dict):
             raise Damaged(f"{self.path}/{names.STATE}: no entries")
+        for name, entry in fields["entries"].items():
+            if not _is_entry(entry):
+                raise Damaged(f"{self.path}/{names.STATE}: the entry {name[:80]!r} is not one that Holdfast writes")
         return dict(fields["entries"])
 
     def value(self, name: str) -> Any:
@@ -268,12 +274,15 @@ class Checkpoint:
             yield Damage(name, str(error), keys=tuple(self._keys_of_index(name)))
             return
         try:
-            buffer = bytearray(max((block.size for block in record.blocks), default=0))
+            buffer = memoryview(bytearray(PORTION_BYTES))
             for block in record.blocks:
-                view = memoryview(buffer)[: block.size]
-                reader.read_into(block.offset, [view])
-                progress(block.size)
-                if digest_hex(view) != block.digest:
+                digest = Digest()
+                for at in range(0, block.size, PORTION_BYTES):
+                    view = buffer[: min(PORTION_BYTES, block.size - at)]
+                    reader.read_into(block.offset + at, [view])
+                    digest.update(view)
+                    progress(view.nbytes)
+                if digest.hex() != block.digest:
                     keys = tuple(self._keys_in(name, block.offset, block.size))
                     yield Damage(name, "the digest does not match", block.offset, block.size, keys)
         except (Damaged, OSError) as error:
@@ -312,6 +321,23 @@ class Checkpoint:
             weight_map = decode_index(self.read_file(index), f"{self.path}/{index}")
             if weight_map != {key: place.file for key, place in self.places[group].items()}:
                 yield Damage(index, "the index does not agree with the headers")
+
+
+def _is_entry(entry: Any) -> bool:
+    """Whether a state.json entry has the shape of one: a value for all, values by coordinate, or groups."""
+    if not isinstance(entry, dict) or not isinstance(entry.get("kind"), str):
+        return False
+    if entry["kind"] == "optimizer":
+        groups = entry.get("groups")
+        return isinstance(groups, list) and all(
+            isinstance(g, dict) and {"params", "options"} <= g.keys() for g in groups
+        )
+    if "value" in entry:
+        return True
+    axes, sizes = entry.get("axes"), entry.get("sizes")
+    if not isinstance(axes, list) or not isinstance(sizes, list) or len(axes) != len(sizes):
+        return False
+    return all(isinstance(axis, str) for axis in axes) and isinstance(entry.get("values"), dict)
 
 
 def _complex(array: npt.NDArray[Any], logical: str) -> npt.NDArray[Any]:

@@ -88,10 +88,12 @@ def plan_load(
         begins = [place.begin for place in places]
         for block in file.blocks:
             whole = verify and block.digest is not None
-            end = block.offset + block.size
+            begin, end = block.offset, block.offset + block.size
+            if not whole and places:
+                begin, end = max(begin, places[0].begin), min(end, places[-1].end)
             portions = [
                 _portion(places, begins, by_place, offset, min(portion_bytes, end - offset), whole=whole)
-                for offset in range(block.offset, end, portion_bytes)
+                for offset in range(begin, end if places else begin, portion_bytes)
             ]
             reads += _reads(file.name, block, portions, load, whole=whole)
     return tuple(reads)

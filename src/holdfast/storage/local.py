@@ -56,6 +56,8 @@ class LocalReader:
 
     def map(self, offset: int, size: int) -> memoryview:
         skip = offset % mmap.ALLOCATIONGRANULARITY
+        if not size:
+            return memoryview(b"")
         if offset + size > self.size:
             raise Damaged(f"{self.path} ends at {self.size}, {offset + size - self.size} bytes too early")
         with _failing_as_storage_error(f"mapping {self.path} at {offset}"):
@@ -172,7 +174,10 @@ class LocalStorage:
         check_file(name, self.name)
         if self._mappable is None:
             self._mappable = linux.is_local_file_system(self.root)
-        return LocalReader(self.root / folder / name, mappable=self._mappable)
+        path = self.root / folder / name
+        if "/" in name and path.parent.is_symlink():
+            raise Damaged(f"{path.parent} is a symbolic link, not a folder")
+        return LocalReader(path, mappable=self._mappable)
 
     def begin(self, attempt: str) -> None:
         with _failing_as_storage_error(f"making {self.root / attempt}"):
@@ -193,6 +198,8 @@ class LocalStorage:
     def create(self, attempt: str, name: str, size: int) -> None:
         path = self._path(attempt, name)
         with _failing_as_storage_error(f"reserving {size} bytes for {path}"):
+            if "/" in name:
+                path.parent.mkdir(mode=0o700, exist_ok=True)
             descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600)
             try:
                 linux.reserve(descriptor, size)
@@ -201,10 +208,7 @@ class LocalStorage:
 
     def _path(self, attempt: str, name: str) -> Path:
         check_file(name, self.name)
-        path = self.root / attempt / name
-        if "/" in name:
-            path.parent.mkdir(mode=0o700, exist_ok=True)
-        return path
+        return self.root / attempt / name
 
     def writer(self, attempt: str, name: str) -> LocalWriter:
         return LocalWriter(self._path(attempt, name))

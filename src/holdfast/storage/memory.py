@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from holdfast.core.errors import Damaged, NotFound
+from holdfast.core.errors import Damaged, NotFound, StorageError
 from holdfast.core.filenames import check_file
+
+
+def _nbytes(buffer: memoryview) -> int:
+    return buffer.nbytes
 
 
 class MemoryFile:
@@ -24,10 +28,13 @@ class MemoryFile:
         return True
 
     def map(self, offset: int, size: int) -> memoryview:
-        return memoryview(bytes(self._data[offset : offset + size]))
+        data = bytes(self._data[offset : offset + size])
+        if len(data) < size:
+            raise Damaged(f"{self._name} ends {size - len(data)} bytes too early")
+        return memoryview(data)
 
     def read_into(self, offset: int, buffers: Sequence[memoryview]) -> None:
-        for buffer in buffers:
+        for buffer in filter(_nbytes, buffers):
             data = memoryview(self._data)[offset : offset + buffer.nbytes]
             if data.nbytes < buffer.nbytes:
                 raise Damaged(f"{self._name} ends {buffer.nbytes - data.nbytes} bytes too early")
@@ -35,7 +42,8 @@ class MemoryFile:
             offset += buffer.nbytes
 
     def write(self, offset: int, buffers: Sequence[memoryview]) -> None:
-        for buffer in buffers:
+        for buffer in filter(_nbytes, buffers):
+            self._data.extend(bytes(max(0, offset - len(self._data))))
             self._data[offset : offset + buffer.nbytes] = buffer.cast("B")
             offset += buffer.nbytes
 
@@ -82,11 +90,16 @@ class MemoryStorage:
         return MemoryFile(f"{folder}/{name}", self._file(folder, name))
 
     def begin(self, attempt: str) -> None:
+        if attempt in self._folders:
+            raise StorageError(f"making {self.name}/{attempt}: it is there already")
         self._folders[attempt] = {}
 
     def create(self, attempt: str, name: str, size: int) -> None:
         check_file(name, self.name)
-        self._folder(attempt)[name] = bytearray(size)
+        files = self._folder(attempt)
+        if name in files:
+            raise StorageError(f"making {self.name}/{attempt}/{name}: it is there already")
+        files[name] = bytearray(size)
 
     def writer(self, attempt: str, name: str) -> MemoryFile:
         return self.open(attempt, name)
