@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +13,7 @@ from holdfast.core import limits
 from holdfast.core.errors import Damaged, NotFound
 from holdfast.core.ranks import Alone
 from holdfast.format import names, statejson, strictjson
-from holdfast.format.digest import Digest, digest_hex
+from holdfast.format.digest import digest_hex
 from holdfast.format.dtypes import dtype_named, numpy_dtype
 from holdfast.format.header import LENGTH_BYTES, decode_header, header_bytes
 from holdfast.format.index import decode_index
@@ -26,33 +25,12 @@ from holdfast.plan.files import Place, TensorSpec
 from holdfast.plan.load import StoredBlock, StoredFile, Want, plan_load
 from holdfast.storage.base import Reader, Storage
 
+if TYPE_CHECKING:
+    from holdfast.persist.verify import VerifyReport
+
 
 def no_progress(count: int) -> None:
     """The progress of work that nobody watches."""
-
-
-@dataclass(frozen=True, slots=True)
-class Damage:
-    """One thing that is wrong: in which file, where, and which tensors it touches."""
-
-    file: str
-    problem: str
-    offset: int | None = None
-    size: int | None = None
-    keys: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class VerifyReport:
-    """What `verify` found: how much was read, and all damage."""
-
-    files: int
-    bytes: int
-    damage: tuple[Damage, ...]
-
-    @property
-    def good(self) -> bool:
-        return not self.damage
 
 
 class Checkpoint:
@@ -113,11 +91,12 @@ class Checkpoint:
     def stored_files(self) -> dict[str, tuple[StoredFile, ...]]:
         """Every group's tensor files with their blocks and tensors; reads and checks the headers."""
         return {
-            group: tuple(self._stored_file(name) for name in record.files)
+            group: tuple(self.stored_file(name) for name in record.files)
             for group, record in self.manifest.groups.items()
         }
 
-    def _stored_file(self, name: str) -> StoredFile:
+    def stored_file(self, name: str) -> StoredFile:
+        """One tensor file: its header is read, and checked against the manifest."""
         record = self.manifest.files[name]
         where = f"{self.path}/{name}"
         reader = self.open_file(name)
@@ -254,73 +233,11 @@ class Checkpoint:
                 raise Damaged(f"{self.path}/{name}: the block at {block.offset} has a wrong digest")
         return data
 
-    def verify(self, progress: Callable[[int], None] = no_progress) -> VerifyReport:
+    def verify(self, progress: Progress = no_progress) -> VerifyReport:
         """Read every byte and compare every digest; finds all damage, not only the first."""
-        damage: list[Damage] = []
-        for name, record in self.manifest.files.items():
-            damage += self._verify_file(name, record, progress)
-        if not damage:
-            try:
-                damage += self._verify_indexes()
-            except Damaged as error:
-                damage.append(Damage(names.MANIFEST, str(error)))
-        recorded = sum(record.size for record in self.manifest.files.values())
-        return VerifyReport(len(self.manifest.files), recorded, tuple(damage))
+        from holdfast.persist.verify import verify
 
-    def _verify_file(self, name: str, record: FileRecord, progress: Progress) -> Iterator[Damage]:
-        try:
-            reader = self.open_file(name)
-        except (Damaged, OSError) as error:
-            yield Damage(name, str(error), keys=tuple(self._keys_of_index(name)))
-            return
-        try:
-            buffer = memoryview(bytearray(PORTION_BYTES))
-            for block in record.blocks:
-                digest = Digest()
-                for at in range(0, block.size, PORTION_BYTES):
-                    view = buffer[: min(PORTION_BYTES, block.size - at)]
-                    reader.read_into(block.offset + at, [view])
-                    digest.update(view)
-                    progress(view.nbytes)
-                if digest.hex() != block.digest:
-                    keys = tuple(self._keys_in(name, block.offset, block.size))
-                    yield Damage(name, "the digest does not match", block.offset, block.size, keys)
-        except (Damaged, OSError) as error:
-            yield Damage(name, str(error))
-        finally:
-            reader.close()
-
-    def _keys_in(self, name: str, offset: int, size: int) -> Iterator[str]:
-        """The tensors a block touches; all of the file's when its header cannot be trusted."""
-        if not names.is_tensor_file(name):
-            return
-        try:
-            places = self._stored_file(name).places
-        except Damaged:
-            yield from self._keys_of_index(name)
-            return
-        for place in places:
-            if place.begin < offset + size and offset < place.end:
-                yield place.spec.key
-
-    def _keys_of_index(self, name: str) -> Iterator[str]:
-        for group, record in self.manifest.groups.items():
-            index = names.index_file(group)
-            if name in record.files and index in self.manifest.files:
-                try:
-                    weight_map = decode_index(self.read_file(index), f"{self.path}/{index}")
-                except (Damaged, OSError):
-                    return
-                yield from (key for key, file in weight_map.items() if file == name)
-
-    def _verify_indexes(self) -> Iterator[Damage]:
-        for group in self.groups:
-            index = names.index_file(group)
-            if index not in self.manifest.files:
-                continue
-            weight_map = decode_index(self.read_file(index), f"{self.path}/{index}")
-            if weight_map != {key: place.file for key, place in self.places[group].items()}:
-                yield Damage(index, "the index does not agree with the headers")
+        return verify(self, progress)
 
 
 def _is_entry(entry: Any) -> bool:
