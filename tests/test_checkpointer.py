@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -108,8 +109,35 @@ def test_a_folder_with_other_files_is_never_replaced(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("step", [-1, 1.0, True, "3"])
 def test_odd_steps_are_refused(tmp_path: Path, step: object) -> None:
-    with pytest.raises(ValueError, match="step"):
+    with pytest.raises(holdfast.Unsupported, match="step"):
         holdfast.Checkpointer(tmp_path).save(step, state_of(1.0))  # type: ignore[arg-type]
+
+
+def test_numbers_that_are_whole_are_steps(tmp_path: Path) -> None:
+    checkpointer = holdfast.Checkpointer(tmp_path)
+    assert checkpointer.save(np.int64(3), state_of(1.0)).result().step == 3
+    assert checkpointer.save(torch.tensor(4), state_of(1.0)).result().step == 4
+
+
+def test_the_root_is_fixed_when_the_checkpointer_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    checkpointer, home = holdfast.Checkpointer("run"), holdfast.Checkpointer("~/home")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    checkpointer.save(1, state_of(1.0)).result()
+    home.save(1, state_of(1.0)).result()
+    assert checkpointer.steps() == [1] and not list((tmp_path / "elsewhere").iterdir())
+    assert (tmp_path / "home" / "step-000000000001").is_dir()
+
+
+def test_a_step_is_not_a_root_and_a_closed_checkpointer_saves_no_more(tmp_path: Path) -> None:
+    with holdfast.Checkpointer(tmp_path) as checkpointer:
+        checkpointer.save(1, state_of(1.0)).result()
+    with pytest.raises(holdfast.Unsupported, match="closed"):
+        checkpointer.save(2, state_of(2.0))
+    with pytest.raises(holdfast.Unsupported, match="the folder above it"):
+        holdfast.Checkpointer(tmp_path / "step-000000000001")
 
 
 def test_importing_holdfast_does_not_import_torch() -> None:

@@ -140,3 +140,76 @@ def test_a_real_data_loader_resumes(tmp_path: Path) -> None:
     fresh = StatefulDataLoader(data, batch_size=4, shuffle=True, generator=torch.Generator().manual_seed(8))
     holdfast.load(tmp_path / "x", {"loader": fresh})
     assert [batch.tolist() for batch in fresh] == expected
+
+
+def test_a_pattern_that_fits_nothing_is_a_mistake(saved: Path) -> None:
+    model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2), nn.Linear(2, 2))
+    for choice in ({"only": ["modle.*"]}, {"ignore": ["*.biass"]}, {"only": ["0.*", "model.0.*"]}):
+        with pytest.raises(holdfast.Mismatch, match="fits no key"):
+            holdfast.load(saved, {"model": model}, **choice)
+    grown = nn.Sequential(*model, nn.Linear(2, 7))
+    holdfast.load(saved, {"model": grown}, ignore=["3.*"])  # fits live keys only: a new head
+
+
+def test_a_group_name_stands_for_all_of_it(tmp_path: Path) -> None:
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    holdfast.save(tmp_path / "x", {"model": model, "optimizer": optimizer})
+    fresh = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    report = holdfast.load(tmp_path / "x", {"model": model, "optimizer": fresh}, ignore=["optimizer"])
+    assert report.loaded == ("model: bias", "model: weight") and not fresh.state and fresh.param_groups[0]["lr"] == 0.1
+    report = holdfast.load(tmp_path / "x", {"model": model, "optimizer": fresh}, only=["optimizer"])
+    assert len(report.loaded) == 2 and fresh.param_groups[0]["lr"] == 0.5
+
+
+def test_state_of_a_parameter_that_changed_shape_does_not_load(tmp_path: Path) -> None:
+    model = nn.Linear(4, 3)
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.ones(1, 4)).sum().backward()
+    optimizer.step()
+    holdfast.save(tmp_path / "x", {"model": model, "optimizer": optimizer})
+    wider = nn.Linear(4, 5)
+    fresh = torch.optim.AdamW(wider.parameters())
+    with pytest.raises(
+        holdfast.Mismatch, match=r"optimizer: weight/exp_avg: the shape differs: stored \[3, 4\], live \[5, 4\]"
+    ):
+        holdfast.load(tmp_path / "x", {"model": wider, "optimizer": fresh})
+    report = holdfast.load(tmp_path / "x", {"model": wider, "optimizer": fresh}, strict=False)
+    assert not any("exp_avg" in text for text in report.loaded) and "model: weight" not in report.loaded
+    wider(torch.ones(1, 4)).sum().backward()
+    fresh.step()
+
+
+def test_dicts_load_into_dicts_that_have_no_tensors_yet(tmp_path: Path) -> None:
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "ema": {"w": torch.ones(3)}}
+    holdfast.save(tmp_path / "x", state)
+    fresh: dict[str, Any] = {
+        "model": nn.Linear(2, 2).state_dict(),
+        "optimizer": torch.optim.AdamW(model.parameters()).state_dict(),
+        "ema": {},
+    }
+    holdfast.load(tmp_path / "x", fresh)
+    assert torch.equal(fresh["ema"]["w"], torch.ones(3))
+    assert torch.equal(fresh["optimizer"]["state"][0]["exp_avg"], optimizer.state_dict()["state"][0]["exp_avg"])
+    assert torch.equal(fresh["model"]["weight"], model.weight)
+
+
+def test_a_state_dict_takes_a_stored_module(saved: Path) -> None:
+    weights = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2), nn.Linear(2, 2)).state_dict()
+    holdfast.load(saved, {"model": weights})
+    assert torch.equal(weights["0.weight"], torch.from_numpy(holdfast.open(saved).read("0.weight")))
+
+
+def test_a_dict_that_lacks_stored_keys_is_a_mismatch_not_damage(tmp_path: Path) -> None:
+    holdfast.save(tmp_path / "x", {"ema": {"a": torch.ones(1), "b": torch.ones(1), "decay": 0.5}})
+    live: dict[str, Any] = {"ema": {"a": torch.zeros(1), "decay": 0.1}}
+    with pytest.raises(holdfast.Mismatch, match="not in the live state: ema: b"):
+        holdfast.load(tmp_path / "x", live)
+    with pytest.raises(holdfast.Mismatch, match="net: the checkpoint has ema"):
+        holdfast.load(tmp_path / "x", {"net": 1})

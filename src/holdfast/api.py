@@ -77,7 +77,7 @@ def load(
     """
     from holdfast.adapters.comm import current_ranks
 
-    options = LoadOptions(strict, verify, cast, _patterns(only), _patterns(ignore), dict(ties or {}), mesh)
+    options = LoadOptions(strict, verify, cast, patterns(only), patterns(ignore), dict(ties or {}), mesh)
     return load_checkpoint(
         current_ranks(deadline_s), lambda: open_checkpoint(path), state, options, progress, deadline_s
     )
@@ -95,11 +95,12 @@ def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
 def _locate(path: str | os.PathLike[str]) -> tuple[LocalStorage, str]:
     """The root and the folder's name of a checkpoint's path."""
     check_local(os.fspath(path))
-    absolute = Path(os.path.abspath(os.fspath(path)))
+    absolute = Path(os.path.abspath(Path(path).expanduser()))
     return LocalStorage(absolute.parent), absolute.name
 
 
-def _patterns(patterns: Sequence[str]) -> tuple[str, ...]:
-    if isinstance(patterns, str):
-        raise TypeError(f"patterns are a list of texts: write [{patterns!r}]")
-    return tuple(patterns)
+def patterns(given: Sequence[str]) -> tuple[str, ...]:
+    """Patterns of keys as a tuple; one text alone is refused, since it is a sequence of letters too."""
+    if isinstance(given, str):
+        raise TypeError(f"patterns are a list of texts: write [{given!r}]")
+    return tuple(given)

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+import operator
 import os
 import time
 import warnings
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
-from holdfast.api import DEADLINE_S
+from holdfast.api import DEADLINE_S, patterns
 from holdfast.core import limits
-from holdfast.core.errors import Damaged, HoldfastError, NotFound
+from holdfast.core.errors import Damaged, HoldfastError, NotFound, Unsupported
 from holdfast.core.ranks import Ranks, together
-from holdfast.format.names import step_folder
+from holdfast.format.names import MANIFEST, step_folder
 from holdfast.loading import LoadOptions, LoadReport, load_checkpoint
 from holdfast.persist.catalog import committed_steps
 from holdfast.persist.checkpoint import Checkpoint, no_progress
 from holdfast.saving import HoldfastWarning, SaveOptions, Saver
 from holdfast.storage import Storage, storage_at
+from holdfast.storage.local import LocalStorage
 
 
 class SaveHandle:
@@ -29,6 +31,10 @@ class SaveHandle:
         self.stall_ms = 0.0
         self._checkpoint: Checkpoint | None = None
         self._error: HoldfastError | None = None
+
+    def __repr__(self) -> str:
+        outcome = "failed" if self._error else "saved" if self._checkpoint else "in flight"
+        return f"SaveHandle(step={self.step}, {outcome}, stall_ms={self.stall_ms:.0f})"
 
     def done(self) -> bool:
         return self._checkpoint is not None or self._error is not None
@@ -69,10 +75,13 @@ class Checkpointer:
             mesh=mesh,
         )
         self.storage = storage_at(root)
+        if isinstance(self.storage, LocalStorage) and (self.storage.root / MANIFEST).exists():
+            raise Unsupported(f"{self.storage.name} is a checkpoint; a Checkpointer takes the folder above it")
         self._options = options
         self._deadline_s = deadline_s
         self._saver = Saver(self.storage, options)
         self._parent: int | None = None
+        self._closed = False
         self.last_report: LoadReport | None = None
 
     def __enter__(self) -> Self:
@@ -84,24 +93,30 @@ class Checkpointer:
         self.close()
 
     def close(self) -> None:
-        """Finish what is in flight; a blocking save leaves nothing."""
+        """Finish what is in flight; a blocking save leaves nothing. A closed Checkpointer saves no more."""
+        self._closed = True
 
     def save(self, step: int, state: MutableMapping[str, Any]) -> SaveHandle:
         """Save the state as `step`. Saving a committed step again replaces it, unless it is the same."""
-        if type(step) is not int or step < 0:
-            raise ValueError(f"step={step!r} is not a whole number from 0 on")
         started = time.perf_counter()
+        ranks = self._ranks()
+        step = together(ranks, lambda: self._checked(step))[ranks.rank]
         handle = SaveHandle(step)
         try:
-            handle._checkpoint = self._saver.save(
-                self._ranks(), step_folder(step), state, step=step, parent=self._parent
-            )
+            handle._checkpoint = self._saver.save(ranks, step_folder(step), state, step=step, parent=self._parent)
             self._parent = step
         except HoldfastError as error:
             handle._error = error
             warnings.warn(f"step {step} was not saved: {error}", HoldfastWarning, stacklevel=2)
         handle.stall_ms = (time.perf_counter() - started) * 1000
         return handle
+
+    def _checked(self, step: Any) -> int:
+        if self._closed:
+            raise Unsupported(f"the Checkpointer of {self.storage.name} is closed")
+        if isinstance(step, bool) or not hasattr(step, "__index__") or operator.index(step) < 0:
+            raise Unsupported(f"step={step!r} is not a whole number from 0 on")
+        return operator.index(step)
 
     def restore(
         self,
@@ -111,8 +126,8 @@ class Checkpointer:
         strict: bool = True,
         verify: bool = True,
         cast: bool = False,
-        only: tuple[str, ...] = (),
-        ignore: tuple[str, ...] = (),
+        only: Sequence[str] = (),
+        ignore: Sequence[str] = (),
         progress: Callable[[int], None] = no_progress,
     ) -> int | None:
         """Load the newest good checkpoint, or the one of `step`; returns its step, None if there is none.
@@ -121,7 +136,9 @@ class Checkpointer:
         damage. When all are damaged, raises Damaged. `last_report` tells what was loaded.
         """
         ranks = self._ranks()
-        options = LoadOptions(strict, verify, cast, tuple(only), tuple(ignore), self._options.ties, self._options.mesh)
+        options = LoadOptions(
+            strict, verify, cast, patterns(only), patterns(ignore), self._options.ties, self._options.mesh
+        )
         skipped: list[str] = []
         for candidate in self._candidates(ranks, step, skipped):
             try:
@@ -134,14 +151,14 @@ class Checkpointer:
             self.last_report = report
             self._parent = candidate
             if skipped and ranks.rank == 0:
-                warnings.warn("skipped damaged checkpoints: " + "; ".join(skipped), HoldfastWarning, stacklevel=2)
+                warnings.warn("skipped damaged checkpoints:\n  " + "\n  ".join(skipped), HoldfastWarning, stacklevel=2)
             return candidate
         if step is not None:
             raise NotFound(f"{self.storage.name} has no checkpoint of step {step}")
         if skipped:
             raise Damaged(
-                f"{self.storage.name}: no checkpoint is good, and the live state may hold parts of them: "
-                + "; ".join(skipped)
+                f"{self.storage.name}: no checkpoint is good, and the live state may hold parts of them:\n  "
+                + "\n  ".join(skipped)
             )
         return None
 

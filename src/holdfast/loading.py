@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from holdfast.core.errors import HoldfastError
+from holdfast.core.errors import HoldfastError, Mismatch
 from holdfast.core.ranks import Ranks, together
 from holdfast.layout.box import Box
 from holdfast.persist.checkpoint import Checkpoint, no_progress
@@ -43,13 +43,14 @@ class LoadReport:
     mismatched: tuple[str, ...]
     cast: tuple[str, ...]
     notes: tuple[str, ...]
+    values: int
     verified: bool
     needed_bytes: int
     read_bytes: int
     seconds: float
 
     def __str__(self) -> str:
-        parts = [f"loaded {len(self.loaded)} tensors of {self.path} in {self.seconds:.2f} s"]
+        parts = [f"loaded {len(self.loaded)} tensors and {self.values} other values of {self.path}"]
         for name in ("missing", "unexpected", "mismatched", "cast", "notes"):
             found = getattr(self, name)
             if found:
@@ -72,27 +73,29 @@ def load_checkpoint(
     assert isinstance(checkpoint, Checkpoint)
     findings = {
         kind: tuple(sorted({text for answer in answers for text in answer[kind]}))
-        for kind in ("missing", "mismatched", "cast", "wanted")
+        for kind in ("missing", "mismatched", "cast", "wanted", "loaded", "used")
     }
     unexpected = tuple(targets.unexpected(set(findings["wanted"])))
+    _require_used(targets, options, set(findings["used"]))
     if options.strict:
         _require_fit(checkpoint.path, findings, unexpected)
     mapped = all(answer["mapped"] for answer in answers)
     portion_bytes = MAP_BYTES if mapped else PORTION_BYTES
     reads, neighbours = _plan(ranks, checkpoint, answers, verify=options.verify, portion_bytes=portion_bytes)
-    loading = Loading(ranks, checkpoint.open_file, targets.wants.destinations, progress)
+    loading = Loading(ranks, checkpoint, targets.wants.destinations, progress)
     result = loading.run_mapped(reads) if mapped else loading.run_read(reads, neighbours, deadline_s)
     _finish(ranks, targets, result.failure)
     verified = options.verify and all(read.digest is not None for read in reads)
     return LoadReport(
         step=checkpoint.step,
         path=checkpoint.path,
-        loaded=findings["wanted"],
+        loaded=findings["loaded"],
         missing=findings["missing"],
         unexpected=unexpected,
         mismatched=findings["mismatched"],
         cast=findings["cast"],
         notes=tuple(targets.notes),
+        values=targets.values,
         verified=verified,
         needed_bytes=sum(box.volume * place.spec.dtype.bytes for place, box in targets.wants.destinations),
         read_bytes=result.read_bytes,
@@ -123,6 +126,7 @@ def _find(
             "host": ranks.host(),
             "attempt": checkpoint.manifest.attempt,
             "mapped": checkpoint.mappable,
+            "used": sorted(choice.used),
             **asdict(wants.findings),
             "boxes": list(targets.describe(group_of)),
         }
@@ -131,6 +135,22 @@ def _find(
     if len({answer["attempt"] for answer in answers}) > 1:
         raise HoldfastError(f"{found[0].wants.checkpoint.path}: the ranks see different checkpoints under this name")
     return found[0], answers
+
+
+def _require_used(targets: Targets, options: LoadOptions, used: set[str]) -> None:
+    """A pattern that fits nothing is a mistake: it would load nothing, or everything, without a word."""
+    wants = targets.wants
+    unused = [pattern for pattern in (*options.only, *options.ignore) if pattern not in used]
+    if unused:
+        for group, places in wants.checkpoint.places.items():
+            for key in places:
+                wants.choice.takes(group, key)
+        unused = [pattern for pattern in unused if pattern not in wants.choice.used]
+    if unused:
+        raise Mismatch(
+            f"{wants.checkpoint.path}: the pattern {unused[0]!r} fits no key; a pattern fits a key such as "
+            f"'layers.*', 'group/key', or a whole group: {', '.join(wants.checkpoint.places)}"
+        )
 
 
 def _require_fit(path: str, findings: Mapping[str, Sequence[str]], unexpected: Sequence[str]) -> None:

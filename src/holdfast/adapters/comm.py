@@ -6,8 +6,12 @@ import json
 import os
 import socket
 import struct
+import threading
+import warnings
 import weakref
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -15,9 +19,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from holdfast.core.errors import PeerFailed
 from holdfast.core.ranks import Alone, Ranks
 
 HOST_VARIABLE = "HOLDFAST_HOST"
+NOTICE_S = 30.0
 _FRAME_BYTES = 2048
 _COMPRESS_BYTES = 2048
 
@@ -29,22 +35,41 @@ def current_ranks(deadline_s: float) -> Ranks:
     """The ranks of the default process group, or a single process if there is none."""
     if not dist.is_available() or not dist.is_initialized():
         return Alone()
-    return TorchRanks(_cpu_group(deadline_s))
+    return TorchRanks(_cpu_group(deadline_s), deadline_s)
 
 
 def _cpu_group(deadline_s: float) -> dist.ProcessGroup:
     world = dist.group.WORLD
     assert world is not None
     if world not in _CPU_GROUPS:
-        _CPU_GROUPS[world] = dist.new_group(backend="gloo", timeout=timedelta(seconds=deadline_s))
+        with _waiting_for_others(dist.get_rank(), deadline_s):
+            _CPU_GROUPS[world] = dist.new_group(backend="gloo", timeout=timedelta(seconds=deadline_s))
     return _CPU_GROUPS[world]
+
+
+@contextmanager
+def _waiting_for_others(rank: int, deadline_s: float) -> Iterator[None]:
+    """Say so when the others take long, and say what it means when they do not come."""
+    text = "every rank must call save, load and restore, in the same order"
+    notice = threading.Timer(NOTICE_S, warnings.warn, [f"rank {rank} waits for the others: {text}"])
+    notice.daemon = True
+    notice.start()
+    try:
+        yield
+    except RuntimeError as error:
+        raise PeerFailed(
+            f"rank {rank} waited for the others, and one did not come within {deadline_s:.0f} s or is gone; {text}"
+        ) from error
+    finally:
+        notice.cancel()
 
 
 class TorchRanks:
     """Ranks that talk through a gloo group of their own, with its own deadline."""
 
-    def __init__(self, group: dist.ProcessGroup) -> None:
+    def __init__(self, group: dist.ProcessGroup, deadline_s: float) -> None:
         self._group = group
+        self._deadline_s = deadline_s
         self.rank = dist.get_rank(group)
         self.world = dist.get_world_size(group)
 
@@ -64,7 +89,8 @@ class TorchRanks:
     def _gather_bytes(self, data: bytes, width: int) -> list[bytes]:
         own = torch.frombuffer(bytearray(data.ljust(width, b"\0")), dtype=torch.uint8)
         parts = [torch.empty(width, dtype=torch.uint8) for _ in range(self.world)]
-        dist.all_gather(parts, own, group=self._group)
+        with _waiting_for_others(self.rank, self._deadline_s):
+            dist.all_gather(parts, own, group=self._group)
         return [part.numpy().tobytes() for part in parts]
 
     def host(self) -> str:

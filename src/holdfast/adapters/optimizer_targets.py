@@ -73,6 +73,8 @@ class OptimizerTargets:
             if key not in by_param and key not in scalars and not self._has_master(key):
                 self._miss(key, live)
                 continue
+            if not live and self._outgrown(key, param, by_param.get(key, [])):
+                continue
             new = self._states_of(key, param, live, by_param.get(key, []), group_of[id(param)])
             new |= self._master_of(key, param, live)
             if key in scalars and self._wants.choice.takes(self._name, f"{key}/*"):
@@ -105,6 +107,19 @@ class OptimizerTargets:
             if isinstance(value, torch.Tensor) and state_name not in stored and not is_master(state_name):
                 self._miss(key, {state_name: value})
         return new
+
+    def _outgrown(self, key: str, param: torch.Tensor, stored: Sequence[str]) -> bool:
+        """Whether the live parameter has another shape than the one its stored states belong to."""
+        owner = self._wants.place(self._module, key)
+        if owner is None or owner.spec.shape == tuple(param.shape):
+            return False
+        places = {f"{key}/{name}": self._wants.checkpoint.places[self._name][f"{key}/{name}"] for name in stored}
+        self._wants.findings.wanted += [f"{self._name}: {label}" for label in places]
+        shapes = f"stored {list(owner.spec.shape)}, live {list(param.shape)}"
+        for label, place in places.items():
+            if place.spec.shape == owner.spec.shape:
+                self._wants.findings.mismatched.append(f"{self._name}: {label}: the shape differs: {shapes}")
+        return True
 
     def _master_of(self, key: str, param: torch.Tensor, live: Mapping[str, Any]) -> dict[str, Any]:
         state_name = next((name for name in live if is_master(name)), None)

@@ -20,7 +20,6 @@ from holdfast.adapters.schedulers import regroup
 from holdfast.adapters.tree import flatten, references, unflatten
 from holdfast.adapters.wants import Wants
 from holdfast.core.errors import HoldfastError, Mismatch
-from holdfast.format import statejson
 from holdfast.layout.mesh import Mesh
 from holdfast.plan.files import Place
 
@@ -56,6 +55,12 @@ class Targets:
     @property
     def has_actions(self) -> bool:
         return bool(self._actions)
+
+    @property
+    def values(self) -> int:
+        """How many values that are not tensors this rank takes."""
+        chosen = (*self.live.statefuls, *self.live.values)
+        return sum(name in self.wants.checkpoint.state and self.wants.choice.takes_entry(name) for name in chosen)
 
     def finish(self) -> None:
         """Once all tensors are in: hand over what is not filled in place."""
@@ -113,11 +118,12 @@ class Targets:
         for key, tensor in tensors.items():
             if self.wants.choice.takes(name, key):
                 self.wants.want(name, key, tensor)
-        if not isinstance(value, dict) or not self.wants.choice.takes_entry(name):
+        known = name in self.wants.checkpoint.state or name not in self.wants.checkpoint.manifest.groups
+        if not isinstance(value, dict) or not known or not self.wants.choice.takes_entry(name):
             return
         found = self._entry_value(name)
         if found is None or not set(references(found[0])) <= set(tensors):
-            return
+            return  # keys that the live dict lacks are unexpected, and listed as such
 
         def give() -> None:
             loaded = unflatten(found[0], tensors, name)
@@ -147,15 +153,17 @@ class Targets:
     def _find_value(self, name: str, state: MutableMapping[str, Any]) -> None:
         found = self._entry_value(name)
         if found is not None:
-            decoded = statejson.decode(found[0], name)
-            self._actions.append(lambda: state.__setitem__(name, decoded))
+            value, suffix = found
+            tensors = self._new_tensors(name, value, suffix, {})
+            self._actions.append(lambda: state.__setitem__(name, unflatten(value, tensors, name)))
 
     def _entry_value(self, name: str) -> tuple[Any, str] | None:
         """This rank's value of a state.json entry and the suffix of its tensors' keys."""
         checkpoint = self.wants.checkpoint
         entry = checkpoint.state.get(name)
         if entry is None:
-            self.wants.findings.missing.append(f"{name}: not in {checkpoint.path}")
+            has = ", ".join(sorted({*checkpoint.manifest.groups, *checkpoint.state}))
+            self.wants.findings.missing.append(f"{name}: the checkpoint has {has or 'nothing'}")
             return None
         if "value" in entry:
             return entry["value"], ""

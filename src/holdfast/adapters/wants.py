@@ -21,16 +21,24 @@ from holdfast.plan.files import Place
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """Which keys are loaded: all, or those that patterns name. A pattern fits a key or "group/key"."""
+    """Which keys are loaded: all, or those that patterns name.
+
+    A pattern fits a key, "group/key", or a group, which then stands for all of it. `used`
+    collects the patterns that fitted anything: one that never does is a mistake.
+    """
 
     only: tuple[str, ...] = ()
     ignore: tuple[str, ...] = ()
+    used: set[str] = field(default_factory=set)
 
     def takes(self, group: str, key: str) -> bool:
-        labels = (key, f"{group}/{key}")
-        if any(fnmatch.fnmatchcase(text, pattern) for pattern in self.ignore for text in labels):
-            return False
-        return not self.only or any(fnmatch.fnmatchcase(text, pattern) for pattern in self.only for text in labels)
+        fits = [self._fits(patterns, (key, f"{group}/{key}", group)) for patterns in (self.only, self.ignore)]
+        return not fits[1] and (fits[0] or not self.only)
+
+    def _fits(self, patterns: tuple[str, ...], labels: tuple[str, ...]) -> bool:
+        found = {pattern for pattern in patterns for label in labels if fnmatch.fnmatchcase(label, pattern)}
+        self.used.update(found)
+        return bool(found)
 
     def takes_entry(self, name: str) -> bool:
         """Whether a value that is not a tensor is loaded; patterns fit its name."""
@@ -42,6 +50,7 @@ class Findings:
     """What was looked for on this rank and what does not fit; texts, so that ranks can gather them."""
 
     wanted: list[str] = field(default_factory=list)
+    loaded: list[str] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)
     mismatched: list[str] = field(default_factory=list)
     cast: list[str] = field(default_factory=list)
@@ -97,6 +106,7 @@ class Wants:
         holder = holder_of(value, text)
         if not self._fits(group, place, holder, text):
             return False
+        self.findings.loaded.append(f"{group}: {place.spec.key}")
         for part in holder.parts:
             if part.box.volume:
                 found = self.destinations.setdefault((place, part.box), [])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol, TypeVar
 
-from holdfast.core.errors import error_from_record, error_record
+from holdfast.core.errors import HoldfastError, error_from_record, error_record
 
 T = TypeVar("T")
 
@@ -49,6 +49,8 @@ def together(ranks: Ranks, work: Callable[[], T]) -> list[T]:
     except Exception as error:  # noqa: BLE001  (the others must hear of it, whatever it is)
         failure = error
         answer = {"error": error_record(error)}
+    if ranks.world == 1 and isinstance(failure, HoldfastError):
+        raise failure
     answers = ranks.gather(answer)
     _raise_first(answers, failure)
     return [other["value"] for other in answers]

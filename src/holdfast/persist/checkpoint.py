@@ -193,7 +193,7 @@ class Checkpoint:
         raw = array.view(raw_dtype(place))
         box = Box.full(place.spec.shape)
         reads = plan_load(self.stored_files[name], [Want(place, box, 0)], verify=verify, portion_bytes=PORTION_BYTES)
-        loading = Loading(Alone(), self.open_file, {(place, box): [ArrayDestination(raw)]}, no_progress)
+        loading = Loading(Alone(), self, {(place, box): [ArrayDestination(raw)]}, no_progress)
         failure = loading.run_read(reads, [0], 0.0).failure
         if failure is not None:
             raise failure

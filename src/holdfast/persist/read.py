@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Protocol
 
 import numpy as np
 
@@ -31,8 +32,16 @@ MAP_BYTES = 64 * MIB
 _NO_MAP: tuple[str, int, RawArray] = ("", 0, np.empty(0, dtype=np.uint8))
 
 Destinations = Mapping[tuple[Place, Box], Sequence[Destination]]
-Open = Callable[[str], Reader]
 Progress = Callable[[int], None]
+
+
+class Source(Protocol):
+    """A checkpoint whose files are read."""
+
+    @property
+    def path(self) -> str: ...
+
+    def open_file(self, name: str) -> Reader: ...
 
 
 @dataclass(slots=True)
@@ -46,9 +55,9 @@ class Loaded:
 class Loading:
     """One rank's part in a load plan. Collective among all ranks, also those with nothing to read."""
 
-    def __init__(self, ranks: Ranks, open_file: Open, destinations: Destinations, progress: Progress) -> None:
+    def __init__(self, ranks: Ranks, source: Source, destinations: Destinations, progress: Progress) -> None:
         self._ranks = ranks
-        self._open = open_file
+        self._source = source
         self._destinations = destinations
         self._progress = progress
         self._files: dict[str, Reader] = {}
@@ -99,7 +108,7 @@ class Loading:
                 digest.update(data.data)
             self._scatter(portion, data)
         if digest is not None:
-            _check(read, digest.hex())
+            _check(read, digest.hex(), self._source.path)
 
     def _mapped(self, name: str, offset: int, size: int) -> RawArray:
         """Bytes of a mapped file; one stretch is kept mapped, since a map costs more than a copy of little."""
@@ -155,7 +164,7 @@ class Loading:
 
     def _file(self, name: str) -> Reader:
         if name not in self._files:
-            self._files[name] = self._open(name)
+            self._files[name] = self._source.open_file(name)
         return self._files[name]
 
     def _read(self, read: Read, portion: Portion, scratch: RawArray) -> None:
@@ -189,7 +198,7 @@ class Loading:
                 for buffer in buffers:
                     self._digest.update(buffer)
         if portion is read.portions[-1] and self._digest is not None:
-            _check(read, self._digest.hex())
+            _check(read, self._digest.hex(), self._source.path)
 
     def _direct_spans(self, portion: Portion) -> dict[int, memoryview]:
         """Pieces that may be read straight into live memory, by identity."""
@@ -233,11 +242,11 @@ def _layer(
         yield start, buffers
 
 
-def _check(read: Read, found: str) -> None:
+def _check(read: Read, found: str, path: str) -> None:
     if found == read.digest:
         return
     keys = sorted({piece.run.place.spec.key for portion in read.portions for piece in portion.pieces})
     raise Damaged(
-        f"{read.file}: the block at {read.offset} ({read.size} bytes) has the digest {found}, "
+        f"{path}/{read.file}: the block at {read.offset} ({read.size} bytes) has the digest {found}, "
         f"the manifest says {read.digest}; it holds {', '.join(keys[:5])}{' ...' if len(keys) > 5 else ''}"
     )

@@ -17,7 +17,7 @@ def storage_at(root: str | os.PathLike[str] | Storage) -> Storage:
     if isinstance(root, Storage):
         return root
     check_local(os.fspath(root))
-    return LocalStorage(Path(root))
+    return LocalStorage(Path(root).expanduser().absolute())
 
 
 def check_local(path: str) -> None:
