@@ -10,6 +10,8 @@ import torch
 from torch import nn
 
 import holdfast
+from holdfast.format import strictjson
+from holdfast.format.digest import digest_hex
 from holdfast.storage.memory import MemoryStorage
 
 
@@ -109,7 +111,7 @@ def test_a_folder_with_other_files_is_never_replaced(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("step", [-1, 1.0, True, "3"])
 def test_odd_steps_are_refused(tmp_path: Path, step: object) -> None:
-    with pytest.raises(holdfast.Unsupported, match="step"):
+    with pytest.raises(holdfast.InvalidArgument, match="step"):
         holdfast.Checkpointer(tmp_path).save(step, state_of(1.0))  # type: ignore[arg-type]
 
 
@@ -146,3 +148,52 @@ def test_importing_holdfast_does_not_import_torch() -> None:
 
     code = "import holdfast, sys; holdfast.open, holdfast.Checkpointer; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_saving_again_over_rot_replaces_it(tmp_path: Path) -> None:
+    checkpointer = holdfast.Checkpointer(tmp_path)
+    state = state_of(1.0)
+    checkpointer.save(1, state).result()
+    flip(tmp_path / "step-000000000001" / "model-00001-of-00001.safetensors")
+    assert checkpointer.save(1, state).result().verify().good
+
+
+def test_a_newer_format_is_never_passed_over(tmp_path: Path) -> None:
+    checkpointer = holdfast.Checkpointer(tmp_path)
+    for step in (1, 2):
+        checkpointer.save(step, state_of(float(step))).result()
+    manifest = tmp_path / "step-000000000002" / "holdfast.json"
+    fields = strictjson.loads(manifest.read_bytes(), "manifest")
+    del fields["digest"]
+    fields["version"] = [2, 0]
+    manifest.write_bytes(strictjson.dumps({**fields, "digest": digest_hex(strictjson.dumps(fields))}) + b"\n")
+    with pytest.raises(holdfast.Unsupported, match="install a newer one"):
+        checkpointer.restore(state_of(0.0))
+    with pytest.warns(holdfast.HoldfastWarning, match="install a newer one"):
+        checkpointer.save(2, state_of(9.0))
+    assert manifest.exists()
+
+
+def test_what_lies_deep_in_a_folder_is_never_deleted(tmp_path: Path) -> None:
+    run = holdfast.Checkpointer(tmp_path / "exps" / "llama")
+    run.save(1, state_of(1.0)).result()
+    with pytest.raises(holdfast.StorageError, match="did not write"):
+        holdfast.save(tmp_path / "exps", state_of(2.0))
+    assert run.steps() == [1]
+    holdfast.save(tmp_path / "ours", state_of(1.0))
+    (tmp_path / "ours" / "a" / "b").mkdir(parents=True)
+    (tmp_path / "ours" / "a" / "b" / "thesis").write_text("years")
+    (tmp_path / "links").mkdir()
+    (tmp_path / "links" / "l").symlink_to(tmp_path)
+    for name in ("ours", "links"):
+        with pytest.raises(holdfast.StorageError, match="did not write"):
+            holdfast.save(tmp_path / name, state_of(2.0))
+    (tmp_path / "ours" / "holdfast.json").write_text("spoiled")
+    with pytest.raises(holdfast.StorageError, match="did not write"):
+        holdfast.save(tmp_path / "ours", state_of(2.0))
+
+
+def test_headers_stay_within_what_readers_accept(tmp_path: Path) -> None:
+    tensors = {f"{'k' * 1000}{index:05d}": torch.zeros(1) for index in range(9000)}
+    checkpoint = holdfast.save(tmp_path / "x", {"w": tensors})
+    assert len(checkpoint.manifest.groups["w"].files) > 1 and len(checkpoint.keys("w")) == 9000

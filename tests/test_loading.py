@@ -65,7 +65,7 @@ def test_only_and_ignore_choose_keys(saved: Path) -> None:
     assert torch.equal(model[1].weight, before)
     report = holdfast.load(saved, {"model": model}, ignore=["*.weight"])
     assert report.loaded == ("model: 0.bias", "model: 1.bias", "model: 2.bias")
-    with pytest.raises(TypeError, match="list of texts"):
+    with pytest.raises(holdfast.InvalidArgument, match="list of texts"):
         holdfast.load(saved, {"model": model}, only="0.*")  # type: ignore[arg-type]
 
 
@@ -213,3 +213,33 @@ def test_a_dict_that_lacks_stored_keys_is_a_mismatch_not_damage(tmp_path: Path) 
         holdfast.load(tmp_path / "x", live)
     with pytest.raises(holdfast.Mismatch, match="net: the checkpoint has ema"):
         holdfast.load(tmp_path / "x", {"net": 1})
+
+
+def test_a_partial_load_leaves_the_optimizer_alone(tmp_path: Path) -> None:
+    model = nn.Linear(2, 2)
+    holdfast.save(tmp_path / "x", {"model": model, "optimizer": torch.optim.AdamW(model.parameters())})
+    stepped = torch.optim.AdamW(model.parameters())
+    model(torch.ones(1, 2)).sum().backward()
+    stepped.step()
+    holdfast.load(tmp_path / "x", {"model": model, "optimizer": stepped}, only=["model/*"])
+    assert len(stepped.state) == 2
+
+
+def test_what_was_an_optimizer_is_named_as_such(tmp_path: Path) -> None:
+    model = nn.Linear(2, 2)
+    holdfast.save(tmp_path / "x", {"model": model, "thing": torch.optim.SGD(model.parameters(), lr=0.1)})
+    with pytest.raises(holdfast.Mismatch, match="thing: it was saved as an optimizer"):
+        holdfast.load(tmp_path / "x", {"model": model, "thing": Stateful(None)})
+
+
+def test_complex_numbers_are_not_cast_to_real_ones(tmp_path: Path) -> None:
+    holdfast.save(tmp_path / "x", {"w": {"a": torch.ones(2, dtype=torch.complex64)}})
+    with pytest.raises(holdfast.Mismatch, match="stored complex64, live float32"):
+        holdfast.load(tmp_path / "x", {"w": {"a": torch.zeros(2)}}, cast=True)
+
+
+def test_arrays_without_dims_stay_so(tmp_path: Path) -> None:
+    holdfast.save(tmp_path / "x", {"thing": Stateful({"a": np.array(3.5)})})
+    fresh = Stateful(None)
+    holdfast.load(tmp_path / "x", {"thing": fresh})
+    assert fresh.state["a"].shape == () and float(fresh.state["a"]) == 3.5

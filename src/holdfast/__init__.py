@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from holdfast.core.errors import (
     Damaged,
     HoldfastError,
+    InvalidArgument,
     LayoutError,
     Mismatch,
     NotFound,
@@ -48,6 +49,7 @@ __all__ = [
     "FlatShard",
     "HoldfastError",
     "HoldfastWarning",
+    "InvalidArgument",
     "LayoutError",
     "LoadReport",
     "Mismatch",

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.core import limits
+from holdfast.core.errors import InvalidArgument
+from holdfast.core.ranks import together
 from holdfast.loading import LoadOptions, LoadReport, load_checkpoint
 from holdfast.persist.checkpoint import Checkpoint, no_progress
 from holdfast.saving import SaveOptions, Saver
@@ -42,16 +44,24 @@ def save(
     """
     from holdfast.adapters.comm import current_ranks
 
-    options = SaveOptions(
-        max_shard_bytes=limits.parse_bytes(max_shard_size),
-        block_bytes=block_bytes,
-        model_dtype=model_dtype,
-        ties=dict(ties or {}),
-        replicas=replicas,
-        mesh=mesh,
-    )
-    storage, folder = _locate(path)
-    return Saver(storage, options).save(current_ranks(deadline_s), folder, state, step=step, parent=None)
+    ranks = current_ranks(deadline_s)
+    made: list[tuple[Saver, str]] = []
+
+    def prepare() -> None:
+        options = SaveOptions(
+            max_shard_bytes=limits.parse_bytes(max_shard_size),
+            block_bytes=block_bytes,
+            model_dtype=model_dtype,
+            ties=dict(ties or {}),
+            replicas=replicas,
+            mesh=mesh,
+        )
+        storage, folder = _locate(path)
+        made.append((Saver(storage, options), folder))
+
+    together(ranks, prepare)
+    saver, folder = made[0]
+    return saver.save(ranks, folder, state, step=step, parent=None)
 
 
 def load(
@@ -102,5 +112,5 @@ def _locate(path: str | os.PathLike[str]) -> tuple[LocalStorage, str]:
 def patterns(given: Sequence[str]) -> tuple[str, ...]:
     """Patterns of keys as a tuple; one text alone is refused, since it is a sequence of letters too."""
     if isinstance(given, str):
-        raise TypeError(f"patterns are a list of texts: write [{given!r}]")
+        raise InvalidArgument(f"patterns are a list of texts: write [{given!r}]")
     return tuple(given)

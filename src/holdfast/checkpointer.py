@@ -12,7 +12,7 @@ from typing import Any, Self
 
 from holdfast.api import DEADLINE_S, patterns
 from holdfast.core import limits
-from holdfast.core.errors import Damaged, HoldfastError, NotFound, Unsupported
+from holdfast.core.errors import Damaged, HoldfastError, InvalidArgument, NotFound, Unsupported
 from holdfast.core.ranks import Ranks, together
 from holdfast.format.names import MANIFEST, step_folder
 from holdfast.loading import LoadOptions, LoadReport, load_checkpoint
@@ -115,7 +115,7 @@ class Checkpointer:
         if self._closed:
             raise Unsupported(f"the Checkpointer of {self.storage.name} is closed")
         if isinstance(step, bool) or not hasattr(step, "__index__") or operator.index(step) < 0:
-            raise Unsupported(f"step={step!r} is not a whole number from 0 on")
+            raise InvalidArgument(f"step={step!r} is not a whole number from 0 on")
         return operator.index(step)
 
     def restore(
@@ -171,13 +171,17 @@ class Checkpointer:
         def look() -> list[Any] | None:
             if ranks.rank:
                 return None
-            found = committed_steps(self.storage)
-            good = [entry.step for entry in found if entry.manifest is not None and step in (None, entry.step)]
-            bad = [f"step {entry.step}: {entry.problem}" for entry in found if entry.manifest is None]
-            damaged = [entry for entry in found if entry.manifest is None and entry.step == step]
-            if damaged:
-                raise Damaged(str(damaged[0].problem))
-            return [sorted(good, reverse=True), bad]
+            good, bad = [], []
+            for entry in reversed(committed_steps(self.storage)):
+                if step not in (None, entry.step):
+                    continue
+                if entry.manifest is not None:
+                    good.append(entry.step)
+                elif entry.problem is not None and (step is not None or not entry.damaged):
+                    raise entry.problem
+                else:
+                    bad.append(f"step {entry.step}: {entry.problem}")
+            return [good, bad]
 
         answer = together(ranks, look)[0]
         assert answer is not None

@@ -75,7 +75,8 @@ def load_checkpoint(
         kind: tuple(sorted({text for answer in answers for text in answer[kind]}))
         for kind in ("missing", "mismatched", "cast", "wanted", "loaded", "used")
     }
-    unexpected = tuple(targets.unexpected(set(findings["wanted"])))
+    groups = sorted({group for answer in answers for group in answer["groups"]})
+    unexpected = tuple(targets.unexpected(set(findings["wanted"]), groups))
     _require_used(targets, options, set(findings["used"]))
     if options.strict:
         _require_fit(checkpoint.path, findings, unexpected)
@@ -84,7 +85,7 @@ def load_checkpoint(
     reads, neighbours = _plan(ranks, checkpoint, answers, verify=options.verify, portion_bytes=portion_bytes)
     loading = Loading(ranks, checkpoint, targets.wants.destinations, progress)
     result = loading.run_mapped(reads) if mapped else loading.run_read(reads, neighbours, deadline_s)
-    _finish(ranks, targets, result.failure)
+    notes = _finish(ranks, targets, result.failure)
     verified = options.verify and all(read.digest is not None for read in reads)
     return LoadReport(
         step=checkpoint.step,
@@ -94,7 +95,7 @@ def load_checkpoint(
         unexpected=unexpected,
         mismatched=findings["mismatched"],
         cast=findings["cast"],
-        notes=tuple(targets.notes),
+        notes=notes,
         values=targets.values,
         verified=verified,
         needed_bytes=sum(box.volume * place.spec.dtype.bytes for place, box in targets.wants.destinations),
@@ -106,15 +107,15 @@ def load_checkpoint(
 def _find(
     ranks: Ranks, opener: Callable[[], Checkpoint], state: MutableMapping[str, Any], options: LoadOptions
 ) -> tuple[Targets, list[dict[str, Any]]]:
-    from holdfast.adapters.entries import live_mesh, sort_state
+    from holdfast.adapters.entries import agree_on_owners, live_mesh, sort_state
     from holdfast.adapters.targets import Targets
     from holdfast.adapters.wants import Choice, Wants
 
+    live = agree_on_owners(ranks, lambda: sort_state(state, options.ties))
     found: list[Targets] = []
 
     def work() -> dict[str, Any]:
         checkpoint = opener()
-        live = sort_state(state, options.ties)
         mesh = live_mesh(live, ranks.world, options.mesh)
         choice = Choice(tuple(options.only), tuple(options.ignore))
         wants = Wants(checkpoint, choice, cast=options.cast)
@@ -127,6 +128,7 @@ def _find(
             "attempt": checkpoint.manifest.attempt,
             "mapped": checkpoint.mappable,
             "used": sorted(choice.used),
+            "groups": targets.groups,
             **asdict(wants.findings),
             "boxes": list(targets.describe(group_of)),
         }
@@ -179,7 +181,7 @@ def _plan(
     return plan_load(files, wants, verify=verify, portion_bytes=portion_bytes), neighbours
 
 
-def _finish(ranks: Ranks, targets: Targets, failure: HoldfastError | None) -> None:
+def _finish(ranks: Ranks, targets: Targets, failure: HoldfastError | None) -> tuple[str, ...]:
     """Once every rank has read all it wants, hand over what is not filled in place."""
 
     def work() -> bool:
@@ -187,5 +189,6 @@ def _finish(ranks: Ranks, targets: Targets, failure: HoldfastError | None) -> No
             raise failure
         return targets.has_actions
 
-    if any(together(ranks, work)):
-        together(ranks, targets.finish)
+    if not any(together(ranks, work)):
+        return ()
+    return tuple(sorted({note for notes in together(ranks, targets.finish) for note in notes}))

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, MutableMapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from holdfast.core import limits
+from holdfast.core.errors import InvalidArgument, Unsupported
 from holdfast.core.ranks import Ranks, together
 from holdfast.format import names, strictjson
 from holdfast.format.index import encode_index
@@ -51,9 +52,9 @@ class SaveOptions:
 
     def __post_init__(self) -> None:
         if self.replicas not in ("error", "first"):
-            raise ValueError(f"replicas={self.replicas!r}: choose 'error' or 'first'")
+            raise InvalidArgument(f"replicas={self.replicas!r}: choose 'error' or 'first'")
         if self.block_bytes % limits.PAGE_BYTES or self.block_bytes <= 0:
-            raise ValueError(f"block_bytes={self.block_bytes} is not a multiple of {limits.PAGE_BYTES}")
+            raise InvalidArgument(f"block_bytes={self.block_bytes} is not a multiple of {limits.PAGE_BYTES}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +72,9 @@ class Saver:
         self._storage = storage
         self._options = options
         self._planned: tuple[Any, _Planned] | None = None
-        self._first_replica: list[str] | None = None
+        self._compared: frozenset[TensorName] | None = None
+        self._first_replica: list[TensorName] = []
+        self._warned: frozenset[TensorName] = frozenset()
 
     def save(
         self, ranks: Ranks, folder: str, state: MutableMapping[str, Any], *, step: int | None, parent: int | None
@@ -99,16 +102,17 @@ class Saver:
             raise
         opened: list[Checkpoint] = []
         together(ranks, lambda: opened.append(Checkpoint(self._storage, folder)))
+        self._warn_of_first_replicas(ranks)
         return opened[0]
 
     def _collect(self, ranks: Ranks, state: MutableMapping[str, Any]) -> tuple[Collected, Mesh]:
-        from holdfast.adapters.entries import live_mesh, sort_state
+        from holdfast.adapters.entries import agree_on_owners, live_mesh, sort_state
         from holdfast.adapters.offers import collect
 
+        live = agree_on_owners(ranks, lambda: sort_state(state, self._options.ties))
         found: list[tuple[Collected, Mesh]] = []
 
         def work() -> None:
-            live = sort_state(state, self._options.ties)
             mesh = live_mesh(live, ranks.world, self._options.mesh)
             found.append((collect(live, self._options.model_dtype), mesh))
 
@@ -116,20 +120,25 @@ class Saver:
         return found[0]
 
     def _compare_replicas(self, ranks: Ranks, shared: Shared, own: Mapping[TensorName, list[Offer]]) -> None:
-        """At the first save only: later ones would pay for what the first has shown."""
+        """At the first save, and when tensors came or went: other saves would pay for what is known."""
         from holdfast.adapters.consensus import differing_replicas
 
-        if self._first_replica is not None:
-            return
-        found = differing_replicas(ranks, shared.tensors, own, self._options.replicas)
-        if found and ranks.rank == 0:
-            warnings.warn(
-                f"replicas differ between ranks, the first is saved: {', '.join(found[:10])}"
-                + (f" and {len(found) - 10} more" if len(found) > 10 else ""),
-                HoldfastWarning,
-                stacklevel=4,
-            )
-        self._first_replica = found
+        names_now = frozenset(shared.tensors)
+        if self._compared != names_now:
+            self._first_replica = differing_replicas(ranks, shared.tensors, own, self._options.replicas)
+            self._compared = names_now
+        for name in self._first_replica:
+            tensor = shared.tensors[name]
+            shared.tensors[name] = replace(tensor, holding=tensor.holding.first())
+
+    def _warn_of_first_replicas(self, ranks: Ranks) -> None:
+        """After the last word between ranks: a warning that is made an error must not leave others waiting."""
+        names_now = frozenset(self._first_replica)
+        if names_now and names_now != self._warned and ranks.rank == 0:
+            shown = ", ".join(f"{group}: {key}" for group, key in self._first_replica[:10])
+            more = f" and {len(names_now) - 10} more" if len(names_now) > 10 else ""
+            warnings.warn(f"replicas differ between ranks, the first is saved: {shown}{more}", HoldfastWarning, 4)
+        self._warned = names_now
 
     def _plan(self, shared: Shared) -> _Planned:
         layout = (shared.tensors, shared.kinds, shared.hosts)
@@ -183,6 +192,8 @@ class Saver:
     ) -> tuple[Manifest, dict[str, bytes]]:
         small = dict(shared.files)
         small[names.STATE] = strictjson.dumps({"version": 1, "entries": shared.entries}) + b"\n"
+        if len(small[names.STATE]) > limits.JSON_BYTES:
+            raise Unsupported(f"the values that are not tensors take {len(small[names.STATE])} bytes of JSON: too much")
         groups = {}
         for group, files in planned.groups.items():
             members = [place for file in files for place in file.places]
@@ -205,7 +216,7 @@ class Saver:
             "mesh": dict(zip(mesh.axes, mesh.sizes, strict=True)),
         }
         if self._first_replica:
-            writer["first_replica"] = self._first_replica
+            writer["first_replica"] = [f"{group}: {key}" for group, key in self._first_replica]
         manifest = Manifest(step, parent, attempt, now(), self._options.block_bytes, groups, records, writer)
         return manifest, small
 

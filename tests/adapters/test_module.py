@@ -149,3 +149,45 @@ def test_model_dtype_rounds_the_model_and_keeps_masters(tmp_path: Path) -> None:
     assert torch.equal(half.transformer.wte.weight, model.transformer.wte.weight.to(torch.bfloat16))
     opened = GPT2LMHeadModel.from_pretrained(tmp_path / "x")
     assert opened.dtype == torch.bfloat16
+
+
+def test_tied_copies_have_their_moments_compared_and_both_restored(tmp_path: Path) -> None:
+    model = Tied()
+    model.head.weight = nn.Parameter(model.embed.weight.detach().clone())
+    ties = {"head.weight": "embed.weight"}
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    for parameter in model.parameters():
+        optimizer.state[parameter] = {"momentum_buffer": torch.full((5, 3), 0.5)}
+    holdfast.save(tmp_path / "x", {"model": model, "optimizer": optimizer}, ties=ties)
+    optimizer.state[model.head.weight]["momentum_buffer"].fill_(0.1)
+    with pytest.raises(holdfast.LayoutError, match="momentum_buffer has different values"):
+        holdfast.save(tmp_path / "y", {"model": model, "optimizer": optimizer}, ties=ties)
+    optimizer.state.clear()
+    holdfast.load(tmp_path / "x", {"model": model, "optimizer": optimizer}, ties=ties)
+    assert [float(state["momentum_buffer"][0, 0]) for state in optimizer.state.values()] == [0.5, 0.5]
+
+
+def test_patterns_know_tied_keys(tmp_path: Path) -> None:
+    model, fresh = Tied(), Tied()
+    holdfast.save(tmp_path / "x", {"model": model})
+    assert holdfast.load(tmp_path / "x", {"model": fresh}, only=["head.*"]).loaded == ("model: embed.weight",)
+    assert holdfast.load(tmp_path / "x", {"model": fresh}, ignore=["head.*"]).loaded == ()
+
+
+class Copying(nn.Linear):
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        return {key: value.detach().clone() for key, value in super().state_dict(*args, **kwargs).items()}
+
+
+def test_a_state_dict_of_copies_is_refused_on_load(tmp_path: Path) -> None:
+    holdfast.save(tmp_path / "x", {"model": Copying(2, 2)})
+    with pytest.raises(holdfast.Unsupported, match="is a copy"):
+        holdfast.load(tmp_path / "x", {"model": Copying(2, 2)})
+
+
+def test_an_invalid_generation_config_does_not_stop_a_save(tmp_path: Path) -> None:
+    model = GPT2LMHeadModel(GPT2Config(vocab_size=9, n_positions=8, n_embd=8, n_layer=1, n_head=2))
+    model.generation_config.do_sample = False
+    model.generation_config.temperature = 0.3
+    holdfast.save(tmp_path / "x", {"model": model})
+    assert json.loads((tmp_path / "x" / "generation_config.json").read_text())["temperature"] == 0.3

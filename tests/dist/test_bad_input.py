@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import resource
 import subprocess
+import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -113,6 +114,91 @@ def test_batch_norm_statistics_that_differ_are_saved_and_reported(tmp_path: Path
     (said, first), (silent, second) = run_ranks(2, _batch_norm, str(tmp_path))
     assert "model: running_mean" in said[0] and not silent
     assert first == 0.0 < second, "the first replica's value is the one that is saved"
+
+
+def _first_replica(root: str) -> list[float]:
+    model = nn.Module()
+    model.register_buffer("wide", torch.full((40_000,), float(dist.get_rank())))
+    model.register_parameter("w", nn.Parameter(torch.zeros(40_000)))
+    checkpointer = holdfast.Checkpointer(root, block_bytes=4096)
+    for step in (1, 2):
+        saved = checkpointer.save(step, {"model": model}).result()
+        found = sorted(set(saved.read("wide").tolist()))
+    return found
+
+
+def test_the_first_replica_is_one_replica_and_not_a_mix(tmp_path: Path) -> None:
+    assert run_ranks(3, _first_replica, str(tmp_path)) == [[0.0]] * 3
+
+
+def _warnings_are_errors(root: str) -> str:
+    warnings.simplefilter("error", holdfast.HoldfastWarning)
+    model = nn.Module()
+    model.register_buffer("b", torch.full((4,), float(dist.get_rank())))
+    try:
+        holdfast.save(f"{root}/x", {"model": model})
+    except holdfast.HoldfastWarning as warning:
+        return str(warning)
+    return "saved"
+
+
+def test_a_warning_that_is_made_an_error_leaves_nobody_waiting(tmp_path: Path) -> None:
+    said = run_ranks(2, _warnings_are_errors, str(tmp_path))
+    assert "model: b" in said[0] and said[1] == "saved"
+
+
+def _different_names(root: str) -> tuple[str, str]:
+    model, critic = nn.Linear(2, 2), nn.Linear(2, 2)
+    for module in (model, critic):
+        for parameter in module.parameters():
+            nn.init.ones_(parameter)
+    holdfast.save(f"{root}/x", {"model": model, "critic": nn.Sequential(critic, critic)})
+    nn.init.zeros_(model.weight)
+    state = {"model": model, "critic": critic} if dist.get_rank() == 0 else {"model": model}
+    error = caught(lambda: holdfast.load(f"{root}/x", state))
+    assert float(model.weight.detach().sum()) == 0.0, "nothing was loaded, on any rank"
+    return error
+
+
+def test_states_with_different_names_fail_alike_and_load_nothing(tmp_path: Path) -> None:
+    one_error(run_ranks(2, _different_names, str(tmp_path)), "Mismatch", "not in the live state: critic: 0.weight")
+
+
+def _options(root: str) -> tuple[str, str]:
+    model = nn.Linear(2, 2)
+    for parameter in model.parameters():
+        nn.init.ones_(parameter)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1 * (1 + dist.get_rank()))
+    return first_then(root, {"model": model, "optimizer": optimizer})
+
+
+def test_options_that_differ_between_ranks(tmp_path: Path) -> None:
+    one_error(run_ranks(2, _options, str(tmp_path)), "LayoutError", "optimizer: ", "different options (lr")
+    assert_untouched(tmp_path)
+
+
+def _odd_argument(root: str) -> tuple[str, str]:
+    first = dist.get_rank() == 0
+    step = caught(lambda: holdfast.Checkpointer(root).save(7 if first else 7.5, {"weights": sharded()}))
+    option = caught(lambda: holdfast.save(f"{root}/x", {"weights": sharded()}, replicas="oops" if first else "error"))
+    assert "replicas='oops'" in option[1]
+    return step
+
+
+def test_an_odd_argument_on_one_rank_is_an_error_on_all(tmp_path: Path) -> None:
+    one_error(run_ranks(2, _odd_argument, str(tmp_path)), "InvalidArgument", "rank 1", "step=7.5")
+
+
+def _absent(root: str) -> tuple[str, str]:
+    if dist.get_rank() == 0:
+        return caught(lambda: holdfast.save(f"{root}/x", {"weights": {"a": torch.zeros(1)}}, deadline_s=3))
+    time.sleep(5)
+    return "", ""
+
+
+def test_a_rank_that_does_not_come_is_named_for_what_it_is(tmp_path: Path) -> None:
+    kind, text = run_ranks(2, _absent, str(tmp_path))[0]
+    assert kind == "PeerFailed" and "rank 0 waited" in text and "every rank must call save" in text
 
 
 def _not_json(root: str) -> tuple[str, str]:

@@ -48,7 +48,16 @@ def test_the_stand_in_for_exchange_never_has_two_names_for_one_step(monkeypatch,
     monkeypatch.setattr(linux, "_libc", lambda: None)
     monkeypatch.setattr(os, "rename", recorded)
     linux.exchange(folder(tmp_path / ".attempt", "new"), folder(tmp_path / "step-1", "old"))
-    assert seen == [[".attempt", "step-1.replaced"], ["step-1", "step-1.replaced"], [".attempt", "step-1"]]
+    names = [[name.partition("-1.replaced-")[0] for name in found] for found in seen]
+    assert names == [[".attempt", "step"], ["step-1", "step"], [".attempt", "step-1"]]
+
+
+def test_the_stand_in_for_exchange_puts_the_old_folder_back_when_it_fails(monkeypatch, tmp_path):
+    old = folder(tmp_path / "step-1", "old")
+    monkeypatch.setattr(linux, "_libc", lambda: None)
+    with pytest.raises(FileNotFoundError):
+        linux.exchange(tmp_path / "absent", old)
+    assert os.listdir(tmp_path) == ["step-1"]
 
 
 @pytest.mark.parametrize("size", [0, 1, 100_000])

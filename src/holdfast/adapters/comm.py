@@ -27,8 +27,8 @@ NOTICE_S = 30.0
 _FRAME_BYTES = 2048
 _COMPRESS_BYTES = 2048
 
-# One gloo group per default group: making one is collective and costs connections.
-_CPU_GROUPS: weakref.WeakKeyDictionary[dist.ProcessGroup, dist.ProcessGroup] = weakref.WeakKeyDictionary()
+# One gloo group per default group and deadline: making one is collective and costs connections.
+_CPU_GROUPS: weakref.WeakKeyDictionary[dist.ProcessGroup, dict[float, dist.ProcessGroup]] = weakref.WeakKeyDictionary()
 
 
 def current_ranks(deadline_s: float) -> Ranks:
@@ -41,10 +41,11 @@ def current_ranks(deadline_s: float) -> Ranks:
 def _cpu_group(deadline_s: float) -> dist.ProcessGroup:
     world = dist.group.WORLD
     assert world is not None
-    if world not in _CPU_GROUPS:
+    groups = _CPU_GROUPS.setdefault(world, {})
+    if deadline_s not in groups:
         with _waiting_for_others(dist.get_rank(), deadline_s):
-            _CPU_GROUPS[world] = dist.new_group(backend="gloo", timeout=timedelta(seconds=deadline_s))
-    return _CPU_GROUPS[world]
+            groups[deadline_s] = dist.new_group(backend="gloo", timeout=timedelta(seconds=deadline_s))
+    return groups[deadline_s]
 
 
 @contextmanager

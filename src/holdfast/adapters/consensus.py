@@ -6,10 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from holdfast.adapters.coordinates import axis_sizes, coordinate_on, key_at, label, varying_axes
+from holdfast.adapters.coordinates import axis_sizes, coordinate_on, label, varying_axes
 from holdfast.adapters.fingerprint import fingerprint
 from holdfast.adapters.offers import Collected, Offer, stored_view, tree_digest
 from holdfast.adapters.optimizer import merge_groups
+from holdfast.adapters.tree import Tree
 from holdfast.core.errors import LayoutError
 from holdfast.core.ranks import Ranks, together
 from holdfast.format.dtypes import DType, dtype_named
@@ -54,7 +55,9 @@ def agree(ranks: Ranks, collected: Collected, mesh: Mesh, target: str) -> Shared
     targets = sorted({answer["target"] for answer in everyone})
     if len(targets) > 1:
         raise LayoutError(f"the ranks save to different places: {' and '.join(targets[:2])}")
-    entries = _agree_on_trees(ranks, collected, mesh, [answer["trees"] for answer in everyone])
+    dealt = _merge_dealt([answer["dealt"] for answer in everyone])
+    others = [{name: digest for name, digest in answer["trees"].items() if name not in dealt} for answer in everyone]
+    entries = dealt | _agree_on_trees(ranks, collected, mesh, others)
     tensors = merge(together(ranks, lambda: [_describe(offer) for offer in collected.offers]))
     entries |= _agree_on_optimizers([answer["optimizers"] for answer in everyone], tensors)
     hosts = [answer["host"] for answer in everyone]
@@ -78,11 +81,42 @@ def _introduce(ranks: Ranks, collected: Collected, target: str) -> dict[str, Any
         "target": target,
         "host": ranks.host(),
         "trees": {name: tree_digest(tree) for name, tree in collected.trees.items()},
+        "dealt": {name: own for name in collected.trees if (own := _dealt(collected, name)) is not None},
         "optimizers": collected.optimizers,
         "kinds": collected.kinds | {name: "stateful" for name, tree in collected.trees.items() if tree.tensors},
         "aliases": collected.aliases,
         "files": {name: data.decode() for name, data in collected.files.items()},
     }
+
+
+def _dealt(collected: Collected, name: str) -> dict[str, Any] | None:
+    """A dict of tensors or extra states, whose keys may be dealt to ranks as a pipeline deals modules."""
+    kind, tree = collected.tree_kinds[name], collected.trees[name]
+    plain = isinstance(tree.value, dict) and not any(key.startswith("$") for key in tree.value)
+    if kind not in ("tensors", "module") or not plain:
+        return None
+    digests = {
+        key: tree_digest(
+            Tree(item, {own: t for own, t in tree.tensors.items() if own == key or own.startswith(f"{key}.")})
+        )
+        for key, item in tree.value.items()
+    }
+    return {"kind": kind, "value": tree.value, "digests": digests}
+
+
+def _merge_dealt(everyone: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """One value from all ranks' keys, for those trees on whose common keys all ranks agree."""
+    merged: dict[str, Any] = {}
+    digests: dict[tuple[str, str], str] = {}
+    conflicting: set[str] = set()
+    for answer in everyone:
+        for name, own in answer.items():
+            entry = merged.setdefault(name, {"kind": own["kind"], "value": {}})
+            for key, value in own["value"].items():
+                entry["value"].setdefault(key, value)
+                if digests.setdefault((name, key), own["digests"][key]) != own["digests"][key]:
+                    conflicting.add(name)
+    return {name: entry for name, entry in merged.items() if name not in conflicting}
 
 
 def _agree_on_trees(
@@ -97,10 +131,12 @@ def _agree_on_trees(
     def own_values() -> dict[str, list[Any]]:
         out = {}
         for name, tree in collected.trees.items():
+            if name not in axes:
+                collected.offer_tree(name, "")
+                continue
             coordinate = coordinate_on(mesh, axes[name], ranks.rank) or ()
             text = label(axes[name], coordinate)
-            for key, tensor in tree.tensors.items():
-                collected.offer(name, key_at(key, text), "value", tensor)
+            collected.offer_tree(name, text)
             earlier = range(ranks.rank)
             known = any(name in digests[r] and coordinate_on(mesh, axes[name], r) == coordinate for r in earlier)
             if not known:
@@ -123,12 +159,16 @@ def _agree_on_optimizers(everyone: Sequence[Mapping[str, Any]], tensors: Mapping
     entries = {}
     for name in sorted({name for own in everyone for name in own}):
         answers = [own[name] for own in everyone if name in own]
-        scalars = {key: value for answer in answers for key, value in answer["scalars"].items()}
+        scalars: dict[str, Any] = {}
+        for answer in answers:
+            for key, value in answer["scalars"].items():
+                if scalars.setdefault(key, value) != value:
+                    raise LayoutError(f"{name}: the state of {key} has different plain values on different ranks")
         with_state = {key.rpartition("/")[0] for group, key in tensors if group == name} | set(scalars)
         stateless = {key for answer in answers for key in answer["stateless"]} - with_state
         entries[name] = {
             "kind": "optimizer",
-            "groups": merge_groups(answer["groups"] for answer in answers),
+            "groups": merge_groups(name, (answer["groups"] for answer in answers)),
             "stateless": sorted(stateless),
             "scalars": scalars,
             "masters": next((answer["masters"] for answer in answers if answer["masters"]), None),
@@ -167,7 +207,7 @@ def merge(everyone: Sequence[Sequence[list[Any]]]) -> dict[TensorName, Agreed]:
 
 def differing_replicas(
     ranks: Ranks, agreed: Mapping[TensorName, Agreed], own: Mapping[TensorName, list[Offer]], replicas: str
-) -> list[str]:
+) -> list[TensorName]:
     """Compare what several ranks hold of the same elements; each hashes only what it shares.
 
     Returns buffers that differ, of which the first replica is saved. Other tensors that
@@ -190,7 +230,7 @@ def differing_replicas(
                 f"{group}: {key} has different values on rank {first_rank} and rank {rank}, which should be replicas "
                 "(or tied copies); synchronise them, or save with replicas='first' to keep the first"
             )
-        tolerated.append(f"{group}: {key}")
+        tolerated.append((group, key))
     return sorted(set(tolerated))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
@@ -14,6 +14,7 @@ from holdfast.adapters.module import ModuleView, view_module
 from holdfast.adapters.optimizer import MASTERS, is_optimizer
 from holdfast.adapters.tree import contains_tensor
 from holdfast.core.errors import Unsupported
+from holdfast.core.ranks import Ranks, together
 from holdfast.format.names import check_group
 from holdfast.layout.mesh import Mesh
 
@@ -44,22 +45,45 @@ class LiveState:
     statefuls: dict[str, Stateful] = field(default_factory=dict)
     trees: dict[str, Any] = field(default_factory=dict)
     values: dict[str, Any] = field(default_factory=dict)
+    owners: dict[str, list[str]] = field(default_factory=dict)
+
+    def own_owners(self, optimizer: Any) -> list[str]:
+        """The modules of which this rank's optimizer holds parameters."""
+        held = {id(param) for group in optimizer.param_groups for param in group["params"]}
+        return [name for name, view in self.modules.items() if held & view.parameter_keys().keys()]
 
     def parameter_keys(self, optimizer: Any) -> tuple[str, dict[int, str]]:
         """The module an optimizer belongs to, and keys of parameters by identity.
 
-        Keys carry the module's name when the optimizer spans several modules.
+        Keys carry the module's name when the optimizer spans several modules, on any rank.
         """
-        held = {id(param) for group in optimizer.param_groups for param in group["params"]}
+        name = next((own for own, value in self.optimizers.items() if value is optimizer), "")
+        owners = self.owners.get(name) or self.own_owners(optimizer)
         keys = {name: view.parameter_keys() for name, view in self.modules.items()}
-        owners = [name for name, by_id in keys.items() if held & by_id.keys()]
         if len(owners) <= 1:
             owner = owners[0] if owners else "model"
             return owner, {identity: key for by_id in keys.values() for identity, key in by_id.items()}
-        spanning = {
-            identity: f"{name}.{key}" for name in owners for identity, key in keys[name].items() if identity in held
-        }
-        return owners[0], spanning
+        named = {identity: f"{owner}.{key}" for owner in owners for identity, key in keys.get(owner, {}).items()}
+        return owners[0], named
+
+
+def agree_on_owners(ranks: Ranks, sort: Callable[[], LiveState]) -> LiveState:
+    """Sort the state on every rank, and learn which modules each optimizer spans over all of them.
+
+    A pipeline stage may hold parameters of one module only; its keys must be the others' all the same.
+    """
+    sorted_state: list[LiveState] = []
+
+    def own() -> dict[str, list[str]]:
+        live = sort()
+        sorted_state.append(live)
+        return {name: live.own_owners(optimizer) for name, optimizer in live.optimizers.items()}
+
+    for answer in together(ranks, own):
+        for name, owners in answer.items():
+            known = sorted_state[0].owners.setdefault(name, [])
+            known += [owner for owner in owners if owner not in known]
+    return sorted_state[0]
 
 
 def masters_group(module: str) -> str:

@@ -27,8 +27,19 @@ def config_files(module: nn.Module, dtype: str | None) -> dict[str, bytes]:
         config.save_pretrained(folder)
         generation = getattr(module, "generation_config", None)
         if generation is not None and _can_generate(module):
-            generation.save_pretrained(folder)
+            _write_generation_config(generation, Path(folder) / _FILES[1])
         return {name: (Path(folder) / name).read_bytes() for name in _FILES if (Path(folder) / name).exists()}
+
+
+def _write_generation_config(generation: Any, path: Path) -> None:
+    """As save_pretrained writes it; one that transformers finds invalid is written all the same.
+
+    A checkpoint must not fail for a temperature that is set without sampling.
+    """
+    try:
+        generation.save_pretrained(path.parent)
+    except ValueError:
+        path.write_text(generation.to_json_string(), encoding="utf-8")
 
 
 def _can_generate(module: Any) -> bool:

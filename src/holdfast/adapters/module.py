@@ -24,6 +24,10 @@ class ModuleView:
     parameters: frozenset[str]
     ties: Mapping[str, str]
     extra: Mapping[str, Any]
+    copies: frozenset[str]
+
+    def aliases_of(self, stored: str) -> list[str]:
+        return [alias for alias, key in self.ties.items() if key == stored]
 
     def stored_key(self, key: str) -> str:
         return self.ties.get(key, key)
@@ -68,7 +72,9 @@ def view_module(name: str, module: nn.Module, ties: Mapping[str, str]) -> Module
             tensors[key] = value
     parameter_ids = {id(parameter) for parameter in inner.parameters()}
     parameters = frozenset(key for key, tensor in tensors.items() if id(tensor) in parameter_ids)
-    return ModuleView(inner, tensors, parameters, _ties(inner, tensors, ties), extra)
+    own = {memory_identity(tensor) for tensor in (*inner.parameters(), *inner.buffers())}
+    copies = frozenset(key for key, tensor in tensors.items() if memory_identity(tensor) not in own)
+    return ModuleView(inner, tensors, parameters, _ties(inner, tensors, ties), extra, copies)
 
 
 def _ties(module: nn.Module, tensors: Mapping[str, torch.Tensor], told: Mapping[str, str]) -> dict[str, str]:

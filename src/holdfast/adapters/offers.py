@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from holdfast.adapters.coordinates import key_at
 from holdfast.adapters.entries import LiveState, masters_group
 from holdfast.adapters.fingerprint import fingerprint
 from holdfast.adapters.huggingface import config_files
@@ -68,6 +69,11 @@ class Collected:
         holder = holder_of(value, f"{group}: {key}")
         self.offers.append(Offer(group, key, role, holder, cast))
 
+    def offer_tree(self, name: str, coordinate: str) -> None:
+        """Offer the tensors of a value, under the coordinate at which they differ from other ranks'."""
+        for key, tensor in self.trees[name].tensors.items():
+            self.offer(name, key_at(key, coordinate), "value", tensor)
+
 
 def collect(live: LiveState, model_dtype: str | None) -> Collected:
     """List everything this rank holds; tensors of stateful objects follow once their axes are known."""
@@ -125,10 +131,10 @@ def _collect_optimizer(out: Collected, live: LiveState, name: str, optimizer: An
     module, key_of = live.parameter_keys(optimizer)
     view = view_optimizer(name, optimizer, key_of)
     out.kinds[name] = "optimizer"
-    for key, value in view.tensors.items():
+    for key, value in view.tensors:
         out.offer(name, key, "state", value)
     already = {offer.key for offer in out.offers if offer.group == masters_group(module)}
-    for key, value in view.masters.items():
+    for key, value in view.masters:
         out.kinds[masters_group(module)] = "masters"
         if key not in already:
             out.offer(masters_group(module), key, "state", value)
@@ -139,10 +145,11 @@ def _collect_optimizer(out: Collected, live: LiveState, name: str, optimizer: An
         }
         for index, (params, options) in enumerate(group_options(optimizer))
     ]
-    with_state = {key.rpartition("/")[0] for key in view.tensors} | set(view.masters) | set(view.scalars)
+    with_state = {key.rpartition("/")[0] for key, _ in view.tensors} | set(view.scalars)
+    with_state |= {key for key, _ in view.masters}
     out.optimizers[name] = {
         "groups": groups,
-        "stateless": [] if view.declared else [key for key in view.params if key not in with_state],
+        "stateless": [] if view.declared else [key for key, _ in view.params if key not in with_state],
         "scalars": {key: statejson.encode(value, f"{name}[{key}]") for key, value in view.scalars.items()},
         "masters": view.master_name if view.masters else None,
     }

@@ -34,13 +34,16 @@ class DeclaresShards(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class OptimizerView:
-    """One rank's optimizer: state tensors and masters by key, plain values, and its groups."""
+    """One rank's optimizer: state tensors and masters with their keys, plain values, parameters.
+
+    Copies of a tied weight that are parameters of their own share a key: each is listed.
+    """
 
     optimizer: Any
-    tensors: dict[str, StateTensor]
-    masters: dict[str, StateTensor]
-    scalars: dict[str, dict[str, Any]]
-    params: dict[str, torch.Tensor] = field(default_factory=dict)
+    tensors: list[tuple[str, StateTensor]] = field(default_factory=list)
+    masters: list[tuple[str, StateTensor]] = field(default_factory=list)
+    scalars: dict[str, dict[str, Any]] = field(default_factory=dict)
+    params: list[tuple[str, torch.Tensor]] = field(default_factory=list)
     master_name: str | None = None
     declared: bool = False
 
@@ -66,16 +69,16 @@ def view_optimizer(name: str, optimizer: Any, key_of: Mapping[int, str]) -> Opti
     if isinstance(optimizer, DeclaresShards):
         return _view_declared(name, optimizer, key_of)
     inner = inner_optimizer(optimizer)
-    view = OptimizerView(inner, {}, {}, {}, master_name=_master_name(inner))
+    view = OptimizerView(inner, master_name=_master_name(inner))
     for param in (param for group in inner.param_groups for param in group["params"]):
         key = key_of_param(name, param, key_of)
-        view.params[key] = param
+        view.params.append((key, param))
         for state_name, value in inner.state.get(param, {}).items():
             if isinstance(value, torch.Tensor):
                 if is_master(state_name):
-                    view.masters[key] = value
+                    view.masters.append((key, value))
                 else:
-                    view.tensors[f"{key}/{state_name}"] = value
+                    view.tensors.append((f"{key}/{state_name}", value))
             else:
                 view.scalars.setdefault(key, {})[state_name] = value
     return view
@@ -91,13 +94,13 @@ def _master_name(optimizer: Any) -> str | None:
 
 
 def _view_declared(name: str, optimizer: DeclaresShards, key_of: Mapping[int, str]) -> OptimizerView:
-    view = OptimizerView(optimizer, {}, {}, {}, master_name="master", declared=True)
+    view = OptimizerView(optimizer, master_name="master", declared=True)
     for shard in optimizer.holdfast_shards():
         key = shard.param if isinstance(shard.param, str) else key_of_param(name, shard.param, key_of)
-        target, label = (view.masters, key) if is_master(shard.state) else (view.tensors, f"{key}/{shard.state}")
-        if label in target:
-            raise LayoutError(f"{name}: holdfast_shards gives two shards of {label} on one rank")
-        target[label] = shard
+        if is_master(shard.state):
+            view.masters.append((key, shard))
+        else:
+            view.tensors.append((f"{key}/{shard.state}", shard))
     return view
 
 
@@ -117,16 +120,25 @@ def group_options(optimizer: Any) -> Iterator[tuple[list[torch.Tensor], dict[str
         yield group["params"], {option: value for option, value in group.items() if option != "params"}
 
 
-def merge_groups(per_rank: Iterable[list[dict[str, Any]]]) -> list[dict[str, Any]]:
+def merge_groups(name: str, per_rank: Iterable[list[dict[str, Any]]]) -> list[dict[str, Any]]:
     """One list of groups for all ranks: those with the same options at the same place become one.
 
-    Pipeline stages have different parameters in a group; so do ranks of some optimizers.
+    Pipeline stages have different parameters in a group; so do ranks of some optimizers. A
+    parameter with different options on different ranks is a LayoutError.
     """
     merged: dict[str, dict[str, Any]] = {}
+    options_of: dict[str, Any] = {}
     for groups in per_rank:
         for index, group in enumerate(groups):
             known = merged.setdefault(f"{index}:{group['options']!r}", {"params": [], "options": group["options"]})
             known["params"] = sorted({*known["params"], *group["params"]}, key=natural_key)
+            for key in group["params"]:
+                other = options_of.setdefault(key, group["options"])
+                differing = [option for option, value in group["options"].items() if other.get(option) != value]
+                if differing:
+                    raise LayoutError(
+                        f"{name}: {key} has different options ({', '.join(differing)}) on different ranks"
+                    )
     return list(merged.values())
 
 

@@ -14,6 +14,7 @@ from holdfast.adapters.optimizer import (
     OptimizerView,
     assign_options,
     group_options,
+    inner_optimizer,
     is_master,
     key_of_param,
     new_state,
@@ -48,13 +49,14 @@ class OptimizerTargets:
         else:
             self._find_states(view)
         if self._wants.choice.takes(self._name, "param_groups"):
+            self._check_split()
             self.actions.append(self._give_options)
 
     def _find_declared(self, view: OptimizerView) -> None:
-        for key, value in view.tensors.items():
+        for key, value in view.tensors:
             if self._wants.choice.takes(self._name, key):
                 self._wants.want(self._name, key, value)
-        for key, value in view.masters.items():
+        for key, value in view.masters:
             self._wants.want_master(self._module, key, value)
 
     def _find_states(self, view: OptimizerView) -> None:
@@ -65,8 +67,10 @@ class OptimizerTargets:
         stateless = set(self._entry.get("stateless", ()))
         scalars = self._entry.get("scalars", {})
         group_of = {id(param): group for group in view.optimizer.param_groups for param in group["params"]}
-        for key, param in view.params.items():
+        for key, param in view.params:
             live = dict(view.optimizer.state.get(param, {}))
+            if key in stateless and not self._wants.choice.takes(self._name, f"{key}/*"):
+                continue
             if key in stateless:
                 self.actions.append(partial(view.optimizer.state.pop, param, None))
                 continue
@@ -138,16 +142,31 @@ class OptimizerTargets:
         return bool(self._entry.get("masters")) and self._wants.place(masters_group(self._module), key) is not None
 
     def _give_options(self) -> None:
+        self.notes += [f"{self._name}: {note}" for note in assign_options(self._optimizer, self._saved_options())]
+
+    def _saved_options(self) -> dict[int, dict[str, Any]]:
+        """The options each live parameter was saved with, by identity; equal options are one object."""
+        by_text: dict[str, dict[str, Any]] = {}
         by_key: dict[str, dict[str, Any]] = {}
         for group in self._entry["groups"]:
-            by_key |= dict.fromkeys(group["params"], decode_options(group["options"], self._name))
-        options_of = {}
-        for params, _ in group_options(self._optimizer):
-            for param in params:
-                key = key_of_param(self._name, param, self._key_of)
-                if key in by_key:
-                    options_of[id(param)] = by_key[key]
-        self.notes += [f"{self._name}: {note}" for note in assign_options(self._optimizer, options_of)]
+            text = repr(group["options"])
+            options = by_text.setdefault(text, decode_options(group["options"], self._name))
+            by_key |= dict.fromkeys(group["params"], options)
+        live = [param for params, _ in group_options(self._optimizer) for param in params]
+        keys = {id(param): key_of_param(self._name, param, self._key_of) for param in live}
+        return {identity: by_key[key] for identity, key in keys.items() if key in by_key}
+
+    def _check_split(self) -> None:
+        """Refuse what cannot be done: ZeroRedundancyOptimizer deals its groups out when it is made."""
+        if inner_optimizer(self._optimizer) is self._optimizer:
+            return
+        saved = self._saved_options()
+        for index, (params, _) in enumerate(group_options(self._optimizer)):
+            if len({id(saved[id(param)]) for param in params if id(param) in saved}) > 1:
+                self._wants.findings.mismatched.append(
+                    f"{self._name}: the parameters of group {index} were saved with different options, and "
+                    "ZeroRedundancyOptimizer cannot split a group; make it with the groups it was saved with"
+                )
 
 
 def _give_state(optimizer: Any, param: torch.Tensor, new: dict[str, Any]) -> None:

@@ -9,6 +9,10 @@ import torch
 
 from holdfast.adapters.entries import LiveState
 
+_PER_GROUP = frozenset(
+    {"base_lrs", "_last_lr", "min_lrs", "lr_lambdas", "max_lrs", "base_momentums", "max_momentums", "swa_lrs"}
+)
+
 
 def regroup(scheduler: Any, state: Any, live: LiveState, entries: Mapping[str, Any]) -> Any:
     """A scheduler's saved state for an optimizer whose groups may have another order now.
@@ -24,10 +28,17 @@ def regroup(scheduler: Any, state: Any, live: LiveState, entries: Mapping[str, A
     order = _saved_positions(optimizer, live.parameter_keys(optimizer)[1], saved)
     if order is None or order == list(range(len(saved))):
         return state
-    return {
-        key: [value[position] for position in order] if isinstance(value, list) and len(value) == len(saved) else value
-        for key, value in state.items()
-    }
+    return _reordered(state, order, len(saved))
+
+
+def _reordered(state: Mapping[str, Any], order: Sequence[int], count: int) -> dict[str, Any]:
+    out = dict(state)
+    for key, value in state.items():
+        if key in _PER_GROUP and isinstance(value, list) and len(value) == count:
+            out[key] = [value[position] for position in order]
+        elif key == "_schedulers":
+            out[key] = [_reordered(inner, order, count) for inner in value]
+    return out
 
 
 def _saved_positions(optimizer: Any, key_of: Mapping[int, str], saved: Sequence[Mapping[str, Any]]) -> list[int] | None:

@@ -6,7 +6,7 @@ is known at once.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
 from typing import Any
 
 import torch
@@ -19,7 +19,7 @@ from holdfast.adapters.optimizer_targets import Action, OptimizerTargets
 from holdfast.adapters.schedulers import regroup
 from holdfast.adapters.tree import flatten, references, unflatten
 from holdfast.adapters.wants import Wants
-from holdfast.core.errors import HoldfastError, Mismatch
+from holdfast.core.errors import HoldfastError, Mismatch, Unsupported
 from holdfast.layout.mesh import Mesh
 from holdfast.plan.files import Place
 
@@ -62,19 +62,21 @@ class Targets:
         chosen = (*self.live.statefuls, *self.live.values)
         return sum(name in self.wants.checkpoint.state and self.wants.choice.takes_entry(name) for name in chosen)
 
-    def finish(self) -> None:
-        """Once all tensors are in: hand over what is not filled in place."""
+    def finish(self) -> list[str]:
+        """Once all tensors are in: hand over what is not filled in place; returns what is worth knowing."""
         for action in self._actions:
             action()
-
-    @property
-    def notes(self) -> list[str]:
         return [note for targets in self._optimizers for note in targets.notes]
 
-    def unexpected(self, wanted: set[str]) -> list[str]:
-        """Stored keys of the groups in the state that no rank wants."""
+    @property
+    def groups(self) -> list[str]:
+        """The groups of tensors that this rank's state names."""
+        return [*self.live.modules, *self.live.optimizers, *self.live.trees]
+
+    def unexpected(self, wanted: set[str], groups: Iterable[str]) -> list[str]:
+        """Stored keys of the groups in any rank's state that no rank wants."""
         out = []
-        for group in (*self.live.modules, *self.live.optimizers, *self.live.trees):
+        for group in groups:
             for key in self.wants.checkpoint.places.get(group, {}):
                 if f"{group}: {key}" not in wanted and self.wants.choice.takes(group, key):
                     out.append(f"{group}: {key}")
@@ -93,9 +95,16 @@ class Targets:
         seen: set[tuple[str, int]] = set()
         for key, tensor in view.tensors.items():
             stored = view.stored_key(key)
-            if self.wants.choice.takes(name, stored) and (stored, id(tensor)) not in seen:
-                seen.add((stored, id(tensor)))
-                self.wants.want_parameter(name, key, stored, tensor)
+            chosen = self.wants.choice.takes(name, stored, *view.aliases_of(stored))
+            if not chosen or (stored, id(tensor)) in seen:
+                continue
+            if key in view.copies:
+                raise Unsupported(
+                    f"{name}: {key} in the module's state_dict is a copy, so that a load could not reach the module; "
+                    "leave it out with ignore, and load it by hand"
+                )
+            seen.add((stored, id(tensor)))
+            self.wants.want_parameter(name, key, stored, tensor)
         if view.extra and not self.wants.choice.only:
             self._find_extra(name)
 
@@ -103,7 +112,9 @@ class Targets:
         found = self._entry_value(name)
         if found is None:
             return
-        value, suffix = found
+        extras = self.live.modules[name].extra
+        value, suffix = {key: item for key, item in found[0].items() if key in extras}, found[1]
+        self.wants.findings.missing += [f"{name}: {key}" for key in extras if key not in value]
         tensors = self._new_tensors(name, value, suffix, {})
 
         def give() -> None:
@@ -122,15 +133,15 @@ class Targets:
         if not isinstance(value, dict) or not known or not self.wants.choice.takes_entry(name):
             return
         found = self._entry_value(name)
-        if found is None or not set(references(found[0])) <= set(tensors):
-            return  # keys that the live dict lacks are unexpected, and listed as such
-
-        def give() -> None:
-            loaded = unflatten(found[0], tensors, name)
-            value.clear()
-            value.update(loaded)
-
-        self._actions.append(give)
+        if found is None:
+            return
+        # Keys whose tensors the live dict lacks are another rank's, or unexpected and listed as such.
+        held = found[0]
+        if isinstance(held, dict) and "$dict" not in held:
+            held = {key: item for key, item in held.items() if set(references(item)) <= set(tensors)}
+        elif not set(references(held)) <= set(tensors):
+            return
+        self._actions.append(lambda: value.update(unflatten(held, tensors, name)))
 
     def _find_stateful(self, name: str) -> None:
         target = self.live.statefuls[name]
@@ -164,6 +175,9 @@ class Targets:
         if entry is None:
             has = ", ".join(sorted({*checkpoint.manifest.groups, *checkpoint.state}))
             self.wants.findings.missing.append(f"{name}: the checkpoint has {has or 'nothing'}")
+            return None
+        if entry["kind"] == "optimizer":
+            self.wants.findings.mismatched.append(f"{name}: it was saved as an optimizer, and is none now")
             return None
         if "value" in entry:
             return entry["value"], ""

@@ -51,7 +51,7 @@ def flatten(name: str, value: Any) -> Tree:
 
 def _from_numpy(array: np.ndarray[Any, Any], path: str) -> torch.Tensor:
     try:
-        return torch.from_numpy(np.ascontiguousarray(array))
+        return torch.from_numpy(np.array(array, order="C"))
     except TypeError:
         raise Unsupported(f"{path}: a numpy array of dtype {array.dtype} cannot be stored") from None
 

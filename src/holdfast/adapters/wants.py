@@ -12,6 +12,7 @@ from holdfast.adapters.entries import masters_group
 from holdfast.adapters.optimizer import StateTensor
 from holdfast.adapters.stored import StoredState
 from holdfast.adapters.tensors import Holder, holder_of, part_view, raw_array
+from holdfast.core.errors import Unsupported
 from holdfast.format.dtypes import dtype_named
 from holdfast.layout.box import Box
 from holdfast.layout.placement import Part
@@ -31,8 +32,10 @@ class Choice:
     ignore: tuple[str, ...] = ()
     used: set[str] = field(default_factory=set)
 
-    def takes(self, group: str, key: str) -> bool:
-        fits = [self._fits(patterns, (key, f"{group}/{key}", group)) for patterns in (self.only, self.ignore)]
+    def takes(self, group: str, key: str, *aliases: str) -> bool:
+        keys = (key, *aliases)
+        labels = (*keys, *(f"{group}/{label}" for label in keys), group)
+        fits = [self._fits(patterns, labels) for patterns in (self.only, self.ignore)]
         return not fits[1] and (fits[0] or not self.only)
 
     def _fits(self, patterns: tuple[str, ...], labels: tuple[str, ...]) -> bool:
@@ -103,6 +106,8 @@ class Wants:
             self.findings.missing.append(text)
             return False
         self.findings.wanted.append(f"{group}: {place.spec.key}")
+        if isinstance(value, torch.Tensor) and (value.is_conj() or value.is_neg()):
+            raise Unsupported(f"{text}: a load cannot fill a conjugate or negative view; resolve it first")
         holder = holder_of(value, text)
         if not self._fits(group, place, holder, text):
             return False
@@ -122,6 +127,7 @@ class Wants:
         if stored == live:
             return True
         castable = all(dtype_named(name).stored == name for name in (stored, live))
+        castable = castable and ("complex" in stored) == ("complex" in live)
         if not self._cast or not castable:
             hint = "; pass cast=True to convert" if castable else ""
             self.findings.mismatched.append(f"{text}: the dtype differs: stored {stored}, live {live}{hint}")

@@ -45,7 +45,7 @@ def _row(entry: Committed) -> list[str]:
 def _fields(entry: Committed) -> dict[str, object]:
     manifest = entry.manifest
     if manifest is None:
-        return {"step": entry.step, "folder": entry.folder, "good": False, "problem": entry.problem}
+        return {"step": entry.step, "folder": entry.folder, "good": False, "problem": str(entry.problem)}
     return {
         "step": entry.step,
         "folder": entry.folder,

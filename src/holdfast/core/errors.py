@@ -27,6 +27,10 @@ class Unsupported(HoldfastError, TypeError):
     """A value that the format cannot represent, refused instead of being guessed at."""
 
 
+class InvalidArgument(HoldfastError, ValueError):
+    """An option, a step or a pattern that makes no sense."""
+
+
 class StorageError(HoldfastError, OSError):
     """The storage failed: a full disk, an input/output error, a missing permission."""
 
@@ -35,7 +39,7 @@ class PeerFailed(HoldfastError, RuntimeError):
     """Another rank failed in a way that has no Holdfast error of its own."""
 
 
-_LEAVES = (Damaged, NotFound, Mismatch, LayoutError, Unsupported, StorageError, PeerFailed)
+_LEAVES = (Damaged, NotFound, Mismatch, LayoutError, Unsupported, InvalidArgument, StorageError, PeerFailed)
 _BY_NAME: dict[str, type[HoldfastError]] = {leaf.__name__: leaf for leaf in _LEAVES}
 
 

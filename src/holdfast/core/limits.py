@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from holdfast.core.errors import InvalidArgument
+
 KIB = 1024
 MIB = 1024 * KIB
 GB = 1000**3
@@ -41,7 +43,7 @@ def parse_bytes(size: int | str) -> int:
         try:
             number = float(digits)
         except ValueError:
-            raise ValueError(f"not a size: {size!r}; write bytes, or a size such as '5GB'") from None
+            raise InvalidArgument(f"not a size: {size!r}; write bytes, or a size such as '5GB'") from None
     if unit not in _UNITS or not 1 <= number * _UNITS[unit] < 2**60:
-        raise ValueError(f"not a size: {size!r}; write bytes, or a size such as '5GB'")
+        raise InvalidArgument(f"not a size: {size!r}; write bytes, or a size such as '5GB'")
     return int(number * _UNITS[unit])

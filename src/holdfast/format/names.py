@@ -69,6 +69,12 @@ def is_tensor_file(name: str) -> bool:
     return _TENSOR_FILE.fullmatch(name) is not None
 
 
+def is_written(name: str) -> bool:
+    """Whether a file has a name that Holdfast gives, wherever its manifest went."""
+    known = (MANIFEST, STATE, "config.json", "generation_config.json")
+    return name in known or is_tensor_file(name) or name.endswith(".safetensors.index.json")
+
+
 def index_file(group: str) -> str:
     return f"{group}.safetensors.index.json"
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from holdfast.layout.box import Box
 
-Run = tuple[int, int]  # of indices along one dim: first, count
+Span = tuple[int, int]  # of indices along one dim: first, count
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,14 +50,14 @@ class Part:
     local: Box
 
 
-def chunk(runs: Sequence[Run], count: int, index: int) -> list[Run]:
-    """Part `index` of `count` of the indices in `runs`, cut as torch.chunk cuts."""
-    total = sum(length for _, length in runs)
+def cut(spans: Sequence[Span], count: int, index: int) -> list[Span]:
+    """Part `index` of `count` of the indices in `spans`, cut as torch.chunk cuts."""
+    total = sum(length for _, length in spans)
     size = math.ceil(total / count)
     begin, end = min(index * size, total), min((index + 1) * size, total)
     out = []
     position = 0
-    for first, length in runs:
+    for first, length in spans:
         a, b = max(begin, position), min(end, position + length)
         if a < b:
             out.append((first + a - position, b - a))
@@ -82,11 +82,11 @@ def parts_of(
     """
     axes = list(zip(placements, mesh_sizes, coordinate, strict=True))
     right_to_left = right_to_left and _explained(axes)
-    runs: list[list[Run]] = []
+    spans: list[list[Span]] = []
     for dim, size in enumerate(shape):
-        cuts = [cut for cut in axes if not isinstance(cut[0], Replicate) and cut[0].dim == dim]
-        runs.append(_cut_dim(size, cuts, right_to_left=right_to_left))
-    return tuple(_parts(runs))
+        cuts = [axis for axis in axes if not isinstance(axis[0], Replicate) and axis[0].dim == dim]
+        spans.append(_cut_dim(size, cuts, right_to_left=right_to_left))
+    return tuple(_parts(spans))
 
 
 def _explained(axes: list[tuple[Placement, int, int]]) -> bool:
@@ -103,28 +103,28 @@ def _explained(axes: list[tuple[Placement, int, int]]) -> bool:
     return True
 
 
-def _cut_dim(size: int, cuts: list[tuple[Placement, int, int]], *, right_to_left: bool) -> list[Run]:
-    runs: list[Run] = [(0, size)] if size else []
+def _cut_dim(size: int, cuts: list[tuple[Placement, int, int]], *, right_to_left: bool) -> list[Span]:
+    spans: list[Span] = [(0, size)] if size else []
     if right_to_left:
-        plain = [cut for cut in cuts if isinstance(cut[0], Shard)]
-        strided = [cut for cut in cuts if isinstance(cut[0], StridedShard)]
+        plain = [axis for axis in cuts if isinstance(axis[0], Shard)]
+        strided = [axis for axis in cuts if isinstance(axis[0], StridedShard)]
         for _, count, index in [*plain, *reversed(strided)]:
-            runs = chunk(runs, count, index)
-        return runs
+            spans = cut(spans, count, index)
+        return spans
     for placement, count, index in cuts:
         if isinstance(placement, StridedShard):
-            pieces = [chunk(runs, placement.split_factor, piece) for piece in range(placement.split_factor)]
-            runs = [run for piece in pieces for run in chunk(piece, count, index)]
+            pieces = [cut(spans, placement.split_factor, piece) for piece in range(placement.split_factor)]
+            spans = [span for piece in pieces for span in cut(piece, count, index)]
         else:
-            runs = chunk(runs, count, index)
-    return runs
+            spans = cut(spans, count, index)
+    return spans
 
 
-def _parts(runs: list[list[Run]]) -> list[Part]:
+def _parts(spans: list[list[Span]]) -> list[Part]:
     placed = []
-    for dim_runs in runs:
-        local = itertools.accumulate((length for _, length in dim_runs), initial=0)
-        placed.append([(first, at, length) for (first, length), at in zip(dim_runs, local, strict=False)])
+    for dim_spans in spans:
+        local = itertools.accumulate((length for _, length in dim_spans), initial=0)
+        placed.append([(first, at, length) for (first, length), at in zip(dim_spans, local, strict=False)])
     out = []
     for combination in itertools.product(*placed):
         sizes = tuple(length for _, _, length in combination)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from holdfast.core import limits
-from holdfast.core.errors import HoldfastError
+from holdfast.core.errors import Damaged, HoldfastError, NotFound
 from holdfast.format.manifest import Manifest, decode_manifest
 from holdfast.format.names import MANIFEST, folder_step
 from holdfast.storage.base import Storage
@@ -18,7 +18,12 @@ class Committed:
     step: int
     folder: str
     manifest: Manifest | None
-    problem: str | None = None
+    problem: HoldfastError | None = None
+
+    @property
+    def damaged(self) -> bool:
+        """Whether it may be passed over: what cannot be read just now, or is of a newer format, may not."""
+        return isinstance(self.problem, Damaged | NotFound)
 
 
 def committed_steps(storage: Storage) -> list[Committed]:
@@ -36,7 +41,8 @@ def _look(storage: Storage, step: int, folder: str) -> Committed:
         data = storage.read(folder, MANIFEST, limits.JSON_BYTES)
         manifest = decode_manifest(data, f"{storage.name}/{folder}")
     except HoldfastError as error:
-        return Committed(step, folder, None, str(error))
+        return Committed(step, folder, None, error)
     if manifest.step != step:
-        return Committed(step, folder, None, f"{storage.name}/{folder}: its manifest is of step {manifest.step}")
+        odd = Damaged(f"{storage.name}/{folder}: its manifest is of step {manifest.step}")
+        return Committed(step, folder, None, odd)
     return Committed(step, folder, manifest)

@@ -192,7 +192,10 @@ class Checkpoint:
         array = np.empty(place.spec.shape, dtype=numpy_dtype(place.spec.dtype.name))
         raw = array.view(raw_dtype(place))
         box = Box.full(place.spec.shape)
-        reads = plan_load(self.stored_files[name], [Want(place, box, 0)], verify=verify, portion_bytes=PORTION_BYTES)
+        blocks = next(file.blocks for file in self.stored_files[name] if file.name == place.file)
+        touched = tuple(b for b in blocks if b.offset < place.end and place.begin < b.offset + b.size)
+        file = StoredFile(place.file, touched, (place,))
+        reads = plan_load([file], [Want(place, box, 0)], verify=verify, portion_bytes=PORTION_BYTES)
         loading = Loading(Alone(), self, {(place, box): [ArrayDestination(raw)]}, no_progress)
         failure = loading.run_read(reads, [0], 0.0).failure
         if failure is not None:

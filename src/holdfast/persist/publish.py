@@ -7,10 +7,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 
 from holdfast.core import limits
-from holdfast.core.errors import HoldfastError, NotFound, StorageError
+from holdfast.core.errors import Damaged, HoldfastError, StorageError
 from holdfast.format.digest import digest_hex
 from holdfast.format.manifest import Block, FileRecord, Manifest, decode_manifest, encode_manifest
-from holdfast.format.names import MANIFEST
+from holdfast.format.names import MANIFEST, is_written
+from holdfast.persist.checkpoint import Checkpoint
 from holdfast.persist.write import BlockReport
 from holdfast.plan.files import FilePlan
 from holdfast.storage.base import Storage
@@ -26,20 +27,22 @@ def now() -> str:
 
 
 def check_replaceable(storage: Storage, folder: str) -> None:
-    """Refuse to replace a folder that holds anything but a checkpoint: those files are not ours."""
-    try:
-        found = set(storage.files(folder))
-    except NotFound:
-        return
-    if not found:
-        return
-    known = {MANIFEST}
+    """Refuse to replace a folder that holds anything but a checkpoint: the rest is not ours to delete.
+
+    With a damaged manifest, files under names that Holdfast writes are taken for its own. A
+    checkpoint of a newer format, or one that cannot be read just now, raises what it is.
+    """
+    found = storage.entries(folder)
     if MANIFEST in found:
         try:
-            known |= set(decode_manifest(storage.read(folder, MANIFEST, limits.JSON_BYTES), folder).files)
-        except HoldfastError:
-            return  # a damaged checkpoint: replacing it is what one wants
-    strange = sorted(found - known)
+            manifest = decode_manifest(storage.read(folder, MANIFEST, limits.JSON_BYTES), folder)
+        except Damaged:
+            known = {name for name in found if is_written(name)}
+        else:
+            known = {MANIFEST, *manifest.files, *(name.split("/")[0] for name in manifest.files)}
+    else:
+        known = set()
+    strange = [name for name in found if name not in known]
     if strange:
         raise StorageError(
             f"{storage.name}/{folder} holds files that Holdfast did not write ({', '.join(strange[:5])}); "
@@ -88,14 +91,12 @@ def publish(storage: Storage, attempt: str, folder: str, manifest: Manifest) -> 
 
 
 def _same_as_committed(storage: Storage, folder: str, manifest: Manifest) -> bool:
+    """Whether the folder holds the same content, every byte of it still good."""
     try:
-        data = storage.read(folder, MANIFEST, limits.JSON_BYTES)
-        committed = decode_manifest(data, folder)
-        sizes = storage.files(folder)
+        committed = Checkpoint(storage, folder)
+        return committed.manifest.content() == manifest.content() and committed.verify().good
     except HoldfastError:
         return False
-    whole = all(sizes.get(name) == record.size for name, record in committed.files.items())
-    return whole and committed.content() == manifest.content()
 
 
 def put_small_files(storage: Storage, attempt: str, files: Mapping[str, bytes]) -> None:

@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from holdfast.core import limits
 from holdfast.format.dtypes import DType
 from holdfast.format.header import TensorEntry, encode_header
 from holdfast.format.names import natural_key, tensor_file
@@ -55,16 +56,23 @@ def split_group(group: str, specs: Iterable[TensorSpec], max_shard_bytes: int) -
     """Deal tensors to files greedily in natural order; a group without tensors has one empty file."""
     ordered = sorted(specs, key=lambda spec: natural_key(spec.key))
     files: list[list[TensorSpec]] = [[]]
-    size = 0
+    size = header = 0
     for spec in ordered:
-        if files[-1] and size + spec.bytes > max_shard_bytes:
+        full = size + spec.bytes > max_shard_bytes or header + _entry_bytes(spec) > limits.HEADER_BYTES // 2
+        if files[-1] and (full or len(files[-1]) >= limits.HEADER_TENSORS // 2):
             files.append([])
-            size = 0
+            size = header = 0
         files[-1].append(spec)
         size += spec.bytes
+        header += _entry_bytes(spec)
     return tuple(
         _file_plan(tensor_file(group, number, len(files)), members) for number, members in enumerate(files, start=1)
     )
+
+
+def _entry_bytes(spec: TensorSpec) -> int:
+    """At most what a tensor takes in a header, so that no reader's limit is passed."""
+    return 2 * len(spec.key.encode()) + 20 * len(spec.shape) + 120
 
 
 def _file_plan(name: str, members: Sequence[TensorSpec]) -> FilePlan:

@@ -26,6 +26,11 @@ class Holding:
     ranks: tuple[int, ...]
     boxes: tuple[Box, ...]
 
+    def first(self) -> Holding:
+        """The same tensor, held by the first replica alone, so that all of it comes from there."""
+        cells = (Cell(cell.box, (min(cell.holders, key=lambda h: self.ranks[h]),)) for cell in self.cells)
+        return Holding(tuple(cells), self.ranks, self.boxes)
+
 
 @dataclass(frozen=True, slots=True)
 class BlockPlan:

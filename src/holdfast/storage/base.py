@@ -55,6 +55,9 @@ class Storage(Protocol):
     def files(self, folder: str) -> dict[str, int]:
         """Names and sizes of the regular files of a folder, `sub/name` for one level of subfolders."""
 
+    def entries(self, folder: str) -> list[str]:
+        """Everything under a folder, at any depth and of any type; empty if there is no such folder."""
+
     def read(self, folder: str, name: str, limit_bytes: int) -> bytes:
         """A whole small file."""
 

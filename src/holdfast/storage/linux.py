@@ -6,6 +6,7 @@ import ctypes
 import errno
 import functools
 import os
+import secrets
 from pathlib import Path
 
 _AT_FDCWD = -100
@@ -42,7 +43,7 @@ def exchange(first: Path, second: Path) -> None:
     """Swap two folders in one step.
 
     Where the file system has no exchange, the second is renamed aside first; a crash between
-    the two renames leaves it under a name that ends in `.replaced`, and no committed step.
+    the two renames leaves it under a name with `.replaced-` in it, and no committed step.
     """
     libc = _libc()
     if libc is not None:
@@ -55,9 +56,13 @@ def exchange(first: Path, second: Path) -> None:
         number = ctypes.get_errno()
         if number not in _UNSUPPORTED:
             raise OSError(number, os.strerror(number), str(second))
-    aside = second.with_name(f"{second.name}.replaced")
+    aside = second.with_name(f"{second.name}.replaced-{secrets.token_hex(4)}")
     os.rename(second, aside)
-    os.rename(first, second)
+    try:
+        os.rename(first, second)
+    except OSError:
+        os.rename(aside, second)
+        raise
     os.rename(aside, first)
 
 

@@ -159,6 +159,13 @@ class LocalStorage:
                 elif entry.is_dir(follow_symlinks=False) and not prefix:
                     yield from self._files(Path(entry.path), f"{entry.name}/")
 
+    def entries(self, folder: str) -> list[str]:
+        top = self.root / folder
+        with _failing_as_storage_error(f"listing {top}"):
+            if not top.is_dir():
+                return [folder] if top.exists() or top.is_symlink() else []
+            return sorted(str(path.relative_to(top)) for path in top.rglob("*"))
+
     def read(self, folder: str, name: str, limit_bytes: int) -> bytes:
         reader = self.open(folder, name)
         try:

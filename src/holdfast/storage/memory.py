@@ -73,6 +73,9 @@ class MemoryStorage:
         except KeyError:
             raise NotFound(f"{self.name} has no folder {folder}") from None
 
+    def entries(self, folder: str) -> list[str]:
+        return sorted(self._folders.get(folder, {}))
+
     def read(self, folder: str, name: str, limit_bytes: int) -> bytes:
         data = self._file(folder, name)
         if len(data) > limit_bytes:
