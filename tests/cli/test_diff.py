@@ -41,7 +41,7 @@ def test_equal_tensors_in_other_files_are_the_same(saved, tmp_path):
 def test_a_value_of_state_json_that_differs_is_named(run, step):
     done = call("diff", run / "step-000000000010", step)
     assert done.exit_code == 1
-    assert done.output == "state.json: note: the value differs\n1 differences\n"
+    assert done.output == "state.json: note.value.epoch: the value differs: 10 against 100\n1 difference\n"
 
 
 @pytest.mark.parametrize(
@@ -68,8 +68,8 @@ def test_the_difference_is_said_in_one_line(saved):
     )
     output = call("diff", first, second).output.splitlines()
     assert output == [
-        "model: w: values differ: 1 elements differ, max |difference| 0.5, mean 0.166667",
-        "1 differences",
+        "model: w: values differ: 1 element, max |difference| 0.5, mean 0.166667",
+        "1 difference",
     ]
 
 

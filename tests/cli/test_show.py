@@ -32,7 +32,7 @@ def test_the_head_has_step_totals_and_who_wrote_it(step):
     manifest = holdfast.open(step).manifest
     assert first == str(step)
     assert second == f"step 100, {manifest.total_bytes / 1000:.2f} kB in 7 files"
-    assert third.startswith(f"written {manifest.created} by holdfast {holdfast.__version__} on 1 ranks, 1 hosts")
+    assert third.startswith(f"written {manifest.created} by holdfast {holdfast.__version__}, world 1, hosts 1")
 
 
 def test_values_that_are_not_tensors_are_named(step):
@@ -92,7 +92,7 @@ def test_a_key_is_shown_as_lines_for_people(step):
     assert "shape      [4]\n" in output
     assert "not_finite 2\n" in output
     assert "max_abs    3.0\n" in output
-    assert "first      ['1.0', 'nan', '-3.0', 'inf']\n" in output
+    assert "first      [1.0, 'nan', -3.0, 'inf']\n" in output
 
 
 def test_a_complex_key_is_shown_as_complex(step):

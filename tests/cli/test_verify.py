@@ -27,8 +27,15 @@ def test_a_good_checkpoint_is_good(step):
     assert done.output == f"{step}: 7 files, {manifest.total_bytes / 1000:.2f} kB: good\n"
 
 
-def test_a_root_is_verified_by_its_newest_step(run, step):
-    assert call("verify", run).output == call("verify", step).output
+def test_all_steps_of_a_root_are_verified(run, step):
+    done = call("verify", run)
+    assert done.exit_code == 0 and len(done.output.splitlines()) == 3
+    assert call("verify", step).output in done.output
+    (run / "step-000000000002" / "holdfast.json").write_text("{}")
+    done = call("verify", run)
+    assert done.exit_code == 1 and "step-000000000002" in done.output and "not a Holdfast manifest" in done.output
+    answers = json.loads(call("verify", run, "--json").output)
+    assert [answer["good"] for answer in answers] == [False, True, True]
 
 
 def test_json_of_a_good_checkpoint(step):
@@ -46,7 +53,7 @@ def test_a_flipped_bit_is_found_and_the_keys_of_its_block_are_named(step):
     lines = done.output.splitlines()
     assert lines[0] == f"DAMAGED {MODEL} at 0 ({size} bytes): the digest does not match"
     assert lines[1:5] == [f"  touches {key}" for key in ("0.bias", "0.weight", "1.bias", "1.weight")]
-    assert lines[5].endswith(": 1 damaged places")
+    assert lines[5].endswith(": damaged in 1 place")
 
 
 def test_only_the_keys_of_the_damaged_block_are_named(tmp_path):
@@ -130,7 +137,7 @@ def test_a_fifo_in_place_of_a_file_is_found_and_nobody_waits(step):
 def test_a_folder_without_digests_cannot_be_verified(tmp_path):
     safetensors.numpy.save_file({"a": np.ones(2)}, tmp_path / "model.safetensors")
     error = call("verify", tmp_path).exception
-    assert isinstance(error, Damaged)
+    assert isinstance(error, NotFound)
     assert "not written by Holdfast: it has no digests" in str(error)
 
 

@@ -95,12 +95,10 @@ def _dealt(collected: Collected, name: str) -> dict[str, Any] | None:
     plain = isinstance(tree.value, dict) and not any(key.startswith("$") for key in tree.value)
     if kind not in ("tensors", "module") or not plain:
         return None
-    digests = {
-        key: tree_digest(
-            Tree(item, {own: t for own, t in tree.tensors.items() if own == key or own.startswith(f"{key}.")})
-        )
-        for key, item in tree.value.items()
-    }
+    digests = {}
+    for key, item in tree.value.items():
+        own = {path: tensor for path, tensor in tree.tensors.items() if path == key or path.startswith(f"{key}.")}
+        digests[key] = tree_digest(Tree(item, own))
     return {"kind": kind, "value": tree.value, "digests": digests}
 
 

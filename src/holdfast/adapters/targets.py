@@ -77,8 +77,12 @@ class Targets:
         """Stored keys of the groups in any rank's state that no rank wants."""
         out = []
         for group in groups:
+            aliases: dict[str, list[str]] = {}
+            if group in self.wants.checkpoint.manifest.groups:
+                for alias, key in self.wants.checkpoint.manifest.groups[group].aliases.items():
+                    aliases.setdefault(key, []).append(alias)
             for key in self.wants.checkpoint.places.get(group, {}):
-                if f"{group}: {key}" not in wanted and self.wants.choice.takes(group, key):
+                if f"{group}: {key}" not in wanted and self.wants.choice.takes(group, key, *aliases.get(key, ())):
                     out.append(f"{group}: {key}")
         return out
 

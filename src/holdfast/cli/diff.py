@@ -8,12 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from holdfast.cli.render import clean, open_path, print_json, progress
+from holdfast.cli.render import clean, count, open_path, print_json, progress
 from holdfast.core.errors import NotFound
 from holdfast.format import strictjson
+from holdfast.format.names import natural_key
 
 if TYPE_CHECKING:
     from holdfast.persist.checkpoint import Checkpoint
+
+
+_SHOWN = 120
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +42,8 @@ class Difference:
 def command(first: str, second: str, as_json: bool, group: str | None) -> None:
     """Compare the checkpoints FIRST and SECOND, whatever meshes wrote them.
 
-    Exit code 0 when they hold the same, 1 when something differs. Blocks with equal digests
-    are not read.
+    Exit code 0 when they hold the same, 1 when something differs. Files whose recorded digests
+    are all equal are not read: whether their bytes still are is what `holdfast verify` tells.
     """
     one, two = open_path(first), open_path(second)
     if group is not None and group not in (*one.groups, *two.groups):
@@ -51,7 +55,7 @@ def command(first: str, second: str, as_json: bool, group: str | None) -> None:
     else:
         for difference in found:
             click.echo(_say(difference))
-        click.echo("the same" if not found else f"{len(found)} differences")
+        click.echo("the same" if not found else count(len(found), "difference"))
     raise click.exceptions.Exit(1 if found else 0)
 
 
@@ -60,7 +64,7 @@ def _say(difference: Difference) -> str:
     if difference.first is not None:
         text += f": {difference.first} against {difference.second}"
     if difference.elements is not None:
-        text += f": {difference.elements} elements differ"
+        text += f": {count(difference.elements, 'element')}"
         if difference.max_abs is not None:
             text += f", max |difference| {difference.max_abs:.6g}, mean {difference.mean_abs:.6g}"
     return clean(text)
@@ -78,9 +82,21 @@ def _compare(
             yield from _compare_group(one, two, group, advance)
     if only is None:
         for name in sorted({*one.state, *two.state}):
-            values = [strictjson.dumps(checkpoint.state.get(name)) for checkpoint in (one, two)]
-            if values[0] != values[1]:
-                yield Difference("state.json", name, "the value differs")
+            yield from _compare_values(name, one.state.get(name), two.state.get(name))
+
+
+def _compare_values(path: str, one: Any, two: Any) -> Iterator[Difference]:
+    """Where two values of state.json differ, down to the field."""
+    if isinstance(one, dict) and isinstance(two, dict):
+        for key in dict.fromkeys([*one, *two]):
+            yield from _compare_values(f"{path}.{key}", one.get(key), two.get(key))
+    elif isinstance(one, list) and isinstance(two, list) and len(one) == len(two):
+        for index, (a, b) in enumerate(zip(one, two, strict=True)):
+            yield from _compare_values(f"{path}[{index}]", a, b)
+    elif one != two or type(one) is not type(two):
+        texts = [strictjson.dumps(value).decode() for value in (one, two)]
+        first, second = (text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..." for text in texts)
+        yield Difference("state.json", path, "the value differs", first, second)
 
 
 def _compare_group(
@@ -91,14 +107,15 @@ def _compare_group(
         for name in one.manifest.groups[group].files
         if one.manifest.files[name].blocks and one.manifest.files.get(name) == two.manifest.files.get(name)
     }
-    first, second = dict.fromkeys(one.keys(group)), dict.fromkeys(two.keys(group))
-    for key in first:
+    # Stored keys only: whether a tied key is also listed as an alias is no difference in content.
+    first, second = (dict.fromkeys([*c.places[group], *c.manifest.groups[group].aliases]) for c in (one, two))
+    for key in one.places[group]:
         if key not in second:
             yield Difference(group, key, "only in the first")
-    for key in second:
+    for key in two.places[group]:
         if key not in first:
             yield Difference(group, key, "only in the second")
-    for key in (key for key in first if key in second):
+    for key in sorted((key for key in first if key in second), key=natural_key):
         (_, a), (_, b) = one.find(key, group), two.find(key, group)
         advance(a.spec.bytes)
         if a == b and a.file in same_files:

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import click
 
-from holdfast.cli.render import clean, print_json, print_table, size_text
+from holdfast.cli.render import clean, count, print_json, print_table, size_text
 from holdfast.core.errors import NotFound
+from holdfast.format.names import MANIFEST
 from holdfast.persist.catalog import Committed, committed_steps
 from holdfast.storage.local import LocalStorage
 
@@ -28,7 +29,8 @@ def command(root: str, as_json: bool) -> None:
         print_json([_fields(entry) for entry in found])
         return
     if not found:
-        click.echo(f"no checkpoints under {clean(root)}")
+        hint = "; it is a checkpoint itself: see holdfast show" if (Path(root) / MANIFEST).exists() else ""
+        click.echo(f"no checkpoints under {clean(root)}{hint}")
         return
     print_table(["step", "size", "written", "by", "groups"], [_row(entry) for entry in found], right=(0, 1))
 
@@ -37,7 +39,8 @@ def _row(entry: Committed) -> list[str]:
     manifest = entry.manifest
     if manifest is None:
         return [str(entry.step), "", "", "", f"DAMAGED: {entry.problem}"]
-    ranks = f"{manifest.writer.get('world', '?')} ranks"
+    world = manifest.writer.get("world", 0)
+    ranks = count(world, "rank") if isinstance(world, int) else str(world)
     groups = ", ".join(manifest.groups)
     return [str(entry.step), size_text(manifest.total_bytes), manifest.created, ranks, groups]
 

@@ -13,14 +13,21 @@ import click
 from holdfast.core.errors import NotFound
 from holdfast.format.names import MANIFEST
 
+_PROGRESS_BYTES = 100_000_000
 
-def size_text(count: float) -> str:
+
+def size_text(size: float) -> str:
     """Bytes in decimal units, as disks are sold and as transformers counts."""
     for unit in ("B", "kB", "MB", "GB", "TB"):
-        if count < 1000 or unit == "TB":
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.2f} {unit}"
-        count /= 1000
+        if size < 1000 or unit == "TB":
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.2f} {unit}"
+        size /= 1000
     raise AssertionError
+
+
+def count(number: int, noun: str) -> str:
+    """A number with its noun: "1 file", "3 files"."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def print_json(value: Any) -> None:
@@ -44,7 +51,7 @@ def print_table(headers: Sequence[str], rows: Sequence[Sequence[str]], right: Se
 @contextmanager
 def progress(label: str, total: int) -> Iterator[Callable[[int], None]]:
     """A progress bar over bytes on a terminal; silence elsewhere."""
-    if not sys.stderr.isatty():
+    if total < _PROGRESS_BYTES or not sys.stderr.isatty():
         yield lambda count: None
         return
     from rich.console import Console

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from holdfast.cli.render import clean, open_path, print_json, size_text
+from holdfast.cli.render import clean, count, open_path, print_json, size_text
 from holdfast.format.names import natural_key
 
 if TYPE_CHECKING:
@@ -22,9 +23,14 @@ if TYPE_CHECKING:
 def command(path: str, key: str | None, group: str | None, as_json: bool) -> None:
     """Show what the checkpoint at PATH holds, or one KEY of it with its values.
 
+    KEY is a tensor's, or the name of a value in state.json.
+
     PATH is a checkpoint, a root (its newest step is shown) or a Hugging Face folder.
     """
     checkpoint: Checkpoint = open_path(path)
+    if key is not None and key in checkpoint.state and key not in set(checkpoint.keys()):
+        print_json(checkpoint.state[key])
+        return
     if key is not None:
         _show_key(checkpoint, key, group, as_json)
         return
@@ -77,12 +83,12 @@ def _print_head(checkpoint: Checkpoint) -> None:
     manifest = checkpoint.manifest
     click.echo(f"{clean(checkpoint.path)}")
     step = "no step" if manifest.step is None else f"step {manifest.step}"
-    click.echo(f"{step}, {size_text(manifest.total_bytes)} in {len(manifest.files)} files")
+    click.echo(f"{step}, {size_text(manifest.total_bytes)} in {count(len(manifest.files), 'file')}")
     writer = manifest.writer
     if writer:
-        mesh = " x ".join(f"{axis} {size}" for axis, size in writer.get("mesh", {}).items())
+        mesh = " x ".join(f"{axis}={size}" for axis, size in writer.get("mesh", {}).items())
         who = f"written {manifest.created} by holdfast {writer.get('holdfast')}"
-        click.echo(clean(f"{who} on {writer.get('world')} ranks, {writer.get('hosts')} hosts ({mesh})"))
+        click.echo(clean(f"{who}, world {writer.get('world')}, hosts {writer.get('hosts')}, mesh {mesh}"))
         for name in writer.get("first_replica", []):
             click.echo(f"replicas differed, the first was saved: {clean(name)}")
     else:
@@ -97,7 +103,7 @@ def _print_group(checkpoint: Checkpoint, group: str) -> None:
         dtype, _, size = _tensor(checkpoint, group, key)
         dtypes[dtype] += size
     parts = ", ".join(f"{size_text(size)} {dtype}" for dtype, size in dtypes.most_common())
-    total = f"{len(keys)} tensors, {size_text(record.total_bytes)}"
+    total = f"{count(len(keys), 'tensor')}, {size_text(record.total_bytes)}"
     click.echo("\n" + clean(f"{group} ({record.kind}): {total}" + (f" ({parts})" if parts else "")))
     above: list[str] = []
     for key in keys:
@@ -121,6 +127,12 @@ def _print_values(checkpoint: Checkpoint) -> None:
             click.echo("\n" + clean(f"{name} ({entry['kind']}{where}) in state.json"))
 
 
+def _number(value: Any) -> Any:
+    """A value as JSON has it; what JSON lacks as text."""
+    plain = isinstance(value, int) or (isinstance(value, float) and math.isfinite(value))
+    return value if plain else str(value)
+
+
 def _show_key(checkpoint: Checkpoint, key: str, group: str | None, as_json: bool) -> None:
     import numpy as np
 
@@ -139,7 +151,7 @@ def _show_key(checkpoint: Checkpoint, key: str, group: str | None, as_json: bool
         "mean_abs": float(np.abs(finite).mean()) if finite.size else None,
         "max_abs": float(np.abs(finite).max()) if finite.size else None,
         "not_finite": int(values.size - finite.size),
-        "first": [repr(value) for value in array.reshape(-1)[:8].tolist()],
+        "first": [_number(value) for value in array.reshape(-1)[:8].tolist()],
     }
     if as_json:
         print_json(facts)

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from holdfast.cli.render import clean, open_path, print_json, progress, size_text
-from holdfast.core.errors import Damaged
+from holdfast.cli.render import clean, count, open_path, print_json, progress, size_text
+from holdfast.core.errors import NotFound
+from holdfast.format.names import MANIFEST
+from holdfast.persist.catalog import Committed, committed_steps
+from holdfast.storage.local import LocalStorage
 
 if TYPE_CHECKING:
     from holdfast.persist.checkpoint import Checkpoint
@@ -20,23 +24,49 @@ if TYPE_CHECKING:
 def command(path: str, as_json: bool) -> None:
     """Read every byte of the checkpoint at PATH and check every digest.
 
-    Exit code 0 when all is good, 1 when something is damaged. All damage is found, not only
-    the first, with the tensors it touches.
+    PATH may be a root: then all its steps are verified. Exit code 0 when all is good, 1 when
+    something is damaged. All damage is found, not only the first, with the tensors it touches.
     """
-    checkpoint: Checkpoint = open_path(path)
+    found = committed_steps(LocalStorage(Path(path))) if Path(path).is_dir() else []
+    if found and not (Path(path) / MANIFEST).exists():
+        answers = [_answer_of(entry, path) for entry in found]
+    else:
+        answers = [_verify(open_path(path))]
+    if as_json:
+        print_json(answers[0] if len(answers) == 1 and not found else answers)
+    else:
+        for answer in answers:
+            _print(answer)
+    raise click.exceptions.Exit(0 if all(answer["good"] for answer in answers) else 1)
+
+
+def _answer_of(entry: Committed, root: str) -> dict[str, Any]:
+    if entry.manifest is None:
+        problem: dict[str, Any] = {
+            "file": MANIFEST,
+            "problem": str(entry.problem),
+            "offset": None,
+            "size": None,
+            "keys": [],
+        }
+        return {"path": f"{root}/{entry.folder}", "good": False, "files": 0, "bytes": 0, "damage": [problem]}
+    return _verify(open_path(f"{root}/{entry.folder}"))
+
+
+def _verify(checkpoint: Checkpoint) -> dict[str, Any]:
     if not checkpoint.manifest.writer:
-        raise Damaged(f"{checkpoint.path} was not written by Holdfast: it has no digests to verify")
+        raise NotFound(f"{checkpoint.path} was not written by Holdfast: it has no digests to verify")
     with progress("verifying", checkpoint.manifest.total_bytes) as advance:
         report = checkpoint.verify(advance)
-    if as_json:
-        print_json({"path": checkpoint.path, "good": report.good, "files": report.files, "bytes": report.bytes}
-                   | {"damage": [asdict(damage) for damage in report.damage]})  # fmt: skip
-    else:
-        for damage in report.damage:
-            where = "" if damage.offset is None else f" at {damage.offset} ({damage.size} bytes)"
-            click.echo(f"DAMAGED {clean(damage.file)}{where}: {clean(damage.problem)}")
-            for key in damage.keys:
-                click.echo(f"  touches {clean(key)}")
-        verdict = "good" if report.good else f"{len(report.damage)} damaged places"
-        click.echo(f"{clean(checkpoint.path)}: {report.files} files, {size_text(report.bytes)}: {verdict}")
-    raise click.exceptions.Exit(0 if report.good else 1)
+    facts = {"path": checkpoint.path, "good": report.good, "files": report.files, "bytes": report.bytes}
+    return facts | {"damage": [asdict(damage) for damage in report.damage]}
+
+
+def _print(answer: dict[str, Any]) -> None:
+    for damage in answer["damage"]:
+        where = "" if damage["offset"] is None else f" at {damage['offset']} ({damage['size']} bytes)"
+        click.echo(clean(f"DAMAGED {damage['file']}{where}: {damage['problem']}"))
+        for key in damage["keys"]:
+            click.echo(clean(f"  touches {key}"))
+    verdict = "good" if answer["good"] else f"damaged in {count(len(answer['damage']), 'place')}"
+    click.echo(clean(f"{answer['path']}: {count(answer['files'], 'file')}, {size_text(answer['bytes'])}: {verdict}"))
