@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from holdfast.core.errors import HoldfastError, Mismatch
@@ -107,15 +107,35 @@ def load_checkpoint(
 def _find(
     ranks: Ranks, opener: Callable[[], Checkpoint], state: MutableMapping[str, Any], options: LoadOptions
 ) -> tuple[Targets, list[dict[str, Any]]]:
-    from holdfast.adapters.entries import agree_on_owners, live_mesh, sort_state
+    """This rank's targets, and what all ranks said of theirs."""
+    from holdfast.adapters.entries import merge_owners
+
+    targets, answers = _find_with(ranks, opener, state, options, {})
+    owners = merge_owners(answer["owners"] for answer in answers)
+    if any(answer["owners"].get(name, of_all) != of_all for answer in answers for name, of_all in owners.items()):
+        # An optimizer spans modules that some rank does not hold: its keys there are named anew.
+        targets, answers = _find_with(ranks, opener, state, options, owners)
+    if len({answer["attempt"] for answer in answers}) > 1:
+        raise HoldfastError(f"{targets.wants.checkpoint.path}: the ranks see different checkpoints under this name")
+    return targets, answers
+
+
+def _find_with(
+    ranks: Ranks,
+    opener: Callable[[], Checkpoint],
+    state: MutableMapping[str, Any],
+    options: LoadOptions,
+    owners: dict[str, list[str]],
+) -> tuple[Targets, list[dict[str, Any]]]:
+    from holdfast.adapters.entries import live_mesh, sort_state
     from holdfast.adapters.targets import Targets
     from holdfast.adapters.wants import Choice, Wants
 
-    live = agree_on_owners(ranks, lambda: sort_state(state, options.ties))
     found: list[Targets] = []
 
     def work() -> dict[str, Any]:
         checkpoint = opener()
+        live = replace(sort_state(state, options.ties), owners=owners)
         mesh = live_mesh(live, ranks.world, options.mesh)
         choice = Choice(tuple(options.only), tuple(options.ignore))
         wants = Wants(checkpoint, choice, cast=options.cast)
@@ -127,6 +147,7 @@ def _find(
             "host": ranks.host(),
             "attempt": checkpoint.manifest.attempt,
             "mapped": checkpoint.mappable,
+            "owners": live.own_owners(),
             "used": sorted(choice.used),
             "groups": targets.groups,
             **asdict(wants.findings),
@@ -134,8 +155,6 @@ def _find(
         }
 
     answers = together(ranks, work)
-    if len({answer["attempt"] for answer in answers}) > 1:
-        raise HoldfastError(f"{found[0].wants.checkpoint.path}: the ranks see different checkpoints under this name")
     return found[0], answers
 
 

@@ -106,13 +106,20 @@ class Saver:
         return opened[0]
 
     def _collect(self, ranks: Ranks, state: MutableMapping[str, Any]) -> tuple[Collected, Mesh]:
-        from holdfast.adapters.entries import agree_on_owners, live_mesh, sort_state
+        from holdfast.adapters.entries import LiveState, live_mesh, merge_owners, sort_state
         from holdfast.adapters.offers import collect
 
-        live = agree_on_owners(ranks, lambda: sort_state(state, self._options.ties))
+        sorted_state: list[LiveState] = []
         found: list[tuple[Collected, Mesh]] = []
 
+        def sort() -> dict[str, list[str]]:
+            sorted_state.append(sort_state(state, self._options.ties))
+            return sorted_state[0].own_owners()
+
+        owners = merge_owners(together(ranks, sort))
+
         def work() -> None:
+            live = replace(sorted_state[0], owners=owners)
             mesh = live_mesh(live, ranks.world, self._options.mesh)
             found.append((collect(live, self._options.model_dtype), mesh))
 

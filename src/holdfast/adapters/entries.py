@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Iterable, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
@@ -14,7 +14,6 @@ from holdfast.adapters.module import ModuleView, view_module
 from holdfast.adapters.optimizer import MASTERS, is_optimizer
 from holdfast.adapters.tree import contains_tensor
 from holdfast.core.errors import Unsupported
-from holdfast.core.ranks import Ranks, together
 from holdfast.format.names import check_group
 from holdfast.layout.mesh import Mesh
 
@@ -47,8 +46,11 @@ class LiveState:
     values: dict[str, Any] = field(default_factory=dict)
     owners: dict[str, list[str]] = field(default_factory=dict)
 
-    def own_owners(self, optimizer: Any) -> list[str]:
-        """The modules of which this rank's optimizer holds parameters."""
+    def own_owners(self) -> dict[str, list[str]]:
+        """The modules of which each of this rank's optimizers holds parameters."""
+        return {name: self._owners_of(optimizer) for name, optimizer in self.optimizers.items()}
+
+    def _owners_of(self, optimizer: Any) -> list[str]:
         held = {id(param) for group in optimizer.param_groups for param in group["params"]}
         return [name for name, view in self.modules.items() if held & view.parameter_keys().keys()]
 
@@ -58,7 +60,7 @@ class LiveState:
         Keys carry the module's name when the optimizer spans several modules, on any rank.
         """
         name = next((own for own, value in self.optimizers.items() if value is optimizer), "")
-        owners = self.owners.get(name) or self.own_owners(optimizer)
+        owners = self.owners.get(name) or self._owners_of(optimizer)
         keys = {name: view.parameter_keys() for name, view in self.modules.items()}
         if len(owners) <= 1:
             owner = owners[0] if owners else "model"
@@ -67,23 +69,17 @@ class LiveState:
         return owners[0], named
 
 
-def agree_on_owners(ranks: Ranks, sort: Callable[[], LiveState]) -> LiveState:
-    """Sort the state on every rank, and learn which modules each optimizer spans over all of them.
+def merge_owners(everyone: Iterable[Mapping[str, list[str]]]) -> dict[str, list[str]]:
+    """The modules each optimizer spans over all ranks.
 
     A pipeline stage may hold parameters of one module only; its keys must be the others' all the same.
     """
-    sorted_state: list[LiveState] = []
-
-    def own() -> dict[str, list[str]]:
-        live = sort()
-        sorted_state.append(live)
-        return {name: live.own_owners(optimizer) for name, optimizer in live.optimizers.items()}
-
-    for answer in together(ranks, own):
+    merged: dict[str, list[str]] = {}
+    for answer in everyone:
         for name, owners in answer.items():
-            known = sorted_state[0].owners.setdefault(name, [])
+            known = merged.setdefault(name, [])
             known += [owner for owner in owners if owner not in known]
-    return sorted_state[0]
+    return merged
 
 
 def masters_group(module: str) -> str:

@@ -21,7 +21,7 @@ from holdfast.core.ranks import Ranks, together
 from holdfast.format.digest import Digest
 from holdfast.layout.box import Box
 from holdfast.persist.share import Exchange
-from holdfast.plan.arrays import Destination, RawArray, aligned_buffer, bytes_of, part_of, piece_in_run
+from holdfast.plan.arrays import Destination, RawArray, aligned_buffer, bytes_of, part_of, piece_in_run, raw_dtype
 from holdfast.plan.files import Place
 from holdfast.plan.load import Portion, Read
 from holdfast.plan.pieces import Piece
@@ -99,16 +99,29 @@ class Loading:
         own = read.reader == self._ranks.rank
         digest = Digest() if own and read.digest else None
         for portion in read.portions:
-            data = self._mapped(read.file, portion.offset, portion.size)
             if own:
                 size = sum(size for _, size in portion.ranges)
                 self._loaded.read_bytes += size
                 self._progress(size)
             if digest is not None:
+                data = np.frombuffer(self._file(read.file).map(portion.offset, portion.size, whole=True), np.uint8)
                 digest.update(data.data)
-            self._scatter(portion, data)
+                self._scatter(portion, data)
+            else:
+                self._scatter_mapped(read.file, portion)
         if digest is not None:
             _check(read, digest.hex(), self._source.path)
+
+    def _scatter_mapped(self, name: str, portion: Portion) -> None:
+        """Take this rank's pieces: large ones each from a map of its own, the rest from a common one."""
+        for piece in portion.pieces:
+            if piece.rank != self._ranks.rank:
+                continue
+            if piece.part == piece.run.box and piece.bytes >= MIB:
+                view = self._file(name).map(portion.offset + piece.run.at, piece.bytes, whole=True)
+                self._put(piece, np.frombuffer(view, raw_dtype(piece.run.place)).reshape(piece.part.sizes))
+            else:
+                self._put(piece, piece_in_run(self._mapped(name, portion.offset, portion.size), piece))
 
     def _mapped(self, name: str, offset: int, size: int) -> RawArray:
         """Bytes of a mapped file; one stretch is kept mapped, since a map costs more than a copy of little."""

@@ -20,8 +20,11 @@ class Reader(Protocol):
     def mappable(self) -> bool:
         """Whether `map` works: the bytes are on this host and sharing them costs nothing."""
 
-    def map(self, offset: int, size: int) -> memoryview:
-        """The bytes themselves, without a copy; the map ends when the view is let go."""
+    def map(self, offset: int, size: int, *, whole: bool = False) -> memoryview:
+        """The bytes themselves, without a copy; the map ends when the view is let go.
+
+        `whole` says that all of them will be used, so that they are better brought in at once.
+        """
 
     def read_into(self, offset: int, buffers: Sequence[memoryview]) -> None:
         """Fill the buffers in turn from `offset` on; raises Damaged if the file is too short."""

@@ -20,6 +20,7 @@ from holdfast.core.filenames import check_file
 from holdfast.storage import linux
 
 _CALL_BUFFERS = 512
+_MAP_POPULATE = getattr(mmap, "MAP_POPULATE", 0)
 
 
 @contextmanager
@@ -54,14 +55,15 @@ class LocalReader:
             raise Damaged(f"{path} is not a regular file")
         self.size = status.st_size
 
-    def map(self, offset: int, size: int) -> memoryview:
+    def map(self, offset: int, size: int, *, whole: bool = False) -> memoryview:
         skip = offset % mmap.ALLOCATIONGRANULARITY
         if not size:
             return memoryview(b"")
         if offset + size > self.size:
             raise Damaged(f"{self.path} ends at {self.size}, {offset + size - self.size} bytes too early")
         with _failing_as_storage_error(f"mapping {self.path} at {offset}"):
-            mapped = mmap.mmap(self._descriptor, skip + size, prot=mmap.PROT_READ, offset=offset - skip)
+            flags = mmap.MAP_SHARED | (_MAP_POPULATE if whole else 0)
+            mapped = mmap.mmap(self._descriptor, skip + size, flags, mmap.PROT_READ, offset=offset - skip)
         return memoryview(mapped)[skip:]
 
     def read_into(self, offset: int, buffers: Sequence[memoryview]) -> None:

@@ -27,7 +27,7 @@ class MemoryFile:
     def mappable(self) -> bool:
         return True
 
-    def map(self, offset: int, size: int) -> memoryview:
+    def map(self, offset: int, size: int, *, whole: bool = False) -> memoryview:
         data = bytes(self._data[offset : offset + size])
         if len(data) < size:
             raise Damaged(f"{self._name} ends {size - len(data)} bytes too early")
