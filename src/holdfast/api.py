@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.core import limits
-from holdfast.core.errors import InvalidArgument
 from holdfast.core.ranks import together
 from holdfast.loading import LoadOptions, LoadReport, load_checkpoint
 from holdfast.persist.checkpoint import Checkpoint, no_progress
@@ -48,14 +47,7 @@ def save(
     made: list[tuple[Saver, str]] = []
 
     def prepare() -> None:
-        options = SaveOptions(
-            max_shard_bytes=limits.parse_bytes(max_shard_size),
-            block_bytes=block_bytes,
-            model_dtype=model_dtype,
-            ties=dict(ties or {}),
-            replicas=replicas,
-            mesh=mesh,
-        )
+        options = SaveOptions(max_shard_size, block_bytes, model_dtype, ties or {}, replicas, mesh)
         storage, folder = _locate(path)
         made.append((Saver(storage, options), folder))
 
@@ -87,10 +79,9 @@ def load(
     """
     from holdfast.adapters.comm import current_ranks
 
-    options = LoadOptions(strict, verify, cast, patterns(only), patterns(ignore), dict(ties or {}), mesh)
-    return load_checkpoint(
-        current_ranks(deadline_s), lambda: open_checkpoint(path), state, options, progress, deadline_s
-    )
+    options = LoadOptions(strict, verify, cast, only, ignore, ties or {}, mesh)
+    ranks = current_ranks(deadline_s)
+    return load_checkpoint(ranks, lambda: open_checkpoint(path), state, options, progress, deadline_s=deadline_s)
 
 
 def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
@@ -107,10 +98,3 @@ def _locate(path: str | os.PathLike[str]) -> tuple[LocalStorage, str]:
     check_local(os.fspath(path))
     absolute = Path(os.path.abspath(Path(path).expanduser()))
     return LocalStorage(absolute.parent), absolute.name
-
-
-def patterns(given: Sequence[str]) -> tuple[str, ...]:
-    """Patterns of keys as a tuple; one text alone is refused, since it is a sequence of letters too."""
-    if isinstance(given, str):
-        raise InvalidArgument(f"patterns are a list of texts: write [{given!r}]")
-    return tuple(given)

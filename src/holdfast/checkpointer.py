@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
-from holdfast.api import DEADLINE_S, patterns
+from holdfast.api import DEADLINE_S
 from holdfast.core import limits
 from holdfast.core.errors import Damaged, HoldfastError, InvalidArgument, NotFound, Unsupported
 from holdfast.core.ranks import Ranks, together
@@ -66,14 +66,7 @@ class Checkpointer:
         mesh: Any = None,
         deadline_s: float = DEADLINE_S,
     ) -> None:
-        options = SaveOptions(
-            max_shard_bytes=limits.parse_bytes(max_shard_size),
-            block_bytes=block_bytes,
-            model_dtype=model_dtype,
-            ties=dict(ties or {}),
-            replicas=replicas,
-            mesh=mesh,
-        )
+        options = SaveOptions(max_shard_size, block_bytes, model_dtype, ties or {}, replicas, mesh)
         self.storage = storage_at(root)
         if isinstance(self.storage, LocalStorage) and (self.storage.root / MANIFEST).exists():
             raise Unsupported(f"{self.storage.name} is a checkpoint; a Checkpointer takes the folder above it")
@@ -136,13 +129,13 @@ class Checkpointer:
         damage. When all are damaged, raises Damaged. `last_report` tells what was loaded.
         """
         ranks = self._ranks()
-        options = LoadOptions(
-            strict, verify, cast, patterns(only), patterns(ignore), self._options.ties, self._options.mesh
-        )
+        options = LoadOptions(strict, verify, cast, only, ignore, self._options.ties, self._options.mesh)
         skipped: list[str] = []
         for candidate in self._candidates(ranks, step, skipped):
             try:
-                report = load_checkpoint(ranks, self._opener(candidate), state, options, progress, self._deadline_s)
+                report = load_checkpoint(
+                    ranks, self._opener(candidate), state, options, progress, deadline_s=self._deadline_s
+                )
             except Damaged as error:
                 if step is not None:
                     raise

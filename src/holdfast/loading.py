@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from holdfast.core.errors import HoldfastError, Mismatch
+from holdfast.core.errors import HoldfastError, InvalidArgument, Mismatch
 from holdfast.core.ranks import Ranks, together
 from holdfast.layout.box import Box
 from holdfast.persist.checkpoint import Checkpoint, no_progress
@@ -25,8 +25,8 @@ class LoadOptions:
     strict: bool = True
     verify: bool = True
     cast: bool = False
-    only: tuple[str, ...] = ()
-    ignore: tuple[str, ...] = ()
+    only: Sequence[str] = ()
+    ignore: Sequence[str] = ()
     ties: Mapping[str, str] = field(default_factory=dict)
     mesh: Any = None
 
@@ -64,7 +64,8 @@ def load_checkpoint(
     state: MutableMapping[str, Any],
     options: LoadOptions,
     progress: Callable[[int], None] = no_progress,
-    deadline_s: float = 1800.0,
+    *,
+    deadline_s: float,
 ) -> LoadReport:
     """Load a checkpoint into the live state; every rank returns or raises alike."""
     started = time.perf_counter()
@@ -137,7 +138,7 @@ def _find_with(
         checkpoint = opener()
         live = replace(sort_state(state, options.ties), owners=owners)
         mesh = live_mesh(live, ranks.world, options.mesh)
-        choice = Choice(tuple(options.only), tuple(options.ignore))
+        choice = Choice(_patterns(options.only), _patterns(options.ignore))
         wants = Wants(checkpoint, choice, cast=options.cast)
         targets = Targets(live, wants, mesh, ranks.rank, ranks.world)
         targets.find(state)
@@ -156,6 +157,13 @@ def _find_with(
 
     answers = together(ranks, work)
     return found[0], answers
+
+
+def _patterns(given: Sequence[str]) -> tuple[str, ...]:
+    """Patterns of keys as a tuple; one text alone is refused, since it is a sequence of letters too."""
+    if isinstance(given, str):
+        raise InvalidArgument(f"patterns are a list of texts: write [{given!r}]")
+    return tuple(given)
 
 
 def _require_used(targets: Targets, options: LoadOptions, used: set[str]) -> None:

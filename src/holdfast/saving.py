@@ -41,16 +41,21 @@ class HoldfastWarning(UserWarning):
 
 @dataclass(frozen=True, slots=True)
 class SaveOptions:
-    """How a state is saved. `max_shard_bytes` and `block_bytes` are part of the canonical bytes."""
+    """How a state is saved. `max_shard_size` and `block_bytes` are part of the canonical bytes."""
 
-    max_shard_bytes: int = limits.MAX_SHARD_BYTES
+    max_shard_size: int | str = limits.MAX_SHARD_BYTES
     block_bytes: int = limits.BLOCK_BYTES
     model_dtype: str | None = None
     ties: Mapping[str, str] = field(default_factory=dict)
     replicas: str = "error"
     mesh: Any = None
 
+    @property
+    def max_shard_bytes(self) -> int:
+        return limits.parse_bytes(self.max_shard_size)
+
     def __post_init__(self) -> None:
+        limits.parse_bytes(self.max_shard_size)
         if self.replicas not in ("error", "first"):
             raise InvalidArgument(f"replicas={self.replicas!r}: choose 'error' or 'first'")
         if self.block_bytes % limits.PAGE_BYTES or self.block_bytes <= 0:
