@@ -39,7 +39,7 @@ def test_restores_the_newest_and_records_the_parent(tmp_path: Path) -> None:
         assert checkpointer.restore(state_of(0.0)) is None
         for step in (1, 10, 9):
             handle = checkpointer.save(step, state_of(float(step)))
-            assert handle.done() and handle.stall_ms > 0
+            assert handle.stall_ms > 0 and handle.result().step == step and handle.done()
         assert handle.result().manifest.parent == 10
     state = state_of(0.0)
     again = holdfast.Checkpointer(tmp_path / "deep" / "run")
@@ -169,8 +169,11 @@ def test_a_newer_format_is_never_passed_over(tmp_path: Path) -> None:
     manifest.write_bytes(strictjson.dumps({**fields, "digest": digest_hex(strictjson.dumps(fields))}) + b"\n")
     with pytest.raises(holdfast.Unsupported, match="install a newer one"):
         checkpointer.restore(state_of(0.0))
+    handle = checkpointer.save(2, state_of(9.0))
+    with pytest.raises(holdfast.Unsupported, match="install a newer one"):
+        handle.result()
     with pytest.warns(holdfast.HoldfastWarning, match="install a newer one"):
-        checkpointer.save(2, state_of(9.0))
+        checkpointer.close()
     assert manifest.exists()
 
 

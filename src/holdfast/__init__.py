@@ -25,10 +25,12 @@ if TYPE_CHECKING:
     from holdfast.adapters.tensors import FlatShard
     from holdfast.api import load, save
     from holdfast.api import open_checkpoint as open
-    from holdfast.checkpointer import Checkpointer, SaveHandle
+    from holdfast.checkpointer import Checkpointer
+    from holdfast.core.events import Event
+    from holdfast.handle import SaveHandle
     from holdfast.loading import LoadReport
     from holdfast.persist.checkpoint import Checkpoint
-    from holdfast.saving import HoldfastWarning
+    from holdfast.survey import HoldfastWarning
 
 _HOMES = {
     "save": ("holdfast.api", "save"),
@@ -36,16 +38,18 @@ _HOMES = {
     "open": ("holdfast.api", "open_checkpoint"),
     "Checkpoint": ("holdfast.persist.checkpoint", "Checkpoint"),
     "Checkpointer": ("holdfast.checkpointer", "Checkpointer"),
-    "SaveHandle": ("holdfast.checkpointer", "SaveHandle"),
+    "SaveHandle": ("holdfast.handle", "SaveHandle"),
     "LoadReport": ("holdfast.loading", "LoadReport"),
+    "Event": ("holdfast.core.events", "Event"),
     "FlatShard": ("holdfast.adapters.tensors", "FlatShard"),
-    "HoldfastWarning": ("holdfast.saving", "HoldfastWarning"),
+    "HoldfastWarning": ("holdfast.survey", "HoldfastWarning"),
 }
 
 __all__ = [
     "Checkpoint",
     "Checkpointer",
     "Damaged",
+    "Event",
     "FlatShard",
     "HoldfastError",
     "HoldfastWarning",

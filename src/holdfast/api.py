@@ -11,9 +11,10 @@ from holdfast.core import limits
 from holdfast.core.ranks import together
 from holdfast.loading import LoadOptions, LoadReport, load_checkpoint
 from holdfast.persist.checkpoint import Checkpoint, no_progress
-from holdfast.saving import SaveOptions, Saver
+from holdfast.saving import Saver
 from holdfast.storage import check_local
 from holdfast.storage.local import LocalStorage
+from holdfast.survey import SaveOptions
 
 DEADLINE_S = 1800.0
 

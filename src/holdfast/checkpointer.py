@@ -2,56 +2,55 @@
 
 from __future__ import annotations
 
+import atexit
 import operator
 import os
+import secrets
 import time
 import warnings
+import weakref
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from holdfast.api import DEADLINE_S
 from holdfast.core import limits
 from holdfast.core.errors import Damaged, HoldfastError, InvalidArgument, NotFound, Unsupported
+from holdfast.core.events import Event, Listener, log_event
 from holdfast.core.ranks import Ranks, together
 from holdfast.format.names import MANIFEST, step_folder
+from holdfast.handle import NoArena, Refusal, SaveHandle
 from holdfast.loading import LoadOptions, LoadReport, load_checkpoint
+from holdfast.persist import start
+from holdfast.persist.captured import captured_checkpoint
+from holdfast.persist.card import Card
 from holdfast.persist.catalog import committed_steps
 from holdfast.persist.checkpoint import Checkpoint, no_progress
-from holdfast.saving import HoldfastWarning, SaveOptions, Saver
+from holdfast.saving import Saver
 from holdfast.storage import Storage, storage_at
+from holdfast.storage.base import SharedStorage
 from holdfast.storage.local import LocalStorage
+from holdfast.survey import HoldfastWarning, SaveOptions
+from holdfast.termination import Termination
 
+if TYPE_CHECKING:
+    from holdfast.background import BackgroundSaver
 
-class SaveHandle:
-    """One save: whether it is done, what it gave, and how long the training loop waited for it."""
+__all__ = ["Checkpointer", "SaveHandle"]
 
-    def __init__(self, step: int) -> None:
-        self.step = step
-        self.stall_ms = 0.0
-        self._checkpoint: Checkpoint | None = None
-        self._error: HoldfastError | None = None
-
-    def __repr__(self) -> str:
-        outcome = "failed" if self._error else "saved" if self._checkpoint else "in flight"
-        return f"SaveHandle(step={self.step}, {outcome}, stall_ms={self.stall_ms:.0f})"
-
-    def done(self) -> bool:
-        return self._checkpoint is not None or self._error is not None
-
-    def result(self, timeout: float | None = None) -> Checkpoint:
-        """The committed checkpoint; raises what made the save fail."""
-        if self._error is not None:
-            raise self._error
-        if self._checkpoint is None:
-            raise TimeoutError(f"step {self.step} was not saved within {timeout} s")
-        return self._checkpoint
+_EXIT_S = 600.0
 
 
 class Checkpointer:
     """Saves and restores the steps of one run. Every rank makes one with the same root.
 
-    A failed save does not stop training: it warns, and the handle's `result()` raises.
+    `save` returns at once: the state is captured into shared memory while training goes on,
+    and a writer process makes it a checkpoint. A failed save does not stop training: it
+    warns, emits an event, and the handle's `result()` raises.
+
+    `on_busy` says what a save does while the one before is still being written: "wait" or
+    "skip". `arena_bytes` caps the shared memory that this rank may take. `grace_s` is how long
+    SIGTERM waits for the save in flight. `on_event` hears of every phase, from any thread.
     """
 
     def __init__(
@@ -64,18 +63,36 @@ class Checkpointer:
         ties: Mapping[str, str] | None = None,
         replicas: str = "error",
         mesh: Any = None,
+        on_busy: str = "wait",
+        arena_bytes: int | str | None = None,
+        writer_threads: int | None = None,
+        grace_s: float = 30.0,
         deadline_s: float = DEADLINE_S,
+        silence_s: float = 60.0,
+        on_event: Listener = log_event,
     ) -> None:
         options = SaveOptions(max_shard_size, block_bytes, model_dtype, ties or {}, replicas, mesh)
+        if on_busy not in ("wait", "skip"):
+            raise InvalidArgument(f"on_busy={on_busy!r}: choose 'wait' or 'skip'")
         self.storage = storage_at(root)
         if isinstance(self.storage, LocalStorage) and (self.storage.root / MANIFEST).exists():
             raise Unsupported(f"{self.storage.name} is a checkpoint; a Checkpointer takes the folder above it")
         self._options = options
+        self._on_busy = on_busy
+        self._arena_bytes = None if arena_bytes is None else limits.parse_bytes(arena_bytes)
+        self._threads = writer_threads
         self._deadline_s = deadline_s
+        self._silence_s = silence_s
+        self._listener = on_event
         self._saver = Saver(self.storage, options)
+        self._background: BackgroundSaver | None = None
+        self._run = ""
         self._parent: int | None = None
         self._closed = False
+        itself = weakref.ref(self)
+        self._termination = Termination(lambda: _finish(itself, grace_s))
         self.last_report: LoadReport | None = None
+        _close_at_exit(self)
 
     def __enter__(self) -> Self:
         return self
@@ -85,24 +102,94 @@ class Checkpointer:
     ) -> None:
         self.close()
 
-    def close(self) -> None:
-        """Finish what is in flight; a blocking save leaves nothing. A closed Checkpointer saves no more."""
+    def close(self, timeout: float | None = None) -> None:
+        """Finish the save in flight, and let the writer go. A closed Checkpointer saves no more.
+
+        After `timeout` seconds (the deadline, if not given) it goes without waiting: the
+        writer finishes by itself.
+        """
+        if self._closed:
+            return
         self._closed = True
+        self._termination.remove()
+        if self._background is not None and not self._background.close(
+            self._deadline_s if timeout is None else timeout
+        ):
+            self._background.failures.append("the writer is still at work after close(); it finishes by itself")
+        self._warn_of_failures()
+
+    def __del__(self) -> None:
+        """Let the writer go; it finishes by itself."""
+        background = getattr(self, "_background", None)
+        if background is not None and not self._closed:
+            self._closed = True
+            background.close(0.0)
+
+    def finish(self, timeout: float | None = None) -> bool:
+        """Wait for the save in flight, well or not; False if it is not over within `timeout` seconds."""
+        return self._background is None or self._background.wait(self._deadline_s if timeout is None else timeout)
+
+    def prepare(self, state: MutableMapping[str, Any]) -> None:
+        """Get ready in the background, so that the first save is as cheap as the tenth. Collective.
+
+        `restore` does this by itself when the state has an optimizer.
+        """
+        ranks = self._ranks()
+        self._begin(ranks)
+        if self._background is not None:
+            self._background.prepare(ranks, state)
 
     def save(self, step: int, state: MutableMapping[str, Any]) -> SaveHandle:
-        """Save the state as `step`. Saving a committed step again replaces it, unless it is the same."""
+        """Save the state as `step`, as it is now. Saving a committed step again replaces it, unless it is the same."""
         started = time.perf_counter()
         ranks = self._ranks()
-        step = together(ranks, lambda: self._checked(step))[ranks.rank]
-        handle = SaveHandle(step)
-        try:
-            handle._checkpoint = self._saver.save(ranks, step_folder(step), state, step=step, parent=self._parent)
-            self._parent = step
-        except HoldfastError as error:
-            handle._error = error
-            warnings.warn(f"step {step} was not saved: {error}", HoldfastWarning, stacklevel=2)
+        if self._background is None:
+            step = together(ranks, lambda: self._checked(step))[ranks.rank]
+            self._begin(ranks)
+        with self._termination:
+            try:
+                handle = self._save(ranks, step, state)
+            except Refusal as refusal:
+                raise refusal.error from None
         handle.stall_ms = (time.perf_counter() - started) * 1000
+        self._warn_of_failures()
         return handle
+
+    def _save(self, ranks: Ranks, step: int, state: MutableMapping[str, Any]) -> SaveHandle:
+        try:
+            if self._background is not None:
+                try:
+                    return self._background.save(ranks, lambda: self._checked(step), state, self._parent)
+                except NoArena as error:
+                    self._stop_background(ranks, error)
+            step = self._checked(step)
+            checkpoint = self._saver.save(ranks, step_folder(step), state, step=step, parent=self._parent)
+        except HoldfastError as error:
+            handle = SaveHandle(operator.index(step))
+            handle.fail(error)
+            self._listener(Event("failed", step, ranks.rank, detail=str(error)))
+            warnings.warn(f"step {step} was not saved: {error}", HoldfastWarning, stacklevel=3)
+            return handle
+        self._parent = step
+        handle = SaveHandle(step)
+        handle.succeed(lambda: checkpoint)
+        return handle
+
+    def _stop_background(self, ranks: Ranks, error: NoArena) -> None:
+        """Save in the foreground from now on: there is no memory to capture into. All ranks come here alike."""
+        assert self._background is not None
+        self._background.close(self._deadline_s)
+        published = self._background.last_published
+        self._parent = self._parent if published is None else published
+        self._background = None
+        self._saver = Saver(self.storage, self._options)
+        if ranks.rank == 0:
+            warnings.warn(f"saves stop training from now on: {error}", HoldfastWarning, stacklevel=4)
+
+    def _warn_of_failures(self) -> None:
+        """What failed behind training's back is said where the caller hears it."""
+        while self._background is not None and self._background.failures:
+            warnings.warn(self._background.failures.pop(0), HoldfastWarning, stacklevel=3)
 
     def _checked(self, step: Any) -> int:
         if self._closed:
@@ -110,6 +197,42 @@ class Checkpointer:
         if isinstance(step, bool) or not hasattr(step, "__index__") or operator.index(step) < 0:
             raise InvalidArgument(f"step={step!r} is not a whole number from 0 on")
         return operator.index(step)
+
+    def _begin(self, ranks: Ranks) -> None:
+        """Once: wait for writers of an earlier life, clean up after it, start the engine. Collective."""
+        storage = self.storage
+        if self._run or not isinstance(storage, SharedStorage):
+            return
+        run = start.run_id(storage)
+        life = together(ranks, lambda: secrets.token_hex(8))[0]
+        waited = together(
+            ranks,
+            lambda: start.wait_for_writers(storage, run, self._deadline_s, look_at_storage=ranks.rank == 0),
+        )
+        hosts = together(ranks, ranks.host)
+        first_here = hosts.index(hosts[ranks.rank]) == ranks.rank
+
+        def clean() -> list[str]:
+            gone = start.clean_storage(storage) if ranks.rank == 0 else []
+            if first_here:
+                kept = {card.arena for cards in start.captured_sets(run).values() for card in cards}
+                start.clean_arenas(run, kept.__contains__)
+            return gone
+
+        gone = together(ranks, clean)[0]
+        if ranks.rank == 0 and (gone or max(waited) > 1):
+            detail = f"{len(gone)} attempts that nobody held" if gone else "waited for writers of an earlier start"
+            self._listener(Event("cleaned", seconds=max(waited), detail=detail))
+        self._run = run
+        self._start_background(ranks, storage, run, life)
+
+    def _start_background(self, ranks: Ranks, storage: SharedStorage, run: str, life: str) -> None:
+        from holdfast.background import BackgroundOptions, BackgroundSaver
+
+        options = BackgroundOptions(self._deadline_s, self._silence_s, self._on_busy, self._arena_bytes, self._threads)
+        self._background = BackgroundSaver(storage, self._options, options, self._listener)
+        self._background.begin_run(ranks, run, life)
+        self._termination.install()
 
     def restore(
         self,
@@ -127,10 +250,35 @@ class Checkpointer:
 
         A damaged checkpoint is skipped with a warning, on every rank even if only one sees the
         damage. When all are damaged, raises Damaged. `last_report` tells what was loaded.
+
+        What a crashed run had captured but not yet written is restored from memory when it is
+        newer than every checkpoint, and written now.
         """
         ranks = self._ranks()
+        self._begin(ranks)
+        if self._background is not None:
+            self._background.wait(self._deadline_s)
         options = LoadOptions(strict, verify, cast, only, ignore, self._options.ties, self._options.mesh)
         skipped: list[str] = []
+        found = self._restore_captured(ranks, state, step, options, progress, skipped)
+        if found is None:
+            found = self._restore_stored(ranks, state, step, options, progress, skipped)
+        if self._background is not None:
+            self._drop_captured(ranks)
+            if found is not None and self._background.is_idle:
+                self._background.last_published = None  # the next save's parent is what was restored
+            self._prepare_quietly(ranks, state)
+        return found
+
+    def _restore_stored(
+        self,
+        ranks: Ranks,
+        state: MutableMapping[str, Any],
+        step: int | None,
+        options: LoadOptions,
+        progress: Callable[[int], None],
+        skipped: list[str],
+    ) -> int | None:
         for candidate in self._candidates(ranks, step, skipped):
             try:
                 report = load_checkpoint(
@@ -154,6 +302,71 @@ class Checkpointer:
                 + "\n  ".join(skipped)
             )
         return None
+
+    def _restore_captured(
+        self,
+        ranks: Ranks,
+        state: MutableMapping[str, Any],
+        step: int | None,
+        options: LoadOptions,
+        progress: Callable[[int], None],
+        skipped: list[str],
+    ) -> int | None:
+        """Load what a crashed run left in memory, if all of it is here and newer than what is committed."""
+        if self._background is None or step is not None:
+            return None
+        cards = self._captured_cards(ranks)
+        if not cards:
+            return None
+        try:
+            report = load_checkpoint(
+                ranks, lambda: captured_checkpoint(cards), state, options, progress, deadline_s=self._deadline_s
+            )
+        except Damaged as error:
+            skipped.append(f"step {cards[0].step} in memory: {error}")
+            return None
+        self.last_report = report
+        self._parent = cards[0].parent
+        found = cards[0].step
+        if ranks.rank == 0:
+            self._listener(Event("restored", found, detail="from memory"))
+            warnings.warn(
+                f"step {found} was restored from the memory of this host: the run before had captured but not "
+                "written it; it is written now",
+                HoldfastWarning,
+                stacklevel=3,
+            )
+        self.save(found, state)
+        return found
+
+    def _captured_cards(self, ranks: Ranks) -> list[Card]:
+        """The newest complete set of arenas, if every rank is on this host and finds the same."""
+        sets = start.captured_sets(self._run)
+        cards = max(sets.values(), key=lambda cards: cards[0].step, default=[])
+        attempt = cards[0].attempt if cards else ""
+        committed = max((entry.step for entry in committed_steps(self.storage) if entry.manifest), default=-1)
+        newer = bool(cards) and cards[0].step > committed
+        answers = ranks.gather([ranks.host(), attempt, newer])
+        return cards if all(answer == answers[0] for answer in answers) and answers[0][2] else []
+
+    def _drop_captured(self, ranks: Ranks) -> None:
+        """What was left in memory has been restored or is not wanted."""
+        ranks.gather(None)  # nobody reads it any more
+        start.clean_arenas(self._run)
+
+    def _prepare_quietly(self, ranks: Ranks, state: MutableMapping[str, Any]) -> None:
+        """Get ready for saves if this is a training state; a state that cannot be saved is told of by `save`."""
+        assert self._background is not None
+        try:
+            if self._background.is_idle and self._has_optimizer(ranks, state):
+                self._background.prepare(ranks, state)
+        except HoldfastError as error:
+            self._listener(Event("failed", detail=f"getting ready for saves: {error}"))
+
+    def _has_optimizer(self, ranks: Ranks, state: MutableMapping[str, Any]) -> bool:
+        from holdfast.adapters.optimizer import is_optimizer
+
+        return bool(ranks.highest([int(any(is_optimizer(value) for value in state.values()))])[0])
 
     def _opener(self, step: int) -> Callable[[], Checkpoint]:
         return lambda: Checkpoint(self.storage, step_folder(step))
@@ -189,3 +402,23 @@ class Checkpointer:
         from holdfast.adapters.comm import current_ranks
 
         return current_ranks(self._deadline_s)
+
+
+def _finish(known: weakref.ref[Checkpointer], grace_s: float) -> None:
+    living = known()
+    if living is not None:
+        living.finish(grace_s)
+
+
+def _close_at_exit(checkpointer: Checkpointer) -> None:
+    """Finish the save in flight when the interpreter exits, without keeping the Checkpointer alive."""
+    known = weakref.ref(checkpointer)
+    owner = os.getpid()
+
+    def close() -> None:
+        living = known()
+        if living is not None and os.getpid() == owner:
+            living.close(_EXIT_S)
+
+    atexit.register(close)
+    weakref.finalize(checkpointer, atexit.unregister, close)

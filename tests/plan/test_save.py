@@ -8,7 +8,8 @@ from holdfast.format.dtypes import dtype_named
 from holdfast.layout.box import Box
 from holdfast.plan.check import cells_of
 from holdfast.plan.files import TensorSpec, split_group
-from holdfast.plan.save import Holding, SavePlan, plan_save
+from holdfast.plan.holding import Holding
+from holdfast.plan.save import SavePlan, plan_save
 
 F4 = dtype_named("float32")
 MIB = 1 << 20
@@ -18,7 +19,7 @@ def plan_of(shape: tuple[int, ...], held: list[tuple[int, Box]], hosts: list[int
     files = split_group("model", [TensorSpec("w", F4, shape)], 1 << 40)
     boxes = [box for _, box in held]
     holding = Holding(tuple(cells_of(shape, boxes, "w")), tuple(rank for rank, _ in held), tuple(boxes))
-    return plan_save(files, {files[0].places[0]: holding}, hosts, block_bytes)
+    return plan_save(files, lambda place: holding, hosts, block_bytes)
 
 
 def written(plan: SavePlan) -> Counter[int]:

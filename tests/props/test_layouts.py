@@ -11,8 +11,9 @@ from holdfast.layout.box import Box
 from holdfast.plan.arrays import aligned_buffer, part_of, piece_in_run
 from holdfast.plan.check import cells_of
 from holdfast.plan.files import TensorSpec, split_group
+from holdfast.plan.holding import Holding
 from holdfast.plan.load import StoredBlock, StoredFile, Want, plan_load
-from holdfast.plan.save import Holding, plan_save
+from holdfast.plan.save import plan_save
 from props.strategies import Sharding, shapes, shardings
 
 U4 = dtype_named("uint32")
@@ -67,7 +68,7 @@ def test_a_save_plan_writes_every_byte_once_from_who_holds_it(data: st.DataObjec
     block_bytes = data.draw(st.sampled_from([64, 256, 4096, 1 << 20]))
     files = split_group("model", [TensorSpec(key, U4, full.shape) for key, full in fulls.items()], 50_000)
     holdings = {place: holding_of(layouts[place.spec.key]) for file in files for place in file.places}
-    plan = plan_save(files, holdings, hosts, block_bytes)
+    plan = plan_save(files, holdings.__getitem__, hosts, block_bytes)
     written = {file.name: np.full(file.size, 0xEE, dtype=np.uint8) for file in files}
     covered = {file.name: np.zeros(file.size, dtype=int) for file in files}
     for block in plan.blocks:

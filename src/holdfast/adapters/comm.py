@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 import json
-import os
-import socket
 import struct
 import threading
 import warnings
 import weakref
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from holdfast.core.errors import PeerFailed
+from holdfast.core.host import host_identity
 from holdfast.core.ranks import Alone, Ranks
 
-HOST_VARIABLE = "HOLDFAST_HOST"
 NOTICE_S = 30.0
 _FRAME_BYTES = 2048
 _COMPRESS_BYTES = 2048
@@ -95,14 +92,13 @@ class TorchRanks:
         return [part.numpy().tobytes() for part in parts]
 
     def host(self) -> str:
-        """The boot and shared-memory identity of this machine, or what HOLDFAST_HOST says."""
-        told = os.environ.get(HOST_VARIABLE)
-        if told:
-            return told
-        boot = Path("/proc/sys/kernel/random/boot_id")
-        memory = Path("/dev/shm")
-        identity = boot.read_text().strip() if boot.exists() else socket.gethostname()
-        return f"{identity}/{memory.stat().st_dev}" if memory.exists() else f"{identity}/{os.getpid()}"
+        return host_identity()
+
+    def highest(self, values: Sequence[int]) -> list[int]:
+        own = torch.tensor(list(values), dtype=torch.int64)
+        with _waiting_for_others(self.rank, self._deadline_s):
+            dist.all_reduce(own, dist.ReduceOp.MAX, group=self._group)
+        return [int(value) for value in own.tolist()]
 
 
 def _unpack(data: bytes) -> Any:

@@ -6,18 +6,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from holdfast.adapters.coordinates import axis_sizes, coordinate_on, label, varying_axes
 from holdfast.adapters.fingerprint import fingerprint
-from holdfast.adapters.offers import Collected, Offer, stored_view, tree_digest
-from holdfast.adapters.optimizer import merge_groups
-from holdfast.adapters.tree import Tree
+from holdfast.adapters.offers import Collected, Offer, stored_view
 from holdfast.core.errors import LayoutError
 from holdfast.core.ranks import Ranks, together
+from holdfast.format import strictjson
+from holdfast.format.digest import digest_hex
 from holdfast.format.dtypes import DType, dtype_named
-from holdfast.layout.box import Box
+from holdfast.layout.coordinates import coordinate_on, label, varying_axes
 from holdfast.layout.mesh import Mesh
-from holdfast.plan.check import cells_of
-from holdfast.plan.save import Holding
+from holdfast.layout.spread import How, Spread, Spreads, how_fields, how_from
+from holdfast.plan.holding import Holding, Holdings
+from holdfast.plan.values import Changed, Told, merge_dealt
 
 TensorName = tuple[str, str]  # group, key
 
@@ -30,22 +30,37 @@ class Agreed:
     logical: DType
     shape: tuple[int, ...]
     role: str
-    holding: Holding
+    spread: Spread
 
 
 @dataclass(frozen=True, slots=True)
-class Shared:
-    """What all ranks know of a save once they have talked: everything but the tensors' bytes."""
+class Agreement:
+    """What all ranks know once they have talked: enough to plan, and to know who tells which value.
+
+    `axes` are the mesh axes on which each tree depends; `uniform` names the values that are the
+    same on every rank; `speakers` and `labels` (the coordinates of trees) are this rank's own.
+    `digest` stands for the layout of all ranks.
+    """
 
     tensors: dict[TensorName, Agreed]
     kinds: dict[str, str]
     aliases: dict[str, dict[str, str]]
     hosts: tuple[int, ...]
-    entries: dict[str, Any]
-    files: dict[str, bytes]
+    mesh: Mesh
+    axes: dict[str, tuple[str, ...]]
+    dealt: frozenset[str]
+    uniform: frozenset[str]
+    speakers: dict[str, int]
+    labels: dict[str, str]
+    digest: str
+    holdings: Holdings
+
+    def holding(self, name: TensorName, *, first: bool = False) -> Holding:
+        tensor = self.tensors[name]
+        return self.holdings.of(tensor.shape, tensor.spread, f"{name[0]}: {name[1]}", first=first)
 
 
-def agree(ranks: Ranks, collected: Collected, mesh: Mesh, target: str) -> Shared:
+def agree(ranks: Ranks, collected: Collected, mesh: Mesh, target: str) -> Agreement:
     """Gather what every rank holds and make it one state; raises LayoutError on all ranks if it is none.
 
     Adds the tensors of stateful objects to `collected.offers`, now that it is known which of
@@ -55,163 +70,128 @@ def agree(ranks: Ranks, collected: Collected, mesh: Mesh, target: str) -> Shared
     targets = sorted({answer["target"] for answer in everyone})
     if len(targets) > 1:
         raise LayoutError(f"the ranks save to different places: {' and '.join(targets[:2])}")
-    dealt = _merge_dealt([answer["dealt"] for answer in everyone])
-    others = [{name: digest for name, digest in answer["trees"].items() if name not in dealt} for answer in everyone]
-    entries = dealt | _agree_on_trees(ranks, collected, mesh, others)
-    tensors = merge(together(ranks, lambda: [_describe(offer) for offer in collected.offers]))
-    entries |= _agree_on_optimizers([answer["optimizers"] for answer in everyone], tensors)
+    dealt = _dealt_names([answer["dealt"] for answer in everyone])
+    digests = [{name: told for name, told in answer["trees"].items() if name not in dealt} for answer in everyone]
+    axes = {
+        name: varying_axes(mesh, [own.get(name) for own in digests])
+        for name in sorted({name for own in digests for name in own})
+    }
+    labels = {name: label(axes[name], coordinate_on(mesh, axes[name], ranks.rank) or ()) for name in axes}
+    told = together(ranks, lambda: _tell(collected, dealt, labels))
+    digests_of_ranks, described = _described(ranks, collected)
+    tensors = _merge(described)
     hosts = [answer["host"] for answer in everyone]
     numbers = {host: number for number, host in enumerate(dict.fromkeys(hosts))}
     aliases: dict[str, dict[str, str]] = {}
     for answer in everyone:
         for group, ties in answer["aliases"].items():
             aliases.setdefault(group, {}).update(ties)
-    return Shared(
+    return Agreement(
         tensors=tensors,
         kinds={group: kind for answer in everyone for group, kind in answer["kinds"].items()},
         aliases=aliases,
         hosts=tuple(numbers[host] for host in hosts),
-        entries=dict(sorted(entries.items())),
-        files={name: text.encode() for answer in reversed(everyone) for name, text in answer["files"].items()},
+        mesh=mesh,
+        axes=axes,
+        dealt=dealt,
+        uniform=frozenset(name for name in told[0] if len({own.get(name) for own in told}) == 1),
+        speakers={
+            name: next(r for r, own in enumerate(told) if own.get(name) == d) for name, d in told[ranks.rank].items()
+        },
+        labels=labels,
+        digest=digest_hex(strictjson.dumps([digests_of_ranks, sorted(dealt), axes])),
+        holdings=Holdings(),
     )
+
+
+def _first_with(told: Sequence[Mapping[str, str]], name: str, digest: str) -> int:
+    return next(rank for rank, own in enumerate(told) if own.get(name) == digest)
 
 
 def _introduce(ranks: Ranks, collected: Collected, target: str) -> dict[str, Any]:
     return {
         "target": target,
         "host": ranks.host(),
-        "trees": {name: tree_digest(tree) for name, tree in collected.trees.items()},
-        "dealt": {name: own for name in collected.trees if (own := _dealt(collected, name)) is not None},
-        "optimizers": collected.optimizers,
+        "trees": {name: told.digest for name, told in collected.told(frozenset()).items() if name in collected.trees},
+        "dealt": {name: own.content for name in collected.trees if (own := collected.told_dealt(name)) is not None},
         "kinds": collected.kinds | {name: "stateful" for name, tree in collected.trees.items() if tree.tensors},
         "aliases": collected.aliases,
-        "files": {name: data.decode() for name, data in collected.files.items()},
     }
 
 
-def _dealt(collected: Collected, name: str) -> dict[str, Any] | None:
-    """A dict of tensors or extra states, whose keys may be dealt to ranks as a pipeline deals modules."""
-    kind, tree = collected.tree_kinds[name], collected.trees[name]
-    plain = isinstance(tree.value, dict) and not any(key.startswith("$") for key in tree.value)
-    if kind not in ("tensors", "module") or not plain:
-        return None
-    digests = {}
-    for key, item in tree.value.items():
-        own = {path: tensor for path, tensor in tree.tensors.items() if path == key or path.startswith(f"{key}.")}
-        digests[key] = tree_digest(Tree(item, own))
-    return {"kind": kind, "value": tree.value, "digests": digests}
+def _dealt_names(everyone: Sequence[Mapping[str, Any]]) -> frozenset[str]:
+    """The dicts on whose common keys all ranks agree: their keys may be dealt as a pipeline deals modules."""
+    out = set()
+    for name in {name for own in everyone for name in own}:
+        told = [Told("dealt", own[name], "") if name in own else None for own in everyone]
+        try:
+            merge_dealt(name, told)
+        except Changed:
+            continue  # it differs between ranks, so it is kept by coordinate
+        out.add(name)
+    return frozenset(out)
 
 
-def _merge_dealt(everyone: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """One value from all ranks' keys, for those trees on whose common keys all ranks agree."""
-    merged: dict[str, Any] = {}
-    digests: dict[tuple[str, str], str] = {}
-    conflicting: set[str] = set()
-    for answer in everyone:
-        for name, own in answer.items():
-            entry = merged.setdefault(name, {"kind": own["kind"], "value": {}})
-            for key, value in own["value"].items():
-                entry["value"].setdefault(key, value)
-                if digests.setdefault((name, key), own["digests"][key]) != own["digests"][key]:
-                    conflicting.add(name)
-    return {name: entry for name, entry in merged.items() if name not in conflicting}
+def _tell(collected: Collected, dealt: frozenset[str], labels: Mapping[str, str]) -> dict[str, str]:
+    collected.offer_trees(labels)
+    return {name: told.digest for name, told in collected.told(dealt).items()}
 
 
-def _agree_on_trees(
-    ranks: Ranks, collected: Collected, mesh: Mesh, digests: Sequence[Mapping[str, str]]
-) -> dict[str, Any]:
-    """The state.json entries: one value where ranks agree, else a value for each coordinate."""
-    axes = {
-        name: varying_axes(mesh, [own.get(name) for own in digests])
-        for name in sorted({n for own in digests for n in own})
-    }
+def _described(ranks: Ranks, collected: Collected) -> tuple[list[str], list[tuple[Any, list[int]]]]:
+    """The digests of all ranks' descriptions, and each different one with the ranks that gave it."""
+    description: list[Any] = []
 
-    def own_values() -> dict[str, list[Any]]:
-        out = {}
-        for name, tree in collected.trees.items():
-            if name not in axes:
-                collected.offer_tree(name, "")
-                continue
-            coordinate = coordinate_on(mesh, axes[name], ranks.rank) or ()
-            text = label(axes[name], coordinate)
-            collected.offer_tree(name, text)
-            earlier = range(ranks.rank)
-            known = any(name in digests[r] and coordinate_on(mesh, axes[name], r) == coordinate for r in earlier)
-            if not known:
-                out[name] = [collected.tree_kinds[name], text, tree.value]
-        return out
+    def describe() -> str:
+        meshes: list[Mesh] = []
+        tensors = [
+            [o.group, o.key, o.role, o.logical.name, list(o.holder.shape), how_fields(o.holder.how, meshes)]
+            for o in collected.offers
+        ]
+        description.append([[[mesh.axes, mesh.sizes, mesh.ranks] for mesh in meshes], tensors])
+        return digest_hex(strictjson.dumps(description[0]))
 
-    entries: dict[str, Any] = {}
-    for answer in together(ranks, own_values):
-        for name, (kind, text, value) in answer.items():
-            if not axes[name]:
-                entries[name] = {"kind": kind, "value": value}
-                continue
-            sizes = list(axis_sizes(mesh, axes[name], ranks.world))
-            entry = entries.setdefault(name, {"kind": kind, "axes": list(axes[name]), "sizes": sizes, "values": {}})
-            entry["values"][text] = value
-    return entries
+    digests = together(ranks, describe)
+    speaks = digests.index(digests[ranks.rank]) == ranks.rank
+    texts = ranks.gather(description[0] if speaks else None)
+    by_digest: dict[str, list[int]] = {}
+    for rank, digest in enumerate(digests):
+        by_digest.setdefault(digest, []).append(rank)
+    return digests, [(texts[members[0]], members) for members in by_digest.values()]
 
 
-def _agree_on_optimizers(everyone: Sequence[Mapping[str, Any]], tensors: Mapping[TensorName, Agreed]) -> dict[str, Any]:
-    entries = {}
-    for name in sorted({name for own in everyone for name in own}):
-        answers = [own[name] for own in everyone if name in own]
-        scalars: dict[str, Any] = {}
-        for answer in answers:
-            for key, value in answer["scalars"].items():
-                if scalars.setdefault(key, value) != value:
-                    raise LayoutError(f"{name}: the state of {key} has different plain values on different ranks")
-        with_state = {key.rpartition("/")[0] for group, key in tensors if group == name} | set(scalars)
-        stateless = {key for answer in answers for key in answer["stateless"]} - with_state
-        entries[name] = {
-            "kind": "optimizer",
-            "groups": merge_groups(name, (answer["groups"] for answer in answers)),
-            "stateless": sorted(stateless),
-            "scalars": scalars,
-            "masters": next((answer["masters"] for answer in answers if answer["masters"]), None),
-        }
-    return entries
-
-
-def _describe(offer: Offer) -> list[Any]:
-    boxes = [[*part.box.offsets, *part.box.sizes] for part in offer.holder.parts]
-    return [offer.group, offer.key, offer.role, offer.logical.name, list(offer.holder.shape), boxes]
-
-
-def merge(everyone: Sequence[Sequence[list[Any]]]) -> dict[TensorName, Agreed]:
+def _merge(described: Sequence[tuple[Any, list[int]]]) -> dict[TensorName, Agreed]:
     """One layout from the descriptions of all ranks."""
-    facts: dict[TensorName, tuple[str, list[int], str, int]] = {}
-    boxes: dict[TensorName, list[tuple[int, Box]]] = {}
-    for rank, descriptions in enumerate(everyone):
-        for group, key, role, logical, shape, held in descriptions:
+    facts: dict[TensorName, tuple[str, tuple[int, ...], str, int]] = {}
+    held: dict[TensorName, list[tuple[How, tuple[int, ...]]]] = {}
+    for (mesh_fields, tensors), members in described:
+        ranks = tuple(members)
+        meshes = [Mesh(tuple(axes), tuple(sizes), tuple(all_ranks)) for axes, sizes, all_ranks in mesh_fields]
+        for group, key, role, logical, shape, how in tensors:
             name = (group, key)
-            known = facts.setdefault(name, (logical, shape, role, rank))
-            if known[:2] != (logical, shape):
+            known = facts.setdefault(name, (logical, tuple(shape), role, ranks[0]))
+            if known[:2] != (logical, tuple(shape)):
                 raise LayoutError(
-                    f"{group}: {key} is {logical}{shape} on rank {rank} but {known[0]}{known[1]} on rank {known[3]}"
+                    f"{group}: {key} is {logical}{shape} on rank {ranks[0]} "
+                    f"but {known[0]}{list(known[1])} on rank {known[3]}"
                 )
-            dims = len(shape)
-            boxes.setdefault(name, []).extend((rank, Box(tuple(b[:dims]), tuple(b[dims:]))) for b in held)
+            held.setdefault(name, []).append((how_from(how, meshes), ranks))
+    spreads = Spreads()
     out = {}
     for name, (logical_name, shape, role, _) in facts.items():
         logical = dtype_named(logical_name)
-        held_boxes = [box for _, box in boxes[name]]
-        cells = cells_of(tuple(shape), held_boxes, f"{name[0]}: {name[1]}")
-        holding = Holding(tuple(cells), tuple(rank for rank, _ in boxes[name]), tuple(held_boxes))
-        out[name] = Agreed(dtype_named(logical.stored), logical, tuple(shape), role, holding)
+        out[name] = Agreed(dtype_named(logical.stored), logical, shape, role, spreads.of(held[name]))
     return out
 
 
 def differing_replicas(
-    ranks: Ranks, agreed: Mapping[TensorName, Agreed], own: Mapping[TensorName, list[Offer]], replicas: str
+    ranks: Ranks, agreement: Agreement, own: Mapping[TensorName, list[Offer]], replicas: str
 ) -> list[TensorName]:
     """Compare what several ranks hold of the same elements; each hashes only what it shares.
 
     Returns buffers that differ, of which the first replica is saved. Other tensors that
     differ raise LayoutError, unless `replicas` is "first".
     """
-    everyone = together(ranks, lambda: _own_fingerprints(ranks.rank, agreed, own))
+    everyone = together(ranks, lambda: _own_fingerprints(agreement, own))
     seen: dict[str, tuple[int, str]] = {}
     differing: dict[str, tuple[int, int]] = {}
     for rank, prints in enumerate(everyone):
@@ -222,7 +202,7 @@ def differing_replicas(
     tolerated = []
     for cell_name, (first_rank, rank) in differing.items():
         group, key, _ = cell_name.split("\n")
-        role = agreed[group, key].role
+        role = agreement.tensors[group, key].role
         if role != "buffer" and replicas != "first":
             raise LayoutError(
                 f"{group}: {key} has different values on rank {first_rank} and rank {rank}, which should be replicas "
@@ -232,12 +212,10 @@ def differing_replicas(
     return sorted(set(tolerated))
 
 
-def _own_fingerprints(
-    rank: int, agreed: Mapping[TensorName, Agreed], own: Mapping[TensorName, list[Offer]]
-) -> list[list[str]]:
+def _own_fingerprints(agreement: Agreement, own: Mapping[TensorName, list[Offer]]) -> list[list[str]]:
     out = []
     for (group, key), offers in own.items():
-        for number, cell in enumerate(agreed[group, key].holding.cells):
+        for number, cell in enumerate(agreement.holding((group, key)).cells):
             if len(cell.holders) < 2:
                 continue
             for offer in offers:

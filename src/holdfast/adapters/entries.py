@@ -12,6 +12,7 @@ from torch.distributed.tensor import DTensor
 
 from holdfast.adapters.module import ModuleView, view_module
 from holdfast.adapters.optimizer import MASTERS, is_optimizer
+from holdfast.adapters.tensors import mesh_of
 from holdfast.adapters.tree import contains_tensor
 from holdfast.core.errors import Unsupported
 from holdfast.format.names import check_group
@@ -140,9 +141,3 @@ def _find_mesh(live: LiveState, world: int) -> Mesh:
                 if len(mesh.ranks) == world and len(mesh.axes) >= len(best.axes):
                     best = mesh
     return best
-
-
-def mesh_of(device_mesh: Any) -> Mesh:
-    """A torch DeviceMesh as a Mesh; axes without names are numbered."""
-    axes = device_mesh.mesh_dim_names or tuple(f"axis{index}" for index in range(device_mesh.ndim))
-    return Mesh(tuple(axes), tuple(device_mesh.shape), tuple(device_mesh.mesh.flatten().tolist()))

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-from holdfast.adapters.coordinates import key_at
 from holdfast.adapters.entries import LiveState, masters_group
 from holdfast.adapters.fingerprint import fingerprint
 from holdfast.adapters.huggingface import config_files
@@ -18,14 +17,15 @@ from holdfast.adapters.optimizer import StateTensor, group_options, key_of_param
 from holdfast.adapters.tensors import Holder, holder_of, part_view, raw_array
 from holdfast.adapters.tree import Tree, flatten
 from holdfast.core.errors import Unsupported
-from holdfast.format import statejson, strictjson
-from holdfast.format.digest import digest_hex
+from holdfast.format import statejson
 from holdfast.format.dtypes import DType, dtype_named
 from holdfast.format.names import check_key
 from holdfast.layout.box import Box
+from holdfast.layout.coordinates import key_at
 from holdfast.layout.placement import Part
 from holdfast.plan.arrays import RawArray
 from holdfast.plan.files import Place
+from holdfast.plan.values import DEALT, FILE, FILE_PREFIX, OPTIMIZER, TREE, Told
 
 _CACHED_TENSORS = 2
 
@@ -63,21 +63,65 @@ class Collected:
     tree_kinds: dict[str, str] = field(default_factory=dict)
     optimizers: dict[str, Any] = field(default_factory=dict)
     files: dict[str, bytes] = field(default_factory=dict)
+    owners: dict[str, list[str]] = field(default_factory=dict)
+    live_optimizers: list[Any] = field(default_factory=list)
+
+    def signature(self) -> Any:
+        """Equal as long as this rank holds the same tensors in the same way."""
+        offers = [(o.group, o.key, o.role, o.logical.name, o.holder.shape, o.holder.parts) for o in self.offers]
+        return offers, dict(self.kinds), dict(self.aliases), dict(self.owners)
 
     def offer(self, group: str, key: str, role: str, value: StateTensor, cast: DType | None = None) -> None:
         check_key(key, group)
         holder = holder_of(value, f"{group}: {key}")
         self.offers.append(Offer(group, key, role, holder, cast))
 
-    def offer_tree(self, name: str, coordinate: str) -> None:
-        """Offer the tensors of a value, under the coordinate at which they differ from other ranks'."""
-        for key, tensor in self.trees[name].tensors.items():
-            self.offer(name, key_at(key, coordinate), "value", tensor)
+    def by_name(self) -> dict[tuple[str, str], list[Offer]]:
+        """The offers of each tensor, by group and key."""
+        out: dict[tuple[str, str], list[Offer]] = {}
+        for offer in self.offers:
+            out.setdefault((offer.group, offer.key), []).append(offer)
+        return out
+
+    def offer_trees(self, labels: Mapping[str, str]) -> None:
+        """Offer the tensors of values, under the coordinates at which they differ from other ranks'."""
+        for name, tree in self.trees.items():
+            for key, tensor in tree.tensors.items():
+                self.offer(name, key_at(key, labels.get(name, "")), "value", tensor)
+
+    def told(self, dealt: Collection[str], *, on_devices: bool = True) -> dict[str, Told]:
+        """Everything that is not a tensor, as this rank tells it to the others.
+
+        Comparing tensors inside of values that lie on a device takes a wait for the device;
+        `on_devices=False` leaves them out.
+        """
+        out: dict[str, Told] = {}
+        for name, tree in self.trees.items():
+            own = self.told_dealt(name) if name in dealt else None
+            content = [self.tree_kinds[name], tree.value]
+            out[name] = own or Told.of(TREE, content, _tensors_digest(tree, on_devices=on_devices))
+        for name, content in self.optimizers.items():
+            out[name] = Told.of(OPTIMIZER, content)
+        for name, data in self.files.items():
+            out[FILE_PREFIX + name] = Told.of(FILE, data.decode())
+        return out
+
+    def told_dealt(self, name: str) -> Told | None:
+        """A dict of tensors or extra states, whose keys may be dealt to ranks as a pipeline deals modules."""
+        kind, tree = self.tree_kinds[name], self.trees[name]
+        plain = isinstance(tree.value, dict) and not any(key.startswith("$") for key in tree.value)
+        if kind not in ("tensors", "module") or not plain:
+            return None
+        digests = {}
+        for key, item in tree.value.items():
+            own = {path: tensor for path, tensor in tree.tensors.items() if path == key or path.startswith(f"{key}.")}
+            digests[key] = Told.of(TREE, item, _tensors_digest(Tree(item, own), on_devices=True)).digest
+        return Told.of(DEALT, {"kind": kind, "value": tree.value, "digests": digests})
 
 
 def collect(live: LiveState, model_dtype: str | None) -> Collected:
     """List everything this rank holds; tensors of stateful objects follow once their axes are known."""
-    out = Collected()
+    out = Collected(owners=live.own_owners(), live_optimizers=list(live.optimizers.values()))
     target = _model_dtype(model_dtype)
     for name in live.modules:
         _collect_module(out, live, name, target)
@@ -181,15 +225,16 @@ def decode_options(options: Any, where: str) -> dict[str, Any]:
     return dict(decoded)
 
 
-def tree_digest(tree: Tree) -> str:
-    """Equal on ranks whose values, tensors included, are equal."""
-    parts = [strictjson.dumps(tree.value).decode()]
+def _tensors_digest(tree: Tree, *, on_devices: bool) -> str:
+    """Equal on ranks whose tensors inside a value are equal."""
+    parts = []
     for key, tensor in sorted(tree.tensors.items()):
         holder = holder_of(tensor, key)
         parts.append(f"{key}:{holder.logical.name}:{list(holder.shape)}")
-        if len(holder.parts) == 1 and holder.parts[0].box == Box.full(holder.shape):
+        whole = len(holder.parts) == 1 and holder.parts[0].box == Box.full(holder.shape)
+        if whole and (on_devices or holder.local.device.type == "cpu"):
             parts.append(fingerprint(holder.local))
-    return digest_hex("\n".join(parts).encode())
+    return "\n".join(parts)
 
 
 class LiveSources:

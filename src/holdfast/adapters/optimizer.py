@@ -11,7 +11,6 @@ from torch.distributed.tensor import DTensor
 
 from holdfast.adapters.tensors import FlatShard
 from holdfast.core.errors import LayoutError, Unsupported
-from holdfast.format.names import natural_key
 
 MASTERS = "master_weights"
 _MASTER_NAMES = frozenset({"master", "master_param", "master_weight", "master_weights"})
@@ -118,28 +117,6 @@ def group_options(optimizer: Any) -> Iterator[tuple[list[torch.Tensor], dict[str
     """Each param group as its parameters and its options."""
     for group in optimizer.param_groups:
         yield group["params"], {option: value for option, value in group.items() if option != "params"}
-
-
-def merge_groups(name: str, per_rank: Iterable[list[dict[str, Any]]]) -> list[dict[str, Any]]:
-    """One list of groups for all ranks: those with the same options at the same place become one.
-
-    Pipeline stages have different parameters in a group; so do ranks of some optimizers. A
-    parameter with different options on different ranks is a LayoutError.
-    """
-    merged: dict[str, dict[str, Any]] = {}
-    options_of: dict[str, Any] = {}
-    for groups in per_rank:
-        for index, group in enumerate(groups):
-            known = merged.setdefault(f"{index}:{group['options']!r}", {"params": [], "options": group["options"]})
-            known["params"] = sorted({*known["params"], *group["params"]}, key=natural_key)
-            for key in group["params"]:
-                other = options_of.setdefault(key, group["options"])
-                differing = [option for option, value in group["options"].items() if other.get(option) != value]
-                if differing:
-                    raise LayoutError(
-                        f"{name}: {key} has different options ({', '.join(differing)}) on different ranks"
-                    )
-    return list(merged.values())
 
 
 def new_state(

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor
 
-from holdfast.adapters.coordinates import axis_sizes, coordinate_on, key_at, label, parse_label
 from holdfast.adapters.entries import LiveState, Reshards
 from holdfast.adapters.module import set_extra_state
 from holdfast.adapters.optimizer_targets import Action, OptimizerTargets
@@ -20,6 +19,7 @@ from holdfast.adapters.schedulers import regroup
 from holdfast.adapters.tree import flatten, references, unflatten
 from holdfast.adapters.wants import Wants
 from holdfast.core.errors import HoldfastError, Mismatch, Unsupported
+from holdfast.layout.coordinates import axis_sizes, coordinate_on, key_at, label, parse_label
 from holdfast.layout.mesh import Mesh
 from holdfast.plan.files import Place
 

@@ -6,6 +6,7 @@ run of elements of a tensor that lives in a 1-d buffer.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,7 +20,9 @@ from holdfast.core.errors import LayoutError, Unsupported
 from holdfast.format.dtypes import DType, dtype_named
 from holdfast.layout.box import Box
 from holdfast.layout.flat import flat_boxes
+from holdfast.layout.mesh import Mesh
 from holdfast.layout.placement import Part, Placement, Replicate, Shard, StridedShard, local_shape, parts_of
+from holdfast.layout.spread import Boxes, How, OnMesh, Whole
 from holdfast.plan.arrays import RawArray
 
 _RAW = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -44,12 +47,13 @@ class FlatShard:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Holder:
-    """A tensor as one rank holds it: global shape, the parts it has, and the local tensor."""
+    """A tensor as one rank holds it: global shape, the parts it has, how others see them, the local tensor."""
 
     logical: DType
     shape: tuple[int, ...]
     parts: tuple[Part, ...]
     local: torch.Tensor
+    how: How
 
     @property
     def stored(self) -> DType:
@@ -66,7 +70,7 @@ def holder_of(value: torch.Tensor | FlatShard, where: str) -> Holder:
     local = _storable(value, where)
     logical = _dtype_of(value, where)
     shape = tuple(local.shape)
-    return Holder(logical, shape, (Part(Box.full(shape), Box.full(shape)),), local)
+    return Holder(logical, shape, (Part(Box.full(shape), Box.full(shape)),), local, Whole())
 
 
 def _dtype_of(tensor: torch.Tensor, where: str) -> DType:
@@ -108,12 +112,23 @@ def _dtensor_holder(value: DTensor, where: str) -> Holder:
     local = value.to_local()
     logical = _dtype_of(local, where)
     shape = tuple(value.shape)
-    parts: tuple[Part, ...] = ()
-    if coordinate is not None:
-        placements = [_placement(placement, where) for placement in value.placements]
-        parts = _matching_parts(shape, tuple(mesh.shape), placements, coordinate, tuple(local.shape), where)
     stored = (*shape, 2) if logical.pair else shape
-    return Holder(logical, stored, _paired(parts, logical), _storable(local, where))
+    if coordinate is None:
+        return Holder(logical, stored, (), _storable(local, where), Boxes(()))
+    placements = [_placement(placement, where) for placement in value.placements]
+    parts, right_to_left = _matching_parts(shape, tuple(mesh.shape), placements, coordinate, tuple(local.shape), where)
+    parts = _paired(parts, logical)
+    how: How = OnMesh(mesh_of(mesh), tuple(placements), right_to_left)
+    if logical.pair:
+        how = Boxes(tuple(part.box for part in parts))
+    return Holder(logical, stored, parts, _storable(local, where), how)
+
+
+@functools.lru_cache(maxsize=32)
+def mesh_of(device_mesh: Any) -> Mesh:
+    """A torch DeviceMesh as a Mesh; axes without names are numbered."""
+    axes = device_mesh.mesh_dim_names or tuple(f"axis{index}" for index in range(device_mesh.ndim))
+    return Mesh(tuple(axes), tuple(device_mesh.shape), tuple(device_mesh.mesh.flatten().tolist()))
 
 
 def _matching_parts(
@@ -123,13 +138,13 @@ def _matching_parts(
     coordinate: Sequence[int],
     found: tuple[int, ...],
     where: str,
-) -> tuple[Part, ...]:
-    """The parts by whichever reading of strided shards fits the local tensor."""
+) -> tuple[tuple[Part, ...], bool]:
+    """The parts by whichever reading of strided shards fits the local tensor, and which one it was."""
     for right_to_left in (True, False):
         parts = parts_of(shape, sizes, placements, coordinate, right_to_left=right_to_left)
         expected = local_shape(parts, len(shape))
         if expected == found or (expected is None and 0 in found):
-            return parts
+            return parts, right_to_left
     raise LayoutError(
         f"{where}: the local tensor has the shape {list(found)}, which {placements} of {list(shape)} "
         f"on a mesh of {list(sizes)} do not give at {list(coordinate)}"
@@ -166,7 +181,7 @@ def _flat_holder(shard: FlatShard, where: str) -> Holder:
     for box in boxes:
         parts.append(Part(box, Box((at,), (box.volume,))))
         at += box.volume
-    return Holder(logical, shape, tuple(parts), local)
+    return Holder(logical, shape, tuple(parts), local, Boxes(tuple(boxes)))
 
 
 def part_view(holder: Holder, part: Part) -> torch.Tensor:

@@ -45,8 +45,11 @@ _BY_NAME: dict[str, type[HoldfastError]] = {leaf.__name__: leaf for leaf in _LEA
 
 def error_record(error: BaseException) -> list[str]:
     """What one rank tells the others about its error: the class and the message."""
+    for leaf in _LEAVES:
+        if isinstance(error, leaf):
+            return [leaf.__name__, str(error)]
     if isinstance(error, HoldfastError):
-        return [type(error).__name__, str(error)]
+        return [PeerFailed.__name__, str(error)]
     return [PeerFailed.__name__, f"{type(error).__name__}: {error}"]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeVar
 
 from holdfast.core.errors import HoldfastError, error_from_record, error_record
@@ -19,6 +19,9 @@ class Ranks(Protocol):
     def gather(self, value: Any) -> list[Any]:
         """Every rank's value, in rank order, on every rank."""
 
+    def highest(self, values: Sequence[int]) -> list[int]:
+        """The highest of all ranks' numbers at each place: a short word between any number of ranks."""
+
     def host(self) -> str:
         """What tells this rank's host from others: ranks that answer alike share memory."""
 
@@ -31,6 +34,9 @@ class Alone:
 
     def gather(self, value: Any) -> list[Any]:
         return [value]
+
+    def highest(self, values: Sequence[int]) -> list[int]:
+        return list(values)
 
     def host(self) -> str:
         return "alone"

@@ -1,4 +1,4 @@
-"""Arenas: memory that the processes of one host share.
+"""Shared memory: arenas, windows and areas that the processes of one host share.
 
 An arena is a private file in the host's memory file system under a name nobody can guess.
 Its space is reserved at once: a full memory file system is an error, never a SIGBUS. Bytes
@@ -11,6 +11,7 @@ from __future__ import annotations
 import mmap
 import os
 import secrets
+import stat
 import tempfile
 from pathlib import Path
 
@@ -24,15 +25,16 @@ from holdfast.storage.local import LocalReader, LocalWriter
 _MEMORY = Path("/dev/shm")
 
 
-def create_file(size: int) -> str:
+def create_file(size: int, name: str = "", *, in_memory: bool = False) -> str:
     """Reserve `size` bytes that this host's processes can share; returns the path.
 
     In the host's shared memory, or among its temporary files where that is too small, as
-    containers often have it. Raises StorageError if there is no room in either.
+    containers often have it, unless it must be `in_memory`. Raises StorageError if there is
+    no room.
     """
-    name = f"holdfast-{secrets.token_hex(16)}"
+    name = f"holdfast-{name}{secrets.token_hex(16)}"
     problems = []
-    for folder in (_MEMORY, Path(tempfile.gettempdir())):
+    for folder in (_MEMORY,) if in_memory else (_MEMORY, Path(tempfile.gettempdir())):
         path = folder / name
         try:
             descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)
@@ -72,15 +74,61 @@ def socket_path(path: str) -> Path:
 
 
 class Arena:
-    """A mapped span of shared memory."""
+    """A mapped span of shared memory.
 
-    def __init__(self, path: str, size: int) -> None:
-        descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+    With `hold`, the file is locked beside others for as long as this object or its process
+    lives, which tells everyone that somebody needs it.
+    """
+
+    def __init__(self, path: str, size: int, *, hold: bool = False, writable: bool = True) -> None:
+        self.path = path
+        flags = (os.O_RDWR if writable else os.O_RDONLY) | os.O_NOFOLLOW | os.O_CLOEXEC
+        self._descriptor = os.open(path, flags)
         try:
-            status = os.fstat(descriptor)
-            if status.st_uid != os.getuid() or status.st_mode & 0o077 or status.st_size != size:
+            status = os.fstat(self._descriptor)
+            if status.st_uid != os.getuid() or status.st_mode & 0o077 or status.st_size < size:
                 raise StorageError(f"the shared memory {path} is not one that Holdfast made")
-            self._memory = mmap.mmap(descriptor, size)
+            if hold and not linux.lock(self._descriptor, alone=False):
+                raise StorageError(f"the shared memory {path} is being taken away by another process")
+            access = mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ
+            self._memory = mmap.mmap(self._descriptor, size, access=access) if size else None
         finally:
-            os.close(descriptor)
-        self.bytes: npt.NDArray[np.uint8] = np.frombuffer(self._memory, dtype=np.uint8)
+            if not hold:
+                os.close(self._descriptor)
+        self._held = hold
+        self.bytes: npt.NDArray[np.uint8] = np.frombuffer(self._memory or b"", dtype=np.uint8)
+
+    def close(self) -> None:
+        """Let go of the lock; the memory goes with the last array that looks into it."""
+        if self._held:
+            self._held = False
+            os.close(self._descriptor)
+
+
+def is_held(path: str) -> bool:
+    """Whether a living process holds the file."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        return not linux.lock(descriptor, alone=True)
+    finally:
+        os.close(descriptor)
+
+
+def find_files(prefix: str) -> list[Path]:
+    """This user's private files of shared memory whose names begin so."""
+    found = []
+    for folder in (_MEMORY, Path(tempfile.gettempdir())):
+        for path in sorted(folder.glob(f"holdfast-{prefix}*")):
+            status = path.lstat()
+            if stat.S_ISREG(status.st_mode) and status.st_uid == os.getuid() and not status.st_mode & 0o077:
+                found.append(path)
+    return found
+
+
+def replace_text(path: str, text: bytes) -> None:
+    """Write a private file whole or not at all."""
+    unseen = f"{path}-{os.getpid()}"
+    descriptor = os.open(unseen, os.O_CREAT | os.O_TRUNC | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(text)
+    os.rename(unseen, path)

@@ -23,7 +23,7 @@ from holdfast.persist.read import PORTION_BYTES, Loading, Progress
 from holdfast.plan.arrays import ArrayDestination, raw_dtype
 from holdfast.plan.files import Place, TensorSpec
 from holdfast.plan.load import StoredBlock, StoredFile, Want, plan_load
-from holdfast.storage.base import Reader, Storage
+from holdfast.storage.base import Readable, Reader
 
 if TYPE_CHECKING:
     from holdfast.persist.verify import VerifyReport
@@ -36,7 +36,7 @@ def no_progress(count: int) -> None:
 class Checkpoint:
     """One committed checkpoint, or a plain Hugging Face folder, open for reading."""
 
-    def __init__(self, storage: Storage, folder: str) -> None:
+    def __init__(self, storage: Readable, folder: str) -> None:
         self.storage = storage
         self.folder = folder
         self.manifest = self._read_manifest()

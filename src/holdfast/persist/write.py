@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,20 +16,12 @@ from holdfast.core.errors import HoldfastError
 from holdfast.core.ranks import Ranks, together
 from holdfast.format.digest import Digest
 from holdfast.persist.arena import create_file, open_reader, open_writer, unlink_file
+from holdfast.persist.commit import BlockReport
 from holdfast.plan.arrays import RawArray, Sources, aligned_buffer, bytes_of, part_of, piece_in_run, raw_dtype
+from holdfast.plan.jobs import travel_file
 from holdfast.plan.pieces import Piece, Run
-from holdfast.plan.save import BlockPlan, SavePlan
+from holdfast.plan.save import BlockPlan, Export, SavePlan
 from holdfast.storage.base import Reader, Storage, Writer
-
-
-@dataclass(frozen=True, slots=True)
-class BlockReport:
-    """What a rank tells of a block it wrote."""
-
-    file: str
-    offset: int
-    size: int
-    digest: str
 
 
 def write_blocks(plan: SavePlan, ranks: Ranks, storage: Storage, attempt: str, sources: Sources) -> list[BlockReport]:
@@ -41,37 +32,25 @@ def write_blocks(plan: SavePlan, ranks: Ranks, storage: Storage, attempt: str, s
     return [BlockReport(*report) for rank_reports in reports for report in rank_reports]
 
 
-def _travel_file(rank: int) -> str:
-    """The file of an attempt in which `rank` hands bytes to other hosts."""
-    return f"travel-{rank}"
-
-
-def _area_bytes(plan: SavePlan, rank: int, *, across_hosts: bool) -> int:
-    end = 0
-    for export in plan.exports(rank, across_hosts=across_hosts):
-        end = export.offset + export.piece.bytes
-    return end
-
-
 def _hand_over(
     plan: SavePlan, ranks: Ranks, storage: Storage, attempt: str, sources: Sources, stack: ExitStack
 ) -> dict[int, Reader]:
     """Leave what other ranks need where they find it; returns readers of what they left for this one."""
-    near = [_area_bytes(plan, rank, across_hosts=False) for rank in range(ranks.world)]
-    far = [_area_bytes(plan, rank, across_hosts=True) for rank in range(ranks.world)]
-    if not any(near) and not any(far):
+    if all(piece.rank == block.owner for block in plan.blocks for piece in block.pieces):
         return {}
-    rank = ranks.rank
+    rank, host = ranks.rank, plan.hosts[ranks.rank]
 
     def leave() -> str | None:
         name = None
-        if near[rank]:
-            name = create_file(near[rank])
-            stack.callback(unlink_file, name)
-            _copy_out(plan, rank, sources, open_writer(name), across_hosts=False)
-        if far[rank]:
-            storage.create(attempt, _travel_file(rank), far[rank])
-            _copy_out(plan, rank, sources, storage.writer(attempt, _travel_file(rank)), across_hosts=True)
+        for receiver, exports in plan.exports(rank).items():
+            if receiver == host:
+                name = create_file(exports[-1].end)
+                stack.callback(unlink_file, name)
+                _copy_out(exports, sources, open_writer(name))
+            else:
+                file = travel_file(rank, receiver)
+                storage.create(attempt, file, exports[-1].end)
+                _copy_out(exports, sources, storage.writer(attempt, file))
         return name
 
     names = together(ranks, leave)
@@ -80,8 +59,8 @@ def _hand_over(
     def find() -> None:
         wanted = {piece.rank for block in plan.blocks if block.owner == rank for piece in block.pieces} - {rank}
         for giver in sorted(wanted):
-            nearby = plan.hosts[giver] == plan.hosts[rank]
-            reader = open_reader(str(names[giver])) if nearby else storage.take(attempt, _travel_file(giver))
+            nearby = plan.hosts[giver] == host
+            reader = open_reader(str(names[giver])) if nearby else storage.take(attempt, travel_file(giver, host))
             stack.callback(reader.close)
             givers[giver] = reader
 
@@ -89,9 +68,9 @@ def _hand_over(
     return givers
 
 
-def _copy_out(plan: SavePlan, rank: int, sources: Sources, writer: Writer, *, across_hosts: bool) -> None:
+def _copy_out(exports: Sequence[Export], sources: Sources, writer: Writer) -> None:
     try:
-        for export in plan.exports(rank, across_hosts=across_hosts):
+        for export in exports:
             shard = sources.array(export.piece.run.place, export.piece.held)
             data = np.ascontiguousarray(part_of(shard, export.piece.part, export.piece.held))
             writer.write(export.offset, [bytes_of(data)])
@@ -101,9 +80,10 @@ def _copy_out(plan: SavePlan, rank: int, sources: Sources, writer: Writer, *, ac
 
 def drop_travel_files(plan: SavePlan, storage: Storage, attempt: str) -> None:
     """Remove what was handed over between hosts: it is not part of the checkpoint."""
-    for rank in range(len(plan.hosts)):
-        if _area_bytes(plan, rank, across_hosts=True):
-            storage.drop(attempt, _travel_file(rank))
+    pairs = {(piece.rank, plan.hosts[block.owner]) for block in plan.blocks for piece in block.pieces}
+    for giver, host in sorted(pairs):
+        if plan.hosts[giver] != host:
+            storage.drop(attempt, travel_file(giver, host))
 
 
 class _Gatherer:
@@ -116,8 +96,7 @@ class _Gatherer:
         self._buffer = aligned_buffer(size)
         self._offsets: dict[int, int] = {}
         for giver in givers:
-            across = plan.hosts[giver] != plan.hosts[rank]
-            for export in plan.exports(giver, across_hosts=across):
+            for export in plan.exports(giver)[plan.hosts[rank]]:
                 self._offsets[id(export.piece)] = export.offset
 
     def block(self, block: BlockPlan) -> Iterator[memoryview]:

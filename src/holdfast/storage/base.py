@@ -44,27 +44,37 @@ class Writer(Protocol):
     def close(self) -> None: ...
 
 
-@runtime_checkable
-class Storage(Protocol):
-    """A root with folders in it. Every failure is a StorageError, NotFound or Damaged."""
+class Hold(Protocol):
+    """A sign that a process works in a folder; it goes with the process."""
+
+    def release(self) -> None: ...
+
+
+class Readable(Protocol):
+    """Folders with files that can be read. Every failure is a StorageError, NotFound or Damaged."""
 
     @property
     def name(self) -> str:
         """What people call this root, for messages."""
 
-    def folders(self) -> list[str]:
-        """The names of the committed folders' candidates: every folder that is not hidden."""
-
     def files(self, folder: str) -> dict[str, int]:
         """Names and sizes of the regular files of a folder, `sub/name` for one level of subfolders."""
-
-    def entries(self, folder: str) -> list[str]:
-        """Everything under a folder, at any depth and of any type; empty if there is no such folder."""
 
     def read(self, folder: str, name: str, limit_bytes: int) -> bytes:
         """A whole small file."""
 
     def open(self, folder: str, name: str) -> Reader: ...
+
+
+@runtime_checkable
+class Storage(Readable, Protocol):
+    """A root with folders in it, and attempts that become folders."""
+
+    def folders(self) -> list[str]:
+        """The names of the committed folders' candidates: every folder that is not hidden."""
+
+    def entries(self, folder: str) -> list[str]:
+        """Everything under a folder, at any depth and of any type; empty if there is no such folder."""
 
     def begin(self, attempt: str) -> None:
         """Make the attempt's folder."""
@@ -88,3 +98,24 @@ class Storage(Protocol):
 
     def discard(self, attempt: str) -> None:
         """Remove an attempt and all it holds, as far as that is possible."""
+
+
+@runtime_checkable
+class SharedStorage(Storage, Protocol):
+    """A storage that other processes can open too, so that writers can work and talk through it."""
+
+    @property
+    def address(self) -> str:
+        """What `storage_at` makes the same storage of, in another process."""
+
+    def hidden(self) -> list[str]:
+        """The folders that are not checkpoints: attempts and mailboxes."""
+
+    def note(self, folder: str, name: str, data: bytes) -> None:
+        """Write a small file that readers see whole or not at all, replacing an older one. Not durable."""
+
+    def hold(self, folder: str) -> Hold:
+        """Say that this process works in the folder, until it lets go or dies."""
+
+    def is_held(self, folder: str) -> bool:
+        """Whether a living process on this host works in the folder."""

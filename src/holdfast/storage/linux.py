@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import fcntl
 import functools
 import os
 import secrets
@@ -12,6 +13,7 @@ from pathlib import Path
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
 _SYNC_FILE_RANGE_WRITE = 2
+_MADV_POPULATE_WRITE = 23
 # Magic numbers of statfs: ext2 to ext4, xfs, btrfs, tmpfs, overlayfs, zfs, f2fs, bcachefs.
 _LOCAL_FILE_SYSTEMS = {0xEF53, 0x58465342, 0x9123683E, 0x01021994, 0x794C7630, 0x2FC12FC1, 0xF2F52010, 0xCA451A4E}
 _UNSUPPORTED = (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
@@ -89,3 +91,26 @@ def start_write_back(descriptor: int, offset: int, size: int) -> None:
             ctypes.c_int64(size),
             ctypes.c_uint(_SYNC_FILE_RANGE_WRITE),
         )
+
+
+def lock(descriptor: int, *, alone: bool) -> bool:
+    """Lock an open file or folder, `alone` or beside others, without waiting; False if it cannot be had now.
+
+    The lock ends when the last copy of the descriptor is closed. Where the file system has no
+    locks, every lock is granted.
+    """
+    try:
+        fcntl.flock(descriptor, (fcntl.LOCK_EX if alone else fcntl.LOCK_SH) | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        if error.errno not in (*_UNSUPPORTED, errno.ENOLCK):
+            raise
+    return True
+
+
+def populate(address: int, size: int) -> None:
+    """Bring in the pages of a map, writable, so that nobody waits for them later."""
+    libc = _libc()
+    if libc is not None:
+        libc.madvise(ctypes.c_void_p(address), ctypes.c_size_t(size), ctypes.c_int(_MADV_POPULATE_WRITE))

@@ -11,6 +11,7 @@ import mmap
 import os
 import shutil
 import stat
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -121,6 +122,18 @@ class LocalWriter:
         os.close(self._descriptor)
 
 
+class LocalHold:
+    """A lock on a folder that ends with this process."""
+
+    def __init__(self, path: Path) -> None:
+        with _failing_as_storage_error(f"holding {path}"):
+            self._descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            linux.lock(self._descriptor, alone=False)
+
+    def release(self) -> None:
+        os.close(self._descriptor)
+
+
 class LocalStorage:
     """Folders under a path. Files are private to the user: 0600, folders 0700.
 
@@ -136,14 +149,20 @@ class LocalStorage:
     def name(self) -> str:
         return str(self.root)
 
+    @property
+    def address(self) -> str:
+        return str(self.root.absolute())
+
     def folders(self) -> list[str]:
+        return [name for name in self._folders() if not name.startswith(".")]
+
+    def hidden(self) -> list[str]:
+        return [name for name in self._folders() if name.startswith(".")]
+
+    def _folders(self) -> list[str]:
         try:
             with os.scandir(self.root) as entries:
-                return sorted(
-                    entry.name
-                    for entry in entries
-                    if not entry.name.startswith(".") and entry.is_dir(follow_symlinks=False)
-                )
+                return sorted(entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
         except FileNotFoundError:
             return []
         except OSError as error:
@@ -230,6 +249,26 @@ class LocalStorage:
             writer.sync()
         finally:
             writer.close()
+
+    def note(self, folder: str, name: str, data: bytes) -> None:
+        path = self._path(folder, name)
+        unseen = path.with_name(f".{name}-{os.getpid()}-{threading.get_ident()}")
+        with _failing_as_storage_error(f"writing {path}"):
+            descriptor = os.open(unseen, os.O_CREAT | os.O_TRUNC | os.O_WRONLY | os.O_CLOEXEC, 0o600)
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(data)
+            os.rename(unseen, path)
+
+    def hold(self, folder: str) -> LocalHold:
+        return LocalHold(self.root / folder)
+
+    def is_held(self, folder: str) -> bool:
+        with _failing_as_storage_error(f"looking at {self.root / folder}"):
+            descriptor = os.open(self.root / folder, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            try:
+                return not linux.lock(descriptor, alone=True)
+            finally:
+                os.close(descriptor)
 
     def take(self, attempt: str, name: str) -> LocalReader:
         return LocalReader(self._path(attempt, name))

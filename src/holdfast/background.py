@@ -1,0 +1,485 @@
+"""Saving behind training's back: look, agree, capture, hand over to the writer process."""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+import time
+from collections.abc import Callable, Mapping, MutableMapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from holdfast.core.errors import HoldfastError, LayoutError, PeerFailed, StorageError, error_from_record
+from holdfast.core.events import Event, Listener
+from holdfast.core.ranks import Ranks, together
+from holdfast.format.digest import digest_hex
+from holdfast.format.names import step_folder
+from holdfast.handle import NoArena, Refusal, SaveHandle
+from holdfast.persist import mailbox as mail
+from holdfast.persist.checkpoint import Checkpoint
+from holdfast.persist.coordinator import Order
+from holdfast.persist.mailbox import Mailbox
+from holdfast.persist.spawn import Message, WriterEnd
+from holdfast.persist.start import arena_prefix
+from holdfast.plan.jobs import ArenaLayout, writer_job
+from holdfast.plan.values import value_fields
+from holdfast.planning import plan_files
+from holdfast.storage.base import SharedStorage
+from holdfast.survey import SaveOptions, Seen, Survey
+
+if TYPE_CHECKING:
+    from holdfast.adapters.offers import Collected
+    from holdfast.capture.copy import Item, Pending
+    from holdfast.plan.jobs import Span
+    from holdfast.plan.values import Told
+
+
+@dataclass(frozen=True, slots=True)
+class BackgroundOptions:
+    """How a run saves in the background. Seconds are deadlines: no wait is without one."""
+
+    deadline_s: float
+    silence_s: float = 60.0
+    on_busy: str = "wait"
+    arena_bytes: int | None = None
+    threads: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Standing:
+    """A plan that stands until the layout changes: what it was made for, and where this rank's bytes go."""
+
+    signature: Any
+    seen: Seen
+    digest: str
+    places: tuple[tuple[int, int, Span], ...]  # number of the offer, of its part, and the span
+    arena: Any
+
+
+@dataclass(frozen=True, slots=True)
+class _Looked:
+    """This rank's state at the call: tensors by reference, the rest by value."""
+
+    collected: Collected
+    told: Mapping[str, Told]
+
+
+@dataclass(frozen=True, slots=True)
+class _Flight:
+    """A save in flight."""
+
+    order: Order
+    handle: SaveHandle
+    started: float
+    values: dict[str, Any]
+    bytes: int
+
+
+_NO_ARENA = "no arena: "
+_GO, _PLAN, _SKIP = "go", "plan", "skip"
+
+
+class BackgroundSaver:
+    """Saves the steps of one run in the background, one at a time. Every rank has one.
+
+    After the first save the ranks exchange a few numbers, to decide as one, and no more
+    until a tensor comes, goes or changes its shape or shard.
+    """
+
+    def __init__(
+        self, storage: SharedStorage, options: SaveOptions, background: BackgroundOptions, listener: Listener
+    ) -> None:
+        from holdfast.capture.copy import Copier
+        from holdfast.capture.hooks import StepHooks
+
+        self._storage = storage
+        self._options = options
+        self._background = background
+        self._listener = listener
+        self._survey = Survey(options)
+        self._hooks = StepHooks()
+        self._copier = Copier()
+        self._arena: Any = None
+        self._writer: WriterEnd | None = None
+        self._standing: _Standing | None = None
+        self._flight: _Flight | None = None
+        self._captures: queue.Queue[tuple[_Flight, Pending] | None] = queue.Queue()
+        self._thread: threading.Thread | None = None
+        self._captured = threading.Event()
+        self._captured.set()
+        self._life = ""
+        self._number = 0
+        self._rank = 0
+        self.failures: list[str] = []
+        self.last_published: int | None = None
+
+    # The run: what must be known before the first save.
+
+    def begin_run(self, ranks: Ranks, run: str, life: str) -> None:
+        """Take the ids of the run and of this life of it, and start the writer before it is needed."""
+        from holdfast.capture.arena import RankArena
+
+        self._rank = ranks.rank
+        self._life = f"{run}/{life}"
+        self._arena = RankArena(
+            arena_prefix(run, ranks.rank), self._background.arena_bytes, self._background.deadline_s
+        )
+        self._need_writer()
+
+    def prepare(self, ranks: Ranks, state: MutableMapping[str, Any]) -> None:
+        """Hook the optimizers and make the arena in the background, as large as saves will want it. Collective."""
+        from holdfast.adapters.forecast import coming_tensors, local_tensor, params_of
+
+        collected, _, agreement = self._survey.layout(ranks, state, self._storage.name)
+        self._hooks.attach(collected.live_optimizers)
+        options = self._options
+        planned = plan_files(agreement, options.max_shard_bytes, options.block_bytes, only=[ranks.rank])
+        layout = ArenaLayout(planned.plan, ranks.rank)
+        coming: dict[int, int] = {}
+        for optimizer in collected.live_optimizers:
+            for param in params_of(optimizer):
+                address = local_tensor(param).untyped_storage().data_ptr()
+                coming[address] = coming.get(address, 0) + coming_tensors(optimizer)
+        size = layout.size
+        for number, _, span in _places(collected, layout.spans, planned.group_of):
+            offer = collected.offers[number]
+            if offer.role == "parameter" and offer.cast is None:
+                size += span.bytes * coming.get(offer.holder.local.untyped_storage().data_ptr(), 0)
+        spare = options.block_bytes + size // 50  # owners of blocks take turns anew when tensors join
+        self._arena.prepare(size + spare, lambda made, seconds: self._tell("arena", bytes=made, seconds=seconds))
+
+    def _need_writer(self) -> WriterEnd:
+        if self._writer is None or not self._writer.alive():
+            self._standing = None  # a new writer knows no plan
+            self._writer = WriterEnd(self._hear)
+        return self._writer
+
+    # The save.
+
+    def save(
+        self, ranks: Ranks, check: Callable[[], int], state: MutableMapping[str, Any], parent: int | None
+    ) -> SaveHandle:
+        """Start to save; returns once everything is captured, or will be before the next optimizer step.
+
+        `check` gives the step, or raises if the call is wrong; `parent` is used until a step of
+        this run is published. Raises the same HoldfastError on every rank if the save cannot
+        be, Refusal if the call was wrong, NoArena if there is no memory for it.
+        """
+        started = time.perf_counter()
+        busy = self._settle()
+        step = 0
+        looked: _Looked | None = None
+        failure: Exception | None = None
+        refused = True
+        try:
+            step = check()
+            refused = False
+            self._need_writer()
+            looked = self._look(state)
+        except Exception as error:  # noqa: BLE001  (the others must hear of it, whatever it is)
+            failure = error
+        decision = self._decide(ranks, step, busy, looked, failure, refused=refused)
+        handle = SaveHandle(step)
+        if decision == _SKIP:
+            handle.skipped = True
+            handle.fail(PeerFailed(f"step {step} was skipped: the save before it is still being written"))
+            self._tell("skipped", step)
+            return handle
+        if decision == _PLAN or looked is None:
+            looked = self._plan_anew(ranks, state)
+        parent = parent if self.last_published is None else self.last_published
+        self._capture(ranks, handle, looked, parent, started)
+        handle.stall_ms = (time.perf_counter() - started) * 1000
+        return handle
+
+    def _settle(self) -> bool:
+        """Wait for the save before, unless it is to be skipped; whether it is still in flight."""
+        flight = self._flight
+        if flight is None or flight.handle.done():
+            return False
+        if self._background.on_busy == "skip":
+            return True
+        started = time.perf_counter()
+        if not flight.handle.wait(self._background.deadline_s):
+            flight.handle.fail(PeerFailed(f"step {flight.order.step} was not written within the deadline"))
+            self._forget()
+        self._tell("waited", flight.order.step, seconds=time.perf_counter() - started)
+        return False
+
+    def _forget(self) -> None:
+        """Drop the writer and the plan: what they were about is not known any more."""
+        self._standing = None
+        if self._writer is not None:
+            self._writer.close(0.0)
+            self._writer = None
+
+    def _look(self, state: MutableMapping[str, Any]) -> _Looked | None:
+        """This rank's state now, if it is still as the standing plan has it; None if a plan must be made."""
+        from holdfast.adapters.entries import sort_state
+        from holdfast.adapters.offers import collect
+
+        standing = self._standing
+        if standing is None:
+            return None
+        live = replace(sort_state(state, self._options.ties), owners=dict(standing.seen.owners))
+        collected = collect(live, self._options.model_dtype)
+        collected.offer_trees(standing.seen.agreement.labels)
+        if collected.signature() != standing.signature:
+            return None
+        return _Looked(collected, collected.told(standing.seen.agreement.dealt, on_devices=False))
+
+    def _decide(
+        self, ranks: Ranks, step: int, busy: bool, looked: _Looked | None, failure: Exception | None, *, refused: bool
+    ) -> str:
+        """One decision for all ranks, from a few numbers of each."""
+        common = 0
+        if looked is not None and self._standing is not None:
+            uniform = sorted(self._standing.seen.agreement.uniform & looked.told.keys())
+            common = int(digest_hex("".join(looked.told[name].digest for name in uniform).encode())[:15], 16)
+        numbers = [failure is not None, refused, busy, looked is None, step, -step, common, -common]
+        failed, any_refused, any_busy, changed, last, first, high, low = ranks.highest(list(map(int, numbers)))
+
+        def raise_failure() -> None:
+            if failure is not None:
+                raise failure
+
+        if failed:
+            try:
+                together(ranks, raise_failure)
+            except HoldfastError as error:
+                if any_refused:
+                    raise Refusal(error) from None
+                raise
+        if last != -first:
+            raise LayoutError(f"the ranks save different steps, from {-first} to {last}")
+        if any_busy:
+            return _SKIP
+        return _PLAN if changed or high != -low else _GO
+
+    def _plan_anew(self, ranks: Ranks, state: MutableMapping[str, Any]) -> _Looked:
+        started = time.perf_counter()
+        self._standing = None
+        seen = self._survey.take(ranks, state, self._storage.name)
+        agreement, options = seen.agreement, self._options
+        here = agreement.hosts[ranks.rank]
+        neighbours = [rank for rank, host in enumerate(agreement.hosts) if host == here]
+        planned = plan_files(
+            agreement, options.max_shard_bytes, options.block_bytes, seen.first_replica, only=neighbours
+        )
+        layouts = {rank: ArenaLayout(planned.plan, rank) for rank in neighbours}
+        own = layouts[ranks.rank]
+        inputs = [agreement.digest, agreement.hosts, options.max_shard_bytes, options.block_bytes, seen.first_replica]
+        digest = digest_hex(repr(inputs).encode())
+        arena: list[Any] = []
+
+        def make_arena() -> list[str]:
+            try:
+                path, memory = self._arena.require(own.size)
+            except (StorageError, OSError) as error:
+                raise StorageError(f"{_NO_ARENA}{error}") from error
+            arena.append(memory)
+            return [path, digest]
+
+        try:
+            answers = together(ranks, make_arena)
+        except StorageError as error:
+            raise NoArena(str(error).partition(_NO_ARENA)[2] or str(error)) from None
+        if len({plan for _, plan in answers}) != 1:
+            raise LayoutError("the ranks made different plans of one layout")
+        job = writer_job(planned.plan, digest, ranks.rank, layouts)
+        commit = planned.commit(options.block_bytes).fields() if ranks.rank == 0 else None
+        self._need_writer().plan(
+            {
+                "storage": self._storage.address,
+                "job": job.fields(),
+                "commit": commit,
+                "arenas": {str(rank): answers[rank][0] for rank in neighbours},
+                "threads": self._background.threads or max(1, min(8, (os.cpu_count() or 1) // len(neighbours))),
+            }
+        )
+        self._hooks.attach(seen.collected.live_optimizers)
+        places = tuple(_places(seen.collected, own.spans, planned.group_of))
+        self._standing = _Standing(seen.collected.signature(), seen, digest, places, arena[0])
+        self._survey.warn(ranks)
+        self._tell("planned", bytes=own.size, seconds=time.perf_counter() - started)
+        return _Looked(seen.collected, seen.told)
+
+    def _capture(
+        self,
+        ranks: Ranks,
+        handle: SaveHandle,
+        looked: _Looked,
+        parent: int | None,
+        started: float,
+    ) -> None:
+        standing, writer = self._standing, self._writer
+        assert standing is not None and writer is not None
+        self._number += 1
+        name = f"{self._life}/{self._number}/{handle.step}"
+        order = Order(
+            f".attempt-{digest_hex(name.encode())[:16]}",
+            step_folder(handle.step),
+            handle.step,
+            parent,
+            self._background.deadline_s,
+            self._background.silence_s,
+        )
+        values = value_fields(looked.told, standing.seen.agreement.speakers, ranks.rank)
+        flight = _Flight(order, handle, started, values, sum(span.bytes for _, _, span in standing.places))
+        self._flight = flight
+        self._arena.blank()
+        self._captured.clear()
+        try:
+            writer.order(order)
+            pending = self._copier.start(self._items(looked.collected), standing.arena, self._hooks.interval_s)
+        except (HoldfastError, RuntimeError, OSError) as error:
+            self._captured.set()
+            self._lost(flight, error)
+            return
+        self._hooks.guard(pending.released)
+        if pending.done:
+            self._need_thread()
+            self._captures.put((flight, pending))
+        else:
+            self._hand_over(flight, pending)
+
+    def _items(self, collected: Collected) -> list[Item]:
+        from holdfast.adapters.forecast import stepped_tensors
+        from holdfast.capture.copy import Item
+
+        assert self._standing is not None
+        trusted = self._hooks.trusted(collected.live_optimizers)
+        guarded = {
+            tensor.untyped_storage().data_ptr() for optimizer in trusted for tensor in stepped_tensors(optimizer)
+        }
+        items = []
+        for number, part, span in self._standing.places:
+            offer = collected.offers[number]
+            local = offer.holder.local
+            owned = local.device.type == "cuda" and local.untyped_storage().data_ptr() in guarded
+            items.append(Item(offer, offer.holder.parts[part], span, owned))
+        return items
+
+    def _need_thread(self) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._finish_captures, name="holdfast-capture", daemon=True)
+            self._thread.start()
+
+    def _finish_captures(self) -> None:
+        while (item := self._captures.get()) is not None:
+            flight, pending = item
+            try:
+                rate = pending.wait()
+                if rate:
+                    self._copier.rate = rate
+                self._hand_over(flight, pending)
+            except Exception as error:  # noqa: BLE001  (training goes on; the handle tells)
+                self._captured.set()
+                self._lost(flight, error)
+
+    def _hand_over(self, flight: _Flight, pending: Pending) -> None:
+        assert self._writer is not None
+        self._captured.set()
+        self._tell("captured", flight.order.step, bytes=flight.bytes, seconds=time.perf_counter() - pending.started)
+        try:
+            self._writer.captured(flight.values)
+        except HoldfastError as error:
+            self._lost(flight, error)
+
+    # The outcome.
+
+    def _hear(self, message: Message) -> None:
+        """What the writer tells, on its own thread."""
+        flight = self._flight
+        if message["tell"] == "event":
+            self._listener(Event(**message["event"]))
+        elif message["tell"] == "outcome" and flight is not None and message["attempt"] == flight.order.attempt:
+            self._conclude(flight, message["outcome"])
+        elif message["tell"] == "gone" and flight is not None and not flight.handle.done():
+            self._lost(flight, PeerFailed(f"the writer process died: {message['why']}"))
+
+    def _conclude(self, flight: _Flight, outcome: Mapping[str, Any]) -> None:
+        step = flight.order.step
+        seconds = time.perf_counter() - flight.started
+        if outcome["error"] is not None:
+            self._failed(flight, error_from_record(list(outcome["error"])))
+            return
+        self.last_published = step
+        storage, folder = self._storage, flight.order.folder
+        if self._rank == 0:
+            self._tell(
+                "published", step, bytes=flight.bytes, seconds=seconds, detail=f"stall {flight.handle.stall_ms:.0f} ms"
+            )
+        flight.handle.succeed(lambda: Checkpoint(storage, folder))
+
+    def _lost(self, flight: _Flight, error: Exception) -> None:
+        """This rank cannot save: its writer, or this process in its place, tells the others so."""
+        failure = error if isinstance(error, HoldfastError) else PeerFailed(f"{type(error).__name__}: {error}")
+        record = [type(failure).__name__, str(failure)]
+        try:
+            assert self._writer is not None
+            self._writer.abandon(failure)
+        except (HoldfastError, AssertionError):
+            mailbox = Mailbox(self._storage, flight.order.attempt)
+            try:
+                if self._rank == 0:
+                    self._storage.discard(flight.order.attempt)
+                    mailbox.post(mail.OUTCOME, {"error": record, "fresh": False})
+                else:
+                    mailbox.post(mail.report(self._rank), {"plan": "", "error": record})
+            except HoldfastError as silent:
+                self._tell("failed", flight.order.step, detail=f"the other ranks could not be told: {silent}")
+        self._failed(flight, failure)
+
+    def _failed(self, flight: _Flight, failure: HoldfastError) -> None:
+        if flight.handle.done():
+            return
+        self._standing = None
+        self.failures.append(f"step {flight.order.step} was not saved: {failure}")
+        self._tell("failed", flight.order.step, detail=str(failure))
+        flight.handle.fail(failure)
+
+    def _tell(self, name: str, step: int | None = None, **fields: Any) -> None:
+        self._listener(Event(name, step, self._rank, **fields))
+
+    # The end.
+
+    def wait_for_capture(self) -> None:
+        """Return when nothing of the live state is being copied any more."""
+        if not self._captured.wait(self._background.deadline_s):
+            raise PeerFailed("a capture did not end within the deadline")
+
+    @property
+    def is_idle(self) -> bool:
+        return self._flight is None or self._flight.handle.done()
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait for the save in flight, if there is one; False if it is not over in time."""
+        return self._flight is None or self._flight.handle.wait(timeout_s)
+
+    def close(self, timeout_s: float) -> bool:
+        """Finish what is in flight and let the writer go; False if it is still at work after `timeout_s`."""
+        end = time.monotonic() + timeout_s
+        finished = self.wait(timeout_s)
+        self._hooks.detach()
+        if self._thread is not None:
+            self._captures.put(None)
+            self._thread.join(max(0.0, end - time.monotonic()))
+        if self._writer is not None:
+            finished = self._writer.close(max(1.0, end - time.monotonic())) and finished
+        if self._arena is not None:
+            if finished:
+                self._arena.release()
+            else:
+                self._arena.let_go()
+        return finished
+
+
+def _places(collected: Collected, spans: list[Span], group_of: Mapping[str, str]) -> list[tuple[int, int, Span]]:
+    """For each span of the arena the offer and part that it is copied from."""
+    by_box: dict[tuple[str, str, Any], tuple[int, int]] = {}
+    for number, offer in enumerate(collected.offers):
+        for index, part in enumerate(offer.holder.parts):
+            by_box.setdefault((offer.group, offer.key, part.box), (number, index))
+    return [(*by_box[group_of[span.place.file], span.place.spec.key, span.held], span) for span in spans]

@@ -1,0 +1,1 @@
+"""Capture: live tensors into arenas of shared memory, without stopping training."""

@@ -1,0 +1,127 @@
+"""A rank's arena as the trainer sees it: made and page-locked in the background, filled by captures."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import torch
+
+from holdfast.core.errors import HoldfastError, StorageError
+from holdfast.persist.arena import Arena, create_file, unlink_file
+from holdfast.persist.card import card_path
+from holdfast.storage import linux
+
+_SLICE_BYTES = 256 << 20
+_THREADS = 8
+
+
+class RankArena:
+    """One arena for all saves of a run; it grows when a plan needs more.
+
+    Making it takes seconds: space is reserved, pages are brought in, and page-locked where
+    there is a GPU. `prepare` does that on a thread; `require` waits for it.
+    """
+
+    def __init__(self, prefix: str, limit_bytes: int | None, deadline_s: float) -> None:
+        self._prefix = prefix
+        self._limit_bytes = limit_bytes
+        self._deadline_s = deadline_s
+        self._arena: Arena | None = None
+        self._pinned: int | None = None
+        self._thread: threading.Thread | None = None
+        self._failure: HoldfastError | None = None
+        self.seconds = 0.0
+
+    @property
+    def path(self) -> str | None:
+        return self._arena.path if self._arena else None
+
+    @property
+    def size(self) -> int:
+        return self._arena.bytes.size if self._arena else 0
+
+    def prepare(self, size: int, done: Callable[[int, float], None] = lambda size, seconds: None) -> None:
+        """Begin to make an arena of at least `size` bytes, unless there is one or one is being made."""
+        if self._thread is None and size > self.size and not self._too_large(size):
+            self._thread = threading.Thread(target=self._make_quietly, args=(size, done), daemon=True)
+            self._thread.start()
+
+    def require(self, size: int) -> tuple[str, torch.Tensor]:
+        """The path and bytes of an arena of at least `size`, made now if need be."""
+        if self._thread is not None:
+            self._thread.join(self._deadline_s)
+            if self._thread.is_alive():
+                raise StorageError(f"the arena was not made within {self._deadline_s:.0f} s")
+            self._thread = None
+        failure, self._failure = self._failure, None
+        if size > self.size or self._arena is None:
+            if self._too_large(size):
+                raise StorageError(
+                    f"capturing this rank's state takes {size} bytes of shared memory, "
+                    f"arena_bytes allows {self._limit_bytes}"
+                )
+            if failure is not None:
+                raise failure
+            self._make(size)
+        assert self._arena is not None
+        return self._arena.path, torch.from_numpy(self._arena.bytes)
+
+    def _too_large(self, size: int) -> bool:
+        return self._limit_bytes is not None and size > self._limit_bytes
+
+    def _make_quietly(self, size: int, done: Callable[[int, float], None]) -> None:
+        try:
+            self._make(size)
+        except (HoldfastError, OSError, RuntimeError) as error:
+            self._failure = error if isinstance(error, HoldfastError) else StorageError(f"making the arena: {error}")
+        else:
+            done(size, self.seconds)
+
+    def _make(self, size: int) -> None:
+        started = time.monotonic()
+        self.release()
+        path = create_file(max(size, 1), self._prefix, in_memory=True)
+        arena = Arena(path, max(size, 1), hold=True)
+        address = arena.bytes.ctypes.data
+        with ThreadPoolExecutor(_THREADS) as pool:
+            for begin in range(0, size, _SLICE_BYTES):
+                pool.submit(linux.populate, address + begin, min(_SLICE_BYTES, size - begin))
+        self._arena = arena
+        if torch.cuda.is_available():
+            self._pin(address, max(size, 1))
+        self.seconds = time.monotonic() - started
+
+    def _pin(self, address: int, size: int) -> None:
+        code = torch.cuda.cudart().cudaHostRegister(address, size, 0)  # type: ignore[no-untyped-call]
+        if int(code) != 0:
+            raise StorageError(f"page-locking {size} bytes for the arena: CUDA error {int(code)}; check ulimit -l")
+        self._pinned = address
+
+    def blank(self) -> None:
+        """Say that the arena is about to be filled: nothing may be restored from it until it is."""
+        if self._arena is not None:
+            unlink_file(card_path(self._arena.path))
+
+    def release(self) -> None:
+        """Give the memory back, also where no writer ever took it over."""
+        if self._arena is None:
+            return
+        if self._pinned is not None:
+            torch.cuda.cudart().cudaHostUnregister(self._pinned)  # type: ignore[no-untyped-call]
+            self._pinned = None
+        self.blank()
+        unlink_file(self._arena.path)
+        self._arena.close()
+        self._arena = None
+
+    def let_go(self) -> None:
+        """Leave the memory to the writer, which takes it away when it leaves."""
+        if self._pinned is not None:
+            torch.cuda.cudart().cudaHostUnregister(self._pinned)  # type: ignore[no-untyped-call]
+            self._pinned = None
+        if self._arena is not None:
+            self._arena.close()
+            self._arena = None

@@ -1,0 +1,197 @@
+"""Copies from live tensors into the arena.
+
+CPU tensors are copied before `start` returns. CUDA tensors are copied on a side stream: what
+an optimizer owns while the next forward and backward run, everything else by way of a copy on
+the device, so that the compute stream waits for no more than that.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from holdfast.adapters.offers import Offer, stored_view
+from holdfast.layout.flat import flat_boxes
+from holdfast.layout.placement import Part
+from holdfast.plan.jobs import Span
+
+_RAW = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_FIRST_RATE = 20e9  # bytes a second to the host, until it has been measured
+_FIRST_INTERVAL_S = 0.1
+_USED_OF_STEP = 0.8  # of a step's time, before the next optimizer step
+_SPARE_BYTES = 1 << 30
+_SPARE_SHARE = 0.05
+_ALIGNMENT = 512
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """A span of the arena and the live part it is copied from; `owned` if an optimizer step guards it."""
+
+    offer: Offer
+    part: Part
+    span: Span
+    owned: bool
+
+    @property
+    def device(self) -> torch.device:
+        return self.offer.holder.local.device
+
+
+@dataclass(slots=True)
+class Pending:
+    """A capture in flight: what must stay alive until it is done, and when it is."""
+
+    bytes: int = 0
+    started: float = field(default_factory=time.perf_counter)
+    released: list[torch.cuda.Event] = field(default_factory=list)
+    done: list[tuple[torch.cuda.Event, torch.cuda.Event]] = field(default_factory=list)
+    alive: list[torch.Tensor] = field(default_factory=list)
+
+    def wait(self) -> float:
+        """Wait on the host until all is captured; returns the bytes per second of the copies, 0 if unknown."""
+        milliseconds = 0.0
+        for begin, end in self.done:
+            end.synchronize()
+            milliseconds += begin.elapsed_time(end)
+        self.alive.clear()
+        return self.bytes / milliseconds * 1000 if milliseconds else 0.0
+
+
+class Copier:
+    """Starts captures; remembers streams and how fast copies went."""
+
+    def __init__(self) -> None:
+        self._streams: dict[torch.device, torch.cuda.Stream] = {}
+        self._staged: dict[torch.device, int] = {}
+        self.rate = _FIRST_RATE
+
+    def start(self, items: Sequence[Item], arena: torch.Tensor, interval_s: float | None) -> Pending:
+        """Begin to copy all items; those on the CPU are copied when this returns."""
+        pending = Pending(bytes=sum(item.span.bytes for item in items if item.device.type == "cuda"))
+        for device in sorted({item.device for item in items if item.device.type == "cuda"}, key=str):
+            own = [item for item in items if item.device == device]
+            self._start_device(device, own, arena, interval_s or _FIRST_INTERVAL_S, pending)
+        for item in items:
+            if item.device.type != "cuda":
+                for target, source in _pairs(item, arena):
+                    target.copy_(source)
+        return pending
+
+    def _start_device(
+        self, device: torch.device, items: Sequence[Item], arena: torch.Tensor, interval_s: float, pending: Pending
+    ) -> None:
+        side = self._streams.setdefault(device, torch.cuda.Stream(device))  # type: ignore[no-untyped-call]
+        current = torch.cuda.current_stream(device)
+        side.wait_stream(current)
+        with torch.cuda.stream(side), torch.no_grad():
+            at_once = [item for item in items if not item.owned]
+            owned = sorted((item for item in items if item.owned), key=lambda item: item.span.bytes)
+            window = int(interval_s * _USED_OF_STEP * self.rate)
+            room = self._room(device)
+            staged, at_once = _within(at_once, room)
+            overflow = _beyond(owned, window, room - sum(map(_aligned, staged)))
+            owned = owned[: len(owned) - len(overflow)]
+            begin = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+            begin.record(side)
+            self._copy(at_once, arena, pending)
+            copies = self._stage(device, [*staged, *overflow], pending)
+            if at_once or staged:
+                ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
+                ready.record(side)
+                current.wait_event(ready)
+            self._copy(owned, arena, pending)
+            released = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            released.record(side)
+            pending.released.append(released)
+            for item, copy in copies:
+                target = arena[item.span.offset : item.span.offset + item.span.bytes]
+                target.copy_(copy, non_blocking=True)
+            end = torch.cuda.Event(enable_timing=True, blocking=True)  # type: ignore[no-untyped-call]
+            end.record(side)
+            pending.done.append((begin, end))
+
+    def _copy(self, items: Iterable[Item], arena: torch.Tensor, pending: Pending) -> None:
+        for item in items:
+            for target, source in _pairs(item, arena):
+                target.copy_(source, non_blocking=True)
+                pending.alive.append(source)
+
+    def _room(self, device: torch.device) -> int:
+        """Bytes on the device that nobody uses: beyond what the allocator has ever needed, with some to spare."""
+        free, total = torch.cuda.mem_get_info(device)
+        spare = max(_SPARE_BYTES, int(total * _SPARE_SHARE))
+        return max(self._staged.get(device, 0), free - spare, 0)
+
+    def _stage(self, device: torch.device, items: Sequence[Item], pending: Pending) -> list[tuple[Item, torch.Tensor]]:
+        """Copy items on the device, into one buffer."""
+        size = sum(map(_aligned, items))
+        if not size:
+            return []
+        buffer = torch.empty(size, dtype=torch.uint8, device=device)
+        self._staged[device] = size
+        pending.alive.append(buffer)
+        copies = []
+        at = 0
+        for item in items:
+            span = buffer[at : at + item.span.bytes]
+            for target, source in _pairs(item, span, at_zero=True):
+                target.copy_(source)
+                pending.alive.append(source)
+            copies.append((item, span))
+            at += _aligned(item)
+        return copies
+
+
+def _aligned(item: Item) -> int:
+    return -(-item.span.bytes // _ALIGNMENT) * _ALIGNMENT
+
+
+def _within(items: Sequence[Item], room: int) -> tuple[list[Item], list[Item]]:
+    """The items that fit into `room`, small ones first, and the rest."""
+    inside: list[Item] = []
+    outside: list[Item] = []
+    for item in sorted(items, key=lambda item: item.span.bytes):
+        room -= _aligned(item)
+        (inside if room >= 0 else outside).append(item)
+    return inside, outside
+
+
+def _beyond(items: Sequence[Item], window: int, room: int) -> list[Item]:
+    """The last of the items, as many as take the copy beyond `window` bytes and fit into `room`."""
+    excess = sum(item.span.bytes for item in items) - window
+    chosen: list[Item] = []
+    for item in reversed(items):
+        if excess <= 0 or _aligned(item) > room:
+            break
+        chosen.append(item)
+        excess -= item.span.bytes
+        room -= _aligned(item)
+    return chosen
+
+
+def _pairs(item: Item, memory: torch.Tensor, *, at_zero: bool = False) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Targets in memory with the live views to be copied into them, as integers of the same width."""
+    span = item.span
+    view = stored_view(item.offer, item.part)
+    width = view.element_size()
+    raw = view.view(_RAW[width])
+    at = 0 if at_zero else span.offset
+    if (span.begin, span.end) == (0, view.numel()):
+        yield _target(memory, at, raw), raw
+    elif view.is_contiguous():
+        part = raw.reshape(-1)[span.begin : span.end]
+        yield _target(memory, at, part), part
+    else:
+        for box in flat_boxes(tuple(view.shape), span.begin, span.end):
+            part = raw[box.within(box.full(tuple(view.shape)))]
+            yield _target(memory, at, part), part
+            at += part.numel() * width
+
+
+def _target(memory: torch.Tensor, at: int, source: torch.Tensor) -> torch.Tensor:
+    span = memory[at : at + source.numel() * source.element_size()]
+    return span.view(source.dtype).view(source.shape)

@@ -1,0 +1,81 @@
+"""Hooks on optimizers: a step waits for the capture of what it is about to change.
+
+The wait is on the device, between streams; the host goes on. A hook must have been seen to
+fire before it is trusted: steps inside CUDA graphs and some compiled ones pass it by.
+"""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from holdfast.adapters.optimizer import inner_optimizer
+
+_INTERVALS = 3
+
+
+class StepHooks:
+    """Hooks on every optimizer of a state, and when they last fired."""
+
+    def __init__(self) -> None:
+        self._handles: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+        self._fired: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._graphed: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._events: list[torch.cuda.Event] = []
+        self._last = 0.0
+        self._intervals: list[float] = []
+
+    def attach(self, optimizers: Iterable[Any]) -> None:
+        """Hook those that are not hooked yet; what is not a torch optimizer cannot be."""
+        for optimizer in optimizers:
+            if isinstance(optimizer, torch.optim.Optimizer):
+                inner = inner_optimizer(optimizer)
+                if inner not in self._handles:
+                    self._handles[inner] = inner.register_step_pre_hook(self._before_step)
+
+    def detach(self) -> None:
+        for handle in list(self._handles.values()):
+            handle.remove()
+        self._handles.clear()
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+            self._graphed.add(optimizer)  # its replays will not come by here
+            return
+        for event in self._events:
+            torch.cuda.current_stream().wait_event(event)
+        self._events = []
+        now = time.monotonic()
+        if self._last:
+            self._intervals = [*self._intervals[-_INTERVALS + 1 :], now - self._last]
+        self._last = now
+        self._fired.add(optimizer)
+
+    def guard(self, events: Iterable[torch.cuda.Event]) -> None:
+        """Make the next step wait for these events."""
+        self._events = list(events)
+
+    @property
+    def interval_s(self) -> float | None:
+        """How long a step takes, by the shortest of the last ones; None if it is not known yet."""
+        return min(self._intervals, default=None)
+
+    def trusted(self, optimizers: Iterable[Any]) -> list[Any]:
+        """The optimizers whose next step will wait: hooked, seen to fire since the last call, not in a graph."""
+        found = []
+        for optimizer in optimizers:
+            if not isinstance(optimizer, torch.optim.Optimizer):
+                continue
+            inner = inner_optimizer(optimizer)
+            if inner in self._handles and inner in self._fired and inner not in self._graphed:
+                found.append(inner)
+        self._fired.clear()
+        return found
+
+    def graphed(self) -> bool:
+        return bool(len(self._graphed))

@@ -1,0 +1,47 @@
+"""Events: what happened in a save, for listeners, logs and `holdfast top`."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+_LOG = logging.getLogger("holdfast")
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One thing that happened: what, in which step, how many bytes, how long it took.
+
+    Names: "planned", "captured", "written", "published", "failed", "skipped", "waited",
+    "restored", "cleaned", "arena".
+    """
+
+    name: str
+    step: int | None = None
+    rank: int = 0
+    bytes: int = 0
+    seconds: float = 0.0
+    detail: str = ""
+    at: float = field(default_factory=time.time)
+
+    def fields(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def __str__(self) -> str:
+        step = "" if self.step is None else f"step {self.step}: "
+        size = f" {self.bytes / 1e9:.2f} GB" if self.bytes else ""
+        took = f" in {self.seconds:.2f} s" if self.seconds else ""
+        rate = f" ({self.bytes / self.seconds / 1e9:.2f} GB/s)" if self.bytes and self.seconds else ""
+        return f"{step}{self.name}{size}{took}{rate}{': ' if self.detail else ''}{self.detail}"
+
+
+Listener = Callable[[Event], None]
+
+
+def log_event(event: Event) -> None:
+    """The default listener: one line per save and per trouble on the logger "holdfast"."""
+    level = {"failed": logging.WARNING, "published": logging.INFO}.get(event.name, logging.DEBUG)
+    _LOG.log(level, "%s", event)

@@ -1,0 +1,107 @@
+"""The coordinator: rank 0's writer begins an attempt, hears all reports, commits and publishes."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from holdfast.core.errors import HoldfastError, LayoutError, error_from_record, error_record
+from holdfast.persist import mailbox as mail
+from holdfast.persist.commit import BlockReport, Commit
+from holdfast.persist.mailbox import Mailbox, Watch
+from holdfast.persist.publish import begin, publish
+from holdfast.storage.base import SharedStorage
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """One save: the attempt, the folder it becomes, its step and parent."""
+
+    attempt: str
+    folder: str
+    step: int
+    parent: int | None
+    deadline_s: float
+    silence_s: float
+
+
+class Coordinator:
+    """Commits the saves of one plan; keeps a mailbox until all ranks know the outcome."""
+
+    def __init__(self, storage: SharedStorage, commit: Commit, plan: str) -> None:
+        self._storage = storage
+        self._commit = commit
+        self._plan = plan
+        self._old: Mailbox | None = None
+
+    def begin(self, order: Order) -> None:
+        """Make the mailbox, the attempt's folder and its files."""
+        if self._old is not None:
+            self._old.discard()  # a new save begins when every rank has heard of the last one
+            self._old = None
+        mailbox = Mailbox(self._storage, order.attempt)
+        mailbox.make()
+        self._hold = self._storage.hold(mailbox.folder)
+        files = [(file.name, file.size) for file in self._commit.files]
+        begin(self._storage, order.attempt, order.folder, files)
+        mailbox.post(mail.BEGUN, order.attempt)
+
+    def finish(self, order: Order) -> bool:
+        """Wait for every rank's report, commit and publish; False if the same content was there already."""
+        reports = self._reports(order)
+        plans = {report["plan"] for report in reports}
+        if plans != {self._plan}:
+            raise LayoutError(f"the ranks wrote by {len(plans)} different plans: nothing is published")
+        blocks = [BlockReport(*block) for report in reports for block in report["blocks"]]
+        values = [report["values"] for report in reports]
+        manifest, small = self._commit.manifest(order.attempt, order.step, order.parent, blocks, values)
+        for name in self._storage.files(order.attempt):
+            if name.startswith("travel-"):
+                self._storage.drop(order.attempt, name)
+        return publish(self._storage, order.attempt, order.folder, manifest, small)
+
+    def _reports(self, order: Order) -> list[dict[str, Any]]:
+        mailbox = Mailbox(self._storage, order.attempt)
+        world = self._commit.world
+        found: dict[int, dict[str, Any]] = {}
+
+        def take(names: set[str]) -> bool:
+            for rank in range(world):
+                if rank not in found and mail.report(rank) in names:
+                    report = mailbox.read(mail.report(rank))
+                    if report is not None and report.get("error"):
+                        name, message = report["error"]
+                        raise error_from_record([name, message if world == 1 else f"rank {rank}: {message}"])
+                    if report is not None:
+                        found[rank] = report
+            return len(found) == world
+
+        def missing(names: set[str]) -> list[int]:
+            return [rank for rank in range(world) if rank not in found]
+
+        Watch(mailbox, order.deadline_s, order.silence_s).wait(take, missing, "the reports of all writers")
+        return [found[rank] for rank in range(world)]
+
+    def conclude(self, order: Order, failure: HoldfastError | None, *, fresh: bool) -> dict[str, Any]:
+        """Tell every rank the outcome; of a failed attempt nothing stays but that."""
+        outcome = {"error": error_record(failure) if failure else None, "fresh": fresh}
+        if failure is not None:
+            self._storage.discard(order.attempt)
+        self._old = Mailbox(self._storage, order.attempt)
+        self._old.post(mail.OUTCOME, outcome)
+        return outcome
+
+    def sweep(self, wait_s: float = 0.0, *, give_up: bool = False) -> None:
+        """Take the last mailbox away once every rank has seen the outcome; then at the latest, to `give_up`."""
+        end = time.monotonic() + wait_s
+        while self._old is not None:
+            names = self._old.names()
+            late = time.monotonic() >= end
+            if all(mail.seen(rank) in names for rank in range(1, self._commit.world)) or (late and give_up):
+                self._old.discard()
+                self._old = None
+            elif late:
+                return
+            else:
+                time.sleep(0.005)

@@ -1,0 +1,125 @@
+"""Mailboxes: how the writers of a save talk, by small files in a folder of the storage.
+
+No process group is needed, so trainers may die and writers go on. The notes of an attempt:
+`begun` (files are there), `gave-R` (rank R's travel files are whole), `status-R` (R is alive),
+`report-R` (what R wrote, or its error), `outcome` (published or not), `seen-R` (R knows it).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection
+from typing import Any
+
+from holdfast.core import limits
+from holdfast.core.errors import NotFound, PeerFailed
+from holdfast.format import strictjson
+from holdfast.storage.base import SharedStorage
+
+_ATTEMPT, _MAIL = ".attempt-", ".mail-"
+_FIRST_POLL_S, _LAST_POLL_S = 0.002, 0.02
+_LOOK_S = 2.0
+
+BEGUN, OUTCOME = "begun", "outcome"
+
+
+def gave(rank: int) -> str:
+    return f"gave-{rank}"
+
+
+def status(rank: int) -> str:
+    return f"status-{rank}"
+
+
+def report(rank: int) -> str:
+    return f"report-{rank}"
+
+
+def seen(rank: int) -> str:
+    return f"seen-{rank}"
+
+
+def mail_folder(attempt: str) -> str:
+    return _MAIL + attempt.removeprefix(_ATTEMPT)
+
+
+def attempt_of(folder: str) -> str | None:
+    """The attempt of a mailbox's folder, None for other folders."""
+    return _ATTEMPT + folder.removeprefix(_MAIL) if folder.startswith(_MAIL) else None
+
+
+class Mailbox:
+    """The notes of one attempt."""
+
+    def __init__(self, storage: SharedStorage, attempt: str) -> None:
+        self._storage = storage
+        self.folder = mail_folder(attempt)
+
+    def make(self) -> None:
+        self._storage.begin(self.folder)
+
+    def post(self, name: str, value: Any) -> None:
+        self._storage.note(self.folder, name, strictjson.dumps(value))
+
+    def names(self) -> set[str]:
+        try:
+            return set(self._storage.files(self.folder))
+        except NotFound:
+            return set()
+
+    def read(self, name: str) -> Any | None:
+        """What a note says, None if it is not there."""
+        try:
+            data = self._storage.read(self.folder, name, limits.JSON_BYTES)
+        except NotFound:
+            return None
+        return strictjson.loads(data, f"{self.folder}/{name}")
+
+    def discard(self) -> None:
+        self._storage.discard(self.folder)
+
+
+class Watch:
+    """Waits for notes, with a deadline, and notices writers that have fallen silent.
+
+    A writer renews its status every second or so. What counts is that the note changes, by
+    this process's own clock, so that the clocks of hosts need not agree.
+    """
+
+    def __init__(self, mailbox: Mailbox, deadline_s: float, silence_s: float) -> None:
+        self._mailbox = mailbox
+        self._end = time.monotonic() + deadline_s
+        self._deadline_s = deadline_s
+        self._silence_s = silence_s
+        self._heard: dict[int, tuple[Any, float]] = {}
+        self._look_at = time.monotonic() + _LOOK_S
+
+    def wait(
+        self, done: Callable[[set[str]], bool], waited_for: Callable[[set[str]], Collection[int]], what: str
+    ) -> None:
+        """Return once `done` of the notes that are there; raises PeerFailed at the deadline.
+
+        `waited_for` says which ranks have to do something yet: if one is silent, they are not waited for.
+        """
+        pause = _FIRST_POLL_S
+        while True:
+            names = self._mailbox.names()
+            if done(names):
+                return
+            now = time.monotonic()
+            if now > self._end:
+                raise PeerFailed(f"waiting for {what}: not there after {self._deadline_s:.0f} s")
+            if now > self._look_at:
+                self._look_at = now + _LOOK_S
+                self._listen(waited_for(names), now, what)
+            time.sleep(pause)
+            pause = min(pause * 1.5, _LAST_POLL_S)
+
+    def _listen(self, ranks: Collection[int], now: float, what: str) -> None:
+        for rank in ranks:
+            text = self._mailbox.read(status(rank))
+            known, since = self._heard.get(rank, (None, now))
+            if text != known or rank not in self._heard:
+                self._heard[rank] = (text, now)
+            elif now - since > self._silence_s:
+                raise PeerFailed(f"waiting for {what}: the writer of rank {rank} is silent for {now - since:.0f} s")

@@ -1,0 +1,126 @@
+"""The trainer's end of its writer process: start it, give it orders, hear of outcomes."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from holdfast.core.errors import HoldfastError, PeerFailed, error_record
+from holdfast.persist.arena import create_file, open_writer
+from holdfast.persist.coordinator import Order
+
+_PACKAGE_ROOT = str(Path(__file__).resolve().parents[2])
+_START = "import sys; sys.path.insert(0, sys.argv[1]); from holdfast.persist.writer import main; main(int(sys.argv[2]))"
+
+Message = Mapping[str, Any]
+
+
+class WriterEnd:
+    """One writer process as its trainer sees it.
+
+    `hear` is called on a thread of its own with every message, and with {"tell": "gone"} when
+    the process has ended.
+    """
+
+    def __init__(self, hear: Callable[[Message], None]) -> None:
+        self._hear = hear
+        self._lock = threading.Lock()
+        self._owner = os.getpid()
+        self._closing = False
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115  (it lives as long as the process)
+        ours, theirs = socket.socketpair()
+        self._line = ours
+        with theirs:
+            # A session of its own: launchers kill process groups. Its output must not keep pipes open.
+            self._process = subprocess.Popen(  # noqa: S603  (this interpreter, running this package)
+                [sys.executable, "-c", _START, _PACKAGE_ROOT, str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=self._log,
+                env={**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
+            )
+        self._thread = threading.Thread(target=self._listen, name="holdfast-writer", daemon=True)
+        self._thread.start()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def alive(self) -> bool:
+        return self._process.poll() is None and self._owner == os.getpid()
+
+    def plan(self, fields: Mapping[str, Any]) -> None:
+        """Hand over a job, in a private file: it may be large."""
+        data = json.dumps(fields).encode()
+        path = create_file(len(data))
+        writer = open_writer(path)
+        try:
+            writer.write(0, [memoryview(data)])
+        finally:
+            writer.close()
+        self._send({"do": "plan", "path": path})
+
+    def order(self, order: Order) -> None:
+        self._send({"do": "order", "order": asdict(order)})
+
+    def captured(self, values: Mapping[str, Any]) -> None:
+        self._send({"do": "captured", "values": dict(values)})
+
+    def abandon(self, failure: HoldfastError) -> None:
+        self._send({"do": "abandon", "error": error_record(failure)})
+
+    def _send(self, message: Message) -> None:
+        data = json.dumps(message).encode() + b"\n"
+        try:
+            with self._lock:
+                self._line.sendall(data)
+        except OSError as error:
+            raise PeerFailed(f"the writer process is gone: {self.last_words()}") from error
+
+    def _listen(self) -> None:
+        with self._line.makefile("rb") as lines:
+            try:
+                for text in lines:
+                    self._hear(json.loads(text))
+            except (OSError, ValueError):
+                pass  # the line broke in the middle of a word: the same as its end
+        self._process.wait()
+        self._hear({"tell": "gone", "why": self.last_words()})
+
+    def last_words(self) -> str:
+        """Why the process ended, as far as it could say."""
+        code = self._process.poll()
+        self._log.seek(0)
+        text = self._log.read()[-2000:].decode(errors="replace").strip().splitlines()
+        return f"exit code {code}" + (f": {text[-1]}" if text else "")
+
+    def close(self, timeout_s: float) -> bool:
+        """Ask the process to leave when it is done; False if it has not left in time."""
+        if self._owner != os.getpid():
+            return True  # a forked child: the writer is not its own
+        if not self._closing:
+            self._closing = True
+            with contextlib.suppress(PeerFailed):  # it has left already
+                self._send({"do": "close"})
+        end = time.monotonic() + timeout_s
+        try:
+            self._process.wait(max(0.0, timeout_s))
+        except subprocess.TimeoutExpired:
+            return False
+        self._thread.join(max(0.0, end - time.monotonic()))
+        self._line.close()
+        self._log.close()
+        return True

@@ -1,0 +1,174 @@
+"""Starting a run: wait for the writers of the run before, and clean what nobody holds.
+
+A trainer may have died while its writers go on. They hold locks on their arenas and on the
+mailbox of the attempt; those on other hosts are seen by their status notes, which change.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from holdfast.core.errors import NotFound, PeerFailed
+from holdfast.format.digest import digest_hex
+from holdfast.persist import mailbox as mail
+from holdfast.persist.arena import find_files, is_held, unlink_file
+from holdfast.persist.card import Card, card_path, read_cards
+from holdfast.persist.mailbox import Mailbox, attempt_of, mail_folder
+from holdfast.storage.base import SharedStorage
+
+_ATTEMPT = re.compile(r"\.attempt-[0-9a-f]{16}")
+_ARENA = re.compile(r"holdfast-(?P<run>[0-9a-f]{32})-(?P<rank>[0-9]+)-(?P<trainer>[0-9]+)-[0-9a-f]{32}")
+_POLL_S = 0.05
+_SILENT_S = 4.0  # a living writer on another host renews its status every second
+
+
+def run_id(storage: SharedStorage) -> str:
+    """What arenas of runs under this root are known by, on every host and in every life of a run.
+
+    It can be guessed; the arenas' own names end in what cannot, and only this user may open them.
+    """
+    return digest_hex(f"{os.getuid()}:{os.path.realpath(storage.address)}".encode())
+
+
+def arena_prefix(run: str, rank: int) -> str:
+    """How the names of the arenas begin that this process makes for `rank`."""
+    return f"{run}-{rank}-{os.getpid()}-"
+
+
+def wait_for_writers(storage: SharedStorage, run: str, deadline_s: float, *, look_at_storage: bool) -> float:
+    """Return when no writer of an earlier life of this run is at work here; returns the seconds that took.
+
+    With `look_at_storage`, saves in flight on other hosts are waited for too.
+    """
+    started = time.monotonic()
+    alive = _Alive(storage) if look_at_storage else None
+    while True:
+        orphans = [path for path in find_files(run) if _is_orphan(path)]
+        if not orphans and (alive is None or not alive.any()):
+            return time.monotonic() - started
+        if time.monotonic() - started > deadline_s:
+            raise PeerFailed(
+                f"{storage.name}: writers of an earlier start are still at work after {deadline_s:.0f} s; "
+                "wait for them, or end them"
+            )
+        time.sleep(_POLL_S)
+
+
+def _is_orphan(path: Path) -> bool:
+    """Whether an arena is held by a writer whose trainer is dead."""
+    match = _ARENA.fullmatch(path.name)
+    if match is None or _lives(int(match["trainer"])):
+        return False
+    try:
+        return is_held(str(path))
+    except FileNotFoundError:
+        return False
+
+
+def _lives(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return not _is_zombie(process)
+
+
+def _is_zombie(process: int) -> bool:
+    """Dead, with a parent that has not looked yet."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except OSError:
+        return False
+
+
+class _Alive:
+    """Watches the mailboxes under a root for saves in flight."""
+
+    def __init__(self, storage: SharedStorage) -> None:
+        self._storage = storage
+        self._heard: dict[str, tuple[Any, float]] = {}
+
+    def any(self) -> bool:
+        """Whether a save is in flight; the answer no takes a few seconds of silence."""
+        folders = [folder for folder in self._storage.hidden() if attempt_of(folder)]
+        return True in list(map(self._one, folders))
+
+    def _one(self, folder: str) -> bool:
+        mailbox = Mailbox(self._storage, attempt_of(folder) or "")
+        names = mailbox.names()
+        if mail.OUTCOME in names or not names:
+            return False
+        if self._storage.is_held(folder):
+            return True
+        words = {name: mailbox.read(name) for name in names if name.startswith("status-")}
+        now = time.monotonic()
+        known, since = self._heard.get(folder, (None, now))
+        if folder not in self._heard or words != known:
+            self._heard[folder] = (words, now)
+            return True
+        return now - since < _SILENT_S
+
+
+def clean_storage(storage: SharedStorage) -> list[str]:
+    """Remove the attempts and mailboxes that no living process works in; returns their names."""
+    gone = []
+    hidden = set(storage.hidden())
+    for folder in sorted(hidden):
+        attempt = attempt_of(folder)
+        if attempt is not None and not _in_use(storage, folder):
+            storage.discard(attempt)
+            storage.discard(folder)
+            gone.append(attempt)
+    for folder in sorted(hidden):
+        alone = _ATTEMPT.fullmatch(folder) and folder not in gone and mail_folder(folder) not in hidden
+        if alone and not _in_use(storage, folder):
+            storage.discard(folder)
+            gone.append(folder)
+    return gone
+
+
+def _in_use(storage: SharedStorage, folder: str) -> bool:
+    try:
+        return storage.is_held(folder)
+    except NotFound:
+        return True  # it went while we looked: not ours to touch
+
+
+def captured_sets(run: str) -> dict[str, list[Card]]:
+    """The cards of arenas on this host that nobody holds, by attempt, of attempts with all ranks here."""
+    arenas = [path for path in find_files(run) if _ARENA.fullmatch(path.name)]
+    cards = read_cards([Path(card_path(str(path))) for path in arenas if not _held(path)])
+    by_attempt: dict[str, list[Card]] = {}
+    for card in cards:
+        by_attempt.setdefault(card.attempt, []).append(card)
+    return {
+        attempt: sorted(members, key=lambda card: card.rank)
+        for attempt, members in by_attempt.items()
+        if sorted(card.rank for card in members) == list(range(members[0].job["world"]))
+    }
+
+
+def clean_arenas(run: str, keep: Callable[[str], bool] = lambda path: False) -> int:
+    """Remove the run's arenas that nobody holds, but for those to `keep`; returns how many went."""
+    gone = 0
+    for path in find_files(run):
+        arena = str(path).removesuffix(".card")
+        if not keep(arena) and not _held(Path(arena)):
+            unlink_file(card_path(arena))
+            unlink_file(arena)
+            gone += 1
+    return gone
+
+
+def _held(path: Path) -> bool:
+    try:
+        return is_held(str(path))
+    except FileNotFoundError:
+        return False

@@ -1,0 +1,288 @@
+"""Jobs: one rank's share of a plan as plain copies of bytes, for a writer that knows no tensors.
+
+An arena holds the bytes that its rank is a source of, as spans of its shards. A block is
+gathered by copies out of the arenas of the owner's host; what crosses hosts is first copied
+into a travel file. A job is a value: printed, compared, sent as JSON, replayed.
+"""
+
+from __future__ import annotations
+
+import base64
+import bisect
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from holdfast.layout.box import Box
+from holdfast.plan.files import Place
+from holdfast.plan.pieces import Piece
+from holdfast.plan.save import BlockPlan, Export, SavePlan
+
+_ALIGNMENT = 512
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Elements [begin, end) of the shard `held`, in its row-major order, at byte `offset` of the arena."""
+
+    place: Place
+    held: Box
+    begin: int
+    end: int
+    offset: int
+
+    @property
+    def bytes(self) -> int:
+        return (self.end - self.begin) * self.place.spec.dtype.bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """Elements from `source` in the giver's memory to `target`, with the strides of both in bytes."""
+
+    giver: int
+    source: int
+    target: int
+    item: int
+    sizes: tuple[int, ...]
+    source_strides: tuple[int, ...]
+    target_strides: tuple[int, ...]
+
+    @property
+    def bytes(self) -> int:
+        return math.prod(self.sizes) * self.item
+
+    @property
+    def flat(self) -> bool:
+        """Whether it is one run of bytes on both sides."""
+        return not self.sizes or (len(self.sizes) == 1 and self.source_strides == self.target_strides == (self.item,))
+
+    def fields(self) -> list[Any]:
+        if self.flat:
+            return [self.giver, self.source, self.target, self.bytes]
+        strides = [list(self.sizes), list(self.source_strides), list(self.target_strides)]
+        return [self.giver, self.source, self.target, self.item, *strides]
+
+    @staticmethod
+    def from_fields(fields: Sequence[Any]) -> Copy:
+        if len(fields) == 4:
+            giver, source, target, size = fields
+            return Copy(giver, source, target, 1, (size,), (1,), (1,))
+        giver, source, target, item, sizes, source_strides, target_strides = fields
+        return Copy(giver, source, target, item, tuple(sizes), tuple(source_strides), tuple(target_strides))
+
+
+@dataclass(frozen=True, slots=True)
+class BlockJob:
+    """One block to write: its header bytes, copies from arenas and copies from travel files."""
+
+    file: str
+    offset: int
+    size: int
+    header: bytes
+    near: tuple[Copy, ...]
+    far: tuple[Copy, ...]
+
+    def fields(self) -> list[Any]:
+        header = base64.b64encode(self.header).decode()
+        near, far = ([copy.fields() for copy in copies] for copies in (self.near, self.far))
+        return [self.file, self.offset, self.size, header, near, far]
+
+    @staticmethod
+    def from_fields(fields: Sequence[Any]) -> BlockJob:
+        file, offset, size, header, near, far = fields
+        copies = (tuple(map(Copy.from_fields, kind)) for kind in (near, far))
+        return BlockJob(file, offset, size, base64.b64decode(header), *copies)
+
+
+@dataclass(frozen=True, slots=True)
+class TravelJob:
+    """A file with what this rank gives to the writers of another host."""
+
+    host: int
+    size: int
+    copies: tuple[Copy, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class WriterJob:
+    """What the writer of one rank does in every save of a plan.
+
+    `arena_bytes` are the sizes of the arenas of the ranks on its host.
+    """
+
+    plan: str
+    rank: int
+    world: int
+    host: int
+    arena_bytes: Mapping[int, int]
+    blocks: tuple[BlockJob, ...]
+    travel: tuple[TravelJob, ...]
+
+    @property
+    def givers(self) -> list[int]:
+        """The ranks of other hosts whose travel files this writer waits for."""
+        return sorted({copy.giver for block in self.blocks for copy in block.far})
+
+    @property
+    def bytes(self) -> int:
+        return sum(block.size for block in self.blocks)
+
+    def fields(self) -> dict[str, Any]:
+        return {
+            "plan": self.plan,
+            "rank": self.rank,
+            "world": self.world,
+            "host": self.host,
+            "arena_bytes": {str(rank): size for rank, size in self.arena_bytes.items()},
+            "blocks": [block.fields() for block in self.blocks],
+            "travel": [[t.host, t.size, [copy.fields() for copy in t.copies]] for t in self.travel],
+        }
+
+    @staticmethod
+    def from_fields(fields: Mapping[str, Any]) -> WriterJob:
+        return WriterJob(
+            plan=fields["plan"],
+            rank=fields["rank"],
+            world=fields["world"],
+            host=fields["host"],
+            arena_bytes={int(rank): size for rank, size in fields["arena_bytes"].items()},
+            blocks=tuple(map(BlockJob.from_fields, fields["blocks"])),
+            travel=tuple(
+                TravelJob(host, size, tuple(map(Copy.from_fields, copies))) for host, size, copies in fields["travel"]
+            ),
+        )
+
+
+class ArenaLayout:
+    """Where the bytes that one rank is a source of lie in its arena."""
+
+    def __init__(self, plan: SavePlan, rank: int) -> None:
+        needed: dict[tuple[Place, Box], list[tuple[int, int]]] = {}
+        for block in plan.blocks:
+            for piece in block.pieces:
+                if piece.rank == rank:
+                    needed.setdefault((piece.run.place, piece.held), []).append(_hull(piece))
+        self.spans: list[Span] = []
+        self.size = 0
+        self._of: dict[tuple[Place, Box], tuple[list[int], list[Span]]] = {}
+        for (place, held), hulls in needed.items():
+            found = []
+            for begin, end in _joined(hulls):
+                found.append(Span(place, held, begin, end, self.size))
+                self.size += -(-found[-1].bytes // _ALIGNMENT) * _ALIGNMENT
+            self.spans += found
+            self._of[place, held] = [span.begin for span in found], found
+
+    def locate(self, piece: Piece) -> int:
+        """The byte of the arena at which a piece begins."""
+        begins, spans = self._of[piece.run.place, piece.held]
+        first = _flat(piece)
+        span = spans[bisect.bisect_right(begins, first) - 1]
+        return span.offset + (first - span.begin) * piece.run.place.spec.dtype.bytes
+
+
+def _flat(piece: Piece) -> int:
+    """The number of a piece's first element in the shard that holds it."""
+    return piece.part.relative_to(piece.held).flat_offset(piece.held.sizes)
+
+
+def _hull(piece: Piece) -> tuple[int, int]:
+    """The fewest consecutive elements of the shard that hold all of the piece."""
+    last = Box(tuple(stop - 1 for stop in piece.part.stops), (1,) * len(piece.part.sizes))
+    return _flat(piece), last.relative_to(piece.held).flat_offset(piece.held.sizes) + 1
+
+
+def _joined(hulls: list[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+    begin, end = 0, 0
+    for low, high in sorted(hulls):
+        if low > end:
+            if end > begin:
+                yield begin, end
+            begin = low
+        end = max(end, high)
+    if end > begin:
+        yield begin, end
+
+
+def travel_file(rank: int, host: int) -> str:
+    """The file of an attempt in which `rank` hands bytes to the writers of `host`."""
+    return f"travel-{rank}-{host}"
+
+
+def writer_job(plan: SavePlan, digest: str, rank: int, arenas: Mapping[int, ArenaLayout]) -> WriterJob:
+    """The job of `rank`'s writer; `arenas` are the layouts of the ranks on its host."""
+    host = plan.hosts[rank]
+    travel_offsets: dict[int, dict[int, int]] = {}
+    blocks = []
+    for block in plan.blocks:
+        if block.owner == rank:
+            for giver in {piece.rank for piece in block.pieces} - arenas.keys() - travel_offsets.keys():
+                exports = plan.exports(giver)[host]
+                travel_offsets[giver] = {id(export.piece): export.offset for export in exports}
+            blocks.append(_block_job(block, arenas, travel_offsets))
+    sizes = {member: arena.size for member, arena in arenas.items()}
+    travel = tuple(
+        TravelJob(other, exports[-1].end, tuple(_travel_copy(export, arenas[rank]) for export in exports))
+        for other, exports in sorted(plan.exports(rank).items())
+        if other != host
+    )
+    return WriterJob(digest, rank, len(plan.hosts), host, sizes, tuple(blocks), travel)
+
+
+def _travel_copy(export: Export, arena: ArenaLayout) -> Copy:
+    piece, item = export.piece, export.piece.run.place.spec.dtype.bytes
+    shard, contiguous = _strides(piece.held.sizes, item), _strides(piece.part.sizes, item)
+    return _collapsed(piece.rank, arena.locate(piece), export.offset, item, piece.part.sizes, shard, contiguous)
+
+
+def _block_job(
+    block: BlockPlan, arenas: Mapping[int, ArenaLayout], travel_offsets: Mapping[int, Mapping[int, int]]
+) -> BlockJob:
+    near, far = [], []
+    for piece in block.pieces:
+        item = piece.run.place.spec.dtype.bytes
+        in_block = _strides(piece.run.box.sizes, item)
+        inside = piece.part.relative_to(piece.run.box).flat_offset(piece.run.box.sizes)
+        target = piece.run.at + inside * item
+        sizes = piece.part.sizes
+        if piece.rank in arenas:
+            source, strides = arenas[piece.rank].locate(piece), _strides(piece.held.sizes, item)
+            near.append(_collapsed(piece.rank, source, target, item, sizes, strides, in_block))
+        else:
+            source, strides = travel_offsets[piece.rank][id(piece)], _strides(sizes, item)
+            far.append(_collapsed(piece.rank, source, target, item, sizes, strides, in_block))
+    return BlockJob(block.file, block.offset, block.size, block.header, tuple(near), tuple(far))
+
+
+def _strides(sizes: Sequence[int], item: int) -> list[int]:
+    """The row-major strides of an array, in bytes."""
+    strides = [item] * len(sizes)
+    for dim in range(len(sizes) - 2, -1, -1):
+        strides[dim] = strides[dim + 1] * sizes[dim + 1]
+    return strides
+
+
+def _collapsed(
+    giver: int,
+    source: int,
+    target: int,
+    item: int,
+    sizes: Sequence[int],
+    source_strides: Sequence[int],
+    target_strides: Sequence[int],
+) -> Copy:
+    """A copy with the fewest dims: those that follow each other in memory on both sides become one."""
+    dims: list[tuple[int, int, int]] = []
+    for size, step, to in zip(sizes, source_strides, target_strides, strict=True):
+        if size == 1:
+            continue
+        if dims and dims[-1][1] == size * step and dims[-1][2] == size * to:
+            dims[-1] = (dims[-1][0] * size, step, to)
+        else:
+            dims.append((size, step, to))
+    if not dims:
+        dims = [(1, item, item)]
+    whole, steps, tos = zip(*dims, strict=True)
+    return Copy(giver, source, target, item, whole, steps, tos)

@@ -1,0 +1,129 @@
+"""The survey: what all ranks hold, agreed on and compared. The first half of every save's way."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, MutableMapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from holdfast.core import limits
+from holdfast.core.errors import InvalidArgument
+from holdfast.core.ranks import Ranks, together
+
+if TYPE_CHECKING:
+    from holdfast.adapters.consensus import Agreement, TensorName
+    from holdfast.adapters.entries import LiveState
+    from holdfast.adapters.offers import Collected
+    from holdfast.layout.mesh import Mesh
+    from holdfast.plan.values import Told
+
+
+class HoldfastWarning(UserWarning):
+    """Something that a user should know and that does not stop the work."""
+
+
+@dataclass(frozen=True, slots=True)
+class SaveOptions:
+    """How a state is saved. `max_shard_size` and `block_bytes` are part of the canonical bytes."""
+
+    max_shard_size: int | str = limits.MAX_SHARD_BYTES
+    block_bytes: int = limits.BLOCK_BYTES
+    model_dtype: str | None = None
+    ties: Mapping[str, str] = field(default_factory=dict)
+    replicas: str = "error"
+    mesh: Any = None
+
+    @property
+    def max_shard_bytes(self) -> int:
+        return limits.parse_bytes(self.max_shard_size)
+
+    def __post_init__(self) -> None:
+        limits.parse_bytes(self.max_shard_size)
+        if self.replicas not in ("error", "first"):
+            raise InvalidArgument(f"replicas={self.replicas!r}: choose 'error' or 'first'")
+        if self.block_bytes % limits.PAGE_BYTES or self.block_bytes <= 0:
+            raise InvalidArgument(f"block_bytes={self.block_bytes} is not a multiple of {limits.PAGE_BYTES}")
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """One survey: this rank's state, what all agreed on, and the tensors of which the first replica counts."""
+
+    collected: Collected
+    owners: Mapping[str, list[str]]  # of all ranks: the modules that each optimizer spans
+    agreement: Agreement
+    told: Mapping[str, Told]
+    first_replica: tuple[TensorName, ...]
+
+
+class Survey:
+    """Takes surveys, and remembers which replicas were compared: it is done when tensors come or go."""
+
+    def __init__(self, options: SaveOptions) -> None:
+        self._options = options
+        self._compared: frozenset[TensorName] | None = None
+        self._first_replica: tuple[TensorName, ...] = ()
+        self._warned: frozenset[TensorName] = frozenset()
+
+    def take(self, ranks: Ranks, state: MutableMapping[str, Any], target: str) -> Seen:
+        """Look at the state on every rank and agree on one layout; every rank returns or raises alike."""
+        from holdfast.adapters.consensus import differing_replicas
+
+        collected, owners, agreement = self.layout(ranks, state, target)
+        names_now = frozenset(agreement.tensors)
+        if self._compared != names_now:
+            own = collected.by_name()
+            self._first_replica = tuple(differing_replicas(ranks, agreement, own, self._options.replicas))
+            self._compared = names_now
+        return Seen(collected, owners, agreement, collected.told(agreement.dealt), self._first_replica)
+
+    def layout(
+        self, ranks: Ranks, state: MutableMapping[str, Any], target: str
+    ) -> tuple[Collected, dict[str, list[str]], Agreement]:
+        """What all ranks hold, without comparing replicas."""
+        from holdfast.adapters.consensus import agree
+
+        collected, mesh, owners = self._collect(ranks, state)
+        agreement = agree(ranks, collected, mesh, target)
+        together(ranks, lambda: _check_cover(agreement, collected))
+        return collected, owners, agreement
+
+    def _collect(self, ranks: Ranks, state: MutableMapping[str, Any]) -> tuple[Collected, Mesh, dict[str, list[str]]]:
+        from holdfast.adapters.entries import live_mesh, merge_owners, sort_state
+        from holdfast.adapters.offers import collect
+
+        sorted_state: list[LiveState] = []
+        found: list[tuple[Collected, Mesh]] = []
+
+        def sort() -> dict[str, list[str]]:
+            sorted_state.append(sort_state(state, self._options.ties))
+            return sorted_state[0].own_owners()
+
+        owners = merge_owners(together(ranks, sort))
+
+        def work() -> None:
+            live = replace(sorted_state[0], owners=owners)
+            mesh = live_mesh(live, ranks.world, self._options.mesh)
+            found.append((collect(live, self._options.model_dtype), mesh))
+
+        together(ranks, work)
+        return *found[0], owners
+
+    def warn(self, ranks: Ranks) -> None:
+        """Say which replicas differ, once.
+
+        After the last word between ranks: a warning that is made an error must not leave others waiting.
+        """
+        names_now = frozenset(self._first_replica)
+        if names_now and names_now != self._warned and ranks.rank == 0:
+            shown = ", ".join(f"{group}: {key}" for group, key in self._first_replica[:10])
+            more = f" and {len(names_now) - 10} more" if len(names_now) > 10 else ""
+            warnings.warn(f"replicas differ between ranks, the first is saved: {shown}{more}", HoldfastWarning, 4)
+        self._warned = names_now
+
+
+def _check_cover(agreement: Agreement, collected: Collected) -> None:
+    """Every tensor that this rank holds a part of is held whole by the ranks together; raises LayoutError."""
+    for offer in collected.offers:
+        agreement.holding((offer.group, offer.key))
