@@ -26,13 +26,15 @@ from holdfast.plan.jobs import ArenaLayout, writer_job
 from holdfast.plan.values import value_fields
 from holdfast.planning import plan_files
 from holdfast.storage.base import SharedStorage
-from holdfast.survey import SaveOptions, Seen, Survey
+from holdfast.survey import SaveOptions, Survey
 
 if TYPE_CHECKING:
+    from holdfast.adapters.consensus import Agreement
     from holdfast.adapters.offers import Collected
     from holdfast.capture.copy import Item, Pending
     from holdfast.plan.jobs import Span
     from holdfast.plan.values import Told
+    from holdfast.planning import Planned
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,13 +49,23 @@ class BackgroundOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class _Standing:
-    """A plan that stands until the layout changes: what it was made for, and where this rank's bytes go."""
+class _Draft:
+    """A plan of one layout: what it was made for, and where this rank's bytes go."""
 
     signature: Any
-    seen: Seen
+    agreement: Agreement
+    owners: dict[str, list[str]]
     digest: str
+    planned: Planned
+    layouts: Mapping[int, ArenaLayout]
     places: tuple[tuple[int, int, Span], ...]  # number of the offer, of its part, and the span
+
+
+@dataclass(frozen=True, slots=True)
+class _Standing:
+    """A plan that stands until the layout changes: the arena is there, the writer has its job."""
+
+    draft: _Draft
     arena: Any
 
 
@@ -77,7 +89,7 @@ class _Flight:
 
 
 _NO_ARENA = "no arena: "
-_GO, _PLAN, _SKIP = "go", "plan", "skip"
+_GO, _STAND, _PLAN, _SKIP = "go", "stand", "plan", "skip"
 
 
 class BackgroundSaver:
@@ -90,6 +102,7 @@ class BackgroundSaver:
     def __init__(
         self, storage: SharedStorage, options: SaveOptions, background: BackgroundOptions, listener: Listener
     ) -> None:
+        from holdfast.adapters.tensors import Holders
         from holdfast.capture.copy import Copier
         from holdfast.capture.hooks import StepHooks
 
@@ -102,7 +115,10 @@ class BackgroundSaver:
         self._copier = Copier()
         self._arena: Any = None
         self._writer: WriterEnd | None = None
+        self._draft: _Draft | None = None
         self._standing: _Standing | None = None
+        self._ahead: threading.Thread | None = None
+        self._holders = Holders()
         self._flight: _Flight | None = None
         self._captures: queue.Queue[tuple[_Flight, Pending] | None] = queue.Queue()
         self._thread: threading.Thread | None = None
@@ -146,8 +162,35 @@ class BackgroundSaver:
             offer = collected.offers[number]
             if offer.role == "parameter" and offer.cast is None:
                 size += span.bytes * coming.get(offer.holder.local.untyped_storage().data_ptr(), 0)
+        if ranks.world == 1:
+            self._plan_ahead(ranks, state, collected.live_optimizers)
         spare = options.block_bytes + size // 50  # owners of blocks take turns anew when tensors join
         self._arena.prepare(size + spare, lambda made, seconds: self._tell("arena", bytes=made, seconds=seconds))
+
+    def _plan_ahead(self, ranks: Ranks, state: MutableMapping[str, Any], optimizers: list[Any]) -> None:
+        """Plan before the first save: now, or on a thread as soon as the optimizers have their state.
+
+        A single process can: several ranks have to meet for it, which they do in the first save.
+        """
+        from holdfast.adapters.forecast import coming_tensors
+
+        def plan() -> None:
+            try:
+                self._draft, _ = self._make_draft(ranks, state)
+            except HoldfastError as error:  # the save will say it where it is heard
+                self._tell("planned", detail=f"not ahead of the first save: {error}")
+
+        def when_ready() -> bool:
+            if any(coming_tensors(optimizer) for optimizer in optimizers):
+                return False
+            self._ahead = threading.Thread(target=plan, name="holdfast-plan", daemon=True)
+            self._ahead.start()
+            return True
+
+        if any(coming_tensors(optimizer) for optimizer in optimizers):
+            self._hooks.each_step(when_ready)
+        else:
+            plan()
 
     def _need_writer(self) -> WriterEnd:
         if self._writer is None or not self._writer.alive():
@@ -188,6 +231,8 @@ class BackgroundSaver:
             return handle
         if decision == _PLAN or looked is None:
             looked = self._plan_anew(ranks, state)
+        elif decision == _STAND:
+            self._stand(ranks)
         parent = parent if self.last_published is None else self.last_published
         self._capture(ranks, handle, looked, parent, started)
         handle.stall_ms = (time.perf_counter() - started) * 1000
@@ -209,36 +254,39 @@ class BackgroundSaver:
 
     def _forget(self) -> None:
         """Drop the writer and the plan: what they were about is not known any more."""
-        self._standing = None
+        self._draft = self._standing = None
         if self._writer is not None:
             self._writer.close(0.0)
             self._writer = None
 
     def _look(self, state: MutableMapping[str, Any]) -> _Looked | None:
-        """This rank's state now, if it is still as the standing plan has it; None if a plan must be made."""
+        """This rank's state now, if it is still as the plan has it; None if a plan must be made."""
         from holdfast.adapters.entries import sort_state
         from holdfast.adapters.offers import collect
 
-        standing = self._standing
-        if standing is None:
+        if self._ahead is not None:
+            self._ahead.join()
+        if self._draft is None:
             return None
-        live = replace(sort_state(state, self._options.ties), owners=dict(standing.seen.owners))
-        collected = collect(live, self._options.model_dtype)
-        collected.offer_trees(standing.seen.agreement.labels)
-        if collected.signature() != standing.signature:
+        agreement = self._draft.agreement
+        live = replace(sort_state(state, self._options.ties), owners=self._draft.owners)
+        collected = collect(live, self._options.model_dtype, self._holders)
+        collected.offer_trees(agreement.labels)
+        if collected.signature() != self._draft.signature:
             return None
-        return _Looked(collected, collected.told(standing.seen.agreement.dealt, on_devices=False))
+        return _Looked(collected, collected.told(agreement.dealt, on_devices=False))
 
     def _decide(
         self, ranks: Ranks, step: int, busy: bool, looked: _Looked | None, failure: Exception | None, *, refused: bool
     ) -> str:
         """One decision for all ranks, from a few numbers of each."""
         common = 0
-        if looked is not None and self._standing is not None:
-            uniform = sorted(self._standing.seen.agreement.uniform & looked.told.keys())
+        if looked is not None and self._draft is not None:
+            uniform = sorted(self._draft.agreement.uniform & looked.told.keys())
             common = int(digest_hex("".join(looked.told[name].digest for name in uniform).encode())[:15], 16)
-        numbers = [failure is not None, refused, busy, looked is None, step, -step, common, -common]
-        failed, any_refused, any_busy, changed, last, first, high, low = ranks.highest(list(map(int, numbers)))
+        flags = [failure is not None, refused, busy, looked is None, self._standing is None]
+        highest = ranks.highest([*map(int, flags), step, -step, common, -common])
+        failed, any_refused, any_busy, changed, unready, last, first, high, low = highest
 
         def raise_failure() -> None:
             if failure is not None:
@@ -255,55 +303,69 @@ class BackgroundSaver:
             raise LayoutError(f"the ranks save different steps, from {-first} to {last}")
         if any_busy:
             return _SKIP
-        return _PLAN if changed or high != -low else _GO
+        if changed or high != -low:
+            return _PLAN
+        return _STAND if unready else _GO
 
     def _plan_anew(self, ranks: Ranks, state: MutableMapping[str, Any]) -> _Looked:
+        self._draft = self._standing = None
+        self._draft, looked = self._make_draft(ranks, state)
+        self._hooks.attach(looked.collected.live_optimizers)
+        self._stand(ranks)
+        return looked
+
+    def _make_draft(self, ranks: Ranks, state: MutableMapping[str, Any]) -> tuple[_Draft, _Looked]:
+        """Survey the ranks and plan for those of this host. Collective."""
         started = time.perf_counter()
-        self._standing = None
         seen = self._survey.take(ranks, state, self._storage.name)
         agreement, options = seen.agreement, self._options
         here = agreement.hosts[ranks.rank]
         neighbours = [rank for rank, host in enumerate(agreement.hosts) if host == here]
-        planned = plan_files(
-            agreement, options.max_shard_bytes, options.block_bytes, seen.first_replica, only=neighbours
-        )
+        first = seen.first_replica
+        planned = plan_files(agreement, options.max_shard_bytes, options.block_bytes, first, only=neighbours)
         layouts = {rank: ArenaLayout(planned.plan, rank) for rank in neighbours}
-        own = layouts[ranks.rank]
-        inputs = [agreement.digest, agreement.hosts, options.max_shard_bytes, options.block_bytes, seen.first_replica]
+        inputs = [agreement.digest, agreement.hosts, options.max_shard_bytes, options.block_bytes, first]
+        places = tuple(_places(seen.collected, layouts[ranks.rank].spans, planned.group_of))
         digest = digest_hex(repr(inputs).encode())
+        signature, owners = seen.collected.signature(), dict(seen.owners)
+        draft = _Draft(signature, agreement, owners, digest, planned, layouts, places)
+        self._tell("planned", bytes=layouts[ranks.rank].size, seconds=time.perf_counter() - started)
+        return draft, _Looked(seen.collected, seen.told)
+
+    def _stand(self, ranks: Ranks) -> None:
+        """Have the arena, tell the writer its job. Collective."""
+        draft = self._draft
+        assert draft is not None
+        self._standing = None
         arena: list[Any] = []
 
         def make_arena() -> list[str]:
             try:
-                path, memory = self._arena.require(own.size)
+                path, memory = self._arena.require(draft.layouts[ranks.rank].size)
             except (StorageError, OSError) as error:
                 raise StorageError(f"{_NO_ARENA}{error}") from error
             arena.append(memory)
-            return [path, digest]
+            return [path, draft.digest]
 
         try:
             answers = together(ranks, make_arena)
         except StorageError as error:
             raise NoArena(str(error).partition(_NO_ARENA)[2] or str(error)) from None
-        if len({plan for _, plan in answers}) != 1:
+        if len({digest for _, digest in answers}) != 1:
             raise LayoutError("the ranks made different plans of one layout")
-        job = writer_job(planned.plan, digest, ranks.rank, layouts)
-        commit = planned.commit(options.block_bytes).fields() if ranks.rank == 0 else None
+        threads = self._background.threads or max(1, min(8, (os.cpu_count() or 1) // len(draft.layouts)))
+        block_bytes = self._options.block_bytes
         self._need_writer().plan(
             {
                 "storage": self._storage.address,
-                "job": job.fields(),
-                "commit": commit,
-                "arenas": {str(rank): answers[rank][0] for rank in neighbours},
-                "threads": self._background.threads or max(1, min(8, (os.cpu_count() or 1) // len(neighbours))),
+                "job": writer_job(draft.planned.plan, draft.digest, ranks.rank, draft.layouts).fields(),
+                "commit": draft.planned.commit(block_bytes).fields() if ranks.rank == 0 else None,
+                "arenas": {str(rank): answers[rank][0] for rank in draft.layouts},
+                "threads": threads,
             }
         )
-        self._hooks.attach(seen.collected.live_optimizers)
-        places = tuple(_places(seen.collected, own.spans, planned.group_of))
-        self._standing = _Standing(seen.collected.signature(), seen, digest, places, arena[0])
+        self._standing = _Standing(draft, arena[0])
         self._survey.warn(ranks)
-        self._tell("planned", bytes=own.size, seconds=time.perf_counter() - started)
-        return _Looked(seen.collected, seen.told)
 
     def _capture(
         self,
@@ -325,8 +387,8 @@ class BackgroundSaver:
             self._background.deadline_s,
             self._background.silence_s,
         )
-        values = value_fields(looked.told, standing.seen.agreement.speakers, ranks.rank)
-        flight = _Flight(order, handle, started, values, sum(span.bytes for _, _, span in standing.places))
+        values = value_fields(looked.told, standing.draft.agreement.speakers, ranks.rank)
+        flight = _Flight(order, handle, started, values, sum(span.bytes for _, _, span in standing.draft.places))
         self._flight = flight
         self._arena.blank()
         self._captured.clear()
@@ -354,7 +416,7 @@ class BackgroundSaver:
             tensor.untyped_storage().data_ptr() for optimizer in trusted for tensor in stepped_tensors(optimizer)
         }
         items = []
-        for number, part, span in self._standing.places:
+        for number, part, span in self._standing.draft.places:
             offer = collected.offers[number]
             local = offer.holder.local
             owned = local.device.type == "cuda" and local.untyped_storage().data_ptr() in guarded
@@ -435,7 +497,7 @@ class BackgroundSaver:
     def _failed(self, flight: _Flight, failure: HoldfastError) -> None:
         if flight.handle.done():
             return
-        self._standing = None
+        self._draft = self._standing = None  # the next save plans anew, on every rank
         self.failures.append(f"step {flight.order.step} was not saved: {failure}")
         self._tell("failed", flight.order.step, detail=str(failure))
         flight.handle.fail(failure)

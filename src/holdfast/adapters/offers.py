@@ -14,7 +14,7 @@ from holdfast.adapters.fingerprint import fingerprint
 from holdfast.adapters.huggingface import config_files
 from holdfast.adapters.module import memory_identity
 from holdfast.adapters.optimizer import StateTensor, group_options, key_of_param, view_optimizer
-from holdfast.adapters.tensors import Holder, holder_of, part_view, raw_array
+from holdfast.adapters.tensors import Holder, Holders, holder_of, part_view, raw_array
 from holdfast.adapters.tree import Tree, flatten
 from holdfast.core.errors import Unsupported
 from holdfast.format import statejson
@@ -65,6 +65,7 @@ class Collected:
     files: dict[str, bytes] = field(default_factory=dict)
     owners: dict[str, list[str]] = field(default_factory=dict)
     live_optimizers: list[Any] = field(default_factory=list)
+    holders: Holders = field(default_factory=Holders)
 
     def signature(self) -> Any:
         """Equal as long as this rank holds the same tensors in the same way."""
@@ -73,7 +74,7 @@ class Collected:
 
     def offer(self, group: str, key: str, role: str, value: StateTensor, cast: DType | None = None) -> None:
         check_key(key, group)
-        holder = holder_of(value, f"{group}: {key}")
+        holder = self.holders.of(value, f"{group}: {key}")
         self.offers.append(Offer(group, key, role, holder, cast))
 
     def by_name(self) -> dict[tuple[str, str], list[Offer]]:
@@ -119,9 +120,14 @@ class Collected:
         return Told.of(DEALT, {"kind": kind, "value": tree.value, "digests": digests})
 
 
-def collect(live: LiveState, model_dtype: str | None) -> Collected:
-    """List everything this rank holds; tensors of stateful objects follow once their axes are known."""
-    out = Collected(owners=live.own_owners(), live_optimizers=list(live.optimizers.values()))
+def collect(live: LiveState, model_dtype: str | None, holders: Holders | None = None) -> Collected:
+    """List everything this rank holds; tensors of stateful objects follow once their axes are known.
+
+    `holders` spares looking again at tensors that were seen before.
+    """
+    out = Collected(
+        owners=live.own_owners(), live_optimizers=list(live.optimizers.values()), holders=holders or Holders()
+    )
     target = _model_dtype(model_dtype)
     for name in live.modules:
         _collect_module(out, live, name, target)

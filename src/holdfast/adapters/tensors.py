@@ -7,6 +7,7 @@ run of elements of a tensor that lives in a 1-d buffer.
 from __future__ import annotations
 
 import functools
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -58,6 +59,35 @@ class Holder:
     @property
     def stored(self) -> DType:
         return dtype_named(self.logical.stored)
+
+
+Layout = tuple[DType, tuple[int, ...], tuple[Part, ...], How]
+
+
+class Holders:
+    """Remembers how tensors are held, from save to save, for as long as they are the same memory.
+
+    Keeps no tensor alive.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[weakref.ref[torch.Tensor], int, Layout]] = {}
+
+    def of(self, value: torch.Tensor | FlatShard, where: str) -> Holder:
+        """The same as `holder_of`, without looking again at a tensor that was seen before."""
+        if isinstance(value, FlatShard):
+            return holder_of(value, where)
+        inner = value._local_tensor if isinstance(value, DTensor) else value
+        address = inner.data_ptr()
+        known = self._known.get(id(value))
+        if known is not None and known[0]() is value and known[1] == address:
+            logical, shape, parts, how = known[2]
+            return Holder(logical, shape, parts, inner.detach(), how)
+        holder = holder_of(value, where)
+        if address and holder.local.data_ptr() == address and holder.local.dtype == inner.dtype:
+            layout = (holder.logical, holder.shape, holder.parts, holder.how)
+            self._known[id(value)] = (weakref.ref(value), address, layout)
+        return holder
 
 
 def holder_of(value: torch.Tensor | FlatShard, where: str) -> Holder:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -26,6 +26,7 @@ class StepHooks:
         self._fired: weakref.WeakSet[Any] = weakref.WeakSet()
         self._graphed: weakref.WeakSet[Any] = weakref.WeakSet()
         self._events: list[torch.cuda.Event] = []
+        self._watchers: list[Callable[[], bool]] = []
         self._last = 0.0
         self._intervals: list[float] = []
 
@@ -55,6 +56,11 @@ class StepHooks:
             self._intervals = [*self._intervals[-_INTERVALS + 1 :], now - self._last]
         self._last = now
         self._fired.add(optimizer)
+        self._watchers = [watcher for watcher in self._watchers if not watcher()]
+
+    def each_step(self, watcher: Callable[[], bool]) -> None:
+        """Call `watcher` before every step until it answers True."""
+        self._watchers.append(watcher)
 
     def guard(self, events: Iterable[torch.cuda.Event]) -> None:
         """Make the next step wait for these events."""

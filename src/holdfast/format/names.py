@@ -13,6 +13,7 @@ STATE = "state.json"
 
 _DIGITS = re.compile(rb"([0-9]+)")
 _TENSOR_FILE = re.compile(r"(?P<group>.+)-(?P<number>[0-9]{5,})-of-(?P<count>[0-9]{5,})\.safetensors")
+_CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 _GROUP_CHARS = 100
 _STEP = re.compile(r"step-([0-9]{12,})")
 _DEVICES = frozenset({"con", "prn", "aux", "nul"} | {f"{d}{n}" for d in ("com", "lpt") for n in range(1, 10)})
@@ -33,7 +34,7 @@ def key_problem(key: object) -> str | None:
         return "is not a text with at least one character"
     if key == "__metadata__":
         return "is reserved by safetensors"
-    if any(ord(c) < 32 or 127 <= ord(c) < 160 or c in "\u2028\u2029" for c in key):
+    if _CONTROL.search(key):
         return "has control characters"
     try:
         size = len(key.encode())

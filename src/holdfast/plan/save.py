@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import bisect
 import itertools
+import math
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -95,105 +96,123 @@ def plan_save(
     `concerns` says which tensors they hold anything of.
     """
     blocks = []
+    cutter = _Cutter(holding_of, hosts, block_bytes, only)
     for number, file in enumerate(files):
-        cutter = _Cutter(file, number, holding_of, hosts, block_bytes)
-        for draft in cutter.drafts(concerns):
+        for draft in cutter.drafts(file, number, concerns):
             block = _with_owner(draft, _owner(draft, hosts), hosts)
             if only is None or block.owner in only or any(piece.rank in only for piece in block.pieces):
                 blocks.append(block)
     return SavePlan(tuple(files), tuple(blocks), tuple(hosts))
 
 
+@dataclass(frozen=True, slots=True)
+class _Interval:
+    """Bytes of a file, and the hosts that hold them."""
+
+    begin: int
+    end: int
+    hosts: frozenset[int]
+
+
 class _Cutter:
-    """Cuts one file into blocks: at multiples of the block size, and where hosts meet."""
+    """Cuts files into blocks: at multiples of the block size, and where hosts meet."""
 
     def __init__(
         self,
-        file: FilePlan,
-        number: int,
         holding_of: Callable[[Place], Holding],
         hosts: Sequence[int],
         block_bytes: int,
+        only: Collection[int] | None,
     ) -> None:
-        self._file = file
-        self._number = number
         self._holding_of = holding_of
         self._hosts = hosts
         self._block_bytes = block_bytes
-        self._begins = [place.begin for place in file.places]
         self._several_hosts = len(set(hosts)) > 1
+        self._here = None if only is None else frozenset(hosts[rank] for rank in only)
         self._finders: dict[int, _CellFinder] = {}
 
-    def drafts(self, concerns: Callable[[Place], bool]) -> Iterator[_Draft]:
-        for cell in self._touched(concerns):
-            begin, end = cell * self._block_bytes, min((cell + 1) * self._block_bytes, self._file.size)
-            cuts = sorted({begin, *self._host_cuts(begin, end), end})
+    def drafts(self, file: FilePlan, number: int, concerns: Callable[[Place], bool]) -> Iterator[_Draft]:
+        """The blocks of a file; without those that are held by other hosts altogether, if only some ranks plan."""
+        begins = [place.begin for place in file.places]
+        for cell in self._touched(file, concerns):
+            begin, end = cell * self._block_bytes, min((cell + 1) * self._block_bytes, file.size)
+            intervals = list(self._intervals(file, begins, begin, end)) if self._several_hosts else []
+            cuts = sorted({begin, *_host_cuts(begin, intervals), end})
             for offset, stop in itertools.pairwise(cuts):
-                yield self._draft(offset, stop - offset, self._number + cell)
+                if self._is_here(intervals, offset, stop):
+                    yield self._draft(file, begins, offset, stop - offset, number + cell)
 
-    def _touched(self, concerns: Callable[[Place], bool]) -> list[int]:
-        """The numbers of the block-sized cells that hold a header or bytes of a tensor of concern."""
-        size = self._block_bytes
-        cells = set(range(-(-len(self._file.header) // size)))
-        for place in self._file.places:
+    def _touched(self, file: FilePlan, concerns: Callable[[Place], bool]) -> list[int]:
+        """The numbers of the block-sized cells that hold bytes of a tensor of concern, or a header alone."""
+        size, header = self._block_bytes, len(file.header)
+        cells = set(range(header // size if file.size > header else -(-header // size)))
+        for place in file.places:
             if place.end > place.begin and concerns(place):
                 cells |= set(range(place.begin // size, (place.end - 1) // size + 1))
         return sorted(cells)
 
-    def _finder(self, place: Place) -> _CellFinder:
-        if place.begin not in self._finders:
-            self._finders[place.begin] = _CellFinder(self._holding_of(place))
-        return self._finders[place.begin]
+    def _is_here(self, intervals: Sequence[_Interval], offset: int, stop: int) -> bool:
+        if self._here is None or not intervals:
+            return True
+        first = max(0, bisect.bisect_right(intervals, offset, key=lambda interval: interval.begin) - 1)
+        for interval in itertools.islice(intervals, first, None):
+            if interval.begin >= stop:
+                return False
+            if interval.end > offset and not self._here.isdisjoint(interval.hosts):
+                return True
+        return False
 
-    def _draft(self, offset: int, size: int, turn: int) -> _Draft:
+    def _finder(self, place: Place) -> _CellFinder:
+        holding = self._holding_of(place)
+        if id(holding) not in self._finders:
+            self._finders[id(holding)] = _CellFinder(holding, self._hosts)
+        return self._finders[id(holding)]
+
+    def _draft(self, file: FilePlan, begins: Sequence[int], offset: int, size: int, turn: int) -> _Draft:
         parts = []
         held: dict[int, int] = {}
-        for run in runs_in(self._file.places, self._begins, offset, size):
+        for run in runs_in(file.places, begins, offset, size):
             finder = self._finder(run.place)
             for cell, part in finder.overlapping(run.box):
                 parts.append((run, part, finder.holding, cell))
                 part_bytes = part.volume * run.place.spec.dtype.bytes
                 for rank in {finder.holding.ranks[holder] for holder in cell.holders}:
                     held[rank] = held.get(rank, 0) + part_bytes
-        return _Draft(self._file, offset, size, turn, tuple(parts), held)
+        return _Draft(file, offset, size, turn, tuple(parts), held)
 
-    def _host_cuts(self, begin: int, end: int) -> Iterator[int]:
-        """Page boundaries in [begin, end) where the bytes pass from one host to another."""
-        if not self._several_hosts:
-            return
-        current: set[int] = set()
-        for first, stop, holders in self._host_intervals(begin, end):
-            if stop - first < PAGE_BYTES:
-                continue  # shorter than a page: it travels, a cut would not help
-            if current and not current & holders:
-                yield max(begin, first // PAGE_BYTES * PAGE_BYTES)
-                current = set(holders)
-            else:
-                current = current & holders if current else set(holders)
+    def _intervals(self, file: FilePlan, begins: Sequence[int], begin: int, end: int) -> Iterator[_Interval]:
+        """The bytes [begin, end) of a file by who holds them, in order."""
+        first = max(0, bisect.bisect_right(begins, begin) - 1)
+        for place in file.places[first : bisect.bisect_left(begins, end)]:
+            if place.end > begin and place.end > place.begin:
+                item = place.spec.dtype.bytes
+                low = max(0, (begin - place.begin) // item)
+                high = -(-(min(end, place.end) - place.begin) // item)
+                for at, stop, hosts in self._finder(place).by_host(place.spec.shape, low, high):
+                    yield _Interval(max(begin, place.begin + at * item), min(end, place.begin + stop * item), hosts)
 
-    def _host_intervals(self, begin: int, end: int) -> Iterator[tuple[int, int, set[int]]]:
-        first = max(0, bisect.bisect_right(self._begins, begin) - 1)
-        for place in self._file.places[first : bisect.bisect_left(self._begins, end)]:
-            if place.end <= begin or place.end == place.begin:
-                continue
-            finder = self._finder(place)
-            holding, item, shape = finder.holding, place.spec.dtype.bytes, place.spec.shape
-            for flat, volume, cell in finder.in_byte_order(shape):
-                low, high = place.begin + flat * item, place.begin + (flat + volume) * item
-                if high > begin and low < end:
-                    holders = {self._hosts[holding.ranks[h]] for h in cell.holders}
-                    yield max(low, begin), min(high, end), holders
-            if not finder.in_byte_order(shape) and holding.cells:
-                everyone = {self._hosts[holding.ranks[h]] for cell in holding.cells for h in cell.holders}
-                yield max(place.begin, begin), min(place.end, end), everyone
+
+def _host_cuts(begin: int, intervals: Sequence[_Interval]) -> Iterator[int]:
+    """Page boundaries where the bytes pass from one host to another."""
+    current: frozenset[int] = frozenset()
+    for interval in intervals:
+        if interval.end - interval.begin < PAGE_BYTES:
+            continue  # shorter than a page: it travels, a cut would not help
+        if current and not current & interval.hosts:
+            yield max(begin, interval.begin // PAGE_BYTES * PAGE_BYTES)
+            current = interval.hosts
+        else:
+            current = current & interval.hosts or interval.hosts
 
 
 class _CellFinder:
     """Finds the cells that overlap a run without looking at all of them."""
 
-    def __init__(self, holding: Holding) -> None:
+    def __init__(self, holding: Holding, hosts: Sequence[int]) -> None:
         self.holding = holding
-        self._ordered: list[tuple[int, int, Cell]] | None = None
+        self._hosts = hosts
+        self._runs: list[tuple[int, int, frozenset[int]]] | None = None
+        self._starts: list[int] = []
         self._flat = bool(holding.cells) and not holding.cells[0].box.sizes
         if not self._flat:
             self._begins = [cell.box.offsets[0] for cell in holding.cells]
@@ -209,14 +228,23 @@ class _CellFinder:
             if part is not None:
                 yield cell, part
 
-    def in_byte_order(self, shape: tuple[int, ...]) -> list[tuple[int, int, Cell]]:
-        """Cells as runs of elements: first, count, cell. Empty if they are not contiguous."""
-        if self._ordered is None:
-            cells = self.holding.cells
-            contiguous = all(cell.box.is_contiguous_in(shape) for cell in cells)
-            runs = ((cell.box.flat_offset(shape), cell.box.volume, cell) for cell in cells)
-            self._ordered = sorted(runs, key=lambda run: run[0]) if contiguous else []
-        return self._ordered
+    def by_host(self, shape: tuple[int, ...], low: int, high: int) -> Iterator[tuple[int, int, frozenset[int]]]:
+        """Elements [low, high) as runs with the hosts that hold them; one run where cells are not contiguous."""
+        if self._runs is None:
+            self._runs = list(self._by_host(shape))
+            self._starts = [run[0] for run in self._runs]
+        first = max(0, bisect.bisect_right(self._starts, low) - 1)
+        yield from self._runs[first : bisect.bisect_left(self._starts, high)]
+
+    def _by_host(self, shape: tuple[int, ...]) -> Iterator[tuple[int, int, frozenset[int]]]:
+        cells, ranks = self.holding.cells, self.holding.ranks
+        by_cell = [frozenset(self._hosts[ranks[holder]] for holder in cell.holders) for cell in cells]
+        if not all(cell.box.is_contiguous_in(shape) for cell in cells):
+            yield 0, math.prod(shape), frozenset().union(*by_cell)
+            return
+        runs = [(cell.box.flat_offset(shape), cell.box.volume, own) for cell, own in zip(cells, by_cell, strict=True)]
+        for begin, count, own in sorted(runs, key=lambda run: run[0]):
+            yield begin, begin + count, own
 
 
 def _owner(draft: _Draft, hosts: Sequence[int]) -> int:
