@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from holdfast.core.errors import HoldfastError, LayoutError, PeerFailed, StorageError, error_from_record
+from holdfast.core.errors import HoldfastError, LayoutError, PeerFailed, StorageError, error_from_record, error_record
 from holdfast.core.events import Event, Listener
 from holdfast.core.ranks import Ranks, together
 from holdfast.format.digest import digest_hex
@@ -88,6 +88,7 @@ class _Flight:
     bytes: int
 
 
+_MAILBOX_S = 5.0
 _NO_ARENA = "no arena: "
 _GO, _STAND, _PLAN, _SKIP = "go", "stand", "plan", "skip"
 
@@ -126,7 +127,8 @@ class BackgroundSaver:
         self._captured.set()
         self._life = ""
         self._number = 0
-        self._rank = 0
+        self._rank, self._world = 0, 1
+        self._orphaned: list[Mailbox] = []
         self.failures: list[str] = []
         self.last_published: int | None = None
 
@@ -136,7 +138,7 @@ class BackgroundSaver:
         """Take the ids of the run and of this life of it, and start the writer before it is needed."""
         from holdfast.capture.arena import RankArena
 
-        self._rank = ranks.rank
+        self._rank, self._world = ranks.rank, ranks.world
         self._life = f"{run}/{life}"
         self._arena = RankArena(
             arena_prefix(run, ranks.rank), self._background.arena_bytes, self._background.deadline_s
@@ -376,6 +378,7 @@ class BackgroundSaver:
         started: float,
     ) -> None:
         standing, writer = self._standing, self._writer
+        self._sweep()
         assert standing is not None and writer is not None
         self._number += 1
         name = f"{self._life}/{self._number}/{handle.step}"
@@ -442,6 +445,7 @@ class BackgroundSaver:
 
     def _hand_over(self, flight: _Flight, pending: Pending) -> None:
         assert self._writer is not None
+        self._arena.seal(flight.order.attempt)
         self._captured.set()
         self._tell("captured", flight.order.step, bytes=flight.bytes, seconds=time.perf_counter() - pending.started)
         try:
@@ -478,21 +482,41 @@ class BackgroundSaver:
     def _lost(self, flight: _Flight, error: Exception) -> None:
         """This rank cannot save: its writer, or this process in its place, tells the others so."""
         failure = error if isinstance(error, HoldfastError) else PeerFailed(f"{type(error).__name__}: {error}")
-        record = [type(failure).__name__, str(failure)]
         try:
             assert self._writer is not None
             self._writer.abandon(failure)
         except (HoldfastError, AssertionError):
-            mailbox = Mailbox(self._storage, flight.order.attempt)
-            try:
-                if self._rank == 0:
-                    self._storage.discard(flight.order.attempt)
-                    mailbox.post(mail.OUTCOME, {"error": record, "fresh": False})
-                else:
-                    mailbox.post(mail.report(self._rank), {"plan": "", "error": record})
-            except HoldfastError as silent:
-                self._tell("failed", flight.order.step, detail=f"the other ranks could not be told: {silent}")
+            threading.Thread(target=self._tell_others, args=(flight, failure), daemon=True).start()
         self._failed(flight, failure)
+
+    def _tell_others(self, flight: _Flight, failure: HoldfastError) -> None:
+        """Speak for a writer that is dead. Rank 0's was to make the mailbox; others wait a little for it."""
+        mailbox = Mailbox(self._storage, flight.order.attempt)
+        record = error_record(failure)
+        try:
+            if self._rank == 0:
+                if not mailbox.names():
+                    mailbox.make()
+                self._orphaned.append(mailbox)
+                self._storage.discard(flight.order.attempt)
+                mailbox.post(mail.OUTCOME, {"error": record, "fresh": False})
+                return
+            end = time.monotonic() + _MAILBOX_S
+            while not mailbox.names() and time.monotonic() < end:
+                time.sleep(0.02)
+            mailbox.post(mail.report(self._rank), {"plan": "", "error": record})
+        except HoldfastError as silent:
+            self._tell("failed", flight.order.step, detail=f"the other ranks could not be told: {silent}")
+
+    def _sweep(self, wait_s: float = 0.0) -> None:
+        """Take away mailboxes that a dead writer left, once every rank has heard of it or had the time to."""
+        end = time.monotonic() + wait_s
+        while self._orphaned:
+            heard = {name for name in self._orphaned[-1].names() if name.startswith(mail.seen(0)[:-1])}
+            if len(heard) < self._world - 1 and time.monotonic() < end:
+                time.sleep(0.01)
+                continue
+            self._orphaned.pop().discard()
 
     def _failed(self, flight: _Flight, failure: HoldfastError) -> None:
         if flight.handle.done():
@@ -530,6 +554,7 @@ class BackgroundSaver:
             self._thread.join(max(0.0, end - time.monotonic()))
         if self._writer is not None:
             finished = self._writer.close(max(1.0, end - time.monotonic())) and finished
+        self._sweep(min(timeout_s, _MAILBOX_S))
         if self._arena is not None:
             if finished:
                 self._arena.release()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 import tempfile
 import time
 import traceback
@@ -24,6 +25,61 @@ class RankFailed(AssertionError):
     """A rank raised; the message is its traceback."""
 
 
+def tell_parent(value: Any) -> None:
+    """On a rank: send the parent a word while the function still runs."""
+    _SENDER[0].send((True, value))
+
+
+_SENDER: list[Any] = []
+
+
+class Victims:
+    """Ranks that are watched while they run, and killed."""
+
+    def __init__(self, world: int, function: Callable[..., Any], *arguments: Any, hosts: list[str] | None = None):
+        self._folder = tempfile.TemporaryDirectory(prefix="holdfast-ranks-")
+        self._pipes, self.processes = _start(world, self._folder.name, hosts, function, arguments)
+
+    def hear(self, deadline_s: float = DEADLINE_S) -> list[Any]:
+        """The next word of every rank; raises RankFailed if one failed."""
+        return _collect(self._pipes, time.monotonic() + deadline_s, deadline_s)
+
+    def signal(self, number: int) -> None:
+        for process in self.processes:
+            assert process.pid is not None
+            os.kill(process.pid, number)
+
+    def end(self, deadline_s: float = 20.0) -> list[int | None]:
+        """Wait for all to be gone; their exit codes."""
+        for process in self.processes:
+            process.join(deadline_s)
+            if process.is_alive():
+                process.kill()
+                process.join()
+        self._folder.cleanup()
+        return [process.exitcode for process in self.processes]
+
+    def kill(self) -> None:
+        self.signal(signal.SIGKILL)
+        self.end()
+
+
+def _start(
+    world: int, folder: str, hosts: list[str] | None, function: Callable[..., Any], arguments: tuple[Any, ...]
+) -> tuple[list[Any], list[Any]]:
+    pipes = [_CONTEXT.Pipe(duplex=False) for _ in range(world)]
+    processes = []
+    for rank, (_, sender) in enumerate(pipes):
+        host = hosts[rank] if hosts else None
+        process = _CONTEXT.Process(
+            target=_rank_main, args=(rank, world, folder, host, sender, function, arguments), daemon=True
+        )
+        process.start()
+        sender.close()
+        processes.append(process)
+    return pipes, processes
+
+
 def run_ranks(
     world: int,
     function: Callable[..., Any],
@@ -33,16 +89,7 @@ def run_ranks(
 ) -> list[Any]:
     """Call `function(*arguments)` on `world` ranks; returns what each returned, in rank order."""
     with tempfile.TemporaryDirectory(prefix="holdfast-ranks-") as folder:
-        pipes = [_CONTEXT.Pipe(duplex=False) for _ in range(world)]
-        processes = []
-        for rank, (_, sender) in enumerate(pipes):
-            host = hosts[rank] if hosts else None
-            process = _CONTEXT.Process(
-                target=_rank_main, args=(rank, world, folder, host, sender, function, arguments), daemon=True
-            )
-            process.start()
-            sender.close()
-            processes.append(process)
+        pipes, processes = _start(world, folder, hosts, function, arguments)
         try:
             return _collect(pipes, time.monotonic() + deadline_s, deadline_s)
         finally:
@@ -82,6 +129,7 @@ def _rank_main(
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(world), "LOCAL_RANK": str(rank)}
     if host is not None:
         os.environ["HOLDFAST_HOST"] = host
+    _SENDER[:] = [sender]
     try:
         store = dist.FileStore(f"{folder}/store", world)
         dist.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=timedelta(seconds=60))

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import torch
 
 from holdfast.core.errors import HoldfastError, StorageError
-from holdfast.persist.arena import Arena, create_file, unlink_file
+from holdfast.persist.arena import Arena, create_file, seal, unlink_file
 from holdfast.persist.card import card_path
 from holdfast.storage import linux
 
@@ -101,9 +101,15 @@ class RankArena:
         self._pinned = address
 
     def blank(self) -> None:
-        """Say that the arena is about to be filled: nothing may be restored from it until it is."""
+        """Say that the arena is about to be filled: nothing may be read or restored from it until it is."""
         if self._arena is not None:
             unlink_file(card_path(self._arena.path))
+            seal(self._arena.bytes, "")
+
+    def seal(self, attempt: str) -> None:
+        """Say that the arena holds all of an attempt: the writers of this host may read it."""
+        assert self._arena is not None
+        seal(self._arena.bytes, attempt)
 
     def release(self) -> None:
         """Give the memory back, also where no writer ever took it over."""

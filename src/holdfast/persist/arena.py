@@ -23,6 +23,7 @@ from holdfast.storage import linux
 from holdfast.storage.local import LocalReader, LocalWriter
 
 _MEMORY = Path("/dev/shm")
+_SEAL_TEXT = 64
 
 
 def create_file(size: int, name: str = "", *, in_memory: bool = False) -> str:
@@ -103,6 +104,17 @@ class Arena:
         if self._held:
             self._held = False
             os.close(self._descriptor)
+
+
+def seal(memory: npt.NDArray[np.uint8], attempt: str) -> None:
+    """Say in an arena's first page that it holds all of an attempt; "" while it is being filled."""
+    text = np.frombuffer(attempt.encode().ljust(_SEAL_TEXT, b"\0"), dtype=np.uint8)
+    memory[:_SEAL_TEXT] = text
+
+
+def sealed_for(memory: npt.NDArray[np.uint8]) -> str:
+    """The attempt that an arena holds, "" if it is being filled."""
+    return memory[:_SEAL_TEXT].tobytes().rstrip(b"\0").decode(errors="replace")
 
 
 def is_held(path: str) -> bool:

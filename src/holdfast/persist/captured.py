@@ -14,7 +14,7 @@ import numpy as np
 from holdfast.core.errors import Damaged, NotFound
 from holdfast.format.manifest import encode_manifest
 from holdfast.format.names import MANIFEST, step_folder
-from holdfast.persist.arena import Arena
+from holdfast.persist.arena import Arena, sealed_for
 from holdfast.persist.card import Card
 from holdfast.persist.checkpoint import Checkpoint
 from holdfast.persist.commit import BlockReport, Commit
@@ -99,6 +99,8 @@ class CapturedStorage:
             card.rank: Arena(card.arena, job.arena_bytes[card.rank], writable=False).bytes
             for card, job in zip(cards, jobs, strict=True)
         }
+        if any(sealed_for(memory) != cards[0].attempt for memory in arenas.values()):
+            raise Damaged("an arena of this host was filled anew since its card was written")
         reports = [BlockReport(*report) for card in cards for report in card.reports]
         values = [card.values for card in cards]
         first = cards[0]

@@ -26,7 +26,7 @@ from holdfast.core.errors import HoldfastError, PeerFailed, error_from_record, e
 from holdfast.core.events import Event
 from holdfast.format.digest import Digest
 from holdfast.persist import mailbox as mail
-from holdfast.persist.arena import Arena, unlink_file
+from holdfast.persist.arena import Arena, sealed_for, unlink_file
 from holdfast.persist.card import Card, card_path
 from holdfast.persist.commit import Commit
 from holdfast.persist.coordinator import Coordinator, Order
@@ -38,6 +38,7 @@ from holdfast.storage.base import Reader, SharedStorage, Writer
 
 BEAT_S = 1.0
 _ORPHAN_POLL_S = 0.2
+_CAPTURE_POLL_S, _LOOK_S = 0.001, 0.1
 _BUFFERS_BYTES = 64 << 20
 _SEEN_S, _LAST_WORD_S = 1.0, 10.0  # how long other ranks may take to notice an outcome
 
@@ -276,6 +277,7 @@ class Save:
         """Write this rank's blocks, make them durable and report them."""
         self._beat.phase = "writing"
         self._await([mail.BEGUN], "the attempt's folder", [0])
+        self._await_captures()
         self._give()
         self._write([block for block in self._job.blocks if not block.far], {})
         distant = [block for block in self._job.blocks if block.far]
@@ -297,9 +299,31 @@ class Save:
         def there(names: set[str]) -> bool:
             if mail.OUTCOME in names:
                 raise PeerFailed("the save was given up because another rank failed")
+            for rank in ranks:
+                answer = self._mailbox.read(mail.report(rank)) if mail.report(rank) in names else None
+                if answer is not None and answer.get("error"):
+                    raise error_from_record(answer["error"])  # what is waited for will not come
             return names.issuperset(wanted)
 
         self._watch.wait(there, lambda names: ranks, what)
+
+    def _givers_here(self) -> set[int]:
+        return {copy.giver for block in self._job.blocks for copy in block.near}
+
+    def _await_captures(self) -> None:
+        """Wait until the arenas that this writer reads are filled: each trainer goes at its own pace."""
+        waiting = self._givers_here()
+        look_at = time.monotonic() + _LOOK_S
+        while waiting := {rank for rank in waiting if not self._is_filled(rank)}:
+            if self._beat.stopped:
+                raise PeerFailed("the save was given up because another rank failed")
+            if time.monotonic() > look_at:
+                self._await([], "captures", sorted(waiting))
+                look_at = time.monotonic() + _LOOK_S
+            time.sleep(_CAPTURE_POLL_S)
+
+    def _is_filled(self, rank: int) -> bool:
+        return sealed_for(self._desk.arenas[rank]) == self._order.attempt
 
     def _give(self) -> None:
         """Leave what writers of other hosts need in the attempt's folder."""
@@ -390,6 +414,8 @@ class Save:
                     if block.far:
                         return False  # bytes of other hosts are not in this host's memory
                     self._note_digest(block, gatherer.block(block))
+            if not all(map(self._is_filled, self._givers_here())):
+                return False  # another rank's part was never captured
             self._card(values).write()
         except (HoldfastError, OSError):
             return False

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from holdfast.core import limits
 from holdfast.format.dtypes import DType
@@ -23,10 +23,10 @@ class TensorSpec:
     key: str
     dtype: DType
     shape: tuple[int, ...]
+    bytes: int = field(init=False, compare=False, repr=False)
 
-    @property
-    def bytes(self) -> int:
-        return math.prod(self.shape) * self.dtype.bits // 8
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "bytes", math.prod(self.shape) * self.dtype.bits // 8)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,13 +58,14 @@ def split_group(group: str, specs: Iterable[TensorSpec], max_shard_bytes: int) -
     files: list[list[TensorSpec]] = [[]]
     size = header = 0
     for spec in ordered:
-        full = size + spec.bytes > max_shard_bytes or header + _entry_bytes(spec) > limits.HEADER_BYTES // 2
+        entry_bytes = _entry_bytes(spec)
+        full = size + spec.bytes > max_shard_bytes or header + entry_bytes > limits.HEADER_BYTES // 2
         if files[-1] and (full or len(files[-1]) >= limits.HEADER_TENSORS // 2):
             files.append([])
             size = header = 0
         files[-1].append(spec)
         size += spec.bytes
-        header += _entry_bytes(spec)
+        header += entry_bytes
     return tuple(
         _file_plan(tensor_file(group, number, len(files)), members) for number, members in enumerate(files, start=1)
     )

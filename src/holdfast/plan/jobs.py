@@ -20,6 +20,7 @@ from holdfast.plan.pieces import Piece
 from holdfast.plan.save import BlockPlan, Export, SavePlan
 
 _ALIGNMENT = 512
+SEAL_BYTES = 4096  # the first page of an arena says what it holds
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +166,7 @@ class ArenaLayout:
                 if piece.rank == rank:
                     needed.setdefault((piece.run.place, piece.held), []).append(_hull(piece))
         self.spans: list[Span] = []
-        self.size = 0
+        self.size = SEAL_BYTES
         self._of: dict[tuple[Place, Box], tuple[list[int], list[Span]]] = {}
         for (place, held), hulls in needed.items():
             found = []

@@ -1,0 +1,222 @@
+"""Trainers that die: what was captured is published by the writers, what was not leaves nothing behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import holdfast
+from holdfast.persist import start
+from holdfast.persist.arena import find_files
+from tests.dist.harness import Victims, run_ranks, tell_parent
+from tests.dist.test_background import weights
+
+
+def leftovers(root: Path) -> list[str]:
+    """What is under the root beside committed steps, and in shared memory for it."""
+    run = start.run_id(holdfast.storage.local.LocalStorage(root))
+    hidden = [path.name for path in root.iterdir() if path.name.startswith(".")] if root.exists() else []
+    return hidden + [path.name for path in find_files(run)]
+
+
+def wait_until(true: Any, deadline_s: float = 20.0) -> None:
+    end = time.monotonic() + deadline_s
+    while not true():
+        assert time.monotonic() < end, "it did not come true in time"
+        time.sleep(0.02)
+
+
+def state(step: int, elements: int = 1 << 20) -> dict[str, Any]:
+    return {"w": {"big": torch.full((elements,), float(step)), **weights(0)}, "step": step}
+
+
+def save_and_wait(root: str, hold: str) -> None:
+    """Save step 1, start to save step 2, tell the parent, and train on until killed."""
+    checkpointer = holdfast.Checkpointer(root, block_bytes=1 << 16)
+    checkpointer.save(1, state(1)).result(60)
+    if hold:
+        os.kill(checkpointer._background._writer.pid, signal.SIGSTOP)
+    checkpointer.save(2, state(2))
+    tell_parent(checkpointer._background._writer.pid)
+    time.sleep(600)
+
+
+def begin_again(root: str) -> tuple[Any, list[str], float]:
+    fresh: dict[str, Any] = state(0)
+    with warnings.catch_warnings(record=True) as caught, holdfast.Checkpointer(root, deadline_s=60) as checkpointer:
+        warnings.simplefilter("always")
+        found = checkpointer.restore(fresh)
+        value = float(fresh["w"]["big"][0])
+    assert fresh["step"] == found
+    return found, [str(warning.message) for warning in caught], value
+
+
+@pytest.mark.parametrize("delay_s", [0.0, 0.01, 0.1, 1.0])
+def test_killed_trainers_leave_a_checkpoint(tmp_path: Path, delay_s: float) -> None:
+    victims = Victims(2, save_and_wait, str(tmp_path), "")
+    victims.hear()
+    time.sleep(delay_s)
+    victims.kill()
+    results = run_ranks(2, begin_again, str(tmp_path))
+    assert [found for found, _, _ in results] == [2, 2] and results[0][2] == 2.0
+    assert holdfast.open(tmp_path / "step-000000000002").verify().good
+    wait_until(lambda: not leftovers(tmp_path))
+
+
+def test_a_killed_process_group_is_survived_too(tmp_path: Path) -> None:
+    """Launchers such as torchrun kill the whole process group."""
+    code = (
+        "import torch, holdfast, time, sys\n"
+        f"ck = holdfast.Checkpointer({str(tmp_path)!r})\n"
+        "ck.save(1, {'w': torch.ones(5_000_000)})\n"
+        "print('saved', flush=True); time.sleep(600)\n"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, start_new_session=True)
+    assert process.stdout is not None and process.stdout.readline() == "saved\n"
+    os.killpg(process.pid, signal.SIGKILL)
+    process.communicate(timeout=20)
+    wait_until(lambda: (tmp_path / "step-000000000001").exists())
+    wait_until(lambda: not leftovers(tmp_path))
+
+
+def die_before_capture(root: str, rank_that_dies: int) -> None:
+    """One rank dies after the order and before its state is captured."""
+    checkpointer = holdfast.Checkpointer(root, block_bytes=1 << 16)
+    checkpointer.save(1, state(1)).result(60)
+    if dist.get_rank() == rank_that_dies:
+        background: Any = checkpointer._background
+        background._hand_over = lambda flight, pending: None  # as if the copy were still going on
+    checkpointer.save(2, state(2))
+    tell_parent(True)
+    time.sleep(600)
+
+
+@pytest.mark.parametrize("rank_that_dies", [0, 1])
+def test_what_was_not_captured_everywhere_is_not_published(tmp_path: Path, rank_that_dies: int) -> None:
+    victims = Victims(2, die_before_capture, str(tmp_path), rank_that_dies)
+    victims.hear()
+    victims.kill()
+    for found, _, value in run_ranks(2, begin_again, str(tmp_path)):
+        assert found == 1 and value == 1.0
+    wait_until(lambda: not leftovers(tmp_path))
+    assert [path.name for path in tmp_path.iterdir()] == ["step-000000000001"]
+
+
+def test_the_next_start_waits_for_living_writers(tmp_path: Path) -> None:
+    victims = Victims(2, save_and_wait, str(tmp_path), "hold")
+    writers = victims.hear()
+    victims.kill()
+    second = Victims(2, begin_again, str(tmp_path))
+    time.sleep(3.0)
+    assert not (tmp_path / "step-000000000002").exists() and leftovers(tmp_path)
+    for writer in writers:
+        os.kill(writer, signal.SIGCONT)
+    for found, _, _ in second.hear():
+        assert found == 2
+    second.end()
+    wait_until(lambda: not leftovers(tmp_path))
+
+
+def test_dead_writers_leave_nothing_for_the_next_start(tmp_path: Path) -> None:
+    victims = Victims(2, save_and_wait, str(tmp_path), "hold")
+    writers = victims.hear()
+    for writer in writers:
+        os.kill(writer, signal.SIGKILL)
+    victims.kill()
+    assert leftovers(tmp_path)
+    for found, _, _ in run_ranks(2, begin_again, str(tmp_path)):
+        assert found == 1
+    wait_until(lambda: not leftovers(tmp_path))
+
+
+def fail_to_write(root: str) -> None:
+    """Step 1 is saved; step 2 is captured, but the storage refuses it."""
+    checkpointer = holdfast.Checkpointer(root, block_bytes=1 << 16)
+    checkpointer.save(1, state(1)).result(60)
+    if dist.get_rank() == 0:
+        (Path(root) / "step-000000000002").mkdir()
+        (Path(root) / "step-000000000002" / "thesis.txt").write_text("years of work")
+    dist.barrier()
+    handle = checkpointer.save(2, state(2))
+    handle.wait(60)
+    tell_parent(type(handle.error).__name__)
+    time.sleep(600)
+
+
+def test_what_only_memory_holds_is_restored_from_it(tmp_path: Path) -> None:
+    victims = Victims(2, fail_to_write, str(tmp_path))
+    assert victims.hear() == ["StorageError"] * 2
+    victims.kill()
+    (tmp_path / "step-000000000002" / "thesis.txt").unlink()
+    (tmp_path / "step-000000000002").rmdir()
+    results = run_ranks(2, begin_again, str(tmp_path))
+    for found, _, value in results:
+        assert found == 2 and value == 2.0
+    assert any("restored from the memory of this host" in message for message in results[0][1])
+    assert holdfast.open(tmp_path / "step-000000000002").verify().good, "and written at once"
+    wait_until(lambda: not leftovers(tmp_path))
+
+
+def test_memory_that_was_spoiled_is_not_restored_from(tmp_path: Path) -> None:
+    victims = Victims(2, fail_to_write, str(tmp_path))
+    victims.hear()
+    victims.kill()
+    run = start.run_id(holdfast.storage.local.LocalStorage(tmp_path))
+    arenas = [path for path in find_files(run) if not path.name.endswith(".card")]
+    wait_until(lambda: len(start.captured_sets(run)) == 1)
+    with arenas[0].open("r+b") as file:
+        file.seek(5000)
+        byte = file.read(1)[0]
+        file.seek(5000)
+        file.write(bytes([byte ^ 1]))
+    (tmp_path / "step-000000000002" / "thesis.txt").unlink()
+    (tmp_path / "step-000000000002").rmdir()
+    results = run_ranks(2, begin_again, str(tmp_path))
+    for found, _, value in results:
+        assert found == 1 and value == 1.0
+    assert any("step 2 in memory" in message for message in results[0][1])
+    wait_until(lambda: not leftovers(tmp_path))
+
+
+def test_sigterm_finishes_the_save_in_flight(tmp_path: Path) -> None:
+    code = (
+        "import torch, holdfast, time, sys, os, signal\n"
+        f"ck = holdfast.Checkpointer({str(tmp_path)!r}, grace_s=20)\n"
+        "ck.save(1, {'w': torch.ones(1000)}).result()\n"
+        "os.kill(ck._background._writer.pid, signal.SIGSTOP)\n"
+        "ck.save(2, {'w': torch.ones(1000)})\n"
+        "print(ck._background._writer.pid, flush=True); time.sleep(600)\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        writer = int(process.stdout.readline())
+        process.terminate()
+        time.sleep(0.5)
+        assert process.poll() is None, "it waits for the writer"
+        os.kill(writer, signal.SIGCONT)
+        assert process.wait(20) == -signal.SIGTERM
+    assert (tmp_path / "step-000000000002").exists()
+    wait_until(lambda: not leftovers(tmp_path))
+
+
+@pytest.mark.parametrize("ending", ["", "raise SystemExit(3)", "raise RuntimeError('boom')", "del ck"])
+def test_exit_without_close_finishes_what_is_in_flight(tmp_path: Path, ending: str) -> None:
+    code = (
+        "import torch, holdfast\n"
+        f"ck = holdfast.Checkpointer({str(tmp_path)!r})\n"
+        f"ck.save(1, {{'w': torch.ones(1_000_000)}})\n{ending}\n"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert result.returncode == {"": 0, "raise SystemExit(3)": 3, "raise RuntimeError('boom')": 1, "del ck": 0}[ending]
+    wait_until(lambda: (tmp_path / "step-000000000001").exists())
+    wait_until(lambda: not leftovers(tmp_path))
