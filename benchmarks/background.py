@@ -28,7 +28,7 @@ TARGETS = {"save call / memory copy": 1.3, "published / plain write": 1.3}
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--gigabytes", type=float, default=2.0)
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--folder", type=Path, default=Path("out/background"))
     parser.add_argument("--json", type=Path, default=Path("out/bench_background.json"))

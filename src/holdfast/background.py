@@ -67,6 +67,7 @@ class _Standing:
 
     draft: _Draft
     arena: Any
+    targets: tuple[Any, ...]  # of each place: the span as a tensor, None if it is part of a shard
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +112,6 @@ class BackgroundSaver:
         self._options = options
         self._background = background
         self._listener = listener
-        self._survey = Survey(options)
         self._hooks = StepHooks()
         self._copier = Copier()
         self._arena: Any = None
@@ -120,6 +120,7 @@ class BackgroundSaver:
         self._standing: _Standing | None = None
         self._ahead: threading.Thread | None = None
         self._holders = Holders()
+        self._survey = Survey(options, self._holders)
         self._flight: _Flight | None = None
         self._captures: queue.Queue[tuple[_Flight, Pending] | None] = queue.Queue()
         self._thread: threading.Thread | None = None
@@ -164,10 +165,10 @@ class BackgroundSaver:
             offer = collected.offers[number]
             if offer.role == "parameter" and offer.cast is None:
                 size += span.bytes * coming.get(offer.holder.local.untyped_storage().data_ptr(), 0)
-        if ranks.world == 1:
-            self._plan_ahead(ranks, state, collected.live_optimizers)
         spare = options.block_bytes + size // 50  # owners of blocks take turns anew when tensors join
         self._arena.prepare(size + spare, lambda made, seconds: self._tell("arena", bytes=made, seconds=seconds))
+        if ranks.world == 1:
+            self._plan_ahead(ranks, state, collected.live_optimizers)
 
     def _plan_ahead(self, ranks: Ranks, state: MutableMapping[str, Any], optimizers: list[Any]) -> None:
         """Plan before the first save: now, or on a thread as soon as the optimizers have their state.
@@ -179,6 +180,7 @@ class BackgroundSaver:
         def plan() -> None:
             try:
                 self._draft, _ = self._make_draft(ranks, state)
+                self._stand(ranks)
             except HoldfastError as error:  # the save will say it where it is heard
                 self._tell("planned", detail=f"not ahead of the first save: {error}")
 
@@ -189,10 +191,8 @@ class BackgroundSaver:
             self._ahead.start()
             return True
 
-        if any(coming_tensors(optimizer) for optimizer in optimizers):
+        if not when_ready():
             self._hooks.each_step(when_ready)
-        else:
-            plan()
 
     def _need_writer(self) -> WriterEnd:
         if self._writer is None or not self._writer.alive():
@@ -336,6 +336,8 @@ class BackgroundSaver:
 
     def _stand(self, ranks: Ranks) -> None:
         """Have the arena, tell the writer its job. Collective."""
+        from holdfast.capture.copy import whole_target
+
         draft = self._draft
         assert draft is not None
         self._standing = None
@@ -366,7 +368,8 @@ class BackgroundSaver:
                 "threads": threads,
             }
         )
-        self._standing = _Standing(draft, arena[0])
+        targets = tuple(whole_target(arena[0], span) for _, _, span in draft.places)
+        self._standing = _Standing(draft, arena[0], targets)
         self._survey.warn(ranks)
 
     def _capture(
@@ -419,11 +422,11 @@ class BackgroundSaver:
             tensor.untyped_storage().data_ptr() for optimizer in trusted for tensor in stepped_tensors(optimizer)
         }
         items = []
-        for number, part, span in self._standing.draft.places:
+        for (number, part, span), target in zip(self._standing.draft.places, self._standing.targets, strict=True):
             offer = collected.offers[number]
             local = offer.holder.local
             owned = local.device.type == "cuda" and local.untyped_storage().data_ptr() in guarded
-            items.append(Item(offer, offer.holder.parts[part], span, owned))
+            items.append(Item(offer, offer.holder.parts[part], span, owned, target))
         return items
 
     def _need_thread(self) -> None:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from holdfast.adapters.consensus import Agreement, TensorName
     from holdfast.adapters.entries import LiveState
     from holdfast.adapters.offers import Collected
+    from holdfast.adapters.tensors import Holders
     from holdfast.layout.mesh import Mesh
     from holdfast.plan.values import Told
 
@@ -60,8 +61,9 @@ class Seen:
 class Survey:
     """Takes surveys, and remembers which replicas were compared: it is done when tensors come or go."""
 
-    def __init__(self, options: SaveOptions) -> None:
+    def __init__(self, options: SaveOptions, holders: Holders | None = None) -> None:
         self._options = options
+        self._holders = holders
         self._compared: frozenset[TensorName] | None = None
         self._first_replica: tuple[TensorName, ...] = ()
         self._warned: frozenset[TensorName] = frozenset()
@@ -105,7 +107,7 @@ class Survey:
         def work() -> None:
             live = replace(sorted_state[0], owners=owners)
             mesh = live_mesh(live, ranks.world, self._options.mesh)
-            found.append((collect(live, self._options.model_dtype), mesh))
+            found.append((collect(live, self._options.model_dtype, self._holders), mesh))
 
         together(ranks, work)
         return *found[0], owners

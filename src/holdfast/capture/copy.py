@@ -29,12 +29,16 @@ _ALIGNMENT = 512
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """A span of the arena and the live part it is copied from; `owned` if an optimizer step guards it."""
+    """A span of the arena and the live part it is copied from; `owned` if an optimizer step guards it.
+
+    `target` is the span itself, shaped like the part, where the span is all of it.
+    """
 
     offer: Offer
     part: Part
     span: Span
     owned: bool
+    target: torch.Tensor | None
 
     @property
     def device(self) -> torch.device:
@@ -180,7 +184,9 @@ def _pairs(item: Item, memory: torch.Tensor, *, at_zero: bool = False) -> Iterat
     width = view.element_size()
     raw = view.view(_RAW[width])
     at = 0 if at_zero else span.offset
-    if (span.begin, span.end) == (0, view.numel()):
+    if item.target is not None and not at_zero:
+        yield item.target, raw
+    elif (span.begin, span.end) == (0, view.numel()):
         yield _target(memory, at, raw), raw
     elif view.is_contiguous():
         part = raw.reshape(-1)[span.begin : span.end]
@@ -190,6 +196,14 @@ def _pairs(item: Item, memory: torch.Tensor, *, at_zero: bool = False) -> Iterat
             part = raw[box.within(box.full(tuple(view.shape)))]
             yield _target(memory, at, part), part
             at += part.numel() * width
+
+
+def whole_target(arena: torch.Tensor, span: Span) -> torch.Tensor | None:
+    """The bytes of a span as the shard that it holds, None if it holds only some of it."""
+    if (span.begin, span.end) != (0, span.held.volume):
+        return None
+    raw = arena[span.offset : span.offset + span.bytes].view(_RAW[span.place.spec.dtype.bytes])
+    return raw.view(span.held.sizes)
 
 
 def _target(memory: torch.Tensor, at: int, source: torch.Tensor) -> torch.Tensor:

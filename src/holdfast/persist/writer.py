@@ -38,6 +38,7 @@ from holdfast.storage.base import Reader, SharedStorage, Writer
 
 BEAT_S = 1.0
 _ORPHAN_POLL_S = 0.2
+_NICE = 5  # training comes first
 _CAPTURE_POLL_S, _LOOK_S = 0.001, 0.1
 _BUFFERS_BYTES = 64 << 20
 _SEEN_S, _LAST_WORD_S = 1.0, 10.0  # how long other ranks may take to notice an outcome
@@ -437,6 +438,7 @@ def main(line: int) -> None:
     """Run the writer whose trainer holds the other end of `line`."""
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # it leaves when its work is done, not when launchers tidy up
+    os.nice(_NICE)
     with socket.socket(fileno=line) as connection:
         WriterProcess(Trainer(connection)).run()
 

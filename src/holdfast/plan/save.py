@@ -263,7 +263,20 @@ def _owner(draft: _Draft, hosts: Sequence[int]) -> int:
     near = {rank: held for rank, held in draft.held.items() if by_host[hosts[rank]] == most}
     enough = max(near.values()) / 2
     candidates = sorted(rank for rank, held in near.items() if held >= enough)
-    return candidates[draft.turn % len(candidates)]
+    return candidates[_in_turn(draft.turn, len(candidates))]
+
+
+def _in_turn(turn: int, count: int) -> int:
+    """Whose turn it is: the sum of the digits to the base `count`.
+
+    Even also where the same candidates come back with every second or fourth block, as they
+    do when blocks and shards have sizes of powers of two.
+    """
+    total = 0
+    while turn and count > 1:
+        turn, digit = divmod(turn, count)
+        total += digit
+    return total % count
 
 
 def _with_owner(draft: _Draft, owner: int, hosts: Sequence[int]) -> BlockPlan:
