@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from holdfast.api import open_checkpoint as open
     from holdfast.checkpointer import Checkpointer
     from holdfast.core.events import Event
+    from holdfast.ema import EMA
     from holdfast.handle import SaveHandle
     from holdfast.loading import LoadReport
     from holdfast.persist.checkpoint import Checkpoint
@@ -40,12 +41,14 @@ _HOMES = {
     "Checkpointer": ("holdfast.checkpointer", "Checkpointer"),
     "SaveHandle": ("holdfast.handle", "SaveHandle"),
     "LoadReport": ("holdfast.loading", "LoadReport"),
+    "EMA": ("holdfast.ema", "EMA"),
     "Event": ("holdfast.core.events", "Event"),
     "FlatShard": ("holdfast.adapters.tensors", "FlatShard"),
     "HoldfastWarning": ("holdfast.survey", "HoldfastWarning"),
 }
 
 __all__ = [
+    "EMA",
     "Checkpoint",
     "Checkpointer",
     "Damaged",

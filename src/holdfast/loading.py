@@ -68,7 +68,10 @@ def load_checkpoint(
     deadline_s: float,
 ) -> LoadReport:
     """Load a checkpoint into the live state; every rank returns or raises alike."""
+    from holdfast.capture.hooks import let_captures_finish
+
     started = time.perf_counter()
+    let_captures_finish()
     targets, answers = _find(ranks, opener, state, options)
     checkpoint = targets.wants.checkpoint
     assert isinstance(checkpoint, Checkpoint)

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from holdfast.adapters.module import ModuleView, view_module
+from holdfast.adapters.module import ModuleView, unwrap, view_module
 from holdfast.adapters.optimizer import MASTERS, is_optimizer
 from holdfast.adapters.tensors import mesh_of
 from holdfast.adapters.tree import contains_tensor
@@ -36,16 +36,36 @@ class Reshards(Protocol):
         """The state to load on `rank` of `world`; `states` is by the coordinate that saved it."""
 
 
+@runtime_checkable
+class Averages(Protocol):
+    """Averages of a module's tensors, such as `holdfast.EMA`: saved as a model of their own."""
+
+    model: nn.Module
+
+    def holdfast_averages(self) -> Mapping[str, Any]: ...
+
+    def holdfast_count(self) -> dict[str, Any]: ...
+
+    def holdfast_resume(self, count: Mapping[str, Any], /) -> None: ...
+
+
 @dataclass(frozen=True, slots=True)
 class LiveState:
     """Every value of a state under its kind, by name."""
 
     modules: dict[str, ModuleView] = field(default_factory=dict)
     optimizers: dict[str, Any] = field(default_factory=dict)
+    averages: dict[str, Averages] = field(default_factory=dict)
     statefuls: dict[str, Stateful] = field(default_factory=dict)
     trees: dict[str, Any] = field(default_factory=dict)
     values: dict[str, Any] = field(default_factory=dict)
     owners: dict[str, list[str]] = field(default_factory=dict)
+
+    def averages_group(self, name: str) -> str:
+        """The group of averages: a folder of their own, in which the files bear the module's name."""
+        inner = unwrap(self.averages[name].model)
+        module = next((own for own, view in self.modules.items() if view.module is inner), "model")
+        return f"{name}/{module}"
 
     def own_owners(self) -> dict[str, list[str]]:
         """The modules of which each of this rank's optimizers holds parameters."""
@@ -113,6 +133,8 @@ def _sort_value(live: LiveState, name: str, value: Any, ties: Mapping[str, str])
         live.modules[name] = view_module(name, value, ties)
     elif is_optimizer(value):
         live.optimizers[name] = value
+    elif isinstance(value, Averages) and not isinstance(value, type):
+        live.averages[name] = value
     elif isinstance(value, torch.Tensor) or contains_tensor(value):
         live.trees[name] = value
     elif isinstance(value, Stateful) and not isinstance(value, type):

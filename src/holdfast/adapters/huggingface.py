@@ -5,12 +5,17 @@ from __future__ import annotations
 import copy
 import sys
 import tempfile
+import weakref
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
 _FILES = ("config.json", "generation_config.json")
+# By module and dtype: what its configs said, and the files that gave. Writing them takes milliseconds.
+_KNOWN: weakref.WeakKeyDictionary[nn.Module, dict[str | None, tuple[str, dict[str, bytes]]]] = (
+    weakref.WeakKeyDictionary()
+)
 
 
 def config_files(module: nn.Module, dtype: str | None) -> dict[str, bytes]:
@@ -18,6 +23,19 @@ def config_files(module: nn.Module, dtype: str | None) -> dict[str, bytes]:
     config = getattr(module, "config", None)
     if config is None or not hasattr(config, "save_pretrained"):
         return {}
+    known = _KNOWN.setdefault(module, {})
+    text = _text(config) + _text(getattr(module, "generation_config", None))
+    if known.get(dtype, ("", {}))[0] != text:
+        known[dtype] = (text, _written_files(module, config, dtype))
+    return dict(known[dtype][1])
+
+
+def _text(config: Any) -> str:
+    """All that a config says, so that a change is seen."""
+    return repr(sorted(config.to_dict().items(), key=repr)) if config is not None else ""
+
+
+def _written_files(module: nn.Module, config: Any, dtype: str | None) -> dict[str, bytes]:
     config = copy.deepcopy(config)
     config.architectures = [plain_class_name(module)]
     found = dtype or _floating_dtype(module)

@@ -12,7 +12,7 @@ import torch
 from holdfast.adapters.entries import LiveState, masters_group
 from holdfast.adapters.fingerprint import fingerprint
 from holdfast.adapters.huggingface import config_files
-from holdfast.adapters.module import memory_identity
+from holdfast.adapters.module import memory_identity, view_module
 from holdfast.adapters.optimizer import StateTensor, group_options, key_of_param, view_optimizer
 from holdfast.adapters.tensors import Holder, Holders, holder_of, part_view, raw_array
 from holdfast.adapters.tree import Tree, flatten
@@ -133,6 +133,8 @@ def collect(live: LiveState, model_dtype: str | None, holders: Holders | None = 
         _collect_module(out, live, name, target)
     for name, optimizer in live.optimizers.items():
         _collect_optimizer(out, live, name, optimizer)
+    for name in live.averages:
+        _collect_averages(out, live, name)
     for name, value in live.trees.items():
         tree = flatten(name, value)
         out.kinds[name] = "tensors"
@@ -175,6 +177,19 @@ def _collect_module(out: Collected, live: LiveState, name: str, target: DType | 
         out.trees[name], out.tree_kinds[name] = flatten(name, dict(view.extra)), "module"
     if name == "model":
         out.files |= config_files(view.module, target.name if target else None)
+
+
+def _collect_averages(out: Collected, live: LiveState, name: str) -> None:
+    value, group = live.averages[name], live.averages_group(name)
+    view = view_module(name, value.model, {})
+    out.kinds[group] = "module"
+    out.aliases[group] = dict(view.ties)
+    for key, tensor in value.holdfast_averages().items():
+        out.offer(group, key, "state" if key in view.parameters else "buffer", tensor)
+    out.trees[name], out.tree_kinds[name] = Tree(statejson.encode(value.holdfast_count(), name)), "averages"
+    if group == f"{name}/model":
+        files = config_files(view.module, "float32")
+        out.files |= {f"{name}/{file}": data for file, data in files.items()}
 
 
 def _collect_optimizer(out: Collected, live: LiveState, name: str, optimizer: Any) -> None:

@@ -9,13 +9,13 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch.distributed.tensor import DTensor
 
-from holdfast.adapters.tensors import FlatShard
+from holdfast.adapters.tensors import FlatShard, LikeShard
 from holdfast.core.errors import LayoutError, Unsupported
 
 MASTERS = "master_weights"
 _MASTER_NAMES = frozenset({"master", "master_param", "master_weight", "master_weights"})
 
-StateTensor = torch.Tensor | FlatShard
+StateTensor = torch.Tensor | FlatShard | LikeShard
 
 
 @runtime_checkable

@@ -45,6 +45,8 @@ class Targets:
             targets.find()
             self._actions += targets.actions
             self._optimizers.append(targets)
+        for name in self.live.averages:
+            self._find_averages(name)
         for name in self.live.trees:
             self._find_tree(name)
         for name in filter(self.wants.choice.takes_entry, self.live.statefuls):
@@ -59,7 +61,7 @@ class Targets:
     @property
     def values(self) -> int:
         """How many values that are not tensors this rank takes."""
-        chosen = (*self.live.statefuls, *self.live.values)
+        chosen = (*self.live.averages, *self.live.statefuls, *self.live.values)
         return sum(name in self.wants.checkpoint.state and self.wants.choice.takes_entry(name) for name in chosen)
 
     def finish(self) -> list[str]:
@@ -71,7 +73,8 @@ class Targets:
     @property
     def groups(self) -> list[str]:
         """The groups of tensors that this rank's state names."""
-        return [*self.live.modules, *self.live.optimizers, *self.live.trees]
+        averages = [self.live.averages_group(name) for name in self.live.averages]
+        return [*self.live.modules, *self.live.optimizers, *averages, *self.live.trees]
 
     def unexpected(self, wanted: set[str], groups: Iterable[str]) -> list[str]:
         """Stored keys of the groups in any rank's state that no rank wants."""
@@ -126,6 +129,17 @@ class Targets:
                 set_extra_state(self.live.modules[name], key, extra)
 
         self._actions.append(give)
+
+    def _find_averages(self, name: str) -> None:
+        value, group = self.live.averages[name], self.live.averages_group(name)
+        for key, tensor in value.holdfast_averages().items():
+            if self.wants.choice.takes(group, key):
+                self.wants.want(group, key, tensor)
+        if self.wants.choice.takes_entry(name):
+            found = self._entry_value(name)
+            if found is not None:
+                count = unflatten(found[0], {}, name)
+                self._actions.append(lambda: value.holdfast_resume(count))
 
     def _find_tree(self, name: str) -> None:
         value = self.live.trees[name]

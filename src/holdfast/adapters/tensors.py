@@ -47,6 +47,14 @@ class FlatShard:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class LikeShard:
+    """A local tensor that is sharded as another one is, wherever it lives and whatever its dtype."""
+
+    like: torch.Tensor
+    tensor: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Holder:
     """A tensor as one rank holds it: global shape, the parts it has, how others see them, the local tensor."""
 
@@ -73,9 +81,9 @@ class Holders:
     def __init__(self) -> None:
         self._known: dict[int, tuple[weakref.ref[torch.Tensor], int, Layout]] = {}
 
-    def of(self, value: torch.Tensor | FlatShard, where: str) -> Holder:
+    def of(self, value: torch.Tensor | FlatShard | LikeShard, where: str) -> Holder:
         """The same as `holder_of`, without looking again at a tensor that was seen before."""
-        if isinstance(value, FlatShard):
+        if isinstance(value, FlatShard | LikeShard):
             return holder_of(value, where)
         inner = value._local_tensor if isinstance(value, DTensor) else value
         address = inner.data_ptr()
@@ -90,10 +98,13 @@ class Holders:
         return holder
 
 
-def holder_of(value: torch.Tensor | FlatShard, where: str) -> Holder:
+def holder_of(value: torch.Tensor | FlatShard | LikeShard, where: str) -> Holder:
     """How this rank holds a tensor, as it is stored; raises Unsupported for what cannot be."""
     if isinstance(value, FlatShard):
         return _flat_holder(value, where)
+    if isinstance(value, LikeShard):
+        like = holder_of(value.like, where)
+        return Holder(_dtype_of(value.tensor, where), like.shape, like.parts, value.tensor.detach(), like.how)
     value = value.detach()
     if isinstance(value, DTensor):
         return _dtensor_holder(value, where)

@@ -18,6 +18,16 @@ from holdfast.adapters.optimizer import inner_optimizer
 _INTERVALS = 3
 
 
+# Every capture of this process, so that who changes weights outside of optimizers can wait for them.
+_ALL: weakref.WeakSet[StepHooks] = weakref.WeakSet()
+
+
+def let_captures_finish() -> None:
+    """Make the compute stream wait for captures in flight, as optimizer steps do."""
+    for hooks in list(_ALL):
+        hooks.wait()
+
+
 class StepHooks:
     """Hooks on every optimizer of a state, and when they last fired."""
 
@@ -26,6 +36,7 @@ class StepHooks:
         self._fired: weakref.WeakSet[Any] = weakref.WeakSet()
         self._graphed: weakref.WeakSet[Any] = weakref.WeakSet()
         self._events: list[torch.cuda.Event] = []
+        _ALL.add(self)
         self._watchers: list[Callable[[], bool]] = []
         self._last = 0.0
         self._intervals: list[float] = []
@@ -48,9 +59,7 @@ class StepHooks:
         if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
             self._graphed.add(optimizer)  # its replays will not come by here
             return
-        for event in self._events:
-            torch.cuda.current_stream().wait_event(event)
-        self._events = []
+        self.wait()
         now = time.monotonic()
         if self._last:
             self._intervals = [*self._intervals[-_INTERVALS + 1 :], now - self._last]
@@ -61,6 +70,10 @@ class StepHooks:
     def each_step(self, watcher: Callable[[], bool]) -> None:
         """Call `watcher` before every step until it answers True."""
         self._watchers.append(watcher)
+
+    def wait(self) -> None:
+        for event in self._events:
+            torch.cuda.current_stream().wait_event(event)
 
     def guard(self, events: Iterable[torch.cuda.Event]) -> None:
         """Make the next step wait for these events."""

@@ -12,14 +12,18 @@ from holdfast.format import strictjson
 from holdfast.format.names import key_problem
 
 
-def encode_index(weight_map: Mapping[str, str], total_bytes: int) -> bytes:
-    """The index's text: two spaces of indent, sorted keys, a newline at the end."""
-    index = {"metadata": {"total_size": total_bytes}, "weight_map": dict(weight_map)}
+def encode_index(weight_map: Mapping[str, str], total_bytes: int, folder: str = "") -> bytes:
+    """The index's text: two spaces of indent, sorted keys, a newline at the end.
+
+    An index in a subfolder (`folder` ends in a slash) names files as one finds them there.
+    """
+    names = {key: file.removeprefix(folder) for key, file in weight_map.items()}
+    index = {"metadata": {"total_size": total_bytes}, "weight_map": names}
     return (json.dumps(index, indent=2, sort_keys=True, ensure_ascii=False) + "\n").encode()
 
 
-def decode_index(data: bytes, where: str) -> dict[str, str]:
-    """The weight map of an index; raises Damaged for odd keys or file names."""
+def decode_index(data: bytes, where: str, folder: str = "") -> dict[str, str]:
+    """The weight map of an index in `folder`; raises Damaged for odd keys or file names."""
     index: Any = strictjson.loads(data, where)
     weight_map = index.get("weight_map") if isinstance(index, dict) else None
     if not isinstance(weight_map, dict):
@@ -31,4 +35,4 @@ def decode_index(data: bytes, where: str) -> dict[str, str]:
         if not isinstance(name, str):
             raise Damaged(f"{where}: {key!r} is not mapped to a file name")
         check_file(name, where)
-    return weight_map
+    return {key: folder + name for key, name in weight_map.items()}

@@ -73,7 +73,14 @@ def is_tensor_file(name: str) -> bool:
 def is_written(name: str) -> bool:
     """Whether a file has a name that Holdfast gives, wherever its manifest went."""
     known = (MANIFEST, STATE, "config.json", "generation_config.json")
-    return name in known or is_tensor_file(name) or name.endswith(".safetensors.index.json")
+    base = name.rpartition("/")[2]
+    return base in known or is_tensor_file(name) or name.endswith(".safetensors.index.json")
+
+
+def group_folder(group: str) -> str:
+    """The subfolder of a group's files with its slash, "" for most."""
+    head, slash, _ = group.rpartition("/")
+    return head + slash
 
 
 def index_file(group: str) -> str:

@@ -116,18 +116,13 @@ class Commit:
         if len(small[names.STATE]) > limits.JSON_BYTES:
             raise Unsupported(f"the values that are not tensors take {len(small[names.STATE])} bytes of JSON: too much")
         for group, record in self.groups.items():
-            small[names.index_file(group)] = encode_index(index_of(group, self.keys[group]), record.total_bytes)
+            index = encode_index(self.keys[group], record.total_bytes, names.group_folder(group))
+            small[names.index_file(group)] = index
         return small
 
 
 def _group_from(fields: Mapping[str, Any]) -> GroupRecord:
     return GroupRecord(**{**fields, "files": tuple(fields["files"])})
-
-
-def index_of(group: str, keys: Mapping[str, str]) -> dict[str, str]:
-    """A group's weight map; in a subfolder the files are named as one finds them there."""
-    prefix = f"{group.rpartition('/')[0]}/" if "/" in group else ""
-    return {key: file.removeprefix(prefix) for key, file in keys.items()}
 
 
 def small_file_record(data: bytes, block_bytes: int) -> FileRecord:

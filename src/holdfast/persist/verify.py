@@ -94,7 +94,9 @@ def _keys_of_index(checkpoint: Checkpoint, name: str) -> Iterator[str]:
         index = names.index_file(group)
         if name in record.files and index in checkpoint.manifest.files:
             try:
-                weight_map = decode_index(checkpoint.read_file(index), f"{checkpoint.path}/{index}")
+                weight_map = decode_index(
+                    checkpoint.read_file(index), f"{checkpoint.path}/{index}", names.group_folder(group)
+                )
             except (Damaged, OSError):
                 return
             yield from (key for key, file in weight_map.items() if file == name)
@@ -107,6 +109,6 @@ def _verify_contents(checkpoint: Checkpoint) -> Iterator[Damage]:
         index = names.index_file(group)
         if index not in checkpoint.manifest.files:
             continue
-        weight_map = decode_index(checkpoint.read_file(index), f"{checkpoint.path}/{index}")
+        weight_map = decode_index(checkpoint.read_file(index), f"{checkpoint.path}/{index}", names.group_folder(group))
         if weight_map != {key: place.file for key, place in checkpoint.places[group].items()}:
             yield Damage(index, "the index does not agree with the headers")

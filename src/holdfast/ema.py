@@ -1,0 +1,194 @@
+"""An exponential moving average of a model's weights: exact, corrected for its start, saved with the model."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from holdfast.adapters.forecast import local_tensor
+from holdfast.adapters.module import view_module
+from holdfast.adapters.tensors import LikeShard
+from holdfast.capture.hooks import let_captures_finish
+from holdfast.core.errors import InvalidArgument, Mismatch
+
+_SLICE_BYTES = 256 << 20
+_SPARE_BYTES = 1 << 30
+
+
+class EMA:
+    """The average of a model's parameters over its updates, in fp32, and the newest buffers.
+
+    Call `update()` after every optimizer step; every k-th call is an update. After n updates
+    the average is that of the n states seen, weighted `decay` to the power of their age, and
+    nothing of the model's start is in it. Put it into the state: it is saved as `ema/model-*`
+    with a config of its own, so that `from_pretrained(..., subfolder="ema")` opens it, and it
+    resumes bit for bit on any layout. `with ema.swap():` evaluates with it.
+
+    On `device="cpu"` the average lives in host memory and is computed on a thread, from a copy
+    of the weights taken at the update.
+    """
+
+    def __init__(self, model: nn.Module, decay: float, *, every: int = 1, device: str = "same") -> None:
+        if not 0.0 <= decay < 1.0:
+            raise InvalidArgument(f"decay={decay}: choose a number from 0 to below 1, such as 0.999")
+        if isinstance(every, bool) or not isinstance(every, int) or every < 1:
+            raise InvalidArgument(f"every={every!r}: choose a whole number from 1 on")
+        if device not in ("same", "cpu"):
+            raise InvalidArgument(f"device={device!r}: choose 'same' or 'cpu'")
+        self.model = model
+        self.decay = decay
+        self.every = every
+        self.device = device
+        self.updates = 0
+        self._calls = 0
+        self._thread: threading.Thread | None = None
+        self._failure: BaseException | None = None
+        view = view_module("ema", model, {})
+        self._averages: dict[str, torch.Tensor] = {}
+        self._copies: dict[str, torch.Tensor] = {}
+        for key, tensor in self._live().items():
+            home = "cpu" if device == "cpu" else tensor.device
+            if key in view.parameters and tensor.is_floating_point():
+                self._averages[key] = tensor.to(home, torch.float32, copy=True)
+            else:
+                self._copies[key] = tensor.to(home, copy=True)
+        self._inbox: dict[str, torch.Tensor] = {}
+
+    def __repr__(self) -> str:
+        return f"EMA(decay={self.decay}, every={self.every}, updates={self.updates})"
+
+    def _live(self) -> dict[str, torch.Tensor]:
+        """This rank's local tensors, each under the key it is stored by."""
+        view = view_module("ema", self.model, {})
+        return {key: local_tensor(t).detach() for key, t in view.tensors.items() if view.stored_key(key) == key}
+
+    @torch.no_grad()
+    def update(self) -> None:
+        """Count a step, and every k-th time take the weights into the average."""
+        self._calls += 1
+        if self._calls % self.every:
+            return
+        self.settle()
+        self.updates += 1
+        weight = (1.0 - self.decay) / (1.0 - self.decay**self.updates)
+        live = self._live()
+        if self.device == "same":
+            self._take(live, weight)
+            return
+        work = (self._ship(live), weight)
+        self._thread = threading.Thread(target=self._take_later, args=work, name="holdfast-ema", daemon=True)
+        self._thread.start()
+
+    def _take(self, live: Mapping[str, torch.Tensor], weight: float) -> None:
+        """Move the average towards the weights, in three plainly rounded steps.
+
+        A fused step would round differently at the ends of vectors, and so by layout.
+        """
+        for keys in self._slices():
+            averages = [self._averages[key] for key in keys]
+            if weight == 1.0:  # the first update: nothing of what was there before may stay
+                torch._foreach_copy_(averages, [live[key] for key in keys])
+                continue
+            distances = torch._foreach_sub([live[key].float() for key in keys], averages)
+            torch._foreach_mul_(distances, weight)
+            torch._foreach_add_(averages, distances)
+        for key, copy in self._copies.items():
+            copy.copy_(live[key])
+
+    def _slices(self) -> Iterator[list[str]]:
+        """Keys of averages, some at a time, so that what is computed beside them stays small."""
+        keys: list[str] = []
+        size = 0
+        for key, average in self._averages.items():
+            keys.append(key)
+            size += average.numel() * 4
+            if size > _SLICE_BYTES:
+                yield keys
+                keys, size = [], 0
+        if keys:
+            yield keys
+
+    def _ship(self, live: Mapping[str, torch.Tensor]) -> Callable[[], None]:
+        """Copy the weights to host memory behind the next steps; returns what waits for them."""
+        on_device = [key for key, tensor in live.items() if tensor.is_cuda]
+        if not self._inbox:
+            for key, tensor in live.items():
+                self._inbox[key] = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
+        for key, tensor in live.items():
+            if not tensor.is_cuda:
+                self._inbox[key].copy_(tensor)
+        if not on_device:
+            return lambda: None
+        device = live[on_device[0]].device
+        current, side = torch.cuda.current_stream(device), torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        size = sum(live[key].numel() * live[key].element_size() for key in on_device)
+        roomy = torch.cuda.mem_get_info(device)[0] > size + _SPARE_BYTES
+        sources = {key: live[key].clone() if roomy else live[key] for key in on_device}
+        side.wait_stream(current)
+        with torch.cuda.stream(side):
+            for key, source in sources.items():
+                self._inbox[key].copy_(source, non_blocking=True)
+                source.record_stream(side)
+            done = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
+            done.record(side)
+        if not roomy:
+            current.wait_event(done)
+        return done.synchronize
+
+    @torch.no_grad()
+    def _take_later(self, arrived: Callable[[], None], weight: float) -> None:
+        try:
+            arrived()
+            self._take(self._inbox, weight)
+        except BaseException as error:  # noqa: BLE001  (told by the next call that needs the average)
+            self._failure = error
+
+    def settle(self) -> None:
+        """Wait until the last update is in the average."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        if self._failure is not None:
+            failure, self._failure = self._failure, None
+            raise failure
+
+    @contextmanager
+    def swap(self) -> Iterator[nn.Module]:
+        """Within, the model has the averaged weights; afterwards its own again, bit for bit."""
+        self.settle()
+        let_captures_finish()
+        live = self._live()
+        own = {key: live[key].clone() for key in (*self._averages, *self._copies)}
+        with torch.no_grad():
+            for key, average in (*self._averages.items(), *self._copies.items()):
+                live[key].copy_(average)
+        try:
+            yield self.model
+        finally:
+            let_captures_finish()
+            live = self._live()
+            with torch.no_grad():
+                for key, tensor in own.items():
+                    live[key].copy_(tensor)
+
+    def holdfast_averages(self) -> dict[str, LikeShard | torch.Tensor]:
+        """What is saved and loaded, by key, laid out like the model's own tensors."""
+        self.settle()
+        view = view_module("ema", self.model, {})
+        held = {**self._averages, **self._copies}
+        return {key: LikeShard(view.tensors[key], tensor) for key, tensor in held.items()}
+
+    def holdfast_count(self) -> dict[str, Any]:
+        """What must be known beside the averages to go on."""
+        return {"updates": self.updates, "calls": self._calls, "decay": self.decay, "every": self.every}
+
+    def holdfast_resume(self, count: Mapping[str, Any]) -> None:
+        """Go on from a loaded average; decay and interval are this object's own."""
+        if not {"updates", "calls"} <= count.keys():
+            raise Mismatch("the stored average does not say how many updates it has seen")
+        self.updates, self._calls = int(count["updates"]), int(count["calls"])
