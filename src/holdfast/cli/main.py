@@ -17,6 +17,7 @@ _COMMANDS = {
     "show": "Show what a checkpoint holds.",
     "verify": "Read every byte of a checkpoint and check every digest.",
     "diff": "Compare two checkpoints: keys, shapes, dtypes and values.",
+    "top": "Follow a run live: the save in flight, the steps committed.",
 }
 
 
@@ -51,6 +52,7 @@ def cli() -> None:
     holdfast show runs/llama               keys, shapes and sizes of the newest one
     holdfast verify runs/llama/step-...    is every byte as it was written
     holdfast diff A B                      what differs, and by how much
+    holdfast top runs/llama                watch the run save
 
     Exit code 0: good. 1: the answer is no (damaged, different). 2: the call was wrong.
     """

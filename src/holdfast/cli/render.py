@@ -69,6 +69,22 @@ def progress(label: str, total: int) -> Iterator[Callable[[int], None]]:
         yield lambda count: bar.advance(task, count)
 
 
+def live(text: Callable[[], str], interval_s: float) -> None:
+    """Show a text that changes, in place, until the user leaves."""
+    import time
+
+    from rich.live import Live
+    from rich.text import Text
+
+    try:
+        with Live(Text(text()), auto_refresh=False) as screen:
+            while True:
+                time.sleep(interval_s)
+                screen.update(Text(text()), refresh=True)
+    except KeyboardInterrupt:
+        return
+
+
 def open_path(path: str) -> Any:
     """The checkpoint at a path, or the newest readable one of the root at a path."""
     from pathlib import Path

@@ -88,9 +88,11 @@ class Commit:
         parent: int | None,
         reports: Iterable[BlockReport],
         values: Sequence[Mapping[str, Any]],
+        seconds: float | None = None,
     ) -> tuple[Manifest, dict[str, bytes]]:
         """The manifest and the small files, from what the writers reported and all ranks told.
 
+        `seconds` is how long it took, for people.
         Raises StorageError if a byte was written by nobody, LayoutError if the values of ranks
         do not go together.
         """
@@ -103,6 +105,8 @@ class Commit:
             "hosts": self.hosts,
             "mesh": dict(zip(self.mesh.axes, self.mesh.sizes, strict=True)),
         }
+        if seconds is not None:
+            writer["seconds"] = seconds
         if self.first_replica:
             writer["first_replica"] = list(self.first_replica)
         now = datetime.now(UTC).isoformat(timespec="seconds")

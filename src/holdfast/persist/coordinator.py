@@ -33,10 +33,12 @@ class Coordinator:
         self._storage = storage
         self._commit = commit
         self._plan = plan
+        self._started = 0.0
         self._old: Mailbox | None = None
 
     def begin(self, order: Order) -> None:
         """Make the mailbox, the attempt's folder and its files."""
+        self._started = time.monotonic()
         if self._old is not None:
             self._old.discard()  # a new save begins when every rank has heard of the last one
             self._old = None
@@ -45,7 +47,8 @@ class Coordinator:
         self._hold = self._storage.hold(mailbox.folder)
         files = [(file.name, file.size) for file in self._commit.files]
         begin(self._storage, order.attempt, order.folder, files)
-        mailbox.post(mail.BEGUN, order.attempt)
+        size = sum(size for _, size in files)
+        mailbox.post(mail.BEGUN, {"step": order.step, "world": self._commit.world, "bytes": size})
 
     def finish(self, order: Order) -> bool:
         """Wait for every rank's report, commit and publish; False if the same content was there already."""
@@ -55,7 +58,8 @@ class Coordinator:
             raise LayoutError(f"the ranks wrote by {len(plans)} different plans: nothing is published")
         blocks = [BlockReport(*block) for report in reports for block in report["blocks"]]
         values = [report["values"] for report in reports]
-        manifest, small = self._commit.manifest(order.attempt, order.step, order.parent, blocks, values)
+        seconds = round(time.monotonic() - self._started, 3)
+        manifest, small = self._commit.manifest(order.attempt, order.step, order.parent, blocks, values, seconds)
         for name in self._storage.files(order.attempt):
             if name.startswith("travel-"):
                 self._storage.drop(order.attempt, name)

@@ -36,7 +36,7 @@ from holdfast.plan.jobs import BlockJob, WriterJob, travel_file
 from holdfast.storage import storage_at
 from holdfast.storage.base import Reader, SharedStorage, Writer
 
-BEAT_S = 1.0
+BEAT_S, _FIRST_BEAT_S = 1.0, 0.1
 _ORPHAN_POLL_S = 0.2
 _NICE = 5  # training comes first
 _CAPTURE_POLL_S, _LOOK_S = 0.001, 0.1
@@ -126,7 +126,7 @@ class Beat:
 
     def _run(self) -> None:
         number = 0
-        while not self._end.wait(BEAT_S):
+        while not self._end.wait(BEAT_S if number else _FIRST_BEAT_S):
             number += 1
             fields = {"beat": number, "phase": self.phase, "written": self.written, "total": self._total}
             with contextlib.suppress(HoldfastError):  # before the mailbox is made, and after it is gone

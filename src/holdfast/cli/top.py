@@ -1,0 +1,99 @@
+"""`holdfast top`: follow a run live, by what its writers note down."""
+
+from __future__ import annotations
+
+import sys
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import click
+
+from holdfast.cli.render import clean, count, live, print_json, size_text
+from holdfast.core.errors import NotFound
+from holdfast.persist.catalog import Committed, committed_steps
+from holdfast.persist.follow import InFlight, saves_in_flight
+from holdfast.storage.local import LocalStorage
+
+_SHOWN = 8
+_BAR = 30
+
+
+@click.command("top", context_settings={"help_option_names": ["-h", "--help"]})
+@click.argument("root")
+@click.option("--interval", default=0.5, show_default=True, help="Seconds between two looks.")
+@click.option("--once", is_flag=True, help="Look once and leave; so does a pipe.")
+@click.option("--json", "as_json", is_flag=True, help="Look once and print JSON.")
+def command(root: str, interval: float, once: bool, as_json: bool) -> None:
+    """Follow the run under ROOT: the save in flight, and the steps that are committed.
+
+    Needs no contact with the run: it reads what the writers leave under the root, from any
+    host that sees it. Ctrl-C leaves.
+    """
+    if not Path(root).is_dir():
+        raise NotFound(f"{root}: there is no such folder")
+    storage = LocalStorage(Path(root))
+    if as_json:
+        print_json(_fields(storage))
+        return
+    follower = Follower(storage)
+    if once or not sys.stdout.isatty():
+        click.echo(follower.text())
+        return
+    live(follower.text, max(0.1, interval))
+
+
+class Follower:
+    """Looks at a root again and again, and knows how fast the save in flight goes."""
+
+    def __init__(self, storage: LocalStorage) -> None:
+        self._storage = storage
+        self._before: dict[str, tuple[int, float]] = {}
+
+    def text(self) -> str:
+        """What is going on now, as lines of text."""
+        flights = saves_in_flight(self._storage)
+        committed = committed_steps(self._storage)
+        lines = [f"{clean(self._storage.name)}   {count(len(committed), 'checkpoint')}", ""]
+        lines += [self._flight(flight) for flight in flights] or ["no save in flight"]
+        lines += ["", "committed", *(_committed(entry) for entry in reversed(committed[-_SHOWN:]))]
+        return "\n".join(lines)
+
+    def _flight(self, flight: InFlight) -> str:
+        now = time.monotonic()
+        written, since = self._before.setdefault(flight.attempt, (flight.written, now))
+        rate = (flight.written - written) / (now - since) if now > since else 0.0
+        share = flight.written / flight.total if flight.total else 0.0
+        bar = "#" * round(share * _BAR)
+        speed = f"{size_text(rate)}/s  " if rate else ""
+        return (
+            f"saving step {flight.step}  [{bar:<{_BAR}}] {share:4.0%}  "
+            f"{size_text(flight.written)} of {size_text(flight.total)}  {speed}"
+            f"{flight.reported} of {count(flight.world, 'writer')} done, the slowest is {clean(flight.phase)}"
+        )
+
+
+def _committed(entry: Committed) -> str:
+    if entry.manifest is None:
+        return f"{entry.step:>10}  DAMAGED: {clean(entry.problem)}"
+    seconds = entry.manifest.writer.get("seconds")
+    took = f"in {seconds:.2f} s" if isinstance(seconds, int | float) else ""
+    return f"{entry.step:>10}  {size_text(entry.manifest.total_bytes):>10}  {clean(entry.manifest.created)}  {took}"
+
+
+def _fields(storage: LocalStorage) -> dict[str, Any]:
+    committed = committed_steps(storage)
+    return {
+        "in_flight": [asdict(flight) for flight in saves_in_flight(storage)],
+        "committed": [
+            {
+                "step": entry.step,
+                "good": entry.manifest is not None,
+                "bytes": entry.manifest.total_bytes if entry.manifest else None,
+                "created": entry.manifest.created if entry.manifest else None,
+                "seconds": entry.manifest.writer.get("seconds") if entry.manifest else None,
+            }
+            for entry in committed
+        ],
+    }
