@@ -11,7 +11,7 @@ from holdfast.persist import mailbox as mail
 from holdfast.persist.commit import BlockReport, Commit
 from holdfast.persist.mailbox import Mailbox, Watch
 from holdfast.persist.publish import begin, publish
-from holdfast.storage.base import SharedStorage
+from holdfast.storage.base import Hold, SharedStorage
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +34,7 @@ class Coordinator:
         self._commit = commit
         self._plan = plan
         self._started = 0.0
+        self._hold: Hold | None = None
         self._old: Mailbox | None = None
 
     def begin(self, order: Order) -> None:
@@ -93,7 +94,12 @@ class Coordinator:
         if failure is not None:
             self._storage.discard(order.attempt)
         self._old = Mailbox(self._storage, order.attempt)
-        self._old.post(mail.OUTCOME, outcome)
+        try:
+            self._old.post(mail.OUTCOME, outcome)
+        finally:
+            if self._hold is not None:
+                self._hold.release()
+                self._hold = None
         return outcome
 
     def sweep(self, wait_s: float = 0.0, *, give_up: bool = False) -> None:
