@@ -34,6 +34,8 @@ test: check
 
 bench: $(READY)
 	$(BIN)/python -m benchmarks.save_load
+	$(BIN)/python -m benchmarks.background
+	$(BIN)/python -m benchmarks.plan_scale
 
 clean:
 	rm -rf $(VENV) out .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -16,7 +16,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Shard
 
 import holdfast
-from tests.dist.harness import run_ranks
+from dist.harness import run_ranks
 
 ROWS, COLUMNS = 1000, 257
 

@@ -18,8 +18,8 @@ import torch.distributed as dist
 import holdfast
 from holdfast.persist import start
 from holdfast.persist.arena import find_files
-from tests.dist.harness import Victims, run_ranks, tell_parent
-from tests.dist.test_background import weights
+from dist.harness import Victims, run_ranks, tell_parent
+from dist.test_background import weights
 
 
 def leftovers(root: Path) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -78,3 +79,37 @@ def test_replicas_on_the_device_are_compared(tmp_path: Path) -> None:
     assert run_ranks(2, _shards, str(tmp_path / "a"), False) == ["", ""]
     said = run_ranks(2, _shards, str(tmp_path / "b"), True)
     assert said[0] == said[1] and "w: replica has different values" in said[0]
+
+
+def _save_in_background(root: str, device: str) -> bool:
+    """Two ranks on one GPU: shards of a file, changed by an optimizer right after the call."""
+    rank, world = dist.get_rank(), dist.get_world_size()
+    os.environ["LOCAL_RANK"] = "0"  # both ranks use the one device
+    mesh = init_device_mesh(device, (world,), mesh_dim_names=("x",))
+    full = torch.arange(3000 * 257.0).reshape(3000, 257)
+    local = full.chunk(world)[rank].contiguous().to(device)
+    module = nn.Module()
+    shard = DTensor.from_local(local, mesh, [Shard(0)], run_check=False, shape=full.shape, stride=full.stride())
+    module.register_parameter("w", nn.Parameter(shard))
+    optimizer = torch.optim.AdamW(module.parameters(), fused=device == "cuda")
+    with holdfast.Checkpointer(root, block_bytes=1 << 16) as checkpointer:
+        state = {"model": module, "optimizer": optimizer}
+        checkpointer.restore(state)
+        good = True
+        for step in range(3):
+            module.w.grad = torch.ones_like(module.w)
+            optimizer.step()
+            expected = module.w.to_local().detach().clone()
+            handle = checkpointer.save(step, state)
+            for _ in range(3):
+                optimizer.step()
+            stored = torch.from_numpy(handle.result(60).read("w")).chunk(world)[rank]
+            good = good and torch.equal(stored, expected.cpu())
+    return good
+
+
+def test_two_ranks_on_one_gpu_share_a_file(tmp_path: Path) -> None:
+    assert run_ranks(2, _save_in_background, str(tmp_path / "two"), "cuda") == [True, True]
+    assert run_ranks(1, _save_in_background, str(tmp_path / "one"), "cuda") == [True]
+    name = "step-000000000002"
+    assert tensor_files(tmp_path / "two" / name) == tensor_files(tmp_path / "one" / name)
