@@ -104,6 +104,7 @@ class BackgroundSaver:
     def __init__(
         self, storage: SharedStorage, options: SaveOptions, background: BackgroundOptions, listener: Listener
     ) -> None:
+        from holdfast.adapters.roster import Roster
         from holdfast.adapters.tensors import Holders
         from holdfast.capture.copy import Copier
         from holdfast.capture.hooks import StepHooks
@@ -120,6 +121,7 @@ class BackgroundSaver:
         self._standing: _Standing | None = None
         self._ahead: threading.Thread | None = None
         self._holders = Holders()
+        self._roster = Roster()
         self._survey = Survey(options, self._holders)
         self._flight: _Flight | None = None
         self._captures: queue.Queue[tuple[_Flight, Pending] | None] = queue.Queue()
@@ -152,6 +154,7 @@ class BackgroundSaver:
 
         collected, _, agreement = self._survey.layout(ranks, state, self._storage.name)
         self._hooks.attach(collected.live_optimizers)
+        self._copier.warm({offer.holder.local.device for offer in collected.offers})
         options = self._options
         planned = plan_files(agreement, options.max_shard_bytes, options.block_bytes, only=[ranks.rank])
         layout = ArenaLayout(planned.plan, ranks.rank)
@@ -271,8 +274,12 @@ class BackgroundSaver:
         if self._draft is None:
             return None
         agreement = self._draft.agreement
-        live = replace(sort_state(state, self._options.ties), owners=self._draft.owners)
-        collected = collect(live, self._options.model_dtype, self._holders)
+        model_dtype = self._options.model_dtype
+        collected = self._roster.recall(state, self._holders, model_dtype)
+        if collected is None:
+            live = replace(sort_state(state, self._options.ties), owners=self._draft.owners)
+            collected = collect(live, model_dtype, self._holders)
+            self._roster.learn(state, live, collected)
         collected.offer_trees(agreement.labels)
         if collected.signature() != self._draft.signature:
             return None

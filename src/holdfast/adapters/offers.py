@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import weakref
 from collections import OrderedDict
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -34,7 +35,7 @@ _CACHED_TENSORS = 2
 class Offer:
     """A tensor this rank holds a part of: under which group and key, and in what role.
 
-    `cast` is the dtype it is rounded to on its way into the file.
+    `cast` is the dtype it is rounded to on its way into the file; `source` is the live tensor.
     """
 
     group: str
@@ -42,6 +43,7 @@ class Offer:
     role: str  # "parameter", "buffer", "state" or "value"
     holder: Holder
     cast: DType | None = None
+    source: weakref.ref[torch.Tensor] | None = None
 
     @property
     def stored(self) -> DType:
@@ -66,6 +68,7 @@ class Collected:
     owners: dict[str, list[str]] = field(default_factory=dict)
     live_optimizers: list[Any] = field(default_factory=list)
     holders: Holders = field(default_factory=Holders)
+    fixed: int = 0  # how many of the offers are of modules and optimizers
 
     def signature(self) -> Any:
         """Equal as long as this rank holds the same tensors in the same way."""
@@ -75,7 +78,8 @@ class Collected:
     def offer(self, group: str, key: str, role: str, value: StateTensor, cast: DType | None = None) -> None:
         check_key(key, group)
         holder = self.holders.of(value, f"{group}: {key}")
-        self.offers.append(Offer(group, key, role, holder, cast))
+        source = weakref.ref(value) if isinstance(value, torch.Tensor) else None
+        self.offers.append(Offer(group, key, role, holder, cast, source))
 
     def by_name(self) -> dict[tuple[str, str], list[Offer]]:
         """The offers of each tensor, by group and key."""
@@ -133,8 +137,15 @@ def collect(live: LiveState, model_dtype: str | None, holders: Holders | None = 
         _collect_module(out, live, name, target)
     for name, optimizer in live.optimizers.items():
         _collect_optimizer(out, live, name, optimizer)
+    out.fixed = len(out.offers)
     for name in live.averages:
         _collect_averages(out, live, name)
+    collect_values(out, live)
+    return out
+
+
+def collect_values(out: Collected, live: LiveState) -> None:
+    """List what is in neither modules nor optimizers."""
     for name, value in live.trees.items():
         tree = flatten(name, value)
         out.kinds[name] = "tensors"
@@ -145,7 +156,6 @@ def collect(live: LiveState, model_dtype: str | None, holders: Holders | None = 
         out.trees[name], out.tree_kinds[name] = flatten(name, stateful.state_dict()), "stateful"
     for name, value in live.values.items():
         out.trees[name], out.tree_kinds[name] = Tree(statejson.encode(value, name)), "json"
-    return out
 
 
 def _model_dtype(name: str | None) -> DType | None:
@@ -176,7 +186,13 @@ def _collect_module(out: Collected, live: LiveState, name: str, target: DType | 
     if view.extra:
         out.trees[name], out.tree_kinds[name] = flatten(name, dict(view.extra)), "module"
     if name == "model":
-        out.files |= config_files(view.module, target.name if target else None)
+        out.files |= model_files(view.module, target.name if target else None)
+
+
+def model_files(module: Any, model_dtype: str | None) -> dict[str, bytes]:
+    """The config files of a model that is stored as `model_dtype`, or as it is."""
+    target = _model_dtype(model_dtype)
+    return config_files(module, target.name if target else None)
 
 
 def _collect_averages(out: Collected, live: LiveState, name: str) -> None:
@@ -203,21 +219,23 @@ def _collect_optimizer(out: Collected, live: LiveState, name: str, optimizer: An
         out.kinds[masters_group(module)] = "masters"
         if key not in already:
             out.offer(masters_group(module), key, "state", value)
-    groups = [
-        {
-            "params": [key_of_param(name, param, key_of) for param in params],
-            "options": encode_options(options, f"{name}.param_groups[{index}]"),
-        }
-        for index, (params, options) in enumerate(group_options(optimizer))
-    ]
+    keys = [[key_of_param(name, param, key_of) for param in params] for params, _ in group_options(optimizer)]
     with_state = {key.rpartition("/")[0] for key, _ in view.tensors} | set(view.scalars)
     with_state |= {key for key, _ in view.masters}
     out.optimizers[name] = {
-        "groups": groups,
+        "groups": option_groups(optimizer, name, keys),
         "stateless": [] if view.declared else [key for key, _ in view.params if key not in with_state],
         "scalars": {key: statejson.encode(value, f"{name}[{key}]") for key, value in view.scalars.items()},
         "masters": view.master_name if view.masters else None,
     }
+
+
+def option_groups(optimizer: Any, name: str, keys: Sequence[Sequence[str]]) -> list[dict[str, Any]]:
+    """The param groups of an optimizer, given the keys of their parameters."""
+    return [
+        {"params": list(own), "options": encode_options(options, f"{name}.param_groups[{index}]")}
+        for index, ((_, options), own) in enumerate(zip(group_options(optimizer), keys, strict=True))
+    ]
 
 
 def encode_options(options: Mapping[str, Any], path: str) -> Any:

@@ -73,6 +73,17 @@ class Copier:
         self._staged: dict[torch.device, int] = {}
         self.rate = _FIRST_RATE
 
+    def warm(self, devices: Iterable[torch.device]) -> None:
+        """Make the streams: the first one of a device takes a while."""
+        for device in devices:
+            if device.type == "cuda":
+                self._stream(device)
+
+    def _stream(self, device: torch.device) -> torch.cuda.Stream:
+        if device not in self._streams:
+            self._streams[device] = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        return self._streams[device]
+
     def start(self, items: Sequence[Item], arena: torch.Tensor, interval_s: float | None) -> Pending:
         """Begin to copy all items; those on the CPU are copied when this returns."""
         pending = Pending(bytes=sum(item.span.bytes for item in items if item.device.type == "cuda"))
@@ -88,7 +99,7 @@ class Copier:
     def _start_device(
         self, device: torch.device, items: Sequence[Item], arena: torch.Tensor, interval_s: float, pending: Pending
     ) -> None:
-        side = self._streams.setdefault(device, torch.cuda.Stream(device))  # type: ignore[no-untyped-call]
+        side = self._stream(device)
         current = torch.cuda.current_stream(device)
         side.wait_stream(current)
         with torch.cuda.stream(side), torch.no_grad():

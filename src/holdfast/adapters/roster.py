@@ -1,0 +1,182 @@
+"""Rosters: what a state was found to hold, found again quickly as long as nothing came or went.
+
+A save looks at every tensor of modules and optimizers. From save to save they are the same
+objects in the same memory, which is checked by identity; what is not a tensor is always read
+anew. Keeps no tensor alive.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+from holdfast.adapters.entries import LiveState, sort_state
+from holdfast.adapters.module import unwrap
+from holdfast.adapters.offers import Collected, Offer, collect_values, model_files, option_groups
+from holdfast.adapters.optimizer import inner_optimizer
+from holdfast.adapters.tensors import Holder, Holders
+from holdfast.format import statejson
+from holdfast.format.dtypes import DType
+
+_PLAIN = ("state_dict", "_save_to_state_dict")
+_HOOKS = ("_state_dict_hooks", "_state_dict_pre_hooks")
+
+
+@dataclass(frozen=True, slots=True)
+class _Seat:
+    """One tensor: who it is, where its memory is, and the offer it makes."""
+
+    tensor: weakref.ref[torch.Tensor]
+    address: int
+    offer: tuple[str, str, str, DType | None]
+    layout: tuple[Any, ...]
+
+    def offered(self) -> Offer | None:
+        value = self.tensor()
+        if value is None:
+            return None
+        local = value._local_tensor if isinstance(value, DTensor) else value
+        if local.data_ptr() != self.address:
+            return None
+        group, key, role, cast = self.offer
+        logical, shape, parts, how = self.layout
+        return Offer(group, key, role, Holder(logical, shape, parts, local.detach(), how), cast, self.tensor)
+
+
+@dataclass(frozen=True, slots=True)
+class _KnownOptimizer:
+    """An optimizer's parameters with their keys, the names of their states, and what of its entry stays."""
+
+    optimizer: weakref.ref[Any]
+    groups: tuple[tuple[int, ...], ...]
+    keys: tuple[tuple[str, ...], ...]
+    states: tuple[tuple[Any, ...], ...]
+    entry: Mapping[str, Any]
+
+    def entry_now(self, optimizer: Any, name: str) -> dict[str, Any] | None:
+        """Its entry with today's options and plain values; None if it has changed otherwise."""
+        inner = inner_optimizer(optimizer)
+        if self.optimizer() is not optimizer or _groups_of(inner) != self.groups or _states_of(inner) != self.states:
+            return None
+        scalars: dict[str, Any] = {}
+        for group, keys in zip(inner.param_groups, self.keys, strict=True):
+            for param, key in zip(group["params"], keys, strict=True):
+                plain = {n: v for n, v in inner.state.get(param, {}).items() if not isinstance(v, torch.Tensor)}
+                if plain:
+                    scalars[key] = statejson.encode(plain, f"{name}[{key}]")
+        return {**self.entry, "groups": option_groups(optimizer, name, self.keys), "scalars": scalars}
+
+
+class Roster:
+    """Remembers one state; recalls what `collect` would find, or None if it has to look."""
+
+    def __init__(self) -> None:
+        self._names: list[str] = []
+        self._modules: dict[str, Any] = {}
+        self._optimizers: dict[str, _KnownOptimizer] = {}
+        self._seats: list[_Seat] = []
+        self._facts: Collected | None = None
+
+    def learn(self, state: Mapping[str, Any], live: LiveState, collected: Collected) -> None:
+        """Remember what was just collected, if it can be recognised again."""
+        self._facts = None
+        plain = all(_is_plain(view.module) and not view.extra for view in live.modules.values())
+        seats = [_seat(offer) for offer in collected.offers[: collected.fixed]]
+        if not plain or live.averages or any(seat is None for seat in seats):
+            return
+        self._names = list(state)
+        self._modules = {name: _structure(state[name]) for name in live.modules}
+        self._optimizers = {name: _known(state[name], collected.optimizers[name]) for name in live.optimizers}
+        self._seats = [seat for seat in seats if seat is not None]
+        self._facts = Collected(
+            kinds={n: kind for n, kind in collected.kinds.items() if n not in live.trees},
+            aliases=dict(collected.aliases),
+            owners=dict(collected.owners),
+            files=dict.fromkeys(collected.files, b""),
+        )
+
+    def recall(self, state: Mapping[str, Any], holders: Holders, model_dtype: str | None) -> Collected | None:
+        """The same as `collect` gives, if the tensors are those that are remembered."""
+        facts = self._facts
+        if facts is None or list(state) != self._names:
+            return None
+        if any(_structure(state[name]) != structure for name, structure in self._modules.items()):
+            return None
+        offers = [seat.offered() for seat in self._seats]
+        entries = {name: known.entry_now(state[name], name) for name, known in self._optimizers.items()}
+        if None in offers or None in entries.values():
+            return None
+        out = Collected(
+            offers=[offer for offer in offers if offer is not None],
+            kinds=dict(facts.kinds),
+            aliases=dict(facts.aliases),
+            optimizers={name: entry for name, entry in entries.items() if entry is not None},
+            owners=dict(facts.owners),
+            live_optimizers=[state[name] for name in self._optimizers],
+            holders=holders,
+        )
+        if facts.files:
+            out.files |= model_files(unwrap(state["model"]), model_dtype)
+        known = self._modules.keys() | self._optimizers.keys()
+        collect_values(out, sort_state({name: value for name, value in state.items() if name not in known}, {}))
+        return out
+
+
+def _seat(offer: Offer) -> _Seat | None:
+    value = offer.source() if offer.source is not None else None
+    if value is None:
+        return None
+    local = value._local_tensor if isinstance(value, DTensor) else value
+    holder = offer.holder
+    if not local.data_ptr() or local.data_ptr() != holder.local.data_ptr() or local.dtype != holder.local.dtype:
+        return None
+    layout = (holder.logical, holder.shape, holder.parts, holder.how)
+    return _Seat(weakref.ref(value), local.data_ptr(), (offer.group, offer.key, offer.role, offer.cast), layout)
+
+
+def _is_plain(module: nn.Module) -> bool:
+    """Whether its state_dict is its parameters and buffers: no override and no hook but torch's own."""
+    for part in module.modules():
+        if any(getattr(type(part), name) is not getattr(nn.Module, name) for name in _PLAIN):
+            return False
+        hooks = [hook for name in _HOOKS for hook in getattr(part, name, {}).values()]
+        if not all(str(getattr(hook, "__module__", "")).startswith("torch.") for hook in hooks):
+            return False
+    return True
+
+
+def _structure(module: Any) -> list[Any] | None:
+    """The identities of a module's parts and tensors, with their names."""
+    if not isinstance(module, nn.Module):
+        return None
+    out = []
+    for part in module.modules():
+        held = (part._modules, part._parameters, part._buffers)
+        names = [name for members in held for name in members]
+        members = [id(value) for parts in held for value in parts.values()]
+        out.append((id(part), names, sorted(part._non_persistent_buffers_set), members))
+    return out
+
+
+def _known(optimizer: Any, entry: Mapping[str, Any]) -> _KnownOptimizer:
+    inner = inner_optimizer(optimizer)
+    keys = tuple(tuple(group["params"]) for group in entry["groups"])
+    return _KnownOptimizer(weakref.ref(optimizer), _groups_of(inner), keys, _states_of(inner), dict(entry))
+
+
+def _groups_of(inner: Any) -> tuple[tuple[int, ...], ...]:
+    return tuple(tuple(map(id, group["params"])) for group in inner.param_groups)
+
+
+def _states_of(inner: Any) -> tuple[tuple[Any, ...], ...]:
+    """Which states there are: the names of all, and the identities of tensors."""
+    return tuple(
+        (id(param), *((name, id(value) if isinstance(value, torch.Tensor) else None) for name, value in state.items()))
+        for param, state in inner.state.items()
+    )

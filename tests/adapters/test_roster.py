@@ -1,0 +1,142 @@
+"""Rosters: recalled is what a look would find, and any change is noticed."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from holdfast.adapters.entries import sort_state
+from holdfast.adapters.offers import Collected, collect
+from holdfast.adapters.roster import Roster
+from holdfast.adapters.tensors import Holders
+
+
+def make() -> dict[str, Any]:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Linear(6, 2))
+    optimizer = torch.optim.AdamW(model.parameters(), amsgrad=True)
+    model(torch.randn(3, 4)).sum().backward()
+    optimizer.step()
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    return {"model": model, "optimizer": optimizer, "scheduler": scheduler, "note": {"a": 1}, "w": {"t": torch.ones(2)}}
+
+
+def look(state: dict[str, Any]) -> Collected:
+    return collect(sort_state(state, {}), None)
+
+
+def learned(state: dict[str, Any]) -> Roster:
+    roster = Roster()
+    roster.learn(state, sort_state(state, {}), look(state))
+    return roster
+
+
+def facts(collected: Collected) -> list[Any]:
+    offers = [
+        (o.group, o.key, o.role, o.stored.name, o.holder.shape, o.holder.parts, o.holder.local)
+        for o in collected.offers
+    ]
+    told = {name: told.digest for name, told in collected.told(frozenset()).items()}
+    return [[offer[:6] for offer in offers], [offer[6].data_ptr() for offer in offers], told, collected.signature()]
+
+
+def test_what_is_recalled_is_what_a_look_finds() -> None:
+    state = make()
+    roster = learned(state)
+    for step in range(3):
+        state["model"](torch.randn(3, 4)).sum().backward()
+        state["optimizer"].step()
+        state["scheduler"].step()
+        state["note"] = {"a": step}
+        recalled = roster.recall(state, Holders(), None)
+        assert recalled is not None and facts(recalled) == facts(look(state))
+
+
+def replace_data(state: dict[str, Any]) -> None:
+    state["model"][0].weight.data = torch.zeros(6, 4)
+
+
+def replace_parameter(state: dict[str, Any]) -> None:
+    state["model"][0].weight = nn.Parameter(torch.zeros(6, 4))
+
+
+def replace_state(state: dict[str, Any]) -> None:
+    param = next(iter(state["optimizer"].state))
+    state["optimizer"].state[param]["exp_avg"] = torch.zeros_like(param)
+
+
+def add_state(state: dict[str, Any]) -> None:
+    param = next(iter(state["optimizer"].state))
+    state["optimizer"].state[param]["momentum"] = torch.zeros_like(param)
+
+
+def add_buffer(state: dict[str, Any]) -> None:
+    state["model"].register_buffer("late", torch.ones(1))
+
+
+def rename(state: dict[str, Any]) -> None:
+    state["model"].add_module("other", state["model"]._modules.pop("2"))
+
+
+def make_transient(state: dict[str, Any]) -> None:
+    state["model"][1]._non_persistent_buffers_set.add("running_mean")
+
+
+def add_group(state: dict[str, Any]) -> None:
+    state["optimizer"].add_param_group({"params": [torch.zeros(1, requires_grad=True)]})
+
+
+def other_optimizer(state: dict[str, Any]) -> None:
+    state["optimizer"] = torch.optim.SGD(state["model"].parameters())
+
+
+def other_model(state: dict[str, Any]) -> None:
+    state["model"] = nn.Linear(2, 2)
+
+
+def add_name(state: dict[str, Any]) -> None:
+    state["more"] = 1
+
+
+CHANGES = [
+    replace_data, replace_parameter, replace_state, add_state, add_buffer, rename, make_transient, add_group,
+    other_optimizer, other_model, add_name,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
+def test_a_change_is_noticed(change: Callable[[dict[str, Any]], None]) -> None:
+    state = make()
+    roster = learned(state)
+    assert roster.recall(state, Holders(), None) is not None
+    change(state)
+    assert roster.recall(state, Holders(), None) is None
+
+
+class Odd(nn.Linear):
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        return super().state_dict(*args, **kwargs)
+
+
+def test_modules_with_a_way_of_their_own_are_looked_at() -> None:
+    assert learned({"model": Odd(2, 2)}).recall({"model": Odd(2, 2)}, Holders(), None) is None
+    hooked = nn.Linear(2, 2)
+    hooked.register_state_dict_post_hook(lambda module, state, prefix, meta: None)
+    assert learned({"model": hooked}).recall({"model": hooked}, Holders(), None) is None
+
+
+def test_nothing_is_kept_alive() -> None:
+    state = make()
+    roster = learned(state)
+    weight = weakref.ref(state["model"][0].weight)
+    moment = weakref.ref(next(iter(state["optimizer"].state.values()))["exp_avg"])
+    state.clear()
+    gc.collect()
+    assert weight() is None and moment() is None
+    assert roster is not None
