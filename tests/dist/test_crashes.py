@@ -220,3 +220,27 @@ def test_exit_without_close_finishes_what_is_in_flight(tmp_path: Path, ending: s
     assert result.returncode == {"": 0, "raise SystemExit(3)": 3, "raise RuntimeError('boom')": 1, "del ck": 0}[ending]
     wait_until(lambda: (tmp_path / "step-000000000001").exists())
     wait_until(lambda: not leftovers(tmp_path))
+
+
+def lose_one_of_two(root: str) -> None:
+    """Rank 1 and its writer die before its capture; rank 0 dies later, its writer waits for what will not come."""
+    checkpointer = holdfast.Checkpointer(root, block_bytes=1 << 16, silence_s=3.0)
+    checkpointer.save(1, state(1)).result(60)
+    background: Any = checkpointer._background
+    if dist.get_rank() == 1:
+        background._hand_over = lambda flight, pending: None
+    checkpointer.save(2, state(2))
+    tell_parent(background._writer.pid)
+    time.sleep(600)
+
+
+def test_a_writer_does_not_wait_for_the_dead(tmp_path: Path) -> None:
+    victims = Victims(2, lose_one_of_two, str(tmp_path))
+    writers = victims.hear()
+    victims.processes[1].kill()
+    os.kill(writers[1], signal.SIGKILL)
+    victims.kill()
+    wait_until(lambda: not Path(f"/proc/{writers[0]}").exists(), 30.0)
+    for found, _, _ in run_ranks(2, begin_again, str(tmp_path)):
+        assert found == 1
+    wait_until(lambda: not leftovers(tmp_path))

@@ -106,14 +106,18 @@ class Watch:
             names = self._mailbox.names()
             if done(names):
                 return
-            now = time.monotonic()
-            if now > self._end:
-                raise PeerFailed(f"waiting for {what}: not there after {self._deadline_s:.0f} s")
-            if now > self._look_at:
-                self._look_at = now + _LOOK_S
-                self._listen(waited_for(names), now, what)
+            self.check(waited_for(names), what)
             time.sleep(pause)
             pause = min(pause * 1.5, _LAST_POLL_S)
+
+    def check(self, waited_for: Collection[int], what: str) -> None:
+        """Raise PeerFailed at the deadline, or if a rank that is waited for has fallen silent."""
+        now = time.monotonic()
+        if now > self._end:
+            raise PeerFailed(f"waiting for {what}: not there after {self._deadline_s:.0f} s")
+        if now > self._look_at:
+            self._look_at = now + _LOOK_S
+            self._listen(waited_for, now, what)
 
     def _listen(self, ranks: Collection[int], now: float, what: str) -> None:
         for rank in ranks:

@@ -320,6 +320,7 @@ class Save:
                 raise PeerFailed("the save was given up because another rank failed")
             if time.monotonic() > look_at:
                 self._await([], "captures", sorted(waiting))
+                self._watch.check(sorted(waiting), "the captures of this host's ranks")
                 look_at = time.monotonic() + _LOOK_S
             time.sleep(_CAPTURE_POLL_S)
 
