@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.core.errors import HoldfastError, PeerFailed, error_record
-from holdfast.persist.arena import create_file, open_writer
 from holdfast.persist.coordinator import Order
 
 _PACKAGE_ROOT = str(Path(__file__).resolve().parents[2])
@@ -63,15 +62,8 @@ class WriterEnd:
         return self._process.poll() is None and self._owner == os.getpid()
 
     def plan(self, fields: Mapping[str, Any]) -> None:
-        """Hand over a job, in a private file: it may be large."""
-        data = json.dumps(fields).encode()
-        path = create_file(len(data))
-        writer = open_writer(path)
-        try:
-            writer.write(0, [memoryview(data)])
-        finally:
-            writer.close()
-        self._send({"do": "plan", "path": path})
+        """Hand over a job. It may be large, but nothing else is on the line then."""
+        self._send({"do": "plan", "fields": dict(fields)})
 
     def order(self, order: Order) -> None:
         self._send({"do": "order", "order": asdict(order)})

@@ -17,7 +17,6 @@ import threading
 import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -54,11 +53,13 @@ class Trainer:
     def __init__(self, line: socket.socket) -> None:
         self._line = line
         self._parent = os.getppid()
-        self._rest = b""
+        self._rest = bytearray()
 
     def receive(self) -> dict[str, Any]:
         """The next message; raises TrainerGone when there will be none."""
-        while b"\n" not in self._rest:
+        searched = 0
+        while (end := self._rest.find(b"\n", searched)) < 0:
+            searched = len(self._rest)
             ready, _, _ = select.select([self._line], [], [], _ORPHAN_POLL_S)
             if ready:
                 data = self._line.recv(1 << 20)
@@ -67,8 +68,8 @@ class Trainer:
                 self._rest += data
             elif os.getppid() != self._parent:
                 raise TrainerGone  # its forked children may still keep the line open
-        text, _, self._rest = self._rest.partition(b"\n")
-        message: dict[str, Any] = json.loads(text)
+        message: dict[str, Any] = json.loads(self._rest[:end])
+        del self._rest[: end + 1]
         return message
 
     def tell(self, **message: Any) -> None:
@@ -152,18 +153,16 @@ class WriterProcess:
                     closed = True
                     break
                 if message["do"] == "plan":
-                    self._plan(message["path"])
+                    self._plan(message["fields"])
                 elif message["do"] == "order":
                     self._order(Order(**message["order"]))
         except TrainerGone:
             pass  # what was captured is written by now; what was not was reported as lost
         self._leave(closed=closed)
 
-    def _plan(self, path: str) -> None:
+    def _plan(self, fields: Mapping[str, Any]) -> None:
         if self._desk is not None:
             self._desk.close()
-        fields = json.loads(Path(path).read_bytes())
-        unlink_file(path)
         self._desk = Desk(fields)
 
     def _leave(self, *, closed: bool) -> None:
