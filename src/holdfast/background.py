@@ -126,12 +126,12 @@ class BackgroundSaver:
         self._flight: _Flight | None = None
         self._captures: queue.Queue[tuple[_Flight, Pending] | None] = queue.Queue()
         self._thread: threading.Thread | None = None
-        self._captured = threading.Event()
-        self._captured.set()
         self._life = ""
         self._number = 0
         self._rank, self._world = 0, 1
         self._orphaned: list[Mailbox] = []
+        self._notices: dict[str, bool | None] = {}
+        self._owner = os.getpid()
         self.failures: list[str] = []
         self.last_published: int | None = None
 
@@ -150,8 +150,10 @@ class BackgroundSaver:
 
     def prepare(self, ranks: Ranks, state: MutableMapping[str, Any]) -> None:
         """Hook the optimizers and make the arena in the background, as large as saves will want it. Collective."""
-        from holdfast.adapters.forecast import coming_tensors, local_tensor, params_of
+        from holdfast.adapters.forecast import coming_tensors, params_of
 
+        if ranks.highest([int(self._standing is not None or not self.is_idle)])[0]:
+            return  # it is ready: a plan stands
         collected, _, agreement = self._survey.layout(ranks, state, self._storage.name)
         self._hooks.attach(collected.live_optimizers)
         self._copier.warm({offer.holder.local.device for offer in collected.offers})
@@ -161,13 +163,12 @@ class BackgroundSaver:
         coming: dict[int, int] = {}
         for optimizer in collected.live_optimizers:
             for param in params_of(optimizer):
-                address = local_tensor(param).untyped_storage().data_ptr()
-                coming[address] = coming.get(address, 0) + coming_tensors(optimizer)
+                coming[id(param)] = coming.get(id(param), 0) + coming_tensors(optimizer)
         size = layout.size
         for number, _, span in _places(collected, layout.spans, planned.group_of):
             offer = collected.offers[number]
-            if offer.role == "parameter" and offer.cast is None:
-                size += span.bytes * coming.get(offer.holder.local.untyped_storage().data_ptr(), 0)
+            if offer.role == "parameter" and offer.cast is None and offer.source is not None:
+                size += span.bytes * coming.get(id(offer.source()), 0)
         spare = options.block_bytes + size // 50  # owners of blocks take turns anew when tensors join
         self._arena.prepare(size + spare, lambda made, seconds: self._tell("arena", bytes=made, seconds=seconds))
         if ranks.world == 1:
@@ -240,6 +241,8 @@ class BackgroundSaver:
             self._stand(ranks)
         parent = parent if self.last_published is None else self.last_published
         self._capture(ranks, handle, looked, parent, started)
+        self._notice()
+        self._survey.warn(ranks)
         handle.stall_ms = (time.perf_counter() - started) * 1000
         return handle
 
@@ -248,21 +251,24 @@ class BackgroundSaver:
         flight = self._flight
         if flight is None or flight.handle.done():
             return False
-        if self._background.on_busy == "skip":
-            return True
         started = time.perf_counter()
-        if not flight.handle.wait(self._background.deadline_s):
-            flight.handle.fail(PeerFailed(f"step {flight.order.step} was not written within the deadline"))
+        left = self._background.deadline_s - (started - flight.started)
+        if self._background.on_busy == "skip" and left > 0:
+            return True
+        if not flight.handle.wait(max(0.0, left)):
             self._forget()
+            late = PeerFailed(f"step {flight.order.step} was not written within {self._background.deadline_s:.0f} s")
+            self._failed(flight, late)
         self._tell("waited", flight.order.step, seconds=time.perf_counter() - started)
         return False
 
     def _forget(self) -> None:
         """Drop the writer and the plan: what they were about is not known any more."""
         self._draft = self._standing = None
-        if self._writer is not None:
-            self._writer.close(0.0)
-            self._writer = None
+        writer, self._writer = self._writer, None
+        if writer is not None:
+            writer.kill()
+        self._arena.release()
 
     def _look(self, state: MutableMapping[str, Any]) -> _Looked | None:
         """This rank's state now, if it is still as the plan has it; None if a plan must be made."""
@@ -270,7 +276,7 @@ class BackgroundSaver:
         from holdfast.adapters.offers import collect
 
         if self._ahead is not None:
-            self._ahead.join()
+            self._ahead.join(self._background.deadline_s)
         if self._draft is None:
             return None
         agreement = self._draft.agreement
@@ -294,8 +300,8 @@ class BackgroundSaver:
             uniform = sorted(self._draft.agreement.uniform & looked.told.keys())
             common = int(digest_hex("".join(looked.told[name].digest for name in uniform).encode())[:15], 16)
         flags = [failure is not None, refused, busy, looked is None, self._standing is None]
-        highest = ranks.highest([*map(int, flags), step, -step, common, -common])
-        failed, any_refused, any_busy, changed, unready, last, first, high, low = highest
+        highest = ranks.highest([*map(int, flags), self._number, step, -step, common, -common])
+        failed, any_refused, any_busy, changed, unready, self._number, last, first, high, low = highest
 
         def raise_failure() -> None:
             if failure is not None:
@@ -377,7 +383,6 @@ class BackgroundSaver:
         )
         targets = tuple(whole_target(arena[0], span) for _, _, span in draft.places)
         self._standing = _Standing(draft, arena[0], targets)
-        self._survey.warn(ranks)
 
     def _capture(
         self,
@@ -404,12 +409,11 @@ class BackgroundSaver:
         flight = _Flight(order, handle, started, values, sum(span.bytes for _, _, span in standing.draft.places))
         self._flight = flight
         self._arena.blank()
-        self._captured.clear()
         try:
             writer.order(order)
-            pending = self._copier.start(self._items(looked.collected), standing.arena, self._hooks.interval_s)
-        except (HoldfastError, RuntimeError, OSError) as error:
-            self._captured.set()
+            items = self._items(standing, looked.collected)
+            pending = self._copier.start(items, standing.arena, self._hooks.interval_s)
+        except (HoldfastError, RuntimeError, OSError, AssertionError) as error:
             self._lost(flight, error)
             return
         self._hooks.guard(pending.released)
@@ -419,17 +423,29 @@ class BackgroundSaver:
         else:
             self._hand_over(flight, pending)
 
-    def _items(self, collected: Collected) -> list[Item]:
+    def _notice(self) -> None:
+        """What a user should know once: it will be a warning."""
+        if self._hooks.graphed():
+            self._notices.setdefault(
+                "an optimizer steps inside a CUDA graph, where nothing can wait: its tensors are captured at the call"
+            )
+        if self._arena.problem:
+            self._notices.setdefault(self._arena.problem)
+        for text, said in self._notices.items():
+            if not said:
+                self._notices[text] = True
+                self.failures.append(text)
+
+    def _items(self, standing: _Standing, collected: Collected) -> list[Item]:
         from holdfast.adapters.forecast import stepped_tensors
         from holdfast.capture.copy import Item
 
-        assert self._standing is not None
         trusted = self._hooks.trusted(collected.live_optimizers)
         guarded = {
             tensor.untyped_storage().data_ptr() for optimizer in trusted for tensor in stepped_tensors(optimizer)
         }
         items = []
-        for (number, part, span), target in zip(self._standing.draft.places, self._standing.targets, strict=True):
+        for (number, part, span), target in zip(standing.draft.places, standing.targets, strict=True):
             offer = collected.offers[number]
             local = offer.holder.local
             owned = local.device.type == "cuda" and local.untyped_storage().data_ptr() in guarded
@@ -438,10 +454,18 @@ class BackgroundSaver:
 
     def _need_thread(self) -> None:
         if self._thread is None:
-            self._thread = threading.Thread(target=self._finish_captures, name="holdfast-capture", daemon=True)
+            import torch
+
+            device = (torch.cuda.current_device(),)
+            self._thread = threading.Thread(
+                target=self._finish_captures, args=device, name="holdfast-capture", daemon=True
+            )
             self._thread.start()
 
-    def _finish_captures(self) -> None:
+    def _finish_captures(self, device: int) -> None:
+        import torch
+
+        torch.cuda.set_device(device)
         while (item := self._captures.get()) is not None:
             flight, pending = item
             try:
@@ -450,13 +474,12 @@ class BackgroundSaver:
                     self._copier.rate = rate
                 self._hand_over(flight, pending)
             except Exception as error:  # noqa: BLE001  (training goes on; the handle tells)
-                self._captured.set()
                 self._lost(flight, error)
 
     def _hand_over(self, flight: _Flight, pending: Pending) -> None:
-        assert self._writer is not None
+        if self._writer is None or flight is not self._flight or flight.handle.done():
+            return  # it was given up in the meantime
         self._arena.seal(flight.order.attempt)
-        self._captured.set()
         self._tell("captured", flight.order.step, bytes=flight.bytes, seconds=time.perf_counter() - pending.started)
         try:
             self._writer.captured(flight.values)
@@ -465,9 +488,11 @@ class BackgroundSaver:
 
     # The outcome.
 
-    def _hear(self, message: Message) -> None:
-        """What the writer tells, on its own thread."""
+    def _hear(self, end: WriterEnd, message: Message) -> None:
+        """What the writer tells, on its own thread; one that was given up is not listened to."""
         flight = self._flight
+        if end is not self._writer:
+            return
         if message["tell"] == "event":
             self._listener(Event(**message["event"]))
         elif message["tell"] == "outcome" and flight is not None and message["attempt"] == flight.order.attempt:
@@ -541,11 +566,6 @@ class BackgroundSaver:
 
     # The end.
 
-    def wait_for_capture(self) -> None:
-        """Return when nothing of the live state is being copied any more."""
-        if not self._captured.wait(self._background.deadline_s):
-            raise PeerFailed("a capture did not end within the deadline")
-
     @property
     def is_idle(self) -> bool:
         return self._flight is None or self._flight.handle.done()
@@ -556,20 +576,26 @@ class BackgroundSaver:
 
     def close(self, timeout_s: float) -> bool:
         """Finish what is in flight and let the writer go; False if it is still at work after `timeout_s`."""
+        if self._owner != os.getpid():
+            return True  # a forked child: none of this is its own
         end = time.monotonic() + timeout_s
+
+        def left() -> float:
+            return max(0.0, end - time.monotonic())
+
         finished = self.wait(timeout_s)
         self._hooks.detach()
+        if self._ahead is not None:
+            self._ahead.join(max(1.0, left()))
         if self._thread is not None:
             self._captures.put(None)
-            self._thread.join(max(0.0, end - time.monotonic()))
+            self._thread.join(left())
         if self._writer is not None:
-            finished = self._writer.close(max(1.0, end - time.monotonic())) and finished
+            finished = self._writer.close(max(1.0, left()) if finished else 0.0) and finished
         self._sweep(min(timeout_s, _MAILBOX_S))
         if self._arena is not None:
-            if finished:
-                self._arena.release()
-            else:
-                self._arena.let_go()
+            self._arena.close(max(1.0, left()), leave=not finished)
+        self._draft = self._standing = self._flight = None
         return finished
 
 

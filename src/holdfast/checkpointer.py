@@ -6,17 +6,20 @@ import atexit
 import operator
 import os
 import secrets
+import shutil
 import time
 import warnings
 import weakref
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from dataclasses import replace
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from holdfast.api import DEADLINE_S
 from holdfast.core import limits
-from holdfast.core.errors import Damaged, HoldfastError, InvalidArgument, NotFound, Unsupported
-from holdfast.core.events import Event, Listener, log_event
+from holdfast.core.errors import Damaged, HoldfastError, InvalidArgument, Mismatch, NotFound, Unsupported
+from holdfast.core.events import Event, Listener, guarded, log_event
 from holdfast.core.ranks import Ranks, together
 from holdfast.format.names import MANIFEST, step_folder
 from holdfast.handle import NoArena, Refusal, SaveHandle
@@ -83,7 +86,10 @@ class Checkpointer:
         self._threads = writer_threads
         self._deadline_s = deadline_s
         self._silence_s = silence_s
-        self._listener = on_event
+        self._listener = guarded(on_event)
+        self._owner = os.getpid()
+        self._unrestored = True
+        self._keep_captured = False
         self._saver = Saver(self.storage, options)
         self._background: BackgroundSaver | None = None
         self._run = ""
@@ -108,7 +114,7 @@ class Checkpointer:
         After `timeout` seconds (the deadline, if not given) it goes without waiting: the
         writer finishes by itself.
         """
-        if self._closed:
+        if self._closed or self._owner != os.getpid():
             return
         self._closed = True
         self._termination.remove()
@@ -121,7 +127,7 @@ class Checkpointer:
     def __del__(self) -> None:
         """Let the writer go; it finishes by itself."""
         background = getattr(self, "_background", None)
-        if background is not None and not self._closed:
+        if background is not None and not self._closed and self._owner == os.getpid():
             self._closed = True
             background.close(0.0)
 
@@ -146,6 +152,9 @@ class Checkpointer:
         if self._background is None:
             step = together(ranks, lambda: self._checked(step))[ranks.rank]
             self._begin(ranks)
+        if self._unrestored and self._background is not None:
+            self._unrestored = False
+            start.clean_arenas(self._run)  # a run that does not restore begins anew: nothing older is wanted
         with self._termination:
             try:
                 handle = self._save(ranks, step, state)
@@ -260,11 +269,13 @@ class Checkpointer:
             self._background.wait(self._deadline_s)
         options = LoadOptions(strict, verify, cast, only, ignore, self._options.ties, self._options.mesh)
         skipped: list[str] = []
-        found = self._restore_captured(ranks, state, step, options, progress, skipped)
+        self._unrestored = False
+        found = self._restore_captured(ranks, state, step, replace(options, verify=True), progress, skipped)
         if found is None:
             found = self._restore_stored(ranks, state, step, options, progress, skipped)
         if self._background is not None:
-            self._drop_captured(ranks)
+            if not self._keep_captured:
+                self._drop_captured(ranks)
             if found is not None and self._background.is_idle:
                 self._background.last_published = None  # the next save's parent is what was restored
             self._prepare_quietly(ranks, state)
@@ -322,32 +333,47 @@ class Checkpointer:
             report = load_checkpoint(
                 ranks, lambda: captured_checkpoint(cards), state, options, progress, deadline_s=self._deadline_s
             )
-        except Damaged as error:
+        except Mismatch:
+            raise
+        except HoldfastError as error:
             skipped.append(f"step {cards[0].step} in memory: {error}")
             return None
         self.last_report = report
         self._parent = cards[0].parent
         found = cards[0].step
+        checkpoint = captured_checkpoint(cards)
+        whole = len(report.loaded) == sum(map(len, checkpoint.places.values())) and not report.missing
+        whole = whole and report.values >= sum(entry["kind"] != "optimizer" for entry in checkpoint.state.values())
+        self._keep_captured = bool(ranks.highest([int(not whole)])[0])
         if ranks.rank == 0:
             self._listener(Event("restored", found, detail="from memory"))
+            after = "it stays there, since not all of it was restored" if self._keep_captured else "it is written now"
             warnings.warn(
                 f"step {found} was restored from the memory of this host: the run before had captured but not "
-                "written it; it is written now",
+                f"written it; {after}",
                 HoldfastWarning,
                 stacklevel=3,
             )
-        self.save(found, state)
+        if not self._keep_captured:
+            if shutil.disk_usage(Path(cards[0].arena).parent).free < sum(Path(c.arena).stat().st_size for c in cards):
+                self._drop_captured(ranks)  # there is no room for both
+            self.save(found, state)
         return found
 
     def _captured_cards(self, ranks: Ranks) -> list[Card]:
         """The newest complete set of arenas, if every rank is on this host and finds the same."""
-        sets = start.captured_sets(self._run)
-        cards = max(sets.values(), key=lambda cards: cards[0].step, default=[])
-        attempt = cards[0].attempt if cards else ""
-        committed = max((entry.step for entry in committed_steps(self.storage) if entry.manifest), default=-1)
-        newer = bool(cards) and cards[0].step > committed
-        answers = ranks.gather([ranks.host(), attempt, newer])
-        return cards if all(answer == answers[0] for answer in answers) and answers[0][2] else []
+        found: list[Card] = []
+
+        def look() -> list[Any]:
+            sets = start.captured_sets(self._run)
+            newest: list[Card] = max(sets.values(), key=lambda cards: cards[0].step, default=[])
+            found.extend(newest)
+            committed = max((entry.step for entry in committed_steps(self.storage) if entry.manifest), default=-1)
+            return [ranks.host(), found[0].attempt, found[0].step > committed] if found else []
+
+        answers = together(ranks, look)
+        alike = all(answer == answers[0] for answer in answers)
+        return found if alike and answers[0] and answers[0][2] else []
 
     def _drop_captured(self, ranks: Ranks) -> None:
         """What was left in memory has been restored or is not wanted."""

@@ -78,7 +78,8 @@ def plan_files(
         specs[group].append(TensorSpec(key, tensor.dtype, tensor.shape))
     groups = {group: split_group(group, members, max_shard_bytes) for group, members in specs.items()}
     group_of = {file.name: group for group, files in groups.items() for file in files}
-    first = frozenset(first_replica)
+    # A buffer may come to differ between replicas at any time: all of it comes from one rank.
+    first = frozenset(first_replica) | {name for name, tensor in agreement.tensors.items() if tensor.role == "buffer"}
     ranks = None if only is None else frozenset(only)
 
     def holding_of(place: Place) -> Holding:

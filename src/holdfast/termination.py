@@ -20,6 +20,7 @@ class Termination:
         self._finish = finish
         self._before: Any = None
         self._installed = False
+        self._owner = os.getpid()
         self._held = False
         self._came: FrameType | bool | None = None
 
@@ -51,9 +52,11 @@ class Termination:
         if self._held:
             self._came = frame or True
             return
-        self._finish()
-        self.remove()
+        if self._installed and self._owner == os.getpid():  # not in a forked child, and once
+            self._installed = False
+            self._finish()
         if callable(self._before):
             self._before(number, frame)
         elif self._before != signal.SIG_IGN:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
             os.kill(os.getpid(), signal.SIGTERM)

@@ -217,3 +217,91 @@ def test_a_killed_writer_fails_one_save_on_all_ranks(tmp_path: Path, victim: int
     for result in run_ranks(2, lose_writer, str(tmp_path), victim):
         assert result == ["PeerFailed", True, 3]
     assert holdfast.Checkpointer(tmp_path).steps() == [1, 3]
+
+
+def save_restore_save(root: str) -> list[Any]:
+    out: list[Any] = []
+    with holdfast.Checkpointer(root, deadline_s=60) as checkpointer:
+        model, optimizer = fsdp()
+        state = {"model": model, "optimizer": optimizer}
+        for step in (1, 2, 3):
+            step_once(model, optimizer)
+            expected = full_state(model, optimizer)
+            handle = checkpointer.save(step, state)
+            out.append(differences(handle.result(30), expected))
+            assert checkpointer.restore(state) == step
+    return out
+
+
+def test_restoring_between_saves_does_not_disturb_them(tmp_path: Path) -> None:
+    assert run_ranks(2, save_restore_save, str(tmp_path)) == [[[], [], []]] * 2
+
+
+def too_slow(root: str) -> tuple[list[Any], list[int]]:
+    """A save that outlasts its deadline is given up; its writer does not read what comes after it."""
+    out: list[Any] = []
+    with holdfast.Checkpointer(root, deadline_s=2.0) as checkpointer:
+        big = torch.zeros(1 << 20)
+        checkpointer.save(0, {"w": {"big": big}}).result(30)
+        os.kill(checkpointer._background._writer.pid, 19)
+        first = checkpointer.save(1, {"w": {"big": big + 1}})
+        second = checkpointer.save(2, {"w": {"big": big + 2}})
+        out.append(type(first.error).__name__)
+        stored = second.result(30).read("big", "w")
+        out.append((float(stored.min()), float(stored.max())))
+        return out, checkpointer.steps()
+
+
+def test_a_save_that_is_given_up_publishes_nothing_torn(tmp_path: Path) -> None:
+    for out, steps in run_ranks(1, too_slow, str(tmp_path)):
+        assert out == ["PeerFailed", (2.0, 2.0)] and steps == [0, 2]
+
+
+def fail_on_one(root: str) -> list[Any]:
+    """One rank fails between the plan and the capture, once; the ranks are not out of step afterwards."""
+    with holdfast.Checkpointer(root, deadline_s=30) as checkpointer:
+        checkpointer.save(1, {"w": weights(0)}).result(30)
+        background: Any = checkpointer._background
+        if dist.get_rank() == 1:
+            start = background._copier.start
+            background._copier.start = lambda *arguments: (_ for _ in ()).throw(RuntimeError("out of luck"))
+        failed = checkpointer.save(2, {"w": weights(0)})
+        failed.wait(30)
+        if dist.get_rank() == 1:
+            background._copier.start = start
+        return [failed.error is not None, checkpointer.save(3, {"w": weights(0)}).result(30).step]
+
+
+def test_ranks_stay_in_step_when_one_fails(tmp_path: Path) -> None:
+    assert run_ranks(2, fail_on_one, str(tmp_path)) == [[True, 3]] * 2
+
+
+def chance(root: str) -> list[str]:
+    """Values that differ between ranks, and agree between some of them by chance."""
+    errors = []
+    with holdfast.Checkpointer(root, deadline_s=30) as checkpointer:
+        for step in range(6):
+            value = (step * (dist.get_rank() + 1)) % 3
+            handle = checkpointer.save(step, {"w": weights(0), "seen": [dist.get_rank() // 2, value]})
+            handle.wait(30)
+            errors.append(str(handle.error or ""))
+    return errors
+
+
+def test_values_that_agree_by_chance_fail_no_save(tmp_path: Path) -> None:
+    results = run_ranks(4, chance, str(tmp_path))
+    assert [sum(map(bool, errors)) for errors in results][0] <= 1, results[0]
+
+
+def batch_norms(root: str) -> list[float]:
+    """Buffers that differ after the first save: all of a buffer is one rank's."""
+    module = nn.BatchNorm1d(5000)
+    with holdfast.Checkpointer(root, block_bytes=4096) as checkpointer:
+        checkpointer.save(0, {"model": module}).result(30)
+        module.running_mean.fill_(float(dist.get_rank() + 1))
+        stored = checkpointer.save(1, {"model": module}).result(30).read("running_mean")
+        return sorted(set(stored.tolist()))
+
+
+def test_a_buffer_is_never_a_mix_of_ranks(tmp_path: Path) -> None:
+    assert run_ranks(2, batch_norms, str(tmp_path)) == [[1.0]] * 2

@@ -244,3 +244,60 @@ def test_a_writer_does_not_wait_for_the_dead(tmp_path: Path) -> None:
     for found, _, _ in run_ranks(2, begin_again, str(tmp_path)):
         assert found == 1
     wait_until(lambda: not leftovers(tmp_path))
+
+
+def restore_model_only(root: str) -> int | None:
+    with warnings.catch_warnings(), holdfast.Checkpointer(root, deadline_s=60) as checkpointer:
+        warnings.simplefilter("ignore")
+        return checkpointer.restore({"step": 0})
+
+
+def test_a_partial_restore_leaves_what_memory_holds(tmp_path: Path) -> None:
+    victims = Victims(2, fail_to_write, str(tmp_path))
+    victims.hear()
+    victims.kill()
+    (tmp_path / "step-000000000002" / "thesis.txt").unlink()
+    (tmp_path / "step-000000000002").rmdir()
+    assert run_ranks(2, restore_model_only, str(tmp_path)) == [2, 2]
+    assert not (tmp_path / "step-000000000002").exists()
+    assert [found for found, _, _ in run_ranks(2, begin_again, str(tmp_path))] == [2, 2]
+    wait_until(lambda: not leftovers(tmp_path))
+
+
+def begin_without_restoring(root: str) -> None:
+    with holdfast.Checkpointer(root, deadline_s=60) as checkpointer:
+        checkpointer.save(1, state(7)).result(60)
+
+
+def test_a_run_that_begins_anew_forgets_what_memory_holds(tmp_path: Path) -> None:
+    victims = Victims(2, fail_to_write, str(tmp_path))
+    victims.hear()
+    victims.kill()
+    run_ranks(2, begin_without_restoring, str(tmp_path))
+    assert [value for _, _, value in run_ranks(2, begin_again_from_one, str(tmp_path))] == [7.0, 7.0]
+
+
+def begin_again_from_one(root: str) -> tuple[Any, list[str], float]:
+    fresh: dict[str, Any] = state(0)
+    with warnings.catch_warnings(), holdfast.Checkpointer(root, deadline_s=60) as checkpointer:
+        warnings.simplefilter("ignore")
+        found = checkpointer.restore(fresh)
+    return found, [], float(fresh["w"]["big"][0])
+
+
+@pytest.mark.parametrize("order", ["chain", "closed first", "forked"])
+def test_sigterm_ends_the_process_whatever_is_stacked(tmp_path: Path, order: str) -> None:
+    parts = {
+        "chain": "before = signal.getsignal(15); signal.signal(15, lambda n, f: before(n, f))\n",
+        "closed first": "other = make('b'); ck.close()\n",
+        "forked": "pid = os.fork()\nif pid == 0: time.sleep(30); os._exit(7)\n"
+        "time.sleep(1); os.kill(pid, 15); os.waitpid(pid, 0)\n",
+    }
+    code = (
+        "import torch, holdfast, time, os, signal\n"
+        f"def make(name):\n    ck = holdfast.Checkpointer({str(tmp_path)!r} + '/' + name)\n"
+        "    ck.save(1, {'w': torch.ones(10)}).result(); return ck\n"
+        f"ck = make('a')\n{parts[order]}os.kill(os.getpid(), 15); time.sleep(30)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True, timeout=25)
+    assert done.returncode == -signal.SIGTERM, done.stderr

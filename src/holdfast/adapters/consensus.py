@@ -80,6 +80,7 @@ def agree(ranks: Ranks, collected: Collected, mesh: Mesh, target: str) -> Agreem
     told = together(ranks, lambda: _tell(collected, dealt, labels))
     digests_of_ranks, described = _described(ranks, collected)
     tensors = _merge(described)
+    uniform = frozenset(name for name in told[0] if len({own.get(name) for own in told}) == 1)
     hosts = [answer["host"] for answer in everyone]
     numbers = {host: number for number, host in enumerate(dict.fromkeys(hosts))}
     aliases: dict[str, dict[str, str]] = {}
@@ -94,18 +95,26 @@ def agree(ranks: Ranks, collected: Collected, mesh: Mesh, target: str) -> Agreem
         mesh=mesh,
         axes=axes,
         dealt=dealt,
-        uniform=frozenset(name for name in told[0] if len({own.get(name) for own in told}) == 1),
-        speakers={
-            name: next(r for r, own in enumerate(told) if own.get(name) == d) for name, d in told[ranks.rank].items()
-        },
+        uniform=uniform,
+        speakers=_speakers(ranks, collected, told, uniform),
         labels=labels,
         digest=digest_hex(strictjson.dumps([digests_of_ranks, sorted(dealt), axes])),
         holdings=Holdings(),
     )
 
 
-def _first_with(told: Sequence[Mapping[str, str]], name: str, digest: str) -> int:
-    return next(rank for rank, own in enumerate(told) if own.get(name) == digest)
+def _speakers(
+    ranks: Ranks, collected: Collected, told: Sequence[Mapping[str, str]], uniform: frozenset[str]
+) -> dict[str, int]:
+    """Who tells each of this rank's values: the first rank that has the same.
+
+    Values that differ between some ranks may agree by chance now and not later: each rank tells its own.
+    """
+    out = {}
+    for name, digest in told[ranks.rank].items():
+        alike = name in uniform or name not in collected.trees
+        out[name] = next(r for r, own in enumerate(told) if own.get(name) == digest) if alike else ranks.rank
+    return out
 
 
 def _introduce(ranks: Ranks, collected: Collected, target: str) -> dict[str, Any]:

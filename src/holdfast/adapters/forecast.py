@@ -24,6 +24,8 @@ def stepped_tensors(optimizer: Any) -> Iterator[torch.Tensor]:
     """The local tensors that a step changes: parameters and their state."""
     inner = inner_optimizer(optimizer)
     for param in params_of(optimizer):
+        if not param.requires_grad:
+            continue  # no step changes it, but something else may: a key encoder, a router's bias
         yield local_tensor(param)
         for value in inner.state.get(param, {}).values():
             if isinstance(value, torch.Tensor):

@@ -32,7 +32,9 @@ class RankArena:
         self._arena: Arena | None = None
         self._pinned: int | None = None
         self._thread: threading.Thread | None = None
-        self._failure: HoldfastError | None = None
+        self._closed = False
+        self._device = torch.cuda.current_device() if torch.cuda.is_available() else None
+        self.problem = ""
         self.seconds = 0.0
 
     @property
@@ -56,15 +58,12 @@ class RankArena:
             if self._thread.is_alive():
                 raise StorageError(f"the arena was not made within {self._deadline_s:.0f} s")
             self._thread = None
-        failure, self._failure = self._failure, None
         if size > self.size or self._arena is None:
             if self._too_large(size):
                 raise StorageError(
                     f"capturing this rank's state takes {size} bytes of shared memory, "
                     f"arena_bytes allows {self._limit_bytes}"
                 )
-            if failure is not None:
-                raise failure
             self._make(size)
         assert self._arena is not None
         return self._arena.path, torch.from_numpy(self._arena.bytes)
@@ -74,15 +73,19 @@ class RankArena:
 
     def _make_quietly(self, size: int, done: Callable[[int, float], None]) -> None:
         try:
+            if self._device is not None:
+                torch.cuda.set_device(self._device)
             self._make(size)
         except (HoldfastError, OSError, RuntimeError) as error:
-            self._failure = error if isinstance(error, HoldfastError) else StorageError(f"making the arena: {error}")
+            self.problem = f"the arena was not made ahead: {error}"  # `require` tries again, with the size it needs
         else:
             done(size, self.seconds)
 
     def _make(self, size: int) -> None:
         started = time.monotonic()
         self.release()
+        if self._closed:
+            raise StorageError("the Checkpointer is closed")
         path = create_file(max(size, 1), self._prefix, in_memory=True)
         arena = Arena(path, max(size, 1), hold=True)
         address = arena.bytes.ctypes.data
@@ -96,9 +99,12 @@ class RankArena:
 
     def _pin(self, address: int, size: int) -> None:
         code = torch.cuda.cudart().cudaHostRegister(address, size, 0)  # type: ignore[no-untyped-call]
-        if int(code) != 0:
-            raise StorageError(f"page-locking {size} bytes for the arena: CUDA error {int(code)}; check ulimit -l")
-        self._pinned = address
+        if int(code) == 0:
+            self._pinned = address
+        else:
+            self.problem = (
+                f"{size} bytes could not be page-locked (CUDA error {int(code)}; ulimit -l): saves are slower"
+            )
 
     def blank(self) -> None:
         """Say that the arena is about to be filled: nothing may be read or restored from it until it is."""
@@ -123,8 +129,17 @@ class RankArena:
         self._arena.close()
         self._arena = None
 
-    def let_go(self) -> None:
-        """Leave the memory to the writer, which takes it away when it leaves."""
+    def close(self, timeout_s: float, *, leave: bool) -> None:
+        """End: give the memory back, or `leave` it to the writer, which takes it away when it leaves."""
+        self._closed = True
+        if self._thread is not None:
+            self._thread.join(timeout_s)
+        if leave:
+            self._let_go()
+        else:
+            self.release()
+
+    def _let_go(self) -> None:
         if self._pinned is not None:
             torch.cuda.cudart().cudaHostUnregister(self._pinned)  # type: ignore[no-untyped-call]
             self._pinned = None

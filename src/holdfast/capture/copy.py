@@ -51,7 +51,7 @@ class Pending:
 
     bytes: int = 0
     started: float = field(default_factory=time.perf_counter)
-    released: list[torch.cuda.Event] = field(default_factory=list)
+    released: list[tuple[torch.device, torch.cuda.Event]] = field(default_factory=list)
     done: list[tuple[torch.cuda.Event, torch.cuda.Event]] = field(default_factory=list)
     alive: list[torch.Tensor] = field(default_factory=list)
 
@@ -107,21 +107,24 @@ class Copier:
             owned = sorted((item for item in items if item.owned), key=lambda item: item.span.bytes)
             window = int(interval_s * _USED_OF_STEP * self.rate)
             room = self._room(device)
-            staged, at_once = _within(at_once, room)
+            staged, direct = _within(at_once, room)
             overflow = _beyond(owned, window, room - sum(map(_aligned, staged)))
+            buffer = self._buffer(device, sum(map(_aligned, [*staged, *overflow])))
+            if buffer is None:
+                staged, direct, overflow = [], at_once, []
             owned = owned[: len(owned) - len(overflow)]
             begin = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
             begin.record(side)
-            self._copy(at_once, arena, pending)
-            copies = self._stage(device, [*staged, *overflow], pending)
-            if at_once or staged:
+            self._copy(direct, arena, pending)
+            copies = self._stage(buffer, [*staged, *overflow], pending)
+            if at_once:
                 ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
                 ready.record(side)
                 current.wait_event(ready)
             self._copy(owned, arena, pending)
             released = torch.cuda.Event()  # type: ignore[no-untyped-call]
             released.record(side)
-            pending.released.append(released)
+            pending.released.append((device, released))
             for item, copy in copies:
                 target = arena[item.span.offset : item.span.offset + item.span.bytes]
                 target.copy_(copy, non_blocking=True)
@@ -141,13 +144,22 @@ class Copier:
         spare = max(_SPARE_BYTES, int(total * _SPARE_SHARE))
         return max(self._staged.get(device, 0), free - spare, 0)
 
-    def _stage(self, device: torch.device, items: Sequence[Item], pending: Pending) -> list[tuple[Item, torch.Tensor]]:
+    def _buffer(self, device: torch.device, size: int) -> torch.Tensor | None:
+        """Memory of the device to copy into, None if it cannot be had."""
+        try:
+            buffer = torch.empty(size, dtype=torch.uint8, device=device)
+        except torch.OutOfMemoryError:
+            self._staged[device] = 0
+            return None
+        self._staged[device] = max(size, self._staged.get(device, 0))
+        return buffer
+
+    def _stage(
+        self, buffer: torch.Tensor | None, items: Sequence[Item], pending: Pending
+    ) -> list[tuple[Item, torch.Tensor]]:
         """Copy items on the device, into one buffer."""
-        size = sum(map(_aligned, items))
-        if not size:
+        if buffer is None:
             return []
-        buffer = torch.empty(size, dtype=torch.uint8, device=device)
-        self._staged[device] = size
         pending.alive.append(buffer)
         copies = []
         at = 0

@@ -35,10 +35,10 @@ class StepHooks:
         self._handles: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
         self._fired: weakref.WeakSet[Any] = weakref.WeakSet()
         self._graphed: weakref.WeakSet[Any] = weakref.WeakSet()
-        self._events: list[torch.cuda.Event] = []
+        self._events: list[tuple[torch.device, torch.cuda.Event]] = []
         _ALL.add(self)
         self._watchers: list[Callable[[], bool]] = []
-        self._last = 0.0
+        self._last: weakref.WeakKeyDictionary[Any, float] = weakref.WeakKeyDictionary()
         self._intervals: list[float] = []
 
     def attach(self, optimizers: Iterable[Any]) -> None:
@@ -46,13 +46,15 @@ class StepHooks:
         for optimizer in optimizers:
             if isinstance(optimizer, torch.optim.Optimizer):
                 inner = inner_optimizer(optimizer)
-                if inner not in self._handles:
+                # A wrapper that never called torch's constructor takes no hooks: it is not trusted either.
+                if inner not in self._handles and hasattr(inner, "_optimizer_step_pre_hooks"):
                     self._handles[inner] = inner.register_step_pre_hook(self._before_step)
 
     def detach(self) -> None:
         for handle in list(self._handles.values()):
             handle.remove()
         self._handles.clear()
+        self._watchers.clear()
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
@@ -61,9 +63,9 @@ class StepHooks:
             return
         self.wait()
         now = time.monotonic()
-        if self._last:
-            self._intervals = [*self._intervals[-_INTERVALS + 1 :], now - self._last]
-        self._last = now
+        if optimizer in self._last:
+            self._intervals = [*self._intervals[-_INTERVALS + 1 :], now - self._last[optimizer]]
+        self._last[optimizer] = now
         self._fired.add(optimizer)
         self._watchers = [watcher for watcher in self._watchers if not watcher()]
 
@@ -72,10 +74,10 @@ class StepHooks:
         self._watchers.append(watcher)
 
     def wait(self) -> None:
-        for event in self._events:
-            torch.cuda.current_stream().wait_event(event)
+        for device, event in self._events:
+            torch.cuda.current_stream(device).wait_event(event)
 
-    def guard(self, events: Iterable[torch.cuda.Event]) -> None:
+    def guard(self, events: Iterable[tuple[torch.device, torch.cuda.Event]]) -> None:
         """Make the next step wait for these events."""
         self._events = list(events)
 

@@ -41,6 +41,18 @@ class Event:
 Listener = Callable[[Event], None]
 
 
+def guarded(listener: Listener) -> Listener:
+    """A listener whose own mistakes are logged: they are no reason to stop a save or training."""
+
+    def call(event: Event) -> None:
+        try:
+            listener(event)
+        except Exception:  # noqa: BLE001  (a listener is a user's: it may raise anything)
+            _LOG.exception("a listener failed on the event %s", event)
+
+    return call
+
+
 def log_event(event: Event) -> None:
     """The default listener: one line per save and per trouble on the logger "holdfast"."""
     level = {"failed": logging.WARNING, "published": logging.INFO}.get(event.name, logging.DEBUG)

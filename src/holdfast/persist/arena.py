@@ -137,10 +137,21 @@ def find_files(prefix: str) -> list[Path]:
     return found
 
 
+def read_private(path: str, limit_bytes: int) -> bytes:
+    """A file that only this user can have written; raises StorageError for anything else."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    with os.fdopen(descriptor, "rb") as file:
+        status = os.fstat(descriptor)
+        private = status.st_uid == os.getuid() and not status.st_mode & 0o077
+        if not stat.S_ISREG(status.st_mode) or not private or status.st_size > limit_bytes:
+            raise StorageError(f"{path} is not a file that Holdfast made")
+        return file.read()
+
+
 def replace_text(path: str, text: bytes) -> None:
     """Write a private file whole or not at all."""
-    unseen = f"{path}-{os.getpid()}"
-    descriptor = os.open(unseen, os.O_CREAT | os.O_TRUNC | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    unseen = f"{path}-{secrets.token_hex(8)}"
+    descriptor = os.open(unseen, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600)
     with os.fdopen(descriptor, "wb") as file:
         file.write(text)
     os.rename(unseen, path)

@@ -15,7 +15,7 @@ from typing import Any
 from holdfast.core import limits
 from holdfast.core.errors import Damaged, HoldfastError
 from holdfast.format import strictjson
-from holdfast.persist.arena import replace_text
+from holdfast.persist.arena import read_private, replace_text
 
 
 def card_path(arena: str) -> str:
@@ -46,9 +46,7 @@ class Card:
     @staticmethod
     def read(path: Path) -> Card:
         """The card in a file; raises Damaged if it is not one."""
-        if path.stat().st_size > limits.JSON_BYTES:
-            raise Damaged(f"{path}: too large for a card")
-        fields = strictjson.loads(path.read_bytes(), str(path))
+        fields = strictjson.loads(read_private(str(path), limits.JSON_BYTES), str(path))
         try:
             card = Card(**fields)
         except TypeError as error:

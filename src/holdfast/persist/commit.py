@@ -70,9 +70,7 @@ class Commit:
         return Commit(
             block_bytes=fields["block_bytes"],
             files=tuple(FileFacts(**file) for file in fields["files"]),
-            groups={
-                n: GroupRecord(**{**group, "files": tuple(group["files"])}) for n, group in fields["groups"].items()
-            },
+            groups={name: _group_from(group) for name, group in fields["groups"].items()},
             keys=fields["keys"],
             axes={name: tuple(axes) for name, axes in fields["axes"].items()},
             mesh=Mesh(tuple(mesh["axes"]), tuple(mesh["sizes"]), tuple(mesh["ranks"])),

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import socket
+import struct
 import subprocess
 import sys
 import tempfile
@@ -22,28 +23,31 @@ from holdfast.persist.coordinator import Order
 _PACKAGE_ROOT = str(Path(__file__).resolve().parents[2])
 _START = "import sys; sys.path.insert(0, sys.argv[1]); from holdfast.persist.writer import main; main(int(sys.argv[2]))"
 
+_SEND_S = 10
+
 Message = Mapping[str, Any]
 
 
 class WriterEnd:
     """One writer process as its trainer sees it.
 
-    `hear` is called on a thread of its own with every message, and with {"tell": "gone"} when
+    `hear` is called on a thread of its own with this object and every message, and with {"tell": "gone"} when
     the process has ended.
     """
 
-    def __init__(self, hear: Callable[[Message], None]) -> None:
+    def __init__(self, hear: Callable[[WriterEnd, Message], None]) -> None:
         self._hear = hear
         self._lock = threading.Lock()
         self._owner = os.getpid()
         self._closing = False
         self._log = tempfile.TemporaryFile()  # noqa: SIM115  (it lives as long as the process)
         ours, theirs = socket.socketpair()
+        ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", _SEND_S, 0))
         self._line = ours
         with theirs:
             # A session of its own: launchers kill process groups. Its output must not keep pipes open.
             self._process = subprocess.Popen(  # noqa: S603  (this interpreter, running this package)
-                [sys.executable, "-c", _START, _PACKAGE_ROOT, str(theirs.fileno())],
+                [sys.executable, "-P", "-c", _START, _PACKAGE_ROOT, str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,
                 stdin=subprocess.DEVNULL,
@@ -86,11 +90,11 @@ class WriterEnd:
         with self._line.makefile("rb") as lines:
             try:
                 for text in lines:
-                    self._hear(json.loads(text))
+                    self._hear(self, json.loads(text))
             except (OSError, ValueError):
                 pass  # the line broke in the middle of a word: the same as its end
         self._process.wait()
-        self._hear({"tell": "gone", "why": self.last_words()})
+        self._hear(self, {"tell": "gone", "why": self.last_words()})
 
     def last_words(self) -> str:
         """Why the process ended, as far as it could say."""
@@ -98,6 +102,12 @@ class WriterEnd:
         self._log.seek(0)
         text = self._log.read()[-2000:].decode(errors="replace").strip().splitlines()
         return f"exit code {code}" + (f": {text[-1]}" if text else "")
+
+    def kill(self) -> None:
+        """End the process at once: what it is about is not known any more."""
+        if self._owner == os.getpid():
+            self._process.kill()
+            self._process.wait()
 
     def close(self, timeout_s: float) -> bool:
         """Ask the process to leave when it is done; False if it has not left in time."""

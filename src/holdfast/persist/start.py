@@ -152,6 +152,7 @@ def captured_sets(run: str) -> dict[str, list[Card]]:
         attempt: sorted(members, key=lambda card: card.rank)
         for attempt, members in by_attempt.items()
         if sorted(card.rank for card in members) == list(range(members[0].job["world"]))
+        and len({card.job["plan"] for card in members}) == 1
     }
 
 
@@ -160,11 +161,17 @@ def clean_arenas(run: str, keep: Callable[[str], bool] = lambda path: False) -> 
     gone = 0
     for path in find_files(run):
         arena = str(path).removesuffix(".card")
-        if not keep(arena) and not _held(Path(arena)):
+        if not keep(arena) and not _held(Path(arena)) and not _has_trainer(Path(arena)):
             unlink_file(card_path(arena))
             unlink_file(arena)
             gone += 1
     return gone
+
+
+def _has_trainer(path: Path) -> bool:
+    """Whether the process that made an arena lives: it may be about to hold it."""
+    match = _ARENA.fullmatch(path.name)
+    return match is not None and _lives(int(match["trainer"]))
 
 
 def _held(path: Path) -> bool:

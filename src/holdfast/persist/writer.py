@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from holdfast.core.errors import HoldfastError, PeerFailed, error_from_record, error_record
+from holdfast.core.errors import HoldfastError, LayoutError, PeerFailed, error_from_record, error_record
 from holdfast.core.events import Event
 from holdfast.format.digest import Digest
 from holdfast.persist import mailbox as mail
@@ -54,14 +54,15 @@ class Trainer:
         self._line = line
         self._parent = os.getppid()
         self._rest = bytearray()
+        self._ready = select.poll()
+        self._ready.register(line, select.POLLIN | select.POLLHUP)
 
     def receive(self) -> dict[str, Any]:
         """The next message; raises TrainerGone when there will be none."""
         searched = 0
         while (end := self._rest.find(b"\n", searched)) < 0:
             searched = len(self._rest)
-            ready, _, _ = select.select([self._line], [], [], _ORPHAN_POLL_S)
-            if ready:
+            if self._ready.poll(_ORPHAN_POLL_S * 1000):
                 data = self._line.recv(1 << 20)
                 if not data:
                     raise TrainerGone
@@ -143,22 +144,20 @@ class WriterProcess:
         self._trainer = trainer
         self._desk: Desk | None = None
         self._unpublished = False
+        self._closing = False
 
     def run(self) -> None:
-        closed = False
         try:
-            while True:
+            while not self._closing:
                 message = self._trainer.receive()
-                if message["do"] == "close":
-                    closed = True
-                    break
+                self._closing = message["do"] == "close"
                 if message["do"] == "plan":
                     self._plan(message["fields"])
                 elif message["do"] == "order":
                     self._order(Order(**message["order"]))
         except TrainerGone:
             pass  # what was captured is written by now; what was not was reported as lost
-        self._leave(closed=closed)
+        self._leave(closed=self._closing)
 
     def _plan(self, fields: Mapping[str, Any]) -> None:
         if self._desk is not None:
@@ -204,10 +203,12 @@ class WriterProcess:
             outcome = self._conclude(desk, order, mailbox, failure)
         with contextlib.suppress(HoldfastError):  # the mailbox goes anyway, a little later
             mailbox.post(mail.seen(rank), True)
-        if outcome["error"] is None:
-            self._unpublished = False
+        if outcome["error"] is None or outcome["error"][0] == LayoutError.__name__:
+            self._unpublished = False  # published, or no state that could be restored
         elif captured and not self._unpublished:
             self._unpublished = save.keep_in_memory(values)
+        if not self._unpublished:
+            unlink_file(card_path(desk.arena_path))
         if desk.coordinator is not None:
             desk.coordinator.sweep(_SEEN_S)
         self._trainer.tell(tell="outcome", attempt=order.attempt, outcome=outcome)
@@ -223,12 +224,13 @@ class WriterProcess:
 
     def _captured(self) -> dict[str, Any]:
         """The values that were captured with the tensors; raises what made the capture fail."""
-        message = self._trainer.receive()
-        if message["do"] == "captured":
-            return dict(message["values"])
-        if message["do"] == "abandon":
-            raise error_from_record(message["error"])
-        raise TrainerGone
+        while True:
+            message = self._trainer.receive()
+            if message["do"] == "captured":
+                return dict(message["values"])
+            if message["do"] == "abandon":
+                raise error_from_record(message["error"])
+            self._closing = self._closing or message["do"] == "close"
 
     def _conclude(self, desk: Desk, order: Order, mailbox: Mailbox, failure: HoldfastError | None) -> dict[str, Any]:
         if desk.coordinator is not None:
@@ -290,6 +292,8 @@ class Save:
             finally:
                 for reader in travelled.values():
                     reader.close()
+        if not all(map(self._is_filled, self._givers_here())):
+            raise PeerFailed("an arena was filled anew while it was being written: this save was given up")
         self._card(values).write()
         self._mailbox.post(
             mail.report(self._job.rank), {"plan": self._job.plan, "blocks": self._reports(), "values": dict(values)}

@@ -176,7 +176,10 @@ class LocalStorage:
         with os.scandir(path) as entries:
             for entry in entries:
                 if entry.is_file(follow_symlinks=False):
-                    yield prefix + entry.name, entry.stat(follow_symlinks=False).st_size
+                    try:
+                        yield prefix + entry.name, entry.stat(follow_symlinks=False).st_size
+                    except FileNotFoundError:
+                        continue  # it was renamed or removed while we looked
                 elif entry.is_dir(follow_symlinks=False) and not prefix:
                     yield from self._files(Path(entry.path), f"{entry.name}/")
 
