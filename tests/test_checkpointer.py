@@ -200,3 +200,7 @@ def test_headers_stay_within_what_readers_accept(tmp_path: Path) -> None:
     tensors = {f"{'k' * 1000}{index:05d}": torch.zeros(1) for index in range(9000)}
     checkpoint = holdfast.save(tmp_path / "x", {"w": tensors})
     assert len(checkpoint.manifest.groups["w"].files) > 1 and len(checkpoint.keys("w")) == 9000
+
+
+def test_a_handle_outlives_its_checkpointer(tmp_path: Path) -> None:
+    assert holdfast.Checkpointer(tmp_path).save(1, state_of(1.0)).result(30).step == 1

@@ -67,9 +67,8 @@ def test_swap_gives_the_average_and_takes_it_back() -> None:
     for step in range(3):
         train(model, optimizer, step)
         ema.update()
-    before = copy.deepcopy(model.state_dict())
+    before, expected = copy.deepcopy(model.state_dict()), averages(ema)
     with pytest.raises(RuntimeError, match="in the middle"), ema.swap() as swapped:
-        expected = averages(ema)
         assert all(torch.equal(value, expected[key]) for key, value in swapped.state_dict().items())
         raise RuntimeError("in the middle")
     assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
@@ -132,3 +131,12 @@ def test_transformers_opens_it_in_its_subfolder(tmp_path: Path) -> None:
 def test_odd_options_are_refused(wrong: dict[str, object]) -> None:
     with pytest.raises(holdfast.InvalidArgument):
         holdfast.EMA(model_of(), **{"decay": 0.9, **wrong})  # type: ignore[arg-type]
+
+
+def test_nothing_is_saved_or_averaged_while_the_average_is_swapped_in(tmp_path: Path) -> None:
+    ema = holdfast.EMA(model_of(), 0.9)
+    with ema.swap():
+        for call in (ema.update, ema.swap().__enter__, lambda: holdfast.save(tmp_path / "x", {"ema": ema})):
+            with pytest.raises(holdfast.Unsupported):
+                call()
+    assert not (tmp_path / "x").exists()

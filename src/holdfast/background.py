@@ -595,7 +595,9 @@ class BackgroundSaver:
         self._sweep(min(timeout_s, _MAILBOX_S))
         if self._arena is not None:
             self._arena.close(max(1.0, left()), leave=not finished)
-        self._draft = self._standing = self._flight = None
+        self._draft = self._standing = None
+        if finished:
+            self._flight = None  # else its handle still wants to hear of the outcome
         return finished
 
 

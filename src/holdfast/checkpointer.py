@@ -77,6 +77,13 @@ class Checkpointer:
         options = SaveOptions(max_shard_size, block_bytes, model_dtype, ties or {}, replicas, mesh)
         if on_busy not in ("wait", "skip"):
             raise InvalidArgument(f"on_busy={on_busy!r}: choose 'wait' or 'skip'")
+        for name, seconds in (("grace_s", grace_s), ("deadline_s", deadline_s), ("silence_s", silence_s)):
+            if isinstance(seconds, bool) or not isinstance(seconds, int | float) or seconds <= 0:
+                raise InvalidArgument(f"{name}={seconds!r} is not a number of seconds")
+        if writer_threads is not None and (not isinstance(writer_threads, int) or writer_threads < 1):
+            raise InvalidArgument(f"writer_threads={writer_threads!r} is not a whole number from 1 on")
+        if not callable(on_event):
+            raise InvalidArgument(f"on_event={on_event!r} cannot be called with an event")
         self.storage = storage_at(root)
         if isinstance(self.storage, LocalStorage) and (self.storage.root / MANIFEST).exists():
             raise Unsupported(f"{self.storage.name} is a checkpoint; a Checkpointer takes the folder above it")
@@ -140,6 +147,7 @@ class Checkpointer:
 
         `restore` does this by itself when the state has an optimizer.
         """
+        self._refuse_if_closed()
         ranks = self._ranks()
         self._begin(ranks)
         if self._background is not None:
@@ -182,6 +190,8 @@ class Checkpointer:
         self._parent = step
         handle = SaveHandle(step)
         handle.succeed(lambda: checkpoint)
+        if ranks.rank == 0:
+            self._listener(Event("published", step, bytes=checkpoint.manifest.total_bytes, detail="blocking"))
         return handle
 
     def _stop_background(self, ranks: Ranks, error: NoArena) -> None:
@@ -193,16 +203,19 @@ class Checkpointer:
         self._background = None
         self._saver = Saver(self.storage, self._options)
         if ranks.rank == 0:
-            warnings.warn(f"saves stop training from now on: {error}", HoldfastWarning, stacklevel=4)
+            warnings.warn(f"saves block until they are written from now on: {error}", HoldfastWarning, stacklevel=4)
 
     def _warn_of_failures(self) -> None:
         """What failed behind training's back is said where the caller hears it."""
         while self._background is not None and self._background.failures:
             warnings.warn(self._background.failures.pop(0), HoldfastWarning, stacklevel=3)
 
-    def _checked(self, step: Any) -> int:
+    def _refuse_if_closed(self) -> None:
         if self._closed:
             raise Unsupported(f"the Checkpointer of {self.storage.name} is closed")
+
+    def _checked(self, step: Any) -> int:
+        self._refuse_if_closed()
         if isinstance(step, bool) or not hasattr(step, "__index__") or operator.index(step) < 0:
             raise InvalidArgument(f"step={step!r} is not a whole number from 0 on")
         return operator.index(step)
@@ -263,6 +276,7 @@ class Checkpointer:
         What a crashed run had captured but not yet written is restored from memory when it is
         newer than every checkpoint, and written now.
         """
+        self._refuse_if_closed()
         ranks = self._ranks()
         self._begin(ranks)
         if self._background is not None:
@@ -341,10 +355,7 @@ class Checkpointer:
         self.last_report = report
         self._parent = cards[0].parent
         found = cards[0].step
-        checkpoint = captured_checkpoint(cards)
-        whole = len(report.loaded) == sum(map(len, checkpoint.places.values())) and not report.missing
-        whole = whole and report.values >= sum(entry["kind"] != "optimizer" for entry in checkpoint.state.values())
-        self._keep_captured = bool(ranks.highest([int(not whole)])[0])
+        self._keep_captured = bool(ranks.highest([int(not _is_whole(report, captured_checkpoint(cards)))])[0])
         if ranks.rank == 0:
             self._listener(Event("restored", found, detail="from memory"))
             after = "it stays there, since not all of it was restored" if self._keep_captured else "it is written now"
@@ -428,6 +439,12 @@ class Checkpointer:
         from holdfast.adapters.comm import current_ranks
 
         return current_ranks(self._deadline_s)
+
+
+def _is_whole(report: LoadReport, checkpoint: Checkpoint) -> bool:
+    """Whether a load took everything that a checkpoint holds."""
+    plain = [entry for entry in checkpoint.state.values() if entry["kind"] not in ("optimizer", "tensors", "module")]
+    return len(report.loaded) == sum(map(len, checkpoint.places.values())) and report.values >= len(plain)
 
 
 def _finish(known: weakref.ref[Checkpointer], grace_s: float) -> None:

@@ -14,7 +14,7 @@ from holdfast.adapters.forecast import local_tensor
 from holdfast.adapters.module import view_module
 from holdfast.adapters.tensors import LikeShard
 from holdfast.capture.hooks import let_captures_finish
-from holdfast.core.errors import InvalidArgument, Mismatch
+from holdfast.core.errors import InvalidArgument, Mismatch, Unsupported
 
 _SLICE_BYTES = 256 << 20
 _SPARE_BYTES = 1 << 30
@@ -46,6 +46,7 @@ class EMA:
         self.device = device
         self.updates = 0
         self._calls = 0
+        self._swapped = False
         self._thread: threading.Thread | None = None
         self._failure: BaseException | None = None
         view = view_module("ema", model, {})
@@ -70,6 +71,8 @@ class EMA:
     @torch.no_grad()
     def update(self) -> None:
         """Count a step, and every k-th time take the weights into the average."""
+        if self._swapped:
+            raise Unsupported("an update inside of ema.swap() would average the average")
         self._calls += 1
         if self._calls % self.every:
             return
@@ -160,6 +163,8 @@ class EMA:
     @contextmanager
     def swap(self) -> Iterator[nn.Module]:
         """Within, the model has the averaged weights; afterwards its own again, bit for bit."""
+        if self._swapped:
+            raise Unsupported("the averaged weights are in the model already")
         self.settle()
         let_captures_finish()
         live = self._live()
@@ -167,9 +172,11 @@ class EMA:
         with torch.no_grad():
             for key, average in (*self._averages.items(), *self._copies.items()):
                 live[key].copy_(average)
+        self._swapped = True
         try:
             yield self.model
         finally:
+            self._swapped = False
             let_captures_finish()
             live = self._live()
             with torch.no_grad():
@@ -178,6 +185,8 @@ class EMA:
 
     def holdfast_averages(self) -> dict[str, LikeShard | torch.Tensor]:
         """What is saved and loaded, by key, laid out like the model's own tensors."""
+        if self._swapped:
+            raise Unsupported("the model has its averaged weights just now: save and restore outside of ema.swap()")
         self.settle()
         view = view_module("ema", self.model, {})
         held = {**self._averages, **self._copies}

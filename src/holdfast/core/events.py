@@ -32,9 +32,11 @@ class Event:
 
     def __str__(self) -> str:
         step = "" if self.step is None else f"step {self.step}: "
-        size = f" {self.bytes / 1e9:.2f} GB" if self.bytes else ""
+        size = (
+            f" {self.bytes / 1e9:.2f} GB" if self.bytes >= 1e8 else f" {self.bytes / 1e6:.2f} MB" if self.bytes else ""
+        )
         took = f" in {self.seconds:.2f} s" if self.seconds else ""
-        rate = f" ({self.bytes / self.seconds / 1e9:.2f} GB/s)" if self.bytes and self.seconds else ""
+        rate = f" ({self.bytes / self.seconds / 1e9:.2f} GB/s)" if self.bytes >= 1e8 and self.seconds else ""
         return f"{step}{self.name}{size}{took}{rate}{': ' if self.detail else ''}{self.detail}"
 
 
