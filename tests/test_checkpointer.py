@@ -204,3 +204,19 @@ def test_headers_stay_within_what_readers_accept(tmp_path: Path) -> None:
 
 def test_a_handle_outlives_its_checkpointer(tmp_path: Path) -> None:
     assert holdfast.Checkpointer(tmp_path).save(1, state_of(1.0)).result(30).step == 1
+
+
+def test_a_listener_that_raises_stops_nothing(tmp_path: Path) -> None:
+    def listen(event: holdfast.Event) -> None:
+        raise RuntimeError(event.name)
+
+    with holdfast.Checkpointer(tmp_path, on_event=listen) as checkpointer:
+        for step in (1, 2):
+            assert checkpointer.save(step, state_of(float(step))).result(30).step == step
+
+
+def test_without_room_for_an_arena_saves_block_and_say_so(tmp_path: Path) -> None:
+    with holdfast.Checkpointer(tmp_path, arena_bytes=10) as checkpointer:
+        with pytest.warns(holdfast.HoldfastWarning, match="saves block"):
+            assert checkpointer.save(1, state_of(1.0)).done()
+        assert checkpointer.save(2, state_of(2.0)).done() and checkpointer.steps() == [1, 2]

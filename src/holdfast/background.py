@@ -10,12 +10,12 @@ from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from holdfast.core.errors import HoldfastError, LayoutError, PeerFailed, StorageError, error_from_record, error_record
+from holdfast.core.errors import HoldfastError, LayoutError, NoArena, PeerFailed, error_from_record, error_record
 from holdfast.core.events import Event, Listener
 from holdfast.core.ranks import Ranks, together
 from holdfast.format.digest import digest_hex
 from holdfast.format.names import step_folder
-from holdfast.handle import NoArena, Refusal, SaveHandle
+from holdfast.handle import Refusal, SaveHandle
 from holdfast.persist import mailbox as mail
 from holdfast.persist.checkpoint import Checkpoint
 from holdfast.persist.coordinator import Order
@@ -90,7 +90,6 @@ class _Flight:
 
 
 _MAILBOX_S = 5.0
-_NO_ARENA = "no arena: "
 _GO, _STAND, _PLAN, _SKIP = "go", "stand", "plan", "skip"
 
 
@@ -285,6 +284,7 @@ class BackgroundSaver:
         if collected is None:
             live = replace(sort_state(state, self._options.ties), owners=self._draft.owners)
             collected = collect(live, model_dtype, self._holders)
+            self._hooks.attach(collected.live_optimizers)
             self._roster.learn(state, live, collected)
         collected.offer_trees(agreement.labels)
         if collected.signature() != self._draft.signature:
@@ -359,15 +359,12 @@ class BackgroundSaver:
         def make_arena() -> list[str]:
             try:
                 path, memory = self._arena.require(draft.layouts[ranks.rank].size)
-            except (StorageError, OSError) as error:
-                raise StorageError(f"{_NO_ARENA}{error}") from error
+            except OSError as error:
+                raise NoArena(str(error)) from error
             arena.append(memory)
             return [path, draft.digest]
 
-        try:
-            answers = together(ranks, make_arena)
-        except StorageError as error:
-            raise NoArena(str(error).partition(_NO_ARENA)[2] or str(error)) from None
+        answers = together(ranks, make_arena)
         if len({digest for _, digest in answers}) != 1:
             raise LayoutError("the ranks made different plans of one layout")
         threads = self._background.threads or max(1, min(8, (os.cpu_count() or 1) // len(draft.layouts)))
@@ -547,7 +544,7 @@ class BackgroundSaver:
         """Take away mailboxes that a dead writer left, once every rank has heard of it or had the time to."""
         end = time.monotonic() + wait_s
         while self._orphaned:
-            heard = {name for name in self._orphaned[-1].names() if name.startswith(mail.seen(0)[:-1])}
+            heard = {name for name in self._orphaned[-1].names() if name.startswith(mail.SEEN)}
             if len(heard) < self._world - 1 and time.monotonic() < end:
                 time.sleep(0.01)
                 continue

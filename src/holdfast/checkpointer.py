@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Any, Self
 
 from holdfast.api import DEADLINE_S
 from holdfast.core import limits
-from holdfast.core.errors import Damaged, HoldfastError, InvalidArgument, Mismatch, NotFound, Unsupported
+from holdfast.core.errors import Damaged, HoldfastError, InvalidArgument, Mismatch, NoArena, NotFound, Unsupported
 from holdfast.core.events import Event, Listener, guarded, log_event
 from holdfast.core.ranks import Ranks, together
 from holdfast.format.names import MANIFEST, step_folder
-from holdfast.handle import NoArena, Refusal, SaveHandle
+from holdfast.handle import Refusal, SaveHandle
 from holdfast.loading import LoadOptions, LoadReport, load_checkpoint
 from holdfast.persist import start
 from holdfast.persist.captured import captured_checkpoint

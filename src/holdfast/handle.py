@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from holdfast.core.errors import HoldfastError, StorageError
+from holdfast.core.errors import HoldfastError
 from holdfast.persist.checkpoint import Checkpoint
 
 
@@ -15,10 +15,6 @@ class Refusal(Exception):
     def __init__(self, error: HoldfastError) -> None:
         super().__init__(str(error))
         self.error = error
-
-
-class NoArena(StorageError):
-    """There is no shared memory to capture into."""
 
 
 class SaveHandle:

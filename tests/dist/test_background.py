@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from pathlib import Path
 from typing import Any
 
@@ -156,19 +155,18 @@ def test_a_value_that_starts_to_differ_is_kept_by_rank(tmp_path: Path) -> None:
         assert values[:2] == [0, 1] and set(values[2].values()) == {0, 1}
 
 
-def late_rank(root: str) -> tuple[float, str]:
-    """One rank's writer is slow to be told; saves of different steps are refused everywhere."""
+def differ_in_step(root: str) -> str:
+    """The ranks name different steps once; the next save works."""
     with holdfast.Checkpointer(root) as checkpointer:
         checkpointer.save(1, {"w": torch.ones(4)}).result(60)
-        started = time.perf_counter()
         handle = checkpointer.save(2 + dist.get_rank(), {"w": torch.ones(4)})
         error = type(handle.error).__name__
         checkpointer.save(5, {"w": torch.ones(4)}).result(60)
-        return time.perf_counter() - started, error
+        return error
 
 
 def test_ranks_that_save_different_steps_are_told(tmp_path: Path) -> None:
-    assert [error for _, error in run_ranks(2, late_rank, str(tmp_path))] == ["LayoutError"] * 2
+    assert run_ranks(2, differ_in_step, str(tmp_path)) == ["LayoutError"] * 2
     assert holdfast.Checkpointer(tmp_path).steps() == [1, 5]
 
 

@@ -86,6 +86,8 @@ class Holders:
         if isinstance(value, FlatShard | LikeShard):
             return holder_of(value, where)
         inner = value._local_tensor if isinstance(value, DTensor) else value
+        if inner.is_meta or inner.layout != torch.strided:
+            return holder_of(value, where)  # it has no address, and `holder_of` says why it cannot be stored
         address = inner.data_ptr()
         known = self._known.get(id(value))
         if known is not None and known[0]() is value and known[1] == address:

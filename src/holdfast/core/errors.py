@@ -35,11 +35,15 @@ class StorageError(HoldfastError, OSError):
     """The storage failed: a full disk, an input/output error, a missing permission."""
 
 
+class NoArena(StorageError):
+    """There is no shared memory to capture into."""
+
+
 class PeerFailed(HoldfastError, RuntimeError):
     """Another rank failed in a way that has no Holdfast error of its own."""
 
 
-_LEAVES = (Damaged, NotFound, Mismatch, LayoutError, Unsupported, InvalidArgument, StorageError, PeerFailed)
+_LEAVES = (Damaged, NotFound, Mismatch, LayoutError, Unsupported, InvalidArgument, NoArena, StorageError, PeerFailed)
 _BY_NAME: dict[str, type[HoldfastError]] = {leaf.__name__: leaf for leaf in _LEAVES}
 
 

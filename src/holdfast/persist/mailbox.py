@@ -20,7 +20,7 @@ _ATTEMPT, _MAIL = ".attempt-", ".mail-"
 _FIRST_POLL_S, _LAST_POLL_S = 0.002, 0.02
 _LOOK_S = 2.0
 
-BEGUN, OUTCOME = "begun", "outcome"
+BEGUN, OUTCOME, SEEN = "begun", "outcome", "seen-"
 
 
 def gave(rank: int) -> str:
@@ -36,7 +36,7 @@ def report(rank: int) -> str:
 
 
 def seen(rank: int) -> str:
-    return f"seen-{rank}"
+    return f"{SEEN}{rank}"
 
 
 def mail_folder(attempt: str) -> str:

@@ -12,7 +12,6 @@ import os
 import select
 import signal
 import socket
-import sys
 import threading
 import time
 from collections.abc import Mapping
@@ -37,6 +36,7 @@ from holdfast.storage.base import Reader, SharedStorage, Writer
 
 BEAT_S, _FIRST_BEAT_S = 1.0, 0.1
 _ORPHAN_POLL_S = 0.2
+_GIVEN_UP = "the save was given up because another rank failed"
 _NICE = 5  # training comes first
 _CAPTURE_POLL_S, _LOOK_S = 0.001, 0.1
 _BUFFERS_BYTES = 64 << 20
@@ -302,7 +302,7 @@ class Save:
     def _await(self, wanted: list[str], what: str, ranks: list[int]) -> None:
         def there(names: set[str]) -> bool:
             if mail.OUTCOME in names:
-                raise PeerFailed("the save was given up because another rank failed")
+                raise PeerFailed(_GIVEN_UP)
             for rank in ranks:
                 answer = self._mailbox.read(mail.report(rank)) if mail.report(rank) in names else None
                 if answer is not None and answer.get("error"):
@@ -320,7 +320,7 @@ class Save:
         look_at = time.monotonic() + _LOOK_S
         while waiting := {rank for rank in waiting if not self._is_filled(rank)}:
             if self._beat.stopped:
-                raise PeerFailed("the save was given up because another rank failed")
+                raise PeerFailed(_GIVEN_UP)
             if time.monotonic() > look_at:
                 self._await([], "captures", sorted(waiting))
                 self._watch.check(sorted(waiting), "the captures of this host's ranks")
@@ -359,7 +359,7 @@ class Save:
 
         def write(block: BlockJob) -> None:
             if self._beat.stopped:
-                raise PeerFailed("the save was given up because another rank failed")
+                raise PeerFailed(_GIVEN_UP)
             if not hasattr(local, "gatherer"):
                 local.gatherer = Gatherer(self._desk.arenas, travelled)
             buffers = local.gatherer.block(block)
@@ -445,7 +445,3 @@ def main(line: int) -> None:
     os.nice(_NICE)
     with socket.socket(fileno=line) as connection:
         WriterProcess(Trainer(connection)).run()
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]))
