@@ -6,7 +6,7 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -29,12 +29,14 @@ from holdfast.storage.base import SharedStorage
 from holdfast.survey import SaveOptions, Survey
 
 if TYPE_CHECKING:
+    import torch
+
     from holdfast.adapters.consensus import Agreement
     from holdfast.adapters.offers import Collected
     from holdfast.capture.copy import Item, Pending
+    from holdfast.capture.spots import Spots
     from holdfast.plan.jobs import Span
     from holdfast.plan.values import Told
-    from holdfast.planning import Planned
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +58,12 @@ class _Draft:
     agreement: Agreement
     owners: dict[str, list[str]]
     digest: str
-    planned: Planned
-    layouts: Mapping[int, ArenaLayout]
+    arena_bytes: int
+    job: dict[str, Any]
+    commit: dict[str, Any] | None  # rank 0's
+    neighbours: list[int]
     places: tuple[tuple[int, int, Span], ...]  # number of the offer, of its part, and the span
+    devices: tuple[Any, ...]  # of the places
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +71,7 @@ class _Standing:
     """A plan that stands until the layout changes: the arena is there, the writer has its job."""
 
     draft: _Draft
-    arena: Any
-    targets: tuple[Any, ...]  # of each place: the span as a tensor, None if it is part of a shard
+    spots: Spots
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,14 +152,35 @@ class BackgroundSaver:
         self._need_writer()
 
     def prepare(self, ranks: Ranks, state: MutableMapping[str, Any]) -> None:
-        """Hook the optimizers and make the arena in the background, as large as saves will want it. Collective."""
-        from holdfast.adapters.forecast import coming_tensors, params_of
+        """Do ahead of the first save what it would wait for. Collective.
+
+        The optimizers are hooked and the arena is made on a thread, as large as saves will want
+        it. Ranks whose optimizers have stepped plan here and now; others plan in the first save,
+        where they meet, and a single process as soon as its optimizers have stepped.
+        """
+        from holdfast.adapters.forecast import coming_tensors
 
         if ranks.highest([int(self._standing is not None or not self.is_idle)])[0]:
             return  # it is ready: a plan stands
         collected, _, agreement = self._survey.layout(ranks, state, self._storage.name)
-        self._hooks.attach(collected.live_optimizers)
-        self._copier.warm({offer.holder.local.device for offer in collected.offers})
+        optimizers = collected.live_optimizers
+        self._hooks.attach(optimizers)
+        devices = {offer.holder.local.device for offer in collected.offers}
+        self._copier.warm(devices)
+        self._arena.prepare(self._arena_size(ranks, collected, agreement), lambda: self._arena_made(devices))
+        coming = any(coming_tensors(optimizer) for optimizer in optimizers)
+        if ranks.highest([int(coming)])[0]:
+            if ranks.world == 1:
+                self._plan_when_stepped(ranks, state, optimizers)
+        elif ranks.world == 1:
+            self._plan_on_thread(ranks, state)
+        else:
+            self._draft, _ = self._make_draft(ranks, state)
+
+    def _arena_size(self, ranks: Ranks, collected: Collected, agreement: Agreement) -> int:
+        """The bytes that this rank's arena will need once its optimizers have stepped."""
+        from holdfast.adapters.forecast import coming_tensors, params_of
+
         options = self._options
         planned = plan_files(agreement, options.max_shard_bytes, options.block_bytes, only=[ranks.rank])
         layout = ArenaLayout(planned.plan, ranks.rank)
@@ -168,34 +193,41 @@ class BackgroundSaver:
             offer = collected.offers[number]
             if offer.role == "parameter" and offer.cast is None and offer.source is not None:
                 size += span.bytes * coming.get(id(offer.source()), 0)
-        spare = options.block_bytes + size // 50  # owners of blocks take turns anew when tensors join
-        self._arena.prepare(size + spare, lambda made, seconds: self._tell("arena", bytes=made, seconds=seconds))
-        if ranks.world == 1:
-            self._plan_ahead(ranks, state, collected.live_optimizers)
+        return size + options.block_bytes + size // 50  # owners of blocks take turns anew when tensors join
 
-    def _plan_ahead(self, ranks: Ranks, state: MutableMapping[str, Any], optimizers: list[Any]) -> None:
-        """Plan before the first save: now, or on a thread as soon as the optimizers have their state.
+    def _arena_made(self, devices: Iterable[torch.device]) -> None:
+        """On the arena's thread, before anybody uses it."""
+        for device in devices:
+            if device.type == "cuda":
+                self._copier.probe(device, self._arena.memory)
+        self._tell("arena", bytes=self._arena.size, seconds=self._arena.seconds)
 
-        A single process can: several ranks have to meet for it, which they do in the first save.
-        """
+    def _plan_when_stepped(self, ranks: Ranks, state: MutableMapping[str, Any], optimizers: list[Any]) -> None:
         from holdfast.adapters.forecast import coming_tensors
+
+        def look() -> bool:
+            if any(coming_tensors(optimizer) for optimizer in optimizers):
+                return False
+            self._plan_on_thread(ranks, state)
+            return True
+
+        self._hooks.each_step(look)
+
+    def _plan_on_thread(self, ranks: Ranks, state: MutableMapping[str, Any]) -> None:
+        from holdfast.capture.threads import current_device, enter_thread
+
+        device = current_device()
 
         def plan() -> None:
             try:
+                enter_thread(device)
                 self._draft, _ = self._make_draft(ranks, state)
                 self._stand(ranks)
             except HoldfastError as error:  # the save will say it where it is heard
                 self._tell("planned", detail=f"not ahead of the first save: {error}")
 
-        def when_ready() -> bool:
-            if any(coming_tensors(optimizer) for optimizer in optimizers):
-                return False
-            self._ahead = threading.Thread(target=plan, name="holdfast-plan", daemon=True)
-            self._ahead.start()
-            return True
-
-        if not when_ready():
-            self._hooks.each_step(when_ready)
+        self._ahead = threading.Thread(target=plan, name="holdfast-plan", daemon=True)
+        self._ahead.start()
 
     def _need_writer(self) -> WriterEnd:
         if self._writer is None or not self._writer.alive():
@@ -339,17 +371,28 @@ class BackgroundSaver:
         first = seen.first_replica
         planned = plan_files(agreement, options.max_shard_bytes, options.block_bytes, first, only=neighbours)
         layouts = {rank: ArenaLayout(planned.plan, rank) for rank in neighbours}
+        own = layouts[ranks.rank]
         inputs = [agreement.digest, agreement.hosts, options.max_shard_bytes, options.block_bytes, first]
-        places = tuple(_places(seen.collected, layouts[ranks.rank].spans, planned.group_of))
         digest = digest_hex(repr(inputs).encode())
-        signature, owners = seen.collected.signature(), dict(seen.owners)
-        draft = _Draft(signature, agreement, owners, digest, planned, layouts, places)
-        self._tell("planned", bytes=layouts[ranks.rank].size, seconds=time.perf_counter() - started)
+        places = tuple(_places(seen.collected, own.spans, planned.group_of))
+        draft = _Draft(
+            signature=seen.collected.signature(),
+            agreement=agreement,
+            owners=dict(seen.owners),
+            digest=digest,
+            arena_bytes=own.size,
+            job=writer_job(planned.plan, digest, ranks.rank, layouts).fields(),
+            commit=planned.commit(options.block_bytes).fields() if ranks.rank == 0 else None,
+            neighbours=neighbours,
+            places=places,
+            devices=tuple(seen.collected.offers[number].holder.local.device for number, _, _ in places),
+        )
+        self._tell("planned", bytes=own.size, seconds=time.perf_counter() - started)
         return draft, _Looked(seen.collected, seen.told)
 
     def _stand(self, ranks: Ranks) -> None:
         """Have the arena, tell the writer its job. Collective."""
-        from holdfast.capture.copy import whole_target
+        from holdfast.capture.spots import Spots
 
         draft = self._draft
         assert draft is not None
@@ -358,7 +401,7 @@ class BackgroundSaver:
 
         def make_arena() -> list[str]:
             try:
-                path, memory = self._arena.require(draft.layouts[ranks.rank].size)
+                path, memory = self._arena.require(draft.arena_bytes)
             except OSError as error:
                 raise NoArena(str(error)) from error
             arena.append(memory)
@@ -367,19 +410,18 @@ class BackgroundSaver:
         answers = together(ranks, make_arena)
         if len({digest for _, digest in answers}) != 1:
             raise LayoutError("the ranks made different plans of one layout")
-        threads = self._background.threads or max(1, min(8, (os.cpu_count() or 1) // len(draft.layouts)))
-        block_bytes = self._options.block_bytes
+        threads = self._background.threads or max(1, min(8, (os.cpu_count() or 1) // len(draft.neighbours)))
         self._need_writer().plan(
             {
                 "storage": self._storage.address,
-                "job": writer_job(draft.planned.plan, draft.digest, ranks.rank, draft.layouts).fields(),
-                "commit": draft.planned.commit(block_bytes).fields() if ranks.rank == 0 else None,
-                "arenas": {str(rank): answers[rank][0] for rank in draft.layouts},
+                "job": draft.job,
+                "commit": draft.commit,
+                "arenas": {str(rank): answers[rank][0] for rank in draft.neighbours},
                 "threads": threads,
             }
         )
-        targets = tuple(whole_target(arena[0], span) for _, _, span in draft.places)
-        self._standing = _Standing(draft, arena[0], targets)
+        spans = [span for _, _, span in draft.places]
+        self._standing = _Standing(draft, Spots.lay_out(arena[0], list(zip(spans, draft.devices, strict=True))))
 
     def _capture(
         self,
@@ -409,7 +451,7 @@ class BackgroundSaver:
         try:
             writer.order(order)
             items = self._items(standing, looked.collected)
-            pending = self._copier.start(items, standing.arena, self._hooks.interval_s)
+            pending = self._copier.start(items, standing.spots, self._hooks.interval_s)
         except (HoldfastError, RuntimeError, OSError, AssertionError) as error:
             self._lost(flight, error)
             return
@@ -442,27 +484,27 @@ class BackgroundSaver:
             tensor.untyped_storage().data_ptr() for optimizer in trusted for tensor in stepped_tensors(optimizer)
         }
         items = []
-        for (number, part, span), target in zip(standing.draft.places, standing.targets, strict=True):
+        for (number, part, span), spot in zip(standing.draft.places, standing.spots.spots, strict=True):
             offer = collected.offers[number]
             local = offer.holder.local
             owned = local.device.type == "cuda" and local.untyped_storage().data_ptr() in guarded
-            items.append(Item(offer, offer.holder.parts[part], span, owned, target))
+            items.append(Item(offer, offer.holder.parts[part], span, spot, owned))
         return items
 
     def _need_thread(self) -> None:
-        if self._thread is None:
-            import torch
+        from holdfast.capture.threads import current_device
 
-            device = (torch.cuda.current_device(),)
+        if self._thread is None:
+            device = (current_device(),)
             self._thread = threading.Thread(
                 target=self._finish_captures, args=device, name="holdfast-capture", daemon=True
             )
             self._thread.start()
 
-    def _finish_captures(self, device: int) -> None:
-        import torch
+    def _finish_captures(self, device: int | None) -> None:
+        from holdfast.capture.threads import enter_thread
 
-        torch.cuda.set_device(device)
+        enter_thread(device)
         while (item := self._captures.get()) is not None:
             flight, pending = item
             try:

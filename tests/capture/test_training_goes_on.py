@@ -117,6 +117,7 @@ def test_optimizers_that_were_compiled_are_saved_right(tmp_path: Path, device: s
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.filterwarnings("ignore:an optimizer steps inside a CUDA graph")
 @pytest.mark.parametrize("before", [True, False])
 def test_steps_inside_a_cuda_graph_are_captured_at_the_call(tmp_path: Path, before: bool) -> None:
     weight = torch.ones(4 << 20, device="cuda", requires_grad=True)

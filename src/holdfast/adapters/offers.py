@@ -72,7 +72,10 @@ class Collected:
 
     def signature(self) -> Any:
         """Equal as long as this rank holds the same tensors in the same way."""
-        offers = [(o.group, o.key, o.role, o.logical.name, o.holder.shape, o.holder.parts) for o in self.offers]
+        offers = [
+            (o.group, o.key, o.role, o.logical.name, o.holder.shape, o.holder.parts, o.holder.local.device)
+            for o in self.offers
+        ]
         return offers, dict(self.kinds), dict(self.aliases), dict(self.owners)
 
     def offer(self, group: str, key: str, role: str, value: StateTensor, cast: DType | None = None) -> None:

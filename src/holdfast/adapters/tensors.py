@@ -26,7 +26,7 @@ from holdfast.layout.placement import Part, Placement, Replicate, Shard, Strided
 from holdfast.layout.spread import Boxes, How, OnMesh, Whole
 from holdfast.plan.arrays import RawArray
 
-_RAW = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+RAW_DTYPES = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes of an element
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -239,5 +239,5 @@ def part_view(holder: Holder, part: Part) -> torch.Tensor:
 
 def raw_array(tensor: torch.Tensor) -> RawArray:
     """The bytes of a CPU tensor as unsigned integers of its element's width, without a copy."""
-    raw = tensor.view(_RAW[tensor.element_size()]).numpy()
+    raw = tensor.view(RAW_DTYPES[tensor.element_size()]).numpy()
     return raw.view(np.dtype(f"u{tensor.element_size()}"))

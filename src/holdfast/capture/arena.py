@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
+from holdfast.capture.threads import current_device, enter_thread
 from holdfast.core.errors import HoldfastError, StorageError
 from holdfast.persist.arena import Arena, create_file, seal, unlink_file
 from holdfast.persist.card import card_path
@@ -33,7 +34,7 @@ class RankArena:
         self._pinned: int | None = None
         self._thread: threading.Thread | None = None
         self._closed = False
-        self._device = torch.cuda.current_device() if torch.cuda.is_available() else None
+        self._device = current_device()
         self.problem = ""
         self.seconds = 0.0
 
@@ -45,10 +46,15 @@ class RankArena:
     def size(self) -> int:
         return self._arena.bytes.size if self._arena else 0
 
-    def prepare(self, size: int, done: Callable[[int, float], None] = lambda size, seconds: None) -> None:
+    @property
+    def memory(self) -> torch.Tensor:
+        assert self._arena is not None
+        return torch.from_numpy(self._arena.bytes)
+
+    def prepare(self, size: int, made: Callable[[], None] = lambda: None) -> None:
         """Begin to make an arena of at least `size` bytes, unless there is one or one is being made."""
         if self._thread is None and size > self.size and not self._too_large(size):
-            self._thread = threading.Thread(target=self._make_quietly, args=(size, done), daemon=True)
+            self._thread = threading.Thread(target=self._make_quietly, args=(size, made), daemon=True)
             self._thread.start()
 
     def require(self, size: int) -> tuple[str, torch.Tensor]:
@@ -66,20 +72,18 @@ class RankArena:
                 )
             self._make(size)
         assert self._arena is not None
-        return self._arena.path, torch.from_numpy(self._arena.bytes)
+        return self._arena.path, self.memory
 
     def _too_large(self, size: int) -> bool:
         return self._limit_bytes is not None and size > self._limit_bytes
 
-    def _make_quietly(self, size: int, done: Callable[[int, float], None]) -> None:
+    def _make_quietly(self, size: int, made: Callable[[], None]) -> None:
         try:
-            if self._device is not None:
-                torch.cuda.set_device(self._device)
+            enter_thread(self._device)
             self._make(size)
+            made()
         except (HoldfastError, OSError, RuntimeError) as error:
             self.problem = f"the arena was not made ahead: {error}"  # `require` tries again, with the size it needs
-        else:
-            done(size, self.seconds)
 
     def _make(self, size: int) -> None:
         started = time.monotonic()

@@ -2,7 +2,8 @@
 
 CPU tensors are copied before `start` returns. CUDA tensors are copied on a side stream: what
 an optimizer owns while the next forward and backward run, everything else by way of a copy on
-the device, so that the compute stream waits for no more than that.
+the device, so that the compute stream waits for no more than that. Small tensors are gathered
+on the device first and cross together.
 """
 
 from __future__ import annotations
@@ -14,12 +15,14 @@ from dataclasses import dataclass, field
 import torch
 
 from holdfast.adapters.offers import Offer, stored_view
+from holdfast.adapters.tensors import RAW_DTYPES
+from holdfast.capture.spots import Spot, Spots
 from holdfast.layout.flat import flat_boxes
 from holdfast.layout.placement import Part
 from holdfast.plan.jobs import Span
 
-_RAW = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _FIRST_RATE = 20e9  # bytes a second to the host, until it has been measured
+_PROBE_BYTES = 64 << 20
 _FIRST_INTERVAL_S = 0.1
 _USED_OF_STEP = 0.8  # of a step's time, before the next optimizer step
 _SPARE_BYTES = 1 << 30
@@ -29,16 +32,13 @@ _ALIGNMENT = 512
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """A span of the arena and the live part it is copied from; `owned` if an optimizer step guards it.
-
-    `target` is the span itself, shaped like the part, where the span is all of it.
-    """
+    """A span of the arena, its spot, and the live part it is copied from; `owned` if an optimizer step guards it."""
 
     offer: Offer
     part: Part
     span: Span
+    spot: Spot
     owned: bool
-    target: torch.Tensor | None
 
     @property
     def device(self) -> torch.device:
@@ -74,37 +74,57 @@ class Copier:
         self.rate = _FIRST_RATE
 
     def warm(self, devices: Iterable[torch.device]) -> None:
-        """Make the streams: the first one of a device takes a while."""
+        """Make streams and load kernels: the first time they take a while."""
         for device in devices:
             if device.type == "cuda":
-                self._stream(device)
+                with torch.cuda.stream(self._stream(device)):
+                    for dtype in RAW_DTYPES.values():
+                        first, second = torch.zeros((2, 8), dtype=dtype, device=device)
+                        torch._foreach_copy_([first, second], [second, first])
+                        first.copy_(second)
+
+    def probe(self, device: torch.device, arena: torch.Tensor) -> None:
+        """Measure how fast copies to the arena are, before it holds anything."""
+        size = min(_PROBE_BYTES, arena.numel())
+        with torch.cuda.stream(self._stream(device)):
+            source = self._buffer(device, size) if size <= self._room(device) else None
+            if source is None:
+                return
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+            begin.record()
+            arena[:size].copy_(source, non_blocking=True)
+            end.record()
+        end.synchronize()
+        self.rate = size / begin.elapsed_time(end) * 1000
 
     def _stream(self, device: torch.device) -> torch.cuda.Stream:
         if device not in self._streams:
             self._streams[device] = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         return self._streams[device]
 
-    def start(self, items: Sequence[Item], arena: torch.Tensor, interval_s: float | None) -> Pending:
+    def start(self, items: Sequence[Item], spots: Spots, interval_s: float | None) -> Pending:
         """Begin to copy all items; those on the CPU are copied when this returns."""
         pending = Pending(bytes=sum(item.span.bytes for item in items if item.device.type == "cuda"))
         for device in sorted({item.device for item in items if item.device.type == "cuda"}, key=str):
             own = [item for item in items if item.device == device]
-            self._start_device(device, own, arena, interval_s or _FIRST_INTERVAL_S, pending)
+            self._start_device(device, own, spots, interval_s or _FIRST_INTERVAL_S, pending)
         for item in items:
             if item.device.type != "cuda":
-                for target, source in _pairs(item, arena):
+                for target, source in _pairs(item, item.spot):
                     target.copy_(source)
         return pending
 
     def _start_device(
-        self, device: torch.device, items: Sequence[Item], arena: torch.Tensor, interval_s: float, pending: Pending
+        self, device: torch.device, items: Sequence[Item], spots: Spots, interval_s: float, pending: Pending
     ) -> None:
         side = self._stream(device)
         current = torch.cuda.current_stream(device)
         side.wait_stream(current)
         with torch.cuda.stream(side), torch.no_grad():
-            at_once = [item for item in items if not item.owned]
-            owned = sorted((item for item in items if item.owned), key=lambda item: item.span.bytes)
+            mirrored = [item for item in items if item.spot.mirrored]
+            at_once = [item for item in items if not item.owned and not item.spot.mirrored]
+            owned = [item for item in items if item.owned and not item.spot.mirrored]
+            owned.sort(key=lambda item: item.span.bytes)
             window = int(interval_s * _USED_OF_STEP * self.rate)
             room = self._room(device)
             staged, direct = _within(at_once, room)
@@ -115,26 +135,39 @@ class Copier:
             owned = owned[: len(owned) - len(overflow)]
             begin = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
             begin.record(side)
-            self._copy(direct, arena, pending)
+            self._gather(mirrored, pending)
+            self._copy(direct, pending)
             copies = self._stage(buffer, [*staged, *overflow], pending)
-            if at_once:
+            if mirrored or at_once:
                 ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
                 ready.record(side)
                 current.wait_event(ready)
-            self._copy(owned, arena, pending)
+            self._copy(owned, pending)
             released = torch.cuda.Event()  # type: ignore[no-untyped-call]
             released.record(side)
             pending.released.append((device, released))
-            for item, copy in copies:
-                target = arena[item.span.offset : item.span.offset + item.span.bytes]
-                target.copy_(copy, non_blocking=True)
+            copies += [(mirror.begin, mirror.memory) for mirror in spots.mirrors if mirror.device == device]
+            for at, copy in copies:
+                spots.arena[at : at + copy.numel()].copy_(copy, non_blocking=True)
             end = torch.cuda.Event(enable_timing=True, blocking=True)  # type: ignore[no-untyped-call]
             end.record(side)
             pending.done.append((begin, end))
 
-    def _copy(self, items: Iterable[Item], arena: torch.Tensor, pending: Pending) -> None:
+    def _gather(self, items: Iterable[Item], pending: Pending) -> None:
+        """Copy small items into their mirrors, with few launches."""
+        by_width: dict[torch.dtype, tuple[list[torch.Tensor], list[torch.Tensor]]] = {}
         for item in items:
-            for target, source in _pairs(item, arena):
+            for target, source in _pairs(item, item.spot):
+                targets, sources = by_width.setdefault(target.dtype, ([], []))
+                targets.append(target)
+                sources.append(source)
+        for targets, sources in by_width.values():
+            torch._foreach_copy_(targets, sources)
+            pending.alive += sources
+
+    def _copy(self, items: Iterable[Item], pending: Pending) -> None:
+        for item in items:
+            for target, source in _pairs(item, item.spot):
                 target.copy_(source, non_blocking=True)
                 pending.alive.append(source)
 
@@ -156,19 +189,18 @@ class Copier:
 
     def _stage(
         self, buffer: torch.Tensor | None, items: Sequence[Item], pending: Pending
-    ) -> list[tuple[Item, torch.Tensor]]:
-        """Copy items on the device, into one buffer."""
+    ) -> list[tuple[int, torch.Tensor]]:
+        """Copy items on the device, into one buffer; gives each copy with its place in the arena."""
         if buffer is None:
             return []
         pending.alive.append(buffer)
         copies = []
         at = 0
         for item in items:
-            span = buffer[at : at + item.span.bytes]
-            for target, source in _pairs(item, span, at_zero=True):
+            for target, source in _pairs(item, Spot(buffer, at, None, mirrored=False)):
                 target.copy_(source)
                 pending.alive.append(source)
-            copies.append((item, span))
+            copies.append((item.span.offset, buffer[at : at + item.span.bytes]))
             at += _aligned(item)
         return copies
 
@@ -200,33 +232,24 @@ def _beyond(items: Sequence[Item], window: int, room: int) -> list[Item]:
     return chosen
 
 
-def _pairs(item: Item, memory: torch.Tensor, *, at_zero: bool = False) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Targets in memory with the live views to be copied into them, as integers of the same width."""
-    span = item.span
+def _pairs(item: Item, spot: Spot) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Targets at a spot with the live views to be copied into them, as integers of the same width."""
+    span, at = item.span, spot.at
     view = stored_view(item.offer, item.part)
     width = view.element_size()
-    raw = view.view(_RAW[width])
-    at = 0 if at_zero else span.offset
-    if item.target is not None and not at_zero:
-        yield item.target, raw
+    raw = view.view(RAW_DTYPES[width])
+    if spot.whole is not None:
+        yield spot.whole, raw
     elif (span.begin, span.end) == (0, view.numel()):
-        yield _target(memory, at, raw), raw
+        yield _target(spot.memory, at, raw), raw
     elif view.is_contiguous():
         part = raw.reshape(-1)[span.begin : span.end]
-        yield _target(memory, at, part), part
+        yield _target(spot.memory, at, part), part
     else:
         for box in flat_boxes(tuple(view.shape), span.begin, span.end):
             part = raw[box.within(box.full(tuple(view.shape)))]
-            yield _target(memory, at, part), part
+            yield _target(spot.memory, at, part), part
             at += part.numel() * width
-
-
-def whole_target(arena: torch.Tensor, span: Span) -> torch.Tensor | None:
-    """The bytes of a span as the shard that it holds, None if it holds only some of it."""
-    if (span.begin, span.end) != (0, span.held.volume):
-        return None
-    raw = arena[span.offset : span.offset + span.bytes].view(_RAW[span.place.spec.dtype.bytes])
-    return raw.view(span.held.sizes)
 
 
 def _target(memory: torch.Tensor, at: int, source: torch.Tensor) -> torch.Tensor:

@@ -11,7 +11,7 @@ import base64
 import bisect
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from holdfast.layout.box import Box
@@ -21,6 +21,7 @@ from holdfast.plan.save import BlockPlan, Export, SavePlan
 
 _ALIGNMENT = 512
 SEAL_BYTES = 4096  # the first page of an arena says what it holds
+_SMALL_BYTES = 256 << 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +37,11 @@ class Span:
     @property
     def bytes(self) -> int:
         return (self.end - self.begin) * self.place.spec.dtype.bytes
+
+    @property
+    def is_small(self) -> bool:
+        """Whether moving it costs more for being a copy than for its bytes."""
+        return self.bytes < _SMALL_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +163,11 @@ class WriterJob:
 
 
 class ArenaLayout:
-    """Where the bytes that one rank is a source of lie in its arena."""
+    """Where the bytes that one rank is a source of lie in its arena.
+
+    Small spans lie side by side at the front, single numbers first: they can cross from a
+    device in one copy.
+    """
 
     def __init__(self, plan: SavePlan, rank: int) -> None:
         needed: dict[tuple[Place, Box], list[tuple[int, int]]] = {}
@@ -165,16 +175,21 @@ class ArenaLayout:
             for piece in block.pieces:
                 if piece.rank == rank:
                     needed.setdefault((piece.run.place, piece.held), []).append(_hull(piece))
+        spans = [
+            Span(place, held, begin, end, 0) for (place, held), hulls in needed.items() for begin, end in _joined(hulls)
+        ]
+        spans.sort(key=lambda span: (not span.is_small, span.is_small and span.held.volume > 1))
         self.spans: list[Span] = []
         self.size = SEAL_BYTES
         self._of: dict[tuple[Place, Box], tuple[list[int], list[Span]]] = {}
-        for (place, held), hulls in needed.items():
-            found = []
-            for begin, end in _joined(hulls):
-                found.append(Span(place, held, begin, end, self.size))
-                self.size += -(-found[-1].bytes // _ALIGNMENT) * _ALIGNMENT
-            self.spans += found
-            self._of[place, held] = [span.begin for span in found], found
+        for span in spans:
+            placed = replace(span, offset=self.size)
+            self.size += -(-span.bytes // _ALIGNMENT) * _ALIGNMENT
+            self.spans.append(placed)
+            begins, found = self._of.setdefault((span.place, span.held), ([], []))
+            at = bisect.bisect(begins, span.begin)
+            begins.insert(at, span.begin)
+            found.insert(at, placed)
 
     def locate(self, piece: Piece) -> int:
         """The byte of the arena at which a piece begins."""
