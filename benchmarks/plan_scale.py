@@ -123,18 +123,21 @@ def main() -> None:
     started = time.perf_counter()
     host = arguments.rank // GPUS_PER_HOST
     neighbours = list(range(host * GPUS_PER_HOST, (host + 1) * GPUS_PER_HOST))
-    planned = plan_files(agreement, 5 * 10**9, 32 << 20, only=neighbours)
+    planned = plan_files(agreement, 5 * 10**9, 32 << 20, only=neighbours, all_files=arguments.rank == 0)
     layouts = {rank: ArenaLayout(planned.plan, rank) for rank in neighbours}
     job = writer_job(planned.plan, "", arguments.rank, layouts)
     seconds = time.perf_counter() - started
     figures = {"seconds": seconds, "megabytes": peak_mb() - before}
     print(f"{parameters / 1e12:.2f} trillion parameters, {len(tensors)} tensors, {world} ranks")
-    print(f"files {len(planned.plan.files)}, {sum(file.size for file in planned.plan.files) / 1e12:.1f} TB")
+    print(
+        f"{len(planned.plan.files)} files of this host, {sum(file.size for file in planned.plan.files) / 1e12:.1f} TB"
+    )
     print(
         f"rank {arguments.rank}: arena {layouts[arguments.rank].size / 1e9:.2f} GB, "
         f"{len(job.blocks)} blocks of {job.bytes / 1e9:.2f} GB, gives {sum(t.size for t in job.travel) / 1e6:.2f} MB "
         "to other hosts"
     )
+    print(f"memory of the process: {before:.0f} MB with the layout of all ranks, {peak_mb():.0f} MB at most")
     for name, target in TARGETS.items():
         good = "ok" if figures[name] <= target else "MISSED"
         print(f"  {name:12} {figures[name]:8.2f}   wanted <= {target:g}   {good}")

@@ -182,7 +182,9 @@ class BackgroundSaver:
         from holdfast.adapters.forecast import coming_tensors, params_of
 
         options = self._options
-        planned = plan_files(agreement, options.max_shard_bytes, options.block_bytes, only=[ranks.rank])
+        planned = plan_files(
+            agreement, options.max_shard_bytes, options.block_bytes, only=[ranks.rank], all_files=False
+        )
         layout = ArenaLayout(planned.plan, ranks.rank)
         coming: dict[int, int] = {}
         for optimizer in collected.live_optimizers:
@@ -369,10 +371,11 @@ class BackgroundSaver:
         here = agreement.hosts[ranks.rank]
         neighbours = [rank for rank, host in enumerate(agreement.hosts) if host == here]
         first = seen.first_replica
-        planned = plan_files(agreement, options.max_shard_bytes, options.block_bytes, first, only=neighbours)
+        sizes = options.max_shard_bytes, options.block_bytes
+        planned = plan_files(agreement, *sizes, first, only=neighbours, all_files=ranks.rank == 0)
         layouts = {rank: ArenaLayout(planned.plan, rank) for rank in neighbours}
         own = layouts[ranks.rank]
-        inputs = [agreement.digest, agreement.hosts, options.max_shard_bytes, options.block_bytes, first]
+        inputs = [agreement.digest, agreement.hosts, *sizes, first]
         digest = digest_hex(repr(inputs).encode())
         places = tuple(_places(seen.collected, own.spans, planned.group_of))
         draft = _Draft(

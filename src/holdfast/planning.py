@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from holdfast.format.manifest import GroupRecord
 from holdfast.persist.commit import Commit, FileFacts
-from holdfast.plan.files import FilePlan, Place, TensorSpec, split_group
+from holdfast.plan.files import DealtFile, FilePlan, Place, TensorSpec, deal_group
 from holdfast.plan.holding import Holding
 from holdfast.plan.save import SavePlan, plan_save
 
@@ -71,24 +71,39 @@ def plan_files(
     first_replica: Collection[TensorName] = (),
     *,
     only: Collection[int] | None = None,
+    all_files: bool = True,
 ) -> Planned:
-    """Split the groups into files and plan their blocks: all of them, or those that concern the ranks `only`."""
+    """Split the groups into files and plan their blocks: all of them, or those that concern the ranks `only`.
+
+    Without `all_files`, files in which those ranks have no bytes are left out: only who commits needs them.
+    """
     specs: dict[str, list[TensorSpec]] = {group: [] for group in sorted(agreement.kinds)}
     for (group, key), tensor in agreement.tensors.items():
         specs[group].append(TensorSpec(key, tensor.dtype, tensor.shape))
-    groups = {group: split_group(group, members, max_shard_bytes) for group, members in specs.items()}
+    ranks = None if only is None else frozenset(only)
+
+    def holds(group: str, spec: TensorSpec) -> bool:
+        return ranks is None or not ranks.isdisjoint(agreement.tensors[group, spec.key].spread.ranks)
+
+    def is_needed(group: str, file: DealtFile) -> bool:
+        # A header that fills a block is written by any rank, and so is a file without bytes of tensors.
+        anyone = file.header_limit >= block_bytes or not any(spec.bytes for spec in file.members)
+        return all_files or anyone or any(holds(group, spec) for spec in file.members)
+
+    groups = {
+        group: tuple(file.plan() for file in deal_group(group, members, max_shard_bytes) if is_needed(group, file))
+        for group, members in specs.items()
+    }
     group_of = {file.name: group for group, files in groups.items() for file in files}
     # A buffer may come to differ between replicas at any time: all of it comes from one rank.
     first = frozenset(first_replica) | {name for name, tensor in agreement.tensors.items() if tensor.role == "buffer"}
-    ranks = None if only is None else frozenset(only)
 
     def holding_of(place: Place) -> Holding:
         name = (group_of[place.file], place.spec.key)
         return agreement.holding(name, first=name in first)
 
     def concerns(place: Place) -> bool:
-        spread = agreement.tensors[group_of[place.file], place.spec.key].spread
-        return ranks is None or not ranks.isdisjoint(spread.ranks)
+        return holds(group_of[place.file], place.spec)
 
     files = [file for members in groups.values() for file in members]
     plan = plan_save(files, holding_of, agreement.hosts, block_bytes, only=ranks, concerns=concerns)

@@ -24,8 +24,9 @@ NaturalKey = tuple[tuple[bytes | int, ...], bytes]
 def natural_key(key: str) -> NaturalKey:
     """Sort key for natural order: runs of digits as integers, then the UTF-8 bytes."""
     raw = key.encode()
-    parts = _DIGITS.split(raw)
-    return tuple(int(part) if index % 2 else part for index, part in enumerate(parts)), raw
+    parts: list[bytes | int] = list(_DIGITS.split(raw))
+    parts[1::2] = map(int, parts[1::2])
+    return tuple(parts), raw
 
 
 def key_problem(key: object) -> str | None:

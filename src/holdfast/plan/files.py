@@ -15,6 +15,8 @@ from holdfast.format.dtypes import DType
 from holdfast.format.header import TensorEntry, encode_header
 from holdfast.format.names import natural_key, tensor_file
 
+_HEADER_FRAME = 1000  # more than a header without tensors takes
+
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
@@ -44,15 +46,49 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class FilePlan:
-    """One tensor file: its name, its first bytes, its size, its tensors in the order of their bytes."""
+    """One tensor file: its name and number, its first bytes, its size, its tensors in the order of their bytes."""
 
     name: str
+    number: int
     header: bytes
     size: int
     places: tuple[Place, ...]
 
 
 def split_group(group: str, specs: Iterable[TensorSpec], max_shard_bytes: int) -> tuple[FilePlan, ...]:
+    """The files of a group."""
+    return tuple(dealt.plan() for dealt in deal_group(group, specs, max_shard_bytes))
+
+
+@dataclass(frozen=True, slots=True)
+class DealtFile:
+    """The tensors that were dealt to a file; planning it takes longer than dealing."""
+
+    name: str
+    number: int
+    members: Sequence[TensorSpec]
+
+    @property
+    def header_limit(self) -> int:
+        """The header is not longer than this."""
+        return _HEADER_FRAME + sum(map(_entry_bytes, self.members))
+
+    def plan(self) -> FilePlan:
+        # Wide elements first: every tensor then begins at a multiple of its element size.
+        ordered = sorted(self.members, key=lambda spec: -spec.dtype.bits)
+        entries = []
+        position = 0
+        for spec in ordered:
+            entries.append(TensorEntry(spec.key, spec.dtype, spec.shape, position, position + spec.bytes))
+            position += spec.bytes
+        header = encode_header(entries)
+        places = tuple(
+            Place(spec, self.name, len(header) + entry.begin) for spec, entry in zip(ordered, entries, strict=True)
+        )
+        return FilePlan(self.name, self.number, header, len(header) + position, places)
+
+
+def deal_group(group: str, specs: Iterable[TensorSpec], max_shard_bytes: int) -> list[DealtFile]:
     """Deal tensors to files greedily in natural order; a group without tensors has one empty file."""
     ordered = sorted(specs, key=lambda spec: natural_key(spec.key))
     files: list[list[TensorSpec]] = [[]]
@@ -66,24 +102,11 @@ def split_group(group: str, specs: Iterable[TensorSpec], max_shard_bytes: int) -
         files[-1].append(spec)
         size += spec.bytes
         header += entry_bytes
-    return tuple(
-        _file_plan(tensor_file(group, number, len(files)), members) for number, members in enumerate(files, start=1)
-    )
+    return [
+        DealtFile(tensor_file(group, number + 1, len(files)), number, members) for number, members in enumerate(files)
+    ]
 
 
 def _entry_bytes(spec: TensorSpec) -> int:
     """At most what a tensor takes in a header, so that no reader's limit is passed."""
     return 2 * len(spec.key.encode()) + 20 * len(spec.shape) + 120
-
-
-def _file_plan(name: str, members: Sequence[TensorSpec]) -> FilePlan:
-    # Wide elements first: every tensor then begins at a multiple of its element size.
-    ordered = sorted(members, key=lambda spec: -spec.dtype.bits)
-    entries = []
-    position = 0
-    for spec in ordered:
-        entries.append(TensorEntry(spec.key, spec.dtype, spec.shape, position, position + spec.bytes))
-        position += spec.bytes
-    header = encode_header(entries)
-    places = tuple(Place(spec, name, len(header) + entry.begin) for spec, entry in zip(ordered, entries, strict=True))
-    return FilePlan(name, header, len(header) + position, places)

@@ -97,8 +97,8 @@ def plan_save(
     """
     blocks = []
     cutter = _Cutter(holding_of, hosts, block_bytes, only)
-    for number, file in enumerate(files):
-        for draft in cutter.drafts(file, number, concerns):
+    for file in files:
+        for draft in cutter.drafts(file, concerns):
             block = _with_owner(draft, _owner(draft, hosts), hosts)
             if only is None or block.owner in only or any(piece.rank in only for piece in block.pieces):
                 blocks.append(block)
@@ -131,7 +131,7 @@ class _Cutter:
         self._here = None if only is None else frozenset(hosts[rank] for rank in only)
         self._finders: dict[int, _CellFinder] = {}
 
-    def drafts(self, file: FilePlan, number: int, concerns: Callable[[Place], bool]) -> Iterator[_Draft]:
+    def drafts(self, file: FilePlan, concerns: Callable[[Place], bool]) -> Iterator[_Draft]:
         """The blocks of a file; without those that are held by other hosts altogether, if only some ranks plan."""
         begins = [place.begin for place in file.places]
         for cell in self._touched(file, concerns):
@@ -140,7 +140,7 @@ class _Cutter:
             cuts = sorted({begin, *_host_cuts(begin, intervals), end})
             for offset, stop in itertools.pairwise(cuts):
                 if self._is_here(intervals, offset, stop):
-                    yield self._draft(file, begins, offset, stop - offset, number + cell)
+                    yield self._draft(file, begins, offset, stop - offset, file.number + cell)
 
     def _touched(self, file: FilePlan, concerns: Callable[[Place], bool]) -> list[int]:
         """The numbers of the block-sized cells that hold bytes of a tensor of concern, or a header alone."""
