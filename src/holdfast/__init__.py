@@ -16,6 +16,7 @@ from holdfast.core.errors import (
     Mismatch,
     NotFound,
     PeerFailed,
+    Skipped,
     StorageError,
     Unsupported,
 )
@@ -27,11 +28,11 @@ if TYPE_CHECKING:
     from holdfast.api import open_checkpoint as open
     from holdfast.checkpointer import Checkpointer
     from holdfast.core.events import Event
+    from holdfast.core.notices import HoldfastWarning
     from holdfast.ema import EMA
     from holdfast.handle import SaveHandle
     from holdfast.loading import LoadReport
     from holdfast.persist.checkpoint import Checkpoint
-    from holdfast.survey import HoldfastWarning
 
 _HOMES = {
     "save": ("holdfast.api", "save"),
@@ -44,7 +45,7 @@ _HOMES = {
     "EMA": ("holdfast.ema", "EMA"),
     "Event": ("holdfast.core.events", "Event"),
     "FlatShard": ("holdfast.adapters.tensors", "FlatShard"),
-    "HoldfastWarning": ("holdfast.survey", "HoldfastWarning"),
+    "HoldfastWarning": ("holdfast.core.notices", "HoldfastWarning"),
 }
 
 __all__ = [
@@ -63,6 +64,7 @@ __all__ = [
     "NotFound",
     "PeerFailed",
     "SaveHandle",
+    "Skipped",
     "StorageError",
     "Unsupported",
     "__version__",

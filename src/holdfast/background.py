@@ -10,7 +10,15 @@ from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from holdfast.core.errors import HoldfastError, LayoutError, NoArena, PeerFailed, error_from_record, error_record
+from holdfast.core.errors import (
+    HoldfastError,
+    LayoutError,
+    NoArena,
+    PeerFailed,
+    Skipped,
+    error_from_record,
+    error_record,
+)
 from holdfast.core.events import Event, Listener
 from holdfast.core.ranks import Ranks, together
 from holdfast.format.digest import digest_hex
@@ -249,7 +257,7 @@ class BackgroundSaver:
         be, Refusal if the call was wrong, NoArena if there is no memory for it.
         """
         started = time.perf_counter()
-        busy = self._settle()
+        busy = not self.is_idle
         step = 0
         looked: _Looked | None = None
         failure: Exception | None = None
@@ -265,7 +273,7 @@ class BackgroundSaver:
         handle = SaveHandle(step)
         if decision == _SKIP:
             handle.skipped = True
-            handle.fail(PeerFailed(f"step {step} was skipped: the save before it is still being written"))
+            handle.fail(Skipped(f"step {step} was skipped: the save before it is still being written"))
             self._tell("skipped", step)
             return handle
         if decision == _PLAN or looked is None:
@@ -279,21 +287,20 @@ class BackgroundSaver:
         handle.stall_ms = (time.perf_counter() - started) * 1000
         return handle
 
-    def _settle(self) -> bool:
-        """Wait for the save before, unless it is to be skipped; whether it is still in flight."""
+    def settle(self) -> None:
+        """Wait for the save before, unless the next one is to be skipped while it is in flight."""
         flight = self._flight
         if flight is None or flight.handle.done():
-            return False
+            return
         started = time.perf_counter()
         left = self._background.deadline_s - (started - flight.started)
         if self._background.on_busy == "skip" and left > 0:
-            return True
+            return
         if not flight.handle.wait(max(0.0, left)):
             self._forget()
             late = PeerFailed(f"step {flight.order.step} was not written within {self._background.deadline_s:.0f} s")
             self._failed(flight, late)
         self._tell("waited", flight.order.step, seconds=time.perf_counter() - started)
-        return False
 
     def _forget(self) -> None:
         """Drop the writer and the plan: what they were about is not known any more."""
@@ -576,7 +583,7 @@ class BackgroundSaver:
                     mailbox.make()
                 self._orphaned.append(mailbox)
                 self._storage.discard(flight.order.attempt)
-                mailbox.post(mail.OUTCOME, {"error": record, "fresh": False})
+                mailbox.post(mail.OUTCOME, {"error": record})
                 return
             end = time.monotonic() + _MAILBOX_S
             while not mailbox.names() and time.monotonic() < end:
@@ -616,8 +623,11 @@ class BackgroundSaver:
         """Wait for the save in flight, if there is one; False if it is not over in time."""
         return self._flight is None or self._flight.handle.wait(timeout_s)
 
-    def close(self, timeout_s: float) -> bool:
-        """Finish what is in flight and let the writer go; False if it is still at work after `timeout_s`."""
+    def close(self, timeout_s: float, *, keep: bool = False) -> bool:
+        """Finish what is in flight and let the writer go; False if it is still at work after `timeout_s`.
+
+        With `keep`, a state that was captured and could not be written stays in memory.
+        """
         if self._owner != os.getpid():
             return True  # a forked child: none of this is its own
         end = time.monotonic() + timeout_s
@@ -633,10 +643,11 @@ class BackgroundSaver:
             self._captures.put(None)
             self._thread.join(left())
         if self._writer is not None:
-            finished = self._writer.close(max(1.0, left()) if finished else 0.0) and finished
+            finished = self._writer.close(max(1.0, left()) if finished else 0.0, keep=keep) and finished
         self._sweep(min(timeout_s, _MAILBOX_S))
         if self._arena is not None:
-            self._arena.close(max(1.0, left()), leave=not finished)
+            failed = self._flight is not None and self._flight.handle.error is not None
+            self._arena.close(max(1.0, left()), leave=not finished or (keep and failed))
         self._draft = self._standing = None
         if finished:
             self._flight = None  # else its handle still wants to hear of the outcome

@@ -7,11 +7,11 @@ import operator
 import os
 import secrets
 import shutil
+import sys
 import time
-import warnings
 import weakref
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -20,20 +20,21 @@ from holdfast.api import DEADLINE_S
 from holdfast.core import limits
 from holdfast.core.errors import Damaged, HoldfastError, InvalidArgument, Mismatch, NoArena, NotFound, Unsupported
 from holdfast.core.events import Event, Listener, guarded, log_event
+from holdfast.core.notices import warn
 from holdfast.core.ranks import Ranks, together
 from holdfast.format.names import MANIFEST, step_folder
 from holdfast.handle import Refusal, SaveHandle
+from holdfast.leftovers import Captured, Cleaned, Leftovers
 from holdfast.loading import LoadOptions, LoadReport, load_checkpoint
 from holdfast.persist import start
 from holdfast.persist.captured import captured_checkpoint
-from holdfast.persist.card import Card
 from holdfast.persist.catalog import committed_steps
 from holdfast.persist.checkpoint import Checkpoint, no_progress
 from holdfast.saving import Saver
 from holdfast.storage import Storage, storage_at
 from holdfast.storage.base import SharedStorage
 from holdfast.storage.local import LocalStorage
-from holdfast.survey import HoldfastWarning, SaveOptions
+from holdfast.survey import SaveOptions
 from holdfast.termination import Termination
 
 if TYPE_CHECKING:
@@ -41,7 +42,18 @@ if TYPE_CHECKING:
 
 __all__ = ["Checkpointer", "SaveHandle"]
 
-_EXIT_S = 600.0
+_POLL_S = 0.02
+_LAST_STEP = 2**62  # steps are compared between ranks as 64-bit numbers
+
+
+@dataclass(frozen=True, slots=True)
+class _Request:
+    """One restore: which step, how, and what had to be skipped on the way."""
+
+    step: int | None
+    options: LoadOptions
+    progress: Callable[[int], None]
+    skipped: list[str] = field(default_factory=list)
 
 
 class Checkpointer:
@@ -99,7 +111,7 @@ class Checkpointer:
         self._keep_captured = False
         self._saver = Saver(self.storage, options)
         self._background: BackgroundSaver | None = None
-        self._run = ""
+        self._leftovers: Leftovers | None = None
         self._parent: int | None = None
         self._closed = False
         itself = weakref.ref(self)
@@ -113,7 +125,7 @@ class Checkpointer:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
+        self._close(None, keep=error is not None)
 
     def close(self, timeout: float | None = None) -> None:
         """Finish the save in flight, and let the writer go. A closed Checkpointer saves no more.
@@ -121,13 +133,20 @@ class Checkpointer:
         After `timeout` seconds (the deadline, if not given) it goes without waiting: the
         writer finishes by itself.
         """
+        self._close(timeout, keep=False)
+
+    def _close(self, timeout: float | None, *, keep: bool) -> None:
+        """With `keep`, as after an exception, a state that could not be written stays in memory for the next start."""
         if self._closed or self._owner != os.getpid():
             return
         self._closed = True
         self._termination.remove()
-        if self._background is not None and not self._background.close(
-            self._deadline_s if timeout is None else timeout
-        ):
+        if self._background is None:
+            return
+        timeout = self._deadline_s if timeout is None else timeout
+        if not self._background.is_idle and timeout > 0:
+            self._listener(Event("closing", detail=f"waiting up to {timeout:.0f} s for the save in flight"))
+        if not self._background.close(timeout, keep=keep):
             self._background.failures.append("the writer is still at work after close(); it finishes by itself")
         self._warn_of_failures()
 
@@ -137,6 +156,11 @@ class Checkpointer:
         if background is not None and not self._closed and self._owner == os.getpid():
             self._closed = True
             background.close(0.0)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no save is in flight."""
+        return self._background is None or self._background.is_idle
 
     def finish(self, timeout: float | None = None) -> bool:
         """Wait for the save in flight, well or not; False if it is not over within `timeout` seconds."""
@@ -160,9 +184,11 @@ class Checkpointer:
         if self._background is None:
             step = together(ranks, lambda: self._checked(step))[ranks.rank]
             self._begin(ranks)
-        if self._unrestored and self._background is not None:
-            self._unrestored = False
-            start.clean_arenas(self._run)  # a run that does not restore begins anew: nothing older is wanted
+        if self._background is not None:
+            if self._unrestored and self._leftovers is not None:
+                self._unrestored = False
+                self._leftovers.drop(ranks)  # a run that does not restore begins anew: nothing older is wanted
+            self._background.settle()  # SIGTERM is heard meanwhile
         with self._termination:
             try:
                 handle = self._save(ranks, step, state)
@@ -185,7 +211,7 @@ class Checkpointer:
             handle = SaveHandle(operator.index(step))
             handle.fail(error)
             self._listener(Event("failed", step, ranks.rank, detail=str(error)))
-            warnings.warn(f"step {step} was not saved: {error}", HoldfastWarning, stacklevel=3)
+            warn(f"step {step} was not saved: {error}")
             return handle
         self._parent = step
         handle = SaveHandle(step)
@@ -203,12 +229,12 @@ class Checkpointer:
         self._background = None
         self._saver = Saver(self.storage, self._options)
         if ranks.rank == 0:
-            warnings.warn(f"saves block until they are written from now on: {error}", HoldfastWarning, stacklevel=4)
+            warn(f"saves block until they are written from now on: {error}")
 
     def _warn_of_failures(self) -> None:
         """What failed behind training's back is said where the caller hears it."""
         while self._background is not None and self._background.failures:
-            warnings.warn(self._background.failures.pop(0), HoldfastWarning, stacklevel=3)
+            warn(self._background.failures.pop(0))
 
     def _refuse_if_closed(self) -> None:
         if self._closed:
@@ -218,35 +244,37 @@ class Checkpointer:
         self._refuse_if_closed()
         if isinstance(step, bool) or not hasattr(step, "__index__") or operator.index(step) < 0:
             raise InvalidArgument(f"step={step!r} is not a whole number from 0 on")
+        if operator.index(step) > _LAST_STEP:
+            raise InvalidArgument(f"step={step!r} is beyond the last step there can be, {_LAST_STEP}")
         return operator.index(step)
 
     def _begin(self, ranks: Ranks) -> None:
         """Once: wait for writers of an earlier life, clean up after it, start the engine. Collective."""
         storage = self.storage
-        if self._run or not isinstance(storage, SharedStorage):
+        if self._leftovers is not None or not isinstance(storage, SharedStorage):
             return
         run = start.run_id(storage)
         life = together(ranks, lambda: secrets.token_hex(8))[0]
-        waited = together(
-            ranks,
-            lambda: start.wait_for_writers(storage, run, self._deadline_s, look_at_storage=ranks.rank == 0),
-        )
-        hosts = together(ranks, ranks.host)
-        first_here = hosts.index(hosts[ranks.rank]) == ranks.rank
-
-        def clean() -> list[str]:
-            gone = start.clean_storage(storage) if ranks.rank == 0 else []
-            if first_here:
-                kept = {card.arena for cards in start.captured_sets(run).values() for card in cards}
-                start.clean_arenas(run, kept.__contains__)
-            return gone
-
-        gone = together(ranks, clean)[0]
-        if ranks.rank == 0 and (gone or max(waited) > 1):
-            detail = f"{len(gone)} attempts that nobody held" if gone else "waited for writers of an earlier start"
-            self._listener(Event("cleaned", seconds=max(waited), detail=detail))
-        self._run = run
+        leftovers = Leftovers(storage, run, self._deadline_s)
+        cleaned = leftovers.clean(ranks)
+        if ranks.rank == 0:
+            self._tell_cleaned(cleaned)
         self._start_background(ranks, storage, run, life)
+        self._leftovers = leftovers
+
+    def _tell_cleaned(self, cleaned: Cleaned) -> None:
+        if cleaned.attempts or cleaned.waited_s > 1:
+            detail = (
+                f"{cleaned.attempts} attempts that nobody held"
+                if cleaned.attempts
+                else "waited for writers of an earlier start"
+            )
+            self._listener(Event("cleaned", seconds=cleaned.waited_s, detail=detail))
+        if cleaned.strangers:
+            warn(
+                f"another run saves under {self.storage.name} just now (process {cleaned.strangers[0]}): "
+                "two runs with one root replace each other's steps"
+            )
 
     def _start_background(self, ranks: Ranks, storage: SharedStorage, run: str, life: str) -> None:
         from holdfast.background import BackgroundOptions, BackgroundSaver
@@ -282,114 +310,92 @@ class Checkpointer:
         if self._background is not None:
             self._background.wait(self._deadline_s)
         options = LoadOptions(strict, verify, cast, only, ignore, self._options.ties, self._options.mesh)
-        skipped: list[str] = []
+        request = _Request(step, options, progress)
         self._unrestored = False
-        found = self._restore_captured(ranks, state, step, replace(options, verify=True), progress, skipped)
+        found = self._restore_captured(ranks, state, request)
         if found is None:
-            found = self._restore_stored(ranks, state, step, options, progress, skipped)
-        if self._background is not None:
+            found = self._restore_stored(ranks, state, request)
+        if self._background is not None and self._leftovers is not None:
             if not self._keep_captured:
-                self._drop_captured(ranks)
+                self._leftovers.drop(ranks)
             if found is not None and self._background.is_idle:
                 self._background.last_published = None  # the next save's parent is what was restored
             self._prepare_quietly(ranks, state)
         return found
 
-    def _restore_stored(
-        self,
-        ranks: Ranks,
-        state: MutableMapping[str, Any],
-        step: int | None,
-        options: LoadOptions,
-        progress: Callable[[int], None],
-        skipped: list[str],
-    ) -> int | None:
-        for candidate in self._candidates(ranks, step, skipped):
+    def _restore_stored(self, ranks: Ranks, state: MutableMapping[str, Any], request: _Request) -> int | None:
+        for candidate in self._candidates(ranks, request.step, request.skipped):
             try:
-                report = load_checkpoint(
-                    ranks, self._opener(candidate), state, options, progress, deadline_s=self._deadline_s
-                )
+                report = self._load(ranks, self._opener(candidate), state, request)
             except Damaged as error:
-                if step is not None:
+                if request.step is not None:
                     raise
-                skipped.append(f"step {candidate}: {error}")
+                request.skipped.append(f"step {candidate}: {error}")
                 continue
             self.last_report = report
             self._parent = candidate
-            if skipped and ranks.rank == 0:
-                warnings.warn("skipped damaged checkpoints:\n  " + "\n  ".join(skipped), HoldfastWarning, stacklevel=2)
+            if request.skipped and ranks.rank == 0:
+                warn("skipped damaged checkpoints:\n  " + "\n  ".join(request.skipped))
             return candidate
-        if step is not None:
-            raise NotFound(f"{self.storage.name} has no checkpoint of step {step}")
-        if skipped:
+        if request.step is not None:
+            raise NotFound(f"{self.storage.name} has no checkpoint of step {request.step}")
+        if request.skipped:
             raise Damaged(
                 f"{self.storage.name}: no checkpoint is good, and the live state may hold parts of them:\n  "
-                + "\n  ".join(skipped)
+                + "\n  ".join(request.skipped)
             )
         return None
 
-    def _restore_captured(
-        self,
-        ranks: Ranks,
-        state: MutableMapping[str, Any],
-        step: int | None,
-        options: LoadOptions,
-        progress: Callable[[int], None],
-        skipped: list[str],
-    ) -> int | None:
-        """Load what a crashed run left in memory, if all of it is here and newer than what is committed."""
-        if self._background is None or step is not None:
+    def _load(
+        self, ranks: Ranks, opener: Callable[[], Checkpoint], state: MutableMapping[str, Any], request: _Request
+    ) -> LoadReport:
+        return load_checkpoint(ranks, opener, state, request.options, request.progress, deadline_s=self._deadline_s)
+
+    def _restore_captured(self, ranks: Ranks, state: MutableMapping[str, Any], request: _Request) -> int | None:
+        """Load what a crashed run left in memory, if all of it is there and newer than what is committed."""
+        if self._leftovers is None or request.step is not None:
             return None
-        cards = self._captured_cards(ranks)
-        if not cards:
+        captured = self._leftovers.newest(ranks)
+        if captured is None:
             return None
         try:
-            report = load_checkpoint(
-                ranks, lambda: captured_checkpoint(cards), state, options, progress, deadline_s=self._deadline_s
-            )
+            if not captured.is_here:
+                self._adopt(ranks, captured)
+                return None  # it is the newest checkpoint now
+            checked = replace(request, options=replace(request.options, verify=True))
+            report = self._load(ranks, lambda: captured_checkpoint(captured.cards), state, checked)
         except Mismatch:
             raise
         except HoldfastError as error:
-            skipped.append(f"step {cards[0].step} in memory: {error}")
+            request.skipped.append(f"step {captured.step} in memory: {error}")
             return None
         self.last_report = report
-        self._parent = cards[0].parent
-        found = cards[0].step
-        self._keep_captured = bool(ranks.highest([int(not _is_whole(report, captured_checkpoint(cards)))])[0])
-        if ranks.rank == 0:
-            self._listener(Event("restored", found, detail="from memory"))
-            after = "it stays there, since not all of it was restored" if self._keep_captured else "it is written now"
-            warnings.warn(
-                f"step {found} was restored from the memory of this host: the run before had captured but not "
-                f"written it; {after}",
-                HoldfastWarning,
-                stacklevel=3,
-            )
+        self._parent = captured.parent
+        whole = _is_whole(report, captured_checkpoint(captured.cards))
+        self._keep_captured = bool(ranks.highest([int(not whole)])[0])
+        self._say_restored(
+            ranks, captured, "it stays there, since not all of it was restored" if self._keep_captured else ""
+        )
         if not self._keep_captured:
-            if shutil.disk_usage(Path(cards[0].arena).parent).free < sum(Path(c.arena).stat().st_size for c in cards):
-                self._drop_captured(ranks)  # there is no room for both
-            self.save(found, state)
-        return found
+            arenas = [Path(card.arena) for card in captured.cards]
+            if shutil.disk_usage(arenas[0].parent).free < sum(arena.stat().st_size for arena in arenas):
+                self._leftovers.drop(ranks)  # there is no room for both
+            self.save(captured.step, state)
+        return captured.step
 
-    def _captured_cards(self, ranks: Ranks) -> list[Card]:
-        """The newest complete set of arenas, if every rank is on this host and finds the same."""
-        found: list[Card] = []
+    def _adopt(self, ranks: Ranks, captured: Captured) -> None:
+        assert self._leftovers is not None
+        self._leftovers.adopt(ranks, captured, self._threads or min(8, os.cpu_count() or 1), self._silence_s)
+        self._say_restored(ranks, captured, "")
 
-        def look() -> list[Any]:
-            sets = start.captured_sets(self._run)
-            newest: list[Card] = max(sets.values(), key=lambda cards: cards[0].step, default=[])
-            found.extend(newest)
-            committed = max((entry.step for entry in committed_steps(self.storage) if entry.manifest), default=-1)
-            return [ranks.host(), found[0].attempt, found[0].step > committed] if found else []
-
-        answers = together(ranks, look)
-        alike = all(answer == answers[0] for answer in answers)
-        return found if alike and answers[0] and answers[0][2] else []
-
-    def _drop_captured(self, ranks: Ranks) -> None:
-        """What was left in memory has been restored or is not wanted."""
-        ranks.gather(None)  # nobody reads it any more
-        start.clean_arenas(self._run)
+    def _say_restored(self, ranks: Ranks, captured: Captured, after: str) -> None:
+        if ranks.rank == 0:
+            self._listener(Event("restored", captured.step, detail="from memory"))
+            where = "this host" if captured.is_here else "its hosts"
+            warn(
+                f"step {captured.step} was restored from the memory of {where}: the run before had captured but not "
+                f"written it; {after or 'it is written now'}"
+            )
 
     def _prepare_quietly(self, ranks: Ranks, state: MutableMapping[str, Any]) -> None:
         """Get ready for saves if this is a training state; a state that cannot be saved is told of by `save`."""
@@ -448,9 +454,11 @@ def _is_whole(report: LoadReport, checkpoint: Checkpoint) -> bool:
 
 
 def _finish(known: weakref.ref[Checkpointer], grace_s: float) -> None:
+    """In a signal handler: no lock may be taken that the interrupted code holds, so it looks again and again."""
+    end = time.monotonic() + grace_s
     living = known()
-    if living is not None:
-        living.finish(grace_s)
+    while living is not None and not living.is_idle and time.monotonic() < end:
+        time.sleep(_POLL_S)
 
 
 def _close_at_exit(checkpointer: Checkpointer) -> None:
@@ -461,7 +469,7 @@ def _close_at_exit(checkpointer: Checkpointer) -> None:
     def close() -> None:
         living = known()
         if living is not None and os.getpid() == owner:
-            living.close(_EXIT_S)
+            living._close(None, keep=hasattr(sys, "last_value"))
 
     atexit.register(close)
     weakref.finalize(checkpointer, atexit.unregister, close)

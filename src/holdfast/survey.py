@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from holdfast.core import limits
 from holdfast.core.errors import InvalidArgument
+from holdfast.core.notices import warn
 from holdfast.core.ranks import Ranks, together
 
 if TYPE_CHECKING:
@@ -18,10 +18,6 @@ if TYPE_CHECKING:
     from holdfast.adapters.tensors import Holders
     from holdfast.layout.mesh import Mesh
     from holdfast.plan.values import Told
-
-
-class HoldfastWarning(UserWarning):
-    """Something that a user should know and that does not stop the work."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +117,7 @@ class Survey:
         if names_now and names_now != self._warned and ranks.rank == 0:
             shown = ", ".join(f"{group}: {key}" for group, key in self._first_replica[:10])
             more = f" and {len(names_now) - 10} more" if len(names_now) > 10 else ""
-            warnings.warn(f"replicas differ between ranks, the first is saved: {shown}{more}", HoldfastWarning, 4)
+            warn(f"replicas differ between ranks, the first is saved: {shown}{more}")
         self._warned = names_now
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,6 +15,8 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Shard
 
 import holdfast
 from holdfast.persist import start
@@ -164,6 +167,129 @@ def test_what_only_memory_holds_is_restored_from_it(tmp_path: Path) -> None:
         assert found == 2 and value == 2.0
     assert any("restored from the memory of this host" in message for message in results[0][1])
     assert holdfast.open(tmp_path / "step-000000000002").verify().good, "and written at once"
+    wait_until(lambda: not leftovers(tmp_path))
+
+
+HOSTS = ["north", "north", "south", "south"]
+
+
+def row_state(step: int) -> dict[str, Any]:
+    """Rows that meet inside of blocks, so that hosts have to give each other bytes."""
+    full = torch.arange(4 * 75 * 333, dtype=torch.float32).reshape(300, 333) + step
+    rows = full.chunk(4)[dist.get_rank()].clone()
+    mesh = init_device_mesh("cpu", (4,))
+    return {"w": {"rows": DTensor.from_local(rows, mesh, [Shard(0)])}, "step": step, "own": torch.tensor([step])}
+
+
+def fail_on_two_hosts(root: str) -> None:
+    checkpointer = holdfast.Checkpointer(root, block_bytes=1 << 16)
+    checkpointer.save(1, row_state(1)).result(60)
+    if dist.get_rank() == 0:
+        (Path(root) / "step-000000000002").mkdir()
+        (Path(root) / "step-000000000002" / "thesis.txt").write_text("years of work")
+    dist.barrier()
+    handle = checkpointer.save(2, row_state(2))
+    handle.wait(60)
+    tell_parent(type(handle.error).__name__)
+    time.sleep(600)
+
+
+def begin_rows_again(root: str) -> tuple[Any, list[str], bool]:
+    fresh = row_state(0)
+    with warnings.catch_warnings(record=True) as caught, holdfast.Checkpointer(root, deadline_s=60) as checkpointer:
+        warnings.simplefilter("always")
+        found = checkpointer.restore(fresh)
+    right = bool(torch.equal(fresh["w"]["rows"].to_local(), row_state(found or 0)["w"]["rows"].to_local()))
+    return found, [str(warning.message) for warning in caught], right
+
+
+@pytest.mark.parametrize("hosts", [HOSTS, ["south", "north", "south", "north"]])
+def test_the_memory_of_several_hosts_is_written_by_the_next_start(tmp_path: Path, hosts: list[str]) -> None:
+    victims = Victims(4, fail_on_two_hosts, str(tmp_path), hosts=HOSTS)
+    assert victims.hear() == ["StorageError"] * 4
+    victims.kill()
+    (tmp_path / "step-000000000002" / "thesis.txt").unlink()
+    (tmp_path / "step-000000000002").rmdir()
+    results = run_ranks(4, begin_rows_again, str(tmp_path), hosts=hosts)
+    assert [(found, right) for found, _, right in results] == [(2, True)] * 4
+    assert any("restored from the memory of its hosts" in message for message in results[0][1])
+    assert holdfast.open(tmp_path / "step-000000000002").verify().good
+    wait_until(lambda: not leftovers(tmp_path))
+
+
+@pytest.mark.parametrize("gone", ["north", "south"])
+def test_a_host_that_lost_its_memory_means_the_older_checkpoint(tmp_path: Path, gone: str) -> None:
+    victims = Victims(4, fail_on_two_hosts, str(tmp_path), hosts=HOSTS)
+    victims.hear()
+    victims.kill()
+    run = start.run_id(holdfast.storage.local.LocalStorage(tmp_path))
+    wait_until(lambda: sum(path.name.endswith(".card") for path in find_files(run)) == 4)
+    for path in find_files(run):
+        if path.name.endswith(".card") and f'"host":"{gone}"' in path.read_text():
+            path.unlink()
+            Path(str(path).removesuffix(".card")).unlink()
+    shutil.rmtree(tmp_path / "step-000000000002")
+    results = run_ranks(4, begin_rows_again, str(tmp_path), hosts=HOSTS)
+    assert [(found, right) for found, _, right in results] == [(1, True)] * 4
+    wait_until(lambda: not leftovers(tmp_path))
+
+
+def test_spoiled_memory_of_several_hosts_is_not_written(tmp_path: Path) -> None:
+    victims = Victims(4, fail_on_two_hosts, str(tmp_path), hosts=HOSTS)
+    victims.hear()
+    victims.kill()
+    run = start.run_id(holdfast.storage.local.LocalStorage(tmp_path))
+    wait_until(lambda: sum(path.name.endswith(".card") for path in find_files(run)) == 4)
+    arena = next(path for path in find_files(run) if not path.name.endswith(".card"))
+    with arena.open("r+b") as file:
+        file.seek(9000)
+        byte = file.read(1)[0]
+        file.seek(9000)
+        file.write(bytes([byte ^ 1]))
+    shutil.rmtree(tmp_path / "step-000000000002")
+    results = run_ranks(4, begin_rows_again, str(tmp_path), hosts=HOSTS)
+    assert [(found, right) for found, _, right in results] == [(1, True)] * 4
+    assert any("in memory" in message for message in results[0][1])
+    wait_until(lambda: not leftovers(tmp_path))
+
+
+def test_who_deletes_the_root_begins_anew(tmp_path: Path) -> None:
+    root = tmp_path / "run"
+    victims = Victims(2, fail_to_write, str(root))
+    victims.hear()
+    victims.kill()
+    shutil.rmtree(root)
+    for found, _, value in run_ranks(2, restore_or_none, str(root)):
+        assert found is None and value == 0.0
+    wait_until(lambda: not leftovers(root))
+
+
+def restore_or_none(root: str) -> tuple[Any, list[str], float]:
+    fresh: dict[str, Any] = state(0)
+    with holdfast.Checkpointer(root, deadline_s=60) as checkpointer:
+        return checkpointer.restore(fresh), [], float(fresh["w"]["big"][0])
+
+
+def fail_and_raise(root: str) -> None:
+    """As `fail_to_write`, but the program ends by an exception."""
+    with holdfast.Checkpointer(root, block_bytes=1 << 16) as checkpointer:
+        checkpointer.save(1, state(1)).result(60)
+        if dist.get_rank() == 0:
+            (Path(root) / "step-000000000002").mkdir()
+            (Path(root) / "step-000000000002" / "thesis.txt").write_text("years of work")
+        dist.barrier()
+        checkpointer.save(2, state(2)).wait(60)
+        tell_parent(True)
+        raise RuntimeError("the loss is not a number")
+
+
+def test_an_exception_keeps_what_only_memory_holds(tmp_path: Path) -> None:
+    victims = Victims(2, fail_and_raise, str(tmp_path))
+    victims.hear()
+    victims.end()
+    shutil.rmtree(tmp_path / "step-000000000002")
+    for found, _, value in run_ranks(2, begin_again, str(tmp_path)):
+        assert found == 2 and value == 2.0
     wait_until(lambda: not leftovers(tmp_path))
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import struct
 import threading
-import warnings
 import weakref
 import zlib
 from collections.abc import Iterator, Sequence
@@ -18,11 +17,15 @@ import torch.distributed as dist
 
 from holdfast.core.errors import PeerFailed
 from holdfast.core.host import host_identity
+from holdfast.core.notices import warn
 from holdfast.core.ranks import Alone, Ranks
 
 NOTICE_S = 30.0
 _FRAME_BYTES = 2048
 _COMPRESS_BYTES = 2048
+
+# Why a group is of no more use. gloo cannot go on after a call that not all ranks made.
+_BROKEN: weakref.WeakKeyDictionary[dist.ProcessGroup, str] = weakref.WeakKeyDictionary()
 
 # One gloo group per default group and deadline: making one is collective and costs connections.
 _CPU_GROUPS: weakref.WeakKeyDictionary[dist.ProcessGroup, dict[float, dist.ProcessGroup]] = weakref.WeakKeyDictionary()
@@ -40,24 +43,27 @@ def _cpu_group(deadline_s: float) -> dist.ProcessGroup:
     assert world is not None
     groups = _CPU_GROUPS.setdefault(world, {})
     if deadline_s not in groups:
-        with _waiting_for_others(dist.get_rank(), deadline_s):
+        with _waiting_for_others(world, dist.get_rank(), deadline_s):
             groups[deadline_s] = dist.new_group(backend="gloo", timeout=timedelta(seconds=deadline_s))
     return groups[deadline_s]
 
 
 @contextmanager
-def _waiting_for_others(rank: int, deadline_s: float) -> Iterator[None]:
+def _waiting_for_others(group: dist.ProcessGroup, rank: int, deadline_s: float) -> Iterator[None]:
     """Say so when the others take long, and say what it means when they do not come."""
+    if group in _BROKEN:
+        raise PeerFailed(f"the ranks have lost each other, restart the run; it began when {_BROKEN[group]}")
     text = "every rank must call save, load and restore, in the same order"
-    notice = threading.Timer(NOTICE_S, warnings.warn, [f"rank {rank} waits for the others: {text}"])
+    notice = threading.Timer(NOTICE_S, warn, [f"rank {rank} waits for the others: {text}"])
     notice.daemon = True
     notice.start()
     try:
         yield
     except RuntimeError as error:
-        raise PeerFailed(
+        _BROKEN[group] = (
             f"rank {rank} waited for the others, and one did not come within {deadline_s:.0f} s or is gone; {text}"
-        ) from error
+        )
+        raise PeerFailed(_BROKEN[group]) from error
     finally:
         notice.cancel()
 
@@ -87,7 +93,7 @@ class TorchRanks:
     def _gather_bytes(self, data: bytes, width: int) -> list[bytes]:
         own = torch.frombuffer(bytearray(data.ljust(width, b"\0")), dtype=torch.uint8)
         parts = [torch.empty(width, dtype=torch.uint8) for _ in range(self.world)]
-        with _waiting_for_others(self.rank, self._deadline_s):
+        with _waiting_for_others(self._group, self.rank, self._deadline_s):
             dist.all_gather(parts, own, group=self._group)
         return [part.numpy().tobytes() for part in parts]
 
@@ -96,7 +102,7 @@ class TorchRanks:
 
     def highest(self, values: Sequence[int]) -> list[int]:
         own = torch.tensor(list(values), dtype=torch.int64)
-        with _waiting_for_others(self.rank, self._deadline_s):
+        with _waiting_for_others(self._group, self.rank, self._deadline_s):
             dist.all_reduce(own, dist.ReduceOp.MAX, group=self._group)
         return [int(value) for value in own.tolist()]
 

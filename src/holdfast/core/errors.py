@@ -39,11 +39,26 @@ class NoArena(StorageError):
     """There is no shared memory to capture into."""
 
 
+class Skipped(HoldfastError, RuntimeError):
+    """The step was not saved: the save before it was still being written."""
+
+
 class PeerFailed(HoldfastError, RuntimeError):
     """Another rank failed in a way that has no Holdfast error of its own."""
 
 
-_LEAVES = (Damaged, NotFound, Mismatch, LayoutError, Unsupported, InvalidArgument, NoArena, StorageError, PeerFailed)
+_LEAVES = (
+    Damaged,
+    NotFound,
+    Mismatch,
+    LayoutError,
+    Unsupported,
+    InvalidArgument,
+    NoArena,
+    StorageError,
+    Skipped,
+    PeerFailed,
+)
 _BY_NAME: dict[str, type[HoldfastError]] = {leaf.__name__: leaf for leaf in _LEAVES}
 
 

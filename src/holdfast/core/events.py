@@ -16,7 +16,7 @@ class Event:
     """One thing that happened: what, in which step, how many bytes, how long it took.
 
     Names: "planned", "captured", "written", "published", "failed", "skipped", "waited",
-    "restored", "cleaned", "arena".
+    "restored", "cleaned", "arena", "closing".
     """
 
     name: str
@@ -56,6 +56,9 @@ def guarded(listener: Listener) -> Listener:
 
 
 def log_event(event: Event) -> None:
-    """The default listener: one line per save and per trouble on the logger "holdfast"."""
-    level = {"failed": logging.WARNING, "published": logging.INFO}.get(event.name, logging.DEBUG)
+    """The default listener: one line per save and per trouble on the logger "holdfast".
+
+    What failed is also warned of, where the training loop hears it.
+    """
+    level = logging.INFO if event.name in ("failed", "published", "closing") else logging.DEBUG
     _LOG.log(level, "%s", event)

@@ -131,7 +131,10 @@ def find_files(prefix: str) -> list[Path]:
     found = []
     for folder in (_MEMORY, Path(tempfile.gettempdir())):
         for path in sorted(folder.glob(f"holdfast-{prefix}*")):
-            status = path.lstat()
+            try:
+                status = path.lstat()
+            except FileNotFoundError:
+                continue  # it went while we looked
             if stat.S_ISREG(status.st_mode) and status.st_uid == os.getuid() and not status.st_mode & 0o077:
                 found.append(path)
     return found

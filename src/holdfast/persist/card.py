@@ -26,7 +26,8 @@ def card_path(arena: str) -> str:
 class Card:
     """One rank's arena: the attempt it was captured for, its job, block digests and values.
 
-    `commit` is told by rank 0 alone.
+    `commit` is told by rank 0 alone. `arena_digest` is of the whole arena, where blocks have
+    bytes of other hosts and so may have no digest of their own.
     """
 
     attempt: str
@@ -38,6 +39,8 @@ class Card:
     commit: Mapping[str, Any] | None
     reports: Sequence[Sequence[Any]]
     values: Mapping[str, Any]
+    arena_digest: str
+    host: str
 
     def write(self) -> None:
         fields = {name: getattr(self, name) for name in self.__slots__}

@@ -51,8 +51,8 @@ class Coordinator:
         size = sum(size for _, size in files)
         mailbox.post(mail.BEGUN, {"step": order.step, "world": self._commit.world, "bytes": size})
 
-    def finish(self, order: Order) -> bool:
-        """Wait for every rank's report, commit and publish; False if the same content was there already."""
+    def finish(self, order: Order) -> None:
+        """Wait for every rank's report, commit and publish."""
         reports = self._reports(order)
         plans = {report["plan"] for report in reports}
         if plans != {self._plan}:
@@ -64,7 +64,7 @@ class Coordinator:
         for name in self._storage.files(order.attempt):
             if name.startswith("travel-"):
                 self._storage.drop(order.attempt, name)
-        return publish(self._storage, order.attempt, order.folder, manifest, small)
+        publish(self._storage, order.attempt, order.folder, manifest, small)
 
     def _reports(self, order: Order) -> list[dict[str, Any]]:
         mailbox = Mailbox(self._storage, order.attempt)
@@ -88,9 +88,9 @@ class Coordinator:
         Watch(mailbox, order.deadline_s, order.silence_s).wait(take, missing, "the reports of all writers")
         return [found[rank] for rank in range(world)]
 
-    def conclude(self, order: Order, failure: HoldfastError | None, *, fresh: bool) -> dict[str, Any]:
+    def conclude(self, order: Order, failure: HoldfastError | None) -> dict[str, Any]:
         """Tell every rank the outcome; of a failed attempt nothing stays but that."""
-        outcome = {"error": error_record(failure) if failure else None, "fresh": fresh}
+        outcome = {"error": error_record(failure) if failure else None}
         if failure is not None:
             self._storage.discard(order.attempt)
         self._old = Mailbox(self._storage, order.attempt)

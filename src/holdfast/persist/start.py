@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.core.errors import NotFound, PeerFailed
+from holdfast.core.host import host_identity
 from holdfast.format.digest import digest_hex
 from holdfast.persist import mailbox as mail
 from holdfast.persist.arena import find_files, is_held, unlink_file
@@ -142,17 +143,17 @@ def _in_use(storage: SharedStorage, folder: str) -> bool:
 
 
 def captured_sets(run: str) -> dict[str, list[Card]]:
-    """The cards of arenas on this host that nobody holds, by attempt, of attempts with all ranks here."""
+    """The cards of arenas on this host that nobody holds, by attempt, in the order of ranks."""
     arenas = [path for path in find_files(run) if _ARENA.fullmatch(path.name)]
     cards = read_cards([Path(card_path(str(path))) for path in arenas if not _held(path)])
     by_attempt: dict[str, list[Card]] = {}
-    for card in cards:
-        by_attempt.setdefault(card.attempt, []).append(card)
+    for card in sorted(cards, key=lambda card: card.rank):
+        if card.host == host_identity():
+            by_attempt.setdefault(card.attempt, []).append(card)
     return {
-        attempt: sorted(members, key=lambda card: card.rank)
+        attempt: members
         for attempt, members in by_attempt.items()
-        if sorted(card.rank for card in members) == list(range(members[0].job["world"]))
-        and len({card.job["plan"] for card in members}) == 1
+        if len({card.job["plan"] for card in members}) == 1 and len({card.rank for card in members}) == len(members)
     }
 
 
@@ -166,6 +167,12 @@ def clean_arenas(run: str, keep: Callable[[str], bool] = lambda path: False) -> 
             unlink_file(arena)
             gone += 1
     return gone
+
+
+def trainers(run: str) -> set[int]:
+    """The living processes of this host that have arenas for the run."""
+    names = (_ARENA.fullmatch(path.name) for path in find_files(run))
+    return {int(name["trainer"]) for name in names if name is not None and _lives(int(name["trainer"]))}
 
 
 def _has_trainer(path: Path) -> bool:

@@ -108,6 +108,9 @@ class SharedStorage(Storage, Protocol):
     def address(self) -> str:
         """What `storage_at` makes the same storage of, in another process."""
 
+    def exists(self) -> bool:
+        """Whether anything was ever written under this root, and the root was not deleted since."""
+
     def hidden(self) -> list[str]:
         """The folders that are not checkpoints: attempts and mailboxes."""
 

@@ -153,6 +153,9 @@ class LocalStorage:
     def address(self) -> str:
         return str(self.root.absolute())
 
+    def exists(self) -> bool:
+        return self.root.is_dir()
+
     def folders(self) -> list[str]:
         return [name for name in self._folders() if not name.startswith(".")]
 

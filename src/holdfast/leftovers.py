@@ -1,0 +1,182 @@
+"""Leftovers: what an earlier life of a run left on its hosts. Writers at work, attempts, captured states."""
+
+from __future__ import annotations
+
+import os
+import queue
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from holdfast.core.errors import PeerFailed, error_from_record
+from holdfast.core.ranks import Ranks, together
+from holdfast.format.names import step_folder
+from holdfast.persist import start
+from holdfast.persist.card import Card
+from holdfast.persist.catalog import committed_steps
+from holdfast.persist.coordinator import Order
+from holdfast.persist.spawn import Message, WriterEnd
+from holdfast.storage.base import SharedStorage
+
+_OF_DEADLINE = 0.9  # who writes gives up before the others give up waiting for it
+
+
+@dataclass(frozen=True, slots=True)
+class Captured:
+    """A state that was captured on every rank and never published; `cards` are those of this host."""
+
+    attempt: str
+    step: int
+    parent: int | None
+    cards: list[Card]
+    is_here: bool  # all of it, for every rank that asks
+
+
+@dataclass(frozen=True, slots=True)
+class Cleaned:
+    """What was done about an earlier life: attempts that nobody held, and the wait for its writers.
+
+    `strangers` are living processes that save under the same root and are not of this run.
+    """
+
+    attempts: int
+    waited_s: float
+    strangers: list[int]
+
+
+class Leftovers:
+    """Finds, cleans and adopts what the lives of a run before this one left. Every call is collective."""
+
+    def __init__(self, storage: SharedStorage, run: str, deadline_s: float) -> None:
+        self._storage = storage
+        self._run = run
+        self._deadline_s = deadline_s
+        self._leads = False  # whether this rank is the first of its host
+
+    def clean(self, ranks: Ranks) -> Cleaned:
+        """Wait for living writers, then remove what nobody holds and nobody can restore."""
+        waited = together(
+            ranks,
+            lambda: start.wait_for_writers(self._storage, self._run, self._deadline_s, look_at_storage=ranks.rank == 0),
+        )
+        known_ranks = together(ranks, lambda: [ranks.host(), os.getpid()])
+        hosts = [host for host, _ in known_ranks]
+        processes = {process for _, process in known_ranks}
+        self._leads = hosts.index(hosts[ranks.rank]) == ranks.rank
+        known = self._known(ranks)
+
+        def clean() -> list[Any]:
+            gone = start.clean_storage(self._storage) if ranks.rank == 0 else []
+            if self._leads:
+                kept = {arena for found in known.values() for arena in found["arenas"]}
+                start.clean_arenas(self._run, kept.__contains__)
+            return [len(gone), sorted(start.trainers(self._run) - processes) if self._leads else []]
+
+        answers = together(ranks, clean)
+        return Cleaned(answers[0][0], max(waited), [process for _, found in answers for process in found])
+
+    def newest(self, ranks: Ranks) -> Captured | None:
+        """The newest captured state, if all of it survived and it is newer than every checkpoint."""
+        known = self._known(ranks)
+        attempt = max(known, key=lambda attempt: known[attempt]["step"], default=None)
+
+        def look() -> bool:
+            committed = (entry.step for entry in committed_steps(self._storage) if entry.manifest)
+            return attempt is not None and known[attempt]["step"] > max(committed, default=-1)
+
+        if attempt is None or not together(ranks, look)[0]:
+            return None
+        cards = start.captured_sets(self._run).get(attempt, [])
+        everywhere = ranks.highest([-len(cards)])[0] == -known[attempt]["world"]
+        return Captured(attempt, known[attempt]["step"], known[attempt]["parent"], cards, everywhere)
+
+    def _known(self, ranks: Ranks) -> dict[str, dict[str, Any]]:
+        """Attempts of which every rank's capture survived on some host, as all ranks agree."""
+
+        def look() -> dict[str, Any]:
+            if not self._leads:
+                return {}
+            if not self._storage.exists():
+                return {}  # who deletes the root begins anew
+            return {
+                attempt: {
+                    "step": cards[0].step,
+                    "parent": cards[0].parent,
+                    "world": cards[0].job["world"],
+                    "ranks": [card.rank for card in cards],
+                    "arenas": [card.arena for card in cards],
+                }
+                for attempt, cards in start.captured_sets(self._run).items()
+            }
+
+        merged: dict[str, dict[str, Any]] = {}
+        for answer in together(ranks, look):
+            for attempt, found in answer.items():
+                if attempt in merged:
+                    merged[attempt]["ranks"] += found["ranks"]
+                    merged[attempt]["arenas"] += found["arenas"]
+                else:
+                    merged[attempt] = found
+        return {
+            attempt: found for attempt, found in merged.items() if sorted(found["ranks"]) == list(range(found["world"]))
+        }
+
+    def adopt(self, ranks: Ranks, captured: Captured, threads: int, silence_s: float) -> None:
+        """Write a captured state that is spread over hosts, from their memory; every rank returns or raises alike."""
+        deadline_s = self._deadline_s * _OF_DEADLINE
+        order = Order(
+            captured.attempt, step_folder(captured.step), captured.step, captured.parent, deadline_s, silence_s
+        )
+
+        def write() -> None:
+            if self._leads and captured.cards:
+                _write(self._storage.address, order, captured.cards, threads)
+
+        together(ranks, write)
+
+    def drop(self, ranks: Ranks) -> None:
+        """What was left in memory has been restored or is not wanted."""
+        ranks.gather(None)  # nobody reads it any more
+        start.clean_arenas(self._run)
+
+
+def _write(address: str, order: Order, cards: list[Card], threads: int) -> None:
+    """Have writer processes do the jobs of the cards again, each block checked against its digest."""
+    outcomes: queue.Queue[Message] = queue.Queue()
+
+    def hear(end: WriterEnd, message: Message) -> None:
+        if message["tell"] in ("outcome", "gone"):
+            outcomes.put(message)
+
+    writers = [WriterEnd(hear) for _ in cards]
+    try:
+        for writer, card in zip(writers, cards, strict=True):
+            writer.plan(_plan(address, card, cards, max(1, threads // len(cards))))
+            writer.order(order)
+            writer.captured(card.values)
+        end = time.monotonic() + order.deadline_s
+        for _ in cards:
+            try:
+                message = outcomes.get(timeout=max(0.0, end - time.monotonic()))
+            except queue.Empty:
+                raise PeerFailed(f"step {order.step} was not written within {order.deadline_s:.0f} s") from None
+            if message["tell"] == "gone":
+                raise PeerFailed(f"the writer process died: {message['why']}")
+            if message["outcome"]["error"] is not None:
+                raise error_from_record(list(message["outcome"]["error"]))
+    finally:
+        for writer in writers:
+            writer.close(max(1.0, order.silence_s), keep=True)
+
+
+def _plan(address: str, card: Card, cards: list[Card], threads: int) -> Mapping[str, Any]:
+    return {
+        "storage": address,
+        "job": card.job,
+        "commit": card.commit,
+        "arenas": {str(other.rank): other.arena for other in cards},
+        "threads": threads,
+        "reports": card.reports,
+        "arena_digest": card.arena_digest,
+    }

@@ -1,0 +1,305 @@
+"""A rank's part in an attempt: gather, digest and write its blocks, report them, or keep them in memory."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from holdfast.core.errors import Damaged, HoldfastError, PeerFailed, error_from_record, error_record
+from holdfast.core.host import host_identity
+from holdfast.format.digest import Digest
+from holdfast.persist import mailbox as mail
+from holdfast.persist.arena import Arena, sealed_for, unlink_file
+from holdfast.persist.card import Card, card_path
+from holdfast.persist.commit import Commit
+from holdfast.persist.coordinator import Coordinator, Order
+from holdfast.persist.gather import Bytes, Gatherer, copy_bytes, is_direct
+from holdfast.persist.mailbox import Mailbox, Watch
+from holdfast.plan.jobs import BlockJob, TravelJob, WriterJob, travel_file
+from holdfast.storage import storage_at
+from holdfast.storage.base import Reader, SharedStorage, Writer
+
+BEAT_S, _FIRST_BEAT_S = 1.0, 0.1
+_GIVEN_UP = "the save was given up because another rank failed"
+_CAPTURE_POLL_S, _LOOK_S = 0.001, 0.1
+_BUFFERS_BYTES = 64 << 20
+_TRAVEL_BYTES = 32 << 20
+_MAILBOX_S = 5.0
+
+
+class Desk:
+    """What one plan gives a writer to work with: storage, job, arenas.
+
+    For what an earlier life captured there are also the digests that its card has.
+    """
+
+    def __init__(self, fields: Mapping[str, Any]) -> None:
+        self.job = WriterJob.from_fields(fields["job"])
+        self.job_fields = fields["job"]
+        self.commit_fields = fields["commit"]
+        self.threads = int(fields["threads"])
+        storage = storage_at(fields["storage"])
+        assert isinstance(storage, SharedStorage)
+        self.storage = storage
+        self.arena_path: str = fields["arenas"][str(self.job.rank)]
+        self._held = [
+            Arena(path, self.job.arena_bytes[int(rank)], hold=True, writable=False)
+            for rank, path in fields["arenas"].items()
+        ]
+        self.arenas: dict[int, Bytes] = {
+            int(rank): arena.bytes for rank, arena in zip(fields["arenas"], self._held, strict=True)
+        }
+        commit = self.commit_fields
+        self.coordinator = Coordinator(storage, Commit.from_fields(commit), self.job.plan) if commit else None
+        self.known_digests = {(file, offset): digest for file, offset, _, digest in fields.get("reports", ())}
+        self.arena_digest: str = fields.get("arena_digest", "")
+
+    def close(self) -> None:
+        for arena in self._held:
+            arena.close()
+
+
+class Beat:
+    """Shows that this writer lives and how far it is, and hears when the save is over elsewhere."""
+
+    def __init__(self, mailbox: Mailbox, rank: int, total: int) -> None:
+        self._mailbox = mailbox
+        self._rank = rank
+        self._total = total
+        self._end = threading.Event()
+        self.written = 0
+        self.phase = "waiting for the capture"
+        self.stopped = False
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def __enter__(self) -> Beat:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        number = 0
+        while not self._end.wait(BEAT_S if number else _FIRST_BEAT_S):
+            number += 1
+            fields = {"beat": number, "phase": self.phase, "written": self.written, "total": self._total}
+            with contextlib.suppress(HoldfastError):  # before the mailbox is made, and after it is gone
+                if self._mailbox.read(mail.OUTCOME) is not None:
+                    self.stopped = True
+                self._mailbox.post(mail.status(self._rank), fields)
+
+
+class Save:
+    """The writing of one attempt by one rank's writer."""
+
+    def __init__(self, desk: Desk, order: Order, mailbox: Mailbox, beat: Beat) -> None:
+        self._desk = desk
+        self._job = desk.job
+        self._order = order
+        self._mailbox = mailbox
+        self._beat = beat
+        self._watch = Watch(mailbox, order.deadline_s, order.silence_s)
+        self._digests: dict[tuple[str, int], str] = {}
+
+    def run(self, values: Mapping[str, Any]) -> None:
+        """Write this rank's blocks, make them durable and report them."""
+        self._beat.phase = "writing"
+        self._await([mail.BEGUN], "the attempt's folder", [0])
+        self._await_captures()
+        if self._desk.arena_digest not in ("", self._own_digest()):
+            raise Damaged("the memory of this host is not what was captured: its digest differs")
+        self._give()
+        self._write([block for block in self._job.blocks if not block.far], {})
+        distant = [block for block in self._job.blocks if block.far]
+        if distant:
+            givers = self._job.givers
+            self._await([mail.gave(giver) for giver in givers], "bytes from other hosts", givers)
+            travelled = {giver: self._take(giver) for giver in givers}
+            try:
+                self._write(distant, travelled)
+            finally:
+                for reader in travelled.values():
+                    reader.close()
+        if not all(map(self._is_filled, self._givers_here())):
+            raise PeerFailed("an arena was filled anew while it was being written: this save was given up")
+        if not self._keep(values):
+            unlink_file(card_path(self._desk.arena_path))  # no room for the card: the memory tier does without
+        self._mailbox.post(
+            mail.report(self._job.rank), {"plan": self._job.plan, "blocks": self._reports(), "values": dict(values)}
+        )
+
+    def _await(self, wanted: list[str], what: str, ranks: list[int]) -> None:
+        def there(names: set[str]) -> bool:
+            if mail.OUTCOME in names:
+                raise PeerFailed(_GIVEN_UP)
+            for rank in ranks:
+                answer = self._mailbox.read(mail.report(rank)) if mail.report(rank) in names else None
+                if answer is not None and answer.get("error"):
+                    raise error_from_record(answer["error"])  # what is waited for will not come
+            return names.issuperset(wanted)
+
+        self._watch.wait(there, lambda names: ranks, what)
+
+    def _givers_here(self) -> set[int]:
+        return {copy.giver for block in self._job.blocks for copy in block.near}
+
+    def _await_captures(self) -> None:
+        """Wait until the arenas that this writer reads are filled: each trainer goes at its own pace."""
+        waiting = self._givers_here()
+        look_at = time.monotonic() + _LOOK_S
+        while waiting := {rank for rank in waiting if not self._is_filled(rank)}:
+            if self._beat.stopped:
+                raise PeerFailed(_GIVEN_UP)
+            if time.monotonic() > look_at:
+                self._await([], "captures", sorted(waiting))
+                self._watch.check(sorted(waiting), "the captures of this host's ranks")
+                look_at = time.monotonic() + _LOOK_S
+            time.sleep(_CAPTURE_POLL_S)
+
+    def _is_filled(self, rank: int) -> bool:
+        return sealed_for(self._desk.arenas[rank]) == self._order.attempt
+
+    def _give(self) -> None:
+        """Leave what writers of other hosts need in the attempt's folder."""
+        for travel in self._job.travel:
+            name = travel_file(self._job.rank, travel.host)
+            self._desk.storage.create(self._order.attempt, name, travel.size)
+            writer = self._desk.storage.writer(self._order.attempt, name)
+            try:
+                self._fill(writer, travel)
+            finally:
+                writer.close()
+        if self._job.travel:
+            self._mailbox.post(mail.gave(self._job.rank), self._job.plan)
+
+    def _fill(self, writer: Writer, travel: TravelJob) -> None:
+        """Write a travel file, a few of its copies at a time."""
+        own = self._desk.arenas[self._job.rank]
+        copies = list(travel.copies)
+        while copies:
+            begin = copies[0].target
+            count = sum(1 for copy in copies if copy.target + copy.bytes - begin <= _TRAVEL_BYTES) or 1
+            area = np.zeros(copies[count - 1].target + copies[count - 1].bytes - begin, dtype=np.uint8)
+            for copy in copies[:count]:
+                copy_bytes(replace(copy, target=copy.target - begin), own, area)
+            writer.write(begin, [area.data])
+            del copies[:count]
+
+    def _take(self, giver: int) -> Reader:
+        return self._desk.storage.take(self._order.attempt, travel_file(giver, self._job.host))
+
+    def _write(self, blocks: list[BlockJob], travelled: Mapping[int, Reader]) -> None:
+        """Write blocks on a few threads, and sync each file when its last block is written."""
+        threads = self._threads(blocks)
+        local = threading.local()
+        writers: dict[str, Writer] = {}
+        storage, attempt = self._desk.storage, self._order.attempt
+
+        def write(block: BlockJob) -> None:
+            if self._beat.stopped:
+                raise PeerFailed(_GIVEN_UP)
+            if not hasattr(local, "gatherer"):
+                local.gatherer = Gatherer(self._desk.arenas, travelled)
+            buffers = local.gatherer.block(block)
+            writers[block.file].write(block.offset, buffers)
+            self._note_digest(block, buffers)
+            self._beat.written += block.size
+
+        try:
+            for file in {block.file: None for block in blocks}:
+                writers[file] = storage.writer(attempt, file)
+            with ThreadPoolExecutor(threads) as pool:
+                for _ in pool.map(write, blocks):
+                    pass
+                self._beat.phase = "syncing"
+                for _ in pool.map(lambda writer: writer.sync(), writers.values()):
+                    pass
+        finally:
+            for writer in writers.values():
+                writer.close()
+
+    def _threads(self, blocks: list[BlockJob]) -> int:
+        largest = max((block.size for block in blocks if not is_direct(block)), default=0)
+        return max(1, min(self._desk.threads, _BUFFERS_BYTES // largest if largest else self._desk.threads))
+
+    def _note_digest(self, block: BlockJob, buffers: list[memoryview]) -> None:
+        digest = Digest()
+        for buffer in buffers:
+            digest.update(buffer)
+        self._digests[block.file, block.offset] = found = digest.hex()
+        if self._desk.known_digests.get((block.file, block.offset), found) != found:
+            raise Damaged(f"{block.file} at {block.offset}: the memory of this host is not what was captured")
+
+    def _own_digest(self) -> str:
+        digest = Digest()
+        digest.update(self._desk.arenas[self._job.rank].data)
+        return digest.hex()
+
+    def _reports(self) -> list[list[Any]]:
+        return [
+            [block.file, block.offset, block.size, self._digests[block.file, block.offset]]
+            for block in self._job.blocks
+            if (block.file, block.offset) in self._digests
+        ]
+
+    def _card(self, values: Mapping[str, Any], arena_digest: str) -> Card:
+        desk, order = self._desk, self._order
+        return Card(
+            order.attempt,
+            order.step,
+            order.parent,
+            self._job.rank,
+            desk.arena_path,
+            desk.job_fields,
+            desk.commit_fields,
+            self._reports(),
+            values,
+            arena_digest,
+            host_identity(),
+        )
+
+    def _keep(self, values: Mapping[str, Any], arena_digest: str = "") -> bool:
+        try:
+            self._card(values, arena_digest).write()
+        except (HoldfastError, OSError):
+            return False
+        return True
+
+    def keep_in_memory(self, values: Mapping[str, Any]) -> bool:
+        """Digest what could not be written, so that the arena can be restored from; False if it cannot be.
+
+        Of blocks with bytes of other hosts there may be no digest; then the arena has one.
+        """
+        if not self._is_filled(self._job.rank):
+            return False
+        try:
+            gatherer = Gatherer(self._desk.arenas, {})
+            for block in self._job.blocks:
+                if (block.file, block.offset) not in self._digests and not block.far:
+                    if not all(self._is_filled(copy.giver) for copy in block.near):
+                        return False  # another rank's part was never captured
+                    self._note_digest(block, gatherer.block(block))
+        except (HoldfastError, OSError):
+            return False
+        several_hosts = bool(self._job.travel or self._job.givers)
+        return self._keep(values, self._own_digest() if several_hosts else "")
+
+    def report_failure(self, failure: HoldfastError) -> None:
+        with contextlib.suppress(HoldfastError, OSError):  # then the others notice this writer's silence
+            self._await_mailbox()
+            self._mailbox.post(mail.report(self._job.rank), {"plan": self._job.plan, "error": error_record(failure)})
+
+    def _await_mailbox(self) -> None:
+        """A short wait: rank 0's writer may be about to make the mailbox."""
+        end = time.monotonic() + _MAILBOX_S
+        while not self._mailbox.names() and time.monotonic() < end:
+            time.sleep(0.02)
