@@ -243,3 +243,27 @@ def test_arrays_without_dims_stay_so(tmp_path: Path) -> None:
     fresh = Stateful(None)
     holdfast.load(tmp_path / "x", {"thing": fresh})
     assert fresh.state["a"].shape == () and float(fresh.state["a"]) == 3.5
+
+
+def test_another_kind_of_optimizer_is_refused_by_name(tmp_path: Path) -> None:
+    model = nn.Linear(4, 3)
+    momentum = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
+    model(torch.ones(2, 4)).sum().backward()
+    momentum.step()
+    holdfast.save(tmp_path / "x", {"model": model, "optimizer": momentum})
+    adam = torch.optim.AdamW(model.parameters())
+    with pytest.raises(holdfast.Mismatch, match=r"another kind of optimizer: the stored one has dampening, momentum"):
+        holdfast.load(tmp_path / "x", {"model": model, "optimizer": adam})
+    holdfast.load(tmp_path / "x", {"model": model, "optimizer": adam}, strict=False)
+    assert not adam.state and "momentum" not in adam.param_groups[0]
+    holdfast.load(tmp_path / "x", {"model": model, "optimizer": torch.optim.SGD(model.parameters(), lr=0.1)})
+
+
+def test_kinds_of_optimizer_that_share_their_options_take_each_others_state(tmp_path: Path) -> None:
+    model = nn.Linear(4, 3)
+    optimizer = torch.optim.Adam(model.parameters())
+    torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, 10)
+    model(torch.ones(2, 4)).sum().backward()
+    optimizer.step()
+    holdfast.save(tmp_path / "x", {"model": model, "optimizer": optimizer})
+    holdfast.load(tmp_path / "x", {"model": model, "optimizer": torch.optim.AdamW(model.parameters())})

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import queue
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, MutableMapping
@@ -17,33 +16,27 @@ from holdfast.core.errors import (
     PeerFailed,
     Skipped,
     error_from_record,
-    error_record,
 )
 from holdfast.core.events import Event, Listener
 from holdfast.core.ranks import Ranks, together
+from holdfast.drafts import Draft, coming_arena_bytes, make_draft
 from holdfast.format.digest import digest_hex
 from holdfast.format.names import step_folder
 from holdfast.handle import Refusal, SaveHandle
-from holdfast.persist import mailbox as mail
 from holdfast.persist.checkpoint import Checkpoint
 from holdfast.persist.coordinator import Order
-from holdfast.persist.mailbox import Mailbox
 from holdfast.persist.spawn import Message, WriterEnd
+from holdfast.persist.stand_in import StandIn
 from holdfast.persist.start import arena_prefix
-from holdfast.plan.jobs import ArenaLayout, writer_job
 from holdfast.plan.values import value_fields
-from holdfast.planning import plan_files
 from holdfast.storage.base import SharedStorage
 from holdfast.survey import SaveOptions, Survey
 
 if TYPE_CHECKING:
     import torch
 
-    from holdfast.adapters.consensus import Agreement
     from holdfast.adapters.offers import Collected
-    from holdfast.capture.copy import Item, Pending
     from holdfast.capture.spots import Spots
-    from holdfast.plan.jobs import Span
     from holdfast.plan.values import Told
 
 
@@ -59,26 +52,10 @@ class BackgroundOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class _Draft:
-    """A plan of one layout: what it was made for, and where this rank's bytes go."""
-
-    signature: Any
-    agreement: Agreement
-    owners: dict[str, list[str]]
-    digest: str
-    arena_bytes: int
-    job: dict[str, Any]
-    commit: dict[str, Any] | None  # rank 0's
-    neighbours: list[int]
-    places: tuple[tuple[int, int, Span], ...]  # number of the offer, of its part, and the span
-    devices: tuple[Any, ...]  # of the places
-
-
-@dataclass(frozen=True, slots=True)
 class _Standing:
     """A plan that stands until the layout changes: the arena is there, the writer has its job."""
 
-    draft: _Draft
+    draft: Draft
     spots: Spots
 
 
@@ -101,7 +78,7 @@ class _Flight:
     bytes: int
 
 
-_MAILBOX_S = 5.0
+_SWEEP_S = 5.0
 _GO, _STAND, _PLAN, _SKIP = "go", "stand", "plan", "skip"
 
 
@@ -117,30 +94,26 @@ class BackgroundSaver:
     ) -> None:
         from holdfast.adapters.roster import Roster
         from holdfast.adapters.tensors import Holders
-        from holdfast.capture.copy import Copier
-        from holdfast.capture.hooks import StepHooks
+        from holdfast.capture.capturer import Capturer
 
         self._storage = storage
         self._options = options
         self._background = background
         self._listener = listener
-        self._hooks = StepHooks()
-        self._copier = Copier()
+        self._capturer = Capturer()
         self._arena: Any = None
         self._writer: WriterEnd | None = None
-        self._draft: _Draft | None = None
+        self._draft: Draft | None = None
         self._standing: _Standing | None = None
         self._ahead: threading.Thread | None = None
         self._holders = Holders()
         self._roster = Roster()
         self._survey = Survey(options, self._holders)
         self._flight: _Flight | None = None
-        self._captures: queue.Queue[tuple[_Flight, Pending] | None] = queue.Queue()
-        self._thread: threading.Thread | None = None
         self._life = ""
         self._number = 0
-        self._rank, self._world = 0, 1
-        self._orphaned: list[Mailbox] = []
+        self._rank = 0
+        self._stand_in = StandIn(storage, 0, 1)
         self._notices: dict[str, bool | None] = {}
         self._owner = os.getpid()
         self.failures: list[str] = []
@@ -152,7 +125,8 @@ class BackgroundSaver:
         """Take the ids of the run and of this life of it, and start the writer before it is needed."""
         from holdfast.capture.arena import RankArena
 
-        self._rank, self._world = ranks.rank, ranks.world
+        self._rank = ranks.rank
+        self._stand_in = StandIn(self._storage, ranks.rank, ranks.world)
         self._life = f"{run}/{life}"
         self._arena = RankArena(
             arena_prefix(run, ranks.rank), self._background.arena_bytes, self._background.deadline_s
@@ -172,10 +146,12 @@ class BackgroundSaver:
             return  # it is ready: a plan stands
         collected, _, agreement = self._survey.layout(ranks, state, self._storage.name)
         optimizers = collected.live_optimizers
-        self._hooks.attach(optimizers)
+        self._capturer.hooks.attach(optimizers)
         devices = {offer.holder.local.device for offer in collected.offers}
-        self._copier.warm(devices)
-        self._arena.prepare(self._arena_size(ranks, collected, agreement), lambda: self._arena_made(devices))
+        self._capturer.warm(devices)
+        self._arena.prepare(
+            coming_arena_bytes(ranks, collected, agreement, self._options), lambda: self._arena_made(devices)
+        )
         coming = any(coming_tensors(optimizer) for optimizer in optimizers)
         if ranks.highest([int(coming)])[0]:
             if ranks.world == 1:
@@ -185,31 +161,9 @@ class BackgroundSaver:
         else:
             self._draft, _ = self._make_draft(ranks, state)
 
-    def _arena_size(self, ranks: Ranks, collected: Collected, agreement: Agreement) -> int:
-        """The bytes that this rank's arena will need once its optimizers have stepped."""
-        from holdfast.adapters.forecast import coming_tensors, params_of
-
-        options = self._options
-        planned = plan_files(
-            agreement, options.max_shard_bytes, options.block_bytes, only=[ranks.rank], all_files=False
-        )
-        layout = ArenaLayout(planned.plan, ranks.rank)
-        coming: dict[int, int] = {}
-        for optimizer in collected.live_optimizers:
-            for param in params_of(optimizer):
-                coming[id(param)] = coming.get(id(param), 0) + coming_tensors(optimizer)
-        size = layout.size
-        for number, _, span in _places(collected, layout.spans, planned.group_of):
-            offer = collected.offers[number]
-            if offer.role == "parameter" and offer.cast is None and offer.source is not None:
-                size += span.bytes * coming.get(id(offer.source()), 0)
-        return size + options.block_bytes + size // 50  # owners of blocks take turns anew when tensors join
-
     def _arena_made(self, devices: Iterable[torch.device]) -> None:
         """On the arena's thread, before anybody uses it."""
-        for device in devices:
-            if device.type == "cuda":
-                self._copier.probe(device, self._arena.memory)
+        self._capturer.probe(devices, self._arena.memory)
         self._tell("arena", bytes=self._arena.size, seconds=self._arena.seconds)
 
     def _plan_when_stepped(self, ranks: Ranks, state: MutableMapping[str, Any], optimizers: list[Any]) -> None:
@@ -221,7 +175,7 @@ class BackgroundSaver:
             self._plan_on_thread(ranks, state)
             return True
 
-        self._hooks.each_step(look)
+        self._capturer.hooks.each_step(look)
 
     def _plan_on_thread(self, ranks: Ranks, state: MutableMapping[str, Any]) -> None:
         from holdfast.capture.threads import current_device, enter_thread
@@ -325,7 +279,7 @@ class BackgroundSaver:
         if collected is None:
             live = replace(sort_state(state, self._options.ties), owners=self._draft.owners)
             collected = collect(live, model_dtype, self._holders)
-            self._hooks.attach(collected.live_optimizers)
+            self._capturer.hooks.attach(collected.live_optimizers)
             self._roster.learn(state, live, collected)
         collected.offer_trees(agreement.labels)
         if collected.signature() != self._draft.signature:
@@ -366,38 +320,16 @@ class BackgroundSaver:
     def _plan_anew(self, ranks: Ranks, state: MutableMapping[str, Any]) -> _Looked:
         self._draft = self._standing = None
         self._draft, looked = self._make_draft(ranks, state)
-        self._hooks.attach(looked.collected.live_optimizers)
+        self._capturer.hooks.attach(looked.collected.live_optimizers)
         self._stand(ranks)
         return looked
 
-    def _make_draft(self, ranks: Ranks, state: MutableMapping[str, Any]) -> tuple[_Draft, _Looked]:
+    def _make_draft(self, ranks: Ranks, state: MutableMapping[str, Any]) -> tuple[Draft, _Looked]:
         """Survey the ranks and plan for those of this host. Collective."""
         started = time.perf_counter()
         seen = self._survey.take(ranks, state, self._storage.name)
-        agreement, options = seen.agreement, self._options
-        here = agreement.hosts[ranks.rank]
-        neighbours = [rank for rank, host in enumerate(agreement.hosts) if host == here]
-        first = seen.first_replica
-        sizes = options.max_shard_bytes, options.block_bytes
-        planned = plan_files(agreement, *sizes, first, only=neighbours, all_files=ranks.rank == 0)
-        layouts = {rank: ArenaLayout(planned.plan, rank) for rank in neighbours}
-        own = layouts[ranks.rank]
-        inputs = [agreement.digest, agreement.hosts, *sizes, first]
-        digest = digest_hex(repr(inputs).encode())
-        places = tuple(_places(seen.collected, own.spans, planned.group_of))
-        draft = _Draft(
-            signature=seen.collected.signature(),
-            agreement=agreement,
-            owners=dict(seen.owners),
-            digest=digest,
-            arena_bytes=own.size,
-            job=writer_job(planned.plan, digest, ranks.rank, layouts).fields(),
-            commit=planned.commit(options.block_bytes).fields() if ranks.rank == 0 else None,
-            neighbours=neighbours,
-            places=places,
-            devices=tuple(seen.collected.offers[number].holder.local.device for number, _, _ in places),
-        )
-        self._tell("planned", bytes=own.size, seconds=time.perf_counter() - started)
+        draft = make_draft(ranks, seen, self._options)
+        self._tell("planned", bytes=draft.arena_bytes, seconds=time.perf_counter() - started)
         return draft, _Looked(seen.collected, seen.told)
 
     def _stand(self, ranks: Ranks) -> None:
@@ -430,8 +362,8 @@ class BackgroundSaver:
                 "threads": threads,
             }
         )
-        spans = [span for _, _, span in draft.places]
-        self._standing = _Standing(draft, Spots.lay_out(arena[0], list(zip(spans, draft.devices, strict=True))))
+        spots = Spots.lay_out(arena[0], [(source.span, source.device) for source in draft.sources])
+        self._standing = _Standing(draft, spots)
 
     def _capture(
         self,
@@ -442,7 +374,7 @@ class BackgroundSaver:
         started: float,
     ) -> None:
         standing, writer = self._standing, self._writer
-        self._sweep()
+        self._stand_in.sweep()
         assert standing is not None and writer is not None
         self._number += 1
         name = f"{self._life}/{self._number}/{handle.step}"
@@ -455,81 +387,36 @@ class BackgroundSaver:
             self._background.silence_s,
         )
         values = value_fields(looked.told, standing.draft.agreement.speakers, ranks.rank)
-        flight = _Flight(order, handle, started, values, sum(span.bytes for _, _, span in standing.draft.places))
+        flight = _Flight(order, handle, started, values, sum(source.span.bytes for source in standing.draft.sources))
         self._flight = flight
         self._arena.blank()
         try:
             writer.order(order)
-            items = self._items(standing, looked.collected)
-            pending = self._copier.start(items, standing.spots, self._hooks.interval_s)
+            offers = looked.collected.offers
+            self._capturer.capture(
+                ((offers[s.offer], offers[s.offer].holder.parts[s.part], s.span) for s in standing.draft.sources),
+                looked.collected.live_optimizers,
+                standing.spots,
+                done=lambda began: self._hand_over(flight, began),
+                lost=lambda error: self._lost(flight, error),
+            )
         except (HoldfastError, RuntimeError, OSError, AssertionError) as error:
             self._lost(flight, error)
-            return
-        self._hooks.guard(pending.released)
-        if pending.done:
-            self._need_thread()
-            self._captures.put((flight, pending))
-        else:
-            self._hand_over(flight, pending)
 
     def _notice(self) -> None:
         """What a user should know once: it will be a warning."""
-        if self._hooks.graphed():
-            self._notices.setdefault(
-                "an optimizer steps inside a CUDA graph, where nothing can wait: its tensors are captured at the call"
-            )
-        if self._arena.problem:
-            self._notices.setdefault(self._arena.problem)
+        for text in filter(None, (self._capturer.notice(), self._arena.problem)):
+            self._notices.setdefault(text)
         for text, said in self._notices.items():
             if not said:
                 self._notices[text] = True
                 self.failures.append(text)
 
-    def _items(self, standing: _Standing, collected: Collected) -> list[Item]:
-        from holdfast.adapters.forecast import stepped_tensors
-        from holdfast.capture.copy import Item
-
-        trusted = self._hooks.trusted(collected.live_optimizers)
-        guarded = {
-            tensor.untyped_storage().data_ptr() for optimizer in trusted for tensor in stepped_tensors(optimizer)
-        }
-        items = []
-        for (number, part, span), spot in zip(standing.draft.places, standing.spots.spots, strict=True):
-            offer = collected.offers[number]
-            local = offer.holder.local
-            owned = local.device.type == "cuda" and local.untyped_storage().data_ptr() in guarded
-            items.append(Item(offer, offer.holder.parts[part], span, spot, owned))
-        return items
-
-    def _need_thread(self) -> None:
-        from holdfast.capture.threads import current_device
-
-        if self._thread is None:
-            device = (current_device(),)
-            self._thread = threading.Thread(
-                target=self._finish_captures, args=device, name="holdfast-capture", daemon=True
-            )
-            self._thread.start()
-
-    def _finish_captures(self, device: int | None) -> None:
-        from holdfast.capture.threads import enter_thread
-
-        enter_thread(device)
-        while (item := self._captures.get()) is not None:
-            flight, pending = item
-            try:
-                rate = pending.wait()
-                if rate:
-                    self._copier.rate = rate
-                self._hand_over(flight, pending)
-            except Exception as error:  # noqa: BLE001  (training goes on; the handle tells)
-                self._lost(flight, error)
-
-    def _hand_over(self, flight: _Flight, pending: Pending) -> None:
+    def _hand_over(self, flight: _Flight, began: float) -> None:
         if self._writer is None or flight is not self._flight or flight.handle.done():
             return  # it was given up in the meantime
         self._arena.seal(flight.order.attempt)
-        self._tell("captured", flight.order.step, bytes=flight.bytes, seconds=time.perf_counter() - pending.started)
+        self._tell("captured", flight.order.step, bytes=flight.bytes, seconds=time.perf_counter() - began)
         try:
             self._writer.captured(flight.values)
         except HoldfastError as error:
@@ -570,37 +457,8 @@ class BackgroundSaver:
             assert self._writer is not None
             self._writer.abandon(failure)
         except (HoldfastError, AssertionError):
-            threading.Thread(target=self._tell_others, args=(flight, failure), daemon=True).start()
+            self._stand_in.speak(flight.order, failure)
         self._failed(flight, failure)
-
-    def _tell_others(self, flight: _Flight, failure: HoldfastError) -> None:
-        """Speak for a writer that is dead. Rank 0's was to make the mailbox; others wait a little for it."""
-        mailbox = Mailbox(self._storage, flight.order.attempt)
-        record = error_record(failure)
-        try:
-            if self._rank == 0:
-                if not mailbox.names():
-                    mailbox.make()
-                self._orphaned.append(mailbox)
-                self._storage.discard(flight.order.attempt)
-                mailbox.post(mail.OUTCOME, {"error": record})
-                return
-            end = time.monotonic() + _MAILBOX_S
-            while not mailbox.names() and time.monotonic() < end:
-                time.sleep(0.02)
-            mailbox.post(mail.report(self._rank), {"plan": "", "error": record})
-        except HoldfastError as silent:
-            self._tell("failed", flight.order.step, detail=f"the other ranks could not be told: {silent}")
-
-    def _sweep(self, wait_s: float = 0.0) -> None:
-        """Take away mailboxes that a dead writer left, once every rank has heard of it or had the time to."""
-        end = time.monotonic() + wait_s
-        while self._orphaned:
-            heard = {name for name in self._orphaned[-1].names() if name.startswith(mail.SEEN)}
-            if len(heard) < self._world - 1 and time.monotonic() < end:
-                time.sleep(0.01)
-                continue
-            self._orphaned.pop().discard()
 
     def _failed(self, flight: _Flight, failure: HoldfastError) -> None:
         if flight.handle.done():
@@ -636,15 +494,12 @@ class BackgroundSaver:
             return max(0.0, end - time.monotonic())
 
         finished = self.wait(timeout_s)
-        self._hooks.detach()
         if self._ahead is not None:
             self._ahead.join(max(1.0, left()))
-        if self._thread is not None:
-            self._captures.put(None)
-            self._thread.join(left())
+        self._capturer.close(left())
         if self._writer is not None:
             finished = self._writer.close(max(1.0, left()) if finished else 0.0, keep=keep) and finished
-        self._sweep(min(timeout_s, _MAILBOX_S))
+        self._stand_in.sweep(min(timeout_s, _SWEEP_S))
         if self._arena is not None:
             failed = self._flight is not None and self._flight.handle.error is not None
             self._arena.close(max(1.0, left()), leave=not finished or (keep and failed))
@@ -652,12 +507,3 @@ class BackgroundSaver:
         if finished:
             self._flight = None  # else its handle still wants to hear of the outcome
         return finished
-
-
-def _places(collected: Collected, spans: list[Span], group_of: Mapping[str, str]) -> list[tuple[int, int, Span]]:
-    """For each span of the arena the offer and part that it is copied from."""
-    by_box: dict[tuple[str, str, Any], tuple[int, int]] = {}
-    for number, offer in enumerate(collected.offers):
-        for index, part in enumerate(offer.holder.parts):
-            by_box.setdefault((offer.group, offer.key, part.box), (number, index))
-    return [(*by_box[group_of[span.place.file], span.place.spec.key, span.held], span) for span in spans]

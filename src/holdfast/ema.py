@@ -34,8 +34,8 @@ class EMA:
     """
 
     def __init__(self, model: nn.Module, decay: float, *, every: int = 1, device: str = "same") -> None:
-        if not 0.0 <= decay < 1.0:
-            raise InvalidArgument(f"decay={decay}: choose a number from 0 to below 1, such as 0.999")
+        if isinstance(decay, bool) or not isinstance(decay, int | float) or not 0.0 <= decay < 1.0:
+            raise InvalidArgument(f"decay={decay!r}: choose a number from 0 to below 1, such as 0.999")
         if isinstance(every, bool) or not isinstance(every, int) or every < 1:
             raise InvalidArgument(f"every={every!r}: choose a whole number from 1 on")
         if device not in ("same", "cpu"):

@@ -10,6 +10,7 @@ from holdfast.core import limits
 from holdfast.core.errors import InvalidArgument
 from holdfast.core.notices import warn
 from holdfast.core.ranks import Ranks, together
+from holdfast.format.dtypes import dtype_named
 
 if TYPE_CHECKING:
     from holdfast.adapters.consensus import Agreement, TensorName
@@ -37,6 +38,11 @@ class SaveOptions:
 
     def __post_init__(self) -> None:
         limits.parse_bytes(self.max_shard_size)
+        if self.model_dtype is not None:
+            dtype_named(self.model_dtype)
+        pairs = self.ties.items() if isinstance(self.ties, Mapping) else [(self.ties,)]
+        if not all(isinstance(text, str) for pair in pairs for text in pair):
+            raise InvalidArgument(f"ties={self.ties!r} is not a mapping of keys to keys")
         if self.replicas not in ("error", "first"):
             raise InvalidArgument(f"replicas={self.replicas!r}: choose 'error' or 'first'")
         if self.block_bytes % limits.PAGE_BYTES or self.block_bytes <= 0:
@@ -62,6 +68,7 @@ class Survey:
         self._holders = holders
         self._compared: frozenset[TensorName] | None = None
         self._first_replica: tuple[TensorName, ...] = ()
+        self._surprising: tuple[TensorName, ...] = ()
         self._warned: frozenset[TensorName] = frozenset()
 
     def take(self, ranks: Ranks, state: MutableMapping[str, Any], target: str) -> Seen:
@@ -73,6 +80,8 @@ class Survey:
         if self._compared != names_now:
             own = collected.by_name()
             self._first_replica = tuple(differing_replicas(ranks, agreement, own, self._options.replicas))
+            # Buffers of data parallel replicas differ as a matter of course: each sees other batches.
+            self._surprising = tuple(name for name in self._first_replica if agreement.tensors[name].role != "buffer")
             self._compared = names_now
         return Seen(collected, owners, agreement, collected.told(agreement.dealt), self._first_replica)
 
@@ -113,9 +122,9 @@ class Survey:
 
         After the last word between ranks: a warning that is made an error must not leave others waiting.
         """
-        names_now = frozenset(self._first_replica)
+        names_now = frozenset(self._surprising)
         if names_now and names_now != self._warned and ranks.rank == 0:
-            shown = ", ".join(f"{group}: {key}" for group, key in self._first_replica[:10])
+            shown = ", ".join(f"{group}: {key}" for group, key in self._surprising[:10])
             more = f" and {len(names_now) - 10} more" if len(names_now) > 10 else ""
             warn(f"replicas differ between ranks, the first is saved: {shown}{more}")
         self._warned = names_now

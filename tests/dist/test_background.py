@@ -261,12 +261,12 @@ def fail_on_one(root: str) -> list[Any]:
         checkpointer.save(1, {"w": weights(0)}).result(30)
         background: Any = checkpointer._background
         if dist.get_rank() == 1:
-            start = background._copier.start
-            background._copier.start = lambda *arguments: (_ for _ in ()).throw(RuntimeError("out of luck"))
+            start = background._capturer.copier.start
+            background._capturer.copier.start = lambda *arguments: (_ for _ in ()).throw(RuntimeError("out of luck"))
         failed = checkpointer.save(2, {"w": weights(0)})
         failed.wait(30)
         if dist.get_rank() == 1:
-            background._copier.start = start
+            background._capturer.copier.start = start
         return [failed.error is not None, checkpointer.save(3, {"w": weights(0)}).result(30).step]
 
 

@@ -92,6 +92,30 @@ def test_a_killed_process_group_is_survived_too(tmp_path: Path) -> None:
     wait_until(lambda: not leftovers(tmp_path))
 
 
+def test_sigterm_is_heard_while_a_save_waits_for_the_one_before(tmp_path: Path) -> None:
+    code = (
+        "import os, signal, torch, holdfast\n"
+        f"ck = holdfast.Checkpointer({str(tmp_path)!r}, grace_s=1)\n"
+        "ck.save(1, {'w': torch.ones(1000)}).result(60)\n"
+        "writer = ck._background._writer.pid\n"
+        "os.kill(writer, signal.SIGSTOP)\n"
+        "ck.save(2, {'w': torch.ones(1000)})\n"
+        "print(writer, flush=True)\n"
+        "ck.save(3, {'w': torch.ones(1000)})\n"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, start_new_session=True)
+    assert process.stdout is not None
+    writer = int(process.stdout.readline())
+    time.sleep(0.5)
+    started = time.monotonic()
+    process.terminate()
+    process.communicate(timeout=20)
+    assert process.returncode == -signal.SIGTERM and time.monotonic() - started < 10
+    os.kill(writer, signal.SIGCONT)
+    wait_until(lambda: (tmp_path / "step-000000000002").exists())
+    wait_until(lambda: not leftovers(tmp_path))
+
+
 def die_before_capture(root: str, rank_that_dies: int) -> None:
     """One rank dies after the order and before its state is captured."""
     checkpointer = holdfast.Checkpointer(root, block_bytes=1 << 16)

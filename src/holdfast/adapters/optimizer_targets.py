@@ -24,6 +24,7 @@ from holdfast.adapters.wants import Wants
 from holdfast.format import statejson
 
 Action = Callable[[], object]
+_ADDED = frozenset({"initial_lr", "max_lr", "min_lr", "max_momentum", "base_momentum", "swa_lr", "param_names"})
 
 
 class OptimizerTargets:
@@ -44,6 +45,10 @@ class OptimizerTargets:
             if self._wants.choice.takes_entry(self._name):
                 self._wants.findings.missing.append(f"{self._name}: the checkpoint has no such optimizer")
             return
+        other = self._other_kind()
+        if other and self._wants.choice.takes_entry(self._name):
+            self._wants.findings.mismatched.append(f"{self._name}: {other}")
+            return
         if view.declared:
             self._find_declared(view)
         else:
@@ -51,6 +56,23 @@ class OptimizerTargets:
         if self._wants.choice.takes(self._name, "param_groups"):
             self._check_split()
             self.actions.append(self._give_options)
+
+    def _other_kind(self) -> str:
+        """What tells a stored optimizer from a live one of another kind, "" if they are of one kind.
+
+        By the names of their options: versions of torch add one now and then, and schedulers
+        add their own, but another kind lacks several and has several others.
+        """
+        live = set(getattr(inner_optimizer(self._optimizer), "defaults", ()))
+        for group in self._entry["groups"] if live else ():
+            stored = set(decode_options(group["options"], self._name))
+            lacking, strange = sorted(live - stored), sorted(stored - live - _ADDED)
+            if len(lacking) > 1 and len(strange) > 1:
+                return (
+                    f"it was saved by another kind of optimizer: the stored one has {', '.join(strange[:4])}, "
+                    f"the live one {', '.join(lacking[:4])}"
+                )
+        return ""
 
     def _find_declared(self, view: OptimizerView) -> None:
         for key, value in view.tensors:

@@ -79,7 +79,7 @@ class Holders:
     """
 
     def __init__(self) -> None:
-        self._known: dict[int, tuple[weakref.ref[torch.Tensor], int, Layout]] = {}
+        self._known: dict[int, tuple[weakref.ref[torch.Tensor], tuple[Any, ...], Layout]] = {}
 
     def of(self, value: torch.Tensor | FlatShard | LikeShard, where: str) -> Holder:
         """The same as `holder_of`, without looking again at a tensor that was seen before."""
@@ -89,15 +89,22 @@ class Holders:
         if inner.is_meta or inner.layout != torch.strided:
             return holder_of(value, where)  # it has no address, and `holder_of` says why it cannot be stored
         address = inner.data_ptr()
+        memory = (address, inner.shape, inner.stride())
         known = self._known.get(id(value))
-        if known is not None and known[0]() is value and known[1] == address:
+        if known is not None and known[0]() is value and known[1] == memory:
             logical, shape, parts, how = known[2]
             return Holder(logical, shape, parts, inner.detach(), how)
         holder = holder_of(value, where)
         if address and holder.local.data_ptr() == address and holder.local.dtype == inner.dtype:
             layout = (holder.logical, holder.shape, holder.parts, holder.how)
-            self._known[id(value)] = (weakref.ref(value), address, layout)
+            number = id(value)
+            gone = weakref.ref(value, lambda gone: self._forget(number, gone))
+            self._known[number] = (gone, memory, layout)
         return holder
+
+    def _forget(self, number: int, gone: weakref.ref[torch.Tensor]) -> None:
+        if number in self._known and self._known[number][0] is gone:
+            del self._known[number]
 
 
 def holder_of(value: torch.Tensor | FlatShard | LikeShard, where: str) -> Holder:

@@ -12,6 +12,7 @@ import click
 
 from holdfast.cli.render import clean, count, live, print_json, size_text
 from holdfast.core.errors import NotFound
+from holdfast.format.names import MANIFEST
 from holdfast.persist.catalog import Committed, committed_steps
 from holdfast.persist.follow import InFlight, saves_in_flight
 from holdfast.storage.local import LocalStorage
@@ -22,26 +23,34 @@ _BAR = 30
 
 @click.command("top", context_settings={"help_option_names": ["-h", "--help"]})
 @click.argument("root")
-@click.option("--interval", default=0.5, show_default=True, help="Seconds between two looks.")
+@click.option(
+    "--interval", type=click.FloatRange(0.1), default=0.5, show_default=True, help="Seconds between two looks."
+)
 @click.option("--once", is_flag=True, help="Look once and leave; so does a pipe.")
 @click.option("--json", "as_json", is_flag=True, help="Look once and print JSON.")
 def command(root: str, interval: float, once: bool, as_json: bool) -> None:
     """Follow the run under ROOT: the save in flight, and the steps that are committed.
 
     Needs no contact with the run: it reads what the writers leave under the root, from any
-    host that sees it. Ctrl-C leaves.
+    host that sees it. A root that is not there yet is waited for. Ctrl-C leaves.
     """
-    if not Path(root).is_dir():
+    follows = not (once or as_json) and sys.stdout.isatty()
+    path = Path(root)
+    if (path / MANIFEST).exists():
+        raise NotFound(f"{root} is a checkpoint; give the folder above it")
+    if path.exists() and not path.is_dir():
+        raise NotFound(f"{root} is a file; give the folder that a Checkpointer saves to")
+    if not path.exists() and not follows:
         raise NotFound(f"{root}: there is no such folder")
-    storage = LocalStorage(Path(root))
+    storage = LocalStorage(path)
     if as_json:
         print_json(_fields(storage))
         return
     follower = Follower(storage)
-    if once or not sys.stdout.isatty():
+    if not follows:
         click.echo(follower.text())
         return
-    live(follower.text, max(0.1, interval))
+    live(follower.text, interval)
 
 
 class Follower:
@@ -53,6 +62,8 @@ class Follower:
 
     def text(self) -> str:
         """What is going on now, as lines of text."""
+        if not self._storage.exists():
+            return f"{clean(self._storage.name)}   waiting for the first save"
         flights = saves_in_flight(self._storage)
         committed = committed_steps(self._storage)
         lines = [f"{clean(self._storage.name)}   {count(len(committed), 'checkpoint')}", ""]
@@ -70,7 +81,7 @@ class Follower:
         return (
             f"saving step {flight.step}  [{bar:<{_BAR}}] {share:4.0%}  "
             f"{size_text(flight.written)} of {size_text(flight.total)}  {speed}"
-            f"{flight.reported} of {count(flight.world, 'writer')} done, the slowest is {clean(flight.phase)}"
+            f"{flight.reported} of {count(flight.world, 'writer')} done; {clean(flight.phase)}"
         )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from holdfast.core.errors import Unsupported
+from holdfast.core.errors import InvalidArgument, Unsupported
 from holdfast.storage.base import Storage
 from holdfast.storage.local import LocalStorage
 
@@ -16,6 +16,8 @@ def storage_at(root: str | os.PathLike[str] | Storage) -> Storage:
     """The storage for a root: a path on this machine, or a Storage as it is."""
     if isinstance(root, Storage):
         return root
+    if not os.fspath(root):
+        raise InvalidArgument("the root is an empty text: give a folder")
     check_local(os.fspath(root))
     return LocalStorage(Path(root).expanduser().absolute())
 
