@@ -224,7 +224,7 @@ class BackgroundSaver:
         except Exception as error:  # noqa: BLE001  (the others must hear of it, whatever it is)
             failure = error
         decision = self._decide(ranks, step, busy, looked, failure, refused=refused)
-        handle = SaveHandle(step)
+        handle = SaveHandle(step, self._background.deadline_s)
         if decision == _SKIP:
             handle.skipped = True
             handle.fail(Skipped(f"step {step} was skipped: the save before it is still being written"))

@@ -183,7 +183,10 @@ class Checkpointer:
         ranks = self._ranks()
         if self._background is None:
             step = together(ranks, lambda: self._checked(step))[ranks.rank]
-            self._begin(ranks)
+            try:
+                self._begin(ranks)
+            except HoldfastError as error:
+                return self._not_saved(ranks, step, error)
         if self._background is not None:
             if self._unrestored and self._leftovers is not None:
                 self._unrestored = False
@@ -208,16 +211,20 @@ class Checkpointer:
             step = self._checked(step)
             checkpoint = self._saver.save(ranks, step_folder(step), state, step=step, parent=self._parent)
         except HoldfastError as error:
-            handle = SaveHandle(operator.index(step))
-            handle.fail(error)
-            self._listener(Event("failed", step, ranks.rank, detail=str(error)))
-            warn(f"step {step} was not saved: {error}")
-            return handle
+            return self._not_saved(ranks, operator.index(step), error)
         self._parent = step
-        handle = SaveHandle(step)
+        handle = SaveHandle(step, self._deadline_s)
         handle.succeed(lambda: checkpoint)
         if ranks.rank == 0:
             self._listener(Event("published", step, bytes=checkpoint.manifest.total_bytes, detail="blocking"))
+        return handle
+
+    def _not_saved(self, ranks: Ranks, step: int, error: HoldfastError) -> SaveHandle:
+        """A save that failed at the call: it warns, and training goes on."""
+        handle = SaveHandle(step, self._deadline_s)
+        handle.fail(error)
+        self._listener(Event("failed", step, ranks.rank, detail=str(error)))
+        warn(f"step {step} was not saved: {error}")
         return handle
 
     def _stop_background(self, ranks: Ranks, error: NoArena) -> None:
@@ -280,8 +287,9 @@ class Checkpointer:
         from holdfast.background import BackgroundOptions, BackgroundSaver
 
         options = BackgroundOptions(self._deadline_s, self._silence_s, self._on_busy, self._arena_bytes, self._threads)
-        self._background = BackgroundSaver(storage, self._options, options, self._listener)
-        self._background.begin_run(ranks, run, life)
+        background = BackgroundSaver(storage, self._options, options, self._listener)
+        together(ranks, lambda: background.begin_run(ranks, run, life))
+        self._background = background
         self._termination.install()
 
     def restore(

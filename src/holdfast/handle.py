@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 
 from holdfast.core.errors import HoldfastError
 from holdfast.persist.checkpoint import Checkpoint
+
+_LATE_S = 30.0  # after the deadline, for word of it to come
 
 
 class Refusal(Exception):
@@ -20,8 +23,9 @@ class Refusal(Exception):
 class SaveHandle:
     """One save: whether it is done, what it gave, and how long the training loop waited for it."""
 
-    def __init__(self, step: int) -> None:
+    def __init__(self, step: int, deadline_s: float) -> None:
         self.step = step
+        self._end = time.monotonic() + deadline_s + _LATE_S
         self.stall_ms = 0.0
         self.skipped = False
         self._over = threading.Event()
@@ -40,9 +44,12 @@ class SaveHandle:
         return self._over.is_set()
 
     def result(self, timeout: float | None = None) -> Checkpoint:
-        """The committed checkpoint, once it is; raises what made the save fail, TimeoutError after `timeout` s."""
-        if not self._over.wait(timeout):
-            raise TimeoutError(f"step {self.step} was not saved within {timeout} s")
+        """The committed checkpoint, once it is; raises what made the save fail.
+
+        Raises TimeoutError after `timeout` seconds, or if none are given after the deadline of saves.
+        """
+        if not self.wait(timeout):
+            raise TimeoutError(f"step {self.step} was not saved in time")
         if self._error is not None:
             raise self._error
         if self._checkpoint is None:
@@ -52,7 +59,7 @@ class SaveHandle:
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait until the save is over, well or not; False if it is not in time."""
-        return self._over.wait(timeout)
+        return self._over.wait(max(0.0, self._end - time.monotonic()) if timeout is None else timeout)
 
     @property
     def error(self) -> HoldfastError | None:

@@ -56,10 +56,15 @@ class Leftovers:
 
     def clean(self, ranks: Ranks) -> Cleaned:
         """Wait for living writers, then remove what nobody holds and nobody can restore."""
-        waited = together(
-            ranks,
-            lambda: start.wait_for_writers(self._storage, self._run, self._deadline_s, look_at_storage=ranks.rank == 0),
-        )
+        started = time.monotonic()
+        dead: set[str] = set()
+
+        def wait() -> None:
+            first = ranks.rank == 0
+            dead.update(start.wait_for_writers(self._storage, self._run, self._deadline_s, look_at_storage=first))
+
+        together(ranks, wait)
+        waited_s = time.monotonic() - started
         known_ranks = together(ranks, lambda: [ranks.host(), os.getpid()])
         hosts = [host for host, _ in known_ranks]
         processes = {process for _, process in known_ranks}
@@ -67,14 +72,14 @@ class Leftovers:
         known = self._known(ranks)
 
         def clean() -> list[Any]:
-            gone = start.clean_storage(self._storage) if ranks.rank == 0 else []
+            gone = start.clean_storage(self._storage, dead) if ranks.rank == 0 else []
             if self._leads:
                 kept = {arena for found in known.values() for arena in found["arenas"]}
                 start.clean_arenas(self._run, kept.__contains__)
             return [len(gone), sorted(start.trainers(self._run) - processes) if self._leads else []]
 
         answers = together(ranks, clean)
-        return Cleaned(answers[0][0], max(waited), [process for _, found in answers for process in found])
+        return Cleaned(answers[0][0], waited_s, [process for _, found in answers for process in found])
 
     def newest(self, ranks: Ranks) -> Captured | None:
         """The newest captured state, if all of it survived and it is newer than every checkpoint."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -41,18 +41,20 @@ def arena_prefix(run: str, rank: int) -> str:
     return f"{run}-{rank}-{os.getpid()}-"
 
 
-def wait_for_writers(storage: SharedStorage, run: str, deadline_s: float, *, look_at_storage: bool) -> float:
-    """Return when no writer of an earlier life of this run is at work here; returns the seconds that took.
+def wait_for_writers(storage: SharedStorage, run: str, deadline_s: float, *, look_at_storage: bool) -> set[str]:
+    """Return when no writer of an earlier life of this run is at work here.
 
-    With `look_at_storage`, saves in flight on other hosts are waited for too.
+    With `look_at_storage`, saves in flight on other hosts are waited for too. Returns the
+    folders of attempts that nobody works in; what begins later is not among them.
     """
-    started = time.monotonic()
-    alive = _Alive(storage) if look_at_storage else None
+    end = time.monotonic() + deadline_s
+    watch = _Attempts(storage)
     while True:
         orphans = [path for path in find_files(run) if _is_orphan(path)]
-        if not orphans and (alive is None or not alive.any()):
-            return time.monotonic() - started
-        if time.monotonic() - started > deadline_s:
+        alive = watch.alive() if look_at_storage else False
+        if not orphans and not alive:
+            return watch.dead
+        if time.monotonic() > end:
             raise PeerFailed(
                 f"{storage.name}: writers of an earlier start are still at work after {deadline_s:.0f} s; "
                 "wait for them, or end them"
@@ -89,24 +91,29 @@ def _is_zombie(process: int) -> bool:
         return False
 
 
-class _Alive:
-    """Watches the mailboxes under a root for saves in flight."""
+class _Attempts:
+    """Watches attempts and mailboxes under a root: which are worked in, and which are dead."""
 
     def __init__(self, storage: SharedStorage) -> None:
         self._storage = storage
         self._heard: dict[str, tuple[Any, float]] = {}
+        self.dead: set[str] = set()
 
-    def any(self) -> bool:
+    def alive(self) -> bool:
         """Whether a save is in flight; the answer no takes a few seconds of silence."""
-        folders = [folder for folder in self._storage.hidden() if attempt_of(folder)]
-        return True in list(map(self._one, folders))
+        hidden = set(self._storage.hidden())
+        boxes = {folder for folder in hidden if attempt_of(folder)}
+        living = {folder for folder in boxes if self._lives(folder)}
+        alone = {folder for folder in hidden if _ATTEMPT.fullmatch(folder) and mail_folder(folder) not in boxes}
+        self.dead = boxes - living | alone
+        return bool(living)
 
-    def _one(self, folder: str) -> bool:
+    def _lives(self, folder: str) -> bool:
         mailbox = Mailbox(self._storage, attempt_of(folder) or "")
         names = mailbox.names()
-        if mail.OUTCOME in names or not names:
+        if mail.OUTCOME in names:
             return False
-        if self._storage.is_held(folder):
+        if _in_use(self._storage, folder):
             return True
         words = {name: mailbox.read(name) for name in names if name.startswith("status-")}
         now = time.monotonic()
@@ -117,21 +124,16 @@ class _Alive:
         return now - since < _SILENT_S
 
 
-def clean_storage(storage: SharedStorage) -> list[str]:
-    """Remove the attempts and mailboxes that no living process works in; returns their names."""
+def clean_storage(storage: SharedStorage, dead: Collection[str]) -> list[str]:
+    """Remove those of the `dead` attempts that no process of this host holds; returns their names."""
     gone = []
-    hidden = set(storage.hidden())
-    for folder in sorted(hidden):
+    for folder in sorted(dead):
         attempt = attempt_of(folder)
-        if attempt is not None and not _in_use(storage, folder):
-            storage.discard(attempt)
+        if not _in_use(storage, folder):
+            if attempt is not None:
+                storage.discard(attempt)
             storage.discard(folder)
-            gone.append(attempt)
-    for folder in sorted(hidden):
-        alone = _ATTEMPT.fullmatch(folder) and folder not in gone and mail_folder(folder) not in hidden
-        if alone and not _in_use(storage, folder):
-            storage.discard(folder)
-            gone.append(folder)
+            gone.append(attempt or folder)
     return gone
 
 
