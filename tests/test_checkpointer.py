@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +14,9 @@ from torch import nn
 import holdfast
 from holdfast.format import strictjson
 from holdfast.format.digest import digest_hex
+from holdfast.persist.arena import find_files
+from holdfast.persist.start import run_id
+from holdfast.storage.local import LocalStorage
 from holdfast.storage.memory import MemoryStorage
 
 
@@ -220,3 +225,56 @@ def test_without_room_for_an_arena_saves_block_and_say_so(tmp_path: Path) -> Non
         with pytest.warns(holdfast.HoldfastWarning, match="saves block"):
             assert checkpointer.save(1, state_of(1.0)).done()
         assert checkpointer.save(2, state_of(2.0)).done() and checkpointer.steps() == [1, 2]
+
+
+def test_closing_while_it_gets_ready_leaves_nothing(tmp_path: Path) -> None:
+    model = nn.Linear(3000, 3000)
+    state = {"model": model, "optimizer": torch.optim.AdamW(model.parameters())}
+    run = run_id(LocalStorage(tmp_path))
+    for _ in range(5):
+        with holdfast.Checkpointer(tmp_path) as checkpointer:
+            checkpointer.prepare(state)
+        assert find_files(run) == []
+
+
+def test_a_second_run_on_the_same_root_is_warned_of(tmp_path: Path) -> None:
+    code = (
+        f"import torch, holdfast; ck = holdfast.Checkpointer({str(tmp_path)!r})\n"
+        "ck.save(1, {'w': torch.ones(3)}).result(60); print('saved', flush=True); input()"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as first:
+        assert first.stdout is not None and first.stdout.readline() == b"saved\n"
+        with holdfast.Checkpointer(tmp_path) as second, pytest.warns(holdfast.HoldfastWarning, match="another run"):
+            second.restore({"w": torch.ones(3)})
+        first.communicate(b"\n", timeout=60)
+
+
+def test_warnings_point_to_the_users_line(tmp_path: Path) -> None:
+    (tmp_path / "step-000000000001").mkdir()
+    (tmp_path / "step-000000000001" / "thesis.txt").write_text("years of work")
+    with holdfast.Checkpointer(tmp_path) as checkpointer:
+        handle = checkpointer.save(1, {"w": torch.ones(3)})
+        handle.wait(60)
+        with pytest.warns(holdfast.HoldfastWarning, match="thesis") as caught:
+            checkpointer.save(2, {"w": torch.ones(3)})
+        assert caught[0].filename == __file__
+
+
+def test_arguments_are_checked_where_they_are_given(tmp_path: Path) -> None:
+    for wrong in ({"model_dtype": "float33"}, {"ties": {"a": 1}}, {"ties": ["a"]}):
+        with pytest.raises(holdfast.HoldfastError):
+            holdfast.Checkpointer(tmp_path, **wrong)  # type: ignore[arg-type]
+    with pytest.raises(holdfast.InvalidArgument, match="empty"):
+        holdfast.Checkpointer("")
+    with holdfast.Checkpointer(tmp_path) as checkpointer, pytest.raises(holdfast.InvalidArgument, match="last step"):
+        checkpointer.save(10**20, {"w": torch.ones(3)})
+
+
+def test_a_first_save_that_cannot_begin_is_a_failed_save(tmp_path: Path) -> None:
+    root = tmp_path / "file"
+    root.write_text("not a folder")
+    with holdfast.Checkpointer(root) as checkpointer:
+        with pytest.warns(holdfast.HoldfastWarning, match="step 1 was not saved"):
+            handle = checkpointer.save(1, {"w": torch.ones(3)})
+        with pytest.raises(holdfast.HoldfastError):
+            handle.result(10)

@@ -18,7 +18,16 @@ from typing import TYPE_CHECKING, Any, Self
 
 from holdfast.api import DEADLINE_S
 from holdfast.core import limits
-from holdfast.core.errors import Damaged, HoldfastError, InvalidArgument, Mismatch, NoArena, NotFound, Unsupported
+from holdfast.core.errors import (
+    Damaged,
+    HoldfastError,
+    InvalidArgument,
+    Mismatch,
+    NoArena,
+    NotFound,
+    StorageError,
+    Unsupported,
+)
 from holdfast.core.events import Event, Listener, guarded, log_event
 from holdfast.core.notices import warn
 from holdfast.core.ranks import Ranks, together
@@ -188,9 +197,9 @@ class Checkpointer:
             except HoldfastError as error:
                 return self._not_saved(ranks, step, error)
         if self._background is not None:
-            if self._unrestored and self._leftovers is not None:
-                self._unrestored = False
-                self._leftovers.drop(ranks)  # a run that does not restore begins anew: nothing older is wanted
+            if (self._unrestored or self._keep_captured) and self._leftovers is not None:
+                self._unrestored = self._keep_captured = False
+                self._leftovers.drop(ranks)  # the run goes on from elsewhere: what was captured before is not wanted
             self._background.settle()  # SIGTERM is heard meanwhile
         with self._termination:
             try:
@@ -375,6 +384,7 @@ class Checkpointer:
         except Mismatch:
             raise
         except HoldfastError as error:
+            self._keep_captured = isinstance(error, StorageError)  # it may work after another start
             request.skipped.append(f"step {captured.step} in memory: {error}")
             return None
         self.last_report = report

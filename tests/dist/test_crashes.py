@@ -241,6 +241,18 @@ def test_the_memory_of_several_hosts_is_written_by_the_next_start(tmp_path: Path
     wait_until(lambda: not leftovers(tmp_path))
 
 
+def test_memory_waits_for_storage_that_works_again(tmp_path: Path) -> None:
+    victims = Victims(4, fail_on_two_hosts, str(tmp_path), hosts=HOSTS)
+    victims.hear()
+    victims.kill()
+    results = run_ranks(4, begin_rows_again, str(tmp_path), hosts=HOSTS)
+    assert [found for found, _, _ in results] == [1] * 4, "the storage still refuses step 2"
+    shutil.rmtree(tmp_path / "step-000000000002")
+    results = run_ranks(4, begin_rows_again, str(tmp_path), hosts=HOSTS)
+    assert [(found, right) for found, _, right in results] == [(2, True)] * 4
+    wait_until(lambda: not leftovers(tmp_path))
+
+
 @pytest.mark.parametrize("gone", ["north", "south"])
 def test_a_host_that_lost_its_memory_means_the_older_checkpoint(tmp_path: Path, gone: str) -> None:
     victims = Victims(4, fail_on_two_hosts, str(tmp_path), hosts=HOSTS)

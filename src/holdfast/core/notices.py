@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import warnings
 from pathlib import Path
+from types import FrameType
 
 _PACKAGE = str(Path(__file__).resolve().parents[1])
 
@@ -15,12 +16,9 @@ class HoldfastWarning(UserWarning):
 
 def warn(text: str) -> None:
     """Warn at the nearest line that is not Holdfast's."""
-    level = 1
-    frame = sys._getframe(1)
+    level = 2
+    frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename.startswith(_PACKAGE):
         level += 1
-        outer = frame.f_back
-        if outer is None:
-            break
-        frame = outer
+        frame = frame.f_back
     warnings.warn(text, HoldfastWarning, stacklevel=level)
