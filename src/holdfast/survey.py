@@ -68,7 +68,6 @@ class Survey:
         self._holders = holders
         self._compared: frozenset[TensorName] | None = None
         self._first_replica: tuple[TensorName, ...] = ()
-        self._surprising: tuple[TensorName, ...] = ()
         self._warned: frozenset[TensorName] = frozenset()
 
     def take(self, ranks: Ranks, state: MutableMapping[str, Any], target: str) -> Seen:
@@ -80,8 +79,6 @@ class Survey:
         if self._compared != names_now:
             own = collected.by_name()
             self._first_replica = tuple(differing_replicas(ranks, agreement, own, self._options.replicas))
-            # Buffers of data parallel replicas differ as a matter of course: each sees other batches.
-            self._surprising = tuple(name for name in self._first_replica if agreement.tensors[name].role != "buffer")
             self._compared = names_now
         return Seen(collected, owners, agreement, collected.told(agreement.dealt), self._first_replica)
 
@@ -122,9 +119,9 @@ class Survey:
 
         After the last word between ranks: a warning that is made an error must not leave others waiting.
         """
-        names_now = frozenset(self._surprising)
+        names_now = frozenset(self._first_replica)
         if names_now and names_now != self._warned and ranks.rank == 0:
-            shown = ", ".join(f"{group}: {key}" for group, key in self._surprising[:10])
+            shown = ", ".join(f"{group}: {key}" for group, key in self._first_replica[:10])
             more = f" and {len(names_now) - 10} more" if len(names_now) > 10 else ""
             warn(f"replicas differ between ranks, the first is saved: {shown}{more}")
         self._warned = names_now
