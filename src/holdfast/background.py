@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
@@ -79,6 +80,7 @@ class _Flight:
 
 
 _SWEEP_S = 5.0
+_CAPTURE_S = 10.0
 _GO, _STAND, _PLAN, _SKIP = "go", "stand", "plan", "skip"
 
 
@@ -116,7 +118,7 @@ class BackgroundSaver:
         self._stand_in = StandIn(storage, 0, 1)
         self._notices: dict[str, bool | None] = {}
         self._owner = os.getpid()
-        self.failures: list[str] = []
+        self.warnings_due: list[str] = []
         self.last_published: int | None = None
 
     # The run: what must be known before the first save.
@@ -128,9 +130,8 @@ class BackgroundSaver:
         self._rank = ranks.rank
         self._stand_in = StandIn(self._storage, ranks.rank, ranks.world)
         self._life = f"{run}/{life}"
-        self._arena = RankArena(
-            arena_prefix(run, ranks.rank), self._background.arena_bytes, self._background.deadline_s
-        )
+        prefix = arena_prefix(run, ranks.rank)
+        self._arena = RankArena(prefix, self._background.arena_bytes, self._background.deadline_s, self._tell_writer)
         self._need_writer()
 
     def prepare(self, ranks: Ranks, state: MutableMapping[str, Any]) -> None:
@@ -142,8 +143,9 @@ class BackgroundSaver:
         """
         from holdfast.adapters.forecast import coming_tensors
 
-        if ranks.highest([int(self._standing is not None or not self.is_idle)])[0]:
-            return  # it is ready: a plan stands
+        planning = self._ahead is not None and self._ahead.is_alive()
+        if ranks.highest([int(self._standing is not None or planning or not self.is_idle)])[0]:
+            return  # it is ready, or about to be
         collected, _, agreement = self._survey.layout(ranks, state, self._storage.name)
         optimizers = collected.live_optimizers
         self._capturer.hooks.attach(optimizers)
@@ -170,6 +172,8 @@ class BackgroundSaver:
         from holdfast.adapters.forecast import coming_tensors
 
         def look() -> bool:
+            if self._draft is not None or self._ahead is not None:
+                return True  # somebody else has planned by now
             if any(coming_tensors(optimizer) for optimizer in optimizers):
                 return False
             self._plan_on_thread(ranks, state)
@@ -197,7 +201,14 @@ class BackgroundSaver:
         if self._writer is None or not self._writer.alive():
             self._standing = None  # a new writer knows no plan
             self._writer = WriterEnd(self._hear)
+            self._tell_writer(self._arena.path)
         return self._writer
+
+    def _tell_writer(self, arena: str | None) -> None:
+        """Name the arena to the writer, which takes it away should this process die before the first save."""
+        if self._writer is not None and arena is not None:
+            with contextlib.suppress(HoldfastError):  # a dead writer is found, and another made, by the save
+                self._writer.arena(arena)
 
     # The save.
 
@@ -353,16 +364,16 @@ class BackgroundSaver:
         if len({digest for _, digest in answers}) != 1:
             raise LayoutError("the ranks made different plans of one layout")
         threads = self._background.threads or max(1, min(8, (os.cpu_count() or 1) // len(draft.neighbours)))
-        self._need_writer().plan(
-            {
-                "storage": self._storage.address,
-                "job": draft.job,
-                "commit": draft.commit,
-                "arenas": {str(rank): answers[rank][0] for rank in draft.neighbours},
-                "threads": threads,
-            }
-        )
-        spots = Spots.lay_out(arena[0], [(source.span, source.device) for source in draft.sources])
+        fields = {
+            "storage": self._storage.address,
+            "job": draft.job,
+            "commit": draft.commit,
+            "arenas": {str(rank): answers[rank][0] for rank in draft.neighbours},
+            "threads": threads,
+        }
+        together(ranks, lambda: self._need_writer().plan(fields))
+        spans = [(source.span, source.device) for source in draft.sources]
+        spots = Spots.lay_out(arena[0], spans, self._capturer.copier.stream)
         self._standing = _Standing(draft, spots)
 
     def _capture(
@@ -385,6 +396,7 @@ class BackgroundSaver:
             parent,
             self._background.deadline_s,
             self._background.silence_s,
+            standing.draft.digest,
         )
         values = value_fields(looked.told, standing.draft.agreement.speakers, ranks.rank)
         flight = _Flight(order, handle, started, values, sum(source.span.bytes for source in standing.draft.sources))
@@ -410,7 +422,7 @@ class BackgroundSaver:
         for text, said in self._notices.items():
             if not said:
                 self._notices[text] = True
-                self.failures.append(text)
+                self.warnings_due.append(text)
 
     def _hand_over(self, flight: _Flight, began: float) -> None:
         if self._writer is None or flight is not self._flight or flight.handle.done():
@@ -418,7 +430,7 @@ class BackgroundSaver:
         self._arena.seal(flight.order.attempt)
         self._tell("captured", flight.order.step, bytes=flight.bytes, seconds=time.perf_counter() - began)
         try:
-            self._writer.captured(flight.values)
+            self._writer.captured(flight.order.attempt, flight.values)
         except HoldfastError as error:
             self._lost(flight, error)
 
@@ -452,10 +464,12 @@ class BackgroundSaver:
 
     def _lost(self, flight: _Flight, error: Exception) -> None:
         """This rank cannot save: its writer, or this process in its place, tells the others so."""
+        if flight is not self._flight:
+            return  # it was given up before
         failure = error if isinstance(error, HoldfastError) else PeerFailed(f"{type(error).__name__}: {error}")
         try:
             assert self._writer is not None
-            self._writer.abandon(failure)
+            self._writer.abandon(flight.order.attempt, failure)
         except (HoldfastError, AssertionError):
             self._stand_in.speak(flight.order, failure)
         self._failed(flight, failure)
@@ -464,7 +478,7 @@ class BackgroundSaver:
         if flight.handle.done():
             return
         self._draft = self._standing = None  # the next save plans anew, on every rank
-        self.failures.append(f"step {flight.order.step} was not saved: {failure}")
+        self.warnings_due.append(f"step {flight.order.step} was not saved: {failure}")
         self._tell("failed", flight.order.step, detail=str(failure))
         flight.handle.fail(failure)
 
@@ -496,7 +510,7 @@ class BackgroundSaver:
         finished = self.wait(timeout_s)
         if self._ahead is not None:
             self._ahead.join(max(1.0, left()))
-        self._capturer.close(left())
+        self._capturer.close(max(_CAPTURE_S, left()))  # the writer can finish without us once all is captured
         if self._writer is not None:
             finished = self._writer.close(max(1.0, left()) if finished else 0.0, keep=keep) and finished
         self._stand_in.sweep(min(timeout_s, _SWEEP_S))

@@ -25,7 +25,6 @@ from holdfast.core.errors import (
     Mismatch,
     NoArena,
     NotFound,
-    StorageError,
     Unsupported,
 )
 from holdfast.core.events import Event, Listener, guarded, log_event
@@ -118,6 +117,7 @@ class Checkpointer:
         self._owner = os.getpid()
         self._unrestored = True
         self._keep_captured = False
+        self._rewriting: SaveHandle | None = None
         self._saver = Saver(self.storage, options)
         self._background: BackgroundSaver | None = None
         self._leftovers: Leftovers | None = None
@@ -156,7 +156,8 @@ class Checkpointer:
         if not self._background.is_idle and timeout > 0:
             self._listener(Event("closing", detail=f"waiting up to {timeout:.0f} s for the save in flight"))
         if not self._background.close(timeout, keep=keep):
-            self._background.failures.append("the writer is still at work after close(); it finishes by itself")
+            self._background.warnings_due.append("the writer is still at work after close(); it finishes by itself")
+        self._forget_rewritten()
         self._warn_of_failures()
 
     def __del__(self) -> None:
@@ -197,10 +198,11 @@ class Checkpointer:
             except HoldfastError as error:
                 return self._not_saved(ranks, step, error)
         if self._background is not None:
+            self._background.settle()  # SIGTERM is heard meanwhile
             if (self._unrestored or self._keep_captured) and self._leftovers is not None:
                 self._unrestored = self._keep_captured = False
-                self._leftovers.drop(ranks)  # the run goes on from elsewhere: what was captured before is not wanted
-            self._background.settle()  # SIGTERM is heard meanwhile
+                self._rewriting = None
+                self._leftovers.drop(ranks)  # the run goes on: what was captured before is not wanted
         with self._termination:
             try:
                 handle = self._save(ranks, step, state)
@@ -240,6 +242,7 @@ class Checkpointer:
         """Save in the foreground from now on: there is no memory to capture into. All ranks come here alike."""
         assert self._background is not None
         self._background.close(self._deadline_s)
+        self._warn_of_failures()
         published = self._background.last_published
         self._parent = self._parent if published is None else published
         self._background = None
@@ -249,8 +252,8 @@ class Checkpointer:
 
     def _warn_of_failures(self) -> None:
         """What failed behind training's back is said where the caller hears it."""
-        while self._background is not None and self._background.failures:
-            warn(self._background.failures.pop(0))
+        while self._background is not None and self._background.warnings_due:
+            warn(self._background.warnings_due.pop(0))
 
     def _refuse_if_closed(self) -> None:
         if self._closed:
@@ -272,7 +275,7 @@ class Checkpointer:
         run = start.run_id(storage)
         life = together(ranks, lambda: secrets.token_hex(8))[0]
         leftovers = Leftovers(storage, run, self._deadline_s)
-        cleaned = leftovers.clean(ranks)
+        cleaned = leftovers.clean(ranks, self._silence_s)
         if ranks.rank == 0:
             self._tell_cleaned(cleaned)
         self._start_background(ranks, storage, run, life)
@@ -288,8 +291,8 @@ class Checkpointer:
             self._listener(Event("cleaned", seconds=cleaned.waited_s, detail=detail))
         if cleaned.strangers:
             warn(
-                f"another run saves under {self.storage.name} just now (process {cleaned.strangers[0]}): "
-                "two runs with one root replace each other's steps"
+                f"another run is at work under {self.storage.name} (process {cleaned.strangers[0]}): "
+                "if both save, they replace each other's steps"
             )
 
     def _start_background(self, ranks: Ranks, storage: SharedStorage, run: str, life: str) -> None:
@@ -297,7 +300,11 @@ class Checkpointer:
 
         options = BackgroundOptions(self._deadline_s, self._silence_s, self._on_busy, self._arena_bytes, self._threads)
         background = BackgroundSaver(storage, self._options, options, self._listener)
-        together(ranks, lambda: background.begin_run(ranks, run, life))
+        try:
+            together(ranks, lambda: background.begin_run(ranks, run, life))
+        except HoldfastError:
+            background.close(0.0)
+            raise
         self._background = background
         self._termination.install()
 
@@ -329,14 +336,18 @@ class Checkpointer:
         options = LoadOptions(strict, verify, cast, only, ignore, self._options.ties, self._options.mesh)
         request = _Request(step, options, progress)
         self._unrestored = False
+        self._keep_captured = step is not None  # another step was asked for: what is newer is not judged by that
+        before = None
+        if self._background is not None:
+            before, self._background.last_published = self._background.last_published, None
         found = self._restore_captured(ranks, state, request)
         if found is None:
             found = self._restore_stored(ranks, state, request)
         if self._background is not None and self._leftovers is not None:
             if not self._keep_captured:
                 self._leftovers.drop(ranks)
-            if found is not None and self._background.is_idle:
-                self._background.last_published = None  # the next save's parent is what was restored
+            if found is None:
+                self._background.last_published = before  # else the next save's parent is what was restored
             self._prepare_quietly(ranks, state)
         return found
 
@@ -384,42 +395,64 @@ class Checkpointer:
         except Mismatch:
             raise
         except HoldfastError as error:
-            self._keep_captured = isinstance(error, StorageError)  # it may work after another start
+            self._keep_captured = not isinstance(error, Damaged)  # it may work after another start
             request.skipped.append(f"step {captured.step} in memory: {error}")
             return None
         self.last_report = report
         self._parent = captured.parent
-        whole = _is_whole(report, captured_checkpoint(captured.cards))
-        self._keep_captured = bool(ranks.highest([int(not whole)])[0])
-        self._say_restored(
-            ranks, captured, "it stays there, since not all of it was restored" if self._keep_captured else ""
-        )
-        if not self._keep_captured:
-            arenas = [Path(card.arena) for card in captured.cards]
-            if shutil.disk_usage(arenas[0].parent).free < sum(arena.stat().st_size for arena in arenas):
-                self._leftovers.drop(ranks)  # there is no room for both
-            self.save(captured.step, state)
+        after = self._write_again(ranks, captured, report, state)
+        if ranks.rank == 0:
+            self._listener(Event("restored", captured.step, detail="from memory"))
+            warn(
+                f"step {captured.step} was restored from the memory of this host: the run before had captured but "
+                f"not written it; {after}"
+            )
         return captured.step
+
+    def _write_again(
+        self, ranks: Ranks, captured: Captured, report: LoadReport, state: MutableMapping[str, Any]
+    ) -> str:
+        """Save what was restored from memory; what is there stays until that is committed. Returns what was done."""
+
+        def look() -> list[bool]:
+            arenas = [Path(card.arena) for card in captured.cards]
+            room = shutil.disk_usage(arenas[0].parent).free >= sum(arena.stat().st_size for arena in arenas)
+            return [_is_whole(report, captured_checkpoint(captured.cards)), room]
+
+        answers = together(ranks, look)
+        self._keep_captured = True
+        if not all(whole for whole, _ in answers):
+            return "it stays there, since not all of it was restored"
+        if not all(room for _, room in answers):
+            return "it stays there until the next save, since there is no room for another capture beside it"
+        self._unrestored = self._keep_captured = False
+        self._rewriting = self.save(captured.step, state)
+        self._keep_captured = True
+        return "it is written now"
 
     def _adopt(self, ranks: Ranks, captured: Captured) -> None:
         assert self._leftovers is not None
         self._leftovers.adopt(ranks, captured, self._threads or min(8, os.cpu_count() or 1), self._silence_s)
-        self._say_restored(ranks, captured, "")
-
-    def _say_restored(self, ranks: Ranks, captured: Captured, after: str) -> None:
         if ranks.rank == 0:
             self._listener(Event("restored", captured.step, detail="from memory"))
-            where = "this host" if captured.is_here else "its hosts"
             warn(
-                f"step {captured.step} was restored from the memory of {where}: the run before had captured but not "
-                f"written it; {after or 'it is written now'}"
+                f"step {captured.step} is restored from the memory of its hosts: the run before had captured but "
+                "not written it; it is written now"
             )
+
+    def _forget_rewritten(self) -> None:
+        """Once what was restored from memory is committed, the memory is given back."""
+        if self._rewriting is not None and self._rewriting.done() and self._rewriting.error is None:
+            self._rewriting = None
+            self._keep_captured = False
+            if self._leftovers is not None:
+                self._leftovers.forget()
 
     def _prepare_quietly(self, ranks: Ranks, state: MutableMapping[str, Any]) -> None:
         """Get ready for saves if this is a training state; a state that cannot be saved is told of by `save`."""
         assert self._background is not None
         try:
-            if self._background.is_idle and self._has_optimizer(ranks, state):
+            if self._has_optimizer(ranks, state):
                 self._background.prepare(ranks, state)
         except HoldfastError as error:
             self._listener(Event("failed", detail=f"getting ready for saves: {error}"))

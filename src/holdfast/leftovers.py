@@ -29,6 +29,7 @@ class Captured:
     attempt: str
     step: int
     parent: int | None
+    plan: str
     cards: list[Card]
     is_here: bool  # all of it, for every rank that asks
 
@@ -46,7 +47,7 @@ class Cleaned:
 
 
 class Leftovers:
-    """Finds, cleans and adopts what the lives of a run before this one left. Every call is collective."""
+    """Finds, cleans and adopts what the lives of a run before this one left. Calls are collective."""
 
     def __init__(self, storage: SharedStorage, run: str, deadline_s: float) -> None:
         self._storage = storage
@@ -54,14 +55,16 @@ class Leftovers:
         self._deadline_s = deadline_s
         self._leads = False  # whether this rank is the first of its host
 
-    def clean(self, ranks: Ranks) -> Cleaned:
+    def clean(self, ranks: Ranks, silence_s: float) -> Cleaned:
         """Wait for living writers, then remove what nobody holds and nobody can restore."""
         started = time.monotonic()
         dead: set[str] = set()
 
         def wait() -> None:
             first = ranks.rank == 0
-            dead.update(start.wait_for_writers(self._storage, self._run, self._deadline_s, look_at_storage=first))
+            dead.update(
+                start.wait_for_writers(self._storage, self._run, self._deadline_s, silence_s, look_at_storage=first)
+            )
 
         together(ranks, wait)
         waited_s = time.monotonic() - started
@@ -94,7 +97,8 @@ class Leftovers:
             return None
         cards = start.captured_sets(self._run).get(attempt, [])
         everywhere = ranks.highest([-len(cards)])[0] == -known[attempt]["world"]
-        return Captured(attempt, known[attempt]["step"], known[attempt]["parent"], cards, everywhere)
+        found = known[attempt]
+        return Captured(attempt, found["step"], found["parent"], found["plan"], cards, everywhere)
 
     def _known(self, ranks: Ranks) -> dict[str, dict[str, Any]]:
         """Attempts of which every rank's capture survived on some host, as all ranks agree."""
@@ -108,6 +112,7 @@ class Leftovers:
                 attempt: {
                     "step": cards[0].step,
                     "parent": cards[0].parent,
+                    "plan": cards[0].job["plan"],
                     "world": cards[0].job["world"],
                     "ranks": [card.rank for card in cards],
                     "arenas": [card.arena for card in cards],
@@ -131,7 +136,13 @@ class Leftovers:
         """Write a captured state that is spread over hosts, from their memory; every rank returns or raises alike."""
         deadline_s = self._deadline_s * _OF_DEADLINE
         order = Order(
-            captured.attempt, step_folder(captured.step), captured.step, captured.parent, deadline_s, silence_s
+            captured.attempt,
+            step_folder(captured.step),
+            captured.step,
+            captured.parent,
+            deadline_s,
+            silence_s,
+            captured.plan,
         )
 
         def write() -> None:
@@ -143,6 +154,10 @@ class Leftovers:
     def drop(self, ranks: Ranks) -> None:
         """What was left in memory has been restored or is not wanted."""
         ranks.gather(None)  # nobody reads it any more
+        self.forget()
+
+    def forget(self) -> None:
+        """The same for this host alone, when it is known that nobody reads it. Not collective."""
         start.clean_arenas(self._run)
 
 
@@ -159,7 +174,7 @@ def _write(address: str, order: Order, cards: list[Card], threads: int) -> None:
         for writer, card in zip(writers, cards, strict=True):
             writer.plan(_plan(address, card, cards, max(1, threads // len(cards))))
             writer.order(order)
-            writer.captured(card.values)
+            writer.captured(order.attempt, card.values)
         end = time.monotonic() + order.deadline_s
         for _ in cards:
             try:

@@ -22,7 +22,7 @@ class Termination:
         self._installed = False
         self._owner = os.getpid()
         self._held = False
-        self._came: FrameType | bool | None = None
+        self._came = False
 
     def install(self) -> None:
         """Take the signal over; only the main thread can, so elsewhere nothing changes."""
@@ -44,13 +44,13 @@ class Termination:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._held = False
-        if self._came is not None:
-            self._came = None
+        if self._came:
+            self._came = False
             self._handle(signal.SIGTERM, None)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self._held:
-            self._came = frame or True
+            self._came = True
             return
         if self._installed and self._owner == os.getpid():  # not in a forked child, and once
             self._installed = False

@@ -35,7 +35,7 @@ def test_a_save_in_flight_is_followed(tmp_path):
         assert "saving step 2" in call("top", "--once", tmp_path).output
         os.kill(writer, signal.SIGKILL)
         assert handle.wait(20) and handle.error is not None
-        checkpointer._background.failures.clear()
+        checkpointer._background.warnings_due.clear()
 
 
 def test_a_missing_root_is_a_wrong_call(tmp_path):

@@ -47,6 +47,27 @@ class OptimizerView:
     declared: bool = False
 
 
+_MOMENTS = frozenset({"step", "exp_avg", "exp_avg_sq", "max_exp_avg_sq"})
+_STATES: dict[type, frozenset[str]] = {
+    torch.optim.Adam: _MOMENTS,
+    torch.optim.AdamW: _MOMENTS,
+    torch.optim.RAdam: _MOMENTS,
+    torch.optim.NAdam: _MOMENTS | {"mu_product"},
+    torch.optim.Adamax: frozenset({"step", "exp_avg", "exp_inf"}),
+    torch.optim.SGD: frozenset({"momentum_buffer"}),
+    torch.optim.RMSprop: frozenset({"step", "square_avg", "momentum_buffer", "grad_avg"}),
+    torch.optim.Adagrad: frozenset({"step", "sum"}),
+    torch.optim.Adadelta: frozenset({"step", "square_avg", "acc_delta"}),
+    torch.optim.Rprop: frozenset({"step", "prev", "step_size"}),
+    torch.optim.ASGD: frozenset({"step", "eta", "mu", "ax"}),
+}
+
+
+def state_names(optimizer: Any) -> frozenset[str]:
+    """The states that an optimizer of torch's own may keep of a parameter; none for those of others."""
+    return _STATES.get(type(optimizer), frozenset())
+
+
 def is_optimizer(value: Any) -> bool:
     return isinstance(value, torch.optim.Optimizer | DeclaresShards)
 

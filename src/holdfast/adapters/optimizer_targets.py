@@ -18,6 +18,7 @@ from holdfast.adapters.optimizer import (
     is_master,
     key_of_param,
     new_state,
+    state_names,
     view_optimizer,
 )
 from holdfast.adapters.wants import Wants
@@ -45,9 +46,9 @@ class OptimizerTargets:
             if self._wants.choice.takes_entry(self._name):
                 self._wants.findings.missing.append(f"{self._name}: the checkpoint has no such optimizer")
             return
-        other = self._other_kind()
-        if other and self._wants.choice.takes_entry(self._name):
-            self._wants.findings.mismatched.append(f"{self._name}: {other}")
+        other = self._other_kind() if self._wants.choice.takes_entry(self._name) else ""
+        if other:
+            self._wants.findings.mismatched.append(f"{self._name}: it was saved by another kind of optimizer: {other}")
             return
         if view.declared:
             self._find_declared(view)
@@ -60,18 +61,21 @@ class OptimizerTargets:
     def _other_kind(self) -> str:
         """What tells a stored optimizer from a live one of another kind, "" if they are of one kind.
 
-        By the names of their options: versions of torch add one now and then, and schedulers
-        add their own, but another kind lacks several and has several others.
+        By the names of their states, where the live one is torch's own, and of their options:
+        versions of torch add one now and then, and schedulers add their own, but another kind
+        lacks several and has several others.
         """
-        live = set(getattr(inner_optimizer(self._optimizer), "defaults", ()))
+        inner = inner_optimizer(self._optimizer)
+        states = {key.rpartition("/")[2] for key in self._wants.checkpoint.places[self._name]}
+        foreign = sorted(states - state_names(inner)) if state_names(inner) else []
+        if foreign:
+            return f"{type(inner).__name__} has no state {', '.join(foreign[:4])}"
+        live = set(getattr(inner, "defaults", ()))
         for group in self._entry["groups"] if live else ():
             stored = set(decode_options(group["options"], self._name))
             lacking, strange = sorted(live - stored), sorted(stored - live - _ADDED)
             if len(lacking) > 1 and len(strange) > 1:
-                return (
-                    f"it was saved by another kind of optimizer: the stored one has {', '.join(strange[:4])}, "
-                    f"the live one {', '.join(lacking[:4])}"
-                )
+                return f"the stored one has {', '.join(strange[:4])}, the live one {', '.join(lacking[:4])}"
         return ""
 
     def _find_declared(self, view: OptimizerView) -> None:

@@ -26,8 +26,9 @@ class RankArena:
     there is a GPU. `prepare` does that on a thread; `require` waits for it.
     """
 
-    def __init__(self, prefix: str, limit_bytes: int | None, deadline_s: float) -> None:
+    def __init__(self, prefix: str, limit_bytes: int | None, deadline_s: float, created: Callable[[str], None]) -> None:
         self._prefix = prefix
+        self._created = created  # told the path as soon as there is a file, before it is filled
         self._limit_bytes = limit_bytes
         self._deadline_s = deadline_s
         self._arena: Arena | None = None
@@ -91,12 +92,16 @@ class RankArena:
         if self._closed:
             raise StorageError("the Checkpointer is closed")
         path = create_file(max(size, 1), self._prefix, in_memory=True)
+        self._created(path)
         arena = Arena(path, max(size, 1), hold=True)
         address = arena.bytes.ctypes.data
         with ThreadPoolExecutor(_THREADS) as pool:
             for begin in range(0, size, _SLICE_BYTES):
                 pool.submit(linux.populate, address + begin, min(_SLICE_BYTES, size - begin))
         self._arena = arena
+        if self._closed:
+            self.release()
+            raise StorageError("the Checkpointer was closed meanwhile")
         if torch.cuda.is_available():
             self._pin(address, max(size, 1))
         self.seconds = time.monotonic() - started

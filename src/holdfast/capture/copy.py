@@ -77,7 +77,7 @@ class Copier:
         """Make streams and load kernels: the first time they take a while."""
         for device in devices:
             if device.type == "cuda":
-                with torch.cuda.stream(self._stream(device)):
+                with torch.cuda.stream(self.stream(device)):
                     for dtype in RAW_DTYPES.values():
                         first, second = torch.zeros((2, 8), dtype=dtype, device=device)
                         torch._foreach_copy_([first, second], [second, first])
@@ -86,7 +86,7 @@ class Copier:
     def probe(self, device: torch.device, arena: torch.Tensor) -> None:
         """Measure how fast copies to the arena are, before it holds anything."""
         size = min(_PROBE_BYTES, arena.numel())
-        with torch.cuda.stream(self._stream(device)):
+        with torch.cuda.stream(self.stream(device)):
             source = self._buffer(device, size) if size <= self._room(device) else None
             if source is None:
                 return
@@ -97,7 +97,8 @@ class Copier:
         end.synchronize()
         self.rate = size / begin.elapsed_time(end) * 1000
 
-    def _stream(self, device: torch.device) -> torch.cuda.Stream:
+    def stream(self, device: torch.device) -> torch.cuda.Stream:
+        """The side stream of a device."""
         if device not in self._streams:
             self._streams[device] = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         return self._streams[device]
@@ -117,7 +118,7 @@ class Copier:
     def _start_device(
         self, device: torch.device, items: Sequence[Item], spots: Spots, interval_s: float, pending: Pending
     ) -> None:
-        side = self._stream(device)
+        side = self.stream(device)
         current = torch.cuda.current_stream(device)
         side.wait_stream(current)
         with torch.cuda.stream(side), torch.no_grad():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
@@ -43,8 +43,16 @@ class Spots:
     mirrors: tuple[Mirror, ...]
 
     @staticmethod
-    def lay_out(arena: torch.Tensor, spans: Sequence[tuple[Span, torch.device]]) -> Spots:
-        """Spots for spans that are captured from these devices, in the order of the arena."""
+    def lay_out(
+        arena: torch.Tensor,
+        spans: Sequence[tuple[Span, torch.device]],
+        stream: Callable[[torch.device], torch.cuda.Stream],
+    ) -> Spots:
+        """Spots for spans that are captured from these devices, in the order of the arena.
+
+        Mirrors belong to the `stream` that captures, so that their memory is not given to
+        another before its last copy.
+        """
         spots: list[Spot] = []
         mirrors: list[Mirror] = []
         for (small, device), run in groupby(spans, key=lambda pair: (pair[0].is_small, pair[1])):
@@ -52,7 +60,8 @@ class Spots:
             begin, end = members[0].offset, members[-1].offset + members[-1].bytes
             mirrored = small and device.type == "cuda" and len(members) > 1
             if mirrored:
-                mirrors.append(Mirror(device, begin, torch.empty(end - begin, dtype=torch.uint8, device=device)))
+                with torch.cuda.stream(stream(device)):
+                    mirrors.append(Mirror(device, begin, torch.empty(end - begin, dtype=torch.uint8, device=device)))
             for span in members:
                 memory, at = (mirrors[-1].memory, span.offset - begin) if mirrored else (arena, span.offset)
                 spots.append(Spot(memory, at, _whole(memory, at, span), mirrored))

@@ -93,9 +93,11 @@ class Arena:
                 raise StorageError(f"the shared memory {path} is being taken away by another process")
             access = mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ
             self._memory = mmap.mmap(self._descriptor, size, access=access) if size else None
-        finally:
-            if not hold:
-                os.close(self._descriptor)
+        except OSError:
+            os.close(self._descriptor)
+            raise
+        if not hold:
+            os.close(self._descriptor)
         self._held = hold
         self.bytes: npt.NDArray[np.uint8] = np.frombuffer(self._memory or b"", dtype=np.uint8)
 
@@ -155,6 +157,10 @@ def replace_text(path: str, text: bytes) -> None:
     """Write a private file whole or not at all."""
     unseen = f"{path}-{secrets.token_hex(8)}"
     descriptor = os.open(unseen, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(text)
-    os.rename(unseen, path)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(text)
+        os.rename(unseen, path)
+    except OSError:
+        unlink_file(unseen)
+        raise

@@ -32,6 +32,7 @@ _CAPTURE_POLL_S, _LOOK_S = 0.001, 0.1
 _BUFFERS_BYTES = 64 << 20
 _TRAVEL_BYTES = 32 << 20
 _MAILBOX_S = 5.0
+_NEIGHBOUR_S = 5.0  # a rank of this host may still be capturing
 
 
 class Desk:
@@ -279,14 +280,17 @@ class Save:
 
         Of blocks with bytes of other hosts there may be no digest; then the arena has one.
         """
-        if not self._is_filled(self._job.rank):
+        if not self._is_filled(self._job.rank) or self._desk.arena_digest not in ("", self._own_digest()):
             return False
+        end = time.monotonic() + _NEIGHBOUR_S
+        while not all(map(self._is_filled, self._givers_here())):
+            if time.monotonic() > end:
+                return False  # another rank's part was never captured
+            time.sleep(_CAPTURE_POLL_S)
         try:
             gatherer = Gatherer(self._desk.arenas, {})
             for block in self._job.blocks:
                 if (block.file, block.offset) not in self._digests and not block.far:
-                    if not all(self._is_filled(copy.giver) for copy in block.near):
-                        return False  # another rank's part was never captured
                     self._note_digest(block, gatherer.block(block))
         except (HoldfastError, OSError):
             return False

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from holdfast.core.errors import HoldfastError, LayoutError, error_from_record, error_record
+from holdfast.core.host import host_identity
 from holdfast.persist import mailbox as mail
 from holdfast.persist.commit import BlockReport, Commit
 from holdfast.persist.mailbox import Mailbox, Watch
@@ -16,7 +17,7 @@ from holdfast.storage.base import Hold, SharedStorage
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """One save: the attempt, the folder it becomes, its step and parent."""
+    """One save: the attempt, the folder it becomes, its step and parent, and the plan it was captured by."""
 
     attempt: str
     folder: str
@@ -24,6 +25,7 @@ class Order:
     parent: int | None
     deadline_s: float
     silence_s: float
+    plan: str
 
 
 class Coordinator:
@@ -46,6 +48,7 @@ class Coordinator:
         mailbox = Mailbox(self._storage, order.attempt)
         mailbox.make()
         self._hold = self._storage.hold(mailbox.folder)
+        mailbox.post(mail.HOST, host_identity())
         files = [(file.name, file.size) for file in self._commit.files]
         begin(self._storage, order.attempt, order.folder, files)
         size = sum(size for _, size in files)

@@ -1,8 +1,9 @@
 """Mailboxes: how the writers of a save talk, by small files in a folder of the storage.
 
 No process group is needed, so trainers may die and writers go on. The notes of an attempt:
-`begun` (files are there), `gave-R` (rank R's travel files are whole), `status-R` (R is alive),
-`report-R` (what R wrote, or its error), `outcome` (published or not), `seen-R` (R knows it).
+`host` (where rank 0's writer is), `begun` (files are there), `gave-R` (rank R's travel files are
+whole), `status-R` (R is alive), `report-R` (what R wrote, or its error), `outcome` (published or
+not), `seen-R` (R knows it).
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ _ATTEMPT, _MAIL = ".attempt-", ".mail-"
 _FIRST_POLL_S, _LAST_POLL_S = 0.002, 0.02
 _LOOK_S = 2.0
 
-BEGUN, OUTCOME, SEEN = "begun", "outcome", "seen-"
+HOST, BEGUN, OUTCOME, SEEN = "host", "begun", "outcome", "seen-"
 
 
 def gave(rank: int) -> str:

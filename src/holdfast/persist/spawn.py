@@ -69,14 +69,18 @@ class WriterEnd:
         """Hand over a job. It may be large, but nothing else is on the line then."""
         self._send({"do": "plan", "fields": dict(fields)})
 
+    def arena(self, path: str) -> None:
+        """Name an arena that the process takes away when it leaves, whether it was ever used or not."""
+        self._send({"do": "arena", "path": path})
+
     def order(self, order: Order) -> None:
         self._send({"do": "order", "order": asdict(order)})
 
-    def captured(self, values: Mapping[str, Any]) -> None:
-        self._send({"do": "captured", "values": dict(values)})
+    def captured(self, attempt: str, values: Mapping[str, Any]) -> None:
+        self._send({"do": "captured", "attempt": attempt, "values": dict(values)})
 
-    def abandon(self, failure: HoldfastError) -> None:
-        self._send({"do": "abandon", "error": error_record(failure)})
+    def abandon(self, attempt: str, failure: HoldfastError) -> None:
+        self._send({"do": "abandon", "attempt": attempt, "error": error_record(failure)})
 
     def _send(self, message: Message) -> None:
         data = json.dumps(message).encode() + b"\n"

@@ -23,9 +23,9 @@ from holdfast.persist.mailbox import Mailbox, attempt_of, mail_folder
 from holdfast.storage.base import SharedStorage
 
 _ATTEMPT = re.compile(r"\.attempt-[0-9a-f]{16}")
-_ARENA = re.compile(r"holdfast-(?P<run>[0-9a-f]{32})-(?P<rank>[0-9]+)-(?P<trainer>[0-9]+)-[0-9a-f]{32}")
+_ARENA = re.compile(r"holdfast-[0-9a-f]{32}-[0-9]+-(?P<trainer>[0-9]+)-(?P<began>[0-9]+)-[0-9a-f]{32}")
 _POLL_S = 0.05
-_SILENT_S = 4.0  # a living writer on another host renews its status every second
+_UNKNOWN_S = 4.0  # how long an attempt may be silent that has not said which host it is on
 
 
 def run_id(storage: SharedStorage) -> str:
@@ -38,17 +38,20 @@ def run_id(storage: SharedStorage) -> str:
 
 def arena_prefix(run: str, rank: int) -> str:
     """How the names of the arenas begin that this process makes for `rank`."""
-    return f"{run}-{rank}-{os.getpid()}-"
+    return f"{run}-{rank}-{os.getpid()}-{_began(os.getpid())}-"
 
 
-def wait_for_writers(storage: SharedStorage, run: str, deadline_s: float, *, look_at_storage: bool) -> set[str]:
+def wait_for_writers(
+    storage: SharedStorage, run: str, deadline_s: float, silence_s: float, *, look_at_storage: bool
+) -> set[str]:
     """Return when no writer of an earlier life of this run is at work here.
 
-    With `look_at_storage`, saves in flight on other hosts are waited for too. Returns the
-    folders of attempts that nobody works in; what begins later is not among them.
+    With `look_at_storage`, saves in flight on other hosts are waited for too, until they are
+    silent for `silence_s`. Returns the folders of attempts that nobody works in; what begins
+    later is not among them.
     """
     end = time.monotonic() + deadline_s
-    watch = _Attempts(storage)
+    watch = _Attempts(storage, silence_s)
     while True:
         orphans = [path for path in find_files(run) if _is_orphan(path)]
         alive = watch.alive() if look_at_storage else False
@@ -65,7 +68,7 @@ def wait_for_writers(storage: SharedStorage, run: str, deadline_s: float, *, loo
 def _is_orphan(path: Path) -> bool:
     """Whether an arena is held by a writer whose trainer is dead."""
     match = _ARENA.fullmatch(path.name)
-    if match is None or _lives(int(match["trainer"])):
+    if match is None or _lives(match):
         return False
     try:
         return is_held(str(path))
@@ -73,29 +76,26 @@ def _is_orphan(path: Path) -> bool:
         return False
 
 
-def _lives(process: int) -> bool:
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return not _is_zombie(process)
+def _lives(arena: re.Match[str]) -> bool:
+    """Whether the trainer that an arena is named for lives: the same process, not another with its number."""
+    return _began(int(arena["trainer"])) == int(arena["began"])
 
 
-def _is_zombie(process: int) -> bool:
-    """Dead, with a parent that has not looked yet."""
+def _began(process: int) -> int:
+    """When a process began, in ticks since the boot; -1 if it is dead, also if its parent has not looked yet."""
     try:
-        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+        fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
     except OSError:
-        return False
+        return -1
+    return -1 if fields[0] == "Z" else int(fields[19])
 
 
 class _Attempts:
     """Watches attempts and mailboxes under a root: which are worked in, and which are dead."""
 
-    def __init__(self, storage: SharedStorage) -> None:
+    def __init__(self, storage: SharedStorage, silence_s: float) -> None:
         self._storage = storage
+        self._silence_s = silence_s
         self._heard: dict[str, tuple[Any, float]] = {}
         self.dead: set[str] = set()
 
@@ -115,13 +115,16 @@ class _Attempts:
             return False
         if _in_use(self._storage, folder):
             return True
+        host = mailbox.read(mail.HOST)
+        if host == host_identity():
+            return False  # its coordinator was here, and would hold it
         words = {name: mailbox.read(name) for name in names if name.startswith("status-")}
         now = time.monotonic()
         known, since = self._heard.get(folder, (None, now))
         if folder not in self._heard or words != known:
             self._heard[folder] = (words, now)
             return True
-        return now - since < _SILENT_S
+        return now - since < (self._silence_s if host else _UNKNOWN_S)
 
 
 def clean_storage(storage: SharedStorage, dead: Collection[str]) -> list[str]:
@@ -174,13 +177,13 @@ def clean_arenas(run: str, keep: Callable[[str], bool] = lambda path: False) -> 
 def trainers(run: str) -> set[int]:
     """The living processes of this host that have arenas for the run."""
     names = (_ARENA.fullmatch(path.name) for path in find_files(run))
-    return {int(name["trainer"]) for name in names if name is not None and _lives(int(name["trainer"]))}
+    return {int(name["trainer"]) for name in names if name is not None and _lives(name)}
 
 
 def _has_trainer(path: Path) -> bool:
     """Whether the process that made an arena lives: it may be about to hold it."""
     match = _ARENA.fullmatch(path.name)
-    return match is not None and _lives(int(match["trainer"]))
+    return match is not None and _lives(match)
 
 
 def _held(path: Path) -> bool:

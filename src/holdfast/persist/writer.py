@@ -74,12 +74,13 @@ class WriterProcess:
         self._unpublished = False
         self._closing = False
         self._keep = True  # a trainer that dies says nothing
+        self._arenas: set[str] = set()
 
     def run(self) -> None:
         try:
             while not self._closing:
                 message = self._trainer.receive()
-                self._hear_close(message)
+                self._hear(message)
                 if message["do"] == "plan":
                     self._plan(message["fields"])
                 elif message["do"] == "order":
@@ -88,10 +89,13 @@ class WriterProcess:
             pass  # what was captured is written by now; what was not was reported as lost
         self._leave()
 
-    def _hear_close(self, message: Mapping[str, Any]) -> None:
+    def _hear(self, message: Mapping[str, Any]) -> None:
+        """What the trainer may say at any time."""
         if message["do"] == "close":
             self._closing = True
             self._keep = message["keep"]
+        elif message["do"] == "arena":
+            self._arenas.add(message["path"])
 
     def _plan(self, fields: Mapping[str, Any]) -> None:
         if self._desk is not None:
@@ -101,15 +105,17 @@ class WriterProcess:
         self._desk = Desk(fields)
 
     def _leave(self) -> None:
-        """Take the arena away, unless it holds what was never published and is to be kept."""
-        if self._desk is None:
-            return
-        if self._desk.coordinator is not None:
-            self._desk.coordinator.sweep(_LAST_WORD_S, give_up=True)
-        self._desk.close()
-        if not (self._keep and self._unpublished):
-            unlink_file(card_path(self._desk.arena_path))
-            unlink_file(self._desk.arena_path)
+        """Take the arenas away, but for one that holds what was never published and is to be kept."""
+        if self._desk is not None:
+            if self._desk.coordinator is not None:
+                self._desk.coordinator.sweep(_LAST_WORD_S, give_up=True)
+            self._desk.close()
+            self._arenas.add(self._desk.arena_path)
+            if self._keep and self._unpublished:
+                self._arenas.remove(self._desk.arena_path)
+        for arena in self._arenas:
+            unlink_file(card_path(arena))
+            unlink_file(arena)
 
     def _order(self, order: Order) -> None:
         """One save, from the order to its outcome."""
@@ -123,10 +129,12 @@ class WriterProcess:
             save = Save(desk, order, mailbox, beat)
             captured = False
             try:
-                values = self._captured()
+                values = self._captured(order.attempt)
                 captured = True
                 if failure is not None:
                     raise failure
+                if order.plan != desk.job.plan:
+                    raise LayoutError("the state was captured by another plan than the one its writer has")
                 save.run(values)
             except (HoldfastError, OSError, TrainerGone) as error:
                 if captured:
@@ -158,15 +166,15 @@ class WriterProcess:
             return _as_failure(error)
         return None
 
-    def _captured(self) -> dict[str, Any]:
+    def _captured(self, attempt: str) -> dict[str, Any]:
         """The values that were captured with the tensors; raises what made the capture fail."""
         while True:
             message = self._trainer.receive()
-            if message["do"] == "captured":
+            if message["do"] == "captured" and message["attempt"] == attempt:
                 return dict(message["values"])
-            if message["do"] == "abandon":
+            if message["do"] == "abandon" and message["attempt"] == attempt:
                 raise error_from_record(message["error"])
-            self._hear_close(message)
+            self._hear(message)
 
     def _conclude(self, desk: Desk, order: Order, mailbox: Mailbox, failure: HoldfastError | None) -> dict[str, Any]:
         if desk.coordinator is not None:
