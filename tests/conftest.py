@@ -1,10 +1,14 @@
 """Shared by all tests: deadlines, and nothing that hides a failure."""
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+from holdfast.persist.start import clean_arenas, run_id
+from holdfast.storage.local import LocalStorage
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -15,3 +19,13 @@ settings.load_profile("holdfast")
 @pytest.fixture(autouse=True)
 def _quiet_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("HOLDFAST_HOST", raising=False)
+
+
+@pytest.fixture(autouse=True)
+def _memory_is_given_back(request: pytest.FixtureRequest) -> Iterator[None]:
+    """A state that a test made impossible to write stays in memory, as it should; here nobody comes for it."""
+    folder = request.getfixturevalue("tmp_path") if "tmp_path" in request.fixturenames else None
+    yield
+    roots = [folder, *(path for path in folder.glob("*") if path.is_dir())] if folder else []
+    for root in roots:
+        clean_arenas(run_id(LocalStorage(root)))

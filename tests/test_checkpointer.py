@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +16,7 @@ from torch import nn
 import holdfast
 from holdfast.format import strictjson
 from holdfast.format.digest import digest_hex
-from holdfast.persist.arena import find_files
+from holdfast.persist.arena import create_file, find_files
 from holdfast.persist.start import run_id
 from holdfast.storage.local import LocalStorage
 from holdfast.storage.memory import MemoryStorage
@@ -278,3 +280,81 @@ def test_a_first_save_that_cannot_begin_is_a_failed_save(tmp_path: Path) -> None
             handle = checkpointer.save(1, {"w": torch.ones(3)})
         with pytest.raises(holdfast.HoldfastError):
             handle.result(10)
+
+
+def test_an_interrupt_while_capturing_fails_that_save_alone(tmp_path: Path) -> None:
+    with holdfast.Checkpointer(tmp_path) as checkpointer:
+        checkpointer.save(1, {"w": torch.ones(3)}).result(60)
+        copier = checkpointer._background._capturer.copier
+        start = copier.start
+        copier.start = lambda *arguments: (_ for _ in ()).throw(KeyboardInterrupt)
+        with pytest.raises(KeyboardInterrupt):
+            checkpointer.save(2, {"w": torch.ones(3)})
+        copier.start = start
+        with pytest.warns(holdfast.HoldfastWarning, match="step 2 was not saved: interrupted"):
+            checkpointer.save(3, {"w": torch.ones(3)}).result(60)
+    assert checkpointer.steps() == [1, 3]
+
+
+def test_threads_take_turns(tmp_path: Path) -> None:
+    with holdfast.Checkpointer(tmp_path) as checkpointer:
+        with ThreadPoolExecutor(4) as pool:
+            handles = list(pool.map(lambda step: checkpointer.save(step, {"w": torch.ones(3)}), range(12)))
+        for handle in handles:
+            handle.result(60)
+    assert checkpointer.steps() == list(range(12))
+
+
+def test_a_second_checkpointer_of_the_process_waits_for_the_first(tmp_path: Path) -> None:
+    first = holdfast.Checkpointer(tmp_path)
+    first.save(1, {"w": torch.ones(5_000_000)})
+    with holdfast.Checkpointer(tmp_path) as second:
+        assert second.restore({"w": torch.zeros(5_000_000)}) == 1
+    first.close()
+
+
+def test_a_load_that_is_not_strict_says_what_it_left_out(tmp_path: Path) -> None:
+    with holdfast.Checkpointer(tmp_path) as checkpointer:
+        checkpointer.save(1, {"w": {"a": torch.ones(3), "b": torch.ones(2)}}).result(60)
+        with pytest.warns(holdfast.HoldfastWarning, match="w: b"):
+            checkpointer.restore({"w": {"a": torch.ones(3), "b": torch.ones(4)}}, strict=False)
+
+
+def test_a_last_save_that_failed_stays_in_memory(tmp_path: Path) -> None:
+    (tmp_path / "step-000000000001").mkdir()
+    (tmp_path / "step-000000000001" / "thesis.txt").write_text("years of work")
+    with pytest.warns(holdfast.HoldfastWarning, match="thesis"), holdfast.Checkpointer(tmp_path) as checkpointer:
+        checkpointer.save(1, {"w": torch.full((3,), 7.0)}).wait(60)
+    (tmp_path / "step-000000000001" / "thesis.txt").unlink()
+    (tmp_path / "step-000000000001").rmdir()
+    fresh = {"w": torch.zeros(3)}
+    with pytest.warns(holdfast.HoldfastWarning, match="memory of this host"), holdfast.Checkpointer(tmp_path) as again:
+        assert again.restore(fresh) == 1
+    assert fresh["w"].tolist() == [7.0] * 3 and again.steps() == [1]
+    assert find_files(run_id(LocalStorage(tmp_path))) == []
+
+
+def test_an_arena_of_a_dead_process_with_our_number_is_removed(tmp_path: Path) -> None:
+    run = run_id(LocalStorage(tmp_path))
+    path = Path(create_file(4096, f"{run}-0-{os.getpid()}-1-", in_memory=True))
+    with holdfast.Checkpointer(tmp_path) as checkpointer:
+        checkpointer.save(1, {"w": torch.ones(3)}).result(60)
+    assert not path.exists()
+
+
+@pytest.mark.parametrize("wrong", [None, 3, b"root"])
+def test_what_is_no_root_is_refused(wrong: object) -> None:
+    with pytest.raises(holdfast.Unsupported, match="not a path"):
+        holdfast.Checkpointer(wrong)  # type: ignore[arg-type]
+
+
+def test_states_that_are_none_are_refused(tmp_path: Path) -> None:
+    with holdfast.Checkpointer(tmp_path) as checkpointer:
+        for call in (checkpointer.prepare, checkpointer.restore, lambda state: checkpointer.save(1, state)):
+            with pytest.raises(holdfast.Unsupported, match="a NoneType: give a dict"):
+                call(None)  # type: ignore[arg-type]
+        with pytest.raises(holdfast.InvalidArgument, match="whole number"):
+            checkpointer.restore({"w": torch.ones(1)}, step="3")  # type: ignore[arg-type]
+        with pytest.raises(holdfast.TimedOut):
+            handle = checkpointer.save(1, {"w": torch.ones(5_000_000)})
+            handle.result(0.0)

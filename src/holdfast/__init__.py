@@ -18,6 +18,7 @@ from holdfast.core.errors import (
     PeerFailed,
     Skipped,
     StorageError,
+    TimedOut,
     Unsupported,
 )
 from holdfast.version import __version__
@@ -66,6 +67,7 @@ __all__ = [
     "SaveHandle",
     "Skipped",
     "StorageError",
+    "TimedOut",
     "Unsupported",
     "__version__",
     "load",

@@ -76,7 +76,8 @@ class _Flight:
     handle: SaveHandle
     started: float
     values: dict[str, Any]
-    bytes: int
+    bytes: int  # of this rank
+    total_bytes: int
 
 
 _SWEEP_S = 5.0
@@ -399,7 +400,10 @@ class BackgroundSaver:
             standing.draft.digest,
         )
         values = value_fields(looked.told, standing.draft.agreement.speakers, ranks.rank)
-        flight = _Flight(order, handle, started, values, sum(source.span.bytes for source in standing.draft.sources))
+        draft = standing.draft
+        own_bytes = sum(source.span.bytes for source in draft.sources)
+        total_bytes = sum(file["size"] for file in draft.commit["files"]) if draft.commit else 0
+        flight = _Flight(order, handle, started, values, own_bytes, total_bytes)
         self._flight = flight
         self._arena.blank()
         try:
@@ -414,6 +418,9 @@ class BackgroundSaver:
             )
         except (HoldfastError, RuntimeError, OSError, AssertionError) as error:
             self._lost(flight, error)
+        except BaseException as error:  # an interrupt: nobody shall wait for what will not be captured
+            self._lost(flight, PeerFailed(f"interrupted while the state was captured: {type(error).__name__}"))
+            raise
 
     def _notice(self) -> None:
         """What a user should know once: it will be a warning."""
@@ -458,7 +465,11 @@ class BackgroundSaver:
         storage, folder = self._storage, flight.order.folder
         if self._rank == 0:
             self._tell(
-                "published", step, bytes=flight.bytes, seconds=seconds, detail=f"stall {flight.handle.stall_ms:.0f} ms"
+                "published",
+                step,
+                bytes=flight.total_bytes,
+                seconds=seconds,
+                detail=f"stall {flight.handle.stall_ms:.0f} ms",
             )
         flight.handle.succeed(lambda: Checkpoint(storage, folder))
 
@@ -495,10 +506,10 @@ class BackgroundSaver:
         """Wait for the save in flight, if there is one; False if it is not over in time."""
         return self._flight is None or self._flight.handle.wait(timeout_s)
 
-    def close(self, timeout_s: float, *, keep: bool = False) -> bool:
+    def close(self, timeout_s: float) -> bool:
         """Finish what is in flight and let the writer go; False if it is still at work after `timeout_s`.
 
-        With `keep`, a state that was captured and could not be written stays in memory.
+        A state that was captured and could not be written stays in memory for the next start.
         """
         if self._owner != os.getpid():
             return True  # a forked child: none of this is its own
@@ -512,11 +523,11 @@ class BackgroundSaver:
             self._ahead.join(max(1.0, left()))
         self._capturer.close(max(_CAPTURE_S, left()))  # the writer can finish without us once all is captured
         if self._writer is not None:
-            finished = self._writer.close(max(1.0, left()) if finished else 0.0, keep=keep) and finished
+            finished = self._writer.close(max(1.0, left()) if finished else 0.0) and finished
         self._stand_in.sweep(min(timeout_s, _SWEEP_S))
         if self._arena is not None:
             failed = self._flight is not None and self._flight.handle.error is not None
-            self._arena.close(max(1.0, left()), leave=not finished or (keep and failed))
+            self._arena.close(max(1.0, left()), leave=not finished or failed)
         self._draft = self._standing = None
         if finished:
             self._flight = None  # else its handle still wants to hear of the outcome

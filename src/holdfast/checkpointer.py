@@ -7,7 +7,7 @@ import operator
 import os
 import secrets
 import shutil
-import sys
+import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
@@ -51,6 +51,7 @@ if TYPE_CHECKING:
 __all__ = ["Checkpointer", "SaveHandle"]
 
 _POLL_S = 0.02
+_LIVING: weakref.WeakSet[Checkpointer] = weakref.WeakSet()
 _LAST_STEP = 2**62  # steps are compared between ranks as 64-bit numbers
 
 
@@ -98,7 +99,7 @@ class Checkpointer:
         if on_busy not in ("wait", "skip"):
             raise InvalidArgument(f"on_busy={on_busy!r}: choose 'wait' or 'skip'")
         for name, seconds in (("grace_s", grace_s), ("deadline_s", deadline_s), ("silence_s", silence_s)):
-            if isinstance(seconds, bool) or not isinstance(seconds, int | float) or seconds <= 0:
+            if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not seconds > 0:
                 raise InvalidArgument(f"{name}={seconds!r} is not a number of seconds")
         if writer_threads is not None and (not isinstance(writer_threads, int) or writer_threads < 1):
             raise InvalidArgument(f"writer_threads={writer_threads!r} is not a whole number from 1 on")
@@ -123,6 +124,8 @@ class Checkpointer:
         self._leftovers: Leftovers | None = None
         self._parent: int | None = None
         self._closed = False
+        self._lock = threading.RLock()  # calls of several threads follow each other
+        _LIVING.add(self)
         itself = weakref.ref(self)
         self._termination = Termination(lambda: _finish(itself, grace_s))
         self.last_report: LoadReport | None = None
@@ -134,18 +137,15 @@ class Checkpointer:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._close(None, keep=error is not None)
+        self.close()
 
     def close(self, timeout: float | None = None) -> None:
         """Finish the save in flight, and let the writer go. A closed Checkpointer saves no more.
 
         After `timeout` seconds (the deadline, if not given) it goes without waiting: the
-        writer finishes by itself.
+        writer finishes by itself. A state that could not be written stays in the memory of
+        this host until the next start under the same root.
         """
-        self._close(timeout, keep=False)
-
-    def _close(self, timeout: float | None, *, keep: bool) -> None:
-        """With `keep`, as after an exception, a state that could not be written stays in memory for the next start."""
         if self._closed or self._owner != os.getpid():
             return
         self._closed = True
@@ -155,7 +155,7 @@ class Checkpointer:
         timeout = self._deadline_s if timeout is None else timeout
         if not self._background.is_idle and timeout > 0:
             self._listener(Event("closing", detail=f"waiting up to {timeout:.0f} s for the save in flight"))
-        if not self._background.close(timeout, keep=keep):
+        if not self._background.close(timeout):
             self._background.warnings_due.append("the writer is still at work after close(); it finishes by itself")
         self._forget_rewritten()
         self._warn_of_failures()
@@ -181,18 +181,24 @@ class Checkpointer:
 
         `restore` does this by itself when the state has an optimizer.
         """
-        self._refuse_if_closed()
-        ranks = self._ranks()
-        self._begin(ranks)
-        if self._background is not None:
-            self._background.prepare(ranks, state)
+        with self._lock:
+            self._refuse_if_closed()
+            _check_state(state)
+            ranks = self._ranks()
+            self._begin(ranks)
+            if self._background is not None:
+                self._background.prepare(ranks, state)
 
     def save(self, step: int, state: MutableMapping[str, Any]) -> SaveHandle:
         """Save the state as `step`, as it is now. Saving a committed step again replaces it, unless it is the same."""
+        with self._lock:
+            return self._save_now(step, state)
+
+    def _save_now(self, step: int, state: MutableMapping[str, Any]) -> SaveHandle:
         started = time.perf_counter()
         ranks = self._ranks()
         if self._background is None:
-            step = together(ranks, lambda: self._checked(step))[ranks.rank]
+            step = together(ranks, lambda: self._checked(step, state))[ranks.rank]
             try:
                 self._begin(ranks)
             except HoldfastError as error:
@@ -216,10 +222,10 @@ class Checkpointer:
         try:
             if self._background is not None:
                 try:
-                    return self._background.save(ranks, lambda: self._checked(step), state, self._parent)
+                    return self._background.save(ranks, lambda: self._checked(step, state), state, self._parent)
                 except NoArena as error:
                     self._stop_background(ranks, error)
-            step = self._checked(step)
+            step = self._checked(step, state)
             checkpoint = self._saver.save(ranks, step_folder(step), state, step=step, parent=self._parent)
         except HoldfastError as error:
             return self._not_saved(ranks, operator.index(step), error)
@@ -237,6 +243,12 @@ class Checkpointer:
         self._listener(Event("failed", step, ranks.rank, detail=str(error)))
         warn(f"step {step} was not saved: {error}")
         return handle
+
+    def say_last_words(self, grace_s: float) -> None:
+        """Before SIGTERM ends the process: what failed, and what is still being written."""
+        self._warn_of_failures()
+        if not self.is_idle:
+            warn(f"the save in flight was not written within {grace_s:.0f} s: its writer goes on by itself")
 
     def _stop_background(self, ranks: Ranks, error: NoArena) -> None:
         """Save in the foreground from now on: there is no memory to capture into. All ranks come here alike."""
@@ -259,13 +271,10 @@ class Checkpointer:
         if self._closed:
             raise Unsupported(f"the Checkpointer of {self.storage.name} is closed")
 
-    def _checked(self, step: Any) -> int:
+    def _checked(self, step: Any, state: Any) -> int:
         self._refuse_if_closed()
-        if isinstance(step, bool) or not hasattr(step, "__index__") or operator.index(step) < 0:
-            raise InvalidArgument(f"step={step!r} is not a whole number from 0 on")
-        if operator.index(step) > _LAST_STEP:
-            raise InvalidArgument(f"step={step!r} is beyond the last step there can be, {_LAST_STEP}")
-        return operator.index(step)
+        _check_state(state)
+        return _whole_step(step)
 
     def _begin(self, ranks: Ranks) -> None:
         """Once: wait for writers of an earlier life, clean up after it, start the engine. Collective."""
@@ -328,15 +337,21 @@ class Checkpointer:
         What a crashed run had captured but not yet written is restored from memory when it is
         newer than every checkpoint, and written now.
         """
-        self._refuse_if_closed()
-        ranks = self._ranks()
-        self._begin(ranks)
-        if self._background is not None:
-            self._background.wait(self._deadline_s)
         options = LoadOptions(strict, verify, cast, only, ignore, self._options.ties, self._options.mesh)
-        request = _Request(step, options, progress)
+        with self._lock:
+            self._refuse_if_closed()
+            _check_state(state)
+            request = _Request(None if step is None else _whole_step(step), options, progress)
+            return self._restore(self._ranks(), state, request)
+
+    def _restore(self, ranks: Ranks, state: MutableMapping[str, Any], request: _Request) -> int | None:
+        self._begin(ranks)
+        for living in [other for other in _LIVING if other.storage.name == self.storage.name]:
+            living.finish()  # this one's save in flight, or another's of this process
         self._unrestored = False
-        self._keep_captured = step is not None  # another step was asked for: what is newer is not judged by that
+        self._keep_captured = (
+            request.step is not None
+        )  # another step was asked for: what is newer is not judged by that
         before = None
         if self._background is not None:
             before, self._background.last_published = self._background.last_published, None
@@ -349,7 +364,15 @@ class Checkpointer:
             if found is None:
                 self._background.last_published = before  # else the next save's parent is what was restored
             self._prepare_quietly(ranks, state)
+        if found is not None and ranks.rank == 0:
+            self._tell_misfits()
         return found
+
+    def _tell_misfits(self) -> None:
+        """What a load that is not strict left out, and what it changed in param groups, is said aloud."""
+        report = self.last_report
+        if report is not None and (report.missing or report.unexpected or report.mismatched or report.notes):
+            warn(str(report))
 
     def _restore_stored(self, ranks: Ranks, state: MutableMapping[str, Any], request: _Request) -> int | None:
         for candidate in self._candidates(ranks, request.step, request.skipped):
@@ -385,6 +408,14 @@ class Checkpointer:
             return None
         captured = self._leftovers.newest(ranks)
         if captured is None:
+            return None
+        if not captured.is_whole:
+            self._keep_captured = True
+            if ranks.rank == 0:
+                warn(
+                    f"step {captured.step} was captured and not written, and the memory of this run's hosts has only "
+                    "part of it: start on all the hosts that had it to restore it; it stays until the next save"
+                )
             return None
         try:
             if not captured.is_here:
@@ -498,6 +529,19 @@ class Checkpointer:
         return current_ranks(self._deadline_s)
 
 
+def _check_state(state: Any) -> None:
+    if not isinstance(state, MutableMapping):
+        raise Unsupported(f"the state is a {type(state).__name__}: give a dict of what there is to save, by name")
+
+
+def _whole_step(step: Any) -> int:
+    if isinstance(step, bool) or not hasattr(step, "__index__") or operator.index(step) < 0:
+        raise InvalidArgument(f"step={step!r} is not a whole number from 0 on")
+    if operator.index(step) > _LAST_STEP:
+        raise InvalidArgument(f"step={step!r} is beyond the last step there can be, {_LAST_STEP}")
+    return operator.index(step)
+
+
 def _is_whole(report: LoadReport, checkpoint: Checkpoint) -> bool:
     """Whether a load took everything that a checkpoint holds."""
     plain = [entry for entry in checkpoint.state.values() if entry["kind"] not in ("optimizer", "tensors", "module")]
@@ -510,6 +554,8 @@ def _finish(known: weakref.ref[Checkpointer], grace_s: float) -> None:
     living = known()
     while living is not None and not living.is_idle and time.monotonic() < end:
         time.sleep(_POLL_S)
+    if living is not None:
+        living.say_last_words(grace_s)
 
 
 def _close_at_exit(checkpointer: Checkpointer) -> None:
@@ -520,7 +566,7 @@ def _close_at_exit(checkpointer: Checkpointer) -> None:
     def close() -> None:
         living = known()
         if living is not None and os.getpid() == owner:
-            living._close(None, keep=hasattr(sys, "last_value"))
+            living.close()
 
     atexit.register(close)
     weakref.finalize(checkpointer, atexit.unregister, close)

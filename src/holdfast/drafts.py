@@ -83,7 +83,7 @@ def coming_arena_bytes(ranks: Ranks, collected: Collected, agreement: Agreement,
         offer = collected.offers[source.offer]
         if offer.role == "parameter" and offer.cast is None and offer.source is not None:
             size += source.span.bytes * coming.get(id(offer.source()), 0)
-    return size + options.block_bytes + size // 50  # owners of blocks take turns anew when tensors join
+    return size + min(size, options.block_bytes) + size // 50  # owners of blocks take turns anew when tensors join
 
 
 def _sources(collected: Collected, spans: list[Span], group_of: Mapping[str, str]) -> list[Source]:

@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from holdfast.core.errors import HoldfastError
+from holdfast.core.errors import HoldfastError, TimedOut
 from holdfast.persist.checkpoint import Checkpoint
 
 _LATE_S = 30.0  # after the deadline, for word of it to come
@@ -46,10 +46,10 @@ class SaveHandle:
     def result(self, timeout: float | None = None) -> Checkpoint:
         """The committed checkpoint, once it is; raises what made the save fail.
 
-        Raises TimeoutError after `timeout` seconds, or if none are given after the deadline of saves.
+        Raises TimedOut after `timeout` seconds, or if none are given after the deadline of saves.
         """
         if not self.wait(timeout):
-            raise TimeoutError(f"step {self.step} was not saved in time")
+            raise TimedOut(f"step {self.step} was not saved in time")
         if self._error is not None:
             raise self._error
         if self._checkpoint is None:

@@ -32,6 +32,7 @@ class Captured:
     plan: str
     cards: list[Card]
     is_here: bool  # all of it, for every rank that asks
+    is_whole: bool  # on the hosts that run now
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +55,7 @@ class Leftovers:
         self._run = run
         self._deadline_s = deadline_s
         self._leads = False  # whether this rank is the first of its host
+        self._hosts = 1
 
     def clean(self, ranks: Ranks, silence_s: float) -> Cleaned:
         """Wait for living writers, then remove what nobody holds and nobody can restore."""
@@ -72,6 +74,7 @@ class Leftovers:
         hosts = [host for host, _ in known_ranks]
         processes = {process for _, process in known_ranks}
         self._leads = hosts.index(hosts[ranks.rank]) == ranks.rank
+        self._hosts = len(set(hosts))
         known = self._known(ranks)
 
         def clean() -> list[Any]:
@@ -85,23 +88,27 @@ class Leftovers:
         return Cleaned(answers[0][0], waited_s, [process for _, found in answers for process in found])
 
     def newest(self, ranks: Ranks) -> Captured | None:
-        """The newest captured state, if all of it survived and it is newer than every checkpoint."""
+        """The newest captured state that is newer than every checkpoint, if there is one.
+
+        It may be incomplete: then other hosts have the rest, and no rank runs there now.
+        """
         known = self._known(ranks)
-        attempt = max(known, key=lambda attempt: known[attempt]["step"], default=None)
 
-        def look() -> bool:
-            committed = (entry.step for entry in committed_steps(self._storage) if entry.manifest)
-            return attempt is not None and known[attempt]["step"] > max(committed, default=-1)
+        def look() -> int:
+            return max((entry.step for entry in committed_steps(self._storage) if entry.manifest), default=-1)
 
-        if attempt is None or not together(ranks, look)[0]:
+        committed = together(ranks, look)[0]
+        newer = {attempt: found for attempt, found in known.items() if found["step"] > committed}
+        if not newer:
             return None
+        attempt = max(newer, key=lambda attempt: (newer[attempt]["whole"], newer[attempt]["step"]))
+        found = newer[attempt]
         cards = start.captured_sets(self._run).get(attempt, [])
-        everywhere = ranks.highest([-len(cards)])[0] == -known[attempt]["world"]
-        found = known[attempt]
-        return Captured(attempt, found["step"], found["parent"], found["plan"], cards, everywhere)
+        everywhere = ranks.highest([-len(cards)])[0] == -found["world"]
+        return Captured(attempt, found["step"], found["parent"], found["plan"], cards, everywhere, found["whole"])
 
     def _known(self, ranks: Ranks) -> dict[str, dict[str, Any]]:
-        """Attempts of which every rank's capture survived on some host, as all ranks agree."""
+        """Attempts of which all ranks' captures survived, or may have, on hosts where nobody runs now."""
 
         def look() -> dict[str, Any]:
             if not self._leads:
@@ -114,10 +121,12 @@ class Leftovers:
                     "parent": cards[0].parent,
                     "plan": cards[0].job["plan"],
                     "world": cards[0].job["world"],
+                    "hosts": cards[0].job["hosts"],
                     "ranks": [card.rank for card in cards],
                     "arenas": [card.arena for card in cards],
                 }
                 for attempt, cards in start.captured_sets(self._run).items()
+                if {int(rank) for card in cards for rank in card.job["arena_bytes"]} == {card.rank for card in cards}
             }
 
         merged: dict[str, dict[str, Any]] = {}
@@ -128,9 +137,9 @@ class Leftovers:
                     merged[attempt]["arenas"] += found["arenas"]
                 else:
                     merged[attempt] = found
-        return {
-            attempt: found for attempt, found in merged.items() if sorted(found["ranks"]) == list(range(found["world"]))
-        }
+        for found in merged.values():
+            found["whole"] = sorted(found["ranks"]) == list(range(found["world"]))
+        return {attempt: found for attempt, found in merged.items() if found["whole"] or found["hosts"] > self._hosts}
 
     def adopt(self, ranks: Ranks, captured: Captured, threads: int, silence_s: float) -> None:
         """Write a captured state that is spread over hosts, from their memory; every rank returns or raises alike."""
@@ -187,7 +196,7 @@ def _write(address: str, order: Order, cards: list[Card], threads: int) -> None:
                 raise error_from_record(list(message["outcome"]["error"]))
     finally:
         for writer in writers:
-            writer.close(max(1.0, order.silence_s), keep=True)
+            writer.close(max(1.0, order.silence_s))
 
 
 def _plan(address: str, card: Card, cards: list[Card], threads: int) -> Mapping[str, Any]:

@@ -188,9 +188,9 @@ def _require_used(targets: Targets, options: LoadOptions, used: set[str]) -> Non
 def _require_fit(path: str, findings: Mapping[str, Sequence[str]], unexpected: Sequence[str]) -> None:
     from holdfast.adapters.targets import raise_mismatch
 
-    problems = [f"missing in the checkpoint: {text}" for text in findings["missing"]]
+    problems = list(findings["mismatched"])
+    problems += [f"missing in the checkpoint: {text}" for text in findings["missing"]]
     problems += [f"not in the live state: {text}" for text in unexpected]
-    problems += list(findings["mismatched"])
     if problems:
         raise_mismatch(problems, path)
 

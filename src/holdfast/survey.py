@@ -39,7 +39,8 @@ class SaveOptions:
     def __post_init__(self) -> None:
         limits.parse_bytes(self.max_shard_size)
         if self.model_dtype is not None:
-            dtype_named(self.model_dtype)
+            name = str(self.model_dtype).removeprefix("torch.")
+            object.__setattr__(self, "model_dtype", dtype_named(name).name)
         pairs = self.ties.items() if isinstance(self.ties, Mapping) else [(self.ties,)]
         if not all(isinstance(text, str) for pair in pairs for text in pair):
             raise InvalidArgument(f"ties={self.ties!r} is not a mapping of keys to keys")

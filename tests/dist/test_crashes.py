@@ -21,6 +21,7 @@ from torch.distributed.tensor import DTensor, Shard
 import holdfast
 from holdfast.persist import start
 from holdfast.persist.arena import find_files
+from holdfast.persist.card import read_cards
 from dist.harness import Victims, run_ranks, tell_parent
 from dist.test_background import weights
 
@@ -317,6 +318,99 @@ def fail_and_raise(root: str) -> None:
         checkpointer.save(2, state(2)).wait(60)
         tell_parent(True)
         raise RuntimeError("the loss is not a number")
+
+
+def save_twice_and_wait(root: str) -> None:
+    """Steps are saved under FSDP2-like shards; the trainers are killed when the last is captured."""
+    checkpointer = holdfast.Checkpointer(root, block_bytes=1 << 16)
+    checkpointer.restore({**row_state(0)}, strict=False)
+    checkpointer.save(1, row_state(1)).result(60)
+    checkpointer.save(2, row_state(2))
+    tell_parent(True)
+    time.sleep(600)
+
+
+def test_once_it_is_published_killed_trainers_leave_no_memory(tmp_path: Path) -> None:
+    victims = Victims(4, save_twice_and_wait, str(tmp_path))
+    victims.hear()
+    victims.kill()
+    wait_until(lambda: (tmp_path / "step-000000000002").exists())
+    wait_until(lambda: not leftovers(tmp_path), 30)
+
+
+def get_ready_and_wait(root: str) -> None:
+    model = torch.nn.Linear(100, 100)
+    state = {"model": model, "optimizer": torch.optim.AdamW(model.parameters())}
+    checkpointer = holdfast.Checkpointer(root)
+    checkpointer.prepare(state)
+    checkpointer._background._arena._thread.join(60)
+    tell_parent(True)
+    time.sleep(600)
+
+
+def test_trainers_that_die_before_their_first_save_leave_no_memory(tmp_path: Path) -> None:
+    victims = Victims(2, get_ready_and_wait, str(tmp_path))
+    victims.hear()
+    assert leftovers(tmp_path)
+    victims.kill()
+    wait_until(lambda: not leftovers(tmp_path))
+
+
+def test_a_start_on_fewer_hosts_says_what_is_missing_and_keeps_its_part(tmp_path: Path) -> None:
+    victims = Victims(4, fail_on_two_hosts, str(tmp_path), hosts=HOSTS)
+    victims.hear()
+    victims.kill()
+    shutil.rmtree(tmp_path / "step-000000000002")
+    results = run_ranks(4, begin_rows_again, str(tmp_path), hosts=["north"] * 4)
+    assert [found for found, _, _ in results] == [1] * 4
+    assert any("has only part of it" in message for message in results[0][1])
+    results = run_ranks(4, begin_rows_again, str(tmp_path), hosts=HOSTS)
+    assert [(found, right) for found, _, right in results] == [(2, True)] * 4
+    wait_until(lambda: not leftovers(tmp_path))
+
+
+def restore_an_older_step(root: str) -> Any:
+    with holdfast.Checkpointer(root, deadline_s=60) as checkpointer:
+        return checkpointer.restore(state(0), step=1)
+
+
+def test_who_asks_for_an_older_step_leaves_memory_alone(tmp_path: Path) -> None:
+    victims = Victims(2, fail_to_write, str(tmp_path))
+    victims.hear()
+    victims.kill()
+    shutil.rmtree(tmp_path / "step-000000000002")
+    assert run_ranks(2, restore_an_older_step, str(tmp_path)) == [1, 1]
+    for found, _, value in run_ranks(2, begin_again, str(tmp_path)):
+        assert found == 2 and value == 2.0
+    assert holdfast.open(tmp_path / "step-000000000002").manifest.parent == 1
+    wait_until(lambda: not leftovers(tmp_path))
+
+
+def spoil_and_die(root: str) -> None:
+    """Adopt memory that was spoiled, and die before it is given back."""
+    holdfast.leftovers.Leftovers.drop = lambda self, ranks: (tell_parent(True), time.sleep(600))  # type: ignore
+    holdfast.Checkpointer(root, deadline_s=60).restore(row_state(0))
+
+
+def test_spoiled_memory_gets_no_new_card(tmp_path: Path) -> None:
+    victims = Victims(4, fail_on_two_hosts, str(tmp_path), hosts=HOSTS)
+    victims.hear()
+    victims.kill()
+    run = start.run_id(holdfast.storage.local.LocalStorage(tmp_path))
+    wait_until(lambda: sum(path.name.endswith(".card") for path in find_files(run)) == 4)
+    for card in read_cards([path for path in find_files(run) if path.name.endswith(".card")]):
+        for _, _, copies in card.job["travel"]:
+            with Path(card.arena).open("r+b") as file:
+                file.seek(copies[0][1])
+                byte = file.read(1)[0]
+                file.seek(copies[0][1])
+                file.write(bytes([byte ^ 1]))
+    shutil.rmtree(tmp_path / "step-000000000002")
+    second = Victims(4, spoil_and_die, str(tmp_path), hosts=HOSTS)
+    second.hear()
+    second.kill()
+    results = run_ranks(4, begin_rows_again, str(tmp_path), hosts=HOSTS)
+    assert [(found, right) for found, _, right in results] == [(1, True)] * 4
 
 
 def test_an_exception_keeps_what_only_memory_holds(tmp_path: Path) -> None:

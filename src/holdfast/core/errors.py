@@ -43,6 +43,10 @@ class Skipped(HoldfastError, RuntimeError):
     """The step was not saved: the save before it was still being written."""
 
 
+class TimedOut(HoldfastError, TimeoutError):
+    """What was waited for did not come in the time given."""
+
+
 class PeerFailed(HoldfastError, RuntimeError):
     """Another rank failed in a way that has no Holdfast error of its own."""
 
@@ -57,6 +61,7 @@ _LEAVES = (
     NoArena,
     StorageError,
     Skipped,
+    TimedOut,
     PeerFailed,
 )
 _BY_NAME: dict[str, type[HoldfastError]] = {leaf.__name__: leaf for leaf in _LEAVES}

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 _LOG = logging.getLogger("holdfast")
+_LOG.addHandler(logging.NullHandler())  # who sets up no logging hears of failures by warnings, once
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,5 +61,5 @@ def log_event(event: Event) -> None:
 
     What failed is also warned of, where the training loop hears it.
     """
-    level = logging.INFO if event.name in ("failed", "published", "closing") else logging.DEBUG
-    _LOG.log(level, "%s", event)
+    level = {"failed": logging.WARNING, "published": logging.INFO, "closing": logging.INFO}
+    _LOG.log(level.get(event.name, logging.DEBUG), "%s", event)

@@ -113,17 +113,14 @@ class WriterEnd:
             self._process.kill()
             self._process.wait()
 
-    def close(self, timeout_s: float, *, keep: bool = False) -> bool:
-        """Ask the process to leave when it is done; False if it has not left in time.
-
-        With `keep`, what was captured and could not be published stays in memory.
-        """
+    def close(self, timeout_s: float) -> bool:
+        """Ask the process to leave when it is done; False if it has not left in time."""
         if self._owner != os.getpid():
             return True  # a forked child: the writer is not its own
         if not self._closing:
             self._closing = True
             with contextlib.suppress(PeerFailed):  # it has left already
-                self._send({"do": "close", "keep": keep})
+                self._send({"do": "close"})
         end = time.monotonic() + timeout_s
         try:
             self._process.wait(max(0.0, timeout_s))

@@ -15,6 +15,7 @@ from typing import Any
 
 from holdfast.core.errors import NotFound, PeerFailed
 from holdfast.core.host import host_identity
+from holdfast.core.notices import warn
 from holdfast.format.digest import digest_hex
 from holdfast.persist import mailbox as mail
 from holdfast.persist.arena import find_files, is_held, unlink_file
@@ -25,6 +26,8 @@ from holdfast.storage.base import SharedStorage
 _ATTEMPT = re.compile(r"\.attempt-[0-9a-f]{16}")
 _ARENA = re.compile(r"holdfast-[0-9a-f]{32}-[0-9]+-(?P<trainer>[0-9]+)-(?P<began>[0-9]+)-[0-9a-f]{32}")
 _POLL_S = 0.05
+_NOTICE_S = 5.0
+_HOW_TO_END = "`pkill -9 -f holdfast.persist.writer`"
 _UNKNOWN_S = 4.0  # how long an attempt may be silent that has not said which host it is on
 
 
@@ -52,6 +55,7 @@ def wait_for_writers(
     """
     end = time.monotonic() + deadline_s
     watch = _Attempts(storage, silence_s)
+    notice_at = time.monotonic() + _NOTICE_S
     while True:
         orphans = [path for path in find_files(run) if _is_orphan(path)]
         alive = watch.alive() if look_at_storage else False
@@ -60,7 +64,13 @@ def wait_for_writers(
         if time.monotonic() > end:
             raise PeerFailed(
                 f"{storage.name}: writers of an earlier start are still at work after {deadline_s:.0f} s; "
-                "wait for them, or end them"
+                f"wait for them, or end them with {_HOW_TO_END}"
+            )
+        if time.monotonic() > notice_at:
+            notice_at = end
+            warn(
+                f"{storage.name}: waiting up to {deadline_s:.0f} s for the writers of an earlier start, which finish "
+                f"what it captured; {_HOW_TO_END} ends them"
             )
         time.sleep(_POLL_S)
 
@@ -167,7 +177,10 @@ def clean_arenas(run: str, keep: Callable[[str], bool] = lambda path: False) -> 
     gone = 0
     for path in find_files(run):
         arena = str(path).removesuffix(".card")
-        if not keep(arena) and not _held(Path(arena)) and not _has_trainer(Path(arena)):
+        if keep(arena) or _held(Path(arena)):
+            continue
+        cards = read_cards([Path(card_path(arena))])
+        if cards[0].host == host_identity() if cards else not _has_trainer(Path(arena)):
             unlink_file(card_path(arena))
             unlink_file(arena)
             gone += 1

@@ -50,15 +50,21 @@ class Trainer:
         while (end := self._rest.find(b"\n", searched)) < 0:
             searched = len(self._rest)
             if self._ready.poll(_ORPHAN_POLL_S * 1000):
-                data = self._line.recv(1 << 20)
-                if not data:
-                    raise TrainerGone
-                self._rest += data
+                self._rest += self._read()
             elif os.getppid() != self._parent:
                 raise TrainerGone  # its forked children may still keep the line open
         message: dict[str, Any] = json.loads(self._rest[:end])
         del self._rest[: end + 1]
         return message
+
+    def _read(self) -> bytes:
+        try:
+            data = self._line.recv(1 << 20)
+        except ConnectionResetError:
+            raise TrainerGone from None  # it died before it read all that it was told
+        if not data:
+            raise TrainerGone
+        return data
 
     def tell(self, **message: Any) -> None:
         with contextlib.suppress(OSError):  # nobody listens any more: the work goes on
@@ -73,7 +79,6 @@ class WriterProcess:
         self._desk: Desk | None = None
         self._unpublished = False
         self._closing = False
-        self._keep = True  # a trainer that dies says nothing
         self._arenas: set[str] = set()
 
     def run(self) -> None:
@@ -93,7 +98,6 @@ class WriterProcess:
         """What the trainer may say at any time."""
         if message["do"] == "close":
             self._closing = True
-            self._keep = message["keep"]
         elif message["do"] == "arena":
             self._arenas.add(message["path"])
 
@@ -105,13 +109,13 @@ class WriterProcess:
         self._desk = Desk(fields)
 
     def _leave(self) -> None:
-        """Take the arenas away, but for one that holds what was never published and is to be kept."""
+        """Take the arenas away, but for one that holds what was captured and never published."""
         if self._desk is not None:
             if self._desk.coordinator is not None:
                 self._desk.coordinator.sweep(_LAST_WORD_S, give_up=True)
             self._desk.close()
             self._arenas.add(self._desk.arena_path)
-            if self._keep and self._unpublished:
+            if self._unpublished:
                 self._arenas.remove(self._desk.arena_path)
         for arena in self._arenas:
             unlink_file(card_path(arena))

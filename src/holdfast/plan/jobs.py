@@ -116,13 +116,15 @@ class TravelJob:
 class WriterJob:
     """What the writer of one rank does in every save of a plan.
 
-    `arena_bytes` are the sizes of the arenas of the ranks on its host.
+    `host` is its host's number, of `hosts`. `arena_bytes` are the sizes of the arenas of the
+    ranks on its host.
     """
 
     plan: str
     rank: int
     world: int
     host: int
+    hosts: int
     arena_bytes: Mapping[int, int]
     blocks: tuple[BlockJob, ...]
     travel: tuple[TravelJob, ...]
@@ -142,6 +144,7 @@ class WriterJob:
             "rank": self.rank,
             "world": self.world,
             "host": self.host,
+            "hosts": self.hosts,
             "arena_bytes": {str(rank): size for rank, size in self.arena_bytes.items()},
             "blocks": [block.fields() for block in self.blocks],
             "travel": [[t.host, t.size, [copy.fields() for copy in t.copies]] for t in self.travel],
@@ -154,6 +157,7 @@ class WriterJob:
             rank=fields["rank"],
             world=fields["world"],
             host=fields["host"],
+            hosts=fields["hosts"],
             arena_bytes={int(rank): size for rank, size in fields["arena_bytes"].items()},
             blocks=tuple(map(BlockJob.from_fields, fields["blocks"])),
             travel=tuple(
@@ -244,7 +248,8 @@ def writer_job(plan: SavePlan, digest: str, rank: int, arenas: Mapping[int, Aren
         for other, exports in sorted(plan.exports(rank).items())
         if other != host
     )
-    return WriterJob(digest, rank, len(plan.hosts), host, sizes, tuple(blocks), travel)
+    hosts = len(set(plan.hosts))
+    return WriterJob(digest, rank, len(plan.hosts), host, hosts, sizes, tuple(blocks), travel)
 
 
 def _travel_copy(export: Export, arena: ArenaLayout) -> Copy:

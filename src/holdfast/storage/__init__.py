@@ -16,6 +16,8 @@ def storage_at(root: str | os.PathLike[str] | Storage) -> Storage:
     """The storage for a root: a path on this machine, or a Storage as it is."""
     if isinstance(root, Storage):
         return root
+    if not isinstance(root, str | os.PathLike) or not isinstance(os.fspath(root), str):
+        raise Unsupported(f"{root!r} is not a path, and not a storage")
     if not os.fspath(root):
         raise InvalidArgument("the root is an empty text: give a folder")
     check_local(os.fspath(root))
