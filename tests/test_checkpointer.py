@@ -358,3 +358,10 @@ def test_states_that_are_none_are_refused(tmp_path: Path) -> None:
         with pytest.raises(holdfast.TimedOut):
             handle = checkpointer.save(1, {"w": torch.ones(5_000_000)})
             handle.result(0.0)
+
+
+def test_a_value_that_contains_itself_is_refused_by_name(tmp_path: Path) -> None:
+    loop: list[object] = []
+    loop.append(loop)
+    with pytest.raises(holdfast.Unsupported, match=r"note.*contains itself"):
+        holdfast.save(tmp_path / "x", {"note": loop})

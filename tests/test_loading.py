@@ -252,11 +252,30 @@ def test_another_kind_of_optimizer_is_refused_by_name(tmp_path: Path) -> None:
     momentum.step()
     holdfast.save(tmp_path / "x", {"model": model, "optimizer": momentum})
     adam = torch.optim.AdamW(model.parameters())
-    with pytest.raises(holdfast.Mismatch, match=r"another kind of optimizer: the stored one has dampening, momentum"):
+    with pytest.raises(holdfast.Mismatch, match=r"another kind of optimizer: AdamW has no state momentum_buffer"):
         holdfast.load(tmp_path / "x", {"model": model, "optimizer": adam})
     holdfast.load(tmp_path / "x", {"model": model, "optimizer": adam}, strict=False)
     assert not adam.state and "momentum" not in adam.param_groups[0]
     holdfast.load(tmp_path / "x", {"model": model, "optimizer": torch.optim.SGD(model.parameters(), lr=0.1)})
+
+
+def test_kinds_of_optimizer_without_state_are_told_apart_by_their_options(tmp_path: Path) -> None:
+    model = nn.Linear(4, 3)
+    holdfast.save(tmp_path / "x", {"model": model, "optimizer": torch.optim.SGD(model.parameters(), lr=0.5)})
+    adam = torch.optim.AdamW(model.parameters())
+    with pytest.raises(holdfast.Mismatch, match=r"another kind of optimizer: the stored one has dampening, momentum"):
+        holdfast.load(tmp_path / "x", {"model": model, "optimizer": adam})
+
+
+@pytest.mark.parametrize(("saved", "live"), [("Adamax", "Adam"), ("Adadelta", "AdamW"), ("NAdam", "RAdam")])
+def test_states_that_a_kind_of_optimizer_does_not_have_are_refused(tmp_path: Path, saved: str, live: str) -> None:
+    model = nn.Linear(4, 3)
+    optimizer = getattr(torch.optim, saved)(model.parameters())
+    model(torch.ones(2, 4)).sum().backward()
+    optimizer.step()
+    holdfast.save(tmp_path / "x", {"model": model, "optimizer": optimizer})
+    with pytest.raises(holdfast.Mismatch, match=f"another kind of optimizer: {live} has no state"):
+        holdfast.load(tmp_path / "x", {"model": model, "optimizer": getattr(torch.optim, live)(model.parameters())})
 
 
 def test_kinds_of_optimizer_that_share_their_options_take_each_others_state(tmp_path: Path) -> None:

@@ -86,9 +86,10 @@ def plan_files(
         return ranks is None or not ranks.isdisjoint(agreement.tensors[group, spec.key].spread.ranks)
 
     def is_needed(group: str, file: DealtFile) -> bool:
+        if all_files or any(holds(group, spec) for spec in file.members):
+            return True
         # A header that fills a block is written by any rank, and so is a file without bytes of tensors.
-        anyone = file.header_limit >= block_bytes or not any(spec.bytes for spec in file.members)
-        return all_files or anyone or any(holds(group, spec) for spec in file.members)
+        return file.header_limit >= block_bytes or not any(spec.bytes for spec in file.members)
 
     groups = {
         group: tuple(file.plan() for file in deal_group(group, members, max_shard_bytes) if is_needed(group, file))

@@ -22,11 +22,16 @@ class Tree:
 
 
 def contains_tensor(value: Any) -> bool:
-    if isinstance(value, torch.Tensor | np.ndarray):
-        return True
-    if isinstance(value, dict):
-        return any(contains_tensor(item) for item in value.values())
-    return isinstance(value, list | tuple) and any(contains_tensor(item) for item in value)
+    """Whether a value is a tensor or a tree of lists and dicts with one in it."""
+    waiting, seen = [value], set()
+    while waiting:
+        item = waiting.pop()
+        if isinstance(item, torch.Tensor | np.ndarray):
+            return True
+        if isinstance(item, dict | list | tuple) and id(item) not in seen:
+            seen.add(id(item))
+            waiting += item.values() if isinstance(item, dict) else item
+    return False
 
 
 def flatten(name: str, value: Any) -> Tree:
