@@ -120,6 +120,8 @@ class Checkpointer:
         self._keep_captured = False
         self._rewriting: SaveHandle | None = None
         self._saver = Saver(self.storage, options)
+        # Said at the end of a call: a warning that is made an error must not leave other ranks waiting.
+        self._warnings_due: list[str] = []
         self._background: BackgroundSaver | None = None
         self._leftovers: Leftovers | None = None
         self._parent: int | None = None
@@ -158,7 +160,7 @@ class Checkpointer:
         if not self._background.close(timeout):
             self._background.warnings_due.append("the writer is still at work after close(); it finishes by itself")
         self._forget_rewritten()
-        self._warn_of_failures()
+        self._say_warnings()
 
     def __del__(self) -> None:
         """Let the writer go; it finishes by itself."""
@@ -188,11 +190,14 @@ class Checkpointer:
             self._begin(ranks)
             if self._background is not None:
                 self._background.prepare(ranks, state)
+            self._say_warnings()
 
     def save(self, step: int, state: MutableMapping[str, Any]) -> SaveHandle:
         """Save the state as `step`, as it is now. Saving a committed step again replaces it, unless it is the same."""
         with self._lock:
-            return self._save_now(step, state)
+            handle = self._save_now(step, state)
+            self._say_warnings()
+            return handle
 
     def _save_now(self, step: int, state: MutableMapping[str, Any]) -> SaveHandle:
         started = time.perf_counter()
@@ -215,7 +220,6 @@ class Checkpointer:
             except Refusal as refusal:
                 raise refusal.error from None
         handle.stall_ms = (time.perf_counter() - started) * 1000
-        self._warn_of_failures()
         return handle
 
     def _save(self, ranks: Ranks, step: int, state: MutableMapping[str, Any]) -> SaveHandle:
@@ -241,31 +245,35 @@ class Checkpointer:
         handle = SaveHandle(step, self._deadline_s)
         handle.fail(error)
         self._listener(Event("failed", step, ranks.rank, detail=str(error)))
-        warn(f"step {step} was not saved: {error}")
+        self._warnings_due.append(f"step {step} was not saved: {error}")
         return handle
 
     def say_last_words(self, grace_s: float) -> None:
         """Before SIGTERM ends the process: what failed, and what is still being written."""
-        self._warn_of_failures()
         if not self.is_idle:
-            warn(f"the save in flight was not written within {grace_s:.0f} s: its writer goes on by itself")
+            late = f"the save in flight was not written within {grace_s:.0f} s: its writer goes on by itself"
+            self._warnings_due.append(late)
+        self._say_warnings()
 
     def _stop_background(self, ranks: Ranks, error: NoArena) -> None:
         """Save in the foreground from now on: there is no memory to capture into. All ranks come here alike."""
         assert self._background is not None
         self._background.close(self._deadline_s)
-        self._warn_of_failures()
+        self._warnings_due += self._background.warnings_due
         published = self._background.last_published
         self._parent = self._parent if published is None else published
         self._background = None
         self._saver = Saver(self.storage, self._options)
         if ranks.rank == 0:
-            warn(f"saves block until they are written from now on: {error}")
+            self._warnings_due.append(f"saves block until they are written from now on: {error}")
 
-    def _warn_of_failures(self) -> None:
-        """What failed behind training's back is said where the caller hears it."""
-        while self._background is not None and self._background.warnings_due:
-            warn(self._background.warnings_due.pop(0))
+    def _say_warnings(self) -> None:
+        """What happened meanwhile, also behind training's back, is said where the caller hears it."""
+        if self._background is not None:
+            self._warnings_due += self._background.warnings_due
+            self._background.warnings_due.clear()
+        while self._warnings_due:
+            warn(self._warnings_due.pop(0))
 
     def _refuse_if_closed(self) -> None:
         if self._closed:
@@ -299,7 +307,7 @@ class Checkpointer:
             )
             self._listener(Event("cleaned", seconds=cleaned.waited_s, detail=detail))
         if cleaned.strangers:
-            warn(
+            self._warnings_due.append(
                 f"another run is at work under {self.storage.name} (process {cleaned.strangers[0]}): "
                 "if both save, they replace each other's steps"
             )
@@ -342,7 +350,9 @@ class Checkpointer:
             self._refuse_if_closed()
             _check_state(state)
             request = _Request(None if step is None else _whole_step(step), options, progress)
-            return self._restore(self._ranks(), state, request)
+            found = self._restore(self._ranks(), state, request)
+            self._say_warnings()
+            return found
 
     def _restore(self, ranks: Ranks, state: MutableMapping[str, Any], request: _Request) -> int | None:
         self._begin(ranks)
@@ -372,7 +382,7 @@ class Checkpointer:
         """What a load that is not strict left out, and what it changed in param groups, is said aloud."""
         report = self.last_report
         if report is not None and (report.missing or report.unexpected or report.mismatched or report.notes):
-            warn(str(report))
+            self._warnings_due.append(str(report))
 
     def _restore_stored(self, ranks: Ranks, state: MutableMapping[str, Any], request: _Request) -> int | None:
         for candidate in self._candidates(ranks, request.step, request.skipped):
@@ -386,7 +396,7 @@ class Checkpointer:
             self.last_report = report
             self._parent = candidate
             if request.skipped and ranks.rank == 0:
-                warn("skipped damaged checkpoints:\n  " + "\n  ".join(request.skipped))
+                self._warnings_due.append("skipped damaged checkpoints:\n  " + "\n  ".join(request.skipped))
             return candidate
         if request.step is not None:
             raise NotFound(f"{self.storage.name} has no checkpoint of step {request.step}")
@@ -412,7 +422,7 @@ class Checkpointer:
         if not captured.is_whole:
             self._keep_captured = True
             if ranks.rank == 0:
-                warn(
+                self._warnings_due.append(
                     f"step {captured.step} was captured and not written, and the memory of this run's hosts has only "
                     "part of it: start on all the hosts that had it to restore it; it stays until the next save"
                 )
@@ -434,7 +444,7 @@ class Checkpointer:
         after = self._write_again(ranks, captured, report, state)
         if ranks.rank == 0:
             self._listener(Event("restored", captured.step, detail="from memory"))
-            warn(
+            self._warnings_due.append(
                 f"step {captured.step} was restored from the memory of this host: the run before had captured but "
                 f"not written it; {after}"
             )
@@ -457,7 +467,7 @@ class Checkpointer:
         if not all(room for _, room in answers):
             return "it stays there until the next save, since there is no room for another capture beside it"
         self._unrestored = self._keep_captured = False
-        self._rewriting = self.save(captured.step, state)
+        self._rewriting = self._save_now(captured.step, state)
         self._keep_captured = True
         return "it is written now"
 
@@ -466,7 +476,7 @@ class Checkpointer:
         self._leftovers.adopt(ranks, captured, self._threads or min(8, os.cpu_count() or 1), self._silence_s)
         if ranks.rank == 0:
             self._listener(Event("restored", captured.step, detail="from memory"))
-            warn(
+            self._warnings_due.append(
                 f"step {captured.step} is restored from the memory of its hosts: the run before had captured but "
                 "not written it; it is written now"
             )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import threading
@@ -54,7 +55,10 @@ class Termination:
             return
         if self._installed and self._owner == os.getpid():  # not in a forked child, and once
             self._installed = False
-            self._finish()
+            try:
+                self._finish()
+            except Warning as warning:  # a user may have made warnings errors; the signal goes on
+                logging.getLogger("holdfast").warning("%s", warning)
         if callable(self._before):
             self._before(number, frame)
         elif self._before != signal.SIG_IGN:

@@ -31,7 +31,7 @@ def saves_in_flight(storage: SharedStorage) -> list[InFlight]:
         if attempt is not None:
             mailbox = Mailbox(storage, attempt)
             names = mailbox.names()
-            if names and mail.OUTCOME not in names:
+            if mail.BEGUN in names and mail.OUTCOME not in names:
                 found.append(_look(attempt, mailbox, names))
     return found
 
