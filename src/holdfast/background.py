@@ -526,8 +526,7 @@ class BackgroundSaver:
             finished = self._writer.close(max(1.0, left()) if finished else 0.0) and finished
         self._stand_in.sweep(min(timeout_s, _SWEEP_S))
         if self._arena is not None:
-            failed = self._flight is not None and self._flight.handle.error is not None
-            self._arena.close(max(1.0, left()), leave=not finished or failed)
+            self._arena.close(max(1.0, left()), leave=not finished)
         self._draft = self._standing = None
         if finished:
             self._flight = None  # else its handle still wants to hear of the outcome

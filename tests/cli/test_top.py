@@ -7,6 +7,9 @@ import torch
 
 import holdfast
 from cli.calls import call
+from holdfast.persist.arena import find_files
+from holdfast.persist.start import run_id
+from holdfast.storage.local import LocalStorage
 
 
 def test_committed_steps_are_shown_with_how_long_they_took(tmp_path):
@@ -36,6 +39,7 @@ def test_a_save_in_flight_is_followed(tmp_path):
         os.kill(writer, signal.SIGKILL)
         assert handle.wait(20) and handle.error is not None
         checkpointer._background.warnings_due.clear()
+    assert not find_files(run_id(LocalStorage(tmp_path))), "a dead writer leaves no memory behind"
 
 
 def test_a_missing_root_is_a_wrong_call(tmp_path):

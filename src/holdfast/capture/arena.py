@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import torch
 
@@ -139,11 +140,14 @@ class RankArena:
         self._arena = None
 
     def close(self, timeout_s: float, *, leave: bool) -> None:
-        """End: give the memory back, or `leave` it to the writer, which takes it away when it leaves."""
+        """End: give the memory back, or `leave` it to the writer, which takes it away when it leaves.
+
+        With a card it stays too: it holds what could not be written, for the next start.
+        """
         self._closed = True
         if self._thread is not None:
             self._thread.join(timeout_s)
-        if leave:
+        if leave or (self._arena is not None and Path(card_path(self._arena.path)).exists()):
             self._let_go()
         else:
             self.release()
