@@ -19,7 +19,8 @@ from holdfast.persist.coordinator import Order
 from holdfast.persist.spawn import Message, WriterEnd
 from holdfast.storage.base import SharedStorage
 
-_OF_DEADLINE = 0.9  # who writes gives up before the others give up waiting for it
+_OF_DEADLINE = 0.8  # who writes gives up before the others give up waiting for it
+_LEAVE_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +197,7 @@ def _write(address: str, order: Order, cards: list[Card], threads: int) -> None:
                 raise error_from_record(list(message["outcome"]["error"]))
     finally:
         for writer in writers:
-            writer.close(max(1.0, order.silence_s))
+            writer.close(_LEAVE_S)  # one that has not left by then does so by itself
 
 
 def _plan(address: str, card: Card, cards: list[Card], threads: int) -> Mapping[str, Any]:

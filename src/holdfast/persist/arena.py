@@ -10,11 +10,9 @@ from __future__ import annotations
 
 import mmap
 import os
-import random
 import secrets
 import stat
 import tempfile
-import time
 from pathlib import Path
 
 import numpy as np
@@ -26,7 +24,6 @@ from holdfast.storage.local import LocalReader, LocalWriter
 
 _MEMORY = Path("/dev/shm")
 _SEAL_TEXT = 64
-_LOOKS = 5
 
 
 def create_file(size: int, name: str = "", *, in_memory: bool = False) -> str:
@@ -126,11 +123,7 @@ def is_held(path: str) -> bool:
     """Whether a living process holds the file."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
-        for _ in range(_LOOKS):
-            if linux.lock(descriptor, alone=True):
-                return False
-            time.sleep(random.uniform(0.001, 0.01))  # noqa: S311  (another rank may be looking just now)
-        return True
+        return not linux.lock(descriptor, alone=True)
     finally:
         os.close(descriptor)
 

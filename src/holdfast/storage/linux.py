@@ -7,7 +7,9 @@ import errno
 import fcntl
 import functools
 import os
+import random
 import secrets
+import time
 from pathlib import Path
 
 _AT_FDCWD = -100
@@ -16,6 +18,7 @@ _SYNC_FILE_RANGE_WRITE = 2
 _MADV_POPULATE_WRITE = 23
 # Magic numbers of statfs: ext2 to ext4, xfs, btrfs, tmpfs, overlayfs, zfs, f2fs, bcachefs.
 _LOCAL_FILE_SYSTEMS = {0xEF53, 0x58465342, 0x9123683E, 0x01021994, 0x794C7630, 0x2FC12FC1, 0xF2F52010, 0xCA451A4E}
+_LOCK_TRIES = 5
 _UNSUPPORTED = (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
 
 
@@ -94,19 +97,24 @@ def start_write_back(descriptor: int, offset: int, size: int) -> None:
 
 
 def lock(descriptor: int, *, alone: bool) -> bool:
-    """Lock an open file or folder, `alone` or beside others, without waiting; False if it cannot be had now.
+    """Lock an open file or folder, `alone` or beside others; False if it cannot be had.
 
-    The lock ends when the last copy of the descriptor is closed. Where the file system has no
-    locks, every lock is granted.
+    Tried a few times: who only asks whether somebody holds it has it alone for a moment, and
+    must not be taken for a holder. The lock ends when the last copy of the descriptor is
+    closed. Where the file system has no locks, every lock is granted.
     """
-    try:
-        fcntl.flock(descriptor, (fcntl.LOCK_EX if alone else fcntl.LOCK_SH) | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError as error:
-        if error.errno not in (*_UNSUPPORTED, errno.ENOLCK):
-            raise
-    return True
+    for _ in range(_LOCK_TRIES):
+        try:
+            fcntl.flock(descriptor, (fcntl.LOCK_EX if alone else fcntl.LOCK_SH) | fcntl.LOCK_NB)
+        except BlockingIOError:
+            time.sleep(random.uniform(0.001, 0.01))  # noqa: S311  (so that two who ask do not keep step)
+        except OSError as error:
+            if error.errno not in (*_UNSUPPORTED, errno.ENOLCK):
+                raise
+            return True
+        else:
+            return True
+    return False
 
 
 def populate(address: int, size: int) -> None:
