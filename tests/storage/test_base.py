@@ -110,7 +110,7 @@ def test_more_buffers_than_one_call_takes_are_written_and_read(storage):
     storage.publish(ATTEMPT, "step-1")
     assert storage.read("step-1", "f", len(expected)) == expected
     found = [bytearray(len(part)) for part in parts]
-    reader = storage.open("step-1", "f")
+    reader = storage.pin("step-1").open("f")
     reader.read_into(0, [memoryview(part) for part in found])
     reader.close()
     assert found == parts
@@ -129,7 +129,7 @@ def test_two_writers_share_one_file(storage):
 
 def test_a_reader_fills_buffers_in_turn_from_an_offset(storage):
     publish(storage, "step-1", {"f": b"0123456789"})
-    reader = storage.open("step-1", "f")
+    reader = storage.pin("step-1").open("f")
     first, second = bytearray(3), np.zeros(2, dtype=np.uint16)
     reader.read_into(2, [memoryview(first), memoryview(second)])
     assert reader.size == 10
@@ -141,7 +141,7 @@ def test_a_reader_fills_buffers_in_turn_from_an_offset(storage):
 @pytest.mark.parametrize(("offset", "size"), [(0, 11), (9, 2), (10, 1), (100, 1)])
 def test_reading_past_the_end_is_damage(storage, offset, size):
     publish(storage, "step-1", {"f": b"0123456789"})
-    reader = storage.open("step-1", "f")
+    reader = storage.pin("step-1").open("f")
     with pytest.raises(Damaged, match="too early"):
         reader.read_into(offset, [memoryview(bytearray(size))])
     reader.close()
@@ -149,7 +149,7 @@ def test_reading_past_the_end_is_damage(storage, offset, size):
 
 def test_reading_past_the_end_with_several_buffers_is_damage(storage):
     publish(storage, "step-1", {"f": b"0123456789"})
-    reader = storage.open("step-1", "f")
+    reader = storage.pin("step-1").open("f")
     with pytest.raises(Damaged, match="too early"):
         reader.read_into(0, [memoryview(bytearray(6)), memoryview(bytearray(6))])
     reader.close()
@@ -159,7 +159,7 @@ def test_reading_past_the_end_with_several_buffers_is_damage(storage):
 def test_a_map_is_the_bytes_of_the_file(storage, offset):
     data = np.random.default_rng(1).bytes(10_000)
     publish(storage, "step-1", {"f": data})
-    reader = storage.open("step-1", "f")
+    reader = storage.pin("step-1").open("f")
     view = reader.map(offset, 10_000 - offset)
     assert bytes(view) == data[offset:]
     assert bytes(reader.map(offset, 7)) == data[offset : offset + 7]
@@ -204,7 +204,7 @@ def test_a_file_over_the_limit_is_damage(storage):
         lambda storage: storage.read("none", "a", 1),
         lambda storage: storage.read("step-1", "none", 1),
         lambda storage: storage.read("step-1", "none/a", 1),
-        lambda storage: storage.open("step-1", "none"),
+        lambda storage: storage.pin("step-1").open("none"),
         lambda storage: storage.take(".attempt-none", "a"),
         lambda storage: storage.create(".attempt-none", "a", 1),
         lambda storage: storage.put(".attempt-none", "a", b""),
@@ -227,7 +227,7 @@ def test_a_hostile_file_name_never_reaches_the_storage(storage, name):
     storage.begin(ATTEMPT)
     for ask in (
         lambda: storage.read("step-1", name, 1),
-        lambda: storage.open("step-1", name),
+        lambda: storage.pin("step-1").open(name),
         lambda: storage.take(ATTEMPT, name),
         lambda: storage.create(ATTEMPT, name, 1),
         lambda: storage.put(ATTEMPT, name, b"1"),

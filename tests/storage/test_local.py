@@ -61,7 +61,7 @@ def test_a_symbolic_link_is_damage_even_to_a_good_file(storage, tmp_path):
         link = tmp_path / "step-1" / "link"
         link.symlink_to(target)
         with pytest.raises(Damaged, match="link is a symbolic link, not a file"):
-            storage.open("step-1", "link")
+            storage.pin("step-1").open("link")
         with pytest.raises(Damaged, match="symbolic link"):
             storage.read("step-1", "link", 100)
         link.unlink()
@@ -80,7 +80,7 @@ def test_a_folder_where_a_file_should_be_is_damage(storage, tmp_path):
     publish(storage, "step-1", {"f": b"1"})
     (tmp_path / "step-1" / "sub").mkdir()
     with pytest.raises(Damaged, match="sub is not a regular file"):
-        storage.open("step-1", "sub")
+        storage.pin("step-1").open("sub")
 
 
 @pytest.mark.parametrize("device", ["/dev/zero", "/dev/null", "/dev/full"])
@@ -102,7 +102,7 @@ def test_opening_what_is_not_a_file_leaks_no_descriptor(storage, tmp_path):
     before = len(os.listdir("/proc/self/fd"))
     for _ in range(5):
         with pytest.raises(Damaged):
-            storage.open("step-1", "pipe")
+            storage.pin("step-1").open("pipe")
     assert len(os.listdir("/proc/self/fd")) == before
 
 
@@ -172,7 +172,7 @@ def test_discarding_leaves_what_a_link_points_to(storage, tmp_path):
 def test_files_are_mapped_where_the_file_system_is_local_only(tmp_path):
     publish(LocalStorage(tmp_path), "step-1", {"f": b"1"})
     for asked, expected in ((None, linux.is_local_file_system(tmp_path)), (True, True), (False, False)):
-        reader = LocalStorage(tmp_path, mappable=asked).open("step-1", "f")
+        reader = LocalStorage(tmp_path, mappable=asked).pin("step-1").open("f")
         reader.close()
         assert reader.mappable is expected
 
@@ -180,7 +180,7 @@ def test_files_are_mapped_where_the_file_system_is_local_only(tmp_path):
 @pytest.mark.parametrize(("offset", "size"), [(0, 4), (3, 1), (100, 1), (2**40, 1)])
 def test_a_map_past_the_end_is_damage(storage, offset, size):
     publish(storage, "step-1", {"f": b"123"})
-    reader = storage.open("step-1", "f")
+    reader = storage.pin("step-1").open("f")
     with pytest.raises(Damaged, match="ends at 3"):
         reader.map(offset, size)
     reader.close()
@@ -188,7 +188,7 @@ def test_a_map_past_the_end_is_damage(storage, offset, size):
 
 def test_a_file_that_shrinks_while_it_is_open_is_damage(storage, tmp_path):
     publish(storage, "step-1", {"f": b"x" * 100})
-    reader = storage.open("step-1", "f")
+    reader = storage.pin("step-1").open("f")
     os.truncate(tmp_path / "step-1" / "f", 40)
     with pytest.raises(Damaged, match="ends at 40, 60 bytes too early"):
         reader.read_into(0, [memoryview(bytearray(100))])

@@ -64,6 +64,8 @@ class Manifest:
     groups: Mapping[str, GroupRecord]
     files: Mapping[str, FileRecord]
     writer: Mapping[str, Any]
+    metrics: Mapping[str, float | None] = field(default_factory=dict)
+    abandons: tuple[tuple[int, str], ...] = ()  # steps and attempts that a rewind left behind
 
     @property
     def total_bytes(self) -> int:
@@ -88,6 +90,10 @@ def encode_manifest(manifest: Manifest) -> bytes:
         "groups": {name: _group_fields(group) for name, group in manifest.groups.items()},
         "files": {name: _file_fields(record) for name, record in manifest.files.items()},
     }
+    if manifest.metrics:
+        fields["metrics"] = dict(manifest.metrics)
+    if manifest.abandons:
+        fields["abandons"] = [list(abandoned) for abandoned in manifest.abandons]
     fields["digest"] = digest_hex(strictjson.dumps(fields))
     return strictjson.dumps(fields) + b"\n"
 
@@ -143,7 +149,15 @@ def _from_fields(fields: dict[str, Any], where: str) -> Manifest:
         groups=groups,
         files=files,
         writer=_writer(fields["writer"]),
+        metrics=_metrics(fields.get("metrics", {})),
+        abandons=tuple((_number(step, "abandons") or 0, str(attempt)) for step, attempt in fields.get("abandons", [])),
     )
+
+
+def _metrics(fields: Any) -> dict[str, float | None]:
+    if not all(value is None or type(value) in (int, float) for value in fields.values()):
+        raise ValueError("metrics are not numbers by name")
+    return dict(fields)
 
 
 def _writer(fields: Any) -> dict[str, Any]:

@@ -92,6 +92,16 @@ def step_folder(step: int) -> str:
     return f"step-{step:012d}"
 
 
+def abandoned_folder(step: int) -> str:
+    """The name under which a step is set aside that a rewind left behind."""
+    return f"abandoned-{step_folder(step)}"
+
+
+def damaged_folder(step: int) -> str:
+    """The name under which a damaged step is set aside."""
+    return f"damaged-{step_folder(step)}"
+
+
 def folder_step(folder: str) -> int | None:
     """The step of a committed folder's name, or None for any other name."""
     match = _STEP.fullmatch(folder)

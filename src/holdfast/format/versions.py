@@ -7,7 +7,7 @@ from typing import Any
 
 from holdfast.core.errors import Damaged, Unsupported
 
-CURRENT = (1, 0)
+CURRENT = (1, 1)
 
 # From major version N to N + 1: one function each, tested on the golden checkpoints.
 PATCHES: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Mapping, Sequence
+from typing import Self
 
 import numpy as np
 
@@ -113,19 +114,26 @@ class CapturedStorage:
             for block in job.blocks:
                 self._blocks.setdefault(block.file, []).append(block)
 
-    def open(self, folder: str, name: str) -> CapturedFile | SmallFile:
-        if folder == self.folder and name in self._blocks:
+    def pin(self, folder: str) -> Self:
+        return self
+
+    def hold(self) -> Self:
+        return self
+
+    def release(self) -> None:
+        """Nobody takes the arenas away while this run lives."""
+
+    def open(self, name: str) -> CapturedFile | SmallFile:
+        if name in self._blocks:
             return CapturedFile(self._blocks[name], self._arenas)
-        return SmallFile(self.read(folder, name, 0))
+        return SmallFile(self.read(name, 0))
 
-    def files(self, folder: str) -> dict[str, int]:
-        if folder != self.folder:
-            return {}
-        return {name: self.open(folder, name).size for name in (*self._blocks, *self._small)}
+    def files(self) -> dict[str, int]:
+        return {name: self.open(name).size for name in (*self._blocks, *self._small)}
 
-    def read(self, folder: str, name: str, limit_bytes: int) -> bytes:
-        if folder != self.folder or name not in self._small:
-            raise NotFound(f"{self.name} has no file {folder}/{name}")
+    def read(self, name: str, limit_bytes: int) -> bytes:
+        if name not in self._small:
+            raise NotFound(f"{self.name} has no file {name}")
         return self._small[name]
 
 

@@ -36,6 +36,17 @@ def committed_steps(storage: Storage) -> list[Committed]:
     return sorted(out, key=lambda found: found.step)
 
 
+def living_steps(storage: Storage) -> list[Committed]:
+    """The steps of the living branch, oldest first: without those that a rewind left behind.
+
+    The commit after a rewind names them; they are set aside under another name then, and
+    where that was cut short, this is what keeps them from coming back.
+    """
+    found = committed_steps(storage)
+    abandoned = {left for entry in found if entry.manifest for left in entry.manifest.abandons}
+    return [entry for entry in found if entry.manifest is None or (entry.step, entry.manifest.attempt) not in abandoned]
+
+
 def _look(storage: Storage, step: int, folder: str) -> Committed:
     try:
         data = storage.read(folder, MANIFEST, limits.JSON_BYTES)

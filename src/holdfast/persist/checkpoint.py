@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -39,6 +40,10 @@ class Checkpoint:
     def __init__(self, storage: Readable, folder: str) -> None:
         self.storage = storage
         self.folder = folder
+        try:
+            self._pin = storage.pin(folder)
+        except NotFound:
+            raise NotFound(f"{self.path}: there is no such checkpoint") from None
         self.manifest = self._read_manifest()
 
     @property
@@ -54,22 +59,19 @@ class Checkpoint:
 
     def _read_manifest(self) -> Manifest:
         try:
-            data = self.storage.read(self.folder, names.MANIFEST, limits.JSON_BYTES)
+            data = self._pin.read(names.MANIFEST, limits.JSON_BYTES)
         except NotFound:
             return self._foreign_manifest()
         return decode_manifest(data, self.path)
 
     def _foreign_manifest(self) -> Manifest:
         """A manifest for a Hugging Face folder: its weights as the group "model", without digests."""
-        try:
-            files = self.storage.files(self.folder)
-        except NotFound:
-            raise NotFound(f"{self.path}: there is no such checkpoint") from None
+        files = self._pin.files()
         single, index = "model.safetensors", names.index_file("model")
         if single in files:
             members = [single]
         elif index in files:
-            weight_map = decode_index(self.storage.read(self.folder, index, limits.JSON_BYTES), f"{self.path}/{index}")
+            weight_map = decode_index(self._pin.read(index, limits.JSON_BYTES), f"{self.path}/{index}")
             members = sorted(set(weight_map.values()))
         else:
             raise NotFound(
@@ -126,7 +128,7 @@ class Checkpoint:
         """Open a recorded file; raises Damaged if it is missing or has another size."""
         expected = self.manifest.files[name].size
         try:
-            reader = self.storage.open(self.folder, name)
+            reader = self._pin.open(name)
         except NotFound:
             raise Damaged(f"{self.path}/{name} is missing; the manifest records {expected} bytes") from None
         if reader.size != expected:
@@ -228,7 +230,7 @@ class Checkpoint:
         record = self.manifest.files.get(name)
         if record is None:
             raise NotFound(f"{self.path} has no file {name}")
-        data = self.storage.read(self.folder, name, limits.JSON_BYTES)
+        data = self._pin.read(name, limits.JSON_BYTES)
         if len(data) != record.size:
             raise Damaged(f"{self.path}/{name} has {len(data)} bytes, the manifest says {record.size}")
         for block in record.blocks:
@@ -236,11 +238,21 @@ class Checkpoint:
                 raise Damaged(f"{self.path}/{name}: the block at {block.offset} has a wrong digest")
         return data
 
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Keep retention from removing it while it is read; raises NotFound if it is gone already."""
+        hold = self._pin.hold()
+        try:
+            yield
+        finally:
+            hold.release()
+
     def verify(self, progress: Progress = no_progress) -> VerifyReport:
         """Read every byte and compare every digest; finds all damage, not only the first."""
         from holdfast.persist.verify import verify
 
-        return verify(self, progress)
+        with self.held():
+            return verify(self, progress)
 
 
 def _is_entry(entry: Any) -> bool:

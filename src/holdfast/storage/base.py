@@ -50,6 +50,21 @@ class Hold(Protocol):
     def release(self) -> None: ...
 
 
+class Pin(Protocol):
+    """One committed folder as it is now: what is published or renamed later does not change it."""
+
+    def files(self) -> dict[str, int]:
+        """Names and sizes of the regular files, `sub/name` for one level of subfolders."""
+
+    def read(self, name: str, limit_bytes: int) -> bytes:
+        """A whole small file."""
+
+    def open(self, name: str) -> Reader: ...
+
+    def hold(self) -> Hold:
+        """Keep it from being removed until the hold is released; raises NotFound if it is gone."""
+
+
 class Readable(Protocol):
     """Folders with files that can be read. Every failure is a StorageError, NotFound or Damaged."""
 
@@ -57,21 +72,29 @@ class Readable(Protocol):
     def name(self) -> str:
         """What people call this root, for messages."""
 
-    def files(self, folder: str) -> dict[str, int]:
-        """Names and sizes of the regular files of a folder, `sub/name` for one level of subfolders."""
-
-    def read(self, folder: str, name: str, limit_bytes: int) -> bytes:
-        """A whole small file."""
-
-    def open(self, folder: str, name: str) -> Reader: ...
+    def pin(self, folder: str) -> Pin:
+        """A committed folder for reading; raises NotFound if there is none."""
 
 
 @runtime_checkable
 class Storage(Readable, Protocol):
     """A root with folders in it, and attempts that become folders."""
 
+    @property
+    def whole_files(self) -> bool:
+        """Whether a file must be written by one process, from its beginning to its end."""
+
+    def files(self, folder: str) -> dict[str, int]:
+        """Names and sizes of the regular files of a folder, `sub/name` for one level of subfolders."""
+
+    def read(self, folder: str, name: str, limit_bytes: int) -> bytes:
+        """A whole small file."""
+
     def folders(self) -> list[str]:
         """The names of the committed folders' candidates: every folder that is not hidden."""
+
+    def hidden(self) -> list[str]:
+        """The folders that are not checkpoints: attempts, mailboxes, tags."""
 
     def entries(self, folder: str) -> list[str]:
         """Everything under a folder, at any depth and of any type; empty if there is no such folder."""
@@ -93,8 +116,20 @@ class Storage(Readable, Protocol):
     def drop(self, attempt: str, name: str) -> None:
         """Remove a file of an attempt."""
 
-    def publish(self, attempt: str, folder: str) -> None:
-        """Make the attempt durable and visible as `folder`, replacing an older one at once."""
+    def publish(self, attempt: str, folder: str, aside: str = "") -> None:
+        """Make the attempt durable and visible as `folder`, replacing an older one at once.
+
+        The older one is removed, or goes by the name `aside` if one is given.
+        """
+
+    def rename(self, folder: str, name: str) -> None:
+        """Give a committed folder another name, durably; raises StorageError if the name is taken."""
+
+    def remove(self, folder: str) -> bool:
+        """Remove a committed folder; no reader ever sees it in part. False if somebody holds it."""
+
+    def note(self, folder: str, name: str, data: bytes, *, durable: bool = False) -> None:
+        """Write a small file that readers see whole or not at all, replacing an older one."""
 
     def discard(self, attempt: str) -> None:
         """Remove an attempt and all it holds, as far as that is possible."""
@@ -111,14 +146,15 @@ class SharedStorage(Storage, Protocol):
     def exists(self) -> bool:
         """Whether anything was ever written under this root, and the root was not deleted since."""
 
-    def hidden(self) -> list[str]:
-        """The folders that are not checkpoints: attempts and mailboxes."""
-
-    def note(self, folder: str, name: str, data: bytes) -> None:
-        """Write a small file that readers see whole or not at all, replacing an older one. Not durable."""
+    @property
+    def poll_s(self) -> float:
+        """How long to wait between two looks at a folder that another process writes notes into."""
 
     def hold(self, folder: str) -> Hold:
         """Say that this process works in the folder, until it lets go or dies."""
 
     def is_held(self, folder: str) -> bool:
         """Whether a living process on this host works in the folder."""
+
+    def sweep(self) -> None:
+        """Finish removals that were cut short, or that had to wait for readers."""

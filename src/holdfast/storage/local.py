@@ -6,21 +6,26 @@ fsync of the folder, rename to the committed name, fsync of the parent.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import mmap
 import os
+import secrets
 import shutil
 import stat
 import threading
+import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from holdfast.core.errors import Damaged, NotFound, StorageError
+from holdfast.core.errors import Damaged, HoldfastError, NotFound, StorageError
 from holdfast.core.filenames import check_file
 from holdfast.storage import linux
 
 _CALL_BUFFERS = 512
+_REMOVED = ".removed-"  # folders whose removal was cut short, or waits for readers
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _MAP_POPULATE = getattr(mmap, "MAP_POPULATE", 0)
 
 
@@ -38,14 +43,15 @@ def _failing_as_storage_error(doing: str) -> Iterator[None]:
 
 
 class LocalReader:
-    """A committed file, opened without following links."""
+    """A committed file, opened without following links, by its path or by its name in an open folder."""
 
-    def __init__(self, path: Path, *, mappable: bool = False) -> None:
+    def __init__(self, path: Path, *, mappable: bool = False, at: int | None = None) -> None:
         self.path = path
         self.mappable = mappable
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         with _failing_as_storage_error(f"opening {path}"):
             try:
-                self._descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+                self._descriptor = os.open(path if at is None else path.name, flags, dir_fd=at)
             except OSError as error:
                 if error.errno == errno.ELOOP:
                     raise Damaged(f"{path} is a symbolic link, not a file") from None
@@ -78,6 +84,14 @@ class LocalReader:
                     raise Damaged(f"{self.path} ends at {position}, {missing} bytes too early")
                 position += count
                 waiting = _after(waiting, count)
+
+    def read(self, limit_bytes: int) -> bytes:
+        """All of it, if it is not more than a limit."""
+        if self.size > limit_bytes:
+            raise Damaged(f"{self.path}: {self.size} bytes, more than the limit of {limit_bytes}")
+        data = bytearray(self.size)
+        self.read_into(0, [memoryview(data)])
+        return bytes(data)
 
     def close(self) -> None:
         os.close(self._descriptor)
@@ -123,15 +137,79 @@ class LocalWriter:
 
 
 class LocalHold:
-    """A lock on a folder that ends with this process."""
+    """A lock on an open folder that ends with this process."""
 
-    def __init__(self, path: Path) -> None:
-        with _failing_as_storage_error(f"holding {path}"):
-            self._descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-            linux.lock(self._descriptor, alone=False)
+    def __init__(self, path: Path, descriptor: int) -> None:
+        self._descriptor = descriptor
+        try:
+            with _failing_as_storage_error(f"holding {path}"):
+                held = linux.lock(descriptor, alone=False)
+                if not held or not os.fstat(descriptor).st_nlink:
+                    raise NotFound(f"holding {path}: it is being removed")
+        except HoldfastError:
+            os.close(descriptor)
+            raise
 
     def release(self) -> None:
         os.close(self._descriptor)
+
+
+class LocalPin:
+    """A folder kept open: its files are found in it wherever it is renamed to."""
+
+    def __init__(self, path: Path, *, mappable: bool) -> None:
+        self._path = path
+        self._mappable = mappable
+        with _failing_as_storage_error(f"opening {path}"):
+            self._descriptor = os.open(path, _FOLDER)
+        weakref.finalize(self, os.close, self._descriptor)
+
+    def files(self) -> dict[str, int]:
+        with _failing_as_storage_error(f"listing {self._path}"):
+            return dict(sorted(self._files(self._descriptor, "")))
+
+    def _files(self, folder: int, prefix: str) -> Iterator[tuple[str, int]]:
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                if entry.is_file(follow_symlinks=False):
+                    yield prefix + entry.name, entry.stat(follow_symlinks=False).st_size
+                elif entry.is_dir(follow_symlinks=False) and not prefix:
+                    with _opened(entry.name, folder) as inner:
+                        yield from self._files(inner, f"{entry.name}/")
+
+    def read(self, name: str, limit_bytes: int) -> bytes:
+        reader = self.open(name)
+        try:
+            return reader.read(limit_bytes)
+        finally:
+            reader.close()
+
+    def open(self, name: str) -> LocalReader:
+        check_file(name, str(self._path))
+        path = self._path / name
+        if "/" not in name:
+            return LocalReader(path, mappable=self._mappable, at=self._descriptor)
+        with _failing_as_storage_error(f"opening {path.parent}"), _opened(path.parent.name, self._descriptor) as inner:
+            return LocalReader(path, mappable=self._mappable, at=inner)
+
+    def hold(self) -> LocalHold:
+        with _failing_as_storage_error(f"holding {self._path}"):
+            descriptor = os.open(".", _FOLDER, dir_fd=self._descriptor)
+        return LocalHold(self._path, descriptor)
+
+
+@contextmanager
+def _opened(name: str, at: int) -> Iterator[int]:
+    try:
+        descriptor = os.open(name, _FOLDER | os.O_NOFOLLOW, dir_fd=at)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ENOTDIR):
+            raise Damaged(f"{name} is a symbolic link or a file, not a folder") from None
+        raise
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
 
 
 class LocalStorage:
@@ -140,6 +218,9 @@ class LocalStorage:
     Committed files are mapped where the file system is a disk or memory of this host; a
     network file system is read instead, because a map of it fails with a signal, not an error.
     """
+
+    whole_files = False
+    poll_s = 0.02
 
     def __init__(self, root: Path, *, mappable: bool | None = None) -> None:
         self.root = root
@@ -194,24 +275,16 @@ class LocalStorage:
             return sorted(str(path.relative_to(top)) for path in top.rglob("*"))
 
     def read(self, folder: str, name: str, limit_bytes: int) -> bytes:
-        reader = self.open(folder, name)
+        reader = LocalReader(self._path(folder, name))
         try:
-            if reader.size > limit_bytes:
-                raise Damaged(f"{reader.path}: {reader.size} bytes, more than the limit of {limit_bytes}")
-            data = bytearray(reader.size)
-            reader.read_into(0, [memoryview(data)])
-            return bytes(data)
+            return reader.read(limit_bytes)
         finally:
             reader.close()
 
-    def open(self, folder: str, name: str) -> LocalReader:
-        check_file(name, self.name)
+    def pin(self, folder: str) -> LocalPin:
         if self._mappable is None:
             self._mappable = linux.is_local_file_system(self.root)
-        path = self.root / folder / name
-        if "/" in name and path.parent.is_symlink():
-            raise Damaged(f"{path.parent} is a symbolic link, not a folder")
-        return LocalReader(path, mappable=self._mappable)
+        return LocalPin(self.root / folder, mappable=self._mappable)
 
     def begin(self, attempt: str) -> None:
         with _failing_as_storage_error(f"making {self.root / attempt}"):
@@ -256,17 +329,24 @@ class LocalStorage:
         finally:
             writer.close()
 
-    def note(self, folder: str, name: str, data: bytes) -> None:
+    def note(self, folder: str, name: str, data: bytes, *, durable: bool = False) -> None:
         path = self._path(folder, name)
         unseen = path.with_name(f".{name}-{os.getpid()}-{threading.get_ident()}")
         with _failing_as_storage_error(f"writing {path}"):
             descriptor = os.open(unseen, os.O_CREAT | os.O_TRUNC | os.O_WRONLY | os.O_CLOEXEC, 0o600)
             with os.fdopen(descriptor, "wb") as file:
                 file.write(data)
+                if durable:
+                    file.flush()
+                    os.fsync(descriptor)
             os.rename(unseen, path)
+            if durable:
+                _sync_folder(path.parent)
 
     def hold(self, folder: str) -> LocalHold:
-        return LocalHold(self.root / folder)
+        with _failing_as_storage_error(f"holding {self.root / folder}"):
+            descriptor = os.open(self.root / folder, _FOLDER | os.O_NOFOLLOW)
+        return LocalHold(self.root / folder, descriptor)
 
     def is_held(self, folder: str) -> bool:
         with _failing_as_storage_error(f"looking at {self.root / folder}"):
@@ -283,7 +363,7 @@ class LocalStorage:
         with _failing_as_storage_error(f"removing {self.root / attempt / name}"):
             os.unlink(self._path(attempt, name))
 
-    def publish(self, attempt: str, folder: str) -> None:
+    def publish(self, attempt: str, folder: str, aside: str = "") -> None:
         source, target = self.root / attempt, self.root / folder
         if target.is_symlink():
             raise StorageError(f"publishing {target}: it is a symbolic link; name the folder it points to")
@@ -292,13 +372,50 @@ class LocalStorage:
                 if entry.is_dir(follow_symlinks=False):
                     _sync_folder(Path(entry.path))
             _sync_folder(source)
-            if target.exists():
-                linux.exchange(source, target)
-                _sync_folder(self.root)
-                shutil.rmtree(source)
-            else:
+            if not target.exists():
                 os.rename(source, target)
                 _sync_folder(self.root)
+                return
+            linux.exchange(source, target)
+            _sync_folder(self.root)
+        with contextlib.suppress(StorageError, NotFound):  # it is published: what is left is for the next start
+            if aside:
+                self.rename(attempt, aside)
+            else:
+                with _failing_as_storage_error(f"removing what {target} replaced"):
+                    hidden = self._hide(attempt).name
+                self.remove(hidden)
+
+    def rename(self, folder: str, name: str) -> None:
+        with _failing_as_storage_error(f"renaming {self.root / folder} to {name}"):
+            if (self.root / name).exists():
+                raise StorageError(f"renaming {self.root / folder} to {name}: there is such a folder")
+            os.rename(self.root / folder, self.root / name)
+            _sync_folder(self.root)
+
+    def remove(self, folder: str) -> bool:
+        with _failing_as_storage_error(f"removing {self.root / folder}"):
+            descriptor = os.open(self.root / folder, _FOLDER | os.O_NOFOLLOW)
+            try:
+                if not linux.lock(descriptor, alone=True):
+                    return False
+                shutil.rmtree(self._hide(folder))  # readers that come now are told that it is being removed
+            finally:
+                os.close(descriptor)
+        return True
+
+    def _hide(self, folder: str) -> Path:
+        """Rename a folder to what nobody takes for a checkpoint."""
+        hidden = self.root / f"{_REMOVED}{folder.lstrip('.')}-{secrets.token_hex(4)}"
+        os.rename(self.root / folder, hidden)
+        _sync_folder(self.root)
+        return hidden
+
+    def sweep(self) -> None:
+        for folder in self.hidden():
+            if folder.startswith(_REMOVED):
+                with contextlib.suppress(NotFound):  # another process sweeps too
+                    self.remove(folder)
 
     def discard(self, attempt: str) -> None:
         shutil.rmtree(self.root / attempt, ignore_errors=True)

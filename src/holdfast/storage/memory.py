@@ -54,8 +54,46 @@ class MemoryFile:
         """Nothing is held open."""
 
 
+class MemoryPin:
+    """The files of a folder as they were when it was pinned; files of committed folders never change."""
+
+    def __init__(self, name: str, files: dict[str, bytearray]) -> None:
+        self._name = name
+        self._contents = dict(files)
+
+    def files(self) -> dict[str, int]:
+        return {name: len(data) for name, data in sorted(self._contents.items())}
+
+    def read(self, name: str, limit_bytes: int) -> bytes:
+        data = self._file(name)
+        if len(data) > limit_bytes:
+            raise Damaged(f"{self._name}/{name}: {len(data)} bytes, more than the limit of {limit_bytes}")
+        return bytes(data)
+
+    def open(self, name: str) -> MemoryFile:
+        return MemoryFile(f"{self._name}/{name}", self._file(name))
+
+    def _file(self, name: str) -> bytearray:
+        check_file(name, self._name)
+        if name not in self._contents:
+            raise NotFound(f"{self._name} has no file {name}")
+        return self._contents[name]
+
+    def hold(self) -> MemoryHold:
+        return MemoryHold()
+
+
+class MemoryHold:
+    """A pin has the bytes themselves: there is nothing to keep others from."""
+
+    def release(self) -> None:
+        """Nothing was taken."""
+
+
 class MemoryStorage:
     """A root in this process's memory; ranks in other processes do not see it."""
+
+    whole_files = False
 
     def __init__(self, name: str = "memory") -> None:
         self.name = name
@@ -64,8 +102,14 @@ class MemoryStorage:
     def folders(self) -> list[str]:
         return sorted(folder for folder in self._folders if not folder.startswith("."))
 
+    def hidden(self) -> list[str]:
+        return sorted(folder for folder in self._folders if folder.startswith("."))
+
     def files(self, folder: str) -> dict[str, int]:
-        return {name: len(data) for name, data in sorted(self._folder(folder).items())}
+        return self.pin(folder).files()
+
+    def pin(self, folder: str) -> MemoryPin:
+        return MemoryPin(f"{self.name}/{folder}", self._folder(folder))
 
     def _folder(self, folder: str) -> dict[str, bytearray]:
         try:
@@ -77,20 +121,7 @@ class MemoryStorage:
         return sorted(self._folders.get(folder, {}))
 
     def read(self, folder: str, name: str, limit_bytes: int) -> bytes:
-        data = self._file(folder, name)
-        if len(data) > limit_bytes:
-            raise Damaged(f"{folder}/{name}: {len(data)} bytes, more than the limit of {limit_bytes}")
-        return bytes(data)
-
-    def _file(self, folder: str, name: str) -> bytearray:
-        check_file(name, self.name)
-        files = self._folder(folder)
-        if name not in files:
-            raise NotFound(f"{self.name} has no file {folder}/{name}")
-        return files[name]
-
-    def open(self, folder: str, name: str) -> MemoryFile:
-        return MemoryFile(f"{folder}/{name}", self._file(folder, name))
+        return self.pin(folder).read(name, limit_bytes)
 
     def begin(self, attempt: str) -> None:
         if attempt in self._folders:
@@ -105,22 +136,42 @@ class MemoryStorage:
         files[name] = bytearray(size)
 
     def writer(self, attempt: str, name: str) -> MemoryFile:
-        return self.open(attempt, name)
+        return self.pin(attempt).open(name)
 
     def put(self, attempt: str, name: str, data: bytes) -> None:
         self.create(attempt, name, 0)
         self.writer(attempt, name).write(0, [memoryview(data)])
 
     def take(self, attempt: str, name: str) -> MemoryFile:
-        return self.open(attempt, name)
+        return self.pin(attempt).open(name)
 
     def drop(self, attempt: str, name: str) -> None:
-        self._file(attempt, name)
+        if name not in self._folder(attempt):
+            raise NotFound(f"{self.name}/{attempt} has no file {name}")
         del self._folders[attempt][name]
 
-    def publish(self, attempt: str, folder: str) -> None:
-        self._folders[folder] = self._folder(attempt)
+    def note(self, folder: str, name: str, data: bytes, *, durable: bool = False) -> None:
+        check_file(name, self.name)
+        self._folder(folder)[name] = bytearray(data)
+
+    def publish(self, attempt: str, folder: str, aside: str = "") -> None:
+        files = self._folder(attempt)
+        if aside and folder in self._folders:
+            self.rename(folder, aside)
+        self._folders[folder] = files
         del self._folders[attempt]
+
+    def rename(self, folder: str, name: str) -> None:
+        files = self._folder(folder)
+        if name in self._folders:
+            raise StorageError(f"renaming {self.name}/{folder} to {name}: there is such a folder")
+        self._folders[name] = files
+        del self._folders[folder]
+
+    def remove(self, folder: str) -> bool:
+        self._folder(folder)
+        del self._folders[folder]
+        return True
 
     def discard(self, attempt: str) -> None:
         self._folders.pop(attempt, None)

@@ -1,0 +1,163 @@
+"""Retention: which checkpoints to keep. Policies are values, combined with `|`: kept is what any of them keeps.
+
+    keep=holdfast.keep.last(3) | holdfast.keep.every(1000) | holdfast.keep.best(2, "loss")
+
+The newest checkpoint and tagged ones are kept whatever the policy says.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from holdfast.core.errors import InvalidArgument
+from holdfast.format.manifest import Manifest
+
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
+_DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([smhdw])")
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """What to keep, as a list of rules; each is a name and its arguments."""
+
+    rules: tuple[tuple[str, tuple[Any, ...]], ...]
+
+    def __or__(self, other: object) -> Policy:
+        if not isinstance(other, Policy):
+            return NotImplemented
+        return Policy((*self.rules, *other.rules))
+
+    def __str__(self) -> str:
+        return " | ".join(f"{name}({', '.join(map(repr, arguments))})" for name, arguments in self.rules)
+
+    def kept(self, manifests: Sequence[Manifest], now: datetime | None = None) -> dict[int, list[str]]:
+        """The steps that are kept of these, each with the rules that keep it."""
+        ordered = sorted(manifests, key=lambda manifest: manifest.step or 0)
+        kept: dict[int, list[str]] = {}
+        for name, arguments in self.rules:
+            for step in _RULES[name](ordered, now or datetime.now(UTC), *arguments):
+                kept.setdefault(step, []).append(str(Policy(((name, arguments),))))
+        return kept
+
+    def fields(self) -> list[list[Any]]:
+        """The JSON form."""
+        return [[name, list(arguments)] for name, arguments in self.rules]
+
+    @staticmethod
+    def from_fields(fields: Sequence[Sequence[Any]]) -> Policy:
+        return Policy(tuple((name, tuple(arguments)) for name, arguments in fields))
+
+
+def last(count: int) -> Policy:
+    """The newest `count` steps."""
+    return Policy((("last", (_whole("last", count),)),))
+
+
+def every(steps: int) -> Policy:
+    """Every step that is a multiple of `steps`."""
+    return Policy((("every", (_whole("every", steps),)),))
+
+
+def best(count: int, metric: str, mode: str = "min") -> Policy:
+    """The `count` steps with the best `metric`, as given to `save(step, state, metrics={...})`."""
+    if mode not in ("min", "max"):
+        raise InvalidArgument(f"mode={mode!r}: choose 'min' or 'max'")
+    if not isinstance(metric, str) or not metric:
+        raise InvalidArgument(f"metric={metric!r} is not the name of a metric")
+    return Policy((("best", (_whole("best", count), metric, mode)),))
+
+
+def newer_than(duration: str | float | timedelta) -> Policy:
+    """What was written less than a duration ago: seconds, a timedelta, or a text such as "36h", "2d"."""
+    return Policy((("newer_than", (_seconds(duration),)),))
+
+
+def parse(text: str) -> Policy:
+    """The policy in a text as `str` of a policy gives it: "last(3) | every(1000) | best(2, 'loss', 'min')"."""
+    rules: list[Policy] = []
+    for part in text.split("|"):
+        match = re.fullmatch(r"\s*([a-z_]+)\((.*)\)\s*", part)
+        if match is None or match[1] not in _MAKERS:
+            raise InvalidArgument(
+                f"{part.strip()!r} is not a rule: write {', '.join(f'{name}(...)' for name in _MAKERS)}"
+            )
+        try:
+            rules.append(_MAKERS[match[1]](*(_argument(text) for text in match[2].split(","))))
+        except TypeError as error:
+            raise InvalidArgument(f"{part.strip()}: {error}") from None
+    policy = rules[0]
+    for rule in rules[1:]:
+        policy |= rule
+    return policy
+
+
+def _argument(text: str) -> Any:
+    text = text.strip()
+    if re.fullmatch(r"[0-9]+", text):
+        return int(text)
+    if re.fullmatch(r"[0-9.]+", text):
+        return float(text)
+    return text.strip("'\"")
+
+
+def _whole(name: str, value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise InvalidArgument(f"{name}({value!r}): give a whole number from 1 on")
+    return value
+
+
+def _seconds(duration: Any) -> float:
+    if isinstance(duration, timedelta):
+        duration = duration.total_seconds()
+    if isinstance(duration, str):
+        match = _DURATION.fullmatch(duration.strip())
+        if match is None:
+            raise InvalidArgument(f"newer_than({duration!r}): give seconds, or a text such as '90m', '36h', '2d'")
+        duration = float(match[1]) * _UNITS[match[2]]
+    if isinstance(duration, bool) or not isinstance(duration, int | float) or duration <= 0:
+        raise InvalidArgument(f"newer_than({duration!r}): give a duration above 0")
+    return float(duration)
+
+
+def _last(manifests: Sequence[Manifest], now: datetime, count: int) -> list[int]:
+    return [manifest.step or 0 for manifest in manifests[-count:]]
+
+
+def _every(manifests: Sequence[Manifest], now: datetime, steps: int) -> list[int]:
+    return [manifest.step for manifest in manifests if manifest.step is not None and manifest.step % steps == 0]
+
+
+def _best(manifests: Sequence[Manifest], now: datetime, count: int, metric: str, mode: str) -> list[int]:
+    sign = 1.0 if mode == "min" else -1.0
+    measured = []
+    for manifest in manifests:
+        value = manifest.metrics.get(metric)
+        if value is not None:  # a loss that was not a number is no best one
+            measured.append((sign * value, -(manifest.step or 0)))
+    return [-step for _, step in sorted(measured)[:count]]
+
+
+def _newer_than(manifests: Sequence[Manifest], now: datetime, seconds: float) -> list[int]:
+    begin = now - timedelta(seconds=seconds)
+    return [manifest.step or 0 for manifest in manifests if _created(manifest) >= begin]
+
+
+def _created(manifest: Manifest) -> datetime:
+    try:
+        created = datetime.fromisoformat(manifest.created)
+    except ValueError:
+        return datetime.max.replace(tzinfo=UTC)  # not known: then it is not old
+    return created if created.tzinfo else created.replace(tzinfo=UTC)
+
+
+_RULES: Mapping[str, Callable[..., list[int]]] = {
+    "last": _last,
+    "every": _every,
+    "best": _best,
+    "newer_than": _newer_than,
+}
+_MAKERS: Mapping[str, Callable[..., Policy]] = {"last": last, "every": every, "best": best, "newer_than": newer_than}
