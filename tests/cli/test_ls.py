@@ -1,7 +1,6 @@
 import json
 import os
 import shutil
-import time
 from dataclasses import replace
 
 import holdfast
@@ -113,9 +112,10 @@ def test_a_hundred_checkpoints_are_listed_in_a_fraction_of_a_second(run, tmp_pat
         (folder / "holdfast.json").write_bytes(encode_manifest(replace(manifest, step=step)))
     seconds = []
     for _ in range(3):
-        started = time.perf_counter()
+        before = os.times()
         done = process("ls", root)
-        seconds.append(time.perf_counter() - started)
+        after = os.times()  # the time of the processor: what else this machine does is not counted
+        seconds.append(after.children_user + after.children_system - before.children_user - before.children_system)
         assert (done.returncode, len(done.stdout.splitlines())) == (0, 101)
         assert "DAMAGED" not in done.stdout
     assert min(seconds) < 0.4

@@ -248,10 +248,10 @@ def test_the_file_that_the_hostile_ones_are_made_from_is_good():
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_hostile_header_is_damage_and_is_refused_at_once(name):
-    started = time.perf_counter()
+    started = time.process_time()
     with pytest.raises(Damaged, match=r"^file: ") as caught:
         read(HOSTILE[name])
-    assert time.perf_counter() - started < 1
+    assert time.process_time() - started < 1
     assert str(caught.value).isprintable()
     assert len(str(caught.value)) < 4000
 

@@ -57,11 +57,11 @@ def test_numbers_that_json_lacks_are_not_written(value):
     ],
 )
 def test_anything_but_strict_json_is_damage_and_names_the_file(data, reason):
-    started = time.perf_counter()
+    started = time.process_time()
     with pytest.raises(Damaged, match=r"^run/state\.json: ") as caught:
         strictjson.loads(data, "run/state.json")
     assert reason in str(caught.value)
-    assert time.perf_counter() - started < 1
+    assert time.process_time() - started < 1
 
 
 def test_the_limit_is_checked_before_parsing():
