@@ -146,9 +146,9 @@ class MemoryStorage:
         return self.pin(attempt).open(name)
 
     def drop(self, attempt: str, name: str) -> None:
-        if name not in self._folder(attempt):
+        check_file(name, self.name)
+        if self._folder(attempt).pop(name, None) is None:
             raise NotFound(f"{self.name}/{attempt} has no file {name}")
-        del self._folders[attempt][name]
 
     def note(self, folder: str, name: str, data: bytes, *, durable: bool = False) -> None:
         check_file(name, self.name)
