@@ -13,14 +13,19 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
-from holdfast.core.errors import NotFound, PeerFailed
+from holdfast.core import limits
+from holdfast.core.errors import HoldfastError, NotFound, PeerFailed
 from holdfast.core.host import host_identity
 from holdfast.core.notices import warn
 from holdfast.format.digest import digest_hex
+from holdfast.format.manifest import decode_manifest
+from holdfast.format.names import MANIFEST, abandoned_folder
 from holdfast.persist import mailbox as mail
 from holdfast.persist.arena import find_files, is_held, unlink_file
 from holdfast.persist.card import Card, card_path, read_cards
+from holdfast.persist.catalog import committed_steps, steps_left
 from holdfast.persist.mailbox import Mailbox, attempt_of, mail_folder
+from holdfast.persist.retention import free_name
 from holdfast.storage.base import SharedStorage
 
 _ATTEMPT = re.compile(r"\.attempt-[0-9a-f]{16}")
@@ -144,10 +149,27 @@ def clean_storage(storage: SharedStorage, dead: Collection[str]) -> list[str]:
         attempt = attempt_of(folder)
         if not _in_use(storage, folder):
             if attempt is not None:
-                storage.discard(attempt)
-            storage.discard(folder)
+                _discard(storage, attempt)
+            _discard(storage, folder)
             gone.append(attempt or folder)
     return gone
+
+
+def _discard(storage: SharedStorage, folder: str) -> None:
+    """Remove a dead attempt; if a replaced step is in its place that a rewind gave up, set that aside.
+
+    Replacing a step is an exchange of folders, and a crash may come before the older one got its name.
+    """
+    try:
+        manifest = decode_manifest(storage.read(folder, MANIFEST, limits.JSON_BYTES), folder)
+    except HoldfastError:
+        storage.discard(folder)
+        return
+    left = (manifest.step or 0, manifest.attempt)
+    if manifest.attempt != folder and left in steps_left(committed_steps(storage)):
+        storage.rename(folder, free_name(storage, abandoned_folder(left[0])))
+    else:
+        storage.discard(folder)
 
 
 def _in_use(storage: SharedStorage, folder: str) -> bool:
