@@ -155,11 +155,11 @@ def _require_none(storage: Storage, request: Request) -> None:
         raise NotFound(f"{storage.name} has no checkpoint of step {request.step}")
     if request.skipped:
         live = (
-            f"of the live state, {', '.join(sorted(request.touched))} hold parts of them now"
+            f"of the live state these were overwritten with parts of them: {', '.join(sorted(request.touched))}"
             if request.touched
             else "the live state was not touched"
         )
-        raise Damaged(f"{storage.name}: no checkpoint is good; {live}:\n  " + "\n  ".join(request.skipped))
+        raise Damaged(f"{storage.name}: no checkpoint is good; {live}\n  " + "\n  ".join(request.skipped))
 
 
 def is_whole(report: LoadReport, checkpoint: Checkpoint) -> bool:

@@ -80,6 +80,16 @@ def wait_for_writers(
         time.sleep(_POLL_S)
 
 
+def dead_attempts(storage: SharedStorage, silence_s: float) -> set[str]:
+    """The folders of attempts that nobody works in; for those of other hosts that takes up to `silence_s`."""
+    watch = _Attempts(storage, silence_s)
+    while True:
+        watch.alive()
+        if not watch.unsure:
+            return {folder for folder in watch.dead if not _in_use(storage, folder)}
+        time.sleep(_POLL_S)
+
+
 def _is_orphan(path: Path) -> bool:
     """Whether an arena is held by a writer whose trainer is dead."""
     match = _ARENA.fullmatch(path.name)
@@ -113,9 +123,11 @@ class _Attempts:
         self._silence_s = silence_s
         self._heard: dict[str, tuple[Any, float]] = {}
         self.dead: set[str] = set()
+        self.unsure: set[str] = set()  # those that may be worked in on other hosts
 
     def alive(self) -> bool:
         """Whether a save is in flight; the answer no takes a few seconds of silence."""
+        self.unsure.clear()
         hidden = set(self._storage.hidden())
         boxes = {folder for folder in hidden if attempt_of(folder)}
         living = {folder for folder in boxes if self._lives(folder)}
@@ -137,9 +149,15 @@ class _Attempts:
         now = time.monotonic()
         known, since = self._heard.get(folder, (None, now))
         if folder not in self._heard or words != known:
+            heard_again = folder in self._heard
             self._heard[folder] = (words, now)
+            if not heard_again:
+                self.unsure.add(folder)
             return True
-        return now - since < (self._silence_s if host else _UNKNOWN_S)
+        lives = now - since < (self._silence_s if host else _UNKNOWN_S)
+        if lives:
+            self.unsure.add(folder)
+        return lives
 
 
 def clean_storage(storage: SharedStorage, dead: Collection[str]) -> list[str]:

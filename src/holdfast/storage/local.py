@@ -33,11 +33,11 @@ _MAP_POPULATE = getattr(mmap, "MAP_POPULATE", 0)
 def _failing_as_storage_error(doing: str) -> Iterator[None]:
     try:
         yield
+    except HoldfastError:
+        raise
     except FileNotFoundError as error:
         raise NotFound(f"{doing}: {error.strerror}") from error
     except OSError as error:
-        if isinstance(error, StorageError | NotFound):
-            raise
         hint = "; free some space or choose another root" if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
         raise StorageError(f"{doing}: {error.strerror or error}{hint}") from error
 
