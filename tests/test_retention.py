@@ -21,9 +21,11 @@ from holdfast.persist.tags import add_tag, read_tags, remove_tag
 from holdfast.storage.local import LocalStorage
 from holdfast.storage.memory import MemoryStorage
 
+NOW = datetime.now(UTC)
+
 
 def manifest(step: int, age_s: float = 0.0, **metrics: float | None) -> Manifest:
-    created = (datetime.now(UTC) - timedelta(seconds=age_s)).isoformat(timespec="seconds")
+    created = (NOW - timedelta(seconds=age_s)).isoformat(timespec="seconds")
     return Manifest(step, None, f".attempt-{step}", created, 1 << 20, {}, {}, {}, metrics)
 
 
@@ -69,8 +71,8 @@ STEPS = [manifest(step, age_s=1000 - step, loss=abs(step - 40.0)) for step in ra
     ],
 )
 def test_each_policy_keeps_what_it_says(policy: keep.Policy, kept: list[int]) -> None:
-    assert sorted(policy.kept(STEPS)) == kept
-    assert sorted(keep.parse(str(policy)).kept(STEPS)) == kept
+    assert sorted(policy.kept(STEPS, NOW)) == kept
+    assert sorted(keep.parse(str(policy)).kept(STEPS, NOW)) == kept
     assert keep.Policy.from_fields(policy.fields()) == policy
 
 

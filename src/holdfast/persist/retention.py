@@ -95,7 +95,7 @@ def apply(storage: Storage, policy: Policy | None, committed: int | None = None)
     outcome = Outcome()
     try:
         _set_aside(storage, outcome)
-        if policy is not None:
+        if policy is not None and committed is not None:
             _remember(storage, policy)
         decisions = decide(storage, policy, committed) if policy is not None else []
     except (HoldfastError, OSError) as error:
