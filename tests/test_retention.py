@@ -197,6 +197,12 @@ def test_a_damaged_step_is_never_removed_by_itself(tmp_path: Path) -> None:
     assert names(tmp_path) == [step_folder(1), step_folder(3)]
 
 
+def test_the_newest_good_step_stays_though_a_damaged_one_is_newer(tmp_path: Path) -> None:
+    run(tmp_path, keep.last(9), range(1, 5))
+    flip(tmp_path / step_folder(4) / "model-00001-of-00001.safetensors")
+    assert retention.apply(LocalStorage(tmp_path), keep.last(1)).removed == [1, 2]
+
+
 def test_without_a_policy_nothing_goes(tmp_path: Path) -> None:
     with holdfast.Checkpointer(tmp_path) as checkpointer:
         for step in range(5):
