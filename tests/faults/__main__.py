@@ -13,10 +13,9 @@ import sys
 import time
 from collections.abc import Sequence
 
+import tests.faults
 from rich.console import Console
 from rich.table import Table
-
-import tests.faults
 from tests.faults.row import Row, Tally
 
 
