@@ -124,8 +124,7 @@ class _Recorder:
     def _name(self, *named: tuple[str, int | None]) -> Names:
         changes = []
         for path, node in named:
-            folder, name = self._find(os.path.dirname(path)), os.path.basename(path)
-            changes.append((folder, name, node))
+            changes.append((self._find(str(Path(path).parent)), Path(path).name, node))
         for folder, name, found in changes:
             self._now[folder].pop(name, None)
             if found is not None:
@@ -134,9 +133,8 @@ class _Recorder:
 
     def _find(self, path: str) -> int:
         node = ROOT
-        for name in os.path.relpath(path, self._top).split(os.sep):
-            if name != ".":
-                node = self._now[node][name]
+        for name in Path(path).relative_to(self._top).parts:
+            node = self._now[node][name]
         return node
 
 

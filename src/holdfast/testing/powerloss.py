@@ -14,7 +14,7 @@ The power goes after every operation in turn. What was synced by then is there. 
   all before it), and the file's full size with zeros where nothing landed;
 - all combinations of the two within a folder. Folders directly below the root are taken one at
   a time, with all of the others' operations kept, because a judge looks at each checkpoint by
-  itself; and so are hidden ones, with all kept, because no reader looks into them.
+  itself.
 
 States that are the same are judged once for each set of promises.
 """
@@ -115,8 +115,6 @@ class _Crash:
         """What a name may hold; first the state with everything kept."""
         if node not in self._recording.folders:
             return list(self._contents(node))
-        if path[:-1] == self._root and path[-1].startswith("."):
-            return [next(self._folder(node, path))]
         return list(self._folder(node, path))
 
     def _names(self, node: int, kept: list[Names]) -> dict[str, int]:

@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from holdfast.storage import linux
@@ -72,7 +73,7 @@ class _Patches:
             setattr(module, name, plain)
 
     def _by_number(self, name: str, plain: Any, args: Any, options: Any) -> Any:
-        path = os.readlink(f"/proc/self/fd/{args[0]}")
+        path = _path_of(args[0])
         call = Call(name, path)
         if name in ("ftruncate", "reserve"):
             call = Call(name, path, size=args[1])
@@ -81,7 +82,7 @@ class _Patches:
         elif name == "pwrite":
             call = Call(name, path, offset=args[2], data=bytes(args[1]))
         elif name == "write":
-            at = os.lseek(args[0], 0, os.SEEK_CUR) if os.path.isfile(path) else 0
+            at = os.lseek(args[0], 0, os.SEEK_CUR) if Path(path).is_file() else 0
             call = Call(name, path, offset=at, data=bytes(args[1]))
         return self._watcher(call, lambda: plain(*args, **options))
 
@@ -106,5 +107,9 @@ class _Patches:
 
 
 def _absolute(path: Any, folder: int | None) -> str:
-    base = os.readlink(f"/proc/self/fd/{folder}") if folder is not None else os.getcwd()
+    base = _path_of(folder) if folder is not None else str(Path.cwd())
     return os.path.normpath(os.path.join(base, os.fspath(path)))
+
+
+def _path_of(descriptor: int) -> str:
+    return str(Path(f"/proc/self/fd/{descriptor}").readlink())
