@@ -61,10 +61,10 @@ def killed_at_system_call(root: Path, job: Job, number: int, what: str) -> Tally
 def _killed(root: Path, job: Job, work: Callable[[], None], what: str) -> Tally | None:
     started = time.monotonic()
     try:
-        acknowledged, number = in_child(work)
+        acknowledged, end = in_child(work)
     except Hung:
         return hung(what, started)
-    if number != signal.SIGKILL:
+    if end != signal.SIGKILL:
         return None if acknowledged else WRONG
     return judged(root, job, acknowledged, what)
 

@@ -1,0 +1,99 @@
+"""A storage that fails in the background writer: training goes on, and says what was not saved."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+from tests.faults.row import HUNG, WRONG, Row, Tally
+from tests.faults.world import BLOCK_BYTES, DEADLINE_S, JOBS, Hung, World, in_children, judge, state, told, world
+
+import holdfast
+from holdfast.storage.local import LocalStorage
+from holdfast.testing.faults import FAULTS_VARIABLE, Fault
+
+AT_ONCE = 4
+HANG_S, WAIT_S = 4.0, 1.5
+NEW_STEP = JOBS[0]
+KINDS = ("entries", "begin", "create", "hold", "note", "writer", "write", "sync", "put", "publish")
+
+
+def train(root: Path, fault: Fault, wait_s: float) -> None:
+    """A trainer whose writer has the fault: it saves step 2, and hears in time whether that went well."""
+    _be_quiet()
+    os.environ[FAULTS_VARIABLE] = str(fault)
+    with holdfast.Checkpointer(
+        LocalStorage(root), block_bytes=BLOCK_BYTES, deadline_s=DEADLINE_S / 2, silence_s=DEADLINE_S / 2
+    ) as checkpointer:
+        handle = checkpointer.save(2, state(2))
+        try:
+            handle.result(wait_s)
+        finally:
+            checkpointer.close(wait_s)
+
+
+def _be_quiet() -> None:
+    """What the fault brings about is expected: the log is not for people."""
+    silent = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(silent, sys.stderr.fileno())
+
+
+def wave(here: World, faults: list[Fault], wait_s: float) -> list[Tally | None]:
+    """Several trainers at once, each with a root and a fault of its own; None where the save went well."""
+    roots = [here.copy() for _ in faults]
+    started = time.monotonic()
+    try:
+        ends = in_children([partial(train, root, fault, wait_s) for root, fault in zip(roots, faults, strict=True)])
+    except Hung:
+        return [told(HUNG, f"{fault} in the writer", "the trainer did not end") for fault in faults]
+    out: list[Tally | None] = []
+    for root, fault, (acknowledged, code) in zip(roots, faults, ends, strict=True):
+        what = f"{FAULTS_VARIABLE}='{fault}', {time.monotonic() - started:.0f} s"
+        if code:
+            out.append(told(WRONG, what, f"the trainer ended with {code}"))
+        else:
+            tally = judge(root, NEW_STEP.after if acknowledged else NEW_STEP.meanwhile, what)
+            out.append(None if acknowledged and tally.good and fault.do == "kill" else tally)
+    return out
+
+
+def every_call(make: Callable[[int], Fault], seed: int, most: int = 1000) -> Tally:
+    """The fault at call 1, 2, ... of the writer, until a whole wave of saves went well."""
+    total = Tally()
+    with world() as here:
+        for first in range(1, most, AT_ONCE):
+            tallies = wave(here, [make(first + offset) for offset in range(AT_ONCE)], DEADLINE_S / 2)
+            total = sum((tally for tally in tallies if tally is not None), total)
+            if all(tally is None for tally in tallies):
+                break
+    return total
+
+
+def hanging(seed: int) -> Tally:
+    """A storage that does not answer: the trainer hears of it when its patience ends, not later."""
+    faults = [Fault("hang", 1, kind, hang_s=HANG_S) for kind in KINDS]
+    total = Tally()
+    with world() as here:
+        for first in range(0, len(faults), AT_ONCE):
+            tallies = wave(here, faults[first : first + AT_ONCE], WAIT_S)
+            total = sum((tally for tally in tallies if tally is not None), total)
+    return total
+
+
+FULL = "write|put|create|sync"
+ROWS = (
+    Row("SIGKILL of the writer process at storage call k", partial(every_call, partial(Fault, "kill"))),
+    Row(
+        "ENOSPC at write k of the writer process, once",
+        partial(every_call, partial(Fault, "enospc", call=FULL), most=17),
+    ),
+    Row(
+        "ENOSPC at write k of the writer process, from then on",
+        partial(every_call, partial(Fault, "enospc", call=FULL, lasting=True), most=17),
+    ),
+    Row("storage that does not answer, in the writer process", hanging),
+)
