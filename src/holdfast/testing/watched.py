@@ -177,6 +177,9 @@ class WatchedStorage:
 
         self.gate.write("note", f"{folder}/{name}", [memoryview(data)], work)
 
+    def sweep(self) -> None:
+        self._call("sweep", "")
+
     def discard(self, attempt: str) -> None:
         self._call("discard", attempt, attempt)
 
@@ -203,9 +206,6 @@ class WatchedSharedStorage(WatchedStorage):
 
     def is_held(self, folder: str) -> bool:
         return bool(self._call("is_held", folder, folder))
-
-    def sweep(self) -> None:
-        self._call("sweep", "")
 
 
 def watched(storage: Storage, gate: Gate) -> WatchedStorage:
