@@ -11,7 +11,7 @@ from typing import Any
 
 from holdfast.core import limits
 from holdfast.core.errors import Damaged, HoldfastError
-from holdfast.core.filenames import check_file
+from holdfast.core.filenames import check_file, check_twins
 from holdfast.format import strictjson
 from holdfast.format.digest import HEX_DIGITS, digest_hex
 from holdfast.format.dtypes import is_dtype
@@ -139,6 +139,7 @@ def _from_fields(fields: dict[str, Any], where: str) -> Manifest:
     if len(fields["files"]) > limits.MANIFEST_FILES:
         raise Damaged(f"{where}: {len(fields['files'])} files, more than the limit of {limits.MANIFEST_FILES}")
     files = {name: _file_record(name, record, where) for name, record in fields["files"].items()}
+    check_twins((MANIFEST, *files), where)
     groups = {name: _group_record(name, record, files, where) for name, record in fields["groups"].items()}
     return Manifest(
         step=_number(fields["step"], "step", optional=True),
