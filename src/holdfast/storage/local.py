@@ -55,6 +55,8 @@ class LocalReader:
             except OSError as error:
                 if error.errno == errno.ELOOP:
                     raise Damaged(f"{path} is a symbolic link, not a file") from None
+                if error.errno in (errno.ENXIO, errno.ENODEV):  # a socket, a device that is not there
+                    raise Damaged(f"{path} is not a regular file") from None
                 raise
         status = os.fstat(self._descriptor)
         if not stat.S_ISREG(status.st_mode):
