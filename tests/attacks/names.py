@@ -130,6 +130,10 @@ PATH_KEYS: tuple[str, ...] = (
 )
 
 
+def _brief(name: str) -> str:
+    return repr(name) if len(name) <= 40 else f"{name[:20]!r} of {len(name)}"
+
+
 def _can_be_made(name: str) -> bool:
     """Whether a file may have the name inside its folder: then nothing but the name is wrong with it."""
     return name not in ("", ".", "..") and not set("/\0\ud800") & set(name) and len(name.encode()) <= 255
@@ -187,19 +191,19 @@ def _index_of_checkpoint(name: str) -> Callable[[Path], None]:
 FILE_TWINS = ("STATE.JSON", "State.json", "HOLDFAST.json", "holdfast.json", MODEL.upper())
 
 IN_KEYS = (
-    *(Attack(f"key {key[:40]!r}", _keys(key), on="foreign") for key in BAD_KEYS),
-    *(Attack(f"key {key[:40]!r}", _keys(key), on="foreign", harmless=True) for key in PATH_KEYS),
+    *(Attack(f"key {_brief(key)}", _keys(key), on="foreign") for key in BAD_KEYS),
+    *(Attack(f"key {_brief(key)}", _keys(key), on="foreign", harmless=True) for key in PATH_KEYS),
     Attack("keys that differ by case", _keys("Weight", "weight", "WEIGHT"), on="foreign", harmless=True),
     Attack("keys that look alike", _keys("a\u0301", "\u00e1", "\u0430"), on="foreign", harmless=True),
 )
 IN_FILES = (
-    *(Attack(f"file {name[:40]!r}", _as_file(name)) for name in WRITABLE),
+    *(Attack(f"file {_brief(name)}", _as_file(name)) for name in WRITABLE),
     *(Attack(f"the file's twin {name!r}", _with_twin(name)) for name in FILE_TWINS),
 )
 IN_WEIGHT_MAP = (
-    *(Attack(f"mapped to {name[:40]!r}", _in_weight_map({"key": name}), on="foreign") for name in NAMES),
-    *(Attack(f"mapped in a checkpoint to {name[:40]!r}", _index_of_checkpoint(name)) for name in NAMES),
-    *(Attack(f"mapped from {key[:40]!r}", _in_weight_map({key: "a.safetensors"}), on="foreign") for key in BAD_KEYS),
+    *(Attack(f"mapped to {_brief(name)}", _in_weight_map({"key": name}), on="foreign") for name in NAMES),
+    *(Attack(f"mapped in a checkpoint to {_brief(name)}", _index_of_checkpoint(name)) for name in NAMES),
+    *(Attack(f"mapped from {_brief(key)}", _in_weight_map({key: "a.safetensors"}), on="foreign") for key in BAD_KEYS),
     Attack("files that differ by case", _in_weight_map({"a": "a.safetensors", "b": "A.safetensors"}), on="foreign"),
     Attack("a folder's twins", _in_weight_map({"a": "x/a.safetensors", "b": "X/a.safetensors"}), on="foreign"),
 )
