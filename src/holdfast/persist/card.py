@@ -46,6 +46,18 @@ class Card:
         fields = {name: getattr(self, name) for name in self.__slots__}
         replace_text(card_path(self.arena), strictjson.dumps(fields))
 
+    def _is_sound(self) -> bool:
+        """Whether the fields are of the kinds that `write` wrote."""
+        texts = (self.attempt, self.arena, self.arena_digest, self.host)
+        numbers = (self.step, self.rank, 0 if self.parent is None else self.parent)
+        return (
+            all(isinstance(text, str) for text in texts)
+            and all(type(number) is int and 0 <= number < 2**63 for number in numbers)
+            and all(isinstance(fields, dict) for fields in (self.job, self.values, self.commit or {}))
+            and isinstance(self.job.get("plan"), str)
+            and isinstance(self.reports, list)
+        )
+
     @staticmethod
     def read(path: Path) -> Card:
         """The card in a file; raises Damaged if it is not one."""
@@ -54,6 +66,8 @@ class Card:
             card = Card(**fields)
         except TypeError as error:
             raise Damaged(f"{path}: {error}") from None
+        if not card._is_sound():
+            raise Damaged(f"{path}: a field of the card is odd")
         if card_path(card.arena) != os.fspath(path):
             raise Damaged(f"{path}: it is the card of another arena")
         return card
