@@ -4,12 +4,13 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test check bench clean help
+.PHONY: demo test check fuzz bench clean help
 
 help:
 	@echo "make demo    train on 4 ranks, resume on 3, open with transformers (sets itself up)"
 	@echo "make test    checks and tests (sets itself up)"
 	@echo "make check   lint, types, layers"
+	@echo "make fuzz    ten minutes of mutated headers, indexes, manifests and states (MINUTES=, SEED=)"
 	@echo "make bench   save and load beside PyTorch's own checkpointing, as ratios"
 
 $(READY): requirements/torch.txt requirements/dev.txt pyproject.toml
@@ -31,6 +32,10 @@ check: $(READY)
 
 test: check
 	$(BIN)/python -m pytest
+
+MINUTES ?= 10
+fuzz: $(READY)
+	$(BIN)/python -m tests.fuzz --minutes $(MINUTES) $(if $(SEED),--seed $(SEED))
 
 bench: $(READY)
 	$(BIN)/python -m benchmarks.save_load
