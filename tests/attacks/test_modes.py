@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import socket
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,7 +14,7 @@ import pytest
 import torch
 
 import holdfast
-from holdfast.persist.arena import Arena, create_file, find_files, replace_text, unlink_file
+from holdfast.persist.arena import Arena, bind_private, create_file, find_files, replace_text, unlink_file
 from holdfast.persist.card import Card, card_path
 from holdfast.persist.catalog import committed_steps
 from holdfast.persist.mailbox import Mailbox
@@ -119,6 +120,12 @@ def test_shared_memory_and_cards_are_private_under_names_nobody_can_guess() -> N
     finally:
         for path in (*paths, card_path(paths[0])):
             unlink_file(path)
+
+
+def test_nobody_else_may_send_to_a_rank(tmp_path: Path) -> None:
+    with umask(0), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as receiver:
+        bind_private(receiver, tmp_path / "mail")
+    assert stat.S_IMODE((tmp_path / "mail").stat().st_mode) == 0o600
 
 
 def test_shared_memory_that_others_may_read_is_refused() -> None:

@@ -335,7 +335,7 @@ class LocalStorage:
         path = self._path(folder, name)
         unseen = path.with_name(f".{name}-{os.getpid()}-{threading.get_ident()}")
         with _failing_as_storage_error(f"writing {path}"):
-            descriptor = os.open(unseen, os.O_CREAT | os.O_TRUNC | os.O_WRONLY | os.O_CLOEXEC, 0o600)
+            descriptor = os.open(unseen, os.O_CREAT | os.O_TRUNC | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
             with os.fdopen(descriptor, "wb") as file:
                 file.write(data)
                 if durable:
