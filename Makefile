@@ -4,13 +4,14 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test check faults bench clean help
+.PHONY: demo test check faults fuzz bench clean help
 
 help:
 	@echo "make demo    train on 4 ranks, resume on 3, open with transformers (sets itself up)"
 	@echo "make test    checks and tests (sets itself up)"
 	@echo "make check   lint, types, layers"
 	@echo "make faults  every fault at its full count, as a table: lost, wrong and hung must be 0"
+	@echo "make fuzz    ten minutes of mutated headers, indexes, manifests and states (MINUTES=, SEED=)"
 	@echo "make bench   save and load beside PyTorch's own checkpointing, as ratios"
 
 $(READY): requirements/torch.txt requirements/dev.txt pyproject.toml
@@ -35,6 +36,10 @@ test: check
 
 faults: $(READY)
 	$(BIN)/python -m tests.faults
+
+MINUTES ?= 10
+fuzz: $(READY)
+	$(BIN)/python -m tests.fuzz --minutes $(MINUTES) $(if $(SEED),--seed $(SEED))
 
 bench: $(READY)
 	$(BIN)/python -m benchmarks.save_load

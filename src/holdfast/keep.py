@@ -48,7 +48,12 @@ class Policy:
 
     @staticmethod
     def from_fields(fields: Sequence[Sequence[Any]]) -> Policy:
-        return Policy(tuple((name, tuple(arguments)) for name, arguments in fields))
+        """Out of the JSON form; raises InvalidArgument for what is none."""
+        try:
+            made = [_MAKERS[name](*arguments) for name, arguments in fields]
+        except (KeyError, TypeError, ValueError) as error:
+            raise InvalidArgument(f"not a policy of retention: {str(fields)[:80]} ({error})") from None
+        return Policy(tuple(rule for policy in made for rule in policy.rules))
 
 
 def last(count: int) -> Policy:

@@ -1,16 +1,13 @@
 import shutil
 
 import pytest
-import torch
 
-import holdfast
+from attacks.attack import save_original
 
 
 @pytest.fixture(scope="session")
 def original(tmp_path_factory):
-    path = tmp_path_factory.mktemp("attacks") / "original"
-    holdfast.save(path, {"model": torch.nn.Linear(4, 3), "note": {"epoch": 1}})
-    return path
+    return save_original(tmp_path_factory.mktemp("attacks") / "original")
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ from holdfast.format.digest import digest_hex
 
 MODEL = "model-00001-of-00001.safetensors"
 INDEX = "model.safetensors.index.json"
+OUTSIDE = "outside.safetensors"
 
 
 def examine(path):

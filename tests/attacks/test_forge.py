@@ -1,5 +1,9 @@
 """The forger's tools make good checkpoints when nothing is wrong: a refusal is then due to the attack."""
 
+import time
+from dataclasses import replace
+
+from attacks.attack import Attack, lay_out, problem_of
 from attacks.forge import INDEX, MODEL, examine, forge_file, forge_manifest, index, tensor, tensor_file
 
 
@@ -25,3 +29,20 @@ def test_a_foreign_folder_with_an_index_is_good(foreign):
     (foreign / "a.safetensors").write_bytes(tensor_file({"key": tensor(0, 4)}, b"data"))
     (foreign / INDEX).write_bytes(index({"key": "a.safetensors"}))
     examine(foreign)
+
+
+def test_an_attack_that_nobody_refuses_is_told(original, tmp_path):
+    nothing = Attack("nothing", lambda folder: None)
+    folder = lay_out(nothing, original, tmp_path)
+    assert problem_of(nothing, folder) == "it was read as if it were good"
+    assert problem_of(replace(nothing, harmless=True), folder) == ""
+
+
+def test_an_error_of_another_kind_is_told(original, tmp_path, monkeypatch):
+    nothing = Attack("nothing", lambda folder: None)
+    folder = lay_out(nothing, original, tmp_path)
+    monkeypatch.setattr("attacks.attack.examine", lambda folder: {}["gone"])
+    assert problem_of(nothing, folder) == "KeyError: 'gone'"
+    monkeypatch.setattr("attacks.attack.DEADLINE_S", 0.05)
+    monkeypatch.setattr("attacks.attack.examine", lambda folder: time.sleep(5))
+    assert problem_of(nothing, folder).startswith("Hung: ")

@@ -1,7 +1,7 @@
 import pytest
 
 from holdfast.core.errors import Damaged
-from holdfast.core.filenames import check_file, is_plain
+from holdfast.core.filenames import case_twins, check_file, check_twins, is_plain
 
 PLAIN = [
     "model-00001-of-00003.safetensors",
@@ -10,6 +10,9 @@ PLAIN = [
     "_private",
     "a",
     "a..b",
+    "console.json",
+    "auxiliary",
+    "com10",
     "ema/model-00001-of-00001.safetensors",
     "n" * 200,
 ]
@@ -53,6 +56,12 @@ HOSTILE = [
     "a:b",
     "n" * 201,
     "n" * 300,
+    "con",
+    "NUL",
+    "aux.json",
+    "Lpt9.tar.gz",
+    "ema/com1",
+    "prn/model",
 ]
 
 
@@ -74,3 +83,10 @@ def test_the_message_quotes_control_characters_and_is_short():
         check_file("\x1b[2J" + "x" * 10_000, "w")
     assert "\x1b" not in str(caught.value)
     assert len(str(caught.value)) < 200
+
+
+def test_names_that_differ_only_by_case_are_twins():
+    assert case_twins(["a", "b", "a/b"]) is None
+    assert case_twins(["ema/a", "b", "EMA/A"]) == ("ema/a", "EMA/A")
+    with pytest.raises(Damaged, match=r"run: the file names 'a\.json' and 'A\.json' differ only by case"):
+        check_twins(["a.json", "A.json"], "run")

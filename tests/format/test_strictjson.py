@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from holdfast.core import limits
 from holdfast.core.errors import Damaged
 from holdfast.format import strictjson
 
@@ -76,3 +77,10 @@ def test_random_bytes_parse_or_are_damage(data):
         strictjson.loads(data, "w")
     except Damaged:
         pass
+
+
+def test_more_lists_than_the_limit_are_refused_before_they_are_made(monkeypatch):
+    monkeypatch.setattr(limits, "JSON_CONTAINERS", 3)
+    assert strictjson.loads(b"[[],{}]", "w") == [[], {}]
+    with pytest.raises(Damaged, match="4 lists and objects of JSON, more than the limit of 3"):
+        strictjson.loads(b"[[],[],[]]", "w")

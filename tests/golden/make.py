@@ -1,11 +1,12 @@
 """Writes the golden checkpoint of the current format version; run once for each release.
 
-cd tests && python -m golden.make golden/v1.0
+cd tests && python -m golden.make golden/v1.1
 """
 
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,10 @@ import torch
 from torch import nn
 
 import holdfast
+from holdfast.format.manifest import decode_manifest, encode_manifest
+
+METRICS = {"loss": 0.5, "accuracy": 1, "unknown": None}
+ABANDONS = ((40, ".attempt-0000000000000001"), (41, ".attempt-0000000000000002"))
 
 
 def golden_state() -> dict[str, Any]:
@@ -34,5 +39,13 @@ def golden_state() -> dict[str, Any]:
     return {"model": model, "optimizer": optimizer, "odd": odd, "note": note}
 
 
+def add_what_save_has_no_option_for(folder: Path) -> None:
+    """Sign the manifest again with metrics and with steps that a rewind left behind."""
+    path = folder / "holdfast.json"
+    manifest = decode_manifest(path.read_bytes(), "golden")
+    path.write_bytes(encode_manifest(replace(manifest, metrics=METRICS, abandons=ABANDONS)))
+
+
 if __name__ == "__main__":
     holdfast.save(Path(sys.argv[1]), golden_state(), step=42)
+    add_what_save_has_no_option_for(Path(sys.argv[1]))

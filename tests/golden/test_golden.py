@@ -10,20 +10,22 @@ import pytest
 import torch
 
 import holdfast
-from golden.make import golden_state
+from golden.make import ABANDONS, METRICS, golden_state
 from holdfast.format import strictjson
 from holdfast.format.digest import digest_hex
+from holdfast.format.versions import CURRENT
 
-VERSIONS = sorted(path.name for path in Path(__file__).parent.glob("v*"))
+HERE = Path(__file__).parent
+VERSIONS = sorted(path.name for path in HERE.glob("v*"))
 
 
 def test_there_are_golden_checkpoints() -> None:
-    assert "v1.0" in VERSIONS
+    assert {"v1.0", "v1.1"} <= set(VERSIONS)
 
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_a_golden_checkpoint_loads_with_its_true_values(version: str) -> None:
-    folder = Path(__file__).parent / version
+    folder = HERE / version
     assert holdfast.open(folder).verify().good
     truth, state = golden_state(), golden_state()
     with torch.no_grad():
@@ -44,19 +46,49 @@ def test_a_golden_checkpoint_loads_with_its_true_values(version: str) -> None:
 
 def test_the_bytes_are_still_the_golden_ones(tmp_path: Path) -> None:
     holdfast.save(tmp_path / "now", golden_state(), step=42)
-    golden = Path(__file__).parent / "v1.0"
+    golden = HERE / "v1.0"
     for path in golden.iterdir():
         if "safetensors" in path.name:
             assert (tmp_path / "now" / path.name).read_bytes() == path.read_bytes(), path.name
 
 
-def test_a_newer_major_version_is_refused_with_the_way_out(tmp_path: Path) -> None:
-    shutil.copytree(Path(__file__).parent / "v1.0", tmp_path / "future")
-    manifest = tmp_path / "future" / "holdfast.json"
+@pytest.mark.parametrize("version", VERSIONS)
+def test_the_manifest_says_the_version_of_its_folder(version: str) -> None:
+    fields = strictjson.loads((HERE / version / "holdfast.json").read_bytes(), "manifest")
+    assert version == f"v{fields['version'][0]}.{fields['version'][1]}"
+
+
+def test_the_newest_golden_checkpoint_is_of_the_current_version() -> None:
+    assert "v{}.{}".format(*CURRENT) in VERSIONS
+
+
+def test_what_version_1_1_added_is_read_and_was_not_in_1_0() -> None:
+    new, old = holdfast.open(HERE / "v1.1").manifest, holdfast.open(HERE / "v1.0").manifest
+    assert (dict(new.metrics), new.abandons) == (METRICS, ABANDONS)
+    assert (dict(old.metrics), old.abandons) == ({}, ())
+
+
+def altered(golden: Path, folder: Path, **changes: object) -> Path:
+    """A golden checkpoint with fields of its manifest changed and signed again."""
+    shutil.copytree(golden, folder)
+    manifest = folder / "holdfast.json"
     fields = strictjson.loads(manifest.read_bytes(), "manifest")
     del fields["digest"]
-    fields["version"] = [2, 0]
+    fields.update(changes)
     fields["digest"] = digest_hex(strictjson.dumps(fields))
     manifest.write_bytes(strictjson.dumps(fields) + b"\n")
+    return folder
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_a_newer_major_version_is_refused_with_the_way_out(version: str, tmp_path: Path) -> None:
     with pytest.raises(holdfast.Unsupported, match=r"format version 2\.0.*install a newer one"):
-        holdfast.open(tmp_path / "future")
+        holdfast.open(altered(HERE / version, tmp_path / "future", version=[2, 0]))
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_a_newer_minor_version_with_fields_nobody_knows_is_read(version: str, tmp_path: Path) -> None:
+    folder = altered(HERE / version, tmp_path / "newer", version=[1, 99], surprise={"more": [1, 2]})
+    assert holdfast.open(folder).verify().good
+    state = golden_state()
+    assert holdfast.load(folder, state).step == 42

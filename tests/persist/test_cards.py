@@ -11,12 +11,13 @@ import pytest
 from holdfast.core.errors import HoldfastError
 from holdfast.persist.arena import find_files, read_private
 from holdfast.persist.card import Card, card_path, read_cards
+from holdfast.persist.lineage import Lineage
 
 
 @pytest.fixture
 def card(tmp_path: Path) -> Path:
     arena = str(tmp_path / "arena")
-    Card(".attempt-0", {"step": 3}, 0, arena, {"world": 1, "plan": "p"}, None, [], {}, "", "here").write()
+    Card(".attempt-0", Lineage(3).fields(), 0, arena, {"world": 1, "plan": "p"}, None, [], {}, "", "here").write()
     return Path(card_path(arena))
 
 

@@ -89,10 +89,10 @@ def test_a_device_is_damage(device):
         LocalReader(Path(device))
 
 
-def test_a_socket_is_a_storage_error(tmp_path):
+def test_a_socket_is_damage(tmp_path):
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(str(tmp_path / "s"))
-        with pytest.raises(StorageError, match="opening "):
+        with pytest.raises(Damaged, match="is not a regular file"):
             LocalReader(tmp_path / "s")
 
 

@@ -9,6 +9,7 @@ from typing import Any
 from holdfast.adapters.fingerprint import fingerprint
 from holdfast.adapters.offers import Collected, Offer, stored_view
 from holdfast.core.errors import LayoutError
+from holdfast.core.filenames import case_twins
 from holdfast.core.ranks import Ranks, together
 from holdfast.format import strictjson
 from holdfast.format.digest import digest_hex
@@ -87,9 +88,13 @@ def agree(ranks: Ranks, collected: Collected, mesh: Mesh, target: str) -> Agreem
     for answer in everyone:
         for group, ties in answer["aliases"].items():
             aliases.setdefault(group, {}).update(ties)
+    kinds = {group: kind for answer in everyone for group, kind in answer["kinds"].items()}
+    twins = case_twins(kinds)
+    if twins is not None:
+        raise LayoutError(f"the groups {twins[0]!r} and {twins[1]!r} differ only by case; rename one of them")
     return Agreement(
         tensors=tensors,
-        kinds={group: kind for answer in everyone for group, kind in answer["kinds"].items()},
+        kinds=kinds,
         aliases=aliases,
         hosts=tuple(numbers[host] for host in hosts),
         mesh=mesh,

@@ -120,7 +120,7 @@ def sort_state(state: Mapping[str, Any], ties: Mapping[str, str]) -> LiveState:
         check_group(name)
         twin = folded.setdefault(name.casefold(), name)
         if twin != name:
-            raise Unsupported(f"the names {twin!r} and {name!r} differ only by case")
+            raise Unsupported(f"the names {twin!r} and {name!r} differ only by case; rename one of them")
         _sort_value(live, name, value, ties)
     for module in live.modules:
         if masters_group(module) in state:

@@ -3,20 +3,44 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 from holdfast.core import limits
 from holdfast.core.errors import Damaged
 
 _COMPONENT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]*")
+_DEVICES = frozenset({"con", "prn", "aux", "nul"} | {f"{d}{n}" for d in ("com", "lpt") for n in range(1, 10)})
 
 
 def is_plain(name: str) -> bool:
     """Whether `name` is made of one or two harmless components."""
     parts = name.split("/")
-    return len(name) <= limits.FILE_NAME_BYTES and len(parts) <= 2 and all(map(_COMPONENT.fullmatch, parts))
+    return len(name) <= limits.FILE_NAME_BYTES and len(parts) <= 2 and all(map(_is_harmless, parts))
+
+
+def _is_harmless(part: str) -> bool:
+    """Whether it is a file on every system: "aux.json" is a device on some."""
+    return _COMPONENT.fullmatch(part) is not None and part.partition(".")[0].lower() not in _DEVICES
 
 
 def check_file(name: str, where: str) -> None:
     """Raise Damaged unless `name` is a plain file name that stays inside its folder."""
     if not is_plain(name):
         raise Damaged(f"{where}: {name[:80]!r} is not an allowed file name")
+
+
+def case_twins(names: Iterable[str]) -> tuple[str, str] | None:
+    """Two of the names that are one file where case does not count, or None."""
+    folded: dict[str, str] = {}
+    for name in names:
+        if name.lower() in folded:
+            return folded[name.lower()], name
+        folded[name.lower()] = name
+    return None
+
+
+def check_twins(names: Iterable[str], where: str) -> None:
+    """Raise Damaged if two files have names that differ only by case: on some systems they are one."""
+    twins = case_twins(names)
+    if twins is not None:
+        raise Damaged(f"{where}: the file names {twins[0]!r} and {twins[1]!r} differ only by case")

@@ -104,8 +104,6 @@ def _entry(key: str, field: Any, where: str) -> TensorEntry:
         raise Damaged(f"{where}: {key!r} has the unknown dtype {str(field['dtype'])[:40]!r}")
     shape = _sizes(field["shape"], f"{where}: the shape of {key!r}")
     offsets = _sizes(field["data_offsets"], f"{where}: the data_offsets of {key!r}")
-    if len(shape) > limits.TENSOR_RANK:
-        raise Damaged(f"{where}: {key!r} has {len(shape)} dims, more than the limit of {limits.TENSOR_RANK}")
     if math.prod(max(1, size) for size in shape) >= _ELEMENTS:
         raise Damaged(f"{where}: the shape {list(shape)} of {key!r} is too large")
     if len(offsets) != 2:
@@ -118,6 +116,8 @@ def _entry(key: str, field: Any, where: str) -> TensorEntry:
 
 
 def _sizes(value: Any, what: str) -> tuple[int, ...]:
+    if isinstance(value, list) and len(value) > limits.TENSOR_RANK:
+        raise Damaged(f"{what} has {len(value)} numbers, more than the limit of {limits.TENSOR_RANK}")
     if not isinstance(value, list) or not all(type(n) is int and 0 <= n < 2**63 for n in value):
         raise Damaged(f"{what} is not a list of sizes")
     return tuple(value)

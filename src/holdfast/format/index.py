@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from holdfast.core.errors import Damaged
-from holdfast.core.filenames import check_file
+from holdfast.core.filenames import check_file, check_twins
 from holdfast.format import strictjson
 from holdfast.format.names import key_problem
 
@@ -35,4 +35,5 @@ def decode_index(data: bytes, where: str, folder: str = "") -> dict[str, str]:
         if not isinstance(name, str):
             raise Damaged(f"{where}: {key!r} is not mapped to a file name")
         check_file(name, where)
+    check_twins(set(weight_map.values()), where)
     return {key: folder + name for key, name in weight_map.items()}

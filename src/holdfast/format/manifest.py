@@ -11,12 +11,14 @@ from typing import Any
 
 from holdfast.core import limits
 from holdfast.core.errors import Damaged, HoldfastError
-from holdfast.core.filenames import check_file
+from holdfast.core.filenames import check_file, check_twins
 from holdfast.format import strictjson
 from holdfast.format.digest import HEX_DIGITS, digest_hex
 from holdfast.format.dtypes import is_dtype
 from holdfast.format.names import MANIFEST, check_group, key_problem
 from holdfast.format.versions import CURRENT, upgrade
+
+_BEGINNING = b'{"format":"holdfast","version":[%d,' % CURRENT[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,14 +122,17 @@ def _group_fields(group: GroupRecord) -> dict[str, Any]:
 def decode_manifest(data: bytes, where: str) -> Manifest:
     """The manifest, once its digest, version and fields are found good; raises Damaged otherwise."""
     where = f"{where}/{MANIFEST}"
+    if data.startswith(_BEGINNING):  # counted before parsing, but for a newer version, which may have other limits
+        _check_count(data.count(b'"blocks":['), where)
     fields = strictjson.loads(data, where)
     if not isinstance(fields, dict) or fields.get("format") != "holdfast":
         raise Damaged(f"{where}: not a Holdfast manifest")
     stated = fields.pop("digest", None)
-    found = digest_hex(strictjson.dumps(fields))
+    text = strictjson.dumps(fields)
+    found = digest_hex(text)
     if stated != found:
         raise Damaged(f"{where}: the manifest's digest is {found}, it states {str(stated)[:40]}")
-    if data != strictjson.dumps({**fields, "digest": stated}) + b"\n":
+    if data != text[:-1] + b',"digest":"' + found.encode() + b'"}\n':
         raise Damaged(f"{where}: the manifest is not written as Holdfast writes it")
     try:
         return _from_fields(upgrade(fields, where), where)
@@ -137,10 +142,15 @@ def decode_manifest(data: bytes, where: str) -> Manifest:
         raise Damaged(f"{where}: a field is missing or odd: {type(error).__name__}: {error}") from None
 
 
+def _check_count(files: int, where: str) -> None:
+    if files > limits.MANIFEST_FILES:
+        raise Damaged(f"{where}: {files} files, more than the limit of {limits.MANIFEST_FILES}")
+
+
 def _from_fields(fields: dict[str, Any], where: str) -> Manifest:
-    if len(fields["files"]) > limits.MANIFEST_FILES:
-        raise Damaged(f"{where}: {len(fields['files'])} files, more than the limit of {limits.MANIFEST_FILES}")
+    _check_count(len(fields["files"]), where)
     files = {name: _file_record(name, record, where) for name, record in fields["files"].items()}
+    check_twins((MANIFEST, *files), where)
     groups = {name: _group_record(name, record, files, where) for name, record in fields["groups"].items()}
     return Manifest(
         step=_number(fields["step"], "step", optional=True),

@@ -17,7 +17,6 @@ _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 _GROUP_CHARS = 100
 _ASIDE = re.compile(r"(abandoned|damaged)-step-[0-9]{12,}(?:-[0-9]+)?")
 _STEP = re.compile(r"step-([0-9]{12,})")
-_DEVICES = frozenset({"con", "prn", "aux", "nul"} | {f"{d}{n}" for d in ("com", "lpt") for n in range(1, 10)})
 
 NaturalKey = tuple[tuple[bytes | int, ...], bytes]
 
@@ -56,7 +55,7 @@ def check_key(key: str, where: str) -> None:
 
 def check_group(group: str) -> None:
     """Raise Unsupported unless `group` may become part of a file name."""
-    if not is_plain(group) or len(group) > _GROUP_CHARS or group.rsplit("/", maxsplit=1)[-1].lower() in _DEVICES:
+    if not is_plain(group) or len(group) > _GROUP_CHARS:
         raise Unsupported(
             f"the name {group[:80]!r} cannot name a group of tensors: "
             "use letters, digits, '_', '.' and '-', and no device name such as 'con'"

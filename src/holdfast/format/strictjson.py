@@ -38,8 +38,9 @@ def _finite(text: str) -> float:
 
 def loads(data: bytes, where: str, *, limit_bytes: int = limits.JSON_BYTES) -> Any:
     """Parse strict JSON; every failure is Damaged and names `where`."""
-    if len(data) > limit_bytes:
-        raise Damaged(f"{where}: {len(data)} bytes of JSON, more than the limit of {limit_bytes}")
+    problem = size_problem(data, limit_bytes)
+    if problem:
+        raise Damaged(f"{where}: {problem}")
     try:
         value = json.loads(data.decode(), object_pairs_hook=_pairs, parse_constant=_constant, parse_float=_finite)
         if b"\\u" in data:
@@ -48,18 +49,39 @@ def loads(data: bytes, where: str, *, limit_bytes: int = limits.JSON_BYTES) -> A
         raise Damaged(f"{where}: JSON nested too deeply") from None
     except ValueError as error:
         raise Damaged(f"{where}: not valid JSON: {error}") from None
-    _check_depth(value, where)
+    if _containers(data) > limits.JSON_DEPTH:  # fewer cannot be nested deeper
+        _check_depth(value, where)
     return value
+
+
+def size_problem(data: bytes, limit_bytes: int = limits.JSON_BYTES) -> str | None:
+    """Why JSON is too much to be read, or None; writers ask too, so that what is written can be read."""
+    if len(data) > limit_bytes:
+        return f"{len(data)} bytes of JSON, more than the limit of {limit_bytes}"
+    # An empty list takes 2 bytes of text and 64 of memory.
+    containers = _containers(data)
+    if containers > limits.JSON_CONTAINERS:
+        return f"{containers} lists and objects of JSON, more than the limit of {limits.JSON_CONTAINERS}"
+    return None
+
+
+def _containers(data: bytes) -> int:
+    """At most so many lists and objects are in it."""
+    return data.count(b"[") + data.count(b"{")
 
 
 def _check_depth(value: Any, where: str) -> None:
     """Refuse deep nesting: what reads the value next goes down into it by recursion."""
-    level = [value]
+    level = [value] if isinstance(value, list | dict) else []
     for _ in range(limits.JSON_DEPTH):
-        containers = (item for item in level if isinstance(item, list | dict))
-        level = [inner for item in containers for inner in (item.values() if isinstance(item, dict) else item)]
         if not level:
             return
+        level = [
+            inner
+            for item in level
+            for inner in (item.values() if type(item) is dict else item)
+            if type(inner) is dict or type(inner) is list
+        ]
     raise Damaged(f"{where}: JSON nested deeper than {limits.JSON_DEPTH}")
 
 

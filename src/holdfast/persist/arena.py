@@ -11,6 +11,7 @@ from __future__ import annotations
 import mmap
 import os
 import secrets
+import socket
 import stat
 import tempfile
 from pathlib import Path
@@ -72,6 +73,12 @@ def open_reader(path: str) -> LocalReader:
 def socket_path(path: str) -> Path:
     """Where the owner of an arena receives messages about it."""
     return Path(f"{path}.mail")
+
+
+def bind_private(receiver: socket.socket, path: Path) -> None:
+    """Give a socket its path; only this user may send to it, from the first moment on."""
+    os.fchmod(receiver.fileno(), 0o600)
+    receiver.bind(str(path))
 
 
 class Arena:

@@ -16,6 +16,7 @@ from holdfast.core import limits
 from holdfast.core.errors import Damaged, HoldfastError
 from holdfast.format import strictjson
 from holdfast.persist.arena import read_private, replace_text
+from holdfast.persist.lineage import Lineage
 
 
 def card_path(arena: str) -> str:
@@ -43,11 +44,24 @@ class Card:
 
     @property
     def step(self) -> int:
-        return int(self.lineage["step"])
+        step: int = self.lineage["step"]
+        return step
 
     def write(self) -> None:
         fields = {name: getattr(self, name) for name in self.__slots__}
         replace_text(card_path(self.arena), strictjson.dumps(fields))
+
+    def _is_sound(self) -> bool:
+        """Whether the fields are of the kinds that `write` wrote."""
+        texts = (self.attempt, self.arena, self.arena_digest, self.host)
+        numbers = (self.step, self.rank)
+        return (
+            all(isinstance(text, str) for text in texts)
+            and all(type(number) is int and 0 <= number < 2**63 for number in numbers)
+            and all(isinstance(fields, dict) for fields in (self.job, self.values, self.commit or {}))
+            and isinstance(self.job.get("plan"), str)
+            and isinstance(self.reports, list)
+        )
 
     @staticmethod
     def read(path: Path) -> Card:
@@ -55,8 +69,11 @@ class Card:
         fields = strictjson.loads(read_private(str(path), limits.JSON_BYTES), str(path))
         try:
             card = Card(**fields)
-        except TypeError as error:
-            raise Damaged(f"{path}: {error}") from None
+            Lineage.from_fields(card.lineage)
+        except (TypeError, KeyError, ValueError) as error:
+            raise Damaged(f"{path}: {type(error).__name__}: {error}") from None
+        if not card._is_sound():
+            raise Damaged(f"{path}: a field of the card is odd")
         if card_path(card.arena) != os.fspath(path):
             raise Damaged(f"{path}: it is the card of another arena")
         return card

@@ -10,7 +10,6 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from holdfast.core import limits
 from holdfast.core.errors import StorageError, Unsupported
 from holdfast.format import names, strictjson
 from holdfast.format.digest import digest_hex
@@ -128,8 +127,9 @@ class Commit:
         small = merge_files(told)
         entries = merge_values(told, self.axes, self.mesh, self.keys)
         small[names.STATE] = strictjson.dumps({"version": 1, "entries": entries}) + b"\n"
-        if len(small[names.STATE]) > limits.JSON_BYTES:
-            raise Unsupported(f"the values that are not tensors take {len(small[names.STATE])} bytes of JSON: too much")
+        problem = strictjson.size_problem(small[names.STATE])
+        if problem:
+            raise Unsupported(f"the values that are not tensors take {problem}; keep large ones as tensors")
         for group, record in self.groups.items():
             index = encode_index(self.keys[group], record.total_bytes, names.group_folder(group))
             small[names.index_file(group)] = index

@@ -9,6 +9,8 @@ from holdfast.persist import mailbox as mail
 from holdfast.persist.mailbox import Mailbox, attempt_of
 from holdfast.storage.base import SharedStorage
 
+_NUMBERS = ("step", "world", "bytes", "written", "total")
+
 
 @dataclass(frozen=True, slots=True)
 class InFlight:
@@ -36,16 +38,25 @@ def saves_in_flight(storage: SharedStorage) -> list[InFlight]:
     return found
 
 
+def _words(mailbox: Mailbox, name: str) -> dict[str, Any]:
+    """What a note says; nothing if it is gone, or says what no writer says."""
+    found = mailbox.read(name)
+    if not isinstance(found, dict):
+        return {}
+    numbers = [found[name] for name in _NUMBERS if found.get(name) is not None]
+    return found if all(type(number) is int and 0 <= number < 2**63 for number in numbers) else {}
+
+
 def _look(attempt: str, mailbox: Mailbox, names: set[str]) -> InFlight:
-    begun: dict[str, Any] = mailbox.read(mail.BEGUN) or {}
-    words = [mailbox.read(name) or {} for name in sorted(names) if name.startswith("status-")]
-    behind = min(words, key=lambda word: word.get("written", 0) / max(1, word.get("total", 1)), default={})
+    begun = _words(mailbox, mail.BEGUN)
+    words = [_words(mailbox, name) for name in sorted(names) if name.startswith("status-")]
+    behind = min(words, key=lambda word: (word.get("written") or 0) / max(1, word.get("total") or 1), default={})
     return InFlight(
         attempt=attempt,
         step=begun.get("step"),
-        world=begun.get("world", len(words)),
-        written=sum(word.get("written", 0) for word in words),
-        total=begun.get("bytes", 0),
+        world=begun.get("world") or len(words),
+        written=sum(word.get("written") or 0 for word in words),
+        total=begun.get("bytes") or 0,
         reported=sum(name.startswith("report-") for name in names),
         phase=str(behind.get("phase", "beginning")),
     )

@@ -29,15 +29,24 @@ class Lineage:
 
     @staticmethod
     def from_fields(fields: Mapping[str, Any]) -> Lineage:
+        """Out of the JSON form; raises KeyError, TypeError or ValueError for what is none."""
+        metrics = dict(fields["metrics"])
+        if not all(value is None or type(value) in (int, float) for value in metrics.values()):
+            raise ValueError("metrics are not numbers by name")
         return Lineage(
-            fields["step"],
-            fields["parent"],
-            dict(fields["metrics"]),
-            left_from(fields["abandons"]),
-            left_from(fields["skips"]),
+            _step(fields["step"]),
+            _step(fields["parent"]),
+            metrics,
+            _left(fields["abandons"]),
+            _left(fields["skips"]),
         )
 
 
-def left_from(fields: Sequence[Sequence[Any]]) -> tuple[Left, ...]:
-    """Steps and attempts out of their JSON form."""
-    return tuple((step, attempt) for step, attempt in fields)
+def _left(fields: Sequence[Sequence[Any]]) -> tuple[Left, ...]:
+    return tuple((_step(step) or 0, str(attempt)) for step, attempt in fields)
+
+
+def _step(value: Any) -> int | None:
+    if value is not None and (type(value) is not int or not 0 <= value < 2**63):
+        raise ValueError(f"{str(value)[:40]!r} is not a step")
+    return value

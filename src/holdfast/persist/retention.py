@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from holdfast.core import limits
-from holdfast.core.errors import HoldfastError, NotFound
+from holdfast.core.errors import Damaged, HoldfastError, InvalidArgument, NotFound
 from holdfast.core.events import Event
 from holdfast.format import strictjson
 from holdfast.format.names import abandoned_folder
@@ -173,4 +173,8 @@ def remembered(storage: Storage) -> Policy | None:
         data = storage.read(_FOLDER, _FILE, limits.JSON_BYTES)
     except NotFound:
         return None
-    return Policy.from_fields(strictjson.loads(data, f"{storage.name}/{_FOLDER}/{_FILE}"))
+    where = f"{storage.name}/{_FOLDER}/{_FILE}"
+    try:
+        return Policy.from_fields(strictjson.loads(data, where))
+    except InvalidArgument as error:
+        raise Damaged(f"{where}: {error}; give gc a policy with --keep") from None

@@ -18,7 +18,7 @@ from contextlib import ExitStack, contextmanager
 from holdfast.core.errors import PeerFailed
 from holdfast.core.limits import WINDOWS_BYTES
 from holdfast.core.ranks import Ranks, together
-from holdfast.persist.arena import Arena, create_file, socket_path, unlink_file
+from holdfast.persist.arena import Arena, bind_private, create_file, socket_path, unlink_file
 from holdfast.plan.arrays import RawArray
 
 Take = Callable[[int, RawArray], None]
@@ -64,7 +64,7 @@ class Exchange:
             self._socket = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM))
             self._socket.setblocking(False)
             path = socket_path(name)
-            self._socket.bind(str(path))
+            bind_private(self._socket, path)
             stack.callback(path.unlink)
             self._selector = stack.enter_context(selectors.DefaultSelector())
             self._selector.register(self._socket, selectors.EVENT_READ)

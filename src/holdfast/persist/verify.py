@@ -8,10 +8,12 @@ from dataclasses import dataclass
 from holdfast.core.errors import Damaged
 from holdfast.format import names
 from holdfast.format.digest import Digest
+from holdfast.format.header import LENGTH_BYTES, header_bytes
 from holdfast.format.index import decode_index
 from holdfast.format.manifest import FileRecord
 from holdfast.persist.checkpoint import Checkpoint
 from holdfast.persist.read import PORTION_BYTES, Progress
+from holdfast.storage.base import Reader
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +60,8 @@ def _verify_file(checkpoint: Checkpoint, name: str, record: FileRecord, progress
         yield Damage(name, str(error), keys=tuple(_keys_of_index(checkpoint, name)))
         return
     try:
+        if names.is_tensor_file(name):
+            _check_length(reader, name)
         buffer = memoryview(bytearray(PORTION_BYTES))
         for block in record.blocks:
             digest = Digest()
@@ -70,9 +74,16 @@ def _verify_file(checkpoint: Checkpoint, name: str, record: FileRecord, progress
                 keys = tuple(_keys_in(checkpoint, name, block.offset, block.size))
                 yield Damage(name, "the digest does not match", block.offset, block.size, keys)
     except (Damaged, OSError) as error:
-        yield Damage(name, str(error))
+        yield Damage(name, str(error), keys=tuple(_keys_of_index(checkpoint, name)))
     finally:
         reader.close()
+
+
+def _check_length(reader: Reader, name: str) -> None:
+    """Raise Damaged for a header of an impossible length: such a file may claim petabytes to be read."""
+    prefix = bytearray(min(LENGTH_BYTES, reader.size))
+    reader.read_into(0, [memoryview(prefix)])
+    header_bytes(bytes(prefix), reader.size, name)
 
 
 def _keys_in(checkpoint: Checkpoint, name: str, offset: int, size: int) -> Iterator[str]:

@@ -55,6 +55,8 @@ class LocalReader:
             except OSError as error:
                 if error.errno == errno.ELOOP:
                     raise Damaged(f"{path} is a symbolic link, not a file") from None
+                if error.errno in (errno.ENXIO, errno.ENODEV):  # a socket, a device that is not there
+                    raise Damaged(f"{path} is not a regular file") from None
                 raise
         status = os.fstat(self._descriptor)
         if not stat.S_ISREG(status.st_mode):
@@ -333,7 +335,7 @@ class LocalStorage:
         path = self._path(folder, name)
         unseen = path.with_name(f".{name}-{os.getpid()}-{threading.get_ident()}")
         with _failing_as_storage_error(f"writing {path}"):
-            descriptor = os.open(unseen, os.O_CREAT | os.O_TRUNC | os.O_WRONLY | os.O_CLOEXEC, 0o600)
+            descriptor = os.open(unseen, os.O_CREAT | os.O_TRUNC | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
             with os.fdopen(descriptor, "wb") as file:
                 file.write(data)
                 if durable:
