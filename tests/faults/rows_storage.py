@@ -22,12 +22,12 @@ ERRORS = {"ENOSPC": errno.ENOSPC, "EDQUOT": errno.EDQUOT, "EIO": errno.EIO}
 Case = Callable[[Path, Job, int, str], Tally | None]
 
 
-def every_call(case: Case, fault: str, seed: int, calls: range | None = None) -> Tally:
+def every_call(case: Case, fault: str, seed: int) -> Tally:
     """A case for each job and the 1st, 2nd, ... call of it, until there are no more calls."""
     total = Tally()
     with world() as here:
         for job in JOBS:
-            for number in calls or range(1, 10_000):
+            for number in range(1, 10_000):
                 with here.root() as root:
                     tally = case(root, job, number, f"{fault}, {job.name}, call {number}, seed {seed}")
                 if tally is None:

@@ -74,6 +74,7 @@ class Job:
 JOBS = (
     Job("a new step", lambda s: save(s, 2, 2), _allowed(step1={1}, step2={2, None}), _allowed(step1={1}, step2={2})),
     Job("a step again", lambda s: save(s, 1, 7), _allowed(step1={1, 7}), _allowed(step1={7})),
+    Job("a step again, unchanged", lambda s: save(s, 1, 1), _allowed(step1={1}), _allowed(step1={1})),
     Job(
         "a new step, the old one removed",
         save_and_remove,
