@@ -15,8 +15,8 @@ from typing import Any
 
 DEADLINE_S = 120.0
 
-_CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(
+CONTEXT = multiprocessing.get_context("forkserver")
+CONTEXT.set_forkserver_preload(
     ["torch", "torch.distributed.tensor", "torch.distributed.fsdp", "holdfast.checkpointer"]
 )
 
@@ -67,11 +67,11 @@ class Victims:
 def _start(
     world: int, folder: str, hosts: list[str] | None, function: Callable[..., Any], arguments: tuple[Any, ...]
 ) -> tuple[list[Any], list[Any]]:
-    pipes = [_CONTEXT.Pipe(duplex=False) for _ in range(world)]
+    pipes = [CONTEXT.Pipe(duplex=False) for _ in range(world)]
     processes = []
     for rank, (_, sender) in enumerate(pipes):
         host = hosts[rank] if hosts else None
-        process = _CONTEXT.Process(
+        process = CONTEXT.Process(
             target=_rank_main, args=(rank, world, folder, host, sender, function, arguments), daemon=True
         )
         process.start()
