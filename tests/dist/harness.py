@@ -17,7 +17,10 @@ DEADLINE_S = 120.0
 
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(
-    ["torch", "torch.distributed.tensor", "torch.distributed.fsdp", "holdfast.checkpointer"]
+    [
+        *("torch", "torch._dynamo", "torch.distributed.tensor", "torch.distributed.fsdp"),
+        *("holdfast.checkpointer", "holdfast.background", "holdfast.adapters.optimizer", "holdfast.capture.capturer"),
+    ]
 )
 
 

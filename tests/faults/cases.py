@@ -137,7 +137,7 @@ def begin_again(root: Path, acknowledged: Mapping[int, Collection[float]]) -> in
         following = 1 + max([found or 0, *acknowledged])
         checkpointer.save(following, state_of(following)).result(DEADLINE_S)
     check_root(root, {**acknowledged, following: [following]})
-    hidden = [path.name for path in root.iterdir() if path.name.startswith(".")]
-    if hidden:
-        raise Lost(f"the next run left {hidden}")
+    left = [path.name for path in root.iterdir() if path.name.startswith((".attempt-", ".mail-"))]
+    if left:
+        raise Lost(f"the next run left {left}")
     return found
