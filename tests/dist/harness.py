@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import signal
@@ -47,10 +48,22 @@ class Victims:
         """The next word of every rank; raises RankFailed if one failed."""
         return _collect(self._pipes, time.monotonic() + deadline_s, deadline_s)
 
+    def hear_one(self, rank: int, deadline_s: float) -> tuple[bool, Any]:
+        """The next word of one rank, and whether it is one: not a traceback, not its death."""
+        receiver, _ = self._pipes[rank]
+        if not receiver.poll(deadline_s):
+            raise RankFailed(f"rank {rank} did not answer within {deadline_s:.1f} s")
+        try:
+            good, value = receiver.recv()
+        except EOFError:
+            return False, "the process died without a word"
+        return good, value
+
     def signal(self, number: int) -> None:
         for process in self.processes:
             assert process.pid is not None
-            os.kill(process.pid, number)
+            with contextlib.suppress(ProcessLookupError):  # it has died before
+                os.kill(process.pid, number)
 
     def end(self, deadline_s: float = 20.0) -> list[int | None]:
         """Wait for all to be gone; their exit codes."""

@@ -7,17 +7,19 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-FAULT = "HOLDFAST_FAULT"
+FAULT, WHEN = "HOLDFAST_FAULT", "HOLDFAST_FAULT_WHEN"
 _INSIDE = str(Path(__file__).parent / "inside")
 
 
 @contextmanager
-def faulty_writers(fault: str = "") -> Iterator[None]:
-    """Writers that this process starts meanwhile have the fault, or listen for one."""
-    before = {name: os.environ.get(name) for name in ("PYTHONPATH", FAULT)}
+def faulty_writers(fault: str = "", when: str = "") -> Iterator[None]:
+    """Writers that this process starts meanwhile have the fault, from the moment that the file `when` is there."""
+    before = {name: os.environ.get(name) for name in ("PYTHONPATH", FAULT, WHEN)}
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (_INSIDE, before["PYTHONPATH"])))
     if fault:
         os.environ[FAULT] = fault
+    if when:
+        os.environ[WHEN] = when
     try:
         yield
     finally:

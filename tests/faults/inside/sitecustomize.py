@@ -2,7 +2,8 @@
 
 HOLDFAST_FAULT is `call:text:number:action`: at the number-th call of `os.call` whose path has the
 text in it, do `kill` (the writer), `rank` (the writer and its trainer), `stop` (both pause), `hang`
-(the call never answers) or `error` (the call raises EIO).
+(the call never answers) or `error` (the call raises EIO). Where HOLDFAST_FAULT_WHEN names a file,
+calls count from the moment that it is there.
 """
 
 import os
@@ -39,11 +40,12 @@ def _inject(fault: str) -> None:
     real = getattr(os, call)
     lock = threading.Lock()
     left = [int(number)]
+    when = os.environ.get("HOLDFAST_FAULT_WHEN", "/")
 
     def called(*arguments: object, **options: object) -> object:
         # The last path counts: a rename is known by what it makes.
         paths = [_path_of(argument) for argument in arguments[:2] if isinstance(argument, int | str | os.PathLike)]
-        if text in (paths[-1] if call == "rename" else paths[0]):
+        if text in (paths[-1] if call == "rename" else paths[0]) and os.path.exists(when):
             with lock:
                 left[0] -= 1
                 now = left[0] == 0
