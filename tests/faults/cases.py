@@ -72,6 +72,12 @@ def run_cases(fault: str, seed: int, cases: Iterable[Case], limit_s: float = 60.
     return tally
 
 
+def afterwards(fault: str, seed: int, case: Callable[[], None]) -> Tally:
+    """What must be true when all is over: no fault of its own, so it counts only if it fails."""
+    tally = run_cases(fault, seed, [("afterwards", case)])
+    return Tally() if tally.good else tally
+
+
 def _judgement(error: Exception) -> Tally:
     if isinstance(error, Wrong):
         return WRONG

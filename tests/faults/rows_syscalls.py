@@ -23,6 +23,7 @@ from tests.faults.cases import (
     Hung,
     Lost,
     NotInjected,
+    afterwards,
     begin_again,
     chance,
     check_root,
@@ -166,7 +167,6 @@ def _writer_cases(seed: int, run: Run, count: int) -> Iterator[Case]:
     for replace in (False, True):
         for call, k in _pick(seed, f"writer {replace}", run.places(replace), count // 2):
             yield f"writer, {call} {k}, replace={replace}", partial(run.kill_at, call, k, replace)
-    yield "the next run", run.end
 
 
 def _saver_cases(seed: int, count: int) -> Iterator[Case]:
@@ -190,6 +190,7 @@ def kill_at_system_calls(seed: int, writers: int = WRITERS, savers: int = SAVERS
         run = Run(stack.enter_context(fresh_root()))
         stack.callback(run.checkpointer.close)
         tally = run_cases(KILLED, seed, _writer_cases(seed, run, writers))
+        tally += afterwards(KILLED, seed, run.end)
     return tally + run_cases(KILLED, seed, _saver_cases(seed, savers))
 
 
