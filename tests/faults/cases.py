@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 import sys
 import tempfile
@@ -10,7 +9,9 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -45,31 +46,37 @@ class NotInjected(Exception):
     """The fault did not happen, so that it counts for nothing."""
 
 
-def run_cases(fault: str, seed: int, cases: Iterable[Case], limit_s: float = 60.0) -> Tally:
-    """Try every case; what fails is told on standard error with the way to see it again."""
+def run_cases(fault: str, seed: int, cases: Iterable[Case], *, limit_s: float = 60.0, at_once: int = 1) -> Tally:
+    """Try every case; what fails is told on standard error with the way to see it again.
+
+    Cases that mostly wait may be tried several `at_once`, on threads.
+    """
     tally = Tally()
-    for name, case in cases:
-        started = time.monotonic()
-        if os.environ.get("HOLDFAST_FAULTS_SHOW"):
-            print(f"{fault[:40]}: {name}", flush=True)
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                case()
-            if time.monotonic() - started > limit_s:
-                raise Hung(f"it took {time.monotonic() - started:.0f} s")
-        except NotInjected:
-            continue
-        except Exception as error:  # noqa: BLE001  (every case is tried, whatever became of the one before)
-            tally += _judgement(error)
-            if tally.injected - tally.survived <= _TOLD:
-                print(f"{fault}: {name}: {''.join(traceback.format_exception(error))}", file=sys.stderr)
-                print(f"again: python -m tests.faults --seed {seed} --only '{fault[:30]}'", file=sys.stderr)
-        else:
-            tally += SURVIVED
-        if os.environ.get("HOLDFAST_FAULTS_SHOW"):
-            print(f"  {time.monotonic() - started:.1f} s", flush=True)
+    with warnings.catch_warnings(), ThreadPoolExecutor(at_once) as pool:
+        warnings.simplefilter("ignore")
+        tried = partial(_try, limit_s)
+        for name, error in map(tried, cases) if at_once == 1 else pool.map(tried, cases):
+            if error is None:
+                tally += SURVIVED
+            elif not isinstance(error, NotInjected):
+                tally += _judgement(error)
+                if tally.injected - tally.survived <= _TOLD:
+                    print(f"{fault}: {name}: {''.join(traceback.format_exception(error))}", file=sys.stderr)
+                    print(f"again: python -m tests.faults --seed {seed} --only '{fault[:30]}'", file=sys.stderr)
     return tally
+
+
+def _try(limit_s: float, case: Case) -> tuple[str, Exception | None]:
+    name, function = case
+    started = time.monotonic()
+    try:
+        function()
+        seconds = time.monotonic() - started
+        if seconds > limit_s:
+            raise Hung(f"it took {seconds:.0f} s")
+    except Exception as error:  # noqa: BLE001  (every case is tried, whatever became of the one before)
+        return name, error
+    return name, None
 
 
 def afterwards(fault: str, seed: int, case: Callable[[], None]) -> Tally:

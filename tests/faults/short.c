@@ -39,18 +39,20 @@ static size_t cut(size_t size) {
     return most && size > most ? most : size;
 }
 
-#define REAL(name, type) static type real; if (!real) real = (type)dlsym(RTLD_NEXT, name)
+#define REAL(name)                    \
+    static __typeof__(&name) real;    \
+    if (!real) real = (__typeof__(&name))dlsym(RTLD_NEXT, #name)
 
 #define PLAIN(name, buffer)                                         \
     ssize_t name(int fd, buffer data, size_t size) {                \
-        REAL(#name, ssize_t (*)(int, buffer, size_t));              \
+        REAL(name);              \
         if (!ours(fd)) return real(fd, data, size);                 \
         return interrupted() ? -1 : real(fd, data, cut(size));      \
     }
 
 #define VECTOR(name)                                                                  \
     ssize_t name(int fd, const struct iovec *parts, int count, off64_t at) {          \
-        REAL(#name, ssize_t (*)(int, const struct iovec *, int, off64_t));            \
+        REAL(name);            \
         if (!ours(fd) || !count) return real(fd, parts, count, at);                   \
         struct iovec first = {parts[0].iov_base, cut(parts[0].iov_len)};              \
         return interrupted() ? -1 : real(fd, &first, 1, at);                          \
@@ -58,7 +60,7 @@ static size_t cut(size_t size) {
 
 #define FLAGGED(name)                                                                 \
     ssize_t name(int fd, const struct iovec *parts, int count, off64_t at, int how) { \
-        REAL(#name, ssize_t (*)(int, const struct iovec *, int, off64_t, int));       \
+        REAL(name);       \
         if (!ours(fd) || !count) return real(fd, parts, count, at, how);              \
         struct iovec first = {parts[0].iov_base, cut(parts[0].iov_len)};              \
         return interrupted() ? -1 : real(fd, &first, 1, at, how);                     \
@@ -76,11 +78,11 @@ FLAGGED(pwritev2)
 FLAGGED(pwritev64v2)
 
 int fsync(int fd) {
-    REAL("fsync", int (*)(int));
+    REAL(fsync);
     return ours(fd) && interrupted() ? -1 : real(fd);
 }
 
 int fallocate(int fd, int mode, off_t at, off_t size) {
-    REAL("fallocate", int (*)(int, int, off_t, off_t));
+    REAL(fallocate);
     return ours(fd) && interrupted() ? -1 : real(fd, mode, at, size);
 }
