@@ -24,6 +24,7 @@ from holdfast.core.errors import (
 from holdfast.version import __version__
 
 if TYPE_CHECKING:
+    from holdfast import keep
     from holdfast.adapters.tensors import FlatShard
     from holdfast.api import load, save
     from holdfast.api import open_checkpoint as open
@@ -49,6 +50,8 @@ _HOMES = {
     "HoldfastWarning": ("holdfast.core.notices", "HoldfastWarning"),
 }
 
+_MODULES = ("keep",)
+
 __all__ = [
     "EMA",
     "Checkpoint",
@@ -70,6 +73,7 @@ __all__ = [
     "TimedOut",
     "Unsupported",
     "__version__",
+    "keep",
     "load",
     "open",
     "save",
@@ -77,8 +81,10 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name not in _HOMES and name not in _MODULES:
         raise AttributeError(f"module 'holdfast' has no attribute {name!r}")
+    if name in _MODULES:
+        return importlib.import_module(f"holdfast.{name}")
     module, attribute = _HOMES[name]
     value = getattr(importlib.import_module(module), attribute)
     globals()[name] = value

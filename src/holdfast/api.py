@@ -11,6 +11,7 @@ from holdfast.core import limits
 from holdfast.core.ranks import together
 from holdfast.loading import LoadOptions, LoadReport, load_checkpoint
 from holdfast.persist.checkpoint import Checkpoint, no_progress
+from holdfast.persist.lineage import Lineage
 from holdfast.saving import Saver
 from holdfast.storage import check_local
 from holdfast.storage.local import LocalStorage
@@ -54,7 +55,7 @@ def save(
 
     together(ranks, prepare)
     saver, folder = made[0]
-    return saver.save(ranks, folder, state, step=step, parent=None)
+    return saver.save(ranks, folder, state, Lineage(step))
 
 
 def load(

@@ -6,7 +6,7 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, MutableMapping
+from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +26,7 @@ from holdfast.format.names import step_folder
 from holdfast.handle import Refusal, SaveHandle
 from holdfast.persist.checkpoint import Checkpoint
 from holdfast.persist.coordinator import Order
+from holdfast.persist.lineage import Lineage
 from holdfast.persist.spawn import Message, WriterEnd
 from holdfast.persist.stand_in import StandIn
 from holdfast.persist.start import arena_prefix
@@ -50,6 +51,7 @@ class BackgroundOptions:
     on_busy: str = "wait"
     arena_bytes: int | None = None
     threads: int | None = None
+    keep: Sequence[Any] | None = None  # the policy of retention, as its fields
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,13 +216,14 @@ class BackgroundSaver:
     # The save.
 
     def save(
-        self, ranks: Ranks, check: Callable[[], int], state: MutableMapping[str, Any], parent: int | None
+        self, ranks: Ranks, check: Callable[[], int], state: MutableMapping[str, Any], origin: Callable[[], Lineage]
     ) -> SaveHandle:
         """Start to save; returns once everything is captured, or will be before the next optimizer step.
 
-        `check` gives the step, or raises if the call is wrong; `parent` is used until a step of
-        this run is published. Raises the same HoldfastError on every rank if the save cannot
-        be, Refusal if the call was wrong, NoArena if there is no memory for it.
+        `check` gives the step, or raises if the call is wrong; `origin` tells, once it
+        is not, what the step comes from; its parent is used until a step of this run is published. Raises the same
+        HoldfastError on every rank if the save cannot be, Refusal if the call was wrong, NoArena
+        if there is no memory for it.
         """
         started = time.perf_counter()
         busy = not self.is_idle
@@ -246,8 +249,10 @@ class BackgroundSaver:
             looked = self._plan_anew(ranks, state)
         elif decision == _STAND:
             self._stand(ranks)
-        parent = parent if self.last_published is None else self.last_published
-        self._capture(ranks, handle, looked, parent, started)
+        lineage = replace(origin(), step=step)
+        if self.last_published is not None:
+            lineage = replace(lineage, parent=self.last_published)
+        self._capture(ranks, handle, looked, lineage, started)
         self._notice()
         self._survey.warn(ranks)
         handle.stall_ms = (time.perf_counter() - started) * 1000
@@ -382,7 +387,7 @@ class BackgroundSaver:
         ranks: Ranks,
         handle: SaveHandle,
         looked: _Looked,
-        parent: int | None,
+        lineage: Lineage,
         started: float,
     ) -> None:
         standing, writer = self._standing, self._writer
@@ -393,11 +398,11 @@ class BackgroundSaver:
         order = Order(
             f".attempt-{digest_hex(name.encode())[:16]}",
             step_folder(handle.step),
-            handle.step,
-            parent,
+            lineage,
             self._background.deadline_s,
             self._background.silence_s,
             standing.draft.digest,
+            self._background.keep,
         )
         values = value_fields(looked.told, standing.draft.agreement.speakers, ranks.rank)
         draft = standing.draft

@@ -11,7 +11,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -24,7 +24,6 @@ from holdfast.core.errors import (
     InvalidArgument,
     Mismatch,
     NoArena,
-    NotFound,
     Unsupported,
 )
 from holdfast.core.events import Event, Listener, guarded, log_event
@@ -32,12 +31,15 @@ from holdfast.core.notices import warn
 from holdfast.core.ranks import Ranks, together
 from holdfast.format.names import MANIFEST, step_folder
 from holdfast.handle import Refusal, SaveHandle
+from holdfast.keep import Policy, check_metrics
 from holdfast.leftovers import Captured, Cleaned, Leftovers
-from holdfast.loading import LoadOptions, LoadReport, load_checkpoint
-from holdfast.persist import start
+from holdfast.loading import LoadOptions, LoadReport
+from holdfast.persist import retention, start
 from holdfast.persist.captured import captured_checkpoint
-from holdfast.persist.catalog import committed_steps
-from holdfast.persist.checkpoint import Checkpoint, no_progress
+from holdfast.persist.catalog import living_steps
+from holdfast.persist.checkpoint import no_progress
+from holdfast.persist.lineage import Lineage
+from holdfast.restoring import Request, is_whole, restore_stored
 from holdfast.saving import Saver
 from holdfast.storage import Storage, storage_at
 from holdfast.storage.base import SharedStorage
@@ -55,16 +57,6 @@ _LIVING: weakref.WeakSet[Checkpointer] = weakref.WeakSet()
 _LAST_STEP = 2**62  # steps are compared between ranks as 64-bit numbers
 
 
-@dataclass(frozen=True, slots=True)
-class _Request:
-    """One restore: which step, how, and what had to be skipped on the way."""
-
-    step: int | None
-    options: LoadOptions
-    progress: Callable[[int], None]
-    skipped: list[str] = field(default_factory=list)
-
-
 class Checkpointer:
     """Saves and restores the steps of one run. Every rank makes one with the same root.
 
@@ -72,9 +64,11 @@ class Checkpointer:
     and a writer process makes it a checkpoint. A failed save does not stop training: it
     warns, emits an event, and the handle's `result()` raises.
 
-    `on_busy` says what a save does while the one before is still being written: "wait" or
-    "skip". `arena_bytes` caps the shared memory that this rank may take. `grace_s` is how long
-    SIGTERM waits for the save in flight. `on_event` hears of every phase, from any thread.
+    `keep` says which steps stay, such as `holdfast.keep.last(3) | holdfast.keep.every(1000)`;
+    all of them if it is not given. `on_busy` says what a save does while the one before is
+    still being written: "wait" or "skip". `arena_bytes` caps the shared memory that this rank
+    may take. `grace_s` is how long SIGTERM waits for the save in flight. `on_event` hears of
+    every phase, from any thread.
     """
 
     def __init__(
@@ -87,6 +81,7 @@ class Checkpointer:
         ties: Mapping[str, str] | None = None,
         replicas: str = "error",
         mesh: Any = None,
+        keep: Policy | None = None,
         on_busy: str = "wait",
         arena_bytes: int | str | None = None,
         writer_threads: int | None = None,
@@ -96,6 +91,8 @@ class Checkpointer:
         on_event: Listener = log_event,
     ) -> None:
         options = SaveOptions(max_shard_size, block_bytes, model_dtype, ties or {}, replicas, mesh)
+        if keep is not None and not isinstance(keep, Policy):
+            raise InvalidArgument(f"keep={keep!r} is not a policy: write holdfast.keep.last(3), for one")
         if on_busy not in ("wait", "skip"):
             raise InvalidArgument(f"on_busy={on_busy!r}: choose 'wait' or 'skip'")
         for name, seconds in (("grace_s", grace_s), ("deadline_s", deadline_s), ("silence_s", silence_s)):
@@ -109,6 +106,7 @@ class Checkpointer:
         if isinstance(self.storage, LocalStorage) and (self.storage.root / MANIFEST).exists():
             raise Unsupported(f"{self.storage.name} is a checkpoint; a Checkpointer takes the folder above it")
         self._options = options
+        self._keep = keep
         self._on_busy = on_busy
         self._arena_bytes = None if arena_bytes is None else limits.parse_bytes(arena_bytes)
         self._threads = writer_threads
@@ -124,7 +122,7 @@ class Checkpointer:
         self._warnings_due: list[str] = []
         self._background: BackgroundSaver | None = None
         self._leftovers: Leftovers | None = None
-        self._parent: int | None = None
+        self._origin = Lineage(None)  # what the next save comes from
         self._closed = False
         self._lock = threading.RLock()  # calls of several threads follow each other
         _LIVING.add(self)
@@ -192,18 +190,24 @@ class Checkpointer:
                 self._background.prepare(ranks, state)
             self._say_warnings()
 
-    def save(self, step: int, state: MutableMapping[str, Any]) -> SaveHandle:
-        """Save the state as `step`, as it is now. Saving a committed step again replaces it, unless it is the same."""
+    def save(
+        self, step: int, state: MutableMapping[str, Any], *, metrics: Mapping[str, Any] | None = None
+    ) -> SaveHandle:
+        """Save the state as `step`, as it is now. Saving a committed step again replaces it, unless it is the same.
+
+        `metrics` are numbers by name, such as {"loss": 2.31}, for `keep.best`; those of rank 0
+        are stored.
+        """
         with self._lock:
-            handle = self._save_now(step, state)
+            handle = self._save_now(step, state, metrics)
             self._say_warnings()
             return handle
 
-    def _save_now(self, step: int, state: MutableMapping[str, Any]) -> SaveHandle:
+    def _save_now(self, step: int, state: MutableMapping[str, Any], metrics: Mapping[str, Any] | None) -> SaveHandle:
         started = time.perf_counter()
         ranks = self._ranks()
         if self._background is None:
-            step = together(ranks, lambda: self._checked(step, state))[ranks.rank]
+            step = together(ranks, lambda: self._checked(step, state, metrics))[ranks.rank]
             try:
                 self._begin(ranks)
             except HoldfastError as error:
@@ -216,29 +220,43 @@ class Checkpointer:
                 self._leftovers.drop(ranks)  # the run goes on: what was captured before is not wanted
         with self._termination:
             try:
-                handle = self._save(ranks, step, state)
+                handle = self._save(ranks, step, state, metrics)
             except Refusal as refusal:
                 raise refusal.error from None
         handle.stall_ms = (time.perf_counter() - started) * 1000
         return handle
 
-    def _save(self, ranks: Ranks, step: int, state: MutableMapping[str, Any]) -> SaveHandle:
+    def _save(
+        self, ranks: Ranks, step: int, state: MutableMapping[str, Any], metrics: Mapping[str, Any] | None
+    ) -> SaveHandle:
+        def check() -> int:
+            return self._checked(step, state, metrics)
+
         try:
             if self._background is not None:
                 try:
-                    return self._background.save(ranks, lambda: self._checked(step, state), state, self._parent)
+                    return self._background.save(ranks, check, state, lambda: self._coming_from(metrics))
                 except NoArena as error:
                     self._stop_background(ranks, error)
-            step = self._checked(step, state)
-            checkpoint = self._saver.save(ranks, step_folder(step), state, step=step, parent=self._parent)
+            step = check()
+            lineage = replace(self._coming_from(metrics), step=step)
+            checkpoint = self._saver.save(ranks, step_folder(step), state, lineage)
+            together(ranks, lambda: self._tidy(ranks, step))
         except HoldfastError as error:
             return self._not_saved(ranks, operator.index(step), error)
-        self._parent = step
+        self._origin = replace(self._origin, parent=step)
         handle = SaveHandle(step, self._deadline_s)
         handle.succeed(lambda: checkpoint)
         if ranks.rank == 0:
             self._listener(Event("published", step, bytes=checkpoint.manifest.total_bytes, detail="blocking"))
         return handle
+
+    def _tidy(self, ranks: Ranks, step: int) -> None:
+        """After a blocking save, rank 0 does what the writer does in the background."""
+        if ranks.rank == 0:
+            for event in retention.apply(self.storage, self._keep, step).events(step):
+                self._listener(event)
+            self.storage.sweep()
 
     def _not_saved(self, ranks: Ranks, step: int, error: HoldfastError) -> SaveHandle:
         """A save that failed at the call: it warns, and training goes on."""
@@ -261,7 +279,7 @@ class Checkpointer:
         self._background.close(self._deadline_s)
         self._warnings_due += self._background.warnings_due
         published = self._background.last_published
-        self._parent = self._parent if published is None else published
+        self._origin = self._origin if published is None else replace(self._origin, parent=published)
         self._background = None
         self._saver = Saver(self.storage, self._options)
         if ranks.rank == 0:
@@ -279,9 +297,13 @@ class Checkpointer:
         if self._closed:
             raise Unsupported(f"the Checkpointer of {self.storage.name} is closed")
 
-    def _checked(self, step: Any, state: Any) -> int:
+    def _coming_from(self, metrics: Mapping[str, Any] | None) -> Lineage:
+        return replace(self._origin, metrics=check_metrics(metrics))
+
+    def _checked(self, step: Any, state: Any, metrics: Any) -> int:
         self._refuse_if_closed()
         _check_state(state)
+        check_metrics(metrics)
         return _whole_step(step)
 
     def _begin(self, ranks: Ranks) -> None:
@@ -315,7 +337,14 @@ class Checkpointer:
     def _start_background(self, ranks: Ranks, storage: SharedStorage, run: str, life: str) -> None:
         from holdfast.background import BackgroundOptions, BackgroundSaver
 
-        options = BackgroundOptions(self._deadline_s, self._silence_s, self._on_busy, self._arena_bytes, self._threads)
+        options = BackgroundOptions(
+            self._deadline_s,
+            self._silence_s,
+            self._on_busy,
+            self._arena_bytes,
+            self._threads,
+            None if self._keep is None else self._keep.fields(),
+        )
         background = BackgroundSaver(storage, self._options, options, self._listener)
         try:
             together(ranks, lambda: background.begin_run(ranks, run, life))
@@ -335,12 +364,17 @@ class Checkpointer:
         cast: bool = False,
         only: Sequence[str] = (),
         ignore: Sequence[str] = (),
+        move_damaged: bool = False,
         progress: Callable[[int], None] = no_progress,
     ) -> int | None:
         """Load the newest good checkpoint, or the one of `step`; returns its step, None if there is none.
 
         A damaged checkpoint is skipped with a warning, on every rank even if only one sees the
-        damage. When all are damaged, raises Damaged. `last_report` tells what was loaded.
+        damage; `move_damaged` renames it to `damaged-step-N`. When all are damaged, raises
+        Damaged. `last_report` tells what was loaded.
+
+        Going back to an earlier `step` begins another branch: the first save after it sets the
+        later steps aside as `abandoned-step-M`, and nothing restores or removes those by itself.
 
         What a crashed run had captured but not yet written is restored from memory when it is
         newer than every checkpoint, and written now.
@@ -349,19 +383,19 @@ class Checkpointer:
         with self._lock:
             self._refuse_if_closed()
             _check_state(state)
-            request = _Request(None if step is None else _whole_step(step), options, progress)
+            asked = None if step is None else _whole_step(step)
+            request = Request(asked, options, progress, self._deadline_s, move_damaged)
             found = self._restore(self._ranks(), state, request)
             self._say_warnings()
             return found
 
-    def _restore(self, ranks: Ranks, state: MutableMapping[str, Any], request: _Request) -> int | None:
+    def _restore(self, ranks: Ranks, state: MutableMapping[str, Any], request: Request) -> int | None:
         self._begin(ranks)
         for living in [other for other in _LIVING if other.storage.name == self.storage.name]:
             living.finish()  # this one's save in flight, or another's of this process
         self._unrestored = False
-        self._keep_captured = (
-            request.step is not None
-        )  # another step was asked for: what is newer is not judged by that
+        # Where another step was asked for, what memory holds is not judged by that.
+        self._keep_captured = request.step is not None
         before = None
         if self._background is not None:
             before, self._background.last_published = self._background.last_published, None
@@ -384,35 +418,22 @@ class Checkpointer:
         if report is not None and (report.missing or report.unexpected or report.mismatched or report.notes):
             self._warnings_due.append(str(report))
 
-    def _restore_stored(self, ranks: Ranks, state: MutableMapping[str, Any], request: _Request) -> int | None:
-        for candidate in self._candidates(ranks, request.step, request.skipped):
-            try:
-                report = self._load(ranks, self._opener(candidate), state, request)
-            except Damaged as error:
-                if request.step is not None:
-                    raise
-                request.skipped.append(f"step {candidate}: {error}")
-                continue
-            self.last_report = report
-            self._parent = candidate
-            if request.skipped and ranks.rank == 0:
+    def _restore_stored(self, ranks: Ranks, state: MutableMapping[str, Any], request: Request) -> int | None:
+        restored = restore_stored(ranks, self.storage, state, request)
+        if restored is None:
+            return None
+        self.last_report = restored.report
+        self._origin = restored.origin
+        if ranks.rank == 0:
+            if request.skipped:
                 self._warnings_due.append("skipped damaged checkpoints:\n  " + "\n  ".join(request.skipped))
-            return candidate
-        if request.step is not None:
-            raise NotFound(f"{self.storage.name} has no checkpoint of step {request.step}")
-        if request.skipped:
-            raise Damaged(
-                f"{self.storage.name}: no checkpoint is good, and the live state may hold parts of them:\n  "
-                + "\n  ".join(request.skipped)
-            )
-        return None
+            if restored.origin.abandons:
+                steps = ", ".join(str(step) for step, _ in restored.origin.abandons[:10])
+                detail = f"the first save sets what came later aside: step {steps}"
+                self._listener(Event("went back", restored.step, detail=detail))
+        return restored.step
 
-    def _load(
-        self, ranks: Ranks, opener: Callable[[], Checkpoint], state: MutableMapping[str, Any], request: _Request
-    ) -> LoadReport:
-        return load_checkpoint(ranks, opener, state, request.options, request.progress, deadline_s=self._deadline_s)
-
-    def _restore_captured(self, ranks: Ranks, state: MutableMapping[str, Any], request: _Request) -> int | None:
+    def _restore_captured(self, ranks: Ranks, state: MutableMapping[str, Any], request: Request) -> int | None:
         """Load what a crashed run left in memory, if all of it is there and newer than what is committed."""
         if self._leftovers is None or request.step is not None:
             return None
@@ -432,7 +453,7 @@ class Checkpointer:
                 self._adopt(ranks, captured)
                 return None  # it is the newest checkpoint now
             checked = replace(request, options=replace(request.options, verify=True))
-            report = self._load(ranks, lambda: captured_checkpoint(captured.cards), state, checked)
+            report = checked.load(ranks, lambda: captured_checkpoint(captured.cards), state)
         except Mismatch:
             raise
         except HoldfastError as error:
@@ -440,7 +461,7 @@ class Checkpointer:
             request.skipped.append(f"step {captured.step} in memory: {error}")
             return None
         self.last_report = report
-        self._parent = captured.parent
+        self._origin = captured.lineage
         after = self._write_again(ranks, captured, report, state)
         if ranks.rank == 0:
             self._listener(Event("restored", captured.step, detail="from memory"))
@@ -458,7 +479,7 @@ class Checkpointer:
         def look() -> list[bool]:
             arenas = [Path(card.arena) for card in captured.cards]
             room = shutil.disk_usage(arenas[0].parent).free >= sum(arena.stat().st_size for arena in arenas)
-            return [_is_whole(report, captured_checkpoint(captured.cards)), room]
+            return [is_whole(report, captured_checkpoint(captured.cards)), room]
 
         answers = together(ranks, look)
         self._keep_captured = True
@@ -467,7 +488,7 @@ class Checkpointer:
         if not all(room for _, room in answers):
             return "it stays there until the next save, since there is no room for another capture beside it"
         self._unrestored = self._keep_captured = False
-        self._rewriting = self._save_now(captured.step, state)
+        self._rewriting = self._save_now(captured.step, state, captured.lineage.metrics)
         self._keep_captured = True
         return "it is written now"
 
@@ -503,35 +524,9 @@ class Checkpointer:
 
         return bool(ranks.highest([int(any(is_optimizer(value) for value in state.values()))])[0])
 
-    def _opener(self, step: int) -> Callable[[], Checkpoint]:
-        return lambda: Checkpoint(self.storage, step_folder(step))
-
-    def _candidates(self, ranks: Ranks, step: int | None, skipped: list[str]) -> list[int]:
-        """Steps to try, newest first, as rank 0 sees them: one decision for all ranks."""
-
-        def look() -> list[Any] | None:
-            if ranks.rank:
-                return None
-            good, bad = [], []
-            for entry in reversed(committed_steps(self.storage)):
-                if step not in (None, entry.step):
-                    continue
-                if entry.manifest is not None:
-                    good.append(entry.step)
-                elif entry.problem is not None and (step is not None or not entry.damaged):
-                    raise entry.problem
-                else:
-                    bad.append(f"step {entry.step}: {entry.problem}")
-            return [good, bad]
-
-        answer = together(ranks, look)[0]
-        assert answer is not None
-        skipped += answer[1]
-        return list(answer[0])
-
     def steps(self) -> list[int]:
-        """The committed steps, oldest first."""
-        return [entry.step for entry in committed_steps(self.storage) if entry.manifest is not None]
+        """The committed steps of the living branch, oldest first."""
+        return [entry.step for entry in living_steps(self.storage) if entry.manifest is not None]
 
     def _ranks(self) -> Ranks:
         from holdfast.adapters.comm import current_ranks
@@ -550,12 +545,6 @@ def _whole_step(step: Any) -> int:
     if operator.index(step) > _LAST_STEP:
         raise InvalidArgument(f"step={step!r} is beyond the last step there can be, {_LAST_STEP}")
     return operator.index(step)
-
-
-def _is_whole(report: LoadReport, checkpoint: Checkpoint) -> bool:
-    """Whether a load took everything that a checkpoint holds."""
-    plain = [entry for entry in checkpoint.state.values() if entry["kind"] not in ("optimizer", "tensors", "module")]
-    return len(report.loaded) == sum(map(len, checkpoint.places.values())) and report.values >= len(plain)
 
 
 def _finish(known: weakref.ref[Checkpointer], grace_s: float) -> None:

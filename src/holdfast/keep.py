@@ -7,6 +7,7 @@ The newest checkpoint and tagged ones are kept whatever the policy says.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -102,6 +103,24 @@ def _argument(text: str) -> Any:
     if re.fullmatch(r"[0-9.]+", text):
         return float(text)
     return text.strip("'\"")
+
+
+def check_metrics(metrics: Any) -> dict[str, float | None]:
+    """Metrics as they are stored: plain numbers by name, None for what is not a finite number."""
+    if metrics is None:
+        return {}
+    if not isinstance(metrics, Mapping):
+        raise InvalidArgument(f"metrics={metrics!r} are not numbers by name, such as {{'loss': 2.31}}")
+    out = {}
+    for name, value in metrics.items():
+        if not isinstance(name, str) or not name or isinstance(value, bool | str):
+            raise InvalidArgument(f"the metric {name!r} is {value!r}: give a name and a number")
+        try:
+            number = float(value)
+        except (TypeError, ValueError) as error:
+            raise InvalidArgument(f"the metric {name!r} is a {type(value).__name__}, not a number: {error}") from None
+        out[name] = number if math.isfinite(number) else None
+    return out
 
 
 def _whole(name: str, value: Any) -> int:

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import queue
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from holdfast.core.errors import PeerFailed, error_from_record
+from holdfast.core.errors import PeerFailed, StorageError, error_from_record
 from holdfast.core.ranks import Ranks, together
 from holdfast.format.names import step_folder
-from holdfast.persist import start
+from holdfast.persist import retention, start
 from holdfast.persist.card import Card
-from holdfast.persist.catalog import committed_steps
+from holdfast.persist.catalog import Committed, is_left, living_steps
 from holdfast.persist.coordinator import Order
+from holdfast.persist.lineage import Lineage
 from holdfast.persist.spawn import Message, WriterEnd
 from holdfast.storage.base import SharedStorage
 
@@ -28,12 +30,15 @@ class Captured:
     """A state that was captured on every rank and never published; `cards` are those of this host."""
 
     attempt: str
-    step: int
-    parent: int | None
+    lineage: Lineage
     plan: str
     cards: list[Card]
     is_here: bool  # all of it, for every rank that asks
     is_whole: bool  # on the hosts that run now
+
+    @property
+    def step(self) -> int:
+        return self.lineage.step or 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +84,7 @@ class Leftovers:
         known = self._known(ranks)
 
         def clean() -> list[Any]:
-            gone = start.clean_storage(self._storage, dead) if ranks.rank == 0 else []
+            gone = self._clean_storage(dead) if ranks.rank == 0 else []
             if self._leads:
                 kept = {arena for found in known.values() for arena in found["arenas"]}
                 start.clean_arenas(self._run, kept.__contains__)
@@ -88,6 +93,14 @@ class Leftovers:
         answers = together(ranks, clean)
         return Cleaned(answers[0][0], waited_s, [process for _, found in answers for process in found])
 
+    def _clean_storage(self, dead: Collection[str]) -> list[str]:
+        """Attempts that are dead go, and what was removed or set aside in part is finished."""
+        gone = start.clean_storage(self._storage, dead)
+        retention.apply(self._storage, None)
+        with contextlib.suppress(StorageError):  # it takes room, and no more; the next start tries again
+            self._storage.sweep()
+        return gone
+
     def newest(self, ranks: Ranks) -> Captured | None:
         """The newest captured state that is newer than every checkpoint, if there is one.
 
@@ -95,18 +108,20 @@ class Leftovers:
         """
         known = self._known(ranks)
 
-        def look() -> int:
-            return max((entry.step for entry in committed_steps(self._storage) if entry.manifest), default=-1)
+        def look() -> list[str]:
+            if ranks.rank:
+                return []
+            living = [entry for entry in living_steps(self._storage) if entry.manifest]
+            return [attempt for attempt, found in known.items() if _is_newer(_lineage(found), living)]
 
-        committed = together(ranks, look)[0]
-        newer = {attempt: found for attempt, found in known.items() if found["step"] > committed}
+        newer = {attempt: known[attempt] for attempt in together(ranks, look)[0]}
         if not newer:
             return None
-        attempt = max(newer, key=lambda attempt: (newer[attempt]["whole"], newer[attempt]["step"]))
+        attempt = max(newer, key=lambda attempt: (newer[attempt]["whole"], newer[attempt]["lineage"]["step"]))
         found = newer[attempt]
         cards = start.captured_sets(self._run).get(attempt, [])
         everywhere = ranks.highest([-len(cards)])[0] == -found["world"]
-        return Captured(attempt, found["step"], found["parent"], found["plan"], cards, everywhere, found["whole"])
+        return Captured(attempt, _lineage(found), found["plan"], cards, everywhere, found["whole"])
 
     def _known(self, ranks: Ranks) -> dict[str, dict[str, Any]]:
         """Attempts of which all ranks' captures survived, or may have, on hosts where nobody runs now."""
@@ -118,8 +133,7 @@ class Leftovers:
                 return {}  # who deletes the root begins anew
             return {
                 attempt: {
-                    "step": cards[0].step,
-                    "parent": cards[0].parent,
+                    "lineage": cards[0].lineage,
                     "plan": cards[0].job["plan"],
                     "world": cards[0].job["world"],
                     "hosts": cards[0].job["hosts"],
@@ -148,8 +162,7 @@ class Leftovers:
         order = Order(
             captured.attempt,
             step_folder(captured.step),
-            captured.step,
-            captured.parent,
+            captured.lineage,
             deadline_s,
             silence_s,
             captured.plan,
@@ -169,6 +182,16 @@ class Leftovers:
     def forget(self) -> None:
         """The same for this host alone, when it is known that nobody reads it. Not collective."""
         start.clean_arenas(self._run)
+
+
+def _lineage(found: Mapping[str, Any]) -> Lineage:
+    return Lineage.from_fields(found["lineage"])
+
+
+def _is_newer(lineage: Lineage, living: Iterable[Committed]) -> bool:
+    """Whether a captured step is newer than every checkpoint, but for those that it gives up itself."""
+    left = {*lineage.abandons, *lineage.skips}
+    return all(entry.step < (lineage.step or 0) for entry in living if not is_left(entry, left))
 
 
 def _write(address: str, order: Order, cards: list[Card], threads: int) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Collection, Mapping, MutableMapping, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -66,12 +67,36 @@ def load_checkpoint(
     progress: Callable[[int], None] = no_progress,
     *,
     deadline_s: float,
+    touched: set[str] | None = None,
 ) -> LoadReport:
-    """Load a checkpoint into the live state; every rank returns or raises alike."""
+    """Load a checkpoint into the live state; every rank returns or raises alike.
+
+    `touched` gets the names of the groups of which any rank has overwritten something.
+    """
     from holdfast.capture.hooks import let_captures_finish
 
     started = time.perf_counter()
     let_captures_finish()
+    with ExitStack() as stack:
+
+        def open_held() -> Checkpoint:
+            checkpoint = opener()
+            stack.enter_context(checkpoint.held())
+            return checkpoint
+
+        report = _load(ranks, open_held, state, options, progress, deadline_s, set() if touched is None else touched)
+    return replace(report, seconds=time.perf_counter() - started)
+
+
+def _load(
+    ranks: Ranks,
+    opener: Callable[[], Checkpoint],
+    state: MutableMapping[str, Any],
+    options: LoadOptions,
+    progress: Callable[[int], None],
+    deadline_s: float,
+    touched: set[str],
+) -> LoadReport:
     targets, answers = _find(ranks, opener, state, options)
     checkpoint = targets.wants.checkpoint
     assert isinstance(checkpoint, Checkpoint)
@@ -89,6 +114,7 @@ def load_checkpoint(
     reads, neighbours = _plan(ranks, checkpoint, answers, verify=options.verify, portion_bytes=portion_bytes)
     loading = Loading(ranks, checkpoint, targets.wants.destinations, progress)
     result = loading.run_mapped(reads) if mapped else loading.run_read(reads, neighbours, deadline_s)
+    touched.update(*ranks.gather(_groups_of(checkpoint, result.touched)))
     notes = _finish(ranks, targets, result.failure)
     verified = options.verify and all(read.digest is not None for read in reads)
     return LoadReport(
@@ -104,8 +130,12 @@ def load_checkpoint(
         verified=verified,
         needed_bytes=sum(box.volume * place.spec.dtype.bytes for place, box in targets.wants.destinations),
         read_bytes=result.read_bytes,
-        seconds=time.perf_counter() - started,
+        seconds=0.0,
     )
+
+
+def _groups_of(checkpoint: Checkpoint, files: Collection[str]) -> list[str]:
+    return [group for group, record in checkpoint.manifest.groups.items() if not set(files).isdisjoint(record.files)]
 
 
 def _find(

@@ -8,6 +8,7 @@ from typing import Any
 from holdfast.core.ranks import Ranks, together
 from holdfast.format.manifest import Manifest
 from holdfast.persist.checkpoint import Checkpoint
+from holdfast.persist.lineage import Lineage
 from holdfast.persist.publish import begin, new_attempt, publish
 from holdfast.persist.write import drop_travel_files, write_blocks
 from holdfast.plan.save import SavePlan
@@ -26,13 +27,11 @@ class Saver:
         self._survey = Survey(options)
         self._hold: Hold | None = None
 
-    def save(
-        self, ranks: Ranks, folder: str, state: MutableMapping[str, Any], *, step: int | None, parent: int | None
-    ) -> Checkpoint:
+    def save(self, ranks: Ranks, folder: str, state: MutableMapping[str, Any], lineage: Lineage) -> Checkpoint:
         """Save the state as `folder`; every rank returns the committed checkpoint or raises the same error."""
         from holdfast.adapters.offers import LiveSources
 
-        seen = self._survey.take(ranks, state, f"{self._storage.name}/{folder} at step {step}")
+        seen = self._survey.take(ranks, state, f"{self._storage.name}/{folder} at step {lineage.step}")
         options = self._options
         planned = plan_files(seen.agreement, options.max_shard_bytes, options.block_bytes, seen.first_replica)
         values = together(ranks, lambda: value_fields(seen.told, seen.agreement.speakers, ranks.rank))
@@ -40,7 +39,7 @@ class Saver:
         try:
             sources = LiveSources(seen.collected.by_name(), planned.group_of)
             reports = write_blocks(planned.plan, ranks, self._storage, attempt, sources)
-            manifest, small = planned.commit(options.block_bytes).manifest(attempt, step, parent, reports, values)
+            manifest, small = planned.commit(options.block_bytes).manifest(attempt, lineage, reports, values)
             together(ranks, lambda: self._publish(ranks, attempt, folder, manifest, small, planned.plan))
         except BaseException:
             if ranks.rank == 0:

@@ -16,7 +16,7 @@ from holdfast.persist.card import Card, card_path, read_cards
 @pytest.fixture
 def card(tmp_path: Path) -> Path:
     arena = str(tmp_path / "arena")
-    Card(".attempt-0", 3, None, 0, arena, {"world": 1, "plan": "p"}, None, [], {}, "", "here").write()
+    Card(".attempt-0", {"step": 3}, 0, arena, {"world": 1, "plan": "p"}, None, [], {}, "", "here").write()
     return Path(card_path(arena))
 
 

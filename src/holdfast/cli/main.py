@@ -17,6 +17,8 @@ _COMMANDS = {
     "show": "Show what a checkpoint holds.",
     "verify": "Read every byte of a checkpoint and check every digest.",
     "diff": "Compare two checkpoints: keys, shapes, dtypes and values.",
+    "gc": "Take away what no policy keeps, and what dead saves left behind.",
+    "tag": "Name a step, so that retention never removes it.",
     "top": "Follow a run live: the save in flight, the steps committed.",
 }
 
@@ -53,6 +55,8 @@ def cli() -> None:
     holdfast verify runs/llama/step-...    is every byte as it was written
     holdfast diff A B                      what differs, and by how much
     holdfast top runs/llama                watch the run save
+    holdfast tag runs/llama best           keep the newest step for good
+    holdfast gc runs/llama --dry-run       what retention would take away
 
     Exit code 0: good. 1: the answer is no (damaged, different). 2: the call was wrong.
     """

@@ -65,7 +65,8 @@ class Manifest:
     files: Mapping[str, FileRecord]
     writer: Mapping[str, Any]
     metrics: Mapping[str, float | None] = field(default_factory=dict)
-    abandons: tuple[tuple[int, str], ...] = ()  # steps and attempts that a rewind left behind
+    abandons: tuple[tuple[int, str], ...] = ()  # steps and attempts that a rewind gave up
+    skips: tuple[tuple[int, str], ...] = ()  # damaged ones that a restore passed over
 
     @property
     def total_bytes(self) -> int:
@@ -92,8 +93,9 @@ def encode_manifest(manifest: Manifest) -> bytes:
     }
     if manifest.metrics:
         fields["metrics"] = dict(manifest.metrics)
-    if manifest.abandons:
-        fields["abandons"] = [list(abandoned) for abandoned in manifest.abandons]
+    for name in ("abandons", "skips"):
+        if getattr(manifest, name):
+            fields[name] = [list(left) for left in getattr(manifest, name)]
     fields["digest"] = digest_hex(strictjson.dumps(fields))
     return strictjson.dumps(fields) + b"\n"
 
@@ -150,8 +152,15 @@ def _from_fields(fields: dict[str, Any], where: str) -> Manifest:
         files=files,
         writer=_writer(fields["writer"]),
         metrics=_metrics(fields.get("metrics", {})),
-        abandons=tuple((_number(step, "abandons") or 0, str(attempt)) for step, attempt in fields.get("abandons", [])),
+        abandons=_left(fields.get("abandons", []), "abandons"),
+        skips=_left(fields.get("skips", []), "skips"),
     )
+
+
+def _left(fields: Any, name: str) -> tuple[tuple[int, str], ...]:
+    if not isinstance(fields, list) or not all(isinstance(left, list) and len(left) == 2 for left in fields):
+        raise ValueError(f"{name} are not steps and attempts")
+    return tuple((_number(step, name) or 0, str(attempt)) for step, attempt in fields)
 
 
 def _metrics(fields: Any) -> dict[str, float | None]:

@@ -15,6 +15,7 @@ _DIGITS = re.compile(rb"([0-9]+)")
 _TENSOR_FILE = re.compile(r"(?P<group>.+)-(?P<number>[0-9]{5,})-of-(?P<count>[0-9]{5,})\.safetensors")
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 _GROUP_CHARS = 100
+_ASIDE = re.compile(r"(abandoned|damaged)-step-[0-9]{12,}(?:-[0-9]+)?")
 _STEP = re.compile(r"step-([0-9]{12,})")
 _DEVICES = frozenset({"con", "prn", "aux", "nul"} | {f"{d}{n}" for d in ("com", "lpt") for n in range(1, 10)})
 
@@ -100,6 +101,12 @@ def abandoned_folder(step: int) -> str:
 def damaged_folder(step: int) -> str:
     """The name under which a damaged step is set aside."""
     return f"damaged-{step_folder(step)}"
+
+
+def set_aside_kind(folder: str) -> str | None:
+    """Why a folder was set aside, "abandoned" or "damaged"; None for other folders."""
+    match = _ASIDE.fullmatch(folder)
+    return None if match is None else match[1]
 
 
 def folder_step(folder: str) -> int | None:

@@ -256,8 +256,7 @@ class Save:
         desk, order = self._desk, self._order
         return Card(
             order.attempt,
-            order.step,
-            order.parent,
+            order.lineage.fields(),
             self._job.rank,
             desk.arena_path,
             desk.job_fields,

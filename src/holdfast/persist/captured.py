@@ -20,6 +20,7 @@ from holdfast.persist.card import Card
 from holdfast.persist.checkpoint import Checkpoint
 from holdfast.persist.commit import BlockReport, Commit
 from holdfast.persist.gather import Bytes, Gatherer
+from holdfast.persist.lineage import Lineage
 from holdfast.plan.jobs import BlockJob, WriterJob
 
 
@@ -105,7 +106,8 @@ class CapturedStorage:
         reports = [BlockReport(*report) for card in cards for report in card.reports]
         values = [card.values for card in cards]
         first = cards[0]
-        manifest, small = Commit.from_fields(commit).manifest(first.attempt, first.step, first.parent, reports, values)
+        lineage = Lineage.from_fields(first.lineage)
+        manifest, small = Commit.from_fields(commit).manifest(first.attempt, lineage, reports, values)
         self.folder = step_folder(first.step)
         self._small = {**small, MANIFEST: encode_manifest(manifest)}
         self._arenas = arenas

@@ -31,8 +31,7 @@ class Card:
     """
 
     attempt: str
-    step: int
-    parent: int | None
+    lineage: Mapping[str, Any]
     rank: int
     arena: str
     job: Mapping[str, Any]
@@ -41,6 +40,10 @@ class Card:
     values: Mapping[str, Any]
     arena_digest: str
     host: str
+
+    @property
+    def step(self) -> int:
+        return int(self.lineage["step"])
 
     def write(self) -> None:
         fields = {name: getattr(self, name) for name in self.__slots__}

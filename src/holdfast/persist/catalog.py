@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from holdfast.core import limits
 from holdfast.core.errors import Damaged, HoldfastError, NotFound
 from holdfast.format.manifest import Manifest, decode_manifest
 from holdfast.format.names import MANIFEST, folder_step
+from holdfast.persist.lineage import Left
 from holdfast.storage.base import Storage
 
 
@@ -32,19 +34,30 @@ def committed_steps(storage: Storage) -> list[Committed]:
     for folder in storage.folders():
         step = folder_step(folder)
         if step is not None:
-            out.append(_look(storage, step, folder))
+            found = _look(storage, step, folder)
+            if not isinstance(found.problem, NotFound) or folder in storage.folders():  # else it went meanwhile
+                out.append(found)
     return sorted(out, key=lambda found: found.step)
 
 
 def living_steps(storage: Storage) -> list[Committed]:
-    """The steps of the living branch, oldest first: without those that a rewind left behind.
+    """The steps of the living branch, oldest first: without those that a restore left behind.
 
-    The commit after a rewind names them; they are set aside under another name then, and
-    where that was cut short, this is what keeps them from coming back.
+    The first commit after a rewind names what it gave up, and sets it aside under another
+    name; where that was cut short, its word still keeps them from coming back.
     """
     found = committed_steps(storage)
-    abandoned = {left for entry in found if entry.manifest for left in entry.manifest.abandons}
-    return [entry for entry in found if entry.manifest is None or (entry.step, entry.manifest.attempt) not in abandoned]
+    left = steps_left(found)
+    return [entry for entry in found if not is_left(entry, left)]
+
+
+def steps_left(found: Iterable[Committed]) -> set[Left]:
+    """The steps, with their attempts, that some manifest says were left."""
+    return {left for entry in found if entry.manifest for left in (*entry.manifest.abandons, *entry.manifest.skips)}
+
+
+def is_left(entry: Committed, left: Collection[Left]) -> bool:
+    return entry.manifest is not None and (entry.step, entry.manifest.attempt) in left
 
 
 def _look(storage: Storage, step: int, folder: str) -> Committed:

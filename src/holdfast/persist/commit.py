@@ -17,6 +17,7 @@ from holdfast.format.digest import digest_hex
 from holdfast.format.index import encode_index
 from holdfast.format.manifest import Block, FileRecord, GroupRecord, Manifest
 from holdfast.layout.mesh import Mesh
+from holdfast.persist.lineage import Lineage
 from holdfast.plan.files import FilePlan
 from holdfast.plan.values import merge_files, merge_values, values_from
 from holdfast.version import __version__
@@ -82,8 +83,7 @@ class Commit:
     def manifest(
         self,
         attempt: str,
-        step: int | None,
-        parent: int | None,
+        lineage: Lineage,
         reports: Iterable[BlockReport],
         values: Sequence[Mapping[str, Any]],
         seconds: float | None = None,
@@ -108,7 +108,20 @@ class Commit:
         if self.first_replica:
             writer["first_replica"] = list(self.first_replica)
         now = datetime.now(UTC).isoformat(timespec="seconds")
-        return Manifest(step, parent, attempt, now, self.block_bytes, self.groups, records, writer), small
+        manifest = Manifest(
+            step=lineage.step,
+            parent=lineage.parent,
+            attempt=attempt,
+            created=now,
+            block_bytes=self.block_bytes,
+            groups=self.groups,
+            files=records,
+            writer=writer,
+            metrics=lineage.metrics,
+            abandons=lineage.abandons,
+            skips=lineage.skips,
+        )
+        return manifest, small
 
     def _small_files(self, values: Sequence[Mapping[str, Any]]) -> dict[str, bytes]:
         told = values_from(values)

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from holdfast.core.errors import HoldfastError, LayoutError, error_from_record, error_record
+from holdfast.core.events import Event
 from holdfast.core.host import host_identity
+from holdfast.keep import Policy
 from holdfast.persist import mailbox as mail
+from holdfast.persist import retention
 from holdfast.persist.commit import BlockReport, Commit
+from holdfast.persist.lineage import Lineage
 from holdfast.persist.mailbox import Mailbox, Watch
 from holdfast.persist.publish import begin, publish
 from holdfast.storage.base import Hold, SharedStorage
@@ -17,15 +24,27 @@ from holdfast.storage.base import Hold, SharedStorage
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """One save: the attempt, the folder it becomes, its step and parent, and the plan it was captured by."""
+    """One save: the attempt, the folder it becomes, its lineage, and the plan it was captured by.
+
+    `keep` is the policy of retention, as its fields, that is applied once it is published.
+    """
 
     attempt: str
     folder: str
-    step: int
-    parent: int | None
+    lineage: Lineage
     deadline_s: float
     silence_s: float
     plan: str
+    keep: Sequence[Any] | None = None
+
+    @property
+    def step(self) -> int:
+        assert self.lineage.step is not None
+        return self.lineage.step
+
+    @staticmethod
+    def from_fields(fields: Mapping[str, Any]) -> Order:
+        return Order(**{**fields, "lineage": Lineage.from_fields(fields["lineage"])})
 
 
 class Coordinator:
@@ -38,6 +57,8 @@ class Coordinator:
         self._started = 0.0
         self._hold: Hold | None = None
         self._old: Mailbox | None = None
+        self._sweeper: threading.Thread | None = None
+        self.news: list[Event] = []  # of retention, for the trainer
 
     def begin(self, order: Order) -> None:
         """Make the mailbox, the attempt's folder and its files."""
@@ -63,11 +84,13 @@ class Coordinator:
         blocks = [BlockReport(*block) for report in reports for block in report["blocks"]]
         values = [report["values"] for report in reports]
         seconds = round(time.monotonic() - self._started, 3)
-        manifest, small = self._commit.manifest(order.attempt, order.step, order.parent, blocks, values, seconds)
+        manifest, small = self._commit.manifest(order.attempt, order.lineage, blocks, values, seconds)
         for name in self._storage.files(order.attempt):
             if name.startswith("travel-"):
                 self._storage.drop(order.attempt, name)
         publish(self._storage, order.attempt, order.folder, manifest, small)
+        keep = None if order.keep is None else Policy.from_fields(order.keep)
+        self.news += retention.apply(self._storage, keep, order.step).events(order.step)
 
     def _reports(self, order: Order) -> list[dict[str, Any]]:
         mailbox = Mailbox(self._storage, order.attempt)
@@ -104,6 +127,20 @@ class Coordinator:
                 self._hold.release()
                 self._hold = None
         return outcome
+
+    def delete_removed(self) -> None:
+        """Delete what retention took away, on a thread: the next save need not wait for that."""
+        self.join()
+        self._sweeper = threading.Thread(target=self._delete_removed, daemon=True)
+        self._sweeper.start()
+
+    def _delete_removed(self) -> None:
+        with contextlib.suppress(HoldfastError, OSError):  # the next save, or the next start, tries again
+            self._storage.sweep()
+
+    def join(self) -> None:
+        if self._sweeper is not None:
+            self._sweeper.join()
 
     def sweep(self, wait_s: float = 0.0, *, give_up: bool = False) -> None:
         """Take the last mailbox away once every rank has seen the outcome; then at the latest, to `give_up`."""

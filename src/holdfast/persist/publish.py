@@ -8,8 +8,9 @@ from collections.abc import Iterable, Mapping
 from holdfast.core import limits
 from holdfast.core.errors import Damaged, HoldfastError, StorageError
 from holdfast.format.manifest import Manifest, decode_manifest, encode_manifest
-from holdfast.format.names import MANIFEST, is_written
+from holdfast.format.names import MANIFEST, abandoned_folder, is_written
 from holdfast.persist.checkpoint import Checkpoint
+from holdfast.persist.retention import free_name
 from holdfast.storage.base import Storage
 
 
@@ -58,14 +59,28 @@ def publish(storage: Storage, attempt: str, folder: str, manifest: Manifest, sma
     for name, data in small.items():
         storage.put(attempt, name, data)
     storage.put(attempt, MANIFEST, encode_manifest(manifest))
-    storage.publish(attempt, folder)
+    storage.publish(attempt, folder, _aside(storage, folder, manifest))
     return True
 
 
 def _same_as_committed(storage: Storage, folder: str, manifest: Manifest) -> bool:
-    """Whether the folder holds the same content, every byte of it still good."""
+    """Whether the folder holds the same content, every byte of it still good, and says as much of other steps."""
     try:
         committed = Checkpoint(storage, folder)
-        return committed.manifest.content() == manifest.content() and committed.verify().good
+        known = committed.manifest
+        says_more = {*manifest.abandons} - {*known.abandons} or {*manifest.skips} - {*known.skips}
+        measured = manifest.metrics and manifest.metrics != known.metrics
+        return known.content() == manifest.content() and not says_more and not measured and committed.verify().good
     except HoldfastError:
         return False
+
+
+def _aside(storage: Storage, folder: str, manifest: Manifest) -> str:
+    """The name for what is replaced: a step that a rewind gave up is set aside, another goes."""
+    try:
+        replaced = decode_manifest(storage.read(folder, MANIFEST, limits.JSON_BYTES), folder)
+    except HoldfastError:
+        return ""
+    if replaced.step is None or (replaced.step, replaced.attempt) not in manifest.abandons:
+        return ""
+    return free_name(storage, abandoned_folder(replaced.step))

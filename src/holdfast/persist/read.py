@@ -9,7 +9,7 @@ window of shared memory from which everyone copies (see share.py).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
 
@@ -46,10 +46,11 @@ class Source(Protocol):
 
 @dataclass(slots=True)
 class Loaded:
-    """What this rank read from storage, and the first thing it found wrong."""
+    """What this rank read from storage, the files whose tensors it has filled, and the first thing it found wrong."""
 
     read_bytes: int = 0
     failure: HoldfastError | None = None
+    touched: set[str] = field(default_factory=set)
 
 
 class Loading:
@@ -183,6 +184,8 @@ class Loading:
     def _read(self, read: Read, portion: Portion, scratch: RawArray) -> None:
         """Read a portion that nobody else needs."""
         direct = self._direct_spans(portion)
+        if direct:
+            self._loaded.touched.add(read.file)
         self._fill(read, portion, list(_layer(portion, direct, scratch)))
         for piece in portion.pieces:
             if id(piece) not in direct:
@@ -229,6 +232,7 @@ class Loading:
         return out
 
     def _put(self, piece: Piece, data: RawArray) -> None:
+        self._loaded.touched.add(piece.run.place.file)
         part = piece.part.relative_to(piece.held)
         for destination in self._destinations[piece.run.place, piece.held]:
             destination.put(part, data)

@@ -1,25 +1,31 @@
-"""Retention at work: removes checkpoints that no policy keeps, after a successor is committed.
+"""Retention at work: takes away what no policy keeps, once a successor is committed.
 
-Never the newest of the living branch, never a tagged one, never one that somebody reads. A
-removal begins with a rename, so that no reader ever takes half a folder for a checkpoint.
+Never the newest of the living branch, never a tagged one, never one that somebody reads.
+Removing is a rename first, so that no reader ever takes half a folder for a checkpoint.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from holdfast.core.errors import HoldfastError
+from holdfast.core import limits
+from holdfast.core.errors import HoldfastError, NotFound
+from holdfast.core.events import Event
+from holdfast.format import strictjson
 from holdfast.format.names import abandoned_folder
 from holdfast.keep import Policy
-from holdfast.persist.catalog import Committed, committed_steps, living_steps
-from holdfast.persist.tags import tags
+from holdfast.persist.catalog import Committed, committed_steps, is_left, steps_left
+from holdfast.persist.tags import read_tags
 from holdfast.storage.base import Storage
+
+_FOLDER, _FILE = ".policy", "keep.json"
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """One checkpoint: whether it stays, and why."""
+    """One checkpoint: why it stays; it goes if there is no reason."""
 
     entry: Committed
     reasons: tuple[str, ...]
@@ -31,74 +37,121 @@ class Decision:
 
 @dataclass(slots=True)
 class Outcome:
-    """What a round of retention did; `problems` are of what it could not do."""
+    """What a round of retention did; `problems` are of what it could not do, and will try again."""
 
-    decisions: list[Decision] = field(default_factory=list)
     removed: list[int] = field(default_factory=list)
     busy: list[int] = field(default_factory=list)
     aside: list[int] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
 
+    def events(self, step: int | None) -> list[Event]:
+        """What there is to tell after the commit of a step."""
+        told = [Event("removed", gone, detail="no policy keeps it") for gone in self.removed]
+        told += [Event("set aside", gone, detail="a rewind left it behind") for gone in self.aside]
+        told += [Event("failed", step, detail=f"retention: {problem}") for problem in self.problems]
+        return told
 
-def decide(storage: Storage, policy: Policy) -> list[Decision]:
-    """What a policy says of every step of the living branch, oldest first."""
-    living = living_steps(storage)
+
+def decide(storage: Storage, policy: Policy, committed: int | None = None) -> list[Decision]:
+    """What a policy says of every step of the living branch, oldest first.
+
+    `committed` is the step that was just committed: it stays, whatever its number.
+    """
+    found = committed_steps(storage)
+    left = steps_left(found)
+    living = [entry for entry in found if not is_left(entry, left)]
     good = [entry.manifest for entry in living if entry.manifest is not None]
     kept = policy.kept(good)
     newest = max((manifest.step or 0 for manifest in good), default=None)
-    by_attempt: dict[tuple[int, str], list[str]] = {}
-    for name, fields in tags(storage).items():
-        by_attempt.setdefault((fields["step"], str(fields.get("attempt"))), []).append(name)
+    tagged: dict[int, list[str]] = {}
+    for name, tag in read_tags(storage).items():
+        tagged.setdefault(tag.step, []).append(name)
     decisions = []
     for entry in living:
-        reasons = []
+        reasons = list(kept.get(entry.step, ())) + [f"tag {name}" for name in tagged.get(entry.step, ())]
         if entry.manifest is None:
-            reasons.append("damaged: look at it yourself")
-        else:
-            reasons += kept.get(entry.step, [])
-            reasons += [f"tag {name}" for name in by_attempt.get((entry.step, entry.manifest.attempt), [])]
-            if entry.step == newest:
-                reasons.append("the newest")
+            reasons.append("damaged: look at it, it is not removed by itself")
+        elif entry.step in (newest, committed):
+            reasons.append("the newest")
+        elif _is_needed(entry, found):
+            reasons.append("it says which steps were left")
         decisions.append(Decision(entry, tuple(reasons)))
     return decisions
 
 
-def apply(storage: Storage, policy: Policy) -> Outcome:
-    """Remove what nothing keeps. What fails is told and left for the next time: it never fails a save."""
+def _is_needed(entry: Committed, found: list[Committed]) -> bool:
+    """Whether steps that a manifest gives up are still there under their names, and no other manifest says so."""
+    assert entry.manifest is not None
+    there = {(other.step, other.manifest.attempt) for other in found if other.manifest}
+    others = [other for other in found if other is not entry]
+    return bool(there & {*entry.manifest.abandons, *entry.manifest.skips} - steps_left(others))
+
+
+def apply(storage: Storage, policy: Policy | None, committed: int | None = None) -> Outcome:
+    """Set aside what rewinds gave up, and take away what nothing keeps.
+
+    What fails is told and left for the next time: it never fails a save.
+    """
     outcome = Outcome()
     try:
-        set_aside(storage, outcome)
-        outcome.decisions = decide(storage, policy)
-    except HoldfastError as error:
+        _set_aside(storage, outcome)
+        if policy is not None:
+            _remember(storage, policy)
+        decisions = decide(storage, policy, committed) if policy is not None else []
+    except (HoldfastError, OSError) as error:
         outcome.problems.append(str(error))
         return outcome
-    for decision in outcome.decisions:
-        if not decision.stays:
-            try:
-                gone = storage.remove(decision.entry.folder)
-                (outcome.removed if gone else outcome.busy).append(decision.entry.step)
-            except HoldfastError as error:
-                outcome.problems.append(f"step {decision.entry.step}: {error}")
+    for entry in (decision.entry for decision in decisions if not decision.stays):
+        with _noting(outcome, entry.step):
+            (outcome.removed if storage.remove(entry.folder) else outcome.busy).append(entry.step)
     return outcome
 
 
-def set_aside(storage: Storage, outcome: Outcome) -> None:
-    """Rename the steps that a rewind left behind, so that nobody takes them for the living branch."""
-    living = {entry.folder for entry in living_steps(storage)}
-    for entry in committed_steps(storage):
-        if entry.folder not in living:
-            try:
-                storage.rename(entry.folder, _free(storage, abandoned_folder(entry.step)))
+def _set_aside(storage: Storage, outcome: Outcome) -> None:
+    """Rename the steps that a rewind gave up, so that nobody takes them for the living branch."""
+    found = committed_steps(storage)
+    abandoned = {left for entry in found if entry.manifest for left in entry.manifest.abandons}
+    for entry in found:
+        if is_left(entry, abandoned):
+            with _noting(outcome, entry.step):
+                storage.rename(entry.folder, free_name(storage, abandoned_folder(entry.step)))
                 outcome.aside.append(entry.step)
-            except HoldfastError as error:
-                outcome.problems.append(f"step {entry.step} could not be set aside: {error}")
 
 
-def _free(storage: Storage, name: str) -> str:
-    taken: Sequence[str] = storage.folders()
+@contextmanager
+def _noting(outcome: Outcome, step: int) -> Iterator[None]:
+    try:
+        yield
+    except NotFound:
+        pass  # another process was faster
+    except (HoldfastError, OSError) as error:
+        outcome.problems.append(f"step {step}: {error}")
+
+
+def free_name(storage: Storage, name: str) -> str:
+    """A folder's name, with a number if it is taken."""
+    taken = storage.folders()
     number = 1
     free = name
     while free in taken:
         number += 1
         free = f"{name}-{number}"
     return free
+
+
+def _remember(storage: Storage, policy: Policy) -> None:
+    """Write a run's policy down, for `holdfast gc`."""
+    if remembered(storage) == policy:
+        return
+    if _FOLDER not in storage.hidden():
+        storage.begin(_FOLDER)
+    storage.note(_FOLDER, _FILE, strictjson.dumps(policy.fields()), durable=True)
+
+
+def remembered(storage: Storage) -> Policy | None:
+    """The policy of the run that saved here last, None if it had none."""
+    try:
+        data = storage.read(_FOLDER, _FILE, limits.JSON_BYTES)
+    except NotFound:
+        return None
+    return Policy.from_fields(strictjson.loads(data, f"{storage.name}/{_FOLDER}/{_FILE}"))

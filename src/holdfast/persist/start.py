@@ -13,14 +13,19 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
-from holdfast.core.errors import NotFound, PeerFailed
+from holdfast.core import limits
+from holdfast.core.errors import HoldfastError, NotFound, PeerFailed
 from holdfast.core.host import host_identity
 from holdfast.core.notices import warn
 from holdfast.format.digest import digest_hex
+from holdfast.format.manifest import decode_manifest
+from holdfast.format.names import MANIFEST, abandoned_folder
 from holdfast.persist import mailbox as mail
 from holdfast.persist.arena import find_files, is_held, unlink_file
 from holdfast.persist.card import Card, card_path, read_cards
+from holdfast.persist.catalog import committed_steps, steps_left
 from holdfast.persist.mailbox import Mailbox, attempt_of, mail_folder
+from holdfast.persist.retention import free_name
 from holdfast.storage.base import SharedStorage
 
 _ATTEMPT = re.compile(r"\.attempt-[0-9a-f]{16}")
@@ -75,6 +80,16 @@ def wait_for_writers(
         time.sleep(_POLL_S)
 
 
+def dead_attempts(storage: SharedStorage, silence_s: float) -> set[str]:
+    """The folders of attempts that nobody works in; for those of other hosts that takes up to `silence_s`."""
+    watch = _Attempts(storage, silence_s)
+    while True:
+        watch.alive()
+        if not watch.unsure:
+            return {folder for folder in watch.dead if not _in_use(storage, folder)}
+        time.sleep(_POLL_S)
+
+
 def _is_orphan(path: Path) -> bool:
     """Whether an arena is held by a writer whose trainer is dead."""
     match = _ARENA.fullmatch(path.name)
@@ -108,9 +123,11 @@ class _Attempts:
         self._silence_s = silence_s
         self._heard: dict[str, tuple[Any, float]] = {}
         self.dead: set[str] = set()
+        self.unsure: set[str] = set()  # those that may be worked in on other hosts
 
     def alive(self) -> bool:
         """Whether a save is in flight; the answer no takes a few seconds of silence."""
+        self.unsure.clear()
         hidden = set(self._storage.hidden())
         boxes = {folder for folder in hidden if attempt_of(folder)}
         living = {folder for folder in boxes if self._lives(folder)}
@@ -132,9 +149,15 @@ class _Attempts:
         now = time.monotonic()
         known, since = self._heard.get(folder, (None, now))
         if folder not in self._heard or words != known:
+            heard_again = folder in self._heard
             self._heard[folder] = (words, now)
+            if not heard_again:
+                self.unsure.add(folder)
             return True
-        return now - since < (self._silence_s if host else _UNKNOWN_S)
+        lives = now - since < (self._silence_s if host else _UNKNOWN_S)
+        if lives:
+            self.unsure.add(folder)
+        return lives
 
 
 def clean_storage(storage: SharedStorage, dead: Collection[str]) -> list[str]:
@@ -144,10 +167,27 @@ def clean_storage(storage: SharedStorage, dead: Collection[str]) -> list[str]:
         attempt = attempt_of(folder)
         if not _in_use(storage, folder):
             if attempt is not None:
-                storage.discard(attempt)
-            storage.discard(folder)
+                _discard(storage, attempt)
+            _discard(storage, folder)
             gone.append(attempt or folder)
     return gone
+
+
+def _discard(storage: SharedStorage, folder: str) -> None:
+    """Remove a dead attempt; if a replaced step is in its place that a rewind gave up, set that aside.
+
+    Replacing a step is an exchange of folders, and a crash may come before the older one got its name.
+    """
+    try:
+        manifest = decode_manifest(storage.read(folder, MANIFEST, limits.JSON_BYTES), folder)
+    except HoldfastError:
+        storage.discard(folder)
+        return
+    left = (manifest.step or 0, manifest.attempt)
+    if manifest.attempt != folder and left in steps_left(committed_steps(storage)):
+        storage.rename(folder, free_name(storage, abandoned_folder(left[0])))
+    else:
+        storage.discard(folder)
 
 
 def _in_use(storage: SharedStorage, folder: str) -> bool:

@@ -1,11 +1,11 @@
-"""Tags: names that people give to checkpoints. A tagged one is never removed by retention."""
+"""Tags: names that people give to steps. A tagged step is never removed by retention."""
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import asdict, dataclass
 
 from holdfast.core import limits
-from holdfast.core.errors import HoldfastError, InvalidArgument, NotFound
+from holdfast.core.errors import Damaged, InvalidArgument, NotFound
 from holdfast.core.filenames import is_plain
 from holdfast.format import strictjson
 from holdfast.persist.catalog import Committed
@@ -14,33 +14,45 @@ from holdfast.storage.base import Storage
 _FOLDER = ".tags"
 
 
-def tags(storage: Storage) -> dict[str, dict[str, Any]]:
-    """Every tag with its step and attempt; one that cannot be read is an error, since it may protect something."""
-    found = {}
+@dataclass(frozen=True, slots=True)
+class Tag:
+    """The step that a tag names, and the attempt that it was when it was tagged."""
+
+    step: int
+    attempt: str
+
+
+def read_tags(storage: Storage) -> dict[str, Tag]:
+    """Every tag by its name; one that cannot be read raises Damaged, since it may protect a step."""
     try:
         names = storage.files(_FOLDER)
     except NotFound:
         return {}
-    for name in sorted(names):
-        fields = strictjson.loads(storage.read(_FOLDER, name, limits.JSON_BYTES), f"{_FOLDER}/{name}")
-        if not isinstance(fields, dict) or type(fields.get("step")) is not int:
-            raise HoldfastError(f"{storage.name}/{_FOLDER}/{name} is not a tag; remove it, or tag anew")
-        found[name] = fields
-    return found
+    return {name: _read(storage, name) for name in sorted(names) if is_plain(name)}
+
+
+def _read(storage: Storage, name: str) -> Tag:
+    where = f"{storage.name}/{_FOLDER}/{name}"
+    fields = strictjson.loads(storage.read(_FOLDER, name, limits.JSON_BYTES), where)
+    if not isinstance(fields, dict) or type(fields.get("step")) is not int:
+        raise Damaged(f"{where} is not a tag; tag anew, or remove that file")
+    return Tag(fields["step"], str(fields.get("attempt")))
 
 
 def add_tag(storage: Storage, name: str, entry: Committed) -> None:
-    """Give a checkpoint a name, taking it from another that had it."""
+    """Give a step a name, taking it from another that had it."""
     if not is_plain(name) or "/" in name:
         raise InvalidArgument(f"the tag {name[:80]!r}: use letters, digits, '_', '.' and '-'")
     if entry.manifest is None:
-        raise InvalidArgument(f"step {entry.step} is damaged: {entry.problem}")
+        raise Damaged(f"step {entry.step} cannot be tagged: {entry.problem}")
     if _FOLDER not in storage.hidden():
         storage.begin(_FOLDER)
-    storage.note(_FOLDER, name, strictjson.dumps({"step": entry.step, "attempt": entry.manifest.attempt}), durable=True)
+    tag = Tag(entry.step, entry.manifest.attempt)
+    storage.note(_FOLDER, name, strictjson.dumps(asdict(tag)), durable=True)
 
 
 def remove_tag(storage: Storage, name: str) -> None:
-    if name not in tags(storage):
+    """Take a name away; raises NotFound if there is none."""
+    if name not in read_tags(storage):
         raise NotFound(f"{storage.name} has no tag {name!r}")
     storage.drop(_FOLDER, name)

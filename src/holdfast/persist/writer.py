@@ -22,7 +22,7 @@ from holdfast.persist import mailbox as mail
 from holdfast.persist.arena import unlink_file
 from holdfast.persist.attempt import Beat, Desk, Save
 from holdfast.persist.card import card_path
-from holdfast.persist.coordinator import Order
+from holdfast.persist.coordinator import Coordinator, Order
 from holdfast.persist.mailbox import Mailbox, Watch
 
 _ORPHAN_POLL_S = 0.2
@@ -89,7 +89,7 @@ class WriterProcess:
                 if message["do"] == "plan":
                     self._plan(message["fields"])
                 elif message["do"] == "order":
-                    self._order(Order(**message["order"]))
+                    self._order(Order.from_fields(message["order"]))
         except TrainerGone:
             pass  # what was captured is written by now; what was not was reported as lost
         self._leave()
@@ -113,6 +113,7 @@ class WriterProcess:
         if self._desk is not None:
             if self._desk.coordinator is not None:
                 self._desk.coordinator.sweep(_LAST_WORD_S, give_up=True)
+                self._desk.coordinator.join()
             self._desk.close()
             self._arenas.add(self._desk.arena_path)
             if self._unpublished:
@@ -159,7 +160,16 @@ class WriterProcess:
             unlink_file(card_path(desk.arena_path))
         if desk.coordinator is not None:
             desk.coordinator.sweep(_SEEN_S)
+            self._tell_news(desk.coordinator)
         self._trainer.tell(tell="outcome", attempt=order.attempt, outcome=outcome)
+
+    def _tell_news(self, coordinator: Coordinator) -> None:
+        """What retention did; what it took away is deleted while the next save begins."""
+        for event in coordinator.news:
+            self._trainer.tell(tell="event", event=event.fields())
+        if any(event.name == "removed" for event in coordinator.news):
+            coordinator.delete_removed()
+        coordinator.news.clear()
 
     def _begin(self, desk: Desk, order: Order) -> HoldfastError | None:
         if desk.coordinator is None:

@@ -126,7 +126,10 @@ class Storage(Readable, Protocol):
         """Give a committed folder another name, durably; raises StorageError if the name is taken."""
 
     def remove(self, folder: str) -> bool:
-        """Remove a committed folder; no reader ever sees it in part. False if somebody holds it."""
+        """Take a committed folder away, at once and whole; its bytes go with `sweep`. False if somebody holds it."""
+
+    def sweep(self) -> None:
+        """Delete what was removed and nobody reads any more; may take long."""
 
     def note(self, folder: str, name: str, data: bytes, *, durable: bool = False) -> None:
         """Write a small file that readers see whole or not at all, replacing an older one."""
@@ -155,6 +158,3 @@ class SharedStorage(Storage, Protocol):
 
     def is_held(self, folder: str) -> bool:
         """Whether a living process on this host works in the folder."""
-
-    def sweep(self) -> None:
-        """Finish removals that were cut short, or that had to wait for readers."""

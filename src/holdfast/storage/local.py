@@ -33,11 +33,11 @@ _MAP_POPULATE = getattr(mmap, "MAP_POPULATE", 0)
 def _failing_as_storage_error(doing: str) -> Iterator[None]:
     try:
         yield
+    except HoldfastError:
+        raise
     except FileNotFoundError as error:
         raise NotFound(f"{doing}: {error.strerror}") from error
     except OSError as error:
-        if isinstance(error, StorageError | NotFound):
-            raise
         hint = "; free some space or choose another root" if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
         raise StorageError(f"{doing}: {error.strerror or error}{hint}") from error
 
@@ -383,8 +383,7 @@ class LocalStorage:
                 self.rename(attempt, aside)
             else:
                 with _failing_as_storage_error(f"removing what {target} replaced"):
-                    hidden = self._hide(attempt).name
-                self.remove(hidden)
+                    self._sweep(self._hide(attempt))
 
     def rename(self, folder: str, name: str) -> None:
         with _failing_as_storage_error(f"renaming {self.root / folder} to {name}"):
@@ -394,28 +393,37 @@ class LocalStorage:
             _sync_folder(self.root)
 
     def remove(self, folder: str) -> bool:
+        with self._alone(folder) as alone:
+            if alone:
+                self._hide(folder)
+        return alone
+
+    @contextmanager
+    def _alone(self, folder: str) -> Iterator[bool]:
+        """Have a folder alone, if nobody holds it; who comes to read it meanwhile is told that it goes."""
         with _failing_as_storage_error(f"removing {self.root / folder}"):
             descriptor = os.open(self.root / folder, _FOLDER | os.O_NOFOLLOW)
             try:
-                if not linux.lock(descriptor, alone=True):
-                    return False
-                shutil.rmtree(self._hide(folder))  # readers that come now are told that it is being removed
+                yield linux.lock(descriptor, alone=True)
             finally:
                 os.close(descriptor)
-        return True
 
-    def _hide(self, folder: str) -> Path:
+    def _hide(self, folder: str) -> str:
         """Rename a folder to what nobody takes for a checkpoint."""
-        hidden = self.root / f"{_REMOVED}{folder.lstrip('.')}-{secrets.token_hex(4)}"
-        os.rename(self.root / folder, hidden)
+        hidden = f"{_REMOVED}{folder.lstrip('.')}-{secrets.token_hex(4)}"
+        os.rename(self.root / folder, self.root / hidden)
         _sync_folder(self.root)
         return hidden
 
     def sweep(self) -> None:
         for folder in self.hidden():
             if folder.startswith(_REMOVED):
-                with contextlib.suppress(NotFound):  # another process sweeps too
-                    self.remove(folder)
+                self._sweep(folder)
+
+    def _sweep(self, folder: str) -> None:
+        with contextlib.suppress(NotFound), self._alone(folder) as alone:  # another process may sweep too
+            if alone:
+                shutil.rmtree(self.root / folder)
 
     def discard(self, attempt: str) -> None:
         shutil.rmtree(self.root / attempt, ignore_errors=True)

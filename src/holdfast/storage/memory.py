@@ -173,5 +173,8 @@ class MemoryStorage:
         del self._folders[folder]
         return True
 
+    def sweep(self) -> None:
+        """Nothing is left of what was removed."""
+
     def discard(self, attempt: str) -> None:
         self._folders.pop(attempt, None)

@@ -1,0 +1,128 @@
+"""`holdfast gc`: take away what no policy keeps, and what dead saves left behind."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import click
+
+from holdfast.cli.render import clean, print_json, print_table, size_text
+from holdfast.core.errors import NotFound
+from holdfast.format.names import set_aside_kind
+from holdfast.keep import Policy, parse
+from holdfast.persist import retention, start
+from holdfast.storage import storage_at
+from holdfast.storage.base import SharedStorage, Storage
+
+_SILENCE_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Line:
+    """One thing under the root: whether it goes, and why or why not."""
+
+    name: str
+    goes: bool
+    why: str
+    size: int | None = None
+
+
+@click.command("gc", context_settings={"help_option_names": ["-h", "--help"]})
+@click.argument("root")
+@click.option("--keep", "keep_text", metavar="POLICY", help="What to keep, instead of the run's own policy.")
+@click.option("--abandoned", is_flag=True, help="Also what rewinds set aside: abandoned-step-N.")
+@click.option("--damaged", is_flag=True, help="Also what was set aside as damaged: damaged-step-N.")
+@click.option("--dry-run", is_flag=True, help="Only say what would go.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def command(root: str, keep_text: str | None, abandoned: bool, damaged: bool, dry_run: bool, as_json: bool) -> None:
+    """Take away what is not kept under ROOT, and what dead saves left behind.
+
+    \b
+    holdfast gc runs/llama --dry-run
+    holdfast gc runs/llama --keep "last(3) | every(1000) | best(2, loss, min) | newer_than(36h)"
+
+    Without --keep it goes by the policy of the run that saved there last; if that had none, no
+    checkpoint goes. The newest step, tagged steps and steps that somebody reads always stay. A
+    run may go on meanwhile.
+    """
+    storage = storage_at(root)
+    if not isinstance(storage, SharedStorage) or not storage.exists():
+        raise NotFound(f"{root}: there is no such root")
+    policy = parse(keep_text) if keep_text else retention.remembered(storage)
+    aside = {kind for kind, asked in (("abandoned", abandoned), ("damaged", damaged)) if asked}
+    dead = start.dead_attempts(storage, _SILENCE_S)
+    lines = [*_steps(storage, policy), *_set_aside(storage, aside)]
+    lines += [_Line(name, True, "left by a dead save") for name in sorted(dead)]
+    if not dry_run:
+        lines = _collect(storage, policy, dead, lines)
+    if as_json:
+        print_json(_fields(policy, dry_run, lines))
+    else:
+        _print(policy, dry_run, lines)
+
+
+def _steps(storage: Storage, policy: Policy | None) -> list[_Line]:
+    if policy is None:
+        return []
+    return [
+        _Line(
+            decision.entry.folder,
+            not decision.stays,
+            ", ".join(decision.reasons) or "nothing keeps it",
+            decision.entry.manifest.total_bytes if decision.entry.manifest else None,
+        )
+        for decision in retention.decide(storage, policy)
+    ]
+
+
+def _set_aside(storage: Storage, wanted: set[str]) -> list[_Line]:
+    lines = []
+    for folder in storage.folders():
+        kind = set_aside_kind(folder)
+        if kind is not None:
+            goes = kind in wanted
+            lines.append(_Line(folder, goes, "it was asked for" if goes else f"set aside; --{kind} takes it away"))
+    return lines
+
+
+def _collect(storage: SharedStorage, policy: Policy | None, dead: set[str], lines: list[_Line]) -> list[_Line]:
+    """Do it; what could not go says so."""
+    start.clean_storage(storage, dead)
+    outcome = retention.apply(storage, policy)
+    for line in lines:
+        if line.goes and set_aside_kind(line.name) is not None:
+            storage.remove(line.name)
+    left = set(storage.folders())
+    storage.sweep()
+    done = [
+        replace(line, goes=False, why="somebody reads it") if line.name in left else line for line in lines if line.goes
+    ]
+    return [*(line for line in lines if not line.goes), *done, *(_Line("", False, text) for text in outcome.problems)]
+
+
+def _fields(policy: Policy | None, dry_run: bool, lines: list[_Line]) -> dict[str, Any]:
+    return {
+        "policy": None if policy is None else str(policy),
+        "dry_run": dry_run,
+        "gone": [line.name for line in lines if line.goes],
+        "kept": [{"name": line.name, "why": line.why} for line in lines if not line.goes],
+    }
+
+
+def _size(line: _Line) -> str:
+    return "" if line.size is None else size_text(line.size)
+
+
+def _print(policy: Policy | None, dry_run: bool, lines: list[_Line]) -> None:
+    click.echo(f"policy: {clean(policy) if policy else 'none: no checkpoint goes; see --keep'}")
+    word = "would go" if dry_run else "gone"
+    rows = [
+        [line.name, size_text(line.size) if line.size else "", word if line.goes else "stays", line.why]
+        for line in lines
+    ]
+    if rows:
+        print_table(["what", "size", "", "why"], rows, right=(1,))
+    gone = [line for line in lines if line.goes]
+    freed = sum(line.size or 0 for line in gone)
+    click.echo(f"{len(gone)} {word}" + (f", {size_text(freed)}" if freed else ""))
