@@ -43,10 +43,10 @@ class Hurt:
 
 
 def state_of_step(step: int) -> dict[str, Any]:
-    """Tensors of different sizes in three groups, one of them in several files, and values."""
+    """Tensors of different sizes in two groups, one of them in two files, and values."""
     generator = torch.Generator().manual_seed(step)
-    model = {f"layer{number}": torch.randn(60 + 900 * number, generator=generator) for number in range(4)}
-    return {"model": torch.nn.Linear(3, 2), "w": model, "other": {"v": torch.arange(30) + step}, "note": {"step": step}}
+    weights = {f"layer{number}": torch.randn(60 + 900 * number, generator=generator) for number in range(4)}
+    return {"w": weights, "other": {"v": torch.arange(30) + step}, "note": {"step": step}}
 
 
 class Sound:
@@ -86,13 +86,14 @@ def flip(data: bytes, bit: int) -> bytes:
 
 
 def bit_flips(sound: Sound, seed: int) -> Iterator[Hurt]:
-    """Every bit of the manifest, of the other JSON files and of all headers, and some of the data."""
-    for name, data in sound.files.items():
-        size = sound.headers().get(name, 0 if name.endswith(".safetensors") else len(data))
+    """Every bit of the manifest and of all headers, and some of the data and of the other JSON files."""
+    headers = sound.headers()
+    for name, size in {names.MANIFEST: len(sound.files[names.MANIFEST]), **headers}.items():
         for bit in range(8 * size):
-            yield Hurt(f"bit {bit} of {name}", name, flip(data, bit), bit // 8, bit // 8 + 1)
+            yield Hurt(f"bit {bit} of {name}", name, flip(sound.files[name], bit), bit // 8, bit // 8 + 1)
     random = chance(seed, DAMAGE, "bits")
-    data_bits = [(name, 8 * size, 8 * len(sound.files[name])) for name, size in sound.headers().items()]
+    rest = [name for name in sound.files if name != names.MANIFEST]
+    data_bits = [(name, 8 * headers.get(name, 0), 8 * len(sound.files[name])) for name in rest]
     for _ in range(DATA_BITS):
         name, first, last = random.choices(data_bits, [last - first for _, first, last in data_bits])[0]
         bit = random.randrange(first, last)
@@ -198,7 +199,7 @@ def all_hurts(sounds: list[Sound], seed: int) -> Iterator[Hurt]:
 def _save_steps(root: Path, count: int) -> list[Path]:
     paths = [root / step_folder(step) for step in range(1, count + 1)]
     for step, path in enumerate(paths, 1):
-        holdfast.save(path, state_of_step(step), step=step, block_bytes=BLOCK_BYTES, max_shard_size=10_000)
+        holdfast.save(path, state_of_step(step), step=step, block_bytes=BLOCK_BYTES, max_shard_size=12_000)
     return paths
 
 
