@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from tests.dist.harness import RankFailed
+from tests.faults.row import HUNG, LOST, SURVIVED, WRONG, Tally
 
 import holdfast
 from holdfast.persist.start import clean_arenas, run_id
 from holdfast.storage.local import LocalStorage
-from tests.dist.harness import RankFailed
-from tests.faults.row import HUNG, LOST, SURVIVED, WRONG, Tally
 
 DEADLINE_S = 20.0  # of a start or a save that nothing disturbs
 BLOCK_BYTES = 4096
@@ -88,7 +88,9 @@ def afterwards(fault: str, seed: int, case: Callable[[], None]) -> Tally:
 def _judgement(error: Exception) -> Tally:
     if isinstance(error, Wrong):
         return WRONG
-    late = isinstance(error, Hung | holdfast.TimedOut) or (isinstance(error, RankFailed) and "did not answer" in str(error))
+    late = isinstance(error, Hung | holdfast.TimedOut) or (
+        isinstance(error, RankFailed) and "did not answer" in str(error)
+    )
     return HUNG if late else LOST
 
 

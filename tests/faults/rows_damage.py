@@ -15,14 +15,14 @@ from typing import Any
 
 import numpy as np
 import torch
+from tests.faults.cases import BLOCK_BYTES, DEADLINE_S, Lost, Wrong, chance, fresh_root, run_cases
+from tests.faults.row import Row, Tally
 
 import holdfast
 from holdfast.format import names
 from holdfast.format.names import step_folder
 from holdfast.persist.checkpoint import Checkpoint
 from holdfast.storage.memory import MemoryStorage
-from tests.faults.cases import BLOCK_BYTES, DEADLINE_S, Lost, Wrong, chance, fresh_root, run_cases
-from tests.faults.row import Row, Tally
 
 DAMAGE = "truncated files; bit flips; zeroed and swapped pages; files swapped between steps"
 FALLBACK = "restore falls back from a damaged step"
@@ -69,7 +69,9 @@ class Sound:
         """The tensors that a reader must refuse: in a hurt block, or in a file that cannot be trusted at all."""
         whole = hurt.data is None or len(hurt.data) != len(self.files[hurt.file])
         whole = whole or hurt.begin < self.headers().get(hurt.file, 0)
-        blocks = [b for b in self.manifest.files[hurt.file].blocks if b.offset < hurt.end and hurt.begin < b.offset + b.size]
+        blocks = [
+            b for b in self.manifest.files[hurt.file].blocks if b.offset < hurt.end and hurt.begin < b.offset + b.size
+        ]
         begin, end = (blocks[0].offset, blocks[-1].offset + blocks[-1].size) if blocks else (0, 0)
         return {
             (group, key)
@@ -118,11 +120,11 @@ def page_faults(sound: Sound) -> Iterator[Hurt]:
             at = number * PAGE
             yield Hurt(f"page {number} of {name} is zero", name, _with(data, at, bytes(len(page))), at, at + len(page))
             if number and len(page) == PAGE:
-                yield Hurt(
-                    f"page {number} of {name} is stale", name, _with(data, at, pages[number - 1]), at, at + PAGE
-                )
+                yield Hurt(f"page {number} of {name} is stale", name, _with(data, at, pages[number - 1]), at, at + PAGE)
                 swapped = _with(_with(data, at, pages[number - 1]), at - PAGE, page)
-                yield Hurt(f"pages {number - 1} and {number} of {name} are swapped", name, swapped, at - PAGE, at + PAGE)
+                yield Hurt(
+                    f"pages {number - 1} and {number} of {name} are swapped", name, swapped, at - PAGE, at + PAGE
+                )
 
 
 def _with(data: bytes, at: int, page: bytes) -> bytes:
@@ -237,7 +239,7 @@ def _load_parts(path: Path, sound: Sound, hurt: Hurt) -> None:
         try:
             holdfast.load(path, {"w": live}, only=[key], strict=False)
         except holdfast.Damaged:
-            if ("w", key) not in touched:
+            if ("w", key) not in touched and hurt.file != names.STATE:  # which says what the tensors belong to
                 raise Lost(f"{key} is untouched, and was refused") from None
         else:
             if ("w", key) in touched or not np.array_equal(live[key].numpy(), sound.tensors["w", key]):

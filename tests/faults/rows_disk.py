@@ -13,8 +13,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import holdfast
-from holdfast.format.names import step_folder
 from tests.faults.cases import (
     BLOCK_BYTES,
     DEADLINE_S,
@@ -30,6 +28,9 @@ from tests.faults.cases import (
     state_of,
 )
 from tests.faults.row import Row, Tally
+
+import holdfast
+from holdfast.format.names import step_folder
 
 PAGE = 4096
 _TMPFS_BYTES = 4 << 20
@@ -97,7 +98,9 @@ def file_size_limit(seed: int, every: int = 1) -> Tally:
         try:
             sizes = [path.stat().st_size for path in (root / step_folder(1)).iterdir()]
             largest = max(sizes)
-            amounts = sorted({0, 1, 10, 30, 60, 90, *(size - 1 for size in sizes), *range(0, largest, BLOCK_BYTES // 2)})
+            amounts = sorted(
+                {0, 1, 10, 30, 60, 90, *(size - 1 for size in sizes), *range(0, largest, BLOCK_BYTES // 2)}
+            )
 
             def limit(amount: int) -> None:
                 resource.prlimit(run.writer, resource.RLIMIT_FSIZE, (amount, resource.RLIM_INFINITY))

@@ -11,7 +11,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import holdfast
 from tests.dist.harness import CONTEXT
 from tests.faults.cases import (
     BLOCK_BYTES,
@@ -29,6 +28,8 @@ from tests.faults.cases import (
 )
 from tests.faults.row import Row, Tally
 from tests.faults.writers import FAULT, faulty_writers
+
+import holdfast
 
 KILLS = 50
 RANDOM = "SIGKILL at random times"

@@ -17,12 +17,22 @@ from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
-
-import holdfast
 from tests.dist.harness import Victims, tell_parent
-from tests.faults.cases import BLOCK_BYTES, DEADLINE_S, Hung, Lost, begin_again, check_root, fresh_root, run_cases, state_of
+from tests.faults.cases import (
+    BLOCK_BYTES,
+    DEADLINE_S,
+    Hung,
+    Lost,
+    begin_again,
+    check_root,
+    fresh_root,
+    run_cases,
+    state_of,
+)
 from tests.faults.row import Row, Tally
 from tests.faults.writers import faulty_writers
+
+import holdfast
 
 RANKS = "rank dies in each phase x each of 4 ranks; rank paused; storage that never answers"
 WORLD = 4

@@ -18,8 +18,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import holdfast
-from holdfast.format.names import step_folder
 from tests.faults.cases import (
     BLOCK_BYTES,
     DEADLINE_S,
@@ -33,6 +31,9 @@ from tests.faults.cases import (
     state_of,
 )
 from tests.faults.row import Row, Tally
+
+import holdfast
+from holdfast.format.names import step_folder
 
 _SOURCE = Path(__file__).with_name("short.c")
 _READ = """
@@ -122,13 +123,17 @@ def short_calls(seed: int, count: int = 16) -> Tally:
     if library() is None:
         return run_cases(SHORT, seed, [(f"{most} bytes at most", partial(cut_in_python, most)) for most in sizes])
     pairs = [(most, random.choice([0, 2, 3, 5])) for most in sizes] + [(0, 2), (0, 3)]
-    cases = [(f"writes of {most} bytes, interrupted {every}", partial(write_short, most, every)) for most, every in pairs]
+    cases = [
+        (f"writes of {most} bytes, interrupted {every}", partial(write_short, most, every)) for most, every in pairs
+    ]
     with fresh_root() as root:
         path = root / step_folder(1)
         holdfast.save(path, state_of(1), step=1, block_bytes=BLOCK_BYTES)
         expected = subprocess.run([sys.executable, "-c", _READ, str(path)], check=True, capture_output=True, text=True)
         reading = partial(read_short, path, expected.stdout.strip())
-        cases += [(f"reads of {most} bytes, interrupted {every}", partial(reading, most, every)) for most, every in pairs]
+        cases += [
+            (f"reads of {most} bytes, interrupted {every}", partial(reading, most, every)) for most, every in pairs
+        ]
         return run_cases(SHORT, seed, cases)
 
 

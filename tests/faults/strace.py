@@ -18,7 +18,8 @@ from pathlib import Path
 
 CALLS = (
     "openat", "close", "mkdir", "fallocate", "ftruncate", "pwritev", "pwritev2", "pwrite64", "write", "fsync", "rename",
-    "renameat2", "unlink", "unlinkat", "rmdir", "flock", "getdents64", "sendto", "sync_file_range", "preadv", "newfstatat",
+    "renameat2", "unlink", "unlinkat", "rmdir", "flock", "getdents64", "sendto", "sync_file_range", "preadv",
+    "newfstatat",
 )  # fmt: skip
 _LINE = re.compile(r"(?P<thread>\d+) +(?P<call>\w+)\((?P<arguments>.*)\) += +(?P<result>-?\d+|\?)")
 _ATTACH_S = 10.0
@@ -39,7 +40,8 @@ def attached(process: int, *expressions: str) -> Iterator[list[Call]]:
     calls: list[Call] = []
     with tempfile.TemporaryDirectory(prefix="holdfast-strace-") as folder:
         output = Path(folder) / "trace"
-        command = ["strace", "-f", "-qq", "-y", "-o", str(output), *sum((["-e", text] for text in expressions), [])]
+        options = [option for text in expressions for option in ("-e", text)]
+        command = ["strace", "-f", "-qq", "-y", "-o", str(output), *options]
         with subprocess.Popen([*command, "-p", str(process)], stderr=subprocess.PIPE, text=True) as tracer:
             try:
                 _wait_until_traced(process, tracer)
