@@ -11,13 +11,13 @@ import pkgutil
 import secrets
 import sys
 import time
+import traceback
 from collections.abc import Sequence
 
+import tests.faults
 from rich.console import Console
 from rich.table import Table
-
-import tests.faults
-from tests.faults.row import Row, Tally
+from tests.faults.row import WRONG, Row, Tally
 
 
 def find_rows(only: str = "") -> list[Row]:
@@ -38,7 +38,7 @@ def print_table(rows: Sequence[Row], seed: int, console: Console) -> bool:
     for row in rows:
         console.print(f"{row.fault} ...", style="dim", markup=False, highlight=False)
         started = time.monotonic()
-        tally = row.run(seed)
+        tally = _run(row, seed)
         took = time.monotonic() - started
         table.add_row(row.fault, *_cells(tally, took), str(seed), style=None if tally.good else "red")
         good = good and tally.good
@@ -51,6 +51,15 @@ def print_table(rows: Sequence[Row], seed: int, console: Console) -> bool:
     table.add_row(f"counted (and {uncounted} not counted)", *_cells(total, seconds), str(seed))
     console.print(table)
     return good
+
+
+def _run(row: Row, seed: int) -> Tally:
+    """A row that breaks is wrong; the others are run all the same."""
+    try:
+        return row.run(seed)
+    except Exception:  # noqa: BLE001  (told here, and the table ends with exit code 1)
+        traceback.print_exc()
+        return WRONG
 
 
 def _cells(tally: Tally, seconds: float) -> list[str]:
@@ -69,7 +78,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not rows:
         print(f"no row has {options.only!r} in it", file=sys.stderr)
         return 2
-    good = print_table(rows, seed, Console())
+    console = Console()
+    good = print_table(rows, seed, console if console.is_terminal else Console(width=120))
     if not good:
         print(f"again: python -m tests.faults --seed {seed} --only {options.only!r}", file=sys.stderr)
     return 0 if good else 1
