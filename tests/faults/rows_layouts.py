@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sys
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from hypothesis import HealthCheck, given, settings
@@ -13,12 +11,9 @@ from hypothesis import strategies as st
 from tests.capture.test_training_goes_on import SEEDS, Run
 from tests.faults.cases import DEADLINE_S, Lost, Wrong, fresh_root, run_cases
 from tests.faults.row import Row, Tally
+from tests.props import test_layouts
 
 import holdfast
-
-sys.path.insert(0, str(Path(__file__).parents[1]))  # as the tests' own conftest does
-
-from tests.props import test_layouts
 
 LAYOUTS = "layouts: uneven, empty, 0-d, 3-axis meshes, strided shards, flat ranges"
 CHANGED = "state changed by an optimizer step while it is being saved"
