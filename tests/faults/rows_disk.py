@@ -66,8 +66,10 @@ class Full:
 
     def _remove_old(self) -> None:
         """All but the newest step: the disk is small."""
+        storage = holdfast.storage.storage_at(self.root)
         for path in sorted(self.root.glob("step-*"))[:-1]:
-            holdfast.storage.storage_at(self.root).remove(path.name)
+            storage.remove(path.name)
+        storage.sweep()
 
     def case(self, fill: Callable[[], None], empty: Callable[[], None], saves: int) -> None:
         """Some saves on a full disk, then one on a disk with room."""

@@ -171,6 +171,9 @@ class WatchedStorage:
     def remove(self, folder: str) -> bool:
         return bool(self._call("remove", folder, folder))
 
+    def sweep(self) -> None:
+        self._call("sweep", "")
+
     def note(self, folder: str, name: str, data: bytes, *, durable: bool = False) -> None:
         def work(buffers: Buffers) -> None:
             self.inner.note(folder, name, b"".join(buffers), durable=durable)
@@ -203,9 +206,6 @@ class WatchedSharedStorage(WatchedStorage):
 
     def is_held(self, folder: str) -> bool:
         return bool(self._call("is_held", folder, folder))
-
-    def sweep(self) -> None:
-        self._call("sweep", "")
 
 
 def watched(storage: Storage, gate: Gate) -> WatchedStorage:
