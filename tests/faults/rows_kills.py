@@ -31,7 +31,7 @@ from tests.faults.writers import FAULT, faulty_writers
 
 import holdfast
 
-KILLS = 50
+KILLS, AT_ONCE = 50, 2
 RANDOM = "SIGKILL at random times"
 ENDINGS = "SIGTERM, SIGINT, exit without waiting, exception in the writer"
 _STEPS = 400
@@ -132,7 +132,7 @@ def kill_at_random(seed: int, number: int) -> None:
 
 def random_kills(seed: int, count: int = KILLS) -> Tally:
     cases = [(f"number {number}", partial(kill_at_random, seed, number)) for number in range(count)]
-    return run_cases(RANDOM, seed, cases)
+    return run_cases(RANDOM, seed, cases, at_once=AT_ONCE)
 
 
 def train_and_end(line: Any, root: str, ending: str) -> None:

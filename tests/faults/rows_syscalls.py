@@ -192,7 +192,7 @@ def kill_at_system_calls(seed: int, writers: int = WRITERS, savers: int = SAVERS
         stack.callback(run.checkpointer.close)
         tally = run_cases(KILLED, seed, _writer_cases(seed, run, writers))
         tally += afterwards(KILLED, seed, run.end)
-    return tally + run_cases(KILLED, seed, _saver_cases(seed, savers))
+    return tally + run_cases(KILLED, seed, _saver_cases(seed, savers), at_once=2)
 
 
 def _order_of_writer(replace: bool) -> None:
