@@ -36,8 +36,8 @@ import holdfast
 
 RANKS = "rank dies in each phase x each of 4 ranks; rank paused; storage that never answers"
 WORLD = 4
-SAVE_S, SILENCE_S, SLACK_S = 5.0, 2.0, 5.0
-AT_ONCE = 5  # they wait for deadlines most of the time
+START_S, SAVE_S, SILENCE_S, SLACK_S = 60.0, 8.0, 2.0, 6.0
+AT_ONCE = 4  # they wait for deadlines most of the time
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ def save_under(root: str, blow: Blow) -> None:
     fault = f"{_WRITER[blow.phase]}:1:{blow.action}" if own and not blow.in_trainer else ""
     checkpointer = holdfast.Checkpointer(root, deadline_s=SAVE_S, silence_s=SILENCE_S, block_bytes=BLOCK_BYTES)
     with faulty_writers(fault, str(when)):
-        checkpointer.save(1, state_of(1)).result(DEADLINE_S)
+        checkpointer.save(1, state_of(1)).result(START_S)
     background: Any = checkpointer._background
     if own:
         _arm(blow, background, when)
@@ -110,7 +110,7 @@ def strike(blow: Blow) -> None:
         writers: list[int] = []
         acknowledged = {1: {1.0}}
         try:
-            writers = victims.hear(DEADLINE_S)
+            writers = victims.hear(START_S)
             heard = _hear_of(victims, blow)
             if any(known and not error for _, known, error in heard.values()):
                 acknowledged[2] = {2.0}
@@ -178,7 +178,7 @@ def blows() -> list[Blow]:
 
 def strike_ranks(seed: int, chosen: list[Blow] | None = None) -> Tally:
     cases = [(f"{blow.action}, {blow.phase}, rank {blow.rank}", partial(strike, blow)) for blow in chosen or blows()]
-    return run_cases(RANKS, seed, cases, at_once=AT_ONCE)
+    return run_cases(RANKS, seed, cases, limit_s=120.0, at_once=AT_ONCE)
 
 
 ROWS = (Row(RANKS, strike_ranks),)
