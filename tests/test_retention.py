@@ -21,9 +21,11 @@ from holdfast.persist.tags import add_tag, read_tags, remove_tag
 from holdfast.storage.local import LocalStorage
 from holdfast.storage.memory import MemoryStorage
 
+NOW = datetime.now(UTC)
+
 
 def manifest(step: int, age_s: float = 0.0, **metrics: float | None) -> Manifest:
-    created = (datetime.now(UTC) - timedelta(seconds=age_s)).isoformat(timespec="seconds")
+    created = (NOW - timedelta(seconds=age_s)).isoformat(timespec="seconds")
     return Manifest(step, None, f".attempt-{step}", created, 1 << 20, {}, {}, {}, metrics)
 
 
@@ -69,8 +71,8 @@ STEPS = [manifest(step, age_s=1000 - step, loss=abs(step - 40.0)) for step in ra
     ],
 )
 def test_each_policy_keeps_what_it_says(policy: keep.Policy, kept: list[int]) -> None:
-    assert sorted(policy.kept(STEPS)) == kept
-    assert sorted(keep.parse(str(policy)).kept(STEPS)) == kept
+    assert sorted(policy.kept(STEPS, NOW)) == kept
+    assert sorted(keep.parse(str(policy)).kept(STEPS, NOW)) == kept
     assert keep.Policy.from_fields(policy.fields()) == policy
 
 
@@ -193,6 +195,12 @@ def test_a_damaged_step_is_never_removed_by_itself(tmp_path: Path) -> None:
     LocalStorage(tmp_path).sweep()
     assert outcome.removed == [2]
     assert names(tmp_path) == [step_folder(1), step_folder(3)]
+
+
+def test_the_newest_good_step_stays_though_a_damaged_one_is_newer(tmp_path: Path) -> None:
+    run(tmp_path, keep.last(9), range(1, 5))
+    flip(tmp_path / step_folder(4) / "model-00001-of-00001.safetensors")
+    assert retention.apply(LocalStorage(tmp_path), keep.last(1)).removed == [1, 2]
 
 
 def test_without_a_policy_nothing_goes(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from holdfast.core.errors import (
 from holdfast.version import __version__
 
 if TYPE_CHECKING:
-    from holdfast import keep
+    from holdfast import keep, when
     from holdfast.adapters.tensors import FlatShard
     from holdfast.api import load, save
     from holdfast.api import open_checkpoint as open
@@ -50,7 +50,7 @@ _HOMES = {
     "HoldfastWarning": ("holdfast.core.notices", "HoldfastWarning"),
 }
 
-_MODULES = ("keep",)
+_MODULES = ("keep", "when")
 
 __all__ = [
     "EMA",
@@ -77,6 +77,7 @@ __all__ = [
     "load",
     "open",
     "save",
+    "when",
 ]
 
 

@@ -467,6 +467,7 @@ class BackgroundSaver:
             self._failed(flight, error_from_record(list(outcome["error"])))
             return
         self.last_published = step
+        flight.handle.seconds = seconds
         storage, folder = self._storage, flight.order.folder
         if self._rank == 0:
             self._tell(

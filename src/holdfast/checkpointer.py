@@ -46,6 +46,7 @@ from holdfast.storage.base import SharedStorage
 from holdfast.storage.local import LocalStorage
 from holdfast.survey import SaveOptions
 from holdfast.termination import Termination
+from holdfast.when import Occasion, Schedule
 
 if TYPE_CHECKING:
     from holdfast.background import BackgroundSaver
@@ -65,10 +66,11 @@ class Checkpointer:
     warns, emits an event, and the handle's `result()` raises.
 
     `keep` says which steps stay, such as `holdfast.keep.last(3) | holdfast.keep.every(1000)`;
-    all of them if it is not given. `on_busy` says what a save does while the one before is
-    still being written: "wait" or "skip". `arena_bytes` caps the shared memory that this rank
-    may take. `grace_s` is how long SIGTERM waits for the save in flight. `on_event` hears of
-    every phase, from any thread.
+    all of them if it is not given. `when` says which steps `save_if_due` saves, such as
+    `holdfast.when.steps(500) | holdfast.when.preempted()`. `on_busy` says what a save does
+    while the one before is still being written: "wait" or "skip". `arena_bytes` caps the shared
+    memory that this rank may take. `grace_s` is how long SIGTERM waits for the save in flight.
+    `on_event` hears of every phase, from any thread.
     """
 
     def __init__(
@@ -82,6 +84,7 @@ class Checkpointer:
         replicas: str = "error",
         mesh: Any = None,
         keep: Policy | None = None,
+        when: Occasion | None = None,
         on_busy: str = "wait",
         arena_bytes: int | str | None = None,
         writer_threads: int | None = None,
@@ -93,6 +96,8 @@ class Checkpointer:
         options = SaveOptions(max_shard_size, block_bytes, model_dtype, ties or {}, replicas, mesh)
         if keep is not None and not isinstance(keep, Policy):
             raise InvalidArgument(f"keep={keep!r} is not a policy: write holdfast.keep.last(3), for one")
+        if when is not None and not isinstance(when, Occasion):
+            raise InvalidArgument(f"when={when!r} is no occasion: write holdfast.when.steps(1000), for one")
         if on_busy not in ("wait", "skip"):
             raise InvalidArgument(f"on_busy={on_busy!r}: choose 'wait' or 'skip'")
         for name, seconds in (("grace_s", grace_s), ("deadline_s", deadline_s), ("silence_s", silence_s)):
@@ -107,6 +112,8 @@ class Checkpointer:
             raise Unsupported(f"{self.storage.name} is a checkpoint; a Checkpointer takes the folder above it")
         self._options = options
         self._keep = keep
+        self._grace_s = grace_s
+        self._schedule = None if when is None else Schedule(when)
         self._on_busy = on_busy
         self._arena_bytes = None if arena_bytes is None else limits.parse_bytes(arena_bytes)
         self._threads = writer_threads
@@ -128,6 +135,11 @@ class Checkpointer:
         _LIVING.add(self)
         itself = weakref.ref(self)
         self._termination = Termination(lambda: _finish(itself, grace_s))
+        if self._schedule is not None and self._schedule.signals:
+            self._termination = Termination(
+                lambda: _finish(itself, grace_s), self._schedule.heed, self._schedule.signals
+            )
+            self._termination.install()
         self.last_report: LoadReport | None = None
         _close_at_exit(self)
 
@@ -203,6 +215,34 @@ class Checkpointer:
             self._say_warnings()
             return handle
 
+    def save_if_due(
+        self, step: int, state: MutableMapping[str, Any], *, metrics: Mapping[str, Any] | None = None
+    ) -> SaveHandle | None:
+        """Save the state if the occasion that `when` names has come, else return None. Call it after every step.
+
+        After a signal that `when.preempted` names, it waits until the step is committed, for
+        `grace_s` at most; `preempted` is true from then on.
+        """
+        if self._schedule is None:
+            raise InvalidArgument("save_if_due: the Checkpointer was not told when; give it when=holdfast.when....")
+        with self._lock:
+            self._refuse_if_closed()
+            step = _whole_step(step)
+            before = self._schedule.preempted
+            if not self._schedule.is_due(self._ranks(), step):
+                return None
+            handle = self._save_now(step, state, metrics)
+            if self._schedule.preempted and not before:
+                self._listener(Event("preempted", step))
+                handle.wait(self._grace_s)
+            self._say_warnings()
+            return handle
+
+    @property
+    def preempted(self) -> bool:
+        """Whether a signal said that the process will be ended, and `save_if_due` has heard of it on every rank."""
+        return self._schedule is not None and self._schedule.preempted
+
     def _save_now(self, step: int, state: MutableMapping[str, Any], metrics: Mapping[str, Any] | None) -> SaveHandle:
         started = time.perf_counter()
         ranks = self._ranks()
@@ -224,6 +264,8 @@ class Checkpointer:
             except Refusal as refusal:
                 raise refusal.error from None
         handle.stall_ms = (time.perf_counter() - started) * 1000
+        if self._schedule is not None:
+            self._schedule.saved(handle)
         return handle
 
     def _save(

@@ -27,6 +27,7 @@ class SaveHandle:
         self.step = step
         self._end = time.monotonic() + deadline_s + _LATE_S
         self.stall_ms = 0.0
+        self.seconds = 0.0  # from the call to the commit
         self.skipped = False
         self._over = threading.Event()
         self._opener: Callable[[], Checkpoint] | None = None

@@ -14,11 +14,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from holdfast.core.durations import Duration, parse_seconds
 from holdfast.core.errors import InvalidArgument
 from holdfast.format.manifest import Manifest
-
-_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
-_DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([smhdw])")
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,9 +70,9 @@ def best(count: int, metric: str, mode: str = "min") -> Policy:
     return Policy((("best", (_whole("best", count), metric, mode)),))
 
 
-def newer_than(duration: str | float | timedelta) -> Policy:
+def newer_than(duration: Duration) -> Policy:
     """What was written less than a duration ago: seconds, a timedelta, or a text such as "36h", "2d"."""
-    return Policy((("newer_than", (_seconds(duration),)),))
+    return Policy((("newer_than", (parse_seconds(duration, "newer_than"),)),))
 
 
 def parse(text: str) -> Policy:
@@ -127,19 +125,6 @@ def _whole(name: str, value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise InvalidArgument(f"{name}({value!r}): give a whole number from 1 on")
     return value
-
-
-def _seconds(duration: Any) -> float:
-    if isinstance(duration, timedelta):
-        duration = duration.total_seconds()
-    if isinstance(duration, str):
-        match = _DURATION.fullmatch(duration.strip())
-        if match is None:
-            raise InvalidArgument(f"newer_than({duration!r}): give seconds, or a text such as '90m', '36h', '2d'")
-        duration = float(match[1]) * _UNITS[match[2]]
-    if isinstance(duration, bool) or not isinstance(duration, int | float) or duration <= 0:
-        raise InvalidArgument(f"newer_than({duration!r}): give a duration above 0")
-    return float(duration)
 
 
 def _last(manifests: Sequence[Manifest], now: datetime, count: int) -> list[int]:

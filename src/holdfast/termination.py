@@ -6,7 +6,7 @@ import logging
 import os
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from types import FrameType, TracebackType
 from typing import Any
 
@@ -14,29 +14,38 @@ from typing import Any
 class Termination:
     """A handler of SIGTERM that first finishes, then does what the signal did before.
 
-    As a context it holds the signal back until the end, so that a save is never cut in two.
+    As a context it holds the signal back until the end, so that a save is never cut in two. A
+    signal that `heed` takes for a request does nothing else; `signals` are further ones that
+    may be requests.
     """
 
-    def __init__(self, finish: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        finish: Callable[[], None],
+        heed: Callable[[int], bool] = lambda number: False,
+        signals: Iterable[int] = (),
+    ) -> None:
         self._finish = finish
-        self._before: Any = None
-        self._installed = False
+        self._heed = heed
+        self._signals = sorted({int(signal.SIGTERM), *signals})
+        self._before: dict[int, Any] = {}
         self._owner = os.getpid()
+        self._finished = False
         self._held = False
-        self._came = False
+        self._came: int | None = None
 
     def install(self) -> None:
-        """Take the signal over; only the main thread can, so elsewhere nothing changes."""
-        if not self._installed and threading.current_thread() is threading.main_thread():
-            self._before = signal.signal(signal.SIGTERM, self._handle)
-            self._installed = True
+        """Take the signals over; only the main thread can, so elsewhere nothing changes."""
+        if not self._before and threading.current_thread() is threading.main_thread():
+            self._before = {number: signal.signal(number, self._handle) for number in self._signals}
 
     def remove(self) -> None:
         """Put back what was there, unless somebody has put another handler in the meantime."""
-        if self._installed and threading.current_thread() is threading.main_thread():
-            if signal.getsignal(signal.SIGTERM) == self._handle:
-                signal.signal(signal.SIGTERM, self._before or signal.SIG_DFL)
-            self._installed = False
+        if self._before and threading.current_thread() is threading.main_thread():
+            for number, before in self._before.items():
+                if signal.getsignal(number) == self._handle:
+                    signal.signal(number, before or signal.SIG_DFL)
+            self._before = {}
 
     def __enter__(self) -> None:
         self._held = True
@@ -45,22 +54,26 @@ class Termination:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._held = False
-        if self._came:
-            self._came = False
-            self._handle(signal.SIGTERM, None)
+        if self._came is not None:
+            number, self._came = self._came, None
+            self._handle(number, None)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        if self._held:
-            self._came = True
+        ours = self._owner == os.getpid()  # not in a forked child
+        if ours and self._heed(number):
             return
-        if self._installed and self._owner == os.getpid():  # not in a forked child, and once
-            self._installed = False
+        if self._held:
+            self._came = number
+            return
+        before = self._before.get(number) or signal.SIG_DFL
+        if ours and number == signal.SIGTERM and self._before and not self._finished:
+            self._finished = True
             try:
                 self._finish()
             except Warning as warning:  # a user may have made warnings errors; the signal goes on
                 logging.getLogger("holdfast").warning("%s", warning)
-        if callable(self._before):
-            self._before(number, frame)
-        elif self._before != signal.SIG_IGN:
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
-            os.kill(os.getpid(), signal.SIGTERM)
+        if callable(before):
+            before(number, frame)
+        elif before != signal.SIG_IGN:
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)

@@ -33,7 +33,7 @@ def test_what_no_policy_keeps_goes_and_the_newest_never(run):
 def test_it_goes_by_the_policy_of_the_run(run):
     assert "policy: none" in call("gc", run).output
     assert steps(run) == [2, 10, 100]
-    retention.apply(LocalStorage(run), keep.last(2))
+    retention.apply(LocalStorage(run), keep.last(2), committed=100)
     assert json.loads(call("gc", run, "--json").output)["policy"] == "last(2)"
     assert steps(run) == [10, 100]
 

@@ -26,6 +26,7 @@ from holdfast.core.errors import HoldfastError, NotFound
 from holdfast.format.names import step_folder
 from holdfast.persist.catalog import committed_steps
 from holdfast.persist.checkpoint import Checkpoint
+from holdfast.persist.lineage import Lineage
 from holdfast.saving import Saver
 from holdfast.storage.base import Storage
 from holdfast.storage.local import LocalStorage
@@ -48,7 +49,7 @@ def state(number: int) -> dict[str, Any]:
 def save(storage: Storage, step: int, number: int) -> None:
     """Save in the foreground."""
     saver = Saver(storage, SaveOptions(block_bytes=BLOCK_BYTES))
-    saver.save(current_ranks(DEADLINE_S), step_folder(step), state(number), step=step, parent=None)
+    saver.save(current_ranks(DEADLINE_S), step_folder(step), state(number), Lineage(step))
 
 
 def save_and_remove(storage: Storage) -> None:

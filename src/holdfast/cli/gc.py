@@ -43,8 +43,8 @@ def command(root: str, keep_text: str | None, abandoned: bool, damaged: bool, dr
     holdfast gc runs/llama --keep "last(3) | every(1000) | best(2, loss, min) | newer_than(36h)"
 
     Without --keep it goes by the policy of the run that saved there last; if that had none, no
-    checkpoint goes. The newest step, tagged steps and steps that somebody reads always stay. A
-    run may go on meanwhile.
+    checkpoint goes. The newest step, the newest whose every byte is good (it is read to know),
+    tagged steps and steps that somebody reads always stay. A run may go on meanwhile.
     """
     storage = storage_at(root)
     if not isinstance(storage, SharedStorage) or not storage.exists():

@@ -17,7 +17,7 @@ class Event:
     """One thing that happened: what, in which step, how many bytes, how long it took.
 
     Names: "planned", "captured", "written", "published", "failed", "skipped", "waited",
-    "restored", "went back", "cleaned", "removed", "set aside", "arena", "closing".
+    "restored", "went back", "preempted", "cleaned", "removed", "set aside", "arena", "closing".
     """
 
     name: str
@@ -61,7 +61,7 @@ def log_event(event: Event) -> None:
 
     What failed is also warned of, where the training loop hears it.
     """
-    level = dict.fromkeys(("published", "removed", "set aside", "went back", "closing"), logging.INFO) | {
+    level = dict.fromkeys(("published", "preempted", "removed", "set aside", "went back", "closing"), logging.INFO) | {
         "failed": logging.WARNING
     }
     _LOG.log(level.get(event.name, logging.DEBUG), "%s", event)

@@ -17,6 +17,7 @@ from holdfast.format import strictjson
 from holdfast.format.names import abandoned_folder
 from holdfast.keep import Policy
 from holdfast.persist.catalog import Committed, committed_steps, is_left, steps_left
+from holdfast.persist.checkpoint import Checkpoint
 from holdfast.persist.tags import read_tags
 from holdfast.storage.base import Storage
 
@@ -55,7 +56,8 @@ class Outcome:
 def decide(storage: Storage, policy: Policy, committed: int | None = None) -> list[Decision]:
     """What a policy says of every step of the living branch, oldest first.
 
-    `committed` is the step that was just committed: it stays, whatever its number.
+    `committed` is the step that was just committed: it stays, whatever its number. Where none
+    was, and something would go, the newest that is good is looked for, byte by byte, and stays.
     """
     found = committed_steps(storage)
     left = steps_left(found)
@@ -76,7 +78,24 @@ def decide(storage: Storage, policy: Policy, committed: int | None = None) -> li
         elif _is_needed(entry, found):
             reasons.append("it says which steps were left")
         decisions.append(Decision(entry, tuple(reasons)))
+    if committed is None and not all(decision.stays for decision in decisions):
+        _spare_the_newest_good(storage, decisions)
     return decisions
+
+
+def _spare_the_newest_good(storage: Storage, decisions: list[Decision]) -> None:
+    for at, decision in reversed(list(enumerate(decisions))):
+        if decision.entry.manifest is not None and _is_good(storage, decision.entry.folder):
+            if not decision.stays:
+                decisions[at] = Decision(decision.entry, ("the newest that is good",))
+            return
+
+
+def _is_good(storage: Storage, folder: str) -> bool:
+    try:
+        return Checkpoint(storage, folder).verify().good
+    except HoldfastError:
+        return False
 
 
 def _is_needed(entry: Committed, found: list[Committed]) -> bool:
@@ -95,7 +114,7 @@ def apply(storage: Storage, policy: Policy | None, committed: int | None = None)
     outcome = Outcome()
     try:
         _set_aside(storage, outcome)
-        if policy is not None:
+        if policy is not None and committed is not None:
             _remember(storage, policy)
         decisions = decide(storage, policy, committed) if policy is not None else []
     except (HoldfastError, OSError) as error:

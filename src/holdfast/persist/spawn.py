@@ -12,6 +12,7 @@ import sys
 import tempfile
 import threading
 import time
+import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -26,6 +27,7 @@ _START = "import sys; sys.path.insert(0, sys.argv[1]); from {} import main; main
 _FAULTS_VARIABLE = "HOLDFAST_TESTING_FAULTS"
 
 _SEND_S = 10
+_WORDS_BYTES = 2000
 
 Message = Mapping[str, Any]
 
@@ -42,7 +44,9 @@ class WriterEnd:
         self._lock = threading.Lock()
         self._owner = os.getpid()
         self._closing = False
-        self._log = tempfile.TemporaryFile()  # noqa: SIM115  (it lives as long as the process)
+        with tempfile.TemporaryFile() as log:
+            self._log = os.dup(log.fileno())  # it lives as long as this object, closed or not
+        weakref.finalize(self, os.close, self._log)
         ours, theirs = socket.socketpair()
         ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", _SEND_S, 0))
         self._line = ours
@@ -101,13 +105,14 @@ class WriterEnd:
             except (OSError, ValueError):
                 pass  # the line broke in the middle of a word: the same as its end
         self._process.wait()
+        self._line.close()
         self._hear(self, {"tell": "gone", "why": self.last_words()})
 
     def last_words(self) -> str:
         """Why the process ended, as far as it could say."""
         code = self._process.poll()
-        self._log.seek(0)
-        text = self._log.read()[-2000:].decode(errors="replace").strip().splitlines()
+        begin = max(0, os.fstat(self._log).st_size - _WORDS_BYTES)
+        text = os.pread(self._log, _WORDS_BYTES, begin).decode(errors="replace").strip().splitlines()
         return f"exit code {code}" + (f": {text[-1]}" if text else "")
 
     def kill(self) -> None:
@@ -130,6 +135,4 @@ class WriterEnd:
         except subprocess.TimeoutExpired:
             return False
         self._thread.join(max(0.0, end - time.monotonic()))
-        self._line.close()
-        self._log.close()
         return True

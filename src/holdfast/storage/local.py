@@ -437,7 +437,7 @@ class LocalStorage:
         # A publish that was cut short may have left the older checkpoint under this name: before it
         # goes, it must be certain that a power loss does not bring it back to its place.
         with contextlib.suppress(OSError):  # not there, or left for `sweep`
-            shutil.rmtree(self._hide(attempt), ignore_errors=True)
+            shutil.rmtree(self.root / self._hide(attempt), ignore_errors=True)
 
 
 def _sync_folder(path: Path) -> None:

@@ -180,6 +180,9 @@ class WatchedStorage:
 
         self.gate.write("note", f"{folder}/{name}", [memoryview(data)], work)
 
+    def sweep(self) -> None:
+        self._call("sweep", "")
+
     def discard(self, attempt: str) -> None:
         self._call("discard", attempt, attempt)
 
