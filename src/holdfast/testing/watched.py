@@ -171,9 +171,6 @@ class WatchedStorage:
     def remove(self, folder: str) -> bool:
         return bool(self._call("remove", folder, folder))
 
-    def sweep(self) -> None:
-        self._call("sweep", "")
-
     def note(self, folder: str, name: str, data: bytes, *, durable: bool = False) -> None:
         def work(buffers: Buffers) -> None:
             self.inner.note(folder, name, b"".join(buffers), durable=durable)
