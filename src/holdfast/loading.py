@@ -172,6 +172,8 @@ def _find_with(
         live = replace(sort_state(state, options.ties), owners=owners)
         mesh = live_mesh(live, ranks.world, options.mesh)
         choice = Choice(_patterns(options.only), _patterns(options.ignore))
+        if choice.only or choice.ignore:
+            checkpoint.leave_out_damage(choice.takes)
         wants = Wants(checkpoint, choice, cast=options.cast)
         targets = Targets(live, wants, mesh, ranks.rank, ranks.world)
         targets.find(state)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import signal
@@ -15,9 +16,12 @@ from typing import Any
 
 DEADLINE_S = 120.0
 
-_CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(
-    ["torch", "torch.distributed.tensor", "torch.distributed.fsdp", "holdfast.checkpointer"]
+CONTEXT = multiprocessing.get_context("forkserver")
+CONTEXT.set_forkserver_preload(
+    [
+        *("torch", "torch._dynamo", "torch.distributed.tensor", "torch.distributed.fsdp"),
+        *("holdfast.checkpointer", "holdfast.background", "holdfast.adapters.optimizer", "holdfast.capture.capturer"),
+    ]
 )
 
 
@@ -44,10 +48,22 @@ class Victims:
         """The next word of every rank; raises RankFailed if one failed."""
         return _collect(self._pipes, time.monotonic() + deadline_s, deadline_s)
 
+    def hear_one(self, rank: int, deadline_s: float) -> tuple[bool, Any]:
+        """The next word of one rank, and whether it is one: not a traceback, not its death."""
+        receiver, _ = self._pipes[rank]
+        if not receiver.poll(deadline_s):
+            raise RankFailed(f"rank {rank} did not answer within {deadline_s:.1f} s")
+        try:
+            good, value = receiver.recv()
+        except EOFError:
+            return False, "the process died without a word"
+        return good, value
+
     def signal(self, number: int) -> None:
         for process in self.processes:
             assert process.pid is not None
-            os.kill(process.pid, number)
+            with contextlib.suppress(ProcessLookupError):  # it has died before
+                os.kill(process.pid, number)
 
     def end(self, deadline_s: float = 20.0) -> list[int | None]:
         """Wait for all to be gone; their exit codes."""
@@ -67,11 +83,11 @@ class Victims:
 def _start(
     world: int, folder: str, hosts: list[str] | None, function: Callable[..., Any], arguments: tuple[Any, ...]
 ) -> tuple[list[Any], list[Any]]:
-    pipes = [_CONTEXT.Pipe(duplex=False) for _ in range(world)]
+    pipes = [CONTEXT.Pipe(duplex=False) for _ in range(world)]
     processes = []
     for rank, (_, sender) in enumerate(pipes):
         host = hosts[rank] if hosts else None
-        process = _CONTEXT.Process(
+        process = CONTEXT.Process(
             target=_rank_main, args=(rank, world, folder, host, sender, function, arguments), daemon=True
         )
         process.start()

@@ -83,3 +83,47 @@ def test_files_swapped_between_checkpoints_are_found(folder: Path, tmp_path: Pat
     name = "model-00001-of-00002.safetensors"
     (folder / name).write_bytes((tmp_path / "y" / name).read_bytes())
     assert not holdfast.open(folder).verify().good
+
+
+def test_a_recorded_file_that_is_gone_is_damage(folder: Path) -> None:
+    (folder / "state.json").unlink()
+    with pytest.raises(holdfast.Damaged, match="is missing"):
+        holdfast.open(folder).value("note")
+
+
+def test_what_is_intact_is_read_beside_a_damaged_header(folder: Path) -> None:
+    expected = {key: holdfast.open(folder).read(key, "model") for key in holdfast.open(folder).keys("model")}
+    places = holdfast.open(folder).places["model"]
+    hurt = {key for key, place in places.items() if place.file == places["layers.9.w"].file}
+    flip(folder / places["layers.9.w"].file, 20)
+    assert hurt and hurt != set(expected)
+    for key, array in expected.items():
+        if key in hurt:
+            with pytest.raises(holdfast.Damaged):
+                holdfast.open(folder).read(key, "model")
+        else:
+            assert (holdfast.open(folder).read(key, "model") == array).all()
+
+
+def test_only_intact_tensors_are_loaded_when_they_are_all_that_is_wanted(folder: Path) -> None:
+    checkpoint = holdfast.open(folder)
+    weights = checkpoint.read("layers.1.w", "model")
+    gone = checkpoint.places["model"]["layers.10.w"].file
+    assert gone not in {checkpoint.places["model"][key].file for key in ("layers.1.w", "layers.9.w")}
+    (folder / gone).unlink()
+    live = {f"layers.{index}.w": torch.zeros(40, 30) for index in (1, 9, 10)}
+    holdfast.load(folder, {"model": live}, only=["model/layers.1.w"], strict=False)
+    assert (live["layers.1.w"].numpy() == weights).all() and not live["layers.10.w"].any()
+    for options in ({}, {"only": ["layers.10.w"]}, {"ignore": ["layers.1.w"]}):
+        with pytest.raises(holdfast.Damaged):
+            holdfast.load(folder, {"model": live}, strict=False, **options)
+
+
+def test_restore_falls_back_when_a_small_file_is_gone(tmp_path: Path) -> None:
+    for step in (1, 2):
+        holdfast.save(tmp_path / f"step-{step:012}", {"w": {"a": torch.full((3,), float(step))}, "n": step}, step=step)
+    (tmp_path / "step-000000000002" / "state.json").unlink()
+    live = {"w": {"a": torch.zeros(3)}, "n": 0}
+    with holdfast.Checkpointer(tmp_path) as checkpointer, pytest.warns(holdfast.HoldfastWarning, match="is missing"):
+        assert checkpointer.restore(live) == 1
+    assert live["n"] == 1

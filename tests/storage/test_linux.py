@@ -1,3 +1,5 @@
+import ctypes
+import errno
 import os
 import subprocess
 import sys
@@ -20,6 +22,36 @@ def folder(path, content):
     path.mkdir()
     (path / "f").write_text(content)
     return path
+
+
+def test_calls_that_a_signal_interrupts_are_made_again(monkeypatch, tmp_path):
+    class Interrupted:
+        """The C library, every call of which is interrupted once."""
+
+        def __init__(self, libc):
+            self.libc, self.seen = libc, set()
+
+        def __getattr__(self, name):
+            if name in self.seen:
+                return getattr(self.libc, name)
+            return lambda *arguments: self.interrupt(name, arguments)
+
+        def interrupt(self, name, arguments):
+            if name in self.seen:
+                return getattr(self.libc, name)(*arguments)
+            self.seen.add(name)
+            ctypes.set_errno(errno.EINTR)
+            return -1
+
+    libc = Interrupted(linux._libc())
+    if libc.libc is None:
+        pytest.skip("there are no such calls here")
+    monkeypatch.setattr(linux, "_libc", lambda: libc)
+    with (tmp_path / "file").open("wb") as file:
+        linux.reserve(file.fileno(), 5000)
+        assert os.fstat(file.fileno()).st_size == 5000
+    linux.exchange(folder(tmp_path / "a", "new"), folder(tmp_path / "b", "old"))
+    assert (tmp_path / "b" / "f").read_text() == "new" and libc.seen == {"fallocate", "renameat2"}
 
 
 def test_exchange_swaps_two_folders(system, tmp_path):

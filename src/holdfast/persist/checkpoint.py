@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -140,6 +141,8 @@ class Checkpoint:
     def mappable(self) -> bool:
         """Whether this process may map the files: they lie on a file system of its host."""
         for record in self.manifest.groups.values():
+            if not record.files:
+                continue
             reader = self.open_file(record.files[0])
             reader.close()
             return reader.mappable
@@ -175,10 +178,56 @@ class Checkpoint:
         for name in candidates:
             if name not in self.manifest.groups:
                 raise NotFound(f"{self.path} has no group {name!r}; it has {', '.join(self.groups)}")
-            stored = self.manifest.groups[name].aliases.get(key, key)
-            if stored in self.places[name]:
-                return name, self.places[name][stored]
+            place = self._place(name, self.manifest.groups[name].aliases.get(key, key))
+            if place is not None:
+                return name, place
         raise NotFound(f"{self.path} has no key {key!r}" + (f" in the group {group!r}" if group else ""))
+
+    def _place(self, group: str, key: str) -> Place | None:
+        """Where a tensor lies; damage to other files does not matter if the index names the tensor's own."""
+        try:
+            return self.places[group].get(key)
+        except Damaged as damaged:
+            file = self._weight_map(group, damaged).get(key)
+            if file is None:
+                return None
+            return next((place for place in self.stored_file(file).places if place.spec.key == key), None)
+
+    def _weight_map(self, group: str, damaged: Damaged) -> dict[str, str]:
+        """Key to file by the group's index, once it is verified; raises `damaged` where there is no such index."""
+        index = names.index_file(group)
+        try:
+            data = self.read_file(index)
+        except (Damaged, NotFound):
+            raise damaged from None
+        return decode_index(data, f"{self.path}/{index}", names.group_folder(group))
+
+    def leave_out_damage(self, takes: Callable[..., bool]) -> None:
+        """Do without damaged files that hold no tensor which is taken; raises Damaged if one does.
+
+        `takes` is asked with a group, a key and the key's aliases.
+        """
+        try:
+            _ = self.places
+        except Damaged as damaged:
+            groups = {}
+            for group, record in self.manifest.groups.items():
+                bad = {file for file in record.files if self._is_damaged(file)}
+                lost = {key for key, file in self._weight_map(group, damaged).items() if file in bad} if bad else set()
+                aliases = {alias: key for alias, key in record.aliases.items() if key not in lost}
+                if any(takes(group, key, *(a for a, of in record.aliases.items() if of == key)) for key in lost):
+                    raise
+                good = tuple(file for file in record.files if file not in bad)
+                groups[group] = replace(record, files=good, aliases=aliases)
+            self.__dict__.pop("stored_files", None)
+            self.manifest = replace(self.manifest, groups=groups)
+
+    def _is_damaged(self, file: str) -> bool:
+        try:
+            self.stored_file(file)
+        except Damaged:
+            return True
+        return False
 
     def logical_dtype(self, group: str, place: Place) -> str:
         """The dtype a tensor had when it was saved, also where the header cannot say it."""
@@ -194,7 +243,7 @@ class Checkpoint:
         array = np.empty(place.spec.shape, dtype=numpy_dtype(place.spec.dtype.name))
         raw = array.view(raw_dtype(place))
         box = Box.full(place.spec.shape)
-        blocks = next(file.blocks for file in self.stored_files[name] if file.name == place.file)
+        blocks = tuple(self._blocks(self.manifest.files[place.file]))
         touched = tuple(b for b in blocks if b.offset < place.end and place.begin < b.offset + b.size)
         file = StoredFile(place.file, touched, (place,))
         reads = plan_load([file], [Want(place, box, 0)], verify=verify, portion_bytes=PORTION_BYTES)
@@ -226,11 +275,14 @@ class Checkpoint:
         return statejson.decode(entry["value"], self.path, lambda tag, content: {tag: content})
 
     def read_file(self, name: str) -> bytes:
-        """A whole small file, verified."""
+        """A whole small file, verified; raises NotFound only for one that the manifest does not record."""
         record = self.manifest.files.get(name)
         if record is None:
             raise NotFound(f"{self.path} has no file {name}")
-        data = self._pin.read(name, limits.JSON_BYTES)
+        try:
+            data = self._pin.read(name, limits.JSON_BYTES)
+        except NotFound:
+            raise Damaged(f"{self.path}/{name} is missing; the manifest records {record.size} bytes") from None
         if len(data) != record.size:
             raise Damaged(f"{self.path}/{name} has {len(data)} bytes, the manifest says {record.size}")
         for block in record.blocks:

@@ -111,7 +111,8 @@ class Coordinator:
         def missing(names: set[str]) -> list[int]:
             return [rank for rank in range(world) if rank not in found]
 
-        Watch(mailbox, order.deadline_s, order.silence_s).wait(take, missing, "the reports of all writers")
+        watch = Watch(mailbox, order.deadline_s, order.silence_s, self._started)
+        watch.wait(take, missing, "the reports of all writers")
         return [found[rank] for rank in range(world)]
 
     def conclude(self, order: Order, failure: HoldfastError | None) -> dict[str, Any]:

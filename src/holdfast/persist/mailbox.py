@@ -20,6 +20,7 @@ from holdfast.storage.base import SharedStorage
 _ATTEMPT, _MAIL = ".attempt-", ".mail-"
 _FIRST_POLL_S, _LAST_POLL_S = 0.002, 0.02
 _LOOK_S = 2.0
+_LATE_S = 2.0  # for the word of who gave up at the same deadline
 
 HOST, BEGUN, OUTCOME, SEEN = "host", "begun", "outcome", "seen-"
 
@@ -84,12 +85,14 @@ class Watch:
     """Waits for notes, with a deadline, and notices writers that have fallen silent.
 
     A writer renews its status every second or so. What counts is that the note changes, by
-    this process's own clock, so that the clocks of hosts need not agree.
+    this process's own clock, so that the clocks of hosts need not agree. The deadline counts from
+    when the save `began`, whatever was waited for before; who comes late looks for a moment all the same.
     """
 
-    def __init__(self, mailbox: Mailbox, deadline_s: float, silence_s: float) -> None:
+    def __init__(self, mailbox: Mailbox, deadline_s: float, silence_s: float, began: float | None = None) -> None:
+        now = time.monotonic()
         self._mailbox = mailbox
-        self._end = time.monotonic() + deadline_s
+        self._end = max((now if began is None else began) + deadline_s, now + min(deadline_s, _LATE_S))
         self._deadline_s = deadline_s
         self._silence_s = silence_s
         self._heard: dict[int, tuple[Any, float]] = {}

@@ -151,7 +151,7 @@ class WriterProcess:
             seconds = time.monotonic() - started
             self._trainer.tell(tell="event", event=Event("written", order.step, rank, beat.written, seconds).fields())
             beat.phase = "waiting for the others"
-            outcome = self._conclude(desk, order, mailbox, failure)
+            outcome = self._conclude(desk, order, mailbox, failure, started)
         with contextlib.suppress(HoldfastError):  # the mailbox goes anyway, a little later
             mailbox.post(mail.seen(rank), True)
         if outcome["error"] is None or outcome["error"][0] == LayoutError.__name__:
@@ -192,7 +192,9 @@ class WriterProcess:
                 raise error_from_record(message["error"])
             self._hear(message)
 
-    def _conclude(self, desk: Desk, order: Order, mailbox: Mailbox, failure: HoldfastError | None) -> dict[str, Any]:
+    def _conclude(
+        self, desk: Desk, order: Order, mailbox: Mailbox, failure: HoldfastError | None, began: float
+    ) -> dict[str, Any]:
         if desk.coordinator is not None:
             if failure is None:
                 try:
@@ -204,7 +206,7 @@ class WriterProcess:
             except (HoldfastError, OSError) as error:
                 return {"error": error_record(failure or _as_failure(error))}
         try:
-            watch = Watch(mailbox, order.deadline_s, order.silence_s)
+            watch = Watch(mailbox, order.deadline_s, order.silence_s, began)
             watch.wait(lambda names: mail.OUTCOME in names, lambda names: [0], "the coordinator's outcome")
             outcome = mailbox.read(mail.OUTCOME)
             if outcome is None:

@@ -10,6 +10,7 @@ import os
 import random
 import secrets
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 _AT_FDCWD = -100
@@ -28,6 +29,15 @@ def _libc() -> ctypes.CDLL | None:
     return libc if hasattr(libc, "fallocate") and hasattr(libc, "renameat2") else None
 
 
+def _error_of(call: Callable[..., int], *arguments: object) -> int:
+    """The error number of a call, 0 if it went well. One that a signal interrupts is made again, as by Python's own."""
+    while call(*arguments):
+        number = ctypes.get_errno()
+        if number != errno.EINTR:
+            return number
+    return 0
+
+
 def reserve(descriptor: int, size: int) -> None:
     """Give a file its full size and its space at once, so that a full disk is known before writing.
 
@@ -36,9 +46,9 @@ def reserve(descriptor: int, size: int) -> None:
     libc = _libc()
     if size and libc is not None:
         length = ctypes.c_int64(size)
-        if libc.fallocate(ctypes.c_int(descriptor), ctypes.c_int(0), ctypes.c_int64(0), length) == 0:
+        number = _error_of(libc.fallocate, ctypes.c_int(descriptor), ctypes.c_int(0), ctypes.c_int64(0), length)
+        if not number:
             return
-        number = ctypes.get_errno()
         if number not in _UNSUPPORTED:
             raise OSError(number, os.strerror(number))
     os.ftruncate(descriptor, size)
@@ -52,13 +62,12 @@ def exchange(first: Path, second: Path) -> None:
     """
     libc = _libc()
     if libc is not None:
-        failed = libc.renameat2(
-            ctypes.c_int(_AT_FDCWD), os.fsencode(first), ctypes.c_int(_AT_FDCWD), os.fsencode(second),
+        number = _error_of(
+            libc.renameat2, ctypes.c_int(_AT_FDCWD), os.fsencode(first), ctypes.c_int(_AT_FDCWD), os.fsencode(second),
             ctypes.c_uint(_RENAME_EXCHANGE),
         )  # fmt: skip
-        if not failed:
+        if not number:
             return
-        number = ctypes.get_errno()
         if number not in _UNSUPPORTED:
             raise OSError(number, os.strerror(number), str(second))
     aside = second.with_name(f"{second.name}.replaced-{secrets.token_hex(4)}")
