@@ -6,7 +6,9 @@ C compiler, by functions that stand in for those of `os` in this process.
 
 from __future__ import annotations
 
+import atexit
 import functools
+import multiprocessing
 import os
 import shutil
 import subprocess
@@ -52,9 +54,10 @@ print(hashlib.sha256(b"".join(checkpoint.read(key, "w").tobytes() for key in che
 def library() -> Path | None:
     """The library that is preloaded, made once for this process; None if it cannot be made."""
     compiler = shutil.which("cc") or shutil.which("gcc")
-    if compiler is None:
+    if compiler is None or multiprocessing.parent_process() is not None:
         return None
     folder = tempfile.mkdtemp(prefix="holdfast-short-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
     made = Path(folder) / "short.so"
     done = subprocess.run([compiler, "-shared", "-fPIC", "-O1", "-o", str(made), str(_SOURCE), "-ldl"], check=False)
     return made if done.returncode == 0 else None

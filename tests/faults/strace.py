@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import multiprocessing
 import os
 import re
 import shutil
@@ -94,7 +95,9 @@ def places(calls: list[Call]) -> list[tuple[str, int]]:
 
 @functools.cache
 def problem() -> str:
-    """Why strace cannot be used here; empty if it can."""
+    """Why strace cannot be used here; empty if it can. Ranks and victims do not try it."""
+    if multiprocessing.parent_process() is not None:
+        return ""
     if shutil.which("strace") is None:
         return "there is no strace here"
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
