@@ -39,7 +39,7 @@ def test_a_save_killed_at_a_storage_call(here: World, job: rows_storage.Job, num
 
 
 @pytest.mark.parametrize("job", JOBS, ids=lambda job: job.name)
-@pytest.mark.parametrize("number", [3, 14, 31])
+@pytest.mark.parametrize("number", [3, 10, 16])
 def test_a_save_killed_at_a_system_call(here: World, job: rows_storage.Job, number: int) -> None:
     with here.root() as root:
         assert rows_storage.killed_at_system_call(root, job, number, "slice") == SURVIVED
