@@ -117,4 +117,4 @@ class Coordinator:
             elif late:
                 return
             else:
-                time.sleep(0.005)
+                time.sleep(self._storage.poll_s / 4)

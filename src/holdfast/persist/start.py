@@ -21,6 +21,7 @@ from holdfast.persist import mailbox as mail
 from holdfast.persist.arena import find_files, is_held, unlink_file
 from holdfast.persist.card import Card, card_path, read_cards
 from holdfast.persist.mailbox import Mailbox, attempt_of, mail_folder
+from holdfast.storage.address import is_address
 from holdfast.storage.base import SharedStorage
 
 _ATTEMPT = re.compile(r"\.attempt-[0-9a-f]{16}")
@@ -36,7 +37,8 @@ def run_id(storage: SharedStorage) -> str:
 
     It can be guessed; the arenas' own names end in what cannot, and only this user may open them.
     """
-    return digest_hex(f"{os.getuid()}:{os.path.realpath(storage.address)}".encode())
+    place = storage.name if is_address(storage.address) else os.path.realpath(storage.address)
+    return digest_hex(f"{os.getuid()}:{place}".encode())
 
 
 def arena_prefix(run: str, rank: int) -> str:
@@ -72,7 +74,7 @@ def wait_for_writers(
                 f"{storage.name}: waiting up to {deadline_s:.0f} s for the writers of an earlier start, which finish "
                 f"what it captured; {_HOW_TO_END} ends them"
             )
-        time.sleep(_POLL_S)
+        time.sleep(max(_POLL_S, storage.poll_s))
 
 
 def _is_orphan(path: Path) -> bool:

@@ -1,0 +1,206 @@
+"""Reading and writing single objects: ranged reads that run ahead, uploads in parts, both in bounded memory."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import cache
+from typing import Any
+
+from holdfast.core.errors import Damaged, NotFound, StorageError
+from holdfast.core.limits import MIB
+from holdfast.storage.calls import Calls
+
+PART_BYTES = 16 * MIB  # stores allow 10,000 parts: files up to 160 GB
+_PARTS_AT_ONCE = 4
+_WAITING_BYTES = 128 * MIB
+_AHEAD_BYTES, _CHUNK_BYTES = 32 * MIB, 8 * MIB
+_HEAD_BYTES = 64 * 1024
+
+
+@cache
+def _pool() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(_AHEAD_BYTES // _CHUNK_BYTES, thread_name_prefix="holdfast-objects")
+
+
+class ObjectReader:
+    """An object of known size, read by ranges.
+
+    With `ahead`, a read that follows the one before it has the next ones fetched meanwhile,
+    and the first read brings the header of a tensor file with its length.
+    """
+
+    mappable = False
+
+    def __init__(self, calls: Calls, key: str, size: int, *, ahead: bool = False) -> None:
+        self._calls = calls
+        self._key = key
+        self._ahead = ahead
+        self._lock = threading.Lock()
+        self._next = -1
+        self._window: deque[tuple[int, Future[memoryview]]] = deque()
+        self._head = memoryview(b"")
+        self.size = size
+
+    def map(self, offset: int, size: int, *, whole: bool = False) -> memoryview:
+        """The bytes, read: nothing of an object store can be mapped."""
+        buffer = memoryview(bytearray(size))
+        self.read_into(offset, [buffer])
+        return buffer
+
+    def read_into(self, offset: int, buffers: Sequence[memoryview]) -> None:
+        waiting = [buffer.cast("B") for buffer in buffers if buffer.nbytes]
+        size = sum(buffer.nbytes for buffer in waiting)
+        if offset + size > self.size and size:
+            missing = offset + size - self.size
+            raise Damaged(f"{self._calls.url}/{self._key} ends at {self.size}, {missing} bytes too early")
+        try:
+            for buffer in waiting:
+                self._fill(offset, buffer)
+                offset += buffer.nbytes
+        except NotFound as error:
+            raise Damaged(f"{error}: it was deleted while it was being read") from error
+
+    def _fill(self, offset: int, buffer: memoryview) -> None:
+        if not self._ahead:
+            buffer[:] = self._calls.read(self._key, offset, buffer.nbytes)
+            return
+        with self._lock:
+            if offset + buffer.nbytes <= min(_HEAD_BYTES, self.size):
+                if not self._head:
+                    self._head = self._calls.read(self._key, 0, min(_HEAD_BYTES, self.size))
+                buffer[:] = self._head[offset : offset + buffer.nbytes]
+            elif offset == self._next:
+                self._stream(offset, buffer)
+            else:
+                self._window.clear()
+                buffer[:] = self._calls.read(self._key, offset, buffer.nbytes)
+            self._next = offset + buffer.nbytes
+
+    def _stream(self, offset: int, buffer: memoryview) -> None:
+        """Take bytes out of chunks that are fetched ahead, one after another."""
+        end = offset + buffer.nbytes
+        position = offset
+        while position < end:
+            self._fetch(position)
+            begin, future = self._window[0]
+            chunk = future.result()
+            count = min(begin + chunk.nbytes, end) - position
+            buffer[position - offset : position - offset + count] = chunk[position - begin : position - begin + count]
+            position += count
+            if position == begin + chunk.nbytes:
+                self._window.popleft()
+
+    def _fetch(self, position: int) -> None:
+        """Have chunks from `position` on on their way."""
+        at = position
+        if self._window:
+            begin, last = self._window[-1][0], _CHUNK_BYTES
+            at = min(begin + last, self.size)
+        while at < self.size and at < position + _AHEAD_BYTES and len(self._window) * _CHUNK_BYTES < _AHEAD_BYTES:
+            size = min(_CHUNK_BYTES, self.size - at)
+            self._window.append((at, _pool().submit(self._calls.read, self._key, at, size)))
+            at += size
+
+    def close(self) -> None:
+        """Let go of what was fetched ahead."""
+        with self._lock:
+            for _, future in self._window:
+                future.cancel()
+            self._window.clear()
+            self._head = memoryview(b"")
+
+
+class ObjectWriter:
+    """An object of an attempt, written by one process from its beginning to its end.
+
+    Blocks that come before their turn wait in memory. The object is there when `sync` returns,
+    and all of it; a writer that is closed without that leaves nothing.
+    """
+
+    def __init__(self, calls: Calls, key: str) -> None:
+        self._calls = calls
+        self._key = key
+        self._lock = threading.Lock()
+        self._file: Any = None
+        self._position = 0
+        self._waiting: dict[int, bytes] = {}
+        self._done = False
+        self._failed = False
+
+    def write(self, offset: int, buffers: Sequence[memoryview]) -> None:
+        parts = [buffer.cast("B") for buffer in buffers if buffer.nbytes]
+        with self._lock:
+            if self._done or self._failed or offset < self._position:
+                raise StorageError(f"writing {self._where} at {offset}: it is written up to {self._position}, and once")
+            if offset > self._position:
+                self._keep(offset, b"".join(parts))
+                return
+            self._append(parts)
+            while self._position in self._waiting:
+                self._append([memoryview(self._waiting.pop(self._position))])
+
+    @property
+    def _where(self) -> str:
+        return f"{self._calls.url}/{self._key}"
+
+    def _keep(self, offset: int, data: bytes) -> None:
+        if data and sum(map(len, self._waiting.values())) + len(data) > _WAITING_BYTES:
+            raise StorageError(
+                f"writing {self._where}: the bytes at {self._position} do not come, those behind them do"
+            )
+        if data:
+            self._waiting[offset] = data
+
+    def _append(self, parts: Sequence[memoryview]) -> None:
+        try:
+            if self._file is None:
+                self._file = self._calls.upload(self._key, PART_BYTES, _PARTS_AT_ONCE)
+            for part in parts:
+                self._file.write(part)
+                self._position += part.nbytes
+        except Exception as error:
+            self._failed = True
+            raise self._calls.failing("writing", self._key, error) from error
+
+    def sync(self) -> None:
+        """Complete the upload. A reply that gets lost is made up for by a look at the object."""
+        with self._lock:
+            if self._done:
+                return
+            if self._waiting or self._failed:
+                raise StorageError(f"writing {self._where}: the bytes at {self._position} never came")
+            self._append([])
+            try:
+                self._file.close()
+            except Exception as error:
+                self._failed = True
+                meaning = self._calls.failing("writing", self._key, error)
+                if not self._is_whole():
+                    raise meaning from error
+                self._failed = False
+            self._done = True
+
+    def _is_whole(self) -> bool:
+        try:
+            return self._calls.size(self._key) == self._position
+        except (NotFound, StorageError):
+            return False
+
+    def close(self) -> None:
+        """Abort the upload unless it was completed."""
+        with self._lock:
+            file, self._file = self._file, None
+            self._waiting.clear()
+            if file is None or self._done:
+                return
+            self._failed = True
+            given_up = StorageError(f"{self._where} was given up")
+            try:
+                file.__exit__(StorageError, given_up, None)  # with an error obstore aborts, without one it completes
+            except Exception as error:
+                meaning = self._calls.failing("aborting the upload of", self._key, error)
+                if not isinstance(meaning, StorageError | NotFound):
+                    raise meaning from error
