@@ -4,12 +4,13 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test check bench clean help
+.PHONY: demo test check faults bench clean help
 
 help:
 	@echo "make demo    train on 4 ranks, resume on 3, open with transformers (sets itself up)"
 	@echo "make test    checks and tests (sets itself up)"
 	@echo "make check   lint, types, layers"
+	@echo "make faults  every fault at its full count, as a table: lost, wrong and hung must be 0"
 	@echo "make bench   save and load beside PyTorch's own checkpointing, as ratios"
 
 $(READY): requirements/torch.txt requirements/dev.txt pyproject.toml
@@ -31,6 +32,9 @@ check: $(READY)
 
 test: check
 	$(BIN)/python -m pytest
+
+faults: $(READY)
+	$(BIN)/python -m tests.faults
 
 bench: $(READY)
 	$(BIN)/python -m benchmarks.save_load

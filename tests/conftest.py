@@ -11,6 +11,8 @@ from holdfast.persist.start import clean_arenas, run_id
 from holdfast.storage.local import LocalStorage
 
 sys.path.insert(0, str(Path(__file__).parent))
+sys.path.append(str(Path(__file__).parent.parent))  # `tests.faults`, as `make faults` runs it
+pytest.register_assert_rewrite("holdfast.testing.conformance")
 
 settings.register_profile("holdfast", deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("holdfast")

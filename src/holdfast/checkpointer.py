@@ -30,7 +30,7 @@ from holdfast.core.errors import (
 from holdfast.core.events import Event, Listener, guarded, log_event
 from holdfast.core.notices import warn
 from holdfast.core.ranks import Ranks, together
-from holdfast.format.names import MANIFEST, step_folder
+from holdfast.format.names import step_folder
 from holdfast.handle import Refusal, SaveHandle
 from holdfast.leftovers import Captured, Cleaned, Leftovers
 from holdfast.loading import LoadOptions, LoadReport, load_checkpoint
@@ -39,7 +39,7 @@ from holdfast.persist.captured import captured_checkpoint
 from holdfast.persist.catalog import committed_steps
 from holdfast.persist.checkpoint import Checkpoint, no_progress
 from holdfast.saving import Saver
-from holdfast.storage import Storage, storage_at
+from holdfast.storage import Storage, is_checkpoint, storage_at
 from holdfast.storage.base import SharedStorage
 from holdfast.storage.local import LocalStorage
 from holdfast.survey import SaveOptions
@@ -106,8 +106,8 @@ class Checkpointer:
         if not callable(on_event):
             raise InvalidArgument(f"on_event={on_event!r} cannot be called with an event")
         self.storage = storage_at(root)
-        if isinstance(self.storage, LocalStorage) and (self.storage.root / MANIFEST).exists():
-            raise Unsupported(f"{self.storage.name} is a checkpoint; a Checkpointer takes the folder above it")
+        if isinstance(self.storage, LocalStorage):
+            self._refuse_checkpoint(self.storage)
         self._options = options
         self._on_busy = on_busy
         self._arena_bytes = None if arena_bytes is None else limits.parse_bytes(arena_bytes)
@@ -290,13 +290,22 @@ class Checkpointer:
         if self._leftovers is not None or not isinstance(storage, SharedStorage):
             return
         run = start.run_id(storage)
-        life = together(ranks, lambda: secrets.token_hex(8))[0]
+        life = together(ranks, lambda: self._new_life(ranks, storage))[0]
         leftovers = Leftovers(storage, run, self._deadline_s)
         cleaned = leftovers.clean(ranks, self._silence_s)
         if ranks.rank == 0:
             self._tell_cleaned(cleaned)
         self._start_background(ranks, storage, run, life)
         self._leftovers = leftovers
+
+    def _new_life(self, ranks: Ranks, storage: SharedStorage) -> str:
+        if ranks.rank == 0:
+            self._refuse_checkpoint(storage)  # an object store is looked at here, where all ranks hear of it
+        return secrets.token_hex(8)
+
+    def _refuse_checkpoint(self, storage: SharedStorage) -> None:
+        if is_checkpoint(storage):
+            raise Unsupported(f"{storage.name} is a checkpoint; a Checkpointer takes the folder above it")
 
     def _tell_cleaned(self, cleaned: Cleaned) -> None:
         if cleaned.attempts or cleaned.waited_s > 1:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from torch.distributed.tensor._utils import _compute_local_shape_and_global_offset
 
 from holdfast.layout.placement import Replicate, Shard, StridedShard, parts_of
-from props.strategies import shapes, shardings
+from holdfast.testing.strategies import shapes, shardings
 
 
 def to_torch(placement: object) -> object:

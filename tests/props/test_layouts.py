@@ -14,7 +14,7 @@ from holdfast.plan.files import TensorSpec, split_group
 from holdfast.plan.holding import Holding
 from holdfast.plan.load import StoredBlock, StoredFile, Want, plan_load
 from holdfast.plan.save import plan_save
-from props.strategies import Sharding, shapes, shardings
+from holdfast.testing.strategies import Sharding, shapes, shardings
 
 U4 = dtype_named("uint32")
 

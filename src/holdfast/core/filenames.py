@@ -7,6 +7,7 @@ import re
 from holdfast.core import limits
 from holdfast.core.errors import Damaged
 
+MANIFEST = "holdfast.json"  # its presence is the commit
 _COMPONENT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]*")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
@@ -23,7 +23,7 @@ from holdfast.persist.coordinator import Coordinator, Order
 from holdfast.persist.gather import Bytes, Gatherer, copy_bytes, is_direct
 from holdfast.persist.mailbox import Mailbox, Watch
 from holdfast.plan.jobs import BlockJob, TravelJob, WriterJob, travel_file
-from holdfast.storage import storage_at
+from holdfast.storage import Storage, storage_at
 from holdfast.storage.base import Reader, SharedStorage, Writer
 
 BEAT_S, _FIRST_BEAT_S = 1.0, 0.1
@@ -41,12 +41,12 @@ class Desk:
     For what an earlier life captured there are also the digests that its card has.
     """
 
-    def __init__(self, fields: Mapping[str, Any]) -> None:
+    def __init__(self, fields: Mapping[str, Any], open_storage: Callable[[str], Storage] = storage_at) -> None:
         self.job = WriterJob.from_fields(fields["job"])
         self.job_fields = fields["job"]
         self.commit_fields = fields["commit"]
         self.threads = int(fields["threads"])
-        storage = storage_at(fields["storage"])
+        storage = open_storage(fields["storage"])
         assert isinstance(storage, SharedStorage)
         self.storage = storage
         self.arena_path: str = fields["arenas"][str(self.job.rank)]

@@ -21,7 +21,9 @@ from holdfast.core.errors import HoldfastError, PeerFailed, error_record
 from holdfast.persist.coordinator import Order
 
 _PACKAGE_ROOT = str(Path(__file__).resolve().parents[2])
-_START = "import sys; sys.path.insert(0, sys.argv[1]); from holdfast.persist.writer import main; main(int(sys.argv[2]))"
+_START = "import sys; sys.path.insert(0, sys.argv[1]); from {} import main; main(int(sys.argv[2]))"
+# Tests of whole runs set this to put a fault into the storage of writers; see holdfast.testing.faults.
+_FAULTS_VARIABLE = "HOLDFAST_TESTING_FAULTS"
 
 _SEND_S = 10
 
@@ -44,10 +46,11 @@ class WriterEnd:
         ours, theirs = socket.socketpair()
         ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", _SEND_S, 0))
         self._line = ours
+        main = "holdfast.testing.writer" if os.environ.get(_FAULTS_VARIABLE) else "holdfast.persist.writer"
         with theirs:
             # A session of its own: launchers kill process groups. Its output must not keep pipes open.
             self._process = subprocess.Popen(  # noqa: S603  (this interpreter, running this package)
-                [sys.executable, "-P", "-c", _START, _PACKAGE_ROOT, str(theirs.fileno())],
+                [sys.executable, "-P", "-c", _START.format(main), _PACKAGE_ROOT, str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,
                 stdin=subprocess.DEVNULL,

@@ -6,6 +6,7 @@ mailbox of the attempt; those on other hosts are seen by their status notes, whi
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import time
@@ -13,7 +14,7 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
-from holdfast.core.errors import NotFound, PeerFailed
+from holdfast.core.errors import HoldfastError, NotFound, PeerFailed
 from holdfast.core.host import host_identity
 from holdfast.core.notices import warn
 from holdfast.format.digest import digest_hex
@@ -140,7 +141,10 @@ class _Attempts:
 
 
 def clean_storage(storage: SharedStorage, dead: Collection[str]) -> list[str]:
-    """Remove those of the `dead` attempts that no process of this host holds; returns their names."""
+    """Remove those of the `dead` attempts that no process of this host holds; returns their names.
+
+    Removals that were cut short are finished too, as far as that is possible now.
+    """
     gone = []
     for folder in sorted(dead):
         attempt = attempt_of(folder)
@@ -149,6 +153,8 @@ def clean_storage(storage: SharedStorage, dead: Collection[str]) -> list[str]:
                 storage.discard(attempt)
             storage.discard(folder)
             gone.append(attempt or folder)
+    with contextlib.suppress(HoldfastError):  # what stays is for the next start
+        storage.sweep()
     return gone
 
 

@@ -13,7 +13,7 @@ import select
 import signal
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from holdfast.core.errors import HoldfastError, LayoutError, PeerFailed, error_from_record, error_record
@@ -24,6 +24,7 @@ from holdfast.persist.attempt import Beat, Desk, Save
 from holdfast.persist.card import card_path
 from holdfast.persist.coordinator import Order
 from holdfast.persist.mailbox import Mailbox, Watch
+from holdfast.storage import Storage, storage_at
 
 _ORPHAN_POLL_S = 0.2
 _NICE = 5  # training comes first
@@ -74,8 +75,9 @@ class Trainer:
 class WriterProcess:
     """The process's life: plans, orders, captures, until the trainer is gone and all is done."""
 
-    def __init__(self, trainer: Trainer) -> None:
+    def __init__(self, trainer: Trainer, open_storage: Callable[[str], Storage] = storage_at) -> None:
         self._trainer = trainer
+        self._open_storage = open_storage
         self._desk: Desk | None = None
         self._unpublished = False
         self._closing = False
@@ -106,7 +108,7 @@ class WriterProcess:
             if self._desk.coordinator is not None:
                 self._desk.coordinator.sweep(_SEEN_S, give_up=True)
             self._desk.close()
-        self._desk = Desk(fields)
+        self._desk = Desk(fields, self._open_storage)
 
     def _leave(self) -> None:
         """Take the arenas away, but for one that holds what was captured and never published."""
@@ -210,10 +212,10 @@ def _as_failure(error: BaseException) -> HoldfastError:
     return error_from_record(error_record(error))
 
 
-def main(line: int) -> None:
+def main(line: int, open_storage: Callable[[str], Storage] = storage_at) -> None:
     """Run the writer whose trainer holds the other end of `line`."""
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # it leaves when its work is done, not when launchers tidy up
     os.nice(_NICE)
     with socket.socket(fileno=line) as connection:
-        WriterProcess(Trainer(connection)).run()
+        WriterProcess(Trainer(connection), open_storage).run()

@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from holdfast.core.errors import InvalidArgument, Unsupported
+from holdfast.core.errors import Damaged, InvalidArgument, NotFound, Unsupported
+from holdfast.core.filenames import MANIFEST
+from holdfast.core.limits import JSON_BYTES
 from holdfast.storage.address import Address, is_address
 from holdfast.storage.base import SharedStorage, Storage
 from holdfast.storage.local import LocalStorage
 
-__all__ = ["Storage", "locate", "storage_at"]
+__all__ = ["Storage", "is_checkpoint", "locate", "shared_storage_at", "storage_at"]
 
 
 def storage_at(root: str | os.PathLike[str] | Storage) -> Storage:
@@ -38,6 +40,17 @@ def locate(path: str | os.PathLike[str]) -> tuple[SharedStorage, str]:
         return ObjectStorage(root), folder
     absolute = Path(os.path.abspath(Path(text).expanduser()))
     return LocalStorage(absolute.parent), absolute.name
+
+
+def is_checkpoint(storage: Storage) -> bool:
+    """Whether a root is itself a checkpoint, and not the folder above one."""
+    try:
+        storage.read("", MANIFEST, JSON_BYTES)
+    except NotFound:
+        return False
+    except Damaged:
+        return True
+    return True
 
 
 def _text(root: str | os.PathLike[str]) -> str:

@@ -9,9 +9,11 @@ import hashlib
 import os
 import stat
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
-from holdfast.core.errors import StorageError
+from holdfast.core.errors import NotFound, StorageError
 from holdfast.core.host import host_identity
 from holdfast.storage import linux
 
@@ -28,7 +30,7 @@ class HostHold:
                 return
             os.close(self._descriptor)  # it was taken away by who held it last
             if not held:
-                raise StorageError(f"{path}: another process keeps it locked")
+                raise NotFound(f"{path.name}: it is being removed")
 
     def release(self) -> None:
         """Let go; the last one takes the file away."""
@@ -44,22 +46,38 @@ class HostHolds:
         self._address = address
 
     def take(self, folder: str) -> HostHold:
-        try:
+        """Hold a folder; raises NotFound while somebody removes it."""
+        with self._failing(f"holding {self._address}/{folder}"):
             return HostHold(self._path(folder))
-        except OSError as error:
-            raise StorageError(f"holding {self._address}/{folder}: {error.strerror or error}") from error
 
     def is_held(self, folder: str) -> bool:
+        with self.alone(folder) as alone:
+            return not alone
+
+    @contextmanager
+    def alone(self, folder: str) -> Iterator[bool]:
+        """Keep a folder from being held for a while; whether nobody holds it now."""
+        with self._failing(f"looking at {self._address}/{folder}"):
+            path = self._path(folder)
+            descriptor = os.open(path, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:
-            descriptor = os.open(self._path(folder), os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
-        except FileNotFoundError:
-            return False
-        except OSError as error:
-            raise StorageError(f"looking at {self._address}/{folder}: {error.strerror or error}") from error
-        try:
-            return not linux.lock(descriptor, alone=True)
+            alone = linux.lock(descriptor, alone=True)
+            yield alone
+            if alone and os.fstat(descriptor).st_nlink:
+                path.unlink(missing_ok=True)
         finally:
             os.close(descriptor)
+
+    @contextmanager
+    def _failing(self, doing: str) -> Iterator[None]:
+        try:
+            yield
+        except NotFound as error:
+            raise NotFound(f"{doing}: {error}") from None
+        except OSError as error:
+            if isinstance(error, StorageError):
+                raise
+            raise StorageError(f"{doing}: {error.strerror or error}") from error
 
     def _path(self, folder: str) -> Path:
         name = hashlib.sha256(f"{host_identity()}\n{self._address}\n{folder}".encode()).hexdigest()[:32]

@@ -15,7 +15,7 @@ import shutil
 import stat
 import threading
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -373,11 +373,9 @@ class LocalStorage:
                     _sync_folder(Path(entry.path))
             _sync_folder(source)
             if not target.exists():
-                os.rename(source, target)
-                _sync_folder(self.root)
+                self._make_certain(lambda: os.rename(source, target), lambda: os.rename(target, source))
                 return
-            linux.exchange(source, target)
-            _sync_folder(self.root)
+            self._make_certain(lambda: linux.exchange(source, target), lambda: linux.exchange(source, target))
         with contextlib.suppress(StorageError, NotFound):  # it is published: what is left is for the next start
             if aside:
                 self.rename(attempt, aside)
@@ -385,6 +383,16 @@ class LocalStorage:
                 with _failing_as_storage_error(f"removing what {target} replaced"):
                     hidden = self._hide(attempt).name
                 self.remove(hidden)
+
+    def _make_certain(self, change: Callable[[], None], undo: Callable[[], None]) -> None:
+        """Change names under the root durably; if that fails, undo it: what was not published is not seen."""
+        change()
+        try:
+            _sync_folder(self.root)
+        except OSError:
+            with contextlib.suppress(OSError):
+                undo()
+            raise
 
     def rename(self, folder: str, name: str) -> None:
         with _failing_as_storage_error(f"renaming {self.root / folder} to {name}"):
@@ -418,7 +426,10 @@ class LocalStorage:
                     self.remove(folder)
 
     def discard(self, attempt: str) -> None:
-        shutil.rmtree(self.root / attempt, ignore_errors=True)
+        # A publish that was cut short may have left the older checkpoint under this name: before it
+        # goes, it must be certain that a power loss does not bring it back to its place.
+        with contextlib.suppress(OSError):  # not there, or left for `sweep`
+            shutil.rmtree(self._hide(attempt), ignore_errors=True)
 
 
 def _sync_folder(path: Path) -> None:

@@ -14,23 +14,26 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import secrets
 import time
 
 from holdfast.core.errors import Damaged, NotFound, StorageError
-from holdfast.core.filenames import check_file, is_plain
+from holdfast.core.filenames import MANIFEST, check_file, is_plain
 from holdfast.core.limits import JSON_BYTES
 from holdfast.storage.address import Address
 from holdfast.storage.calls import Calls, Found, Refused
 from holdfast.storage.holds import HostHold, HostHolds
-from holdfast.storage.pins import MANIFEST, ObjectPin, Pointer, pointer_bytes
+from holdfast.storage.pins import ObjectPin, Pointer, pointer_bytes
 from holdfast.storage.sweeping import Sweeper
-from holdfast.storage.transfer import ObjectReader, ObjectWriter
+from holdfast.storage.transfer import ObjectReader, ObjectWriter, at_once
 
 OPEN, REMOVED = ".open", ".removed"
 _TARGET = ".folder"  # in an attempt's prefix: the folder that it is published as
+_UNIQUE = re.compile(r"\.attempt-[0-9a-f]{16}")
 _SMALL_BYTES = 64 * 1024
 _PAUSE_S = 0.2
+_LOOKS = 20
 
 
 class ObjectStorage:
@@ -44,6 +47,7 @@ class ObjectStorage:
         self._calls = Calls(self._address)
         self._holds = HostHolds(self._address.url)
         self._opened: dict[str, str] = {}
+        self._made: dict[str, set[str]] = {}  # by attempt: the files that this process has made or announced
         self._uncertain: set[str] = set()
 
     @property
@@ -57,14 +61,15 @@ class ObjectStorage:
     def exists(self) -> bool:
         return self._calls.any_under("")
 
-    def is_checkpoint(self) -> bool:
-        """Whether the root itself holds a manifest."""
-        return self._calls.exists(MANIFEST)
-
     # Looking.
 
     def folders(self) -> list[str]:
-        return [name for name in self._calls.prefixes() if not name.startswith(".")]
+        names = [name for name in self._calls.prefixes() if not name.startswith(".")]
+        # Some stores go on listing a prefix for a while when there is nothing under it any more.
+        return [name for name, there in zip(names, at_once(self._is_there, names), strict=True) if there]
+
+    def _is_there(self, folder: str) -> bool:
+        return self._calls.exists(f"{folder}/{MANIFEST}") or self._calls.any_under(folder)
 
     def hidden(self) -> list[str]:
         return sorted(item.key.removeprefix(f"{OPEN}/") for item in self._calls.listed(OPEN))
@@ -76,32 +81,42 @@ class ObjectStorage:
 
     def _pointer(self, folder: str) -> Pointer:
         """What a folder's manifest points to; a folder without one is its own data."""
-        try:
-            return Pointer.of(folder, self._calls.find(f"{folder}/{MANIFEST}", JSON_BYTES))
-        except NotFound:
-            if not self._calls.any_under(folder):
-                raise NotFound(f"{self.name}/{folder}: there is no such folder") from None
-            return Pointer(folder, None)
+        for _ in range(_LOOKS):
+            found = self._committed(folder)
+            if found is not None:
+                return Pointer.of(folder, found)
+            keys = [item.key for item in self._calls.listed(folder)]
+            if not keys:
+                raise NotFound(f"{self.name}/{folder}: there is no such folder")
+            if f"{folder}/{MANIFEST}" not in keys:  # else it was published since we looked
+                return Pointer(folder, None)
+        raise StorageError(f"{self.name}/{folder}: its manifest is listed, and cannot be read")
 
     def files(self, folder: str) -> dict[str, int]:
         return self.pin(folder).files()
 
     def read(self, folder: str, name: str, limit_bytes: int) -> bytes:
+        if name == MANIFEST and not folder.startswith("."):
+            found = self._committed(folder)
+            if found is None:
+                raise NotFound(f"{self.name}/{folder} has no file {name}")
+            return ObjectPin(self._calls, self._holds, folder, Pointer.of(folder, found)).read(name, limit_bytes)
         return self.pin(folder).read(name, limit_bytes)
 
     def entries(self, folder: str) -> list[str]:
-        beside = {item.key.removeprefix(f"{folder}/") for item in self._calls.listed(folder)}
-        if not folder.startswith(".") and not beside:
+        try:
+            pin = self.pin(folder)
+        except NotFound:
             return []
-        with contextlib.suppress(NotFound):
-            return sorted(beside | set(self.pin(folder).files()))
-        return []
+        beside = {item.key.removeprefix(f"{folder}/") for item in self._calls.listed(folder)}
+        return sorted(beside - {MANIFEST} | set(pin.files()))
 
     # Attempts.
 
     def begin(self, attempt: str) -> None:
-        # Data of a published attempt stays where it is: a name that comes again gets another prefix.
-        prefix = f"{attempt}-{secrets.token_hex(4)}" if self._calls.any_under(attempt) else attempt
+        # Data never moves, and a pin may still read it: a name that may come again gets another prefix.
+        unique = _UNIQUE.fullmatch(attempt) and not self._calls.any_under(attempt)
+        prefix = attempt if unique else f"{attempt}-{secrets.token_hex(4)}"
         opened = json.dumps({"data": prefix, "nonce": secrets.token_hex(8)}).encode()
         try:
             self._calls.create(f"{OPEN}/{attempt}", opened)
@@ -134,6 +149,10 @@ class ObjectStorage:
     def create(self, attempt: str, name: str, size: int) -> None:
         """Nothing can be reserved: an object appears when its writer syncs it."""
         self._key(attempt, name)
+        made = self._made.setdefault(attempt, set())
+        if name in made:
+            raise StorageError(f"making {self.name}/{attempt}/{name}: it is there already")
+        made.add(name)
 
     def writer(self, attempt: str, name: str) -> ObjectWriter:
         return ObjectWriter(self._calls, self._key(attempt, name))
@@ -143,6 +162,7 @@ class ObjectStorage:
             self._calls.create(self._key(attempt, name), data)
         except Refused:
             raise StorageError(f"making {self.name}/{attempt}/{name}: it is there already") from None
+        self._made.setdefault(attempt, set()).add(name)
 
     def take(self, attempt: str, name: str) -> ObjectReader:
         key = self._key(attempt, name)
@@ -152,6 +172,7 @@ class ObjectStorage:
         key = self._key(attempt, name)
         self._calls.size(key)
         self._calls.delete([key])
+        self._made.get(attempt, set()).discard(name)
 
     def note(self, folder: str, name: str, data: bytes, *, durable: bool = False) -> None:
         self._calls.put(self._key(folder, name, fresh=True), data)
@@ -169,6 +190,7 @@ class ObjectStorage:
 
     def _close(self, attempt: str) -> None:
         self._opened.pop(attempt, None)
+        self._made.pop(attempt, None)
         self._calls.delete([f"{OPEN}/{attempt}"])
 
     def _is_published(self, prefix: str) -> bool:
@@ -206,7 +228,7 @@ class ObjectStorage:
 
     def _committed(self, folder: str) -> Found | None:
         try:
-            return self._calls.find(f"{folder}/{MANIFEST}", JSON_BYTES)
+            return self._calls.find(f"{folder}/{MANIFEST}".lstrip("/"), JSON_BYTES)
         except NotFound:
             return None
 
@@ -262,15 +284,14 @@ class ObjectStorage:
 
     def remove(self, folder: str) -> bool:
         pointer = self._pointer(folder)
-        if self._holds.is_held(pointer.prefix):
-            return False
-        if pointer.prefix == folder:
-            self._calls.delete([item.key for item in self._calls.listed(folder)])
-            return True
-        self._bury(pointer.prefix, pointer.data or b"")
-        self._calls.delete([f"{folder}/{MANIFEST}"])
-        if not self._address.grace_s:
-            self.sweep()
+        with self._holds.alone(pointer.prefix) as alone:
+            if not alone:
+                return False
+            self._bury(pointer.prefix, pointer.data or b"")
+            whole = pointer.prefix == folder
+            self._calls.delete([item.key for item in self._calls.listed(folder)] if whole else [f"{folder}/{MANIFEST}"])
+        with contextlib.suppress(StorageError):  # this one is removed: what was before it may wait
+            self._sweeper().run(removed_only=True)
         return True
 
     def _bury(self, prefix: str, manifest: bytes) -> None:
@@ -279,7 +300,10 @@ class ObjectStorage:
             self._calls.put(f"{REMOVED}/{prefix}", manifest)
 
     def sweep(self) -> None:
-        Sweeper(self._calls, self._holds, self._address, self).run()
+        self._sweeper().run()
+
+    def _sweeper(self) -> Sweeper:
+        return Sweeper(self._calls, self._holds, self._address, self)
 
     def prefixes_in_use(self) -> set[str] | None:
         """The data prefixes that are being written or that some folder points to; None if it cannot be told.

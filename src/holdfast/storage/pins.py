@@ -8,12 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from holdfast.core.errors import Damaged, NotFound
-from holdfast.core.filenames import check_file, is_plain
+from holdfast.core.filenames import MANIFEST, check_file, is_plain
 from holdfast.storage.calls import Calls, Found
 from holdfast.storage.holds import HostHold, HostHolds
 from holdfast.storage.transfer import ObjectReader
 
-MANIFEST = "holdfast.json"
 _POINTER = "pointer"
 _PREFIX = re.compile(r"\.[A-Za-z0-9_][A-Za-z0-9_.\-]{0,199}")
 

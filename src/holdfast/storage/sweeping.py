@@ -36,12 +36,16 @@ class Sweeper:
         self._address = address
         self._root = root
 
-    def run(self) -> None:
-        """Look for what can go, and then at what is in use: in this order nothing new is among it."""
+    def run(self, *, removed_only: bool = False) -> None:
+        """Look for what can go, and then at what is in use: in this order nothing new is among it.
+
+        With `removed_only`, just what was removed or replaced on purpose: that is found in one listing.
+        """
         buried = {item.key.removeprefix(".removed/"): item.modified for item in self._calls.listed(".removed")}
         buried.pop("clock", None)
-        loose = [name for name in self._calls.prefixes() if name.startswith((".attempt-", ".mail-"))]
-        if not buried and not loose and not self._uploads_may_be():
+        names = [] if removed_only else self._calls.prefixes()
+        loose = [name for name in names if name.startswith((".attempt-", ".mail-"))]
+        if not buried and not loose:
             return
         now = self._now()
         old: dict[str, list[Listed]] = {}
@@ -53,11 +57,12 @@ class Sweeper:
         used = self._root.prefixes_in_use() if old else set()
         for prefix, found in old.items() if used is not None else ():
             assert used is not None
-            if prefix not in used and not self._holds.is_held(prefix):
+            if prefix not in used:
                 self._remove(prefix, found)
-            elif prefix in used and prefix in buried:
+            elif prefix in buried:
                 self._calls.delete([f".removed/{prefix}"])  # a folder of another name has the same data
-        self._abort_uploads(now - self._grace)
+        if not removed_only:
+            self._abort_uploads(now - self._grace)
 
     def _abort_uploads(self, before: datetime) -> None:
         try:
@@ -66,8 +71,10 @@ class Sweeper:
             raise StorageError(f"aborting old uploads under {self._address.url}: {error}") from error
 
     def _remove(self, prefix: str, found: Iterable[Listed]) -> None:
-        self._calls.delete([item.key for item in found])
-        self._calls.delete([f".removed/{prefix}"])
+        with self._holds.alone(prefix) as alone:
+            if alone:
+                self._calls.delete([item.key for item in found])
+                self._calls.delete([f".removed/{prefix}"])
 
     def _now(self) -> datetime:
         """The store's time: clocks of hosts need not agree with it."""
@@ -75,6 +82,3 @@ class Sweeper:
         now = next(item.modified for item in self._calls.listed(".removed") if item.key == _CLOCK)
         self._calls.delete([_CLOCK])
         return now
-
-    def _uploads_may_be(self) -> bool:
-        return self._address.url.startswith("s3")

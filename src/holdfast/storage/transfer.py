@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache
-from typing import Any
+from typing import Any, TypeVar
 
 from holdfast.core.errors import Damaged, NotFound, StorageError
 from holdfast.core.limits import MIB
 from holdfast.storage.calls import Calls
 
+_T = TypeVar("_T")
 PART_BYTES = 16 * MIB  # stores allow 10,000 parts: files up to 160 GB
 _PARTS_AT_ONCE = 4
 _WAITING_BYTES = 128 * MIB
@@ -23,6 +24,11 @@ _HEAD_BYTES = 64 * 1024
 @cache
 def _pool() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(_AHEAD_BYTES // _CHUNK_BYTES, thread_name_prefix="holdfast-objects")
+
+
+def at_once(ask: Callable[[str], _T], names: Sequence[str]) -> list[_T]:
+    """The answers to small questions, a few of which are asked at the same time."""
+    return list(_pool().map(ask, names))
 
 
 class ObjectReader:

@@ -1,17 +1,26 @@
-"""Random layouts: shapes, meshes, placements and flat ranges, with what numpy says each rank holds."""
+"""Random layouts and states, for hypothesis: shapes, meshes, placements and flat ranges, with what numpy
+says each rank holds; arrays of every dtype, and values as state.json keeps them.
+"""
 
 from __future__ import annotations
 
 import itertools
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 from hypothesis import strategies as st
 
+from holdfast.format.dtypes import numpy_dtype
+from holdfast.format.names import key_problem
 from holdfast.layout.box import Box
 from holdfast.layout.flat import flat_boxes
 from holdfast.layout.placement import Part, Placement, Replicate, Shard, StridedShard, parts_of
+
+Array = npt.NDArray[Any]
+DTYPES = ("float32", "float64", "float16", "bfloat16", "float8_e4m3fn", "int8", "int64", "uint16", "bool")
 
 
 @dataclass(frozen=True)
@@ -36,19 +45,21 @@ class Sharding:
             at += box.volume
         return tuple(out)
 
-    def local(self, rank: int, full: np.ndarray) -> np.ndarray:
+    def local(self, rank: int, full: Array) -> Array:
         """What numpy says the rank holds."""
         if self.flat is not None:
             return full.reshape(-1)[self.flat[rank] : self.flat[rank + 1]]
         plain = [axis for axis, p in enumerate(self.placements) if isinstance(p, Shard)]
         strided = [axis for axis, p in enumerate(self.placements) if isinstance(p, StridedShard)]
         for axis in [*plain, *reversed(strided)]:
-            dim = self.placements[axis].dim
+            placement = self.placements[axis]
+            assert not isinstance(placement, Replicate)
+            dim = placement.dim
             full = torch_chunk(full, self.sizes[axis], dim)[self.coordinates[rank][axis]]
         return full
 
 
-def torch_chunk(array: np.ndarray, count: int, dim: int) -> list[np.ndarray]:
+def torch_chunk(array: Array, count: int, dim: int) -> list[Array]:
     """As torch.chunk cuts, with empty parts at the end."""
     step = math.ceil(array.shape[dim] / count)
     borders = [min(index * step, array.shape[dim]) for index in range(count + 1)]
@@ -60,12 +71,44 @@ def torch_chunk(array: np.ndarray, count: int, dim: int) -> list[np.ndarray]:
     return out
 
 
+def keys() -> st.SearchStrategy[str]:
+    """Names of tensors, as modules make them and as they should not."""
+    characters = st.characters(min_codepoint=32, max_codepoint=0x2FF)
+    return st.text(characters, min_size=1, max_size=20).filter(lambda key: not key_problem(key))
+
+
+@st.composite
+def arrays(draw: st.DrawFn, largest: int = 9) -> Array:
+    """An array of any shape and dtype, of any bits at all: NaN and negative zero are bytes as others are."""
+    dtype = numpy_dtype(draw(st.sampled_from(DTYPES)))
+    shape = draw(shapes(largest))
+    count = math.prod(shape) * dtype.itemsize
+    data = np.random.default_rng(draw(st.integers(0, 2**32 - 1))).bytes(count)
+    if dtype == np.dtype(bool):
+        data = bytes(byte & 1 for byte in data)
+    return np.frombuffer(data, dtype=dtype).reshape(shape)
+
+
+def values() -> st.SearchStrategy[Any]:
+    """What a state may hold beside tensors: JSON values."""
+    plain = st.none() | st.booleans() | st.integers(-(2**63), 2**63) | st.floats() | st.text(max_size=20)
+    return st.recursive(plain, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner))
+
+
+def states() -> st.SearchStrategy[dict[str, Any]]:
+    """A state for one process: tensors as numpy arrays under "tensors", and a value under "value"."""
+    tensors = st.dictionaries(keys(), arrays(), min_size=1, max_size=5)
+    return st.fixed_dictionaries({"tensors": tensors, "value": values()})
+
+
 def shapes(largest: int = 9) -> st.SearchStrategy[tuple[int, ...]]:
+    """Shapes of up to four dims, 0-d and empty ones among them."""
     return st.lists(st.integers(0, largest), min_size=0, max_size=4).map(tuple)
 
 
 @st.composite
 def shardings(draw: st.DrawFn, shape: tuple[int, ...]) -> Sharding:
+    """A way to spread a shape: flat ranges, or a mesh of up to three axes with placements, strided ones too."""
     if draw(st.integers(0, 3)) == 0:
         ranks = draw(st.integers(1, 5))
         total = math.prod(shape)

@@ -1,0 +1,26 @@
+"""What every storage must do, as tests that pytest runs on yours.
+
+    class TestMine(StorageConformance):
+        @pytest.fixture
+        def storage(self, tmp_path):
+            return MyStorage(tmp_path)
+
+Take SharedStorageConformance for one that other processes can open too. Each test gets a
+storage whose root was never written to.
+"""
+
+from holdfast.testing.conformance.files import FileConformance
+from holdfast.testing.conformance.folders import FolderConformance
+from holdfast.testing.conformance.names import NameConformance
+from holdfast.testing.conformance.pins import PinConformance
+from holdfast.testing.conformance.shared import SharedConformance
+
+__all__ = ["SharedStorageConformance", "StorageConformance"]
+
+
+class StorageConformance(FileConformance, FolderConformance, PinConformance, NameConformance):
+    """The tests of any storage."""
+
+
+class SharedStorageConformance(StorageConformance, SharedConformance):
+    """The tests of a storage that several processes open."""

@@ -1,0 +1,115 @@
+"""The calls that change a disk, seen on their way to the system: what a local storage really does.
+
+Only this process, and only what goes through Python's os module and `holdfast.storage.linux`;
+Python's own `open` does not.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from holdfast.storage import linux
+
+_WRITING = os.O_WRONLY | os.O_RDWR
+_BY_NUMBER = ("fsync", "fdatasync", "ftruncate", "write", "pwrite", "pwritev")
+_BY_PATH = ("mkdir", "unlink", "remove", "rmdir")
+_BY_TWO_PATHS = ("rename", "replace")
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One call: its name, the path or paths (of descriptors too), and the data or size it carries."""
+
+    name: str
+    path: str
+    other: str = ""
+    offset: int = 0
+    data: bytes = b""
+    size: int = 0
+
+
+Watcher = Callable[[Call, Callable[[], Any]], Any]
+
+
+@contextmanager
+def watched_system(watcher: Watcher) -> Iterator[None]:
+    """While it lasts, every call that changes files goes to `watcher(call, work)`, which does the work or not."""
+    patches = _Patches(watcher)
+    try:
+        patches.install()
+        yield
+    finally:
+        patches.remove()
+
+
+class _Patches:
+    def __init__(self, watcher: Watcher) -> None:
+        self._watcher = watcher
+        self._kept: list[tuple[Any, str, Any]] = []
+
+    def install(self) -> None:
+        for name in _BY_NUMBER:
+            self._patch(os, name, self._by_number)
+        for name in _BY_PATH:
+            self._patch(os, name, self._by_path)
+        for name in _BY_TWO_PATHS:
+            self._patch(os, name, self._by_two_paths)
+        self._patch(os, "open", self._open)
+        self._patch(linux, "exchange", self._by_two_paths)
+        self._patch(linux, "reserve", self._by_number)
+
+    def _patch(self, module: Any, name: str, seen: Callable[..., Any]) -> None:
+        plain = getattr(module, name)
+        self._kept.append((module, name, plain))
+        setattr(module, name, lambda *args, **options: seen(name, plain, args, options))
+
+    def remove(self) -> None:
+        for module, name, plain in reversed(self._kept):
+            setattr(module, name, plain)
+
+    def _by_number(self, name: str, plain: Any, args: Any, options: Any) -> Any:
+        path = _path_of(args[0])
+        call = Call(name, path)
+        if name in ("ftruncate", "reserve"):
+            call = Call(name, path, size=args[1])
+        elif name == "pwritev":
+            call = Call(name, path, offset=args[2], data=b"".join(args[1]))
+        elif name == "pwrite":
+            call = Call(name, path, offset=args[2], data=bytes(args[1]))
+        elif name == "write":
+            at = os.lseek(args[0], 0, os.SEEK_CUR) if Path(path).is_file() else 0
+            call = Call(name, path, offset=at, data=bytes(args[1]))
+        return self._watcher(call, lambda: plain(*args, **options))
+
+    def _by_path(self, name: str, plain: Any, args: Any, options: Any) -> Any:
+        path = _absolute(args[0], options.get("dir_fd"))
+        return self._watcher(Call("unlink" if name == "remove" else name, path), lambda: plain(*args, **options))
+
+    def _by_two_paths(self, name: str, plain: Any, args: Any, options: Any) -> Any:
+        first = _absolute(args[0], options.get("src_dir_fd"))
+        second = _absolute(args[1], options.get("dst_dir_fd"))
+        call = Call("rename" if name == "replace" else name, first, second)
+        return self._watcher(call, lambda: plain(*args, **options))
+
+    def _open(self, name: str, plain: Any, args: Any, options: Any) -> Any:
+        flags = args[1] if len(args) > 1 else options["flags"]
+        if not flags & (_WRITING | os.O_CREAT | os.O_TRUNC):
+            return plain(*args, **options)
+        path = _absolute(args[0], options.get("dir_fd"))
+        made = flags & os.O_CREAT and not os.path.lexists(path)
+        call = Call("create" if made else "truncate" if flags & os.O_TRUNC else "open", path)
+        return self._watcher(call, lambda: plain(*args, **options))
+
+
+def _absolute(path: Any, folder: int | None) -> str:
+    base = _path_of(folder) if folder is not None else str(Path.cwd())
+    return os.path.normpath(os.path.join(base, os.fspath(path)))
+
+
+def _path_of(descriptor: int) -> str:
+    return str(Path(f"/proc/self/fd/{descriptor}").readlink())

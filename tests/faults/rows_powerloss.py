@@ -1,0 +1,132 @@
+"""Power loss: every legal state of the disk after every operation of a recorded save."""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from tests.faults.row import Row, Tally
+from tests.faults.world import save, world
+
+from holdfast.core.errors import HoldfastError
+from holdfast.format.names import step_folder
+from holdfast.persist.checkpoint import Checkpoint
+from holdfast.storage.local import LocalStorage
+from holdfast.testing.disk import Mark, Recording, recorded
+from holdfast.testing.judging import Promise, judge_steps
+from holdfast.testing.powerloss import judge_all
+from holdfast.testing.system import Call, watched_system
+
+RUN = "run"
+
+
+def attempt_of(storage: LocalStorage, step: int) -> str:
+    return Checkpoint(storage, step_folder(step)).manifest.attempt
+
+
+def fresh(storage: LocalStorage, recording: Recording) -> None:
+    save(storage, 1, 1)
+    recording.mark(Promise(1, (attempt_of(storage, 1),)))
+
+
+def with_retention(storage: LocalStorage, recording: Recording) -> None:
+    recording.mark(Promise(1, (attempt_of(storage, 1),)))
+    save(storage, 2, 2)
+    recording.mark(Promise(2, (attempt_of(storage, 2),)))
+    recording.mark(Promise(1, ()))
+    storage.remove(step_folder(1))
+
+
+def again(storage: LocalStorage, recording: Recording) -> None:
+    older = attempt_of(storage, 1)
+    try:
+        save(storage, 1, 7)
+    finally:
+        newer = attempt_of(storage, 1)
+        recording.operations.insert(0, Mark(Promise(1, tuple({older, newer, *_attempts(recording)}))))
+    recording.mark(Promise(1, (newer,)))
+
+
+def _attempts(recording: Recording) -> set[str]:
+    """The attempts that were begun: a save that fails may still be found complete."""
+    changes = [change for operation in recording.operations for change in getattr(operation, "changes", ())]
+    return {name for _, name, _ in changes if name.startswith(".attempt-")}
+
+
+Work = Callable[[LocalStorage, Recording], None]
+SAVES: dict[str, tuple[int, Work]] = {
+    "a fresh save": (0, fresh),
+    "a save with retention": (1, with_retention),
+    "a step saved again": (1, again),
+}
+
+
+@contextmanager
+def record(steps: int, work: Work) -> Iterator[tuple[Recording, Path]]:
+    """What a save does to a disk that holds `steps` steps, under a root of its own."""
+    with world() as here:
+        top = here.folder / "disk"
+        top.mkdir()
+        for step in range(1, steps + 1):
+            save(LocalStorage(top / RUN), step, step)
+        with recorded(top) as recording:
+            try:
+                work(LocalStorage(top / RUN), recording)
+            except HoldfastError:
+                pass  # a fault was put in: what was promised before still holds
+        yield recording, here.folder
+
+
+def power_loss(steps: int, work: Work, seed: int) -> Tally:
+    with record(steps, work) as (recording, folder):
+        return judged(recording, folder)
+
+
+def judged(recording: Recording, folder: Path) -> Tally:
+    with tempfile.TemporaryDirectory(dir=folder) as scratch:
+        outcome = judge_all(recording, judge_steps, root=RUN, scratch=Path(scratch))
+    for verdict, point in outcome.bad[:5]:
+        print(f"  after operation {point}: {verdict}", file=sys.stderr)
+    corrupt, missing = outcome.count("corrupt"), outcome.count("missing")
+    return Tally(outcome.states, outcome.states - corrupt - missing, lost=missing, wrong=corrupt)
+
+
+def failing_sync(steps: int, work: Work, number: int, storage: LocalStorage, recording: Recording) -> None:
+    """The same save with an fsync that fails: what it promised to make certain is not."""
+    seen = 0
+
+    def fail(call: Call, do: Callable[[], Any]) -> Any:
+        nonlocal seen
+        seen += call.name == "fsync"
+        if call.name == "fsync" and seen == number:
+            raise OSError(errno.EIO, os.strerror(errno.EIO), call.path)
+        return do()
+
+    with watched_system(fail):
+        work(storage, recording)
+
+
+def power_loss_after_failed_sync(steps: int, work: Work, seed: int) -> Tally:
+    with record(steps, work) as (recording, _):
+        syncs = sum(type(operation).__name__ == "Sync" for operation in recording.operations)
+    total = Tally()
+    for number in range(1, syncs + 1):
+        with record(steps, partial(failing_sync, steps, work, number)) as (recording, folder):
+            total += judged(recording, folder)
+    return total
+
+
+ROWS = (
+    *(Row(f"power loss: {name}", partial(power_loss, *save), counted=False) for name, save in SAVES.items()),
+    *(
+        Row(f"power loss after fsync k failed: {name}", partial(power_loss_after_failed_sync, *save), counted=False)
+        for name, save in SAVES.items()
+    ),
+)
