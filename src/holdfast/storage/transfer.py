@@ -165,7 +165,7 @@ class ObjectWriter:
             if self._file is None:
                 self._file = self._calls.upload(self._key, PART_BYTES, _PARTS_AT_ONCE)
             for part in parts:
-                self._file.write(part)
+                self._file.write(bytes(part))  # obstore keeps what it is given until it is sent; ours is used again
                 self._position += part.nbytes
         except Exception as error:
             self._failed = True
