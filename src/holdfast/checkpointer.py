@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import operator
 import os
 import secrets
@@ -25,6 +26,7 @@ from holdfast.core.errors import (
     Mismatch,
     NoArena,
     NotFound,
+    StorageError,
     Unsupported,
 )
 from holdfast.core.events import Event, Listener, guarded, log_event
@@ -107,7 +109,8 @@ class Checkpointer:
             raise InvalidArgument(f"on_event={on_event!r} cannot be called with an event")
         self.storage = storage_at(root)
         if isinstance(self.storage, LocalStorage):
-            self._refuse_checkpoint(self.storage)
+            with contextlib.suppress(StorageError):  # a root that cannot be read is told of by the first save
+                self._refuse_checkpoint(self.storage)
         self._options = options
         self._on_busy = on_busy
         self._arena_bytes = None if arena_bytes is None else limits.parse_bytes(arena_bytes)
@@ -299,8 +302,8 @@ class Checkpointer:
         self._leftovers = leftovers
 
     def _new_life(self, ranks: Ranks, storage: SharedStorage) -> str:
-        if ranks.rank == 0:
-            self._refuse_checkpoint(storage)  # an object store is looked at here, where all ranks hear of it
+        if ranks.rank == 0 and not isinstance(storage, LocalStorage):
+            self._refuse_checkpoint(storage)  # here, where all ranks hear of it if it does not answer
         return secrets.token_hex(8)
 
     def _refuse_checkpoint(self, storage: SharedStorage) -> None:

@@ -128,9 +128,11 @@ class Calls:
     def _is_transient(self, error: Exception) -> bool:
         if isinstance(error, Short):
             return True
+        text = str(error)
+        if isinstance(error, self._errors.AlreadyExistsError | self._errors.PreconditionError):
+            return "status code: 409" in text  # another call was under way; that there is another object is 412
         if not isinstance(error, self._errors.GenericError | self._errors.JoinError):
             return isinstance(error, ConnectionError | TimeoutError)
-        text = str(error)
         if "builder error" in text:
             return False  # nothing was sent: http without AWS_ALLOW_HTTP, or an address that is none
         status = _STATUS.search(text)

@@ -16,6 +16,7 @@ from holdfast.storage.calls import Calls
 _T = TypeVar("_T")
 PART_BYTES = 16 * MIB  # stores allow 10,000 parts: files up to 160 GB
 _PARTS_AT_ONCE = 4
+_SMALL_BYTES = 8 * MIB  # such objects are put whole, and again if that fails
 _WAITING_BYTES = 128 * MIB
 _AHEAD_BYTES, _CHUNK_BYTES = 32 * MIB, 8 * MIB
 _HEAD_BYTES = 64 * 1024
@@ -131,6 +132,7 @@ class ObjectWriter:
         self._key = key
         self._lock = threading.Lock()
         self._file: Any = None
+        self._small: list[bytes] | None = []  # what there is so far, while it may become one small object
         self._position = 0
         self._waiting: dict[int, bytes] = {}
         self._done = False
@@ -162,14 +164,21 @@ class ObjectWriter:
 
     def _append(self, parts: Sequence[memoryview]) -> None:
         try:
-            if self._file is None:
-                self._file = self._calls.upload(self._key, PART_BYTES, _PARTS_AT_ONCE)
             for part in parts:
-                self._file.write(bytes(part))  # obstore keeps what it is given until it is sent; ours is used again
+                self._send(bytes(part))  # obstore keeps what it is given until it is sent; ours is used again
                 self._position += part.nbytes
         except Exception as error:
             self._failed = True
             raise self._calls.failing("writing", self._key, error) from error
+
+    def _send(self, data: bytes) -> None:
+        if self._small is not None:
+            self._small.append(data)
+            if self._position + len(data) <= _SMALL_BYTES:
+                return
+            self._file = self._calls.upload(self._key, PART_BYTES, _PARTS_AT_ONCE)
+            data, self._small = b"".join(self._small), None
+        self._file.write(data)
 
     def sync(self) -> None:
         """Complete the upload. A reply that gets lost is made up for by a look at the object."""
@@ -178,7 +187,10 @@ class ObjectWriter:
                 return
             if self._waiting or self._failed:
                 raise StorageError(f"writing {self._where}: the bytes at {self._position} never came")
-            self._append([])
+            if self._small is not None:
+                self._calls.put(self._key, b"".join(self._small))
+                self._done = True
+                return
             try:
                 self._file.close()
             except Exception as error:
@@ -200,6 +212,7 @@ class ObjectWriter:
         with self._lock:
             file, self._file = self._file, None
             self._waiting.clear()
+            self._small = None
             if file is None or self._done:
                 return
             self._failed = True
