@@ -13,6 +13,7 @@ import torch
 import holdfast
 from cli.calls import call
 from dist.harness import Victims, tell_parent
+from holdfast.core.errors import StorageError
 from holdfast.format.names import step_folder
 from holdfast.storage.objects import ObjectStorage
 from objects.server import Server
@@ -95,7 +96,7 @@ def test_a_server_that_is_killed_while_a_step_is_saved_keeps_the_others(root: st
         time.sleep(0.02)
         server.kill()
         try:
-            with pytest.raises(holdfast.HoldfastError):
+            with pytest.raises(StorageError):
                 handle.result(30)
         finally:
             server.start()

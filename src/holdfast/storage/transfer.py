@@ -47,7 +47,8 @@ class ObjectReader:
         self._ahead = ahead
         self._lock = threading.Lock()
         self._next = -1
-        self._window: deque[tuple[int, Future[memoryview]]] = deque()
+        self._streak = 0
+        self._window: deque[tuple[int, int, Future[memoryview]]] = deque()  # begin and end of what is on its way
         self._head = memoryview(b"")
         self.size = size
 
@@ -82,41 +83,44 @@ class ObjectReader:
             elif offset == self._next:
                 self._stream(offset, buffer)
             else:
-                self._window.clear()
+                self._forget()
                 buffer[:] = self._calls.read(self._key, offset, buffer.nbytes)
             self._next = offset + buffer.nbytes
+            self._streak += buffer.nbytes
 
     def _stream(self, offset: int, buffer: memoryview) -> None:
         """Take bytes out of chunks that are fetched ahead, one after another."""
         end = offset + buffer.nbytes
         position = offset
         while position < end:
-            self._fetch(position)
-            begin, future = self._window[0]
+            self._fetch(position, end)
+            begin, stop, future = self._window[0]
             chunk = future.result()
-            count = min(begin + chunk.nbytes, end) - position
+            count = min(stop, end) - position
             buffer[position - offset : position - offset + count] = chunk[position - begin : position - begin + count]
             position += count
-            if position == begin + chunk.nbytes:
+            if position == stop:
                 self._window.popleft()
 
-    def _fetch(self, position: int) -> None:
-        """Have chunks from `position` on on their way."""
-        at = position
-        if self._window:
-            begin, last = self._window[-1][0], _CHUNK_BYTES
-            at = min(begin + last, self.size)
-        while at < self.size and at < position + _AHEAD_BYTES and len(self._window) * _CHUNK_BYTES < _AHEAD_BYTES:
-            size = min(_CHUNK_BYTES, self.size - at)
-            self._window.append((at, _pool().submit(self._calls.read, self._key, at, size)))
-            at += size
+    def _fetch(self, position: int, end: int) -> None:
+        """Have what is wanted on its way, and as much ahead as was read in one go so far: it may end any time."""
+        at = self._window[-1][1] if self._window else position
+        stop = min(self.size, max(end, position + min(self._streak, _AHEAD_BYTES)))
+        while at < stop:
+            upto = min(at + _CHUNK_BYTES, stop)
+            self._window.append((at, upto, _pool().submit(self._calls.read, self._key, at, upto - at)))
+            at = upto
+
+    def _forget(self) -> None:
+        for *_, future in self._window:
+            future.cancel()
+        self._window.clear()
+        self._streak = 0
 
     def close(self) -> None:
         """Let go of what was fetched ahead."""
         with self._lock:
-            for _, future in self._window:
-                future.cancel()
-            self._window.clear()
+            self._forget()
             self._head = memoryview(b"")
 
 
