@@ -49,7 +49,7 @@ def test_of_two_writers_each_is_published_whole_or_told_of_the_other(root: str, 
         storages = [ObjectStorage(root), ObjectStorage(root)]
         folder = f"step-{number}"
         if again:
-            write(storages[0], before := f".attempt-{number:016x}", b"before")
+            write(storages[0], before := f".attempt-{number:08x}{9:08x}", b"before")
             storages[0].publish(before, folder)
         attempts = [f".attempt-{number:08x}{side:08x}" for side in (1, 2)]
         for storage, attempt in zip(storages, attempts, strict=True):
