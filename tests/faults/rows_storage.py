@@ -22,12 +22,12 @@ ERRORS = {"ENOSPC": errno.ENOSPC, "EDQUOT": errno.EDQUOT, "EIO": errno.EIO}
 Case = Callable[[Path, Job, int, str], Tally | None]
 
 
-def every_call(case: Case, fault: str, seed: int, calls: range | None = None) -> Tally:
+def every_call(case: Case, fault: str, seed: int) -> Tally:
     """A case for each job and the 1st, 2nd, ... call of it, until there are no more calls."""
     total = Tally()
     with world() as here:
         for job in JOBS:
-            for number in calls or range(1, 10_000):
+            for number in range(1, 10_000):
                 with here.root() as root:
                     tally = case(root, job, number, f"{fault}, {job.name}, call {number}, seed {seed}")
                 if tally is None:
@@ -61,10 +61,10 @@ def killed_at_system_call(root: Path, job: Job, number: int, what: str) -> Tally
 def _killed(root: Path, job: Job, work: Callable[[], None], what: str) -> Tally | None:
     started = time.monotonic()
     try:
-        acknowledged, number = in_child(work)
+        acknowledged, end = in_child(work)
     except Hung:
         return hung(what, started)
-    if number != signal.SIGKILL:
+    if end != signal.SIGKILL:
         return None if acknowledged else WRONG
     return judged(root, job, acknowledged, what)
 

@@ -9,8 +9,9 @@ import signal
 import sys
 import tempfile
 import time
+import traceback
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -72,6 +73,7 @@ class Job:
 JOBS = (
     Job("a new step", lambda s: save(s, 2, 2), _allowed(step1={1}, step2={2, None}), _allowed(step1={1}, step2={2})),
     Job("a step again", lambda s: save(s, 1, 7), _allowed(step1={1, 7}), _allowed(step1={7})),
+    Job("a step again, unchanged", lambda s: save(s, 1, 1), _allowed(step1={1}), _allowed(step1={1})),
     Job(
         "a new step, the old one removed",
         save_and_remove,
@@ -90,11 +92,16 @@ class World:
         self._template = folder / "template"
         save(LocalStorage(self._template), 1, 1)
 
-    @contextmanager
-    def root(self) -> Iterator[Path]:
+    def copy(self) -> Path:
+        """A root that stays as long as the world."""
         self._number += 1
         root = self.folder / f"root-{self._number}"
         shutil.copytree(self._template, root)
+        return root
+
+    @contextmanager
+    def root(self) -> Iterator[Path]:
+        root = self.copy()
         try:
             yield root
         finally:
@@ -173,7 +180,31 @@ class Hung(Exception):
 
 
 def in_child(work: Callable[[], None], deadline_s: float = DEADLINE_S) -> tuple[bool, int]:
-    """Do work in a fork of this process: whether it came to its end, and the signal that ended the child."""
+    """Do work in a fork of this process: whether it came to its end, and how the child ended (as waitpid has it)."""
+    return in_children([work], deadline_s)[0]
+
+
+def in_children(works: Sequence[Callable[[], object]], deadline_s: float = DEADLINE_S) -> list[tuple[bool, int]]:
+    """Do several works, each in a fork of its own; raises Hung if one does not end in time."""
+    children = [_fork(work) for work in works]
+    end = time.monotonic() + deadline_s
+    late = False
+    ends = []
+    for child, receiver in children:
+        ready, _, _ = select.select([receiver], [], [], max(0.0, end - time.monotonic()))
+        if not ready:
+            late = True
+            os.kill(child, signal.SIGKILL)
+        word = os.read(receiver, 1)
+        os.close(receiver)
+        ends.append((word == b"+", os.waitpid(child, 0)[1]))
+    if late:
+        raise Hung
+    return ends
+
+
+def _fork(work: Callable[[], object]) -> tuple[int, int]:
+    """A child, and the end of a pipe that says `+` when its work is done, and ends with it."""
     receiver, sender = os.pipe()
     child = os.fork()
     if child == 0:
@@ -185,20 +216,12 @@ def in_child(work: Callable[[], None], deadline_s: float = DEADLINE_S) -> tuple[
             code = 0
         except HoldfastError:
             code = 0
+        except Exception:  # noqa: BLE001  (the exit code tells the parent)
+            traceback.print_exc()
         finally:
             os._exit(code)
     os.close(sender)
-    try:
-        ready, _, _ = select.select([receiver], [], [], deadline_s)
-        if not ready:
-            os.kill(child, signal.SIGKILL)
-        word = os.read(receiver, 1)
-    finally:
-        os.close(receiver)
-        _, status = os.waitpid(child, 0)
-    if not ready:
-        raise Hung
-    return word == b"+", os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
+    return child, receiver
 
 
 def hung(what: str, started: float) -> Tally:

@@ -301,6 +301,41 @@ def test_a_failed_replacement_leaves_the_older_folder(storage, monkeypatch):
     assert storage.read("step-1", "f", 10) == b"old"
 
 
+def fail_syncs_of(folder, monkeypatch):
+    fsync = os.fsync
+
+    def failing(descriptor):
+        if os.path.samestat(os.fstat(descriptor), os.stat(folder)):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", failing)
+
+
+@pytest.mark.parametrize("older", [{}, {"f": b"old"}], ids=["new", "replacing"])
+def test_a_publish_whose_last_sync_fails_is_undone(storage, tmp_path, monkeypatch, older):
+    if older:
+        publish(storage, "step-1", older)
+    fail_syncs_of(tmp_path, monkeypatch)
+    with pytest.raises(StorageError, match="publishing"):
+        publish(storage, "step-1", {"f": b"newer"})
+    assert storage.folders() == (["step-1"] if older else [])
+    assert storage.files(".attempt-1") == {"f": 5}
+    assert not older or storage.read("step-1", "f", 10) == b"old"
+
+
+def test_nothing_is_discarded_before_the_root_is_certain(storage, tmp_path, monkeypatch):
+    storage.begin(".attempt-1")
+    storage.put(".attempt-1", "f", b"data")
+    with monkeypatch.context() as patch:
+        fail_syncs_of(tmp_path, patch)
+        storage.discard(".attempt-1")
+    (left,) = storage.hidden()
+    assert storage.files(left) == {"f": 4}
+    storage.sweep()
+    assert storage.hidden() == []
+
+
 def test_publishing_works_where_there_is_no_exchange(storage, tmp_path, monkeypatch):
     monkeypatch.setattr(linux, "_libc", lambda: None)
     publish(storage, "step-1", {"f": b"old", "g": b"1"})
