@@ -6,6 +6,8 @@ import pytest
 
 from holdfast.storage.objects import ObjectStorage
 from holdfast.testing.conformance import SharedStorageConformance
+from holdfast.testing.conformance.pins import PinConformance
+from holdfast.testing.conformance.shared import SharedConformance
 
 
 class TestObjects(SharedStorageConformance):
@@ -14,7 +16,7 @@ class TestObjects(SharedStorageConformance):
         return ObjectStorage(root)
 
 
-class TestObjectsWithoutGrace(SharedStorageConformance):
+class TestObjectsWithoutGrace(PinConformance, SharedConformance):
     """Where removed data goes at once: readers of this host are still waited for."""
 
     @pytest.fixture

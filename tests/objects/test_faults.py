@@ -22,7 +22,7 @@ def here(server: Server) -> Iterator[Arena]:
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_save_survives_a_bad_request(here: Arena, fault: str) -> None:
-    for number in (2, 9) if fault == "drip" else range(1, 60, 9):
+    for number in (2, 9) if fault == "drip" else range(1, 60, 12):
         assert save_with(here, fault, AGAIN, number) in (SURVIVED, None)
 
 
