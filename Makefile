@@ -45,6 +45,7 @@ bench: $(READY)
 	$(BIN)/python -m benchmarks.save_load
 	$(BIN)/python -m benchmarks.background
 	$(BIN)/python -m benchmarks.plan_scale
+	$(BIN)/python -m benchmarks.objects
 
 clean:
 	rm -rf $(VENV) out .pytest_cache .mypy_cache .ruff_cache .hypothesis

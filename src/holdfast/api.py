@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from holdfast.core import limits
@@ -13,8 +12,7 @@ from holdfast.loading import LoadOptions, LoadReport, load_checkpoint
 from holdfast.persist.checkpoint import Checkpoint, no_progress
 from holdfast.persist.lineage import Lineage
 from holdfast.saving import Saver
-from holdfast.storage import check_local
-from holdfast.storage.local import LocalStorage
+from holdfast.storage import locate
 from holdfast.survey import SaveOptions
 
 DEADLINE_S = 1800.0
@@ -33,7 +31,7 @@ def save(
     mesh: Any = None,
     deadline_s: float = DEADLINE_S,
 ) -> Checkpoint:
-    """Save a state as one checkpoint folder, durable when this returns.
+    """Save a state as one checkpoint folder, durable when this returns; `path` may be an `s3://` address.
 
     Collective when torch.distributed is initialised: every rank calls it, with its own
     live objects and the same path. `model_dtype` rounds the model and keeps fp32 masters
@@ -50,7 +48,7 @@ def save(
 
     def prepare() -> None:
         options = SaveOptions(max_shard_size, block_bytes, model_dtype, ties or {}, replicas, mesh)
-        storage, folder = _locate(path)
+        storage, folder = locate(path)
         made.append((Saver(storage, options), folder))
 
     together(ranks, prepare)
@@ -91,12 +89,5 @@ def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
 
     Takes a Holdfast checkpoint or a Hugging Face folder of safetensors.
     """
-    storage, folder = _locate(path)
+    storage, folder = locate(path)
     return Checkpoint(storage, folder)
-
-
-def _locate(path: str | os.PathLike[str]) -> tuple[LocalStorage, str]:
-    """The root and the folder's name of a checkpoint's path."""
-    check_local(os.fspath(path))
-    absolute = Path(os.path.abspath(Path(path).expanduser()))
-    return LocalStorage(absolute.parent), absolute.name

@@ -102,7 +102,7 @@ class BackgroundSaver:
         from holdfast.capture.capturer import Capturer
 
         self._storage = storage
-        self._options = options
+        self._options = options = replace(options, whole_files=storage.whole_files)
         self._background = background
         self._listener = listener
         self._capturer = Capturer()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import operator
 import os
 import secrets
@@ -24,12 +25,13 @@ from holdfast.core.errors import (
     InvalidArgument,
     Mismatch,
     NoArena,
+    StorageError,
     Unsupported,
 )
 from holdfast.core.events import Event, Listener, guarded, log_event
 from holdfast.core.notices import warn
 from holdfast.core.ranks import Ranks, together
-from holdfast.format.names import MANIFEST, step_folder
+from holdfast.format.names import step_folder
 from holdfast.handle import Refusal, SaveHandle
 from holdfast.keep import Policy, check_metrics
 from holdfast.leftovers import Captured, Cleaned, Leftovers
@@ -41,7 +43,7 @@ from holdfast.persist.checkpoint import no_progress
 from holdfast.persist.lineage import Lineage
 from holdfast.restoring import Request, is_whole, restore_stored
 from holdfast.saving import Saver
-from holdfast.storage import Storage, storage_at
+from holdfast.storage import Storage, is_checkpoint, storage_at
 from holdfast.storage.base import SharedStorage
 from holdfast.storage.local import LocalStorage
 from holdfast.survey import SaveOptions
@@ -108,8 +110,9 @@ class Checkpointer:
         if not callable(on_event):
             raise InvalidArgument(f"on_event={on_event!r} cannot be called with an event")
         self.storage = storage_at(root)
-        if isinstance(self.storage, LocalStorage) and (self.storage.root / MANIFEST).exists():
-            raise Unsupported(f"{self.storage.name} is a checkpoint; a Checkpointer takes the folder above it")
+        if isinstance(self.storage, LocalStorage):
+            with contextlib.suppress(StorageError):  # a root that cannot be read is told of by the first save
+                self._refuse_checkpoint(self.storage)
         self._options = options
         self._keep = keep
         self._grace_s = grace_s
@@ -354,13 +357,22 @@ class Checkpointer:
         if self._leftovers is not None or not isinstance(storage, SharedStorage):
             return
         run = start.run_id(storage)
-        life = together(ranks, lambda: secrets.token_hex(8))[0]
+        life = together(ranks, lambda: self._new_life(ranks, storage))[0]
         leftovers = Leftovers(storage, run, self._deadline_s)
         cleaned = leftovers.clean(ranks, self._silence_s)
         if ranks.rank == 0:
             self._tell_cleaned(cleaned)
         self._start_background(ranks, storage, run, life)
         self._leftovers = leftovers
+
+    def _new_life(self, ranks: Ranks, storage: SharedStorage) -> str:
+        if ranks.rank == 0 and not isinstance(storage, LocalStorage):
+            self._refuse_checkpoint(storage)  # here, where all ranks hear of it if it does not answer
+        return secrets.token_hex(8)
+
+    def _refuse_checkpoint(self, storage: SharedStorage) -> None:
+        if is_checkpoint(storage):
+            raise Unsupported(f"{storage.name} is a checkpoint; a Checkpointer takes the folder above it")
 
     def _tell_cleaned(self, cleaned: Cleaned) -> None:
         if cleaned.attempts or cleaned.waited_s > 1:

@@ -50,10 +50,11 @@ def make_draft(ranks: Ranks, seen: Seen, options: SaveOptions) -> Draft:
     here = agreement.hosts[ranks.rank]
     neighbours = [rank for rank, host in enumerate(agreement.hosts) if host == here]
     sizes = options.max_shard_bytes, options.block_bytes
-    planned = plan_files(agreement, *sizes, first, only=neighbours, all_files=ranks.rank == 0)
+    whole = options.whole_files
+    planned = plan_files(agreement, *sizes, first, only=neighbours, all_files=ranks.rank == 0, whole_files=whole)
     layouts = {rank: ArenaLayout(planned.plan, rank) for rank in neighbours}
     own = layouts[ranks.rank]
-    digest = digest_hex(repr([agreement.digest, agreement.hosts, *sizes, first]).encode())
+    digest = digest_hex(repr([agreement.digest, agreement.hosts, *sizes, first, whole]).encode())
     return Draft(
         signature=seen.collected.signature(),
         agreement=agreement,
@@ -72,7 +73,7 @@ def coming_arena_bytes(ranks: Ranks, collected: Collected, agreement: Agreement,
     from holdfast.adapters.forecast import coming_tensors, params_of
 
     sizes = options.max_shard_bytes, options.block_bytes
-    planned = plan_files(agreement, *sizes, only=[ranks.rank], all_files=False)
+    planned = plan_files(agreement, *sizes, only=[ranks.rank], all_files=False, whole_files=options.whole_files)
     layout = ArenaLayout(planned.plan, ranks.rank)
     coming: dict[int, int] = {}
     for optimizer in collected.live_optimizers:

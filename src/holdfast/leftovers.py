@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from holdfast.core.errors import PeerFailed, StorageError, error_from_record
+from holdfast.core.errors import HoldfastError, PeerFailed, error_from_record
 from holdfast.core.ranks import Ranks, together
 from holdfast.format.names import step_folder
 from holdfast.persist import retention, start
@@ -97,7 +97,7 @@ class Leftovers:
         """Attempts that are dead go, and what was removed or set aside in part is finished."""
         gone = start.clean_storage(self._storage, dead)
         retention.apply(self._storage, None)
-        with contextlib.suppress(StorageError):  # it takes room, and no more; the next start tries again
+        with contextlib.suppress(HoldfastError):  # it takes room, and no more; the next start tries again
             self._storage.sweep()
         return gone
 

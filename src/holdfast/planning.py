@@ -72,10 +72,12 @@ def plan_files(
     *,
     only: Collection[int] | None = None,
     all_files: bool = True,
+    whole_files: bool = False,
 ) -> Planned:
     """Split the groups into files and plan their blocks: all of them, or those that concern the ranks `only`.
 
     Without `all_files`, files in which those ranks have no bytes are left out: only who commits needs them.
+    With `whole_files`, each file is written by one rank.
     """
     specs: dict[str, list[TensorSpec]] = {group: [] for group in sorted(agreement.kinds)}
     for (group, key), tensor in agreement.tensors.items():
@@ -107,5 +109,7 @@ def plan_files(
         return holds(group_of[place.file], place.spec)
 
     files = [file for members in groups.values() for file in members]
-    plan = plan_save(files, holding_of, agreement.hosts, block_bytes, only=ranks, concerns=concerns)
+    plan = plan_save(
+        files, holding_of, agreement.hosts, block_bytes, only=ranks, concerns=concerns, whole_files=whole_files
+    )
     return Planned(agreement, groups, plan, tuple(first_replica))

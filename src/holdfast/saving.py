@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, MutableMapping
+from dataclasses import replace
 from typing import Any
 
 from holdfast.core.ranks import Ranks, together
@@ -23,7 +24,7 @@ class Saver:
 
     def __init__(self, storage: Storage, options: SaveOptions) -> None:
         self._storage = storage
-        self._options = options
+        self._options = options = replace(options, whole_files=storage.whole_files)
         self._survey = Survey(options)
         self._hold: Hold | None = None
 
@@ -33,7 +34,8 @@ class Saver:
 
         seen = self._survey.take(ranks, state, f"{self._storage.name}/{folder} at step {lineage.step}")
         options = self._options
-        planned = plan_files(seen.agreement, options.max_shard_bytes, options.block_bytes, seen.first_replica)
+        sizes = options.max_shard_bytes, options.block_bytes
+        planned = plan_files(seen.agreement, *sizes, seen.first_replica, whole_files=options.whole_files)
         values = together(ranks, lambda: value_fields(seen.told, seen.agreement.speakers, ranks.rank))
         attempt = self._begin(ranks, folder, planned.plan)
         try:

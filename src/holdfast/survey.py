@@ -31,6 +31,7 @@ class SaveOptions:
     ties: Mapping[str, str] = field(default_factory=dict)
     replicas: str = "error"
     mesh: Any = None
+    whole_files: bool = False  # what the storage wants: see Storage.whole_files
 
     @property
     def max_shard_bytes(self) -> int:

@@ -22,6 +22,20 @@ def plan_of(shape: tuple[int, ...], held: list[tuple[int, Box]], hosts: list[int
     return plan_save(files, lambda place: holding, hosts, block_bytes)
 
 
+def test_files_that_are_written_whole_take_turns_and_stay_with_most_of_their_bytes() -> None:
+    shape = (1000, 1001)
+    files = split_group("model", [TensorSpec(f"w{number}", F4, shape) for number in range(8)], MIB)
+    assert len(files) == 8
+    rows = [Box((rank * 250, 0), (250, 1001)) for rank in range(4)]
+    even = Holding(tuple(cells_of(shape, rows, "w")), (0, 1, 2, 3), tuple(rows))
+    owners = [block.owner for block in plan_save(files, lambda place: even, [0, 0, 1, 1], MIB, whole_files=True).blocks]
+    assert Counter(owners) == Counter(dict.fromkeys(range(4), 8)), "four blocks to a file, two files to a rank"
+    most = [Box((0, 0), (900, 1001)), Box((900, 0), (100, 1001))]
+    uneven = Holding(tuple(cells_of(shape, most, "w")), (2, 0), tuple(most))
+    plan = plan_save(files, lambda place: uneven, [0, 0, 1, 1], MIB, whole_files=True)
+    assert {block.owner for block in plan.blocks} == {2}
+
+
 def written(plan: SavePlan) -> Counter[int]:
     out: Counter[int] = Counter()
     for block in plan.blocks:

@@ -10,10 +10,10 @@ from holdfast.format.dtypes import dtype_named
 from holdfast.layout.box import Box
 from holdfast.plan.arrays import aligned_buffer, part_of, piece_in_run
 from holdfast.plan.check import cells_of
-from holdfast.plan.files import TensorSpec, split_group
+from holdfast.plan.files import Place, TensorSpec, split_group
 from holdfast.plan.holding import Holding
 from holdfast.plan.load import StoredBlock, StoredFile, Want, plan_load
-from holdfast.plan.save import plan_save
+from holdfast.plan.save import SavePlan, plan_save
 from holdfast.testing.strategies import Sharding, shapes, shardings
 
 U4 = dtype_named("uint32")
@@ -56,6 +56,22 @@ def held_array(full: np.ndarray, box: Box) -> np.ndarray:
     return full[box.within(Box.full(full.shape))]
 
 
+def check_partial_plan(
+    plan: SavePlan, here: set[int], holdings: dict[Place, Holding], block_bytes: int, whole: bool
+) -> None:
+    """The ranks of a host plan what concerns them alone, and agree with the plan of all."""
+
+    def concerns(place: Place) -> bool:
+        return not here.isdisjoint(holdings[place].ranks)
+
+    part = plan_save(
+        plan.files, holdings.__getitem__, plan.hosts, block_bytes, only=here, concerns=concerns, whole_files=whole
+    )
+    assert part.blocks == tuple(
+        block for block in plan.blocks if block.owner in here or any(piece.rank in here for piece in block.pieces)
+    )
+
+
 @settings(max_examples=1500)
 @given(st.data())
 def test_a_save_plan_writes_every_byte_once_from_who_holds_it(data: st.DataObject) -> None:
@@ -68,7 +84,10 @@ def test_a_save_plan_writes_every_byte_once_from_who_holds_it(data: st.DataObjec
     block_bytes = data.draw(st.sampled_from([64, 256, 4096, 1 << 20]))
     files = split_group("model", [TensorSpec(key, U4, full.shape) for key, full in fulls.items()], 50_000)
     holdings = {place: holding_of(layouts[place.spec.key]) for file in files for place in file.places}
-    plan = plan_save(files, holdings.__getitem__, hosts, block_bytes)
+    whole = data.draw(st.booleans())
+    plan = plan_save(files, holdings.__getitem__, hosts, block_bytes, whole_files=whole)
+    host = data.draw(st.sampled_from(sorted(set(hosts))))
+    check_partial_plan(plan, {rank for rank in range(world) if hosts[rank] == host}, holdings, block_bytes, whole)
     written = {file.name: np.full(file.size, 0xEE, dtype=np.uint8) for file in files}
     covered = {file.name: np.zeros(file.size, dtype=int) for file in files}
     for block in plan.blocks:
@@ -86,7 +105,9 @@ def test_a_save_plan_writes_every_byte_once_from_who_holds_it(data: st.DataObjec
             piece_in_run(buffer, piece)[...] = part_of(source, piece.part, piece.held)
         written[block.file][block.offset : block.offset + block.size] = buffer
         covered[block.file][block.offset : block.offset + block.size] += 1
-        assert block.offset % block_bytes == 0 or len(set(hosts)) > 1
+        assert block.offset % block_bytes == 0 or (len(set(hosts)) > 1 and not whole)
+    if whole:
+        assert all(len({block.owner for block in plan.blocks if block.file == file.name}) == 1 for file in files)
     for file in files:
         assert (covered[file.name] == 1).all()
         expected = file.header + b"".join(fulls[place.spec.key].tobytes() for place in file.places)

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import click
 
-from holdfast.cli.render import clean, count, print_json, print_table, size_text
-from holdfast.core.errors import NotFound
-from holdfast.format.names import MANIFEST
+from holdfast.cli.render import clean, count, open_root, print_json, print_table, size_text
 from holdfast.persist.catalog import Committed, committed_steps
-from holdfast.storage.local import LocalStorage
+from holdfast.storage import is_checkpoint
 
 
 @click.command("ls", context_settings={"help_option_names": ["-h", "--help"]})
@@ -22,14 +18,13 @@ def command(root: str, as_json: bool) -> None:
     Reads manifests only. A step whose manifest is damaged is listed with the reason; whether
     the tensors are good is what `holdfast verify` tells.
     """
-    if not Path(root).is_dir():
-        raise NotFound(f"{root}: there is no such folder")
-    found = committed_steps(LocalStorage(Path(root)))
+    storage = open_root(root)
+    found = committed_steps(storage)
     if as_json:
         print_json([_fields(entry) for entry in found])
         return
     if not found:
-        hint = "; it is a checkpoint itself: see holdfast show" if (Path(root) / MANIFEST).exists() else ""
+        hint = "; it is a checkpoint itself: see holdfast show" if is_checkpoint(storage) else ""
         click.echo(f"no checkpoints under {clean(root)}{hint}")
         return
     print_table(["step", "size", "written", "by", "groups"], [_row(entry) for entry in found], right=(0, 1))

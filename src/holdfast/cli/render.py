@@ -6,12 +6,14 @@ import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from holdfast.core.errors import NotFound
-from holdfast.format.names import MANIFEST
+
+if TYPE_CHECKING:
+    from holdfast.storage.base import SharedStorage
 
 _PROGRESS_BYTES = 100_000_000
 
@@ -85,20 +87,27 @@ def live(text: Callable[[], str], interval_s: float) -> None:
         return
 
 
-def open_path(path: str) -> Any:
-    """The checkpoint at a path, or the newest readable one of the root at a path."""
-    from pathlib import Path
+def open_root(root: str) -> SharedStorage:
+    """The storage of a root, a path or an address; raises NotFound if there is nothing."""
+    from holdfast.storage import shared_storage_at
 
+    storage = shared_storage_at(root)
+    if not storage.exists():
+        raise NotFound(f"{root}: there is no such folder")
+    return storage
+
+
+def open_path(path: str) -> Any:
+    """The checkpoint at a path or an address, or the newest readable one of the root there."""
     from holdfast.api import open_checkpoint
     from holdfast.persist.catalog import committed_steps
     from holdfast.persist.checkpoint import Checkpoint
-    from holdfast.storage.local import LocalStorage
+    from holdfast.storage import is_checkpoint, shared_storage_at
 
-    folder = Path(path)
-    if not folder.exists():
+    storage = shared_storage_at(path)
+    if not storage.exists():
         raise NotFound(f"{path}: there is nothing here")
-    if not (folder / MANIFEST).exists():
-        storage = LocalStorage(folder)
+    if not is_checkpoint(storage):
         for entry in reversed(committed_steps(storage)):
             if entry.manifest is not None:
                 return Checkpoint(storage, entry.folder)

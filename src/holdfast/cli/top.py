@@ -5,16 +5,16 @@ from __future__ import annotations
 import sys
 import time
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import click
 
 from holdfast.cli.render import clean, count, live, print_json, size_text
 from holdfast.core.errors import NotFound
-from holdfast.format.names import MANIFEST
 from holdfast.persist.catalog import Committed, committed_steps
 from holdfast.persist.follow import InFlight, saves_in_flight
+from holdfast.storage import is_checkpoint, shared_storage_at
+from holdfast.storage.base import SharedStorage
 from holdfast.storage.local import LocalStorage
 
 _SHOWN = 8
@@ -35,14 +35,13 @@ def command(root: str, interval: float, once: bool, as_json: bool) -> None:
     host that sees it. A root that is not there yet is waited for. Ctrl-C leaves.
     """
     follows = not (once or as_json) and sys.stdout.isatty()
-    path = Path(root)
-    if (path / MANIFEST).exists():
-        raise NotFound(f"{root} is a checkpoint; give the folder above it")
-    if path.exists() and not path.is_dir():
+    storage = shared_storage_at(root)
+    if isinstance(storage, LocalStorage) and storage.root.is_file():
         raise NotFound(f"{root} is a file; give the folder that a Checkpointer saves to")
-    if not path.exists() and not follows:
+    if is_checkpoint(storage):
+        raise NotFound(f"{root} is a checkpoint; give the folder above it")
+    if not storage.exists() and not follows:
         raise NotFound(f"{root}: there is no such folder")
-    storage = LocalStorage(path)
     if as_json:
         print_json(_fields(storage))
         return
@@ -56,7 +55,7 @@ def command(root: str, interval: float, once: bool, as_json: bool) -> None:
 class Follower:
     """Looks at a root again and again, and knows how fast the save in flight goes."""
 
-    def __init__(self, storage: LocalStorage) -> None:
+    def __init__(self, storage: SharedStorage) -> None:
         self._storage = storage
         self._before: dict[str, tuple[int, float]] = {}
 
@@ -93,7 +92,7 @@ def _committed(entry: Committed) -> str:
     return f"{entry.step:>10}  {size_text(entry.manifest.total_bytes):>10}  {clean(entry.manifest.created)}  {took}"
 
 
-def _fields(storage: LocalStorage) -> dict[str, Any]:
+def _fields(storage: SharedStorage) -> dict[str, Any]:
     committed = committed_steps(storage)
     return {
         "in_flight": [asdict(flight) for flight in saves_in_flight(storage)],

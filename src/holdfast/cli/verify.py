@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -12,10 +11,8 @@ from holdfast.cli.render import clean, count, open_path, print_json, progress, s
 from holdfast.core.errors import NotFound
 from holdfast.format.names import MANIFEST
 from holdfast.persist.catalog import Committed, committed_steps
-from holdfast.storage.local import LocalStorage
-
-if TYPE_CHECKING:
-    from holdfast.persist.checkpoint import Checkpoint
+from holdfast.persist.checkpoint import Checkpoint
+from holdfast.storage import Storage, is_checkpoint, storage_at
 
 
 @click.command("verify", context_settings={"help_option_names": ["-h", "--help"]})
@@ -27,11 +24,9 @@ def command(path: str, as_json: bool) -> None:
     PATH may be a root: then all its steps are verified. Exit code 0 when all is good, 1 when
     something is damaged. All damage is found, not only the first, with the tensors it touches.
     """
-    found = committed_steps(LocalStorage(Path(path))) if Path(path).is_dir() else []
-    if found and not (Path(path) / MANIFEST).exists():
-        answers = [_answer_of(entry, path) for entry in found]
-    else:
-        answers = [_verify(open_path(path))]
+    root = storage_at(path)
+    found = [] if is_checkpoint(root) else committed_steps(root)
+    answers = [_answer_of(entry, root) for entry in found] if found else [_verify(open_path(path))]
     if as_json:
         print_json(answers[0] if len(answers) == 1 and not found else answers)
     else:
@@ -40,7 +35,7 @@ def command(path: str, as_json: bool) -> None:
     raise click.exceptions.Exit(0 if all(answer["good"] for answer in answers) else 1)
 
 
-def _answer_of(entry: Committed, root: str) -> dict[str, Any]:
+def _answer_of(entry: Committed, root: Storage) -> dict[str, Any]:
     if entry.manifest is None:
         problem: dict[str, Any] = {
             "file": MANIFEST,
@@ -49,8 +44,8 @@ def _answer_of(entry: Committed, root: str) -> dict[str, Any]:
             "size": None,
             "keys": [],
         }
-        return {"path": f"{root}/{entry.folder}", "good": False, "files": 0, "bytes": 0, "damage": [problem]}
-    return _verify(open_path(f"{root}/{entry.folder}"))
+        return {"path": f"{root.name}/{entry.folder}", "good": False, "files": 0, "bytes": 0, "damage": [problem]}
+    return _verify(Checkpoint(root, entry.folder))
 
 
 def _verify(checkpoint: Checkpoint) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from holdfast.core import limits
 from holdfast.core.errors import Damaged
 
+MANIFEST = "holdfast.json"  # its presence is the commit
 _COMPONENT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]*")
 _DEVICES = frozenset({"con", "prn", "aux", "nul"} | {f"{d}{n}" for d in ("com", "lpt") for n in range(1, 10)})
 

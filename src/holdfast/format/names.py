@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 
-from holdfast.core import limits
+from holdfast.core import filenames, limits
 from holdfast.core.errors import Unsupported
 from holdfast.core.filenames import is_plain
 
-MANIFEST = "holdfast.json"
+MANIFEST = filenames.MANIFEST
 STATE = "state.json"
 
 _DIGITS = re.compile(rb"([0-9]+)")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
@@ -119,8 +119,8 @@ class Save:
         if self._desk.arena_digest not in ("", self._own_digest()):
             raise Damaged("the memory of this host is not what was captured: its digest differs")
         self._give()
-        self._write([block for block in self._job.blocks if not block.far], {})
-        distant = [block for block in self._job.blocks if block.far]
+        near, distant = self._by_distance()
+        self._write(near, {})
         if distant:
             givers = self._job.givers
             self._await([mail.gave(giver) for giver in givers], "bytes from other hosts", givers)
@@ -137,6 +137,15 @@ class Save:
         self._mailbox.post(
             mail.report(self._job.rank), {"plan": self._job.plan, "blocks": self._reports(), "values": dict(values)}
         )
+
+    def _by_distance(self) -> tuple[list[BlockJob], list[BlockJob]]:
+        """The blocks that this host has all of, and those that wait for others: of a file written whole, all."""
+        late = {block.file for block in self._job.blocks if block.far}
+        blocks: tuple[list[BlockJob], list[BlockJob]] = ([], [])
+        for block in self._job.blocks:
+            waits = block.file in late if self._desk.storage.whole_files else bool(block.far)
+            blocks[waits].append(block)
+        return blocks
 
     def _await(self, wanted: list[str], what: str, ranks: list[int]) -> None:
         def there(names: set[str]) -> bool:
@@ -177,6 +186,8 @@ class Save:
             writer = self._desk.storage.writer(self._order.attempt, name)
             try:
                 self._fill(writer, travel)
+                if self._desk.storage.whole_files:
+                    writer.sync()
             finally:
                 writer.close()
         if self._job.travel:
@@ -186,24 +197,34 @@ class Save:
         """Write a travel file, a few of its copies at a time."""
         own = self._desk.arenas[self._job.rank]
         copies = list(travel.copies)
+        begin = 0
         while copies:
-            begin = copies[0].target
             count = sum(1 for copy in copies if copy.target + copy.bytes - begin <= _TRAVEL_BYTES) or 1
             area = np.zeros(copies[count - 1].target + copies[count - 1].bytes - begin, dtype=np.uint8)
             for copy in copies[:count]:
                 copy_bytes(replace(copy, target=copy.target - begin), own, area)
             writer.write(begin, [area.data])
+            begin += area.size
             del copies[:count]
 
     def _take(self, giver: int) -> Reader:
         return self._desk.storage.take(self._order.attempt, travel_file(giver, self._job.host))
 
     def _write(self, blocks: list[BlockJob], travelled: Mapping[int, Reader]) -> None:
-        """Write blocks on a few threads, and sync each file when its last block is written."""
+        """Write blocks on a few threads and sync their files; a file that is written whole is one thread's."""
         threads = self._threads(blocks)
         local = threading.local()
         writers: dict[str, Writer] = {}
         storage, attempt = self._desk.storage, self._order.attempt
+
+        whole = storage.whole_files
+        parts = list(_by_file(blocks)) if whole else [[block] for block in blocks]
+
+        def write_part(part: list[BlockJob]) -> None:
+            for block in part:
+                write(block)
+            if whole:
+                writers[part[0].file].sync()
 
         def write(block: BlockJob) -> None:
             if self._beat.stopped:
@@ -219,7 +240,7 @@ class Save:
             for file in {block.file: None for block in blocks}:
                 writers[file] = storage.writer(attempt, file)
             with ThreadPoolExecutor(threads) as pool:
-                for _ in pool.map(write, blocks):
+                for _ in pool.map(write_part, parts):
                     pass
                 self._beat.phase = "syncing"
                 for _ in pool.map(lambda writer: writer.sync(), writers.values()):
@@ -305,4 +326,12 @@ class Save:
         """A short wait: rank 0's writer may be about to make the mailbox."""
         end = time.monotonic() + _MAILBOX_S
         while not self._mailbox.names() and time.monotonic() < end:
-            time.sleep(0.02)
+            time.sleep(self._desk.storage.poll_s)
+
+
+def _by_file(blocks: list[BlockJob]) -> Iterable[list[BlockJob]]:
+    """The blocks of each file together, in the order of their bytes."""
+    files: dict[str, list[BlockJob]] = {}
+    for block in sorted(blocks, key=lambda block: block.offset):
+        files.setdefault(block.file, []).append(block)
+    return files.values()

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from holdfast.core.errors import HoldfastError, LayoutError, error_from_record, error_record
+from holdfast.core.errors import HoldfastError, LayoutError, StorageError, error_from_record, error_record
 from holdfast.core.events import Event
 from holdfast.core.host import host_identity
 from holdfast.keep import Policy
@@ -147,7 +147,11 @@ class Coordinator:
         """Take the last mailbox away once every rank has seen the outcome; then at the latest, to `give_up`."""
         end = time.monotonic() + wait_s
         while self._old is not None:
-            names = self._old.names()
+            try:
+                names = self._old.names()
+            except StorageError:  # the storage is away: the next start finds the mailbox
+                self._old = None
+                return
             late = time.monotonic() >= end
             if all(mail.seen(rank) in names for rank in range(1, self._commit.world)) or (late and give_up):
                 self._old.discard()
@@ -155,4 +159,4 @@ class Coordinator:
             elif late:
                 return
             else:
-                time.sleep(0.005)
+                time.sleep(self._storage.poll_s / 4)

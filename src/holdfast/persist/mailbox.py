@@ -18,7 +18,7 @@ from holdfast.format import strictjson
 from holdfast.storage.base import SharedStorage
 
 _ATTEMPT, _MAIL = ".attempt-", ".mail-"
-_FIRST_POLL_S, _LAST_POLL_S = 0.002, 0.02
+_FIRST_POLL_S = 0.002
 _LOOK_S = 2.0
 _LATE_S = 2.0  # for the word of who gave up at the same deadline
 
@@ -56,6 +56,7 @@ class Mailbox:
     def __init__(self, storage: SharedStorage, attempt: str) -> None:
         self._storage = storage
         self.folder = mail_folder(attempt)
+        self.poll_s = storage.poll_s
 
     def make(self) -> None:
         self._storage.begin(self.folder)
@@ -112,7 +113,7 @@ class Watch:
                 return
             self.check(waited_for(names), what)
             time.sleep(pause)
-            pause = min(pause * 1.5, _LAST_POLL_S)
+            pause = min(pause * 1.5, self._mailbox.poll_s)
 
     def check(self, waited_for: Collection[int], what: str) -> None:
         """Raise PeerFailed at the deadline, or if a rank that is waited for has fallen silent."""

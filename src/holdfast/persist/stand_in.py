@@ -42,7 +42,7 @@ class StandIn:
                 return
             end = time.monotonic() + _MAILBOX_S
             while not mailbox.names() and time.monotonic() < end:
-                time.sleep(0.02)  # rank 0's writer is about to make it
+                time.sleep(self._storage.poll_s)  # rank 0's writer is about to make it
             mailbox.post(mail.report(self._rank), {"plan": "", "error": record})
         except HoldfastError as silent:
             _LOG.warning("step %s: the other ranks could not be told of a failure: %s", order.step, silent)
@@ -53,6 +53,6 @@ class StandIn:
         while self._left:
             heard = {name for name in self._left[-1].names() if name.startswith(mail.SEEN)}
             if len(heard) < self._world - 1 and time.monotonic() < end:
-                time.sleep(0.01)
+                time.sleep(self._storage.poll_s / 2)
                 continue
             self._left.pop().discard()

@@ -26,6 +26,7 @@ from holdfast.persist.card import Card, card_path, read_cards
 from holdfast.persist.catalog import committed_steps, steps_left
 from holdfast.persist.mailbox import Mailbox, attempt_of, mail_folder
 from holdfast.persist.retention import free_name
+from holdfast.storage.address import is_address
 from holdfast.storage.base import SharedStorage
 
 _ATTEMPT = re.compile(r"\.attempt-[0-9a-f]{16}")
@@ -41,7 +42,8 @@ def run_id(storage: SharedStorage) -> str:
 
     It can be guessed; the arenas' own names end in what cannot, and only this user may open them.
     """
-    return digest_hex(f"{os.getuid()}:{os.path.realpath(storage.address)}".encode())
+    place = storage.name if is_address(storage.address) else os.path.realpath(storage.address)
+    return digest_hex(f"{os.getuid()}:{place}".encode())
 
 
 def arena_prefix(run: str, rank: int) -> str:
@@ -77,7 +79,7 @@ def wait_for_writers(
                 f"{storage.name}: waiting up to {deadline_s:.0f} s for the writers of an earlier start, which finish "
                 f"what it captured; {_HOW_TO_END} ends them"
             )
-        time.sleep(_POLL_S)
+        time.sleep(max(_POLL_S, storage.poll_s))
 
 
 def dead_attempts(storage: SharedStorage, silence_s: float) -> set[str]:
@@ -161,7 +163,10 @@ class _Attempts:
 
 
 def clean_storage(storage: SharedStorage, dead: Collection[str]) -> list[str]:
-    """Remove those of the `dead` attempts that no process of this host holds; returns their names."""
+    """Remove those of the `dead` attempts that no process of this host holds; returns their names.
+
+    Removals that were cut short are finished too, as far as that is possible now.
+    """
     gone = []
     for folder in sorted(dead):
         attempt = attempt_of(folder)

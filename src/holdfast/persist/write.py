@@ -46,11 +46,11 @@ def _hand_over(
             if receiver == host:
                 name = create_file(exports[-1].end)
                 stack.callback(unlink_file, name)
-                _copy_out(exports, sources, open_writer(name))
+                _copy_out(exports, sources, open_writer(name), whole=False)
             else:
                 file = travel_file(rank, receiver)
                 storage.create(attempt, file, exports[-1].end)
-                _copy_out(exports, sources, storage.writer(attempt, file))
+                _copy_out(exports, sources, storage.writer(attempt, file), whole=storage.whole_files)
         return name
 
     names = together(ranks, leave)
@@ -68,12 +68,19 @@ def _hand_over(
     return givers
 
 
-def _copy_out(exports: Sequence[Export], sources: Sources, writer: Writer) -> None:
+def _copy_out(exports: Sequence[Export], sources: Sources, writer: Writer, *, whole: bool) -> None:
+    """Write what is given one after another; a file that must be written `whole` without holes, and completed."""
+    position = 0
     try:
         for export in exports:
+            if whole and export.offset > position:
+                writer.write(position, [memoryview(bytes(export.offset - position))])
+            position = export.end
             shard = sources.array(export.piece.run.place, export.piece.held)
             data = np.ascontiguousarray(part_of(shard, export.piece.part, export.piece.held))
             writer.write(export.offset, [bytes_of(data)])
+        if whole:
+            writer.sync()
     finally:
         writer.close()
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import bisect
 import itertools
 import math
+import zlib
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -21,6 +22,7 @@ from holdfast.plan.holding import Holding
 from holdfast.plan.pieces import Piece, Run, runs_in
 
 _EXPORT_ALIGNMENT = 64
+_ABOUT = 0.9
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,17 +91,21 @@ def plan_save(
     *,
     only: Collection[int] | None = None,
     concerns: Callable[[Place], bool] = lambda place: True,
+    whole_files: bool = False,
 ) -> SavePlan:
     """Cut files into blocks, give each an owner and name the source of every byte.
 
     With `only`, the plan has just the blocks that those ranks write or give bytes to, and
-    `concerns` says which tensors they hold anything of.
+    `concerns` says which tensors they hold anything of. With `whole_files`, all blocks of a file
+    have one owner, and are cut at the block size alone.
     """
     blocks = []
     cutter = _Cutter(holding_of, hosts, block_bytes, only)
     for file in files:
-        for draft in cutter.drafts(file, concerns):
-            block = _with_owner(draft, _owner(draft, hosts), hosts)
+        writer = _file_owner(file, holding_of, hosts) if whole_files else None
+        mine = writer is not None and (only is None or writer in only)
+        for draft in cutter.drafts(file, (lambda place: True) if mine else concerns, cut_at_hosts=writer is None):
+            block = _with_owner(draft, _owner(draft, hosts) if writer is None else writer, hosts)
             if only is None or block.owner in only or any(piece.rank in only for piece in block.pieces):
                 blocks.append(block)
     return SavePlan(tuple(files), tuple(blocks), tuple(hosts))
@@ -131,12 +137,13 @@ class _Cutter:
         self._here = None if only is None else frozenset(hosts[rank] for rank in only)
         self._finders: dict[int, _CellFinder] = {}
 
-    def drafts(self, file: FilePlan, concerns: Callable[[Place], bool]) -> Iterator[_Draft]:
+    def drafts(self, file: FilePlan, concerns: Callable[[Place], bool], *, cut_at_hosts: bool) -> Iterator[_Draft]:
         """The blocks of a file; without those that are held by other hosts altogether, if only some ranks plan."""
+        several = self._several_hosts and cut_at_hosts
         begins = [place.begin for place in file.places]
         for cell in self._touched(file, concerns):
             begin, end = cell * self._block_bytes, min((cell + 1) * self._block_bytes, file.size)
-            intervals = list(self._intervals(file, begins, begin, end)) if self._several_hosts else []
+            intervals = list(self._intervals(file, begins, begin, end)) if several else []
             cuts = sorted({begin, *_host_cuts(begin, intervals), end})
             for offset, stop in itertools.pairwise(cuts):
                 if self._is_here(intervals, offset, stop):
@@ -264,6 +271,33 @@ def _owner(draft: _Draft, hosts: Sequence[int]) -> int:
     enough = max(near.values()) / 2
     candidates = sorted(rank for rank, held in near.items() if held >= enough)
     return candidates[_in_turn(draft.turn, len(candidates))]
+
+
+def _file_owner(file: FilePlan, holding_of: Callable[[Place], Holding], hosts: Sequence[int]) -> int:
+    """The rank that writes a file whole: one that holds much of it, on a host that holds about as much as any.
+
+    Files of all groups take turns, so that model, optimizer and averages do not all begin with
+    the same rank.
+    """
+    held: dict[int, int] = {}
+    by_host: dict[int, int] = {}
+    for place in file.places:
+        holding = holding_of(place)
+        for cell in holding.cells if place.spec.bytes else ():
+            size = cell.box.volume * place.spec.dtype.bytes
+            ranks = {holding.ranks[holder] for holder in cell.holders}
+            for rank in ranks:
+                held[rank] = held.get(rank, 0) + size
+            for host in {hosts[rank] for rank in ranks}:
+                by_host[host] = by_host.get(host, 0) + size
+    turn = file.number + zlib.crc32(file.name.split("-")[0].encode())
+    if not held:
+        return file.number % len(hosts)
+    most = max(by_host.values())
+    near = {rank: size for rank, size in held.items() if by_host[hosts[rank]] >= most * _ABOUT}
+    enough = max(near.values()) / 2
+    candidates = sorted(rank for rank, size in near.items() if size >= enough)
+    return candidates[turn % len(candidates)]
 
 
 def _in_turn(turn: int, count: int) -> int:

@@ -1,30 +1,61 @@
-"""Where bytes live: local files, memory. Knows folders and bytes, never a tensor."""
+"""Where bytes live: local files, object stores, memory. Knows folders and bytes, never a tensor."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
 
-from holdfast.core.errors import InvalidArgument, Unsupported
-from holdfast.storage.base import Storage
+from holdfast.core.errors import Damaged, InvalidArgument, NotFound, Unsupported
+from holdfast.core.filenames import MANIFEST
+from holdfast.core.limits import JSON_BYTES
+from holdfast.storage.address import Address, is_address
+from holdfast.storage.base import SharedStorage, Storage
 from holdfast.storage.local import LocalStorage
 
-__all__ = ["Storage", "check_local", "storage_at"]
+__all__ = ["Storage", "is_checkpoint", "locate", "shared_storage_at", "storage_at"]
 
 
 def storage_at(root: str | os.PathLike[str] | Storage) -> Storage:
-    """The storage for a root: a path on this machine, or a Storage as it is."""
-    if isinstance(root, Storage):
-        return root
+    """The storage for a root: a path on this machine, an address such as `s3://bucket/run`, a Storage as it is."""
+    return root if isinstance(root, Storage) else shared_storage_at(root)
+
+
+def shared_storage_at(root: str | os.PathLike[str]) -> SharedStorage:
+    """The storage for a root that other processes can open too."""
+    text = _text(root)
+    if is_address(text):
+        from holdfast.storage.objects import ObjectStorage
+
+        return ObjectStorage(text)
+    return LocalStorage(Path(text).expanduser().absolute())
+
+
+def locate(path: str | os.PathLike[str]) -> tuple[SharedStorage, str]:
+    """The root and the folder's name of a checkpoint's path or address."""
+    text = _text(path)
+    if is_address(text):
+        from holdfast.storage.objects import ObjectStorage
+
+        root, folder = Address.parse(text).split()
+        return ObjectStorage(root), folder
+    absolute = Path(os.path.abspath(Path(text).expanduser()))
+    return LocalStorage(absolute.parent), absolute.name
+
+
+def is_checkpoint(storage: Storage) -> bool:
+    """Whether a root is itself a checkpoint, and not the folder above one."""
+    try:
+        storage.read("", MANIFEST, JSON_BYTES)
+    except NotFound:
+        return False
+    except Damaged:
+        return True
+    return True
+
+
+def _text(root: str | os.PathLike[str]) -> str:
     if not isinstance(root, str | os.PathLike) or not isinstance(os.fspath(root), str):
         raise Unsupported(f"{root!r} is not a path, and not a storage")
     if not os.fspath(root):
         raise InvalidArgument("the root is an empty text: give a folder")
-    check_local(os.fspath(root))
-    return LocalStorage(Path(root).expanduser().absolute())
-
-
-def check_local(path: str) -> None:
-    """Refuse addresses: `s3://bucket` must not become a local folder of that name."""
-    if "://" in path:
-        raise Unsupported(f"{path}: this version stores on local file systems only")
+    return os.fspath(root)

@@ -1,0 +1,336 @@
+"""Object stores: data under a prefix of its own, published by one conditional put.
+
+An attempt's objects lie under `<root>/.attempt-x/` and never move. What makes them a checkpoint
+is the manifest at `<root>/<folder>/holdfast.json`, whose field "attempt" names the prefix: it is
+put there if there is none, or if there is still the one that was seen. `.open/<attempt>` says
+that an attempt is being written; `.removed/<prefix>` that its data may go after a while.
+
+No locks reach across hosts. So that who discards an attempt and who publishes it never both
+succeed, the one closes it and then looks whether it is published, the other publishes it and
+then looks whether it is still open.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import secrets
+import time
+
+from holdfast.core.errors import Damaged, NotFound, StorageError
+from holdfast.core.filenames import MANIFEST, check_file, is_plain
+from holdfast.core.limits import JSON_BYTES
+from holdfast.storage.address import Address
+from holdfast.storage.calls import Calls, Found, Refused
+from holdfast.storage.holds import HostHold, HostHolds
+from holdfast.storage.pins import ObjectPin, Pointer, pointer_bytes
+from holdfast.storage.sweeping import Sweeper
+from holdfast.storage.transfer import ObjectReader, ObjectWriter, at_once
+
+OPEN, REMOVED = ".open", ".removed"
+_TARGET = ".folder"  # in an attempt's prefix: the folder that it is published as
+_UNIQUE = re.compile(r"\.attempt-[0-9a-f]{16}")
+_SMALL_BYTES = 64 * 1024
+_PAUSE_S = 0.2
+_LOOKS = 20
+
+
+class ObjectStorage:
+    """A root in S3, GCS or Azure, or in what speaks as they do."""
+
+    whole_files = True
+    poll_s = 0.25
+
+    def __init__(self, address: str | Address) -> None:
+        self._address = address if isinstance(address, Address) else Address.parse(address)
+        self._calls = Calls(self._address)
+        self._holds = HostHolds(self._address.url)
+        self._opened: dict[str, str] = {}
+        self._made: dict[str, set[str]] = {}  # by attempt: the files that this process has made or announced
+        self._uncertain: set[str] = set()
+
+    @property
+    def name(self) -> str:
+        return self._address.url
+
+    @property
+    def address(self) -> str:
+        return self._address.text
+
+    def exists(self) -> bool:
+        return self._calls.any_under("")
+
+    # Looking.
+
+    def folders(self) -> list[str]:
+        names = [name for name in self._calls.prefixes() if not name.startswith(".")]
+        # Some stores go on listing a prefix for a while when there is nothing under it any more.
+        return [name for name, there in zip(names, at_once(self._is_there, names), strict=True) if there]
+
+    def _is_there(self, folder: str) -> bool:
+        return self._calls.exists(f"{folder}/{MANIFEST}") or self._calls.any_under(folder)
+
+    def hidden(self) -> list[str]:
+        return sorted(item.key.removeprefix(f"{OPEN}/") for item in self._calls.listed(OPEN))
+
+    def pin(self, folder: str) -> ObjectPin:
+        if folder.startswith("."):
+            return ObjectPin(self._calls, self._holds, folder, Pointer(self._prefix(folder), None))
+        return ObjectPin(self._calls, self._holds, folder, self._pointer(folder))
+
+    def _pointer(self, folder: str) -> Pointer:
+        """What a folder's manifest points to; a folder without one is its own data."""
+        for _ in range(_LOOKS):
+            found = self._committed(folder)
+            if found is not None:
+                return Pointer.of(folder, found)
+            keys = [item.key for item in self._calls.listed(folder)]
+            if not keys:
+                raise NotFound(f"{self.name}/{folder}: there is no such folder")
+            if f"{folder}/{MANIFEST}" not in keys:  # else it was published since we looked
+                return Pointer(folder, None)
+        raise StorageError(f"{self.name}/{folder}: its manifest is listed, and cannot be read")
+
+    def files(self, folder: str) -> dict[str, int]:
+        return self.pin(folder).files()
+
+    def read(self, folder: str, name: str, limit_bytes: int) -> bytes:
+        if name == MANIFEST and not folder.startswith("."):
+            found = self._committed(folder)
+            if found is None:
+                raise NotFound(f"{self.name}/{folder} has no file {name}")
+            return ObjectPin(self._calls, self._holds, folder, Pointer.of(folder, found)).read(name, limit_bytes)
+        return self.pin(folder).read(name, limit_bytes)
+
+    def entries(self, folder: str) -> list[str]:
+        try:
+            pin = self.pin(folder)
+        except NotFound:
+            return []
+        beside = {item.key.removeprefix(f"{folder}/") for item in self._calls.listed(folder)}
+        return sorted(beside - {MANIFEST} | set(pin.files()))
+
+    # Attempts.
+
+    def begin(self, attempt: str) -> None:
+        # Data never moves, and a pin may still read it: a name that may come again gets another prefix.
+        unique = _UNIQUE.fullmatch(attempt) and not self._calls.any_under(attempt)
+        prefix = attempt if unique else f"{attempt}-{secrets.token_hex(4)}"
+        opened = json.dumps({"data": prefix, "nonce": secrets.token_hex(8)}).encode()
+        try:
+            self._calls.create(f"{OPEN}/{attempt}", opened)
+        except Refused:
+            raise StorageError(f"making {self.name}/{attempt}: it is there already") from None
+        self._opened[attempt] = prefix
+
+    def _prefix(self, attempt: str, *, fresh: bool = False) -> str:
+        """Where an open attempt's data lies; raises NotFound if it is not open."""
+        if fresh or attempt not in self._opened:
+            self._opened.pop(attempt, None)
+            try:
+                found = self._calls.find(f"{OPEN}/{attempt}", _SMALL_BYTES)
+            except NotFound:
+                raise NotFound(f"{self.name} has no folder {attempt}") from None
+            try:
+                prefix = str(json.loads(found.data)["data"])
+            except (ValueError, KeyError, TypeError):
+                raise Damaged(f"{self.name}/{OPEN}/{attempt} does not say where its data is") from None
+            if not prefix.startswith(attempt) or not is_plain(prefix.lstrip(".")) or "/" in prefix:
+                raise Damaged(f"{self.name}/{OPEN}/{attempt} points to {prefix[:80]!r}")
+            self._opened[attempt] = prefix
+        return self._opened[attempt]
+
+    def _key(self, attempt: str, name: str, *, fresh: bool = False) -> str:
+        check_file(name, self.name)
+        prefix = self._prefix(attempt, fresh=fresh) if attempt.startswith(".") else self._pointer(attempt).prefix
+        return f"{prefix}/{name}"
+
+    def create(self, attempt: str, name: str, size: int) -> None:
+        """Nothing can be reserved: an object appears when its writer syncs it."""
+        self._key(attempt, name)
+        made = self._made.setdefault(attempt, set())
+        if name in made:
+            raise StorageError(f"making {self.name}/{attempt}/{name}: it is there already")
+        made.add(name)
+
+    def writer(self, attempt: str, name: str) -> ObjectWriter:
+        return ObjectWriter(self._calls, self._key(attempt, name))
+
+    def put(self, attempt: str, name: str, data: bytes) -> None:
+        try:
+            self._calls.create(self._key(attempt, name), data)
+        except Refused:
+            raise StorageError(f"making {self.name}/{attempt}/{name}: it is there already") from None
+        self._made.setdefault(attempt, set()).add(name)
+
+    def take(self, attempt: str, name: str) -> ObjectReader:
+        key = self._key(attempt, name)
+        return ObjectReader(self._calls, key, self._calls.size(key))
+
+    def drop(self, attempt: str, name: str) -> None:
+        key = self._key(attempt, name)
+        self._calls.size(key)
+        self._calls.delete([key])
+        self._made.get(attempt, set()).discard(name)
+
+    def note(self, folder: str, name: str, data: bytes, *, durable: bool = False) -> None:
+        self._calls.put(self._key(folder, name, fresh=True), data)
+
+    def discard(self, attempt: str) -> None:
+        with contextlib.suppress(StorageError, NotFound, Damaged):  # what stays is swept later
+            prefix = self._prefix(attempt, fresh=True)
+            self._close(attempt)
+            if self._is_published(prefix):
+                return
+            if prefix in self._uncertain:
+                self._bury(prefix, b"")  # a put that was given up may yet arrive
+                return
+            self._calls.delete([item.key for item in self._calls.listed(prefix)])
+
+    def _close(self, attempt: str) -> None:
+        self._opened.pop(attempt, None)
+        self._made.pop(attempt, None)
+        self._calls.delete([f"{OPEN}/{attempt}"])
+
+    def _is_published(self, prefix: str) -> bool:
+        try:
+            folder = self._calls.find(f"{prefix}/{_TARGET}", _SMALL_BYTES).data.decode()
+            return self._pointer(folder).prefix == prefix
+        except NotFound:
+            return False
+
+    # Publishing.
+
+    def publish(self, attempt: str, folder: str, aside: str = "") -> None:
+        prefix = self._prefix(attempt, fresh=True)
+        data = self._manifest(prefix)
+        self._calls.put(f"{prefix}/{_TARGET}", folder.encode())
+        before = self._committed(folder)
+        if before is not None and aside:
+            self._copy(before, folder, aside)
+        self._swap(folder, prefix, data, before)
+        if not self._calls.exists(f"{OPEN}/{attempt}"):
+            self._take_back(folder, prefix, before)
+            raise StorageError(f"publishing {self.name}/{folder}: {attempt} was discarded meanwhile")
+        with contextlib.suppress(StorageError, NotFound):  # it is published: what is left is for a sweep
+            if before is not None and not aside:
+                self._bury(Pointer.of(folder, before).prefix, before.data)
+            self._close(attempt)
+
+    def _manifest(self, prefix: str) -> bytes:
+        """What names the prefix: the attempt's manifest, or a pointer where it has none that does."""
+        try:
+            found = self._calls.find(f"{prefix}/{MANIFEST}", JSON_BYTES)
+        except NotFound:
+            return pointer_bytes(prefix)
+        return found.data if Pointer.of("", found).prefix == prefix else pointer_bytes(prefix)
+
+    def _committed(self, folder: str) -> Found | None:
+        try:
+            return self._calls.find(f"{folder}/{MANIFEST}".lstrip("/"), JSON_BYTES)
+        except NotFound:
+            return None
+
+    def _swap(self, folder: str, prefix: str, data: bytes, before: Found | None) -> None:
+        """The commit. Whatever the store answers, what counts is what is there afterwards."""
+        end = time.monotonic() + self._address.deadline_s
+        while True:
+            try:
+                self._calls.put_once(f"{folder}/{MANIFEST}", data, before.version if before else None)
+                return
+            except StorageError as error:
+                self._uncertain.add(prefix)
+                now = self._committed(folder)
+                if now is not None and Pointer.of(folder, now).prefix == prefix:
+                    return  # it was done, and the answer got lost
+                if (now and now.data) != (before and before.data):
+                    other = Pointer.of(folder, now).prefix if now else "nobody"
+                    raise StorageError(
+                        f"publishing {self.name}/{folder}: {other} was published under this name meanwhile; "
+                        f"{prefix} is not"
+                    ) from error
+                if time.monotonic() > end or not self._calls.may_pass(error):
+                    raise
+            time.sleep(_PAUSE_S)
+
+    def _take_back(self, folder: str, prefix: str, before: Found | None) -> None:
+        """Undo a publication of what is being discarded, unless another one took its place already."""
+        now = self._committed(folder)
+        if now is None or Pointer.of(folder, now).prefix != prefix:
+            return
+        if before is None:
+            self._calls.delete([f"{folder}/{MANIFEST}"])
+        else:
+            self._calls.put_once(f"{folder}/{MANIFEST}", before.data, now.version)
+
+    def _copy(self, found: Found, folder: str, name: str) -> None:
+        try:
+            self._calls.create(f"{name}/{MANIFEST}", found.data)
+        except Refused:
+            raise StorageError(f"renaming {self.name}/{folder} to {name}: there is such a folder") from None
+
+    def rename(self, folder: str, name: str) -> None:
+        found = self._committed(folder)
+        if found is None:
+            self._pointer(folder)  # raises NotFound if there is no such folder
+            raise StorageError(f"renaming {self.name}/{folder}: it has no manifest, and objects cannot be moved")
+        if self._calls.any_under(name):
+            raise StorageError(f"renaming {self.name}/{folder} to {name}: there is such a folder")
+        self._copy(found, folder, name)
+        self._calls.delete([f"{folder}/{MANIFEST}"])
+
+    # Removing.
+
+    def remove(self, folder: str) -> bool:
+        pointer = self._pointer(folder)
+        with self._holds.alone(pointer.prefix) as alone:
+            if not alone:
+                return False
+            self._bury(pointer.prefix, pointer.data or b"")
+            whole = pointer.prefix == folder
+            self._calls.delete([item.key for item in self._calls.listed(folder)] if whole else [f"{folder}/{MANIFEST}"])
+        with contextlib.suppress(StorageError):  # this one is removed: what was before it may wait
+            self._sweeper().run(removed_only=True)
+        return True
+
+    def _bury(self, prefix: str, manifest: bytes) -> None:
+        """Say that a prefix's data may go, after the time that readers on other hosts are given."""
+        if prefix.startswith("."):
+            self._calls.put(f"{REMOVED}/{prefix}", manifest)
+
+    def sweep(self) -> None:
+        self._sweeper().run()
+
+    def _sweeper(self) -> Sweeper:
+        return Sweeper(self._calls, self._holds, self._address, self)
+
+    def prefixes_in_use(self) -> set[str] | None:
+        """The data prefixes that are being written or that some folder points to; None if it cannot be told.
+
+        Looked at in this order, what is published meanwhile is found in one place or the other.
+        What is renamed meanwhile may be missed in both, and a damaged manifest points nowhere.
+        """
+        used = set()
+        for attempt in self.hidden():
+            with contextlib.suppress(NotFound):
+                used.add(self._prefix(attempt, fresh=True))
+        folders = self.folders()
+        for folder in folders:
+            try:
+                pointer = self._pointer(folder)
+            except NotFound:
+                return None
+            if pointer.prefix == folder and pointer.data is not None:
+                return None
+            used.add(pointer.prefix)
+        return used if folders == self.folders() else None
+
+    def hold(self, folder: str) -> HostHold:
+        return self._holds.take(self._held_name(folder))
+
+    def is_held(self, folder: str) -> bool:
+        return self._holds.is_held(self._held_name(folder))
+
+    def _held_name(self, folder: str) -> str:
+        return self._prefix(folder, fresh=True) if folder.startswith(".") else self._pointer(folder).prefix
