@@ -12,6 +12,7 @@ import os
 import select
 import signal
 import socket
+import threading
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -28,6 +29,7 @@ from holdfast.storage import Storage, storage_at
 
 _ORPHAN_POLL_S = 0.2
 _NICE = 5  # training comes first
+_STUCK_S = 30.0  # after the deadline a writer is stuck in a call that never returns: it must not stay for ever
 _SEEN_S, _LAST_WORD_S = 1.0, 10.0  # how long other ranks may take to notice an outcome
 
 
@@ -131,6 +133,9 @@ class WriterProcess:
         mailbox = Mailbox(desk.storage, order.attempt)
         self._unpublished = False
         started = time.monotonic()
+        stuck = threading.Timer(order.deadline_s + _STUCK_S, os._exit, (1,))
+        stuck.daemon = True
+        stuck.start()
         with Beat(mailbox, rank, desk.job.bytes) as beat:
             failure = self._begin(desk, order)
             save = Save(desk, order, mailbox, beat)
@@ -152,6 +157,7 @@ class WriterProcess:
             self._trainer.tell(tell="event", event=Event("written", order.step, rank, beat.written, seconds).fields())
             beat.phase = "waiting for the others"
             outcome = self._conclude(desk, order, mailbox, failure, started)
+        stuck.cancel()
         with contextlib.suppress(HoldfastError):  # the mailbox goes anyway, a little later
             mailbox.post(mail.seen(rank), True)
         if outcome["error"] is None or outcome["error"][0] == LayoutError.__name__:
