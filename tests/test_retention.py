@@ -9,15 +9,19 @@ from pathlib import Path
 
 import pytest
 import torch
+from click.testing import CliRunner
 from torch import nn
 
 import holdfast
 from holdfast import keep
+from holdfast.cli.main import cli
+from holdfast.format import strictjson
+from holdfast.format.digest import digest_hex
 from holdfast.format.manifest import Manifest, decode_manifest, encode_manifest
 from holdfast.format.names import abandoned_folder, step_folder
 from holdfast.persist import retention
-from holdfast.persist.catalog import living_steps
-from holdfast.persist.tags import add_tag, read_tags, remove_tag
+from holdfast.persist.catalog import committed_steps, living_steps, set_aside
+from holdfast.persist.tags import add_tag, read_tags, remove_tag, tagged
 from holdfast.storage.local import LocalStorage
 from holdfast.storage.memory import MemoryStorage
 
@@ -336,3 +340,129 @@ def test_when_nothing_is_good_the_error_says_what_was_overwritten(tmp_path: Path
         flip(tmp_path / step_folder(step) / "holdfast.json")
     with pytest.raises(holdfast.Damaged, match="the live state was not touched"):
         holdfast.Checkpointer(tmp_path).restore(state)
+
+
+# What a reviewer found.
+
+
+def test_gc_does_not_take_what_was_saved_under_the_name_since_it_looked(tmp_path: Path, monkeypatch) -> None:
+    run(tmp_path, keep.last(9), range(1, 4))
+    decide = retention.decide
+
+    def decide_and_wait(*arguments: object) -> list[retention.Decision]:
+        decisions = decide(*arguments)
+        with holdfast.Checkpointer(tmp_path) as checkpointer:
+            checkpointer.restore(state_of(0.0), step=1)
+            checkpointer.save(2, state_of(22.0)).result()
+        return decisions
+
+    monkeypatch.setattr(retention, "decide", decide_and_wait)
+    assert retention.apply(LocalStorage(tmp_path), keep.last(1)).removed == [1]
+    state = state_of(0.0)
+    assert holdfast.Checkpointer(tmp_path).restore(state) == 2 and value_of(state) == 22.0
+
+
+def test_a_run_without_a_policy_is_remembered_as_one(tmp_path: Path) -> None:
+    run(tmp_path, keep.last(1), range(1, 3))
+    with holdfast.Checkpointer(tmp_path) as checkpointer:
+        checkpointer.save(3, state_of(3.0)).result()
+    assert retention.remembered(LocalStorage(tmp_path)) is None
+
+
+def test_a_tag_goes_with_what_was_tagged_when_a_rewind_sets_it_aside(tmp_path: Path) -> None:
+    storage = LocalStorage(tmp_path)
+    run(tmp_path, keep.last(9), range(1, 4))
+    add_tag(storage, "best", living_steps(storage)[-1])
+    with holdfast.Checkpointer(tmp_path) as checkpointer:
+        checkpointer.restore(state_of(0.0), step=1)
+        for step in (3, 4):
+            checkpointer.save(step, state_of(10.0 * step)).result()
+    everything = [*committed_steps(storage), *set_aside(storage)]
+    assert tagged(storage, everything) == {abandoned_folder(3): ["best"]}
+    assert retention.apply(storage, keep.last(1)).removed == [1, 3]
+
+
+def test_the_same_content_as_a_step_that_was_left_is_committed_anew(tmp_path: Path) -> None:
+    run(tmp_path, keep.last(9), range(1, 4))
+    tensors = tmp_path / step_folder(3) / "model-00001-of-00001.safetensors"
+    with holdfast.Checkpointer(tmp_path) as checkpointer:
+        flip(tensors)
+        with pytest.warns(holdfast.HoldfastWarning, match="step 3"):
+            assert checkpointer.restore(state_of(0.0)) == 2
+        state = state_of(2.5)
+        checkpointer.save(2, state).result()
+        flip(tensors)  # the damage was not there to stay
+        model = nn.Linear(2, 2)
+        model.load_state_dict(
+            {key: torch.from_numpy(holdfast.open(tmp_path / step_folder(3)).read(key)) for key in ("weight", "bias")}
+        )
+        checkpointer.save(3, {"model": model}).result()
+        assert checkpointer.steps() == [1, 2, 3]
+
+
+def test_steps_of_a_first_rewind_do_not_come_back_after_a_second(tmp_path: Path, monkeypatch) -> None:
+    run(tmp_path, keep.last(9), range(3, 7))
+    rename = LocalStorage.rename
+
+    def refuse(self: LocalStorage, folder: str, name: str, attempt: str = "") -> None:
+        if folder == step_folder(6):
+            raise holdfast.StorageError("not now")
+        rename(self, folder, name, attempt)
+
+    monkeypatch.setattr(LocalStorage, "rename", refuse)
+    storage = MemoryLike(tmp_path)
+    for step in (4, 5):
+        with holdfast.Checkpointer(storage) as checkpointer:
+            checkpointer.restore(state_of(0.0), step=3)
+            checkpointer.save(step, state_of(10.0 * step)).result()
+    assert holdfast.Checkpointer(storage).steps() == [3, 5]
+
+
+class MemoryLike(LocalStorage):
+    """Local files that no other process can open, so that saves happen here."""
+
+    def __getattribute__(self, name: str) -> object:
+        if name in ("address", "exists", "hold", "is_held", "poll_s"):
+            raise AttributeError(name)
+        return super().__getattribute__(name)
+
+
+def test_going_back_before_a_step_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
+    run(tmp_path, keep.last(9), range(1, 4))
+    newest = tmp_path / step_folder(3) / "holdfast.json"
+    fields = strictjson.loads(newest.read_bytes(), "it")
+    fields["version"], _ = [9, 0], fields.pop("digest")
+    fields["digest"] = digest_hex(strictjson.dumps(fields))
+    newest.write_bytes(strictjson.dumps(fields) + b"\n")
+    checkpointer = holdfast.Checkpointer(tmp_path)
+    with pytest.raises(holdfast.StorageError, match="step 3 cannot be read just now"):
+        checkpointer.restore(state_of(0.0), step=1)
+    with pytest.raises(holdfast.Unsupported, match="move step-000000000003 away"):
+        checkpointer.restore(state_of(0.0))
+    newest.parent.rename(tmp_path / step_folder(1).replace("1", "0"))  # an older one of that kind matters to nobody
+    assert checkpointer.restore(state_of(0.0)) == 2
+
+
+def test_a_loss_that_is_not_a_number_survives_in_memory(tmp_path: Path) -> None:
+    assert keep.check_metrics(keep.check_metrics({"loss": float("nan")})) == {"loss": None}
+
+
+def test_gc_shows_steps_that_were_passed_over_and_removes_them_when_asked(tmp_path: Path) -> None:
+    damaged_run(tmp_path, 4)
+    with holdfast.Checkpointer(tmp_path) as checkpointer, pytest.warns(holdfast.HoldfastWarning, match="skipped"):
+        checkpointer.restore(state_of(0.0))
+        checkpointer.save(5, state_of(5.0)).result()
+    said = CliRunner().invoke(cli, ["gc", str(tmp_path)]).output
+    assert "step-000000000004" in said and "--damaged takes it away" in said
+    CliRunner().invoke(cli, ["gc", str(tmp_path), "--damaged"])
+    assert names(tmp_path) == [step_folder(step) for step in (1, 2, 3, 5)]
+
+
+def test_a_commit_stands_though_what_was_removed_cannot_be_deleted(tmp_path: Path, monkeypatch) -> None:
+    def fail(self: LocalStorage) -> None:
+        raise holdfast.StorageError("busy")
+
+    monkeypatch.setattr(LocalStorage, "sweep", fail)
+    with holdfast.Checkpointer(MemoryLike(tmp_path), keep=keep.last(1)) as checkpointer:
+        assert checkpointer.save(1, state_of(1.0)).result().step == 1
+        assert checkpointer.save(2, state_of(2.0)).result().manifest.parent == 1

@@ -56,6 +56,7 @@ if TYPE_CHECKING:
 __all__ = ["Checkpointer", "SaveHandle"]
 
 _POLL_S = 0.02
+_TRIES = 3
 _LIVING: weakref.WeakSet[Checkpointer] = weakref.WeakSet()
 _LAST_STEP = 2**62  # steps are compared between ranks as 64-bit numbers
 
@@ -116,7 +117,7 @@ class Checkpointer:
         self._options = options
         self._keep = keep
         self._grace_s = grace_s
-        self._schedule = None if when is None else Schedule(when)
+        self._schedule = None if when is None else Schedule(when, grace_s=grace_s)
         self._on_busy = on_busy
         self._arena_bytes = None if arena_bytes is None else limits.parse_bytes(arena_bytes)
         self._threads = writer_threads
@@ -142,7 +143,8 @@ class Checkpointer:
             self._termination = Termination(
                 lambda: _finish(itself, grace_s), self._schedule.heed, self._schedule.signals
             )
-            self._termination.install()
+            if not self._termination.install():
+                warn("signals are not heard: make the Checkpointer in the main thread for when.preempted() to work")
         self.last_report: LoadReport | None = None
         _close_at_exit(self)
 
@@ -234,12 +236,39 @@ class Checkpointer:
             before = self._schedule.preempted
             if not self._schedule.is_due(self._ranks(), step):
                 return None
-            handle = self._save_now(step, state, metrics)
             if self._schedule.preempted and not before:
-                self._listener(Event("preempted", step))
-                handle.wait(self._grace_s)
+                handle = self._save_at_last(step, state, metrics)
+            else:
+                handle = self._save_now(step, state, metrics)
             self._say_warnings()
             return handle
+
+    def _notice_older_run(self, ranks: Ranks, step: int) -> None:
+        """At the first save of a run that restored nothing: say that a restart would go on from another run's step."""
+        if ranks.rank or not isinstance(self.storage, SharedStorage):
+            return
+        with contextlib.suppress(HoldfastError):  # the save itself tells of a storage that fails
+            higher = [entry.step for entry in living_steps(self.storage) if entry.manifest and entry.step > step]
+            if higher:
+                detail = (
+                    f"{self.storage.name} has step {higher[-1]} of a run that was not restored: a restart takes that"
+                )
+                self._listener(Event("unrestored", step, detail=detail))
+
+    def _save_at_last(
+        self, step: int, state: MutableMapping[str, Any], metrics: Mapping[str, Any] | None
+    ) -> SaveHandle:
+        """Save before the process is ended: after the save in flight, never skipped for it, and to the commit."""
+        self._listener(Event("preempted", step))
+        for _ in range(_TRIES):
+            self.finish(self._grace_s)
+            handle = self._save_now(step, state, metrics)
+            if not handle.skipped:
+                break
+        handle.wait(self._grace_s)
+        assert self._schedule is not None
+        self._schedule.answered()
+        return handle
 
     @property
     def preempted(self) -> bool:
@@ -254,7 +283,12 @@ class Checkpointer:
             try:
                 self._begin(ranks)
             except HoldfastError as error:
-                return self._not_saved(ranks, step, error)
+                handle = self._not_saved(ranks, step, error)
+                if self._schedule is not None:
+                    self._schedule.saved(handle)
+                return handle
+        if self._unrestored:
+            self._notice_older_run(ranks, step)
         if self._background is not None:
             self._background.settle()  # SIGTERM is heard meanwhile
             if (self._unrestored or self._keep_captured) and self._leftovers is not None:
@@ -301,7 +335,10 @@ class Checkpointer:
         if ranks.rank == 0:
             for event in retention.apply(self.storage, self._keep, step).events(step):
                 self._listener(event)
-            self.storage.sweep()
+            try:
+                self.storage.sweep()
+            except (HoldfastError, OSError) as error:  # the step is committed: the next save tries again
+                self._listener(Event("failed", step, detail=f"deleting what was removed: {error}"))
 
     def _not_saved(self, ranks: Ranks, step: int, error: HoldfastError) -> SaveHandle:
         """A save that failed at the call: it warns, and training goes on."""

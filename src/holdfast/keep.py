@@ -49,6 +49,8 @@ class Policy:
     @staticmethod
     def from_fields(fields: Sequence[Sequence[Any]]) -> Policy:
         """Out of the JSON form; raises InvalidArgument for what is none."""
+        if not fields:
+            raise InvalidArgument("a policy of retention without a rule")
         try:
             made = [_MAKERS[name](*arguments) for name, arguments in fields]
         except (KeyError, TypeError, ValueError) as error:
@@ -70,7 +72,7 @@ def best(count: int, metric: str, mode: str = "min") -> Policy:
     """The `count` steps with the best `metric`, as given to `save(step, state, metrics={...})`."""
     if mode not in ("min", "max"):
         raise InvalidArgument(f"mode={mode!r}: choose 'min' or 'max'")
-    if not isinstance(metric, str) or not metric:
+    if not isinstance(metric, str) or not metric or set(metric) & set(",|()'\""):
         raise InvalidArgument(f"metric={metric!r} is not the name of a metric")
     return Policy((("best", (_whole("best", count), metric, mode)),))
 
@@ -91,7 +93,7 @@ def parse(text: str) -> Policy:
             )
         try:
             rules.append(_MAKERS[match[1]](*(_argument(text) for text in match[2].split(","))))
-        except TypeError as error:
+        except (TypeError, ValueError) as error:
             raise InvalidArgument(f"{part.strip()}: {error}") from None
     policy = rules[0]
     for rule in rules[1:]:
@@ -114,8 +116,11 @@ def check_metrics(metrics: Any) -> dict[str, float | None]:
         return {}
     if not isinstance(metrics, Mapping):
         raise InvalidArgument(f"metrics={metrics!r} are not numbers by name, such as {{'loss': 2.31}}")
-    out = {}
+    out: dict[str, float | None] = {}
     for name, value in metrics.items():
+        if value is None:  # as what was not a finite number is stored
+            out[str(name)] = None
+            continue
         if not isinstance(name, str) or not name or isinstance(value, bool | str):
             raise InvalidArgument(f"the metric {name!r} is {value!r}: give a name and a number")
         try:

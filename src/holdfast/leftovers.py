@@ -189,9 +189,14 @@ def _lineage(found: Mapping[str, Any]) -> Lineage:
 
 
 def _is_newer(lineage: Lineage, living: Iterable[Committed]) -> bool:
-    """Whether a captured step is newer than every checkpoint, but for those that it gives up itself."""
+    """Whether a captured step is newer than every checkpoint, but for those that it gives up itself.
+
+    It must have grown from the newest of them: else the run went on elsewhere since.
+    """
     left = {*lineage.abandons, *lineage.skips}
-    return all(entry.step < (lineage.step or 0) for entry in living if not is_left(entry, left))
+    others = [entry.step for entry in living if not is_left(entry, left)]
+    parent = lineage.step if lineage.parent is None else lineage.parent
+    return all(step < (lineage.step or 0) and step <= (parent or 0) for step in others)
 
 
 def _write(address: str, order: Order, cards: list[Card], threads: int) -> None:

@@ -6,11 +6,11 @@ and what a rewind gives up, is told to the next save, which records it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from holdfast.core.errors import Damaged, HoldfastError, NotFound
+from holdfast.core.errors import Damaged, HoldfastError, NotFound, StorageError, error_from_record, error_record
 from holdfast.core.ranks import Ranks, together
 from holdfast.format.names import damaged_folder, step_folder
 from holdfast.loading import LoadOptions, LoadReport, load_checkpoint
@@ -54,12 +54,20 @@ class Restored:
 
 
 @dataclass(frozen=True, slots=True)
-class _Choice:
-    """The steps to try, newest first, with their attempts; later ones that a rewind gives up; what is damaged."""
+class _Candidate:
+    """One step to try: the attempt that wrote it, or the error for which it cannot be opened."""
 
-    candidates: list[Left]
+    step: int
+    attempt: str
+    error: list[str] | None = None  # as a record, the same on every rank
+
+
+@dataclass(frozen=True, slots=True)
+class _Choice:
+    """The steps to try, newest first, and the later ones that a rewind gives up."""
+
+    candidates: list[_Candidate]
     later: list[Left]
-    damaged: list[tuple[int, str]]  # steps, and why
 
 
 def restore_stored(
@@ -70,26 +78,33 @@ def restore_stored(
     Raises Damaged if every one is damaged, on every rank.
     """
     choice = _choose(ranks, storage, request.step)
-    request.skipped.extend(f"step {step}: {problem}" for step, problem in choice.damaged)
     skips: list[Left] = []
-    for step, attempt in choice.candidates:
+    for candidate in choice.candidates:
+        step = candidate.step
         try:
-            report = request.load(ranks, lambda step=step: Checkpoint(storage, step_folder(step)), state)  # type: ignore[misc]
+            if candidate.error is not None:
+                raise error_from_record(candidate.error)
+            report = request.load(ranks, _opener(storage, step), state)
         except Damaged as error:
             if request.step is not None:
                 raise
             request.skipped.append(f"step {step}: {error}")
-            skips.append((step, attempt))
+            skips.append((step, candidate.attempt))
             continue
         except NotFound:
             if request.step is not None or _is_there(ranks, storage, step):
                 raise
             continue  # retention took it away meanwhile: a newer one was committed, or an older one is good
         if request.move_damaged:
-            _move_damaged(ranks, storage, [step for step, _ in (*choice.damaged, *skips)])
-        return Restored(step, report, Lineage(None, step, abandons=tuple(choice.later), skips=tuple(skips)))
+            _move_damaged(ranks, storage, skips, request)
+        left = tuple((step, attempt) for step, attempt in skips if attempt)
+        return Restored(step, report, Lineage(None, step, abandons=tuple(choice.later), skips=left))
     _require_none(storage, request)
     return None
+
+
+def _opener(storage: Storage, step: int) -> Callable[[], Checkpoint]:
+    return lambda: Checkpoint(storage, step_folder(step))
 
 
 def _choose(ranks: Ranks, storage: Storage, step: int | None) -> _Choice:
@@ -98,55 +113,57 @@ def _choose(ranks: Ranks, storage: Storage, step: int | None) -> _Choice:
     def look() -> list[Any] | None:
         if ranks.rank:
             return None
-        living = living_steps(storage)
         if step is None:
-            return [*_sorted_out(reversed(living)), []]
-        asked = [entry for entry in committed_steps(storage) if entry.step == step]
-        for entry in asked:
-            if entry.problem is not None:
-                raise entry.problem
-        later = [[entry.step, entry.manifest.attempt] for entry in living if entry.manifest and entry.step > step]
-        return [[[entry.step, entry.manifest.attempt] for entry in asked if entry.manifest], [], later]
+            return [[_described(entry) for entry in reversed(living_steps(storage))], []]
+        committed = committed_steps(storage)
+        asked = [_described(entry) for entry in committed if entry.step == step]
+        later = [entry for entry in committed if entry.step > step]
+        for entry in later:
+            _require_known(entry, step)
+        return [asked, [[entry.step, entry.manifest.attempt] for entry in later if entry.manifest]]
 
     answer = together(ranks, look)[0]
     assert answer is not None
-    candidates, damaged, later = ([(first, second) for first, second in found] for found in answer)
-    return _Choice(candidates, later, damaged)
+    candidates, later = answer
+    return _Choice([_Candidate(*fields) for fields in candidates], [(step, attempt) for step, attempt in later])
 
 
-def _sorted_out(entries: Any) -> tuple[list[list[Any]], list[list[Any]]]:
-    """Those that may be tried, and those that are damaged; what cannot be read just now raises."""
-    good: list[list[Any]] = []
-    bad: list[list[Any]] = []
-    for entry in entries:
-        if entry.manifest is not None:
-            good.append([entry.step, entry.manifest.attempt])
-        elif entry.damaged:
-            bad.append([entry.step, str(entry.problem)])
-        else:
-            raise _unreadable(entry)
-    return good, bad
-
-
-def _unreadable(entry: Committed) -> HoldfastError:
+def _described(entry: Committed) -> list[Any]:
+    if entry.manifest is not None:
+        return [entry.step, entry.manifest.attempt, None]
     assert entry.problem is not None
-    kind = type(entry.problem)
-    return kind(f"{entry.problem}; restore(step=N) takes another step, and gives up this one")
+    name, message = error_record(entry.problem)
+    if entry.damaged:
+        return [entry.step, "", [Damaged.__name__, message]]
+    return [entry.step, "", [name, f"{message}; move {entry.folder} away to go on without it"]]
+
+
+def _require_known(entry: Committed, step: int) -> None:
+    """Refuse to go back before a step that cannot be read just now: it could not be named, and would come back."""
+    if entry.manifest is None and not entry.damaged:
+        raise StorageError(
+            f"step {entry.step} cannot be read just now, so that going back to {step} could not give it up: "
+            f"{entry.problem}; try again, or move {entry.folder} away"
+        )
 
 
 def _is_there(ranks: Ranks, storage: Storage, step: int) -> bool:
     return any(together(ranks, lambda: step_folder(step) in storage.folders()))
 
 
-def _move_damaged(ranks: Ranks, storage: Storage, steps: list[int]) -> None:
-    """Set damaged checkpoints aside as `damaged-step-N`."""
+def _move_damaged(ranks: Ranks, storage: Storage, skips: Sequence[Left], request: Request) -> None:
+    """Set damaged checkpoints aside as `damaged-step-N`; one that cannot be moved is told of, and stays."""
 
-    def move() -> None:
-        if ranks.rank == 0:
-            for step in steps:
-                storage.rename(step_folder(step), free_name(storage, damaged_folder(step)))
+    def move() -> list[str]:
+        problems = []
+        for step, attempt in skips if ranks.rank == 0 else ():
+            try:
+                storage.rename(step_folder(step), free_name(storage, damaged_folder(step)), attempt)
+            except HoldfastError as error:
+                problems.append(f"step {step} could not be moved: {error}")
+        return problems
 
-    together(ranks, move)
+    request.skipped.extend(together(ranks, move)[0])
 
 
 def _require_none(storage: Storage, request: Request) -> None:

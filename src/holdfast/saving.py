@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Iterator, Mapping, MutableMapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any
 
+from holdfast.core.host import host_identity
 from holdfast.core.ranks import Ranks, together
 from holdfast.format.manifest import Manifest
+from holdfast.persist import mailbox as mail
+from holdfast.persist.attempt import Beat
 from holdfast.persist.checkpoint import Checkpoint
 from holdfast.persist.lineage import Lineage
+from holdfast.persist.mailbox import Mailbox
 from holdfast.persist.publish import begin, new_attempt, publish
 from holdfast.persist.write import drop_travel_files, write_blocks
 from holdfast.plan.save import SavePlan
 from holdfast.plan.values import value_fields
 from holdfast.planning import plan_files
-from holdfast.storage.base import Hold, SharedStorage, Storage
+from holdfast.storage.base import SharedStorage, Storage
 from holdfast.survey import SaveOptions, Survey
 
 
@@ -26,7 +31,7 @@ class Saver:
         self._storage = storage
         self._options = options = replace(options, whole_files=storage.whole_files)
         self._survey = Survey(options)
-        self._hold: Hold | None = None
+        self._stack = ExitStack()  # what shows others that a save is in flight
 
     def save(self, ranks: Ranks, folder: str, state: MutableMapping[str, Any], lineage: Lineage) -> Checkpoint:
         """Save the state as `folder`; every rank returns the committed checkpoint or raises the same error."""
@@ -48,9 +53,7 @@ class Saver:
                 self._storage.discard(attempt)
             raise
         finally:
-            if self._hold is not None:
-                self._hold.release()
-                self._hold = None
+            self._stack.close()
         opened: list[Checkpoint] = []
         together(ranks, lambda: opened.append(Checkpoint(self._storage, folder)))
         self._survey.warn(ranks)
@@ -63,9 +66,10 @@ class Saver:
         def work() -> str | None:
             if ranks.rank:
                 return None
-            begin(self._storage, attempt, folder, [(file.name, file.size) for file in plan.files])
+            files = [(file.name, file.size) for file in plan.files]
             if isinstance(self._storage, SharedStorage):
-                self._hold = self._storage.hold(attempt)
+                self._stack.enter_context(_shown(self._storage, attempt, plan, sum(size for _, size in files)))
+            begin(self._storage, attempt, folder, files)
             return attempt
 
         try:
@@ -73,6 +77,7 @@ class Saver:
         except BaseException:
             if ranks.rank == 0:
                 self._storage.discard(attempt)
+            self._stack.close()
             raise
 
     def _publish(
@@ -82,3 +87,19 @@ class Saver:
             return
         drop_travel_files(plan, self._storage, attempt)
         publish(self._storage, attempt, folder, manifest, small)
+
+
+@contextmanager
+def _shown(storage: SharedStorage, attempt: str, plan: SavePlan, total: int) -> Iterator[None]:
+    """Show starts of other runs, also on other hosts, that the attempt is being written: by notes that change."""
+    mailbox = Mailbox(storage, attempt)
+    mailbox.make()
+    hold = storage.hold(mailbox.folder)
+    try:
+        mailbox.post(mail.HOST, host_identity())
+        mailbox.post(mail.BEGUN, {"step": None, "world": len(plan.hosts), "bytes": total})
+        with Beat(mailbox, 0, total):
+            yield
+    finally:
+        hold.release()
+        mailbox.discard()

@@ -34,10 +34,11 @@ class Termination:
         self._held = False
         self._came: int | None = None
 
-    def install(self) -> None:
-        """Take the signals over; only the main thread can, so elsewhere nothing changes."""
+    def install(self) -> bool:
+        """Take the signals over; only the main thread can, so elsewhere nothing changes, and the answer is no."""
         if not self._before and threading.current_thread() is threading.main_thread():
             self._before = {number: signal.signal(number, self._handle) for number in self._signals}
+        return bool(self._before)
 
     def remove(self) -> None:
         """Put back what was there, unless somebody has put another handler in the meantime."""
@@ -58,9 +59,15 @@ class Termination:
             number, self._came = self._came, None
             self._handle(number, None)
 
+    def _is_heeded(self, number: int) -> bool:
+        """Whether a signal is a request, of this one or of another Checkpointer in this process; each hears it."""
+        earlier = getattr(self._before.get(number), "__self__", None)
+        theirs = isinstance(earlier, Termination) and earlier._is_heeded(number)
+        return self._heed(number) or theirs
+
     def _handle(self, number: int, frame: FrameType | None) -> None:
         ours = self._owner == os.getpid()  # not in a forked child
-        if ours and self._heed(number):
+        if ours and self._is_heeded(number):
             return
         if self._held:
             self._came = number

@@ -20,7 +20,7 @@ _DAY_S = 86400.0
 _UNMEASURED_S = 60.0  # `auto` saves once after this, to know what a save costs
 _LEAST_COST_S = 0.001
 _LOOK_S = 1.0  # how often ranks tell each other of a signal
-_MOST_STEPS = 1000  # between two looks
+_MOST_STEPS = 100  # between two looks
 _WRITING = 1.2  # a save begins no sooner than the last one took to be written, and a little
 
 
@@ -100,14 +100,19 @@ class Schedule:
     few numbers, not at every step: from how long steps take they agree on the next step to look.
     """
 
-    def __init__(self, occasion: Occasion, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, occasion: Occasion, clock: Callable[[], float] = time.monotonic, grace_s: float = math.inf
+    ) -> None:
         self._occasion = occasion
+        self._grace_s = grace_s
         self._clock = clock
         self._saved_at = clock()
         self._looked: tuple[int, float] | None = None
         self._look_at = 0
         self._last: SaveHandle | None = None
-        self._heard = False
+        self._known = (0.0, 0.0)  # what the last save that is over cost and took
+        self._heard_at: float | None = None
+        self._answered = False
         self.preempted = False
 
     @property
@@ -115,16 +120,21 @@ class Schedule:
         return self._occasion.signals
 
     def heed(self, number: int) -> bool:
-        """A signal came: whether it asks for a save. Another one is not heeded: then it ends the process."""
-        if number not in self._occasion.signals or self._heard:
+        """A signal came: whether it asks for a save, as the first does, and its echoes until that save is made.
+
+        One that comes after it, or when `grace_s` is over, is not heeded: then it ends the process.
+        """
+        if number not in self._occasion.signals or self._answered:
             return False
-        self._heard = True
-        return True
+        if self._heard_at is None:
+            self._heard_at = self._clock()
+        return self._clock() - self._heard_at <= self._grace_s
 
     def is_due(self, ranks: Ranks, step: int) -> bool:
         """Whether to save this step. Every rank asks, with the same step."""
         due = any(step > 0 and step % count == 0 for count in self._occasion.steps)
-        if self._needs_looks and step >= self._look_at:
+        went_back = self._looked is not None and step < self._looked[0]
+        if self._needs_looks and (step >= self._look_at or went_back):
             due = self._look(ranks, step) or due
         return due
 
@@ -136,22 +146,25 @@ class Schedule:
         now = self._clock()
         before, since = self._looked or (step, now)
         pace_s = (now - since) / (step - before) if step > before else 0.0
-        cost_s, write_s = self._measured()
-        own = [now - self._saved_at, pace_s, cost_s, write_s]
-        told = ranks.highest([*(int(seconds * 1e6) for seconds in own), int(self._heard)])
-        elapsed_s, pace_s, cost_s, write_s = (value / 1e6 for value in told[:4])
-        newly = bool(told[4]) and not self.preempted
-        self.preempted = self.preempted or bool(told[4])
+        busy = self._measure()
+        own = [now - self._saved_at, pace_s, *self._known]
+        flags = [int(self._heard_at is not None), int(busy)]
+        *told, heard, any_busy = ranks.highest([*(int(seconds * 1e6) for seconds in own), *flags])
+        elapsed_s, pace_s, cost_s, write_s = (value / 1e6 for value in told)
+        newly = bool(heard) and not self.preempted
+        self.preempted = self.preempted or bool(heard)
         left_s = self._interval_s(cost_s, write_s) - elapsed_s
         self._looked = (step, now)
         self._look_at = step + _steps_until(left_s, pace_s, bool(self._occasion.signals), ranks.world)
-        return newly or left_s <= 0
+        return newly or (left_s <= 0 and not any_busy)  # times wait for the save in flight; a signal does not
 
-    def _measured(self) -> tuple[float, float]:
-        """What the last save cost and took, 0 if there was none."""
-        if self._last is None or not self._last.done() or self._last.error is not None:
-            return 0.0, 0.0
-        return max(self._last.stall_ms / 1000, _LEAST_COST_S), self._last.seconds
+    def _measure(self) -> bool:
+        """Note what the last save cost and took, once it is over; whether it is still in flight."""
+        if self._last is None:
+            return False
+        if self._last.done() and self._last.error is None:
+            self._known = (max(self._last.stall_ms / 1000, _LEAST_COST_S), self._last.seconds)
+        return not self._last.done()
 
     def _interval_s(self, cost_s: float, write_s: float) -> float:
         found = [*self._occasion.seconds]
@@ -160,10 +173,15 @@ class Schedule:
             found.append(max(measured, write_s * _WRITING))
         return min(found, default=math.inf)
 
+    def answered(self) -> None:
+        """The save that a signal asked for is made: another signal is not for us."""
+        self._answered = True
+
     def saved(self, handle: SaveHandle) -> None:
-        """A save began, whoever asked for it: times count from here."""
-        self._saved_at = self._clock()
-        self._last = handle
+        """A save began, whoever asked for it: times count from here. One that was skipped was none."""
+        if not handle.skipped:
+            self._saved_at = self._clock()
+            self._last = handle
 
 
 def _steps_until(left_s: float, pace_s: float, listens: bool, world: int) -> int:

@@ -88,12 +88,17 @@ def _start(
     for rank, (_, sender) in enumerate(pipes):
         host = hosts[rank] if hosts else None
         process = CONTEXT.Process(
-            target=_rank_main, args=(rank, world, folder, host, sender, function, arguments), daemon=True
+            target=_rank_main, args=(rank, world, folder, host, sender, _environment(), function, arguments), daemon=True
         )
         process.start()
         sender.close()
         processes.append(process)
     return pipes, processes
+
+
+def _environment() -> dict[str, str]:
+    """What ranks must know of this process's environment: the server that they fork from is older."""
+    return {name: value for name, value in os.environ.items() if name.startswith("AWS_")}
 
 
 def run_ranks(
@@ -135,13 +140,21 @@ def _collect(pipes: list[Any], end: float, deadline_s: float) -> list[Any]:
 
 
 def _rank_main(
-    rank: int, world: int, folder: str, host: str | None, sender: Any, function: Any, arguments: Any
+    rank: int,
+    world: int,
+    folder: str,
+    host: str | None,
+    sender: Any,
+    environment: dict[str, str],
+    function: Any,
+    arguments: Any,
 ) -> None:
     warnings.simplefilter("ignore")
     import torch
     import torch.distributed as dist
 
     torch.set_num_threads(1)
+    os.environ |= environment
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(world), "LOCAL_RANK": str(rank)}
     if host is not None:
         os.environ["HOLDFAST_HOST"] = host

@@ -46,6 +46,7 @@ class OneFolder:
     """A storage of one folder that holds what it is given."""
 
     name = "fuzz"
+    poll_s = 0.02
 
     def __init__(self, files: dict[str, bytes], hidden: tuple[str, ...] = ()) -> None:
         self._files = files

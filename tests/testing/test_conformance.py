@@ -46,7 +46,7 @@ class Merging(MemoryStorage):
 class Overwriting(MemoryStorage):
     """A rename that takes the place of another folder."""
 
-    def rename(self, folder: str, name: str) -> None:
+    def rename(self, folder: str, name: str, attempt: str = "") -> None:
         self._folders[name] = self._folder(folder)
         del self._folders[folder]
 
@@ -61,7 +61,7 @@ class Trusting(MemoryStorage):
 class Prefixed(MemoryStorage):
     """A remove that goes by how names begin, as object stores list."""
 
-    def remove(self, folder: str) -> bool:
+    def remove(self, folder: str, attempt: str = "") -> bool:
         self._folder(folder)
         self._folders = {name: files for name, files in self._folders.items() if not name.startswith(folder)}
         return True

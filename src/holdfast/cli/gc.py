@@ -12,6 +12,8 @@ from holdfast.core.errors import NotFound
 from holdfast.format.names import set_aside_kind
 from holdfast.keep import Policy, parse
 from holdfast.persist import retention, start
+from holdfast.persist.catalog import committed_steps, is_left, set_aside
+from holdfast.persist.tags import tagged
 from holdfast.storage import storage_at
 from holdfast.storage.base import SharedStorage, Storage
 
@@ -26,6 +28,7 @@ class _Line:
     goes: bool
     why: str
     size: int | None = None
+    is_aside: bool = False  # not of the living branch
 
 
 @click.command("gc", context_settings={"help_option_names": ["-h", "--help"]})
@@ -77,12 +80,17 @@ def _steps(storage: Storage, policy: Policy | None) -> list[_Line]:
 
 
 def _set_aside(storage: Storage, wanted: set[str]) -> list[_Line]:
+    """What was set aside, and damaged steps that a restore passed over and left where they were."""
+    found, aside = committed_steps(storage), set_aside(storage)
+    tags = tagged(storage, [*found, *aside])
+    skipped = {left for entry in found if entry.manifest for left in entry.manifest.skips}
     lines = []
-    for folder in storage.folders():
-        kind = set_aside_kind(folder)
-        if kind is not None:
-            goes = kind in wanted
-            lines.append(_Line(folder, goes, "it was asked for" if goes else f"set aside; --{kind} takes it away"))
+    for entry in (*aside, *(entry for entry in found if is_left(entry, skipped))):
+        kind = set_aside_kind(entry.folder) or "damaged"
+        why = "it was asked for" if kind in wanted else f"{kind}; --{kind} takes it away"
+        why = f"tag {tags[entry.folder][0]}" if entry.folder in tags else why
+        size = entry.manifest.total_bytes if entry.manifest else None
+        lines.append(_Line(entry.folder, kind in wanted and entry.folder not in tags, why, size, is_aside=True))
     return lines
 
 
@@ -91,7 +99,7 @@ def _collect(storage: SharedStorage, policy: Policy | None, dead: set[str], line
     start.clean_storage(storage, dead)
     outcome = retention.apply(storage, policy)
     for line in lines:
-        if line.goes and set_aside_kind(line.name) is not None:
+        if line.goes and line.is_aside:
             storage.remove(line.name)
     left = set(storage.folders())
     storage.sweep()
@@ -117,10 +125,7 @@ def _size(line: _Line) -> str:
 def _print(policy: Policy | None, dry_run: bool, lines: list[_Line]) -> None:
     click.echo(f"policy: {clean(policy) if policy else 'none: no checkpoint goes; see --keep'}")
     word = "would go" if dry_run else "gone"
-    rows = [
-        [line.name, size_text(line.size) if line.size else "", word if line.goes else "stays", line.why]
-        for line in lines
-    ]
+    rows = [[line.name, _size(line), word if line.goes else "stays", line.why] for line in lines]
     if rows:
         print_table(["what", "size", "", "why"], rows, right=(1,))
     gone = [line for line in lines if line.goes]

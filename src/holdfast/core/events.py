@@ -17,7 +17,7 @@ class Event:
     """One thing that happened: what, in which step, how many bytes, how long it took.
 
     Names: "planned", "captured", "written", "published", "failed", "skipped", "waited",
-    "restored", "went back", "preempted", "cleaned", "removed", "set aside", "arena", "closing".
+    "restored", "unrestored", "went back", "preempted", "cleaned", "removed", "set aside", "arena", "closing".
     """
 
     name: str
@@ -62,6 +62,7 @@ def log_event(event: Event) -> None:
     What failed is also warned of, where the training loop hears it.
     """
     level = dict.fromkeys(("published", "preempted", "removed", "set aside", "went back", "closing"), logging.INFO) | {
-        "failed": logging.WARNING
+        "failed": logging.WARNING,
+        "unrestored": logging.WARNING,
     }
     _LOG.log(level.get(event.name, logging.DEBUG), "%s", event)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable
 
@@ -28,6 +29,16 @@ def check_file(name: str, where: str) -> None:
     """Raise Damaged unless `name` is a plain file name that stays inside its folder."""
     if not is_plain(name):
         raise Damaged(f"{where}: {name[:80]!r} is not an allowed file name")
+
+
+def attempt_named(manifest: bytes) -> str:
+    """The attempt that a manifest says it was written by, "" if it does not say; it may be damaged all the same."""
+    try:
+        fields = json.loads(manifest)
+    except (ValueError, RecursionError):
+        return ""
+    attempt = fields.get("attempt") if isinstance(fields, dict) else None
+    return attempt if isinstance(attempt, str) else ""
 
 
 def case_twins(names: Iterable[str]) -> tuple[str, str] | None:

@@ -15,7 +15,7 @@ _DIGITS = re.compile(rb"([0-9]+)")
 _TENSOR_FILE = re.compile(r"(?P<group>.+)-(?P<number>[0-9]{5,})-of-(?P<count>[0-9]{5,})\.safetensors")
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 _GROUP_CHARS = 100
-_ASIDE = re.compile(r"(abandoned|damaged)-step-[0-9]{12,}(?:-[0-9]+)?")
+_ASIDE = re.compile(r"(abandoned|damaged)-step-([0-9]{12,})(?:-[0-9]+)?")
 _STEP = re.compile(r"step-([0-9]{12,})")
 
 NaturalKey = tuple[tuple[bytes | int, ...], bytes]
@@ -106,6 +106,12 @@ def set_aside_kind(folder: str) -> str | None:
     """Why a folder was set aside, "abandoned" or "damaged"; None for other folders."""
     match = _ASIDE.fullmatch(folder)
     return None if match is None else match[1]
+
+
+def set_aside_step(folder: str) -> int | None:
+    """The step of a folder that was set aside, None for other folders."""
+    match = _ASIDE.fullmatch(folder)
+    return None if match is None else int(match[2])
 
 
 def folder_step(folder: str) -> int | None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from holdfast.core import limits
 from holdfast.core.errors import Damaged, HoldfastError, NotFound
 from holdfast.format.manifest import Manifest, decode_manifest
-from holdfast.format.names import MANIFEST, folder_step
+from holdfast.format.names import MANIFEST, folder_step, set_aside_step
 from holdfast.persist.lineage import Left
 from holdfast.storage.base import Storage
 
@@ -38,6 +38,13 @@ def committed_steps(storage: Storage) -> list[Committed]:
             if not isinstance(found.problem, NotFound) or folder in storage.folders():  # else it went meanwhile
                 out.append(found)
     return sorted(out, key=lambda found: found.step)
+
+
+def set_aside(storage: Storage) -> list[Committed]:
+    """The folders that were set aside, as abandoned or as damaged, with their manifests."""
+    return [
+        _look(storage, step, folder) for folder in storage.folders() if (step := set_aside_step(folder)) is not None
+    ]
 
 
 def living_steps(storage: Storage) -> list[Committed]:

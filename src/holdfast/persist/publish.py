@@ -9,6 +9,7 @@ from holdfast.core import limits
 from holdfast.core.errors import Damaged, HoldfastError, StorageError
 from holdfast.format.manifest import Manifest, decode_manifest, encode_manifest
 from holdfast.format.names import MANIFEST, abandoned_folder, is_written
+from holdfast.persist.catalog import committed_steps, steps_left
 from holdfast.persist.checkpoint import Checkpoint
 from holdfast.persist.retention import free_name
 from holdfast.storage.base import Storage
@@ -70,7 +71,10 @@ def _same_as_committed(storage: Storage, folder: str, manifest: Manifest) -> boo
         known = committed.manifest
         says_more = {*manifest.abandons} - {*known.abandons} or {*manifest.skips} - {*known.skips}
         measured = manifest.metrics and manifest.metrics != known.metrics
-        return known.content() == manifest.content() and not says_more and not measured and committed.verify().good
+        if known.content() != manifest.content() or says_more or measured:
+            return False
+        is_left = (known.step, known.attempt) in steps_left(committed_steps(storage))
+        return not is_left and committed.verify().good
     except HoldfastError:
         return False
 

@@ -6,7 +6,7 @@ Removing is a rename first, so that no reader ever takes half a folder for a che
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -16,9 +16,10 @@ from holdfast.core.events import Event
 from holdfast.format import strictjson
 from holdfast.format.names import abandoned_folder
 from holdfast.keep import Policy
-from holdfast.persist.catalog import Committed, committed_steps, is_left, steps_left
+from holdfast.persist.catalog import Committed, committed_steps, is_left, set_aside, steps_left
 from holdfast.persist.checkpoint import Checkpoint
-from holdfast.persist.tags import read_tags
+from holdfast.persist.lineage import Left
+from holdfast.persist.tags import read_tags, tagged
 from holdfast.storage.base import Storage
 
 _FOLDER, _FILE = ".policy", "keep.json"
@@ -65,12 +66,10 @@ def decide(storage: Storage, policy: Policy, committed: int | None = None) -> li
     good = [entry.manifest for entry in living if entry.manifest is not None]
     kept = policy.kept(good)
     newest = max((manifest.step or 0 for manifest in good), default=None)
-    tagged: dict[int, list[str]] = {}
-    for name, tag in read_tags(storage).items():
-        tagged.setdefault(tag.step, []).append(name)
+    tags = tagged(storage, [*found, *set_aside(storage)])
     decisions = []
     for entry in living:
-        reasons = list(kept.get(entry.step, ())) + [f"tag {name}" for name in tagged.get(entry.step, ())]
+        reasons = list(kept.get(entry.step, ())) + [f"tag {name}" for name in tags.get(entry.folder, ())]
         if entry.manifest is None:
             reasons.append("damaged: look at it, it is not removed by itself")
         elif entry.step in (newest, committed):
@@ -114,7 +113,7 @@ def apply(storage: Storage, policy: Policy | None, committed: int | None = None)
     outcome = Outcome()
     try:
         _set_aside(storage, outcome)
-        if policy is not None and committed is not None:
+        if committed is not None:
             _remember(storage, policy)
         decisions = decide(storage, policy, committed) if policy is not None else []
     except (HoldfastError, OSError) as error:
@@ -122,19 +121,56 @@ def apply(storage: Storage, policy: Policy | None, committed: int | None = None)
         return outcome
     for entry in (decision.entry for decision in decisions if not decision.stays):
         with _noting(outcome, entry.step):
-            (outcome.removed if storage.remove(entry.folder) else outcome.busy).append(entry.step)
+            _remove(storage, entry, outcome)
     return outcome
+
+
+def _remove(storage: Storage, entry: Committed, outcome: Outcome) -> None:
+    """Take a step away, unless it was tagged, or saved again, since it was judged."""
+    assert entry.manifest is not None
+    if any(tag.attempt == entry.manifest.attempt for tag in read_tags(storage).values()):
+        return
+    (outcome.removed if storage.remove(entry.folder, entry.manifest.attempt) else outcome.busy).append(entry.step)
 
 
 def _set_aside(storage: Storage, outcome: Outcome) -> None:
     """Rename the steps that a rewind gave up, so that nobody takes them for the living branch."""
     found = committed_steps(storage)
     abandoned = {left for entry in found if entry.manifest for left in entry.manifest.abandons}
-    for entry in found:
-        if is_left(entry, abandoned):
-            with _noting(outcome, entry.step):
-                storage.rename(entry.folder, free_name(storage, abandoned_folder(entry.step)))
-                outcome.aside.append(entry.step)
+    left = {
+        (entry.step, entry.manifest.attempt): entry
+        for entry in found
+        if entry.manifest is not None and is_left(entry, abandoned)
+    }
+    for entry in _named_first(left):
+        assert entry.manifest is not None
+        problems = len(outcome.problems)
+        with _noting(outcome, entry.step):
+            name = free_name(storage, abandoned_folder(entry.step))
+            storage.rename(entry.folder, name, entry.manifest.attempt)
+            outcome.aside.append(entry.step)
+        if len(outcome.problems) > problems:
+            return  # what names this one must stay, or it would come back
+
+
+def _named_first(left: Mapping[Left, Committed]) -> list[Committed]:
+    """Those that another one gives up come before that other one, so that at no time one is hidden by nobody."""
+    seen: set[Left] = set()
+    order: list[Committed] = []
+
+    def visit(key: Left) -> None:
+        manifest = left[key].manifest
+        if key in seen or manifest is None:
+            return
+        seen.add(key)
+        for named in (*manifest.abandons, *manifest.skips):
+            if named in left:
+                visit(named)
+        order.append(left[key])
+
+    for key in left:
+        visit(key)
+    return order
 
 
 @contextmanager
@@ -158,13 +194,13 @@ def free_name(storage: Storage, name: str) -> str:
     return free
 
 
-def _remember(storage: Storage, policy: Policy) -> None:
-    """Write a run's policy down, for `holdfast gc`."""
+def _remember(storage: Storage, policy: Policy | None) -> None:
+    """Write a run's policy down, for `holdfast gc`; also that it has none, if one before it had."""
     if remembered(storage) == policy:
         return
     if _FOLDER not in storage.hidden():
         storage.begin(_FOLDER)
-    storage.note(_FOLDER, _FILE, strictjson.dumps(policy.fields()), durable=True)
+    storage.note(_FOLDER, _FILE, strictjson.dumps(policy.fields() if policy else None), durable=True)
 
 
 def remembered(storage: Storage) -> Policy | None:
@@ -175,6 +211,7 @@ def remembered(storage: Storage) -> Policy | None:
         return None
     where = f"{storage.name}/{_FOLDER}/{_FILE}"
     try:
-        return Policy.from_fields(strictjson.loads(data, where))
+        fields = strictjson.loads(data, where)
+        return None if fields is None else Policy.from_fields(fields)
     except InvalidArgument as error:
         raise Damaged(f"{where}: {error}; give gc a policy with --keep") from None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 
 from holdfast.core import limits
@@ -39,8 +40,22 @@ def _read(storage: Storage, name: str) -> Tag:
     return Tag(fields["step"], str(fields.get("attempt")))
 
 
+def tagged(storage: Storage, entries: Iterable[Committed]) -> dict[str, list[str]]:
+    """The names of tags by the folder that each protects: the attempt that was tagged, wherever it is now.
+
+    Where that is gone, because the step was saved again, the tag goes with the step.
+    """
+    entries = list(entries)
+    found: dict[str, list[str]] = {}
+    for name, tag in read_tags(storage).items():
+        same = [entry for entry in entries if entry.manifest and entry.manifest.attempt == tag.attempt]
+        for entry in same or [entry for entry in entries if entry.step == tag.step]:
+            found.setdefault(entry.folder, []).append(name)
+    return found
+
+
 def add_tag(storage: Storage, name: str, entry: Committed) -> None:
-    """Give a step a name, taking it from another that had it."""
+    """Give a step a name, taking it from another that had it; raises NotFound if the step went meanwhile."""
     if not is_plain(name) or "/" in name:
         raise InvalidArgument(f"the tag {name[:80]!r}: use letters, digits, '_', '.' and '-'")
     if entry.manifest is None:
@@ -49,6 +64,9 @@ def add_tag(storage: Storage, name: str, entry: Committed) -> None:
         storage.begin(_FOLDER)
     tag = Tag(entry.step, entry.manifest.attempt)
     storage.note(_FOLDER, name, strictjson.dumps(asdict(tag)), durable=True)
+    if entry.folder not in storage.folders():
+        storage.drop(_FOLDER, name)
+        raise NotFound(f"{storage.name} has no {entry.folder} any more: it was removed meanwhile")
 
 
 def remove_tag(storage: Storage, name: str) -> None:

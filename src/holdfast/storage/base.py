@@ -122,11 +122,18 @@ class Storage(Readable, Protocol):
         The older one is removed, or goes by the name `aside` if one is given.
         """
 
-    def rename(self, folder: str, name: str) -> None:
-        """Give a committed folder another name, durably; raises StorageError if the name is taken."""
+    def rename(self, folder: str, name: str, attempt: str = "") -> None:
+        """Give a committed folder another name, durably; raises StorageError if the name is taken.
 
-    def remove(self, folder: str) -> bool:
-        """Take a committed folder away, at once and whole; its bytes go with `sweep`. False if somebody holds it."""
+        With `attempt`, only if its manifest names that one: another may have been published under
+        the same name since the caller looked. Raises NotFound then.
+        """
+
+    def remove(self, folder: str, attempt: str = "") -> bool:
+        """Take a committed folder away, at once and whole; its bytes go with `sweep`. False if somebody holds it.
+
+        With `attempt`, only if its manifest names that one; raises NotFound otherwise.
+        """
 
     def sweep(self) -> None:
         """Delete what was removed and nobody reads any more; may take long."""

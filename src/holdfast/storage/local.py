@@ -19,8 +19,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from holdfast.core import limits
 from holdfast.core.errors import Damaged, HoldfastError, NotFound, StorageError
-from holdfast.core.filenames import check_file
+from holdfast.core.filenames import MANIFEST, attempt_named, check_file
 from holdfast.storage import linux
 
 _CALL_BUFFERS = 512
@@ -395,28 +396,49 @@ class LocalStorage:
                 undo()
             raise
 
-    def rename(self, folder: str, name: str) -> None:
-        with _failing_as_storage_error(f"renaming {self.root / folder} to {name}"):
+    def rename(self, folder: str, name: str, attempt: str = "") -> None:
+        with _failing_as_storage_error(f"renaming {self.root / folder} to {name}"), self._opened(folder) as descriptor:
             if (self.root / name).exists():
                 raise StorageError(f"renaming {self.root / folder} to {name}: there is such a folder")
+            self._require(folder, attempt, descriptor)
             os.rename(self.root / folder, self.root / name)
+            self._require_moved(folder, name, descriptor)
             _sync_folder(self.root)
 
-    def remove(self, folder: str) -> bool:
-        with self._alone(folder) as alone:
-            if alone:
-                self._hide(folder)
-        return alone
+    def remove(self, folder: str, attempt: str = "") -> bool:
+        with _failing_as_storage_error(f"removing {self.root / folder}"), self._opened(folder) as descriptor:
+            if not linux.lock(descriptor, alone=True):  # who comes to read it meanwhile is told that it goes
+                return False
+            self._require(folder, attempt, descriptor)
+            hidden = self._hide(folder)
+            self._require_moved(folder, hidden, descriptor)
+        return True
 
     @contextmanager
-    def _alone(self, folder: str) -> Iterator[bool]:
-        """Have a folder alone, if nobody holds it; who comes to read it meanwhile is told that it goes."""
-        with _failing_as_storage_error(f"removing {self.root / folder}"):
-            descriptor = os.open(self.root / folder, _FOLDER | os.O_NOFOLLOW)
-            try:
-                yield linux.lock(descriptor, alone=True)
-            finally:
-                os.close(descriptor)
+    def _opened(self, folder: str) -> Iterator[int]:
+        descriptor = os.open(self.root / folder, _FOLDER | os.O_NOFOLLOW)
+        try:
+            yield descriptor
+        finally:
+            os.close(descriptor)
+
+    def _require(self, folder: str, attempt: str, descriptor: int) -> None:
+        """Raise NotFound unless the open folder is what an attempt published."""
+        if not attempt:
+            return
+        reader = LocalReader(self.root / folder / MANIFEST, at=descriptor)
+        try:
+            found = attempt_named(reader.read(limits.JSON_BYTES))
+        finally:
+            reader.close()
+        if found != attempt:
+            raise NotFound(f"{self.root / folder} is of {found or 'nobody'} now, not of {attempt}")
+
+    def _require_moved(self, folder: str, name: str, descriptor: int) -> None:
+        """Undo a rename that caught what another process has just put in the folder's place."""
+        if os.lstat(self.root / name).st_ino != os.fstat(descriptor).st_ino:
+            os.rename(self.root / name, self.root / folder)
+            raise NotFound(f"{self.root / folder} was replaced meanwhile")
 
     def _hide(self, folder: str) -> str:
         """Rename a folder to what nobody takes for a checkpoint."""
@@ -431,8 +453,9 @@ class LocalStorage:
                 self._sweep(folder)
 
     def _sweep(self, folder: str) -> None:
-        with contextlib.suppress(NotFound), self._alone(folder) as alone:  # another process may sweep too
-            if alone:
+        doing = _failing_as_storage_error(f"deleting {self.root / folder}")
+        with contextlib.suppress(NotFound), doing, self._opened(folder) as descriptor:  # another may sweep too
+            if linux.lock(descriptor, alone=True):
                 shutil.rmtree(self.root / folder)
 
     def discard(self, attempt: str) -> None:

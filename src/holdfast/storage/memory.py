@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from holdfast.core.errors import Damaged, NotFound, StorageError
-from holdfast.core.filenames import check_file
+from holdfast.core.filenames import MANIFEST, attempt_named, check_file
 
 
 def _nbytes(buffer: memoryview) -> int:
@@ -161,15 +161,21 @@ class MemoryStorage:
         self._folders[folder] = files
         del self._folders[attempt]
 
-    def rename(self, folder: str, name: str) -> None:
-        files = self._folder(folder)
+    def rename(self, folder: str, name: str, attempt: str = "") -> None:
+        files = self._required(folder, attempt)
         if name in self._folders:
             raise StorageError(f"renaming {self.name}/{folder} to {name}: there is such a folder")
         self._folders[name] = files
         del self._folders[folder]
 
-    def remove(self, folder: str) -> bool:
-        self._folder(folder)
+    def _required(self, folder: str, attempt: str) -> dict[str, bytearray]:
+        files = self._folder(folder)
+        if attempt and attempt_named(bytes(files.get(MANIFEST, b""))) != attempt:
+            raise NotFound(f"{self.name}/{folder} is not of {attempt}")
+        return files
+
+    def remove(self, folder: str, attempt: str = "") -> bool:
+        self._required(folder, attempt)
         del self._folders[folder]
         return True
 

@@ -19,7 +19,7 @@ import secrets
 import time
 
 from holdfast.core.errors import Damaged, NotFound, StorageError
-from holdfast.core.filenames import MANIFEST, check_file, is_plain
+from holdfast.core.filenames import MANIFEST, attempt_named, check_file, is_plain
 from holdfast.core.limits import JSON_BYTES
 from holdfast.storage.address import Address
 from holdfast.storage.calls import Calls, Found, Refused
@@ -181,10 +181,11 @@ class ObjectStorage:
         with contextlib.suppress(StorageError, NotFound, Damaged):  # what stays is swept later
             prefix = self._prefix(attempt, fresh=True)
             self._close(attempt)
-            if self._is_published(prefix):
-                return
-            if prefix in self._uncertain:
-                self._bury(prefix, b"")  # a put that was given up may yet arrive
+            used = self.prefixes_in_use() if self._calls.exists(f"{prefix}/{_TARGET}") else set()
+            if used is not None and prefix in used:
+                return  # it was published, under whatever name it is known now
+            if used is None or prefix in self._uncertain:
+                self._bury(prefix, b"")  # a put that was given up may yet arrive; a sweep looks again
                 return
             self._calls.delete([item.key for item in self._calls.listed(prefix)])
 
@@ -192,13 +193,6 @@ class ObjectStorage:
         self._opened.pop(attempt, None)
         self._made.pop(attempt, None)
         self._calls.delete([f"{OPEN}/{attempt}"])
-
-    def _is_published(self, prefix: str) -> bool:
-        try:
-            folder = self._calls.find(f"{prefix}/{_TARGET}", _SMALL_BYTES).data.decode()
-            return self._pointer(folder).prefix == prefix
-        except NotFound:
-            return False
 
     # Publishing.
 
@@ -209,7 +203,12 @@ class ObjectStorage:
         before = self._committed(folder)
         if before is not None and aside:
             self._copy(before, folder, aside)
-        self._swap(folder, prefix, data, before)
+        try:
+            self._swap(folder, prefix, data, before)
+        except StorageError:
+            if before is not None and aside:
+                self._calls.delete([f"{aside}/{MANIFEST}"])  # it still stands where it was
+            raise
         if not self._calls.exists(f"{OPEN}/{attempt}"):
             self._take_back(folder, prefix, before)
             raise StorageError(f"publishing {self.name}/{folder}: {attempt} was discarded meanwhile")
@@ -250,6 +249,7 @@ class ObjectStorage:
                         f"publishing {self.name}/{folder}: {other} was published under this name meanwhile; "
                         f"{prefix} is not"
                     ) from error
+                before = now
                 if time.monotonic() > end or not self._calls.may_pass(error):
                     raise
             time.sleep(_PAUSE_S)
@@ -270,24 +270,37 @@ class ObjectStorage:
         except Refused:
             raise StorageError(f"renaming {self.name}/{folder} to {name}: there is such a folder") from None
 
-    def rename(self, folder: str, name: str) -> None:
+    def rename(self, folder: str, name: str, attempt: str = "") -> None:
         found = self._committed(folder)
+        self._require(folder, found, attempt)
         if found is None:
             self._pointer(folder)  # raises NotFound if there is no such folder
             raise StorageError(f"renaming {self.name}/{folder}: it has no manifest, and objects cannot be moved")
         if self._calls.any_under(name):
             raise StorageError(f"renaming {self.name}/{folder} to {name}: there is such a folder")
         self._copy(found, folder, name)
+        if self._committed(folder) != found:
+            self._calls.delete([f"{name}/{MANIFEST}"])
+            raise NotFound(f"{self.name}/{folder} was replaced meanwhile")
         self._calls.delete([f"{folder}/{MANIFEST}"])
+
+    def _require(self, folder: str, found: Found | None, attempt: str) -> None:
+        """Raise NotFound unless a manifest is what an attempt published."""
+        if attempt and (found is None or attempt_named(found.data) != attempt):
+            raise NotFound(f"{self.name}/{folder} is not of {attempt} now")
 
     # Removing.
 
-    def remove(self, folder: str) -> bool:
+    def remove(self, folder: str, attempt: str = "") -> bool:
         pointer = self._pointer(folder)
+        if attempt and attempt_named(pointer.data or b"") != attempt:
+            raise NotFound(f"{self.name}/{folder} is not of {attempt} now")
         with self._holds.alone(pointer.prefix) as alone:
             if not alone:
                 return False
             self._bury(pointer.prefix, pointer.data or b"")
+            if attempt:
+                self._require(folder, self._committed(folder), attempt)
             whole = pointer.prefix == folder
             self._calls.delete([item.key for item in self._calls.listed(folder)] if whole else [f"{folder}/{MANIFEST}"])
         with contextlib.suppress(StorageError):  # this one is removed: what was before it may wait
@@ -321,8 +334,8 @@ class ObjectStorage:
                 pointer = self._pointer(folder)
             except NotFound:
                 return None
-            if pointer.prefix == folder and pointer.data is not None:
-                return None
+            if pointer.data is not None and not self._calls.exists(f"{pointer.prefix}/{_TARGET}"):
+                return None  # a damaged manifest: what it pointed to is not known
             used.add(pointer.prefix)
         return used if folders == self.folders() else None
 

@@ -6,6 +6,7 @@ that were never completed, where the store lists them.
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Iterable
 from datetime import datetime, timedelta
 from typing import Protocol
@@ -16,7 +17,7 @@ from holdfast.storage.calls import Calls, Listed
 from holdfast.storage.holds import HostHolds
 from holdfast.storage.uploads import abort_uploads
 
-_CLOCK = ".removed/clock"
+_CLOCK = ".removed/clock-"
 
 
 class Root(Protocol):
@@ -42,7 +43,7 @@ class Sweeper:
         With `removed_only`, just what was removed or replaced on purpose: that is found in one listing.
         """
         buried = {item.key.removeprefix(".removed/"): item.modified for item in self._calls.listed(".removed")}
-        buried.pop("clock", None)
+        buried = {prefix: since for prefix, since in buried.items() if not prefix.startswith("clock-")}
         names = [] if removed_only else self._calls.prefixes()
         loose = [name for name in names if name.startswith((".attempt-", ".mail-"))]
         if not buried and not loose:
@@ -54,19 +55,20 @@ class Sweeper:
             since = buried.get(prefix) or max((item.modified for item in found), default=now)
             if now - since >= self._grace:
                 old[prefix] = found
-        used = self._root.prefixes_in_use() if old else set()
-        for prefix, found in old.items() if used is not None else ():
-            assert used is not None
+        used = self._root.prefixes_in_use()
+        if used is None:
+            return
+        for prefix, found in old.items():
             if prefix not in used:
                 self._remove(prefix, found)
             elif prefix in buried:
                 self._calls.delete([f".removed/{prefix}"])  # a folder of another name has the same data
         if not removed_only:
-            self._abort_uploads(now - self._grace)
+            self._abort_uploads(now - self._grace, used)
 
-    def _abort_uploads(self, before: datetime) -> None:
+    def _abort_uploads(self, before: datetime, used: set[str]) -> None:
         try:
-            abort_uploads(self._address, before)
+            abort_uploads(self._address, before, used)
         except Exception as error:
             raise StorageError(f"aborting old uploads under {self._address.url}: {error}") from error
 
@@ -78,7 +80,10 @@ class Sweeper:
 
     def _now(self) -> datetime:
         """The store's time: clocks of hosts need not agree with it."""
-        self._calls.put(_CLOCK, b"")
-        now = next(item.modified for item in self._calls.listed(".removed") if item.key == _CLOCK)
-        self._calls.delete([_CLOCK])
+        clock = f"{_CLOCK}{secrets.token_hex(8)}"
+        self._calls.put(clock, b"")
+        now = next((item.modified for item in self._calls.listed(".removed") if item.key == clock), None)
+        self._calls.delete([clock])
+        if now is None:
+            raise StorageError(f"{self._address.url}: what was written is not listed")
         return now

@@ -6,15 +6,20 @@ of the bucket (AbortIncompleteMultipartUpload) does it, as the README says.
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Collection
 from datetime import datetime
 from typing import Any
 
 from holdfast.storage.address import Address
 
 
-def abort_uploads(address: Address, before: datetime) -> int:
-    """Abort the uploads under a root that were begun before a time; returns how many, 0 without boto3."""
+def abort_uploads(address: Address, before: datetime, used: Collection[str]) -> int:
+    """Abort the uploads under a root that were begun before a time, but for prefixes in use.
+
+    Returns how many, 0 without boto3.
+    """
     client = _client(address)
     if client is None:
         return 0
@@ -26,10 +31,12 @@ def abort_uploads(address: Address, before: datetime) -> int:
     for page in pages:
         for upload in page.get("Uploads", []):
             inside = upload["Key"].removeprefix(f"{prefix}/")
-            if inside.startswith(".attempt-") and upload["Initiated"] <= before:
+            wanted = inside.partition("/")[0] in used
+            if inside.startswith(".attempt-") and upload["Initiated"] <= before and not wanted:
                 stale.append((upload["Key"], upload["UploadId"]))
     for key, upload_id in stale:
-        client.abort_multipart_upload(Bucket=bucket, Key=key, UploadId=upload_id)
+        with contextlib.suppress(client.exceptions.NoSuchUpload):  # completed or aborted meanwhile
+            client.abort_multipart_upload(Bucket=bucket, Key=key, UploadId=upload_id)
     return len(stale)
 
 

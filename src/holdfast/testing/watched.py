@@ -165,11 +165,11 @@ class WatchedStorage:
     def publish(self, attempt: str, folder: str, aside: str = "") -> None:
         self._call("publish", folder, attempt, folder, aside)
 
-    def rename(self, folder: str, name: str) -> None:
-        self._call("rename", folder, folder, name)
+    def rename(self, folder: str, name: str, attempt: str = "") -> None:
+        self._call("rename", folder, folder, name, attempt)
 
-    def remove(self, folder: str) -> bool:
-        return bool(self._call("remove", folder, folder))
+    def remove(self, folder: str, attempt: str = "") -> bool:
+        return bool(self._call("remove", folder, folder, attempt))
 
     def note(self, folder: str, name: str, data: bytes, *, durable: bool = False) -> None:
         def work(buffers: Buffers) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from holdfast.core.errors import NotFound, StorageError
+from holdfast.core.filenames import MANIFEST
 from holdfast.storage.base import Storage
 from holdfast.testing.conformance.base import ATTEMPT, Conformance, publish
 
@@ -119,6 +121,22 @@ class FolderConformance(Conformance):
         assert storage.entries("step-1") == []
         publish(storage, "step-1", {"b": b"again"})
         assert storage.files("step-1") == {"b": 5}
+
+    def test_a_folder_is_renamed_or_removed_for_the_attempt_that_was_meant_only(self, storage: Storage) -> None:
+        first, second = ".attempt-00000000000000aa", ".attempt-00000000000000bb"
+        for attempt in (first, second):
+            storage.begin(attempt)
+            storage.put(attempt, MANIFEST, json.dumps({"attempt": attempt}).encode())
+            storage.publish(attempt, "step-1")
+        with pytest.raises(NotFound):
+            storage.remove("step-1", first)
+        with pytest.raises(NotFound):
+            storage.rename("step-1", "other", first)
+        assert storage.folders() == ["step-1"]
+        storage.rename("step-1", "other", second)
+        assert storage.folders() == ["other"]
+        assert storage.remove("other", second) is True
+        assert storage.folders() == []
 
     def test_discarding_removes_an_attempt_and_nothing_else(self, storage: Storage) -> None:
         publish(storage, "step-1", {"a": b"1"})
