@@ -53,7 +53,22 @@ def test_json_has_what_the_manifests_say(run):
             "parent": parent,
             "groups": ["model", "odd", "optimizer"],
             "writer": dict(manifest.writer),
+            "metrics": {},
+            "notes": [],
         }
+
+
+def test_tags_and_what_is_not_of_the_living_branch_are_noted(run):
+    call("tag", run, "best", "--step", 10)
+    (run / step_folder(2)).rename(run / f"abandoned-{step_folder(2)}")
+    head, *rows = call("ls", run).output.splitlines()
+    assert head.split()[-1] == "notes"
+    assert [row.split("  ")[-1].strip() for row in rows] == ["tag best", "model, odd, optimizer", "abandoned"]
+    assert [entry["notes"] for entry in json.loads(call("ls", "--json", run).output)] == [
+        ["tag best"],
+        [],
+        ["abandoned"],
+    ]
 
 
 def test_a_damaged_manifest_is_listed_with_its_reason(run):

@@ -160,7 +160,7 @@ def test_a_file_that_is_not_completed_leaves_no_object_and_no_upload(root: str) 
     killed._file = None  # as a killed process leaves it
     assert abort_uploads(storage._address, _now(storage), {FIRST}) == 0  # its attempt is still in use
     assert abort_uploads(storage._address, _now(storage), set()) == 1
-    assert abort_uploads(storage._address, _now(storage)) == 0
+    assert abort_uploads(storage._address, _now(storage), set()) == 0
 
 
 def _now(storage: ObjectStorage):  # type: ignore[no-untyped-def]

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import click
 
 from holdfast.cli.render import clean, count, open_root, print_json, print_table, size_text
-from holdfast.persist.catalog import Committed, committed_steps
-from holdfast.storage import is_checkpoint
+from holdfast.format.names import set_aside_kind
+from holdfast.persist.catalog import Committed, committed_steps, is_left, set_aside, steps_left
+from holdfast.persist.tags import tagged
+from holdfast.storage import Storage, is_checkpoint
 
 
 @click.command("ls", context_settings={"help_option_names": ["-h", "--help"]})
@@ -15,35 +19,52 @@ from holdfast.storage import is_checkpoint
 def command(root: str, as_json: bool) -> None:
     """List the checkpoints under ROOT, oldest first.
 
-    Reads manifests only. A step whose manifest is damaged is listed with the reason; whether
-    the tensors are good is what `holdfast verify` tells.
+    Steps that were set aside come last. Reads manifests only. A step whose manifest is damaged
+    is listed with the reason; whether the tensors are good is what `holdfast verify` tells.
     """
     storage = open_root(root)
-    found = committed_steps(storage)
+    found, aside = committed_steps(storage), set_aside(storage)
+    notes = _notes(storage, found, aside)
     if as_json:
-        print_json([_fields(entry) for entry in found])
+        print_json([_fields(entry, notes) for entry in (*found, *aside)])
         return
-    if not found:
+    if not found and not aside:
         hint = "; it is a checkpoint itself: see holdfast show" if is_checkpoint(storage) else ""
         click.echo(f"no checkpoints under {clean(root)}{hint}")
         return
-    print_table(["step", "size", "written", "by", "groups"], [_row(entry) for entry in found], right=(0, 1))
+    headers = ["step", "size", "written", "by", "groups", *(["notes"] if notes else [])]
+    print_table(headers, [_row(entry, notes) for entry in (*found, *aside)], right=(0, 1))
 
 
-def _row(entry: Committed) -> list[str]:
+def _notes(storage: Storage, found: list[Committed], aside: list[Committed]) -> dict[str, list[str]]:
+    """What there is to say of a folder beside its manifest: its tags, and why it is not of the living branch."""
+    notes = {folder: [f"tag {name}" for name in names] for folder, names in tagged(storage, [*found, *aside]).items()}
+    left = steps_left(found)
+    for entry in found:
+        if is_left(entry, left):
+            notes.setdefault(entry.folder, []).append("left behind")
+    for entry in aside:
+        notes.setdefault(entry.folder, []).append(str(set_aside_kind(entry.folder)))
+    return notes
+
+
+def _row(entry: Committed, notes: Mapping[str, list[str]]) -> list[str]:
     manifest = entry.manifest
+    said = [", ".join(notes.get(entry.folder, ()))] if notes else []
     if manifest is None:
-        return [str(entry.step), "", "", "", f"DAMAGED: {entry.problem}"]
+        return [str(entry.step), "", "", "", f"DAMAGED: {entry.problem}", *said]
     world = manifest.writer.get("world", 0)
     ranks = count(world, "rank") if isinstance(world, int) else str(world)
     groups = ", ".join(manifest.groups)
-    return [str(entry.step), size_text(manifest.total_bytes), manifest.created, ranks, groups]
+    return [str(entry.step), size_text(manifest.total_bytes), manifest.created, ranks, groups, *said]
 
 
-def _fields(entry: Committed) -> dict[str, object]:
+def _fields(entry: Committed, notes: Mapping[str, list[str]]) -> dict[str, object]:
     manifest = entry.manifest
+    said = notes.get(entry.folder, [])
     if manifest is None:
-        return {"step": entry.step, "folder": entry.folder, "good": False, "problem": str(entry.problem)}
+        problem = {"good": False, "problem": str(entry.problem), "notes": said}
+        return {"step": entry.step, "folder": entry.folder, **problem}
     return {
         "step": entry.step,
         "folder": entry.folder,
@@ -53,4 +74,6 @@ def _fields(entry: Committed) -> dict[str, object]:
         "parent": manifest.parent,
         "groups": list(manifest.groups),
         "writer": dict(manifest.writer),
+        "metrics": dict(manifest.metrics),
+        "notes": said,
     }
