@@ -42,7 +42,7 @@ class Saver:
         sizes = options.max_shard_bytes, options.block_bytes
         planned = plan_files(seen.agreement, *sizes, seen.first_replica, whole_files=options.whole_files)
         values = together(ranks, lambda: value_fields(seen.told, seen.agreement.speakers, ranks.rank))
-        attempt = self._begin(ranks, folder, planned.plan)
+        attempt = self._begin(ranks, folder, planned.plan, lineage.step)
         try:
             sources = LiveSources(seen.collected.by_name(), planned.group_of)
             reports = write_blocks(planned.plan, ranks, self._storage, attempt, sources)
@@ -59,7 +59,7 @@ class Saver:
         self._survey.warn(ranks)
         return opened[0]
 
-    def _begin(self, ranks: Ranks, folder: str, plan: SavePlan) -> str:
+    def _begin(self, ranks: Ranks, folder: str, plan: SavePlan, step: int | None) -> str:
         """Rank 0 makes the attempt's folder and files; the others learn its name."""
         attempt = new_attempt()
 
@@ -68,7 +68,8 @@ class Saver:
                 return None
             files = [(file.name, file.size) for file in plan.files]
             if isinstance(self._storage, SharedStorage):
-                self._stack.enter_context(_shown(self._storage, attempt, plan, sum(size for _, size in files)))
+                begun = {"step": step, "world": ranks.world, "bytes": sum(size for _, size in files)}
+                self._stack.enter_context(_shown(self._storage, attempt, begun))
             begin(self._storage, attempt, folder, files)
             return attempt
 
@@ -90,15 +91,16 @@ class Saver:
 
 
 @contextmanager
-def _shown(storage: SharedStorage, attempt: str, plan: SavePlan, total: int) -> Iterator[None]:
+def _shown(storage: SharedStorage, attempt: str, begun: Mapping[str, Any]) -> Iterator[None]:
     """Show starts of other runs, also on other hosts, that the attempt is being written: by notes that change."""
     mailbox = Mailbox(storage, attempt)
     mailbox.make()
     hold = storage.hold(mailbox.folder)
     try:
         mailbox.post(mail.HOST, host_identity())
-        mailbox.post(mail.BEGUN, {"step": None, "world": len(plan.hosts), "bytes": total})
-        with Beat(mailbox, 0, total):
+        mailbox.post(mail.BEGUN, begun)
+        with Beat(mailbox, 0, begun["bytes"]) as beat:
+            beat.phase = "writing"
             yield
     finally:
         hold.release()
