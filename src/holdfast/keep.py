@@ -69,7 +69,10 @@ def every(steps: int) -> Policy:
 
 
 def best(count: int, metric: str, mode: str = "min") -> Policy:
-    """The `count` steps with the best `metric`, as given to `save(step, state, metrics={...})`."""
+    """The `count` steps with the best `metric`, as given to `save(step, state, metrics={...})`.
+
+    A metric that no step has keeps every one: it may be misspelt.
+    """
     if mode not in ("min", "max"):
         raise InvalidArgument(f"mode={mode!r}: choose 'min' or 'max'")
     if not isinstance(metric, str) or not metric or set(metric) & set(",|()'\""):
@@ -86,10 +89,10 @@ def parse(text: str) -> Policy:
     """The policy in a text as `str` of a policy gives it: "last(3) | every(1000) | best(2, 'loss', 'min')"."""
     rules: list[Policy] = []
     for part in text.split("|"):
-        match = re.fullmatch(r"\s*([a-z_]+)\((.*)\)\s*", part)
+        match = re.fullmatch(r"\s*([a-z_]+)\(([^()]*)\)\s*", part)
         if match is None or match[1] not in _MAKERS:
             raise InvalidArgument(
-                f"{part.strip()!r} is not a rule: write {', '.join(f'{name}(...)' for name in _MAKERS)}"
+                f"{part.strip()!r} is not a rule: write {', '.join(f'{name}(...)' for name in _MAKERS)}, joined with |"
             )
         try:
             rules.append(_MAKERS[match[1]](*(_argument(text) for text in match[2].split(","))))
@@ -124,7 +127,7 @@ def check_metrics(metrics: Any) -> dict[str, float | None]:
         if not isinstance(name, str) or not name or isinstance(value, bool | str):
             raise InvalidArgument(f"the metric {name!r} is {value!r}: give a name and a number")
         try:
-            number = float(value)
+            number = float(value.detach() if hasattr(value, "detach") else value)
         except (TypeError, ValueError) as error:
             raise InvalidArgument(f"the metric {name!r} is a {type(value).__name__}, not a number: {error}") from None
         out[name] = number if math.isfinite(number) else None
@@ -152,6 +155,8 @@ def _best(manifests: Sequence[Manifest], now: datetime, count: int, metric: str,
         value = manifest.metrics.get(metric)
         if value is not None:  # a loss that was not a number is no best one
             measured.append((sign * value, -(manifest.step or 0)))
+    if not measured:
+        return [manifest.step or 0 for manifest in manifests]  # a metric that no step has judges none
     return [-step for _, step in sorted(measured)[:count]]
 
 

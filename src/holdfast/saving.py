@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Mapping, MutableMapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any
 
+from holdfast.core.errors import HoldfastError
 from holdfast.core.host import host_identity
 from holdfast.core.ranks import Ranks, together
 from holdfast.format.manifest import Manifest
@@ -104,4 +106,5 @@ def _shown(storage: SharedStorage, attempt: str, begun: Mapping[str, Any]) -> It
             yield
     finally:
         hold.release()
-        mailbox.discard()
+        with contextlib.suppress(HoldfastError):  # the next start removes it
+            mailbox.discard()

@@ -48,8 +48,10 @@ def test_tagged_steps_stay(run):
 
 
 def test_tags_are_listed_moved_and_refused(run):
-    assert call("tag", run, "best").output.split() == ["tag", "step", "best", "100"]
-    call("tag", run, "best", "--step", 10)
+    said = call("tag", run, "best").output.split()
+    assert said == ["tag", "step", "folder", "best", "100", "step-000000000100"]
+    assert call("tag", run, "best", "--step", 10).output.startswith("best was on step 100\n")
+    assert call("tag", run, "best", "--step", 10, "--delete").exit_code == 2
     assert json.loads(call("tag", run, "--json").output)["best"]["step"] == 10
     assert isinstance(call("tag", run, "best", "--step", 11).exception, holdfast.NotFound)
     assert isinstance(call("tag", run, "other", "--delete").exception, holdfast.NotFound)
@@ -91,4 +93,15 @@ def test_what_was_set_aside_goes_only_when_asked_for(run):
 def test_a_root_that_is_not_there_is_told(tmp_path):
     for name in ("gc", "tag"):
         done = process(name, tmp_path / "none")
-        assert done.returncode == 2 and "there is no such root" in done.stderr
+        assert done.returncode == 2 and "there is no such folder" in done.stderr
+
+
+def test_a_checkpoint_is_no_root(step):
+    for name in ("gc", "tag"):
+        assert "name the root above it" in str(call(name, step).exception)
+
+
+def test_a_policy_that_is_none_is_refused(run):
+    for text in ("", "last(2) & every(3)", "newer_than(1.2.3)"):
+        assert isinstance(call("gc", run, "--keep", text).exception, holdfast.InvalidArgument)
+    assert steps(run) == [2, 10, 100]

@@ -7,14 +7,12 @@ from typing import Any
 
 import click
 
-from holdfast.cli.render import clean, print_json, print_table, size_text
-from holdfast.core.errors import NotFound
+from holdfast.cli.render import clean, open_run, print_json, print_table, size_text
 from holdfast.format.names import set_aside_kind
 from holdfast.keep import Policy, parse
 from holdfast.persist import retention, start
 from holdfast.persist.catalog import committed_steps, is_left, set_aside
 from holdfast.persist.tags import tagged
-from holdfast.storage import storage_at
 from holdfast.storage.base import SharedStorage, Storage
 
 _SILENCE_S = 60.0
@@ -49,10 +47,8 @@ def command(root: str, keep_text: str | None, abandoned: bool, damaged: bool, dr
     checkpoint goes. The newest step, the newest whose every byte is good (it is read to know),
     tagged steps and steps that somebody reads always stay. A run may go on meanwhile.
     """
-    storage = storage_at(root)
-    if not isinstance(storage, SharedStorage) or not storage.exists():
-        raise NotFound(f"{root}: there is no such root")
-    policy = parse(keep_text) if keep_text else retention.remembered(storage)
+    storage = open_run(root)
+    policy = retention.remembered(storage) if keep_text is None else parse(keep_text)
     aside = {kind for kind, asked in (("abandoned", abandoned), ("damaged", damaged)) if asked}
     dead = start.dead_attempts(storage, _SILENCE_S)
     lines = [*_steps(storage, policy), *_set_aside(storage, aside)]
@@ -113,9 +109,13 @@ def _fields(policy: Policy | None, dry_run: bool, lines: list[_Line]) -> dict[st
     return {
         "policy": None if policy is None else str(policy),
         "dry_run": dry_run,
-        "gone": [line.name for line in lines if line.goes],
-        "kept": [{"name": line.name, "why": line.why} for line in lines if not line.goes],
+        "gone": [_line_fields(line) for line in lines if line.goes],
+        "kept": [_line_fields(line) for line in lines if not line.goes],
     }
+
+
+def _line_fields(line: _Line) -> dict[str, Any]:
+    return {"name": line.name, "bytes": line.size, "why": line.why}
 
 
 def _size(line: _Line) -> str:

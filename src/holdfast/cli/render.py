@@ -15,6 +15,7 @@ from holdfast.core.errors import NotFound
 if TYPE_CHECKING:
     from holdfast.storage.base import SharedStorage
 
+_PATIENCE_S = 20
 _PROGRESS_BYTES = 100_000_000
 
 
@@ -91,24 +92,42 @@ def open_root(root: str) -> SharedStorage:
     """The storage of a root, a path or an address; raises NotFound if there is nothing."""
     from holdfast.storage import shared_storage_at
 
-    storage = shared_storage_at(root)
+    storage = shared_storage_at(_impatient(root))
     if not storage.exists():
         raise NotFound(f"{root}: there is no such folder")
     return storage
 
 
+def open_run(root: str) -> SharedStorage:
+    """The storage of a run's root; raises NotFound if there is nothing, or a checkpoint."""
+    from holdfast.storage import is_checkpoint
+
+    storage = open_root(root)
+    if is_checkpoint(storage):
+        raise NotFound(f"{root} is a checkpoint: name the root above it")
+    return storage
+
+
+def _impatient(path: str) -> str:
+    """An address with a short deadline, unless it has one: somebody waits at the terminal."""
+    if "://" not in path or "deadline_s=" in path:
+        return path
+    return f"{path}{'&' if '?' in path else '?'}deadline_s={_PATIENCE_S}"
+
+
 def open_path(path: str) -> Any:
     """The checkpoint at a path or an address, or the newest readable one of the root there."""
     from holdfast.api import open_checkpoint
-    from holdfast.persist.catalog import committed_steps
+    from holdfast.persist.catalog import living_steps
     from holdfast.persist.checkpoint import Checkpoint
     from holdfast.storage import is_checkpoint, shared_storage_at
 
+    path = _impatient(path)
     storage = shared_storage_at(path)
     if not storage.exists():
         raise NotFound(f"{path}: there is nothing here")
     if not is_checkpoint(storage):
-        for entry in reversed(committed_steps(storage)):
+        for entry in reversed(living_steps(storage)):
             if entry.manifest is not None:
                 return Checkpoint(storage, entry.folder)
     return open_checkpoint(path)

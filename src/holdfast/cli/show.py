@@ -57,6 +57,7 @@ def _fields(checkpoint: Checkpoint, groups: list[str]) -> dict[str, Any]:
         "path": checkpoint.path,
         "step": manifest.step,
         "parent": manifest.parent,
+        "metrics": dict(manifest.metrics),
         "created": manifest.created,
         "bytes": manifest.total_bytes,
         "writer": dict(manifest.writer),
@@ -84,6 +85,8 @@ def _print_head(checkpoint: Checkpoint) -> None:
     click.echo(f"{clean(checkpoint.path)}")
     step = "no step" if manifest.step is None else f"step {manifest.step}"
     click.echo(f"{step}, {size_text(manifest.total_bytes)} in {count(len(manifest.files), 'file')}")
+    if manifest.metrics:
+        click.echo("metrics: " + clean(", ".join(f"{name} {value}" for name, value in manifest.metrics.items())))
     writer = manifest.writer
     if writer:
         mesh = " x ".join(f"{axis}={size}" for axis, size in writer.get("mesh", {}).items())

@@ -6,12 +6,11 @@ from dataclasses import asdict
 
 import click
 
-from holdfast.cli.render import clean, print_json, print_table
+from holdfast.cli.render import clean, open_run, print_json, print_table
 from holdfast.core.errors import NotFound
-from holdfast.persist.catalog import Committed, living_steps
-from holdfast.persist.tags import add_tag, read_tags, remove_tag
-from holdfast.storage import storage_at
-from holdfast.storage.base import SharedStorage, Storage
+from holdfast.persist.catalog import Committed, committed_steps, living_steps, set_aside
+from holdfast.persist.tags import add_tag, read_tags, remove_tag, tagged
+from holdfast.storage.base import Storage
 
 
 @click.command("tag", context_settings={"help_option_names": ["-h", "--help"]})
@@ -30,11 +29,12 @@ def command(root: str, name: str | None, step: int | None, delete: bool, as_json
 
     A tagged step is never removed by retention or `holdfast gc`.
     """
-    storage = storage_at(root)
-    if not isinstance(storage, SharedStorage) or not storage.exists():
-        raise NotFound(f"{root}: there is no such root")
+    storage = open_run(root)
     if name is None and (delete or step is not None):
         raise click.UsageError("name the tag")
+    if delete and step is not None:
+        raise click.UsageError("--delete takes a tag away, whatever step it is on: leave --step out")
+    before = read_tags(storage)
     if name is not None and delete:
         remove_tag(storage, name)
     elif name is not None:
@@ -42,10 +42,23 @@ def command(root: str, name: str | None, step: int | None, delete: bool, as_json
     tags = read_tags(storage)
     if as_json:
         print_json({tag: asdict(found) for tag, found in tags.items()})
-    elif not tags:
-        click.echo(f"no tags under {clean(root)}")
+        return
+    if name in before and name in tags and before[name] != tags[name]:
+        click.echo(f"{name} was on step {before[name].step}")
+    if tags:
+        print_table(["tag", "step", "folder"], _rows(storage), right=(1,))
     else:
-        print_table(["tag", "step"], [[tag, str(found.step)] for tag, found in tags.items()], right=(1,))
+        click.echo(f"no tags under {clean(root)}")
+
+
+def _rows(storage: Storage) -> list[list[str]]:
+    """Each tag with its step and the folder it protects, which is another one once a rewind set it aside."""
+    folders = {
+        name: folder
+        for folder, names in tagged(storage, [*committed_steps(storage), *set_aside(storage)]).items()
+        for name in names
+    }
+    return [[name, str(tag.step), folders.get(name, "gone")] for name, tag in read_tags(storage).items()]
 
 
 def _find(storage: Storage, step: int | None) -> Committed:

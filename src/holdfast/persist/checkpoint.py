@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from holdfast.core import limits
-from holdfast.core.errors import Damaged, NotFound
+from holdfast.core.errors import Damaged, HoldfastError, NotFound
 from holdfast.core.ranks import Alone
 from holdfast.format import names, statejson, strictjson
 from holdfast.format.digest import digest_hex
@@ -131,7 +131,7 @@ class Checkpoint:
         try:
             reader = self._pin.open(name)
         except NotFound:
-            raise Damaged(f"{self.path}/{name} is missing; the manifest records {expected} bytes") from None
+            raise self._missing(name) from None
         if reader.size != expected:
             reader.close()
             raise Damaged(f"{self.path}/{name} has {reader.size} bytes, the manifest says {expected}")
@@ -282,13 +282,24 @@ class Checkpoint:
         try:
             data = self._pin.read(name, limits.JSON_BYTES)
         except NotFound:
-            raise Damaged(f"{self.path}/{name} is missing; the manifest records {record.size} bytes") from None
+            raise self._missing(name) from None
         if len(data) != record.size:
             raise Damaged(f"{self.path}/{name} has {len(data)} bytes, the manifest says {record.size}")
         for block in record.blocks:
             if digest_hex(data[block.offset : block.offset + block.size]) != block.digest:
                 raise Damaged(f"{self.path}/{name}: the block at {block.offset} has a wrong digest")
         return data
+
+    def _missing(self, name: str) -> HoldfastError:
+        """The error for a recorded file that is not there: damage, unless all of the checkpoint went."""
+        try:
+            self._pin.hold().release()
+        except NotFound:
+            return NotFound(
+                f"{self.path} was removed or replaced since it was opened; open it anew, "
+                "and read it inside of `with checkpoint.held():`"
+            )
+        return Damaged(f"{self.path}/{name} is missing; the manifest records {self.manifest.files[name].size} bytes")
 
     @contextmanager
     def held(self) -> Iterator[None]:

@@ -88,6 +88,7 @@ def _spare_the_newest_good(storage: Storage, decisions: list[Decision]) -> None:
             if not decision.stays:
                 decisions[at] = Decision(decision.entry, ("the newest that is good",))
             return
+    decisions[:] = [Decision(one.entry, one.reasons or ("no step is good: none is removed",)) for one in decisions]
 
 
 def _is_good(storage: Storage, folder: str) -> bool:

@@ -68,5 +68,7 @@ def _seconds(text: str, name: str, value: str) -> float:
     except ValueError:
         seconds = -1.0
     if not (0 < seconds < float("inf") or (seconds == 0 and name == "grace_s")):
-        raise InvalidArgument(f"{text}: {name}={value!r} is not a number of seconds")
+        raise InvalidArgument(
+            f"{text}: {name}={value!r} is not a number of seconds; options go at the very end of an address"
+        )
     return seconds

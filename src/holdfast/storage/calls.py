@@ -78,7 +78,7 @@ class Calls:
         self._errors: Any = self._obstore.exceptions
         self.url = address.url
         self.deadline_s = address.deadline_s
-        span = timedelta(seconds=address.timeout_s)
+        span = timedelta(seconds=min(address.timeout_s, address.deadline_s))
         try:
             self._store = self._obstore.store.from_url(
                 address.url,
@@ -122,7 +122,7 @@ class Calls:
         if isinstance(error, self._errors.PermissionDeniedError | self._errors.UnauthenticatedError):
             return StorageError(f"{what}: the store refuses these credentials: {_brief(error)}")
         if isinstance(error, self._errors.BaseError | OSError):
-            return StorageError(f"{what}: {_brief(error)}")
+            return StorageError(f"{what}: {_hint(str(error), self.url)}{_brief(error)}")
         raise error
 
     def _is_transient(self, error: Exception) -> bool:
@@ -258,7 +258,19 @@ class Short(StorageError):
     """A reply with fewer bytes than were asked for."""
 
 
+def _hint(text: str, url: str) -> str:
+    """What an error of the store most likely means, where its own words do not say."""
+    if "builder error" in text:
+        return "nothing was sent: an endpoint with http:// needs AWS_ALLOW_HTTP=true; "
+    if "NoSuchBucket" in text:
+        return f"there is no bucket {url.split('/')[2]!r}; "
+    if re.search(r"status code: 40[13]", text):
+        return "the store refuses these credentials; "
+    return ""
+
+
 def _brief(error: BaseException) -> str:
     """The first line of what obstore says; the rest is for its makers."""
     lines: Iterator[str] = (line.strip() for line in str(error).splitlines())
-    return next((line[:300] for line in lines if line), type(error).__name__)
+    first = next((line for line in lines if line), type(error).__name__)
+    return first.partition(": <?xml")[0][:300]
