@@ -1,6 +1,6 @@
 """Save and load to and from an object store beside DCP through fsspec and s3fs: one run, interleaved, as ratios.
 
-    make bench                       # or: python -m benchmarks.objects --gigabytes 0.5
+    make bench                       # or: python -m benchmarks.objects --gigabytes 0.3
 
 The store is a SeaweedFS process on this machine, so what is compared is what the clients cost.
 Every round does each contestant once, in turn, on the same bytes; the table shows medians.
@@ -31,7 +31,7 @@ TARGETS = {
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--gigabytes", type=float, default=0.5)
+    parser.add_argument("--gigabytes", type=float, default=0.3)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--json", type=Path, default=Path("out/bench_objects.json"))

@@ -101,7 +101,7 @@ class Server:
                     "-filer", "-s3", "-s3.port.iceberg=0", "-s3.port.lance=0",
                     f"-s3.config={self._folder / 's3.json'}", "-master.telemetry=false",
                     "-master.electionTimeout=1s", "-master.heartbeatInterval=100ms",
-                    "-master.volumeSizeLimitMB=256", "-volume.max=30", "-volume.preStopSeconds=0",
+                    "-master.volumeSizeLimitMB=256", "-volume.max=100", "-volume.preStopSeconds=0",
                     f"-filer.localSocket={self._folder / 'filer.sock'}",
                 ],
                 stdout=log, stderr=log, stdin=subprocess.DEVNULL, cwd=self._folder, start_new_session=True,
