@@ -365,3 +365,22 @@ def test_a_value_that_contains_itself_is_refused_by_name(tmp_path: Path) -> None
     loop.append(loop)
     with pytest.raises(holdfast.Unsupported, match=r"note.*contains itself"):
         holdfast.save(tmp_path / "x", {"note": loop})
+
+
+def test_a_step_that_is_none_is_refused_after_preparing_too(tmp_path: Path) -> None:
+    with holdfast.Checkpointer(tmp_path) as checkpointer:
+        checkpointer.save(5, state_of(5.0)).result()
+    with holdfast.Checkpointer(tmp_path) as checkpointer:
+        checkpointer.prepare(state_of(1.0))
+        with pytest.raises(holdfast.InvalidArgument, match="whole number"):
+            checkpointer.save("one", state_of(1.0))  # type: ignore[arg-type]
+
+
+def test_a_run_that_restored_nothing_hears_once_of_higher_steps(tmp_path: Path) -> None:
+    with holdfast.Checkpointer(tmp_path) as checkpointer:
+        checkpointer.save(9, state_of(9.0)).result()
+    events: list[holdfast.Event] = []
+    with holdfast.Checkpointer(tmp_path, on_event=events.append) as checkpointer:
+        for step in (1, 2):
+            checkpointer.save(step, state_of(1.0)).result()
+    assert [event.step for event in events if event.name == "unrestored"] == [1]

@@ -138,13 +138,10 @@ class Checkpointer:
         self._lock = threading.RLock()  # calls of several threads follow each other
         _LIVING.add(self)
         itself = weakref.ref(self)
-        self._termination = Termination(lambda: _finish(itself, grace_s))
-        if self._schedule is not None and self._schedule.signals:
-            self._termination = Termination(
-                lambda: _finish(itself, grace_s), self._schedule.heed, self._schedule.signals
-            )
-            if not self._termination.install():
-                warn("signals are not heard: make the Checkpointer in the main thread for when.preempted() to work")
+        schedule = self._schedule or Schedule(Occasion())
+        self._termination = Termination(lambda: _finish(itself, grace_s), schedule.heed, schedule.signals)
+        if schedule.signals and not self._termination.install():
+            warn("signals are not heard: make the Checkpointer in the main thread for when.preempted() to work")
         self.last_report: LoadReport | None = None
         _close_at_exit(self)
 
@@ -244,7 +241,7 @@ class Checkpointer:
             return handle
 
     def _notice_older_run(self, ranks: Ranks, step: int) -> None:
-        """At the first save of a run that restored nothing: say that a restart would go on from another run's step."""
+        """After the first save of a run that restored nothing: say that a restart would go on from another's step."""
         if ranks.rank or not isinstance(self.storage, SharedStorage):
             return
         with contextlib.suppress(HoldfastError):  # the save itself tells of a storage that fails
@@ -287,20 +284,22 @@ class Checkpointer:
                 if self._schedule is not None:
                     self._schedule.saved(handle)
                 return handle
-        if self._unrestored:
-            self._notice_older_run(ranks, step)
+        is_first = self._unrestored
         if self._background is not None:
             self._background.settle()  # SIGTERM is heard meanwhile
             if (self._unrestored or self._keep_captured) and self._leftovers is not None:
-                self._unrestored = self._keep_captured = False
+                self._keep_captured = False
                 self._rewriting = None
                 self._leftovers.drop(ranks)  # the run goes on: what was captured before is not wanted
+        self._unrestored = False
         with self._termination:
             try:
                 handle = self._save(ranks, step, state, metrics)
             except Refusal as refusal:
                 raise refusal.error from None
         handle.stall_ms = (time.perf_counter() - started) * 1000
+        if is_first:
+            self._notice_older_run(ranks, handle.step)  # now that the step is known to be one
         if self._schedule is not None:
             self._schedule.saved(handle)
         return handle

@@ -26,7 +26,7 @@ from holdfast.storage import linux
 
 _CALL_BUFFERS = 512
 _REMOVED = ".removed-"  # folders whose removal was cut short, or waits for readers
-_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+_OPEN_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _MAP_POPULATE = getattr(mmap, "MAP_POPULATE", 0)
 
 
@@ -164,7 +164,7 @@ class LocalPin:
         self._path = path
         self._mappable = mappable
         with _failing_as_storage_error(f"opening {path}"):
-            self._descriptor = os.open(path, _FOLDER)
+            self._descriptor = os.open(path, _OPEN_FOLDER)
         weakref.finalize(self, os.close, self._descriptor)
 
     def files(self) -> dict[str, int]:
@@ -175,7 +175,8 @@ class LocalPin:
         with os.scandir(folder) as entries:
             for entry in entries:
                 if entry.is_file(follow_symlinks=False):
-                    yield prefix + entry.name, entry.stat(follow_symlinks=False).st_size
+                    with contextlib.suppress(FileNotFoundError):  # a note that is replaced while we look
+                        yield prefix + entry.name, entry.stat(follow_symlinks=False).st_size
                 elif entry.is_dir(follow_symlinks=False) and not prefix:
                     with _opened(entry.name, folder) as inner:
                         yield from self._files(inner, f"{entry.name}/")
@@ -197,14 +198,14 @@ class LocalPin:
 
     def hold(self) -> LocalHold:
         with _failing_as_storage_error(f"holding {self._path}"):
-            descriptor = os.open(".", _FOLDER, dir_fd=self._descriptor)
+            descriptor = os.open(".", _OPEN_FOLDER, dir_fd=self._descriptor)
         return LocalHold(self._path, descriptor)
 
 
 @contextmanager
 def _opened(name: str, at: int) -> Iterator[int]:
     try:
-        descriptor = os.open(name, _FOLDER | os.O_NOFOLLOW, dir_fd=at)
+        descriptor = os.open(name, _OPEN_FOLDER | os.O_NOFOLLOW, dir_fd=at)
     except OSError as error:
         if error.errno in (errno.ELOOP, errno.ENOTDIR):
             raise Damaged(f"{name} is a symbolic link or a file, not a folder") from None
@@ -256,19 +257,7 @@ class LocalStorage:
             raise StorageError(f"listing {self.root}: {error.strerror}") from error
 
     def files(self, folder: str) -> dict[str, int]:
-        with _failing_as_storage_error(f"listing {self.root / folder}"):
-            return dict(sorted(self._files(self.root / folder, "")))
-
-    def _files(self, path: Path, prefix: str) -> Iterator[tuple[str, int]]:
-        with os.scandir(path) as entries:
-            for entry in entries:
-                if entry.is_file(follow_symlinks=False):
-                    try:
-                        yield prefix + entry.name, entry.stat(follow_symlinks=False).st_size
-                    except FileNotFoundError:
-                        continue  # it was renamed or removed while we looked
-                elif entry.is_dir(follow_symlinks=False) and not prefix:
-                    yield from self._files(Path(entry.path), f"{entry.name}/")
+        return LocalPin(self.root / folder, mappable=False).files()
 
     def entries(self, folder: str) -> list[str]:
         top = self.root / folder
@@ -278,11 +267,7 @@ class LocalStorage:
             return sorted(str(path.relative_to(top)) for path in top.rglob("*"))
 
     def read(self, folder: str, name: str, limit_bytes: int) -> bytes:
-        reader = LocalReader(self._path(folder, name))
-        try:
-            return reader.read(limit_bytes)
-        finally:
-            reader.close()
+        return LocalPin(self.root / folder, mappable=False).read(name, limit_bytes)
 
     def pin(self, folder: str) -> LocalPin:
         if self._mappable is None:
@@ -348,7 +333,7 @@ class LocalStorage:
 
     def hold(self, folder: str) -> LocalHold:
         with _failing_as_storage_error(f"holding {self.root / folder}"):
-            descriptor = os.open(self.root / folder, _FOLDER | os.O_NOFOLLOW)
+            descriptor = os.open(self.root / folder, _OPEN_FOLDER | os.O_NOFOLLOW)
         return LocalHold(self.root / folder, descriptor)
 
     def is_held(self, folder: str) -> bool:
@@ -416,7 +401,7 @@ class LocalStorage:
 
     @contextmanager
     def _opened(self, folder: str) -> Iterator[int]:
-        descriptor = os.open(self.root / folder, _FOLDER | os.O_NOFOLLOW)
+        descriptor = os.open(self.root / folder, _OPEN_FOLDER | os.O_NOFOLLOW)
         try:
             yield descriptor
         finally:
@@ -466,7 +451,7 @@ class LocalStorage:
 
 
 def _sync_folder(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    descriptor = os.open(path, _OPEN_FOLDER)
     try:
         os.fsync(descriptor)
     finally:
