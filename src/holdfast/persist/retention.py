@@ -54,19 +54,21 @@ class Outcome:
         return told
 
 
-def decide(storage: Storage, policy: Policy, committed: int | None = None) -> list[Decision]:
-    """What a policy says of every step of the living branch, oldest first.
+def decide(
+    storage: Storage, policy: Policy, committed: int | None = None, found: list[Committed] | None = None
+) -> list[Decision]:
+    """What a policy says of every step of the living branch, oldest first; `found` are all steps, if they are known.
 
     `committed` is the step that was just committed: it stays, whatever its number. Where none
     was, and something would go, the newest that is good is looked for, byte by byte, and stays.
     """
-    found = committed_steps(storage)
+    found = committed_steps(storage) if found is None else found
     left = steps_left(found)
     living = [entry for entry in found if not is_left(entry, left)]
     good = [entry.manifest for entry in living if entry.manifest is not None]
     kept = policy.kept(good)
     newest = max((manifest.step or 0 for manifest in good), default=None)
-    tags = tagged(storage, [*found, *set_aside(storage)])
+    tags = tagged(storage, [*found, *set_aside(storage)]) if read_tags(storage) else {}
     decisions = []
     for entry in living:
         reasons = list(kept.get(entry.step, ())) + [f"tag {name}" for name in tags.get(entry.folder, ())]
@@ -113,10 +115,10 @@ def apply(storage: Storage, policy: Policy | None, committed: int | None = None)
     """
     outcome = Outcome()
     try:
-        _set_aside(storage, outcome)
+        found = _set_aside(storage, outcome)
         if committed is not None:
             _remember(storage, policy)
-        decisions = decide(storage, policy, committed) if policy is not None else []
+        decisions = decide(storage, policy, committed, found) if policy is not None else []
     except (HoldfastError, OSError) as error:
         outcome.problems.append(str(error))
         return outcome
@@ -134,8 +136,8 @@ def _remove(storage: Storage, entry: Committed, outcome: Outcome) -> None:
     (outcome.removed if storage.remove(entry.folder, entry.manifest.attempt) else outcome.busy).append(entry.step)
 
 
-def _set_aside(storage: Storage, outcome: Outcome) -> None:
-    """Rename the steps that a rewind gave up, so that nobody takes them for the living branch."""
+def _set_aside(storage: Storage, outcome: Outcome) -> list[Committed]:
+    """Rename the steps that a rewind gave up, so that nobody takes them for the living branch; returns the others."""
     found = committed_steps(storage)
     abandoned = {left for entry in found if entry.manifest for left in entry.manifest.abandons}
     left = {
@@ -145,13 +147,14 @@ def _set_aside(storage: Storage, outcome: Outcome) -> None:
     }
     for entry in _named_first(left):
         assert entry.manifest is not None
-        problems = len(outcome.problems)
         with _noting(outcome, entry.step):
             name = free_name(storage, abandoned_folder(entry.step))
             storage.rename(entry.folder, name, entry.manifest.attempt)
             outcome.aside.append(entry.step)
-        if len(outcome.problems) > problems:
-            return  # what names this one must stay, or it would come back
+            found.remove(entry)
+        if outcome.problems:
+            break  # what names this one must stay, or it would come back
+    return found
 
 
 def _named_first(left: Mapping[Left, Committed]) -> list[Committed]:
