@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
@@ -22,13 +22,18 @@ from holdfast.format.index import decode_index
 from holdfast.format.manifest import FileRecord, GroupRecord, Manifest, decode_manifest
 from holdfast.layout.box import Box
 from holdfast.persist.read import PORTION_BYTES, Loading, Progress
-from holdfast.plan.arrays import ArrayDestination, raw_dtype
+from holdfast.plan.arrays import ArrayDestination, Destination
+from holdfast.plan.contents import Contents, Group
 from holdfast.plan.files import Place, TensorSpec
 from holdfast.plan.load import StoredBlock, StoredFile, Want, plan_load
+from holdfast.plan.recipe import Recipe
+from holdfast.plan.terms import destinations_of
 from holdfast.storage.base import Readable, Reader
 
 if TYPE_CHECKING:
     from holdfast.persist.verify import VerifyReport
+
+_TP_AXES = frozenset({"tp", "mp", "tensor", "tensor_parallel", "model_parallel"})
 
 
 def no_progress(count: int) -> None:
@@ -163,14 +168,29 @@ class Checkpoint:
                     raise Damaged(f"{self.path}: {group} ties {alias!r} to {key!r}, which it does not have")
         return out
 
+    @cached_property
+    def contents(self) -> Contents:
+        """All of it as values: tensors by group and key, and what is not a tensor."""
+        groups = {}
+        for group, places in self.places.items():
+            record = self.manifest.groups[group]
+            groups[group] = Group(
+                record.kind, {k: _recipe(p) for k, p in places.items()}, record.aliases, record.logical_dtypes
+            )
+        files = tuple(file for members in self.stored_files.values() for file in members)
+        return Contents(groups, files, self.state, self.step, _tp_degree(self.manifest.writer))
+
     def keys(self, group: str | None = None) -> list[str]:
         """The keys of one group, or of all, in natural order; tied keys included."""
         if group is not None and group not in self.manifest.groups:
             raise NotFound(f"{self.path} has no group {group!r}; it has {', '.join(self.groups)}")
         chosen = [group] if group is not None else list(self.groups)
-        found = {key for name in chosen for key in self.places[name]}
+        found = {key for name in chosen for key in self._tensor_keys(name)}
         found |= {alias for name in chosen for alias in self.manifest.groups[name].aliases}
         return sorted(found, key=names.natural_key)
+
+    def _tensor_keys(self, group: str) -> Iterable[str]:
+        return self.places[group]
 
     def find(self, key: str, group: str | None = None) -> tuple[str, Place]:
         """The group and place of a key; "model" is looked at first when no group is given."""
@@ -240,19 +260,27 @@ class Checkpoint:
     def read(self, key: str, group: str | None = None, *, verify: bool = True) -> npt.NDArray[Any]:
         """One whole tensor as a numpy array; raises Damaged if a block of it has a wrong digest."""
         name, place = self.find(key, group)
-        array = np.empty(place.spec.shape, dtype=numpy_dtype(place.spec.dtype.name))
-        raw = array.view(raw_dtype(place))
-        box = Box.full(place.spec.shape)
         blocks = tuple(self._blocks(self.manifest.files[place.file]))
         touched = tuple(b for b in blocks if b.offset < place.end and place.begin < b.offset + b.size)
-        file = StoredFile(place.file, touched, (place,))
-        reads = plan_load([file], [Want(place, box, 0)], verify=verify, portion_bytes=PORTION_BYTES)
-        loading = Loading(Alone(), self, {(place, box): [ArrayDestination(raw)]}, no_progress)
-        failure = loading.run_read(reads, [0], 0.0).failure
+        array = self.read_recipe(_recipe(place), (StoredFile(place.file, touched, (place,)),), verify=verify)
+        logical = dtype_named(self.logical_dtype(name, place))
+        return as_complex(array, logical.name) if logical.pair else array
+
+    def read_recipe(
+        self, recipe: Recipe[Place], files: Sequence[StoredFile], *, verify: bool = True
+    ) -> npt.NDArray[Any]:
+        """A tensor from the places that it is made of, in `files`."""
+        array = np.empty(recipe.shape, dtype=numpy_dtype(recipe.dtype.name))
+        inner = ArrayDestination(array.view(f"u{recipe.dtype.bytes}"))
+        destinations: dict[tuple[Place, Box], list[Destination]] = {}
+        for wanted, destination in destinations_of(recipe, Box.full(recipe.shape), inner):
+            destinations.setdefault(wanted, []).append(destination)
+        wants = [Want(place, box, 0) for place, box in destinations]
+        reads = plan_load(files, wants, verify=verify, portion_bytes=PORTION_BYTES)
+        failure = Loading(Alone(), self, destinations, no_progress).run_read(reads, [0], 0.0).failure
         if failure is not None:
             raise failure
-        logical = dtype_named(self.logical_dtype(name, place))
-        return _complex(array, logical.name) if logical.pair else array
+        return array
 
     @cached_property
     def state(self) -> Mapping[str, Any]:
@@ -335,7 +363,19 @@ def _is_entry(entry: Any) -> bool:
     return all(isinstance(axis, str) for axis in axes) and isinstance(entry.get("values"), dict)
 
 
-def _complex(array: npt.NDArray[Any], logical: str) -> npt.NDArray[Any]:
+def _recipe(place: Place) -> Recipe[Place]:
+    return Recipe.whole(place, place.spec.shape, place.spec.dtype)
+
+
+def _tp_degree(writer: Mapping[str, Any]) -> int | None:
+    """The tensor-parallel degree that the manifest records; None for a checkpoint that records no mesh."""
+    mesh = writer.get("mesh")
+    if not mesh:
+        return None
+    return next((int(size) for axis, size in mesh.items() if axis.lower() in _TP_AXES), 1)
+
+
+def as_complex(array: npt.NDArray[Any], logical: str) -> npt.NDArray[Any]:
     """Pairs of reals as complex numbers; numpy has no 32-bit ones, so those widen to 64."""
     if logical == "complex32":
         array = array.astype(np.float32)

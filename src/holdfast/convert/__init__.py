@@ -1,0 +1,1 @@
+"""Offline conversion: tensors stream in, tensors stream out."""

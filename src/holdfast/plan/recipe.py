@@ -1,0 +1,181 @@
+"""Recipes: how a tensor is made of boxes of others.
+
+A term says that a box of the target is a box of a source, its dims taken in another order and
+its elements cast. A recipe is terms that fill the target. What renames, joins, cuts and turns
+tensors is algebra on recipes: nothing is read to find out what must be read.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Generic, TypeVar
+
+from holdfast.format.dtypes import DType
+from holdfast.layout.box import Box
+
+S = TypeVar("S")
+R = TypeVar("R")
+
+
+@dataclass(frozen=True, slots=True)
+class Term(Generic[S]):
+    """`box` of the target is `part` of `source`: dim d of the target is dim `order[d]` of the source.
+
+    Elements are cast to each of `casts` in turn: rounding to a narrow dtype on the way is kept.
+    """
+
+    box: Box
+    source: S
+    part: Box
+    order: tuple[int, ...]
+    casts: tuple[DType, ...] = ()
+
+    def cut(self, box: Box) -> Term[S] | None:
+        """The term for what lies in `box` of the target, or None if nothing does."""
+        common = self.box.intersect(box)
+        if common is None:
+            return None
+        if common == self.box:
+            return self
+        offsets, sizes = list(self.part.offsets), list(self.part.sizes)
+        for dim, source_dim in enumerate(self.order):
+            offsets[source_dim] += common.offsets[dim] - self.box.offsets[dim]
+            sizes[source_dim] = common.sizes[dim]
+        return replace(self, box=common, part=Box(tuple(offsets), tuple(sizes)))
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether bytes go over as they are, dim by dim."""
+        return not self.casts and self.order == tuple(range(len(self.order)))
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe(Generic[S]):
+    """A tensor of `shape` and `dtype` as terms that are apart and fill it."""
+
+    shape: tuple[int, ...]
+    dtype: DType
+    terms: tuple[Term[S], ...]
+
+    @staticmethod
+    def whole(source: S, shape: tuple[int, ...], dtype: DType) -> Recipe[S]:
+        """A tensor that is a source as it is."""
+        full = Box.full(shape)
+        return Recipe(shape, dtype, (Term(full, source, full, tuple(range(len(shape)))),) if full.volume else ())
+
+    def permuted(self, order: Sequence[int]) -> Recipe[S]:
+        """The same with its dims taken in another order, as numpy's transpose takes them."""
+        order = tuple(order)
+        terms = (
+            replace(term, box=_permuted(term.box, order), order=tuple(term.order[dim] for dim in order))
+            for term in self.terms
+        )
+        return Recipe(tuple(self.shape[dim] for dim in order), self.dtype, tuple(terms))
+
+    def transposed(self) -> Recipe[S]:
+        """The same with all its dims reversed."""
+        return self.permuted(range(len(self.shape) - 1, -1, -1))
+
+    def cast(self, dtype: DType) -> Recipe[S]:
+        if dtype is self.dtype:
+            return self
+        terms = (replace(term, casts=(*term.casts, dtype)) for term in self.terms)
+        return Recipe(self.shape, dtype, tuple(terms))
+
+    def uncast(self, dtype: DType) -> Recipe[S]:
+        """The same boxes of sources that have `dtype`, which stay as they are."""
+        return Recipe(self.shape, dtype, tuple(replace(term, casts=()) for term in self.terms))
+
+    def narrow(self, dim: int, begin: int, size: int) -> Recipe[S]:
+        """`size` elements of a dim from `begin` on."""
+        offsets = tuple(begin if d == dim else 0 for d in range(len(self.shape)))
+        box = Box(offsets, tuple(size if d == dim else whole for d, whole in enumerate(self.shape)))
+        terms = (replace(term, box=term.box.relative_to(box)) for term in self.overlapping(box))
+        return Recipe(box.sizes, self.dtype, tuple(terms))
+
+    def overlapping(self, box: Box) -> Iterator[Term[S]]:
+        """The terms for what lies in `box`, still in the target's coordinates."""
+        for term in self.terms:
+            found = term.cut(box)
+            if found is not None:
+                yield found
+
+    @staticmethod
+    def concat(parts: Sequence[Recipe[S]], dim: int) -> Recipe[S]:
+        """Parts one after another along a dim; their other dims and dtypes are equal."""
+        terms: list[Term[S]] = []
+        at = 0
+        for part in parts:
+            for term in part.terms:
+                offsets = tuple(o + at if d == dim else o for d, o in enumerate(term.box.offsets))
+                terms.append(replace(term, box=Box(offsets, term.box.sizes)))
+            at += part.shape[dim]
+        shape = tuple(at if d == dim else size for d, size in enumerate(parts[0].shape))
+        return Recipe(shape, parts[0].dtype, tuple(_joined(terms, dim)))
+
+    def over(self, find: Callable[[S], Recipe[R]]) -> Recipe[R]:
+        """The same tensor made of what its sources are made of."""
+        terms: list[Term[R]] = []
+        for term in self.terms:
+            for inner in find(term.source).overlapping(term.part):
+                offsets = tuple(
+                    box_offset + inner.box.offsets[dim] - term.part.offsets[dim]
+                    for box_offset, dim in zip(term.box.offsets, term.order, strict=True)
+                )
+                box = Box(offsets, tuple(inner.box.sizes[dim] for dim in term.order))
+                order = tuple(inner.order[dim] for dim in term.order)
+                terms.append(Term(box, inner.source, inner.part, order, (*inner.casts, *term.casts)))
+        return Recipe(self.shape, self.dtype, tuple(terms))
+
+    def sources(self) -> list[S]:
+        """What it is made of, each once, in the order of the terms."""
+        return list(dict.fromkeys(term.source for term in self.terms))
+
+
+def _permuted(box: Box, order: tuple[int, ...]) -> Box:
+    return Box(tuple(box.offsets[dim] for dim in order), tuple(box.sizes[dim] for dim in order))
+
+
+def _joined(terms: Sequence[Term[S]], dim: int) -> Iterator[Term[S]]:
+    """Terms in order; neighbours along `dim` that are neighbours in one source become one."""
+    last: Term[S] | None = None
+    for term in terms:
+        if last is not None and _follows(last, term, dim):
+            last = replace(
+                last, box=_grown(last.box, term.box, dim), part=_grown(last.part, term.part, last.order[dim])
+            )
+            continue
+        if last is not None:
+            yield last
+        last = term
+    if last is not None:
+        yield last
+
+
+def _follows(last: Term[S], term: Term[S], dim: int) -> bool:
+    same = last.source == term.source and last.order == term.order and last.casts == term.casts
+    return same and _adjacent(last.box, term.box, dim) and _adjacent(last.part, term.part, last.order[dim])
+
+
+def _adjacent(a: Box, b: Box, dim: int) -> bool:
+    """Whether `b` begins where `a` ends along `dim`, and is as wide in all others."""
+    for d, (offset, size, other, width) in enumerate(zip(a.offsets, a.sizes, b.offsets, b.sizes, strict=True)):
+        if (offset + size != other) if d == dim else ((offset, size) != (other, width)):
+            return False
+    return True
+
+
+def _grown(a: Box, b: Box, dim: int) -> Box:
+    return Box(a.offsets, tuple(size + b.sizes[d] if d == dim else size for d, size in enumerate(a.sizes)))
+
+
+def is_filled(recipe: Recipe[S]) -> bool:
+    """Whether the terms of a recipe fill its target, each element once."""
+    boxes = [term.box for term in recipe.terms]
+    if sum(box.volume for box in boxes) != Box.full(recipe.shape).volume:
+        return False
+    if any(not Box.full(recipe.shape).contains(box) for box in boxes):
+        return False
+    return all(a.intersect(b) is None for a, b in itertools.combinations(boxes, 2))

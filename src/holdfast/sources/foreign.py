@@ -1,0 +1,152 @@
+"""A checkpoint that another tool wrote, seen as one of Holdfast's own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy.typing as npt
+
+from holdfast.core import limits
+from holdfast.core.errors import Damaged, NotFound
+from holdfast.format.dtypes import dtype_named
+from holdfast.format.manifest import FileRecord, GroupRecord, Manifest
+from holdfast.format.names import natural_key
+from holdfast.persist.checkpoint import Checkpoint, as_complex
+from holdfast.plan.contents import Contents
+from holdfast.plan.files import Place
+from holdfast.plan.recipe import Recipe
+from holdfast.storage.base import Readable, Reader
+
+
+class Folder:
+    """A folder that a reader looks at: its files, by name and size. With `only`, one file of it."""
+
+    def __init__(self, storage: Readable, name: str, only: str | None = None) -> None:
+        self.storage = storage
+        self.name = name
+        self.pin = storage.pin(name)
+        found = self.pin.files()
+        self.only = only
+        self.files: Mapping[str, int] = found if only is None else {only: found[only]}
+
+    @property
+    def path(self) -> str:
+        return f"{self.storage.name}/{self.name}" if self.name else self.storage.name
+
+    def read(self, name: str, limit_bytes: int) -> bytes:
+        """A whole small file."""
+        return self.pin.read(name, limit_bytes)
+
+    def open(self, name: str) -> Reader:
+        return self.pin.open(name)
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a reader found: the format's name, the contents, and small files that are in memory alone.
+
+    A value that had to be computed lies in a file of `made`; no file of the folder has such a name.
+    """
+
+    format: str
+    contents: Contents
+    made: Mapping[str, bytes] = field(default_factory=dict)
+
+
+class Foreign(Checkpoint):
+    """A checkpoint of another format, open for reading. It has no digests: what is read is not verified."""
+
+    def __init__(self, folder: Folder, found: Found) -> None:
+        self._found = found
+        self._source = folder
+        super().__init__(folder.storage, folder.name)
+
+    @property
+    def path(self) -> str:
+        return f"{self._source.path}/{self._source.only}" if self._source.only else self._source.path
+
+    @property
+    def format(self) -> str:
+        """The name of the format."""
+        return self._found.format
+
+    def __repr__(self) -> str:
+        return f"Foreign({self.path!r}, format={self.format!r}, groups={list(self.groups)})"
+
+    def _read_manifest(self) -> Manifest:
+        contents = self._found.contents
+        groups = {}
+        for name, group in contents.groups.items():
+            places = {place for recipe in group.tensors.values() for place in recipe.sources()}
+            total = sum(place.spec.bytes for place in places)
+            files = tuple(sorted({place.file for place in places}, key=natural_key))
+            groups[name] = GroupRecord(group.kind, files, total, group.aliases, group.logical)
+        records = {file.name: FileRecord(self._size(file.name), ()) for file in contents.files}
+        return Manifest(contents.step, None, "", "", limits.BLOCK_BYTES, groups, records, {})
+
+    def _size(self, name: str) -> int:
+        made = self._found.made.get(name)
+        return len(made) if made is not None else self._source.files[name]
+
+    @cached_property
+    def contents(self) -> Contents:
+        return self._found.contents
+
+    @property
+    def state(self) -> Mapping[str, Any]:  # type: ignore[override]
+        return self._found.contents.state
+
+    def open_file(self, name: str) -> Reader:
+        made = self._found.made.get(name)
+        return MadeReader(made) if made is not None else super().open_file(name)
+
+    def _tensor_keys(self, group: str) -> Iterable[str]:
+        return self.contents.groups[group].tensors
+
+    def find_recipe(self, key: str, group: str | None = None) -> tuple[str, str, Recipe[Place]]:
+        """The group, the key under which it is kept, and the recipe of a tensor."""
+        candidates = [group] if group is not None else sorted(self.groups, key=lambda name: name != "model")
+        for name in candidates:
+            if name not in self.contents.groups:
+                raise NotFound(f"{self.path} has no group {name!r}; it has {', '.join(self.groups)}")
+            members = self.contents.groups[name]
+            kept = members.aliases.get(key, key)
+            if kept in members.tensors:
+                return name, kept, members.tensors[kept]
+        raise NotFound(f"{self.path} has no key {key!r}" + (f" in the group {group!r}" if group else ""))
+
+    def read(self, key: str, group: str | None = None, *, verify: bool = True) -> npt.NDArray[Any]:
+        name, kept, recipe = self.find_recipe(key, group)
+        array = self.read_recipe(recipe, self.contents.files, verify=verify)
+        logical = dtype_named(self.contents.groups[name].logical.get(kept, recipe.dtype.name))
+        return as_complex(array, logical.name) if logical.pair else array
+
+
+class MadeReader:
+    """A file in memory."""
+
+    mappable = False
+
+    def __init__(self, data: bytes) -> None:
+        self._data = memoryview(data)
+
+    @property
+    def size(self) -> int:
+        return self._data.nbytes
+
+    def map(self, offset: int, size: int, *, whole: bool = False) -> memoryview:
+        return self._data[offset : offset + size]
+
+    def read_into(self, offset: int, buffers: Sequence[memoryview]) -> None:
+        for buffer in buffers:
+            data = self._data[offset : offset + buffer.nbytes]
+            if data.nbytes != buffer.nbytes:
+                raise Damaged(f"a value made in memory ends at {self.size}, wanted {offset + buffer.nbytes}")
+            buffer.cast("B")[:] = data
+            offset += buffer.nbytes
+
+    def close(self) -> None:
+        """Nothing is open."""
