@@ -96,7 +96,7 @@ class Foreign(Checkpoint):
         return self._found.contents
 
     @property
-    def state(self) -> Mapping[str, Any]:  # type: ignore[override]
+    def state(self) -> Mapping[str, Any]:
         return self._found.contents.state
 
     def open_file(self, name: str) -> Reader:
