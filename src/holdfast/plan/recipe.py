@@ -18,11 +18,15 @@ from holdfast.layout.box import Box
 S = TypeVar("S")
 R = TypeVar("R")
 
+NEW = -1  # in the order of a term: a dim of size 1 that the source does not have
+
 
 @dataclass(frozen=True, slots=True)
 class Term(Generic[S]):
     """`box` of the target is `part` of `source`: dim d of the target is dim `order[d]` of the source.
 
+    Source and target may differ in rank: a target dim whose order is NEW has size 1 in the box, and a
+    source dim that no target dim takes has size 1 in the part.
     Elements are cast to each of `casts` in turn: rounding to a narrow dtype on the way is kept.
     """
 
@@ -41,14 +45,15 @@ class Term(Generic[S]):
             return self
         offsets, sizes = list(self.part.offsets), list(self.part.sizes)
         for dim, source_dim in enumerate(self.order):
-            offsets[source_dim] += common.offsets[dim] - self.box.offsets[dim]
-            sizes[source_dim] = common.sizes[dim]
+            if source_dim != NEW:
+                offsets[source_dim] += common.offsets[dim] - self.box.offsets[dim]
+                sizes[source_dim] = common.sizes[dim]
         return replace(self, box=common, part=Box(tuple(offsets), tuple(sizes)))
 
     @property
     def is_plain(self) -> bool:
         """Whether bytes go over as they are, dim by dim."""
-        return not self.casts and self.order == tuple(range(len(self.order)))
+        return not self.casts and self.order == tuple(range(len(self.part.sizes)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +82,22 @@ class Recipe(Generic[S]):
     def transposed(self) -> Recipe[S]:
         """The same with all its dims reversed."""
         return self.permuted(range(len(self.shape) - 1, -1, -1))
+
+    def raised(self, dim: int) -> Recipe[S]:
+        """The same with a new dim of size 1 before `dim`."""
+        terms = (
+            replace(term, box=_raised(term.box, dim), order=(*term.order[:dim], _spare_dim(term), *term.order[dim:]))
+            for term in self.terms
+        )
+        return Recipe((*self.shape[:dim], 1, *self.shape[dim:]), self.dtype, tuple(terms))
+
+    def dropped(self, dim: int) -> Recipe[S]:
+        """The same without `dim`, whose size is 1."""
+        terms = (
+            replace(term, box=_dropped(term.box, dim), order=(*term.order[:dim], *term.order[dim + 1 :]))
+            for term in self.terms
+        )
+        return Recipe((*self.shape[:dim], *self.shape[dim + 1 :]), self.dtype, tuple(terms))
 
     def cast(self, dtype: DType) -> Recipe[S]:
         if dtype is self.dtype:
@@ -121,11 +142,11 @@ class Recipe(Generic[S]):
         for term in self.terms:
             for inner in find(term.source).overlapping(term.part):
                 offsets = tuple(
-                    box_offset + inner.box.offsets[dim] - term.part.offsets[dim]
-                    for box_offset, dim in zip(term.box.offsets, term.order, strict=True)
+                    at if dim == NEW else at + inner.box.offsets[dim] - term.part.offsets[dim]
+                    for at, dim in zip(term.box.offsets, term.order, strict=True)
                 )
-                box = Box(offsets, tuple(inner.box.sizes[dim] for dim in term.order))
-                order = tuple(inner.order[dim] for dim in term.order)
+                box = Box(offsets, tuple(1 if dim == NEW else inner.box.sizes[dim] for dim in term.order))
+                order = tuple(NEW if dim == NEW else inner.order[dim] for dim in term.order)
                 terms.append(Term(box, inner.source, inner.part, order, (*inner.casts, *term.casts)))
         return Recipe(self.shape, self.dtype, tuple(terms))
 
@@ -136,6 +157,19 @@ class Recipe(Generic[S]):
 
 def _permuted(box: Box, order: tuple[int, ...]) -> Box:
     return Box(tuple(box.offsets[dim] for dim in order), tuple(box.sizes[dim] for dim in order))
+
+
+def _raised(box: Box, dim: int) -> Box:
+    return Box((*box.offsets[:dim], 0, *box.offsets[dim:]), (*box.sizes[:dim], 1, *box.sizes[dim:]))
+
+
+def _dropped(box: Box, dim: int) -> Box:
+    return Box((*box.offsets[:dim], *box.offsets[dim + 1 :]), (*box.sizes[:dim], *box.sizes[dim + 1 :]))
+
+
+def _spare_dim(term: Term[S]) -> int:
+    """A dim of the source that nothing takes, so that what was cut apart along it joins again; else NEW."""
+    return next((dim for dim in range(len(term.part.sizes)) if dim not in term.order), NEW)
 
 
 def _joined(terms: Sequence[Term[S]], dim: int) -> Iterator[Term[S]]:
@@ -155,6 +189,8 @@ def _joined(terms: Sequence[Term[S]], dim: int) -> Iterator[Term[S]]:
 
 
 def _follows(last: Term[S], term: Term[S], dim: int) -> bool:
+    if last.order[dim] == NEW:
+        return False
     same = last.source == term.source and last.order == term.order and last.casts == term.casts
     return same and _adjacent(last.box, term.box, dim) and _adjacent(last.part, term.part, last.order[dim])
 
