@@ -175,9 +175,11 @@ def _shifted(term: Term[S], dim: int, begin: int, size: int, origin: int) -> Ter
     offsets, sizes = list(term.box.offsets), list(term.box.sizes)
     part_offsets, part_sizes = list(term.part.offsets), list(term.part.sizes)
     source_dim = term.order[dim]
-    part_offsets[source_dim] += begin - offsets[dim]
+    if source_dim != NEW:
+        part_offsets[source_dim] += begin - offsets[dim]
+        part_sizes[source_dim] = size
     offsets[dim] = begin - origin
-    sizes[dim] = part_sizes[source_dim] = size
+    sizes[dim] = size
     part = Box(tuple(part_offsets), tuple(part_sizes))
     return Term(Box(tuple(offsets), tuple(sizes)), term.source, part, term.order, term.casts)
 

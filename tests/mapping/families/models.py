@@ -106,7 +106,9 @@ def mapping_of(name: str, config: Dict[str, Any] | None, keys: Any = None) -> Ma
 
 def mapped(mapping: Mapping, tensors: State, **options: Any) -> State:
     """What a mapping makes of tensors, without knowing what is wanted."""
-    sources = {key: Sized(tuple(t.shape), dtype_named(str(t.dtype).removeprefix("torch."))) for key, t in tensors.items()}
+    sources = {
+        key: Sized(tuple(t.shape), dtype_named(str(t.dtype).removeprefix("torch."))) for key, t in tensors.items()
+    }
     compiled = mapping.compile(sources, None, **options)
     return {key: made(recipe, tensors) for key, recipe in compiled.recipes.items()}
 

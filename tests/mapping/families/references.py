@@ -40,10 +40,14 @@ def hub_names(state: State) -> State:
     words["w3.weight"] = "up_proj.weight"
     out = {}
     for key, value in state.items():
-        for old, new in words.items():
-            key = key.replace(old, new)
-        out[key] = value
+        out[replaced(key, words)] = value
     return out
+
+
+def replaced(key: str, words: dict[str, str]) -> str:
+    for old, new in words.items():
+        key = key.replace(old, new)
+    return key
 
 
 def fused(state: State, config: dict[str, Any], *, by_group: bool) -> State:
@@ -111,7 +115,9 @@ def _feed_forward(layer: State, *, engine: bool) -> State:
         out["mlp.linear_fc1.layer_norm_weight" if engine else "pre_mlp_layernorm.weight"] = norm
         for kind in ("weight", "bias"):
             if f"mlp.gate_proj.{kind}" in layer:
-                out[f"mlp.linear_fc1.{kind}"] = torch.cat([layer[f"mlp.gate_proj.{kind}"], layer[f"mlp.up_proj.{kind}"]])
+                out[f"mlp.linear_fc1.{kind}"] = torch.cat(
+                    [layer[f"mlp.gate_proj.{kind}"], layer[f"mlp.up_proj.{kind}"]]
+                )
                 out[f"mlp.linear_fc2.{kind}"] = layer[f"mlp.down_proj.{kind}"]
         return out
     out["pre_mlp_layernorm.weight"] = norm
@@ -153,15 +159,17 @@ def layers_stored(state: State) -> State:
             out[key] = value
         elif match[1] == "0":
             count = len(layer_numbers(state, "decoder.layers"))
-            out[f"decoder.layers.{match[2]}"] = torch.stack([state[f"decoder.layers.{n}.{match[2]}"] for n in range(count)])
+            out[f"decoder.layers.{match[2]}"] = torch.stack(
+                [state[f"decoder.layers.{n}.{match[2]}"] for n in range(count)]
+            )
     return out
 
 
 def gpt2_linear(state: State, config: dict[str, Any]) -> State:
     """GPT-2 with weights [out, in] and q, k and v apart."""
     out: State = {}
-    for key, value in state.items():
-        value = value.T if re.search(r"\.(c_attn|c_fc|c_proj)\.weight$", key) else value
+    for key, stored in state.items():
+        value = stored.T if re.search(r"\.(c_attn|c_fc|c_proj)\.weight$", key) else stored
         if ".c_attn." in key:
             for x, part in zip("qkv", value.split(config["n_embd"]), strict=True):
                 out[key.replace("c_attn", f"{x}_proj")] = part
@@ -192,7 +200,5 @@ def gpt2_megatron(state: State, config: dict[str, Any], *, engine: bool) -> Stat
                 grouped(*parts, config)
             )
         elif ".k_proj." not in key and ".v_proj." not in key:
-            for old, new in words.items():
-                key = key.replace(old, new)
-            out[key] = value
+            out[replaced(key, words)] = value
     return out

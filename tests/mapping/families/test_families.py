@@ -156,7 +156,9 @@ def test_deepseek_experts_need_not_be_equally_many() -> None:
 def test_deepseek_scales_are_stacked_with_their_experts() -> None:
     model = stored("deepseek-v3")
     scales = {
-        f"{key}_scale_inv": torch.randn(3, 2) for key in model.tensors if ".experts." in key and key.endswith("_proj.weight")
+        f"{key}_scale_inv": torch.randn(3, 2)
+        for key in model.tensors
+        if ".experts." in key and key.endswith("_proj.weight")
     }
     made = mapped(mapping_of("stacked", model.config), model.tensors | scales)
     expected = torch.stack(
@@ -179,7 +181,7 @@ def test_a_base_model_without_its_head_has_no_prefix() -> None:
 @pytest.mark.parametrize("case", CASES)
 def test_the_family_is_found_from_the_config(case: str) -> None:
     config = stored(case).config
-    assert find(config).name == case.split()[0]
+    assert find(config).name == case.split(maxsplit=1)[0]
     assert find({"architectures": config["architectures"]}) is find(config)
 
 
