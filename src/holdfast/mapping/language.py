@@ -7,7 +7,7 @@ from collections import abc
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TypeAlias
 
 from holdfast.core import limits
 from holdfast.core.errors import InvalidArgument, NotFound
@@ -16,8 +16,7 @@ from holdfast.mapping.compile import Compiled, TargetTP, compile_program
 from holdfast.mapping.grammar import statements_of
 from holdfast.mapping.values import Spec, Statement
 
-if TYPE_CHECKING:
-    Written = str | os.PathLike[str] | Sequence[str] | abc.Mapping[str, Sequence[str]] | "Mapping"
+Written: TypeAlias = "str | os.PathLike[str] | Sequence[str] | abc.Mapping[str, Sequence[str]] | Mapping"
 
 _AOA = "aoa_statements"
 
@@ -117,7 +116,7 @@ def _listed(items: Sequence[object], origin: str) -> Iterator[Statement]:
 
 
 def _limited(statements: Iterator[Statement]) -> Mapping:
-    found = []
+    found: list[Statement] = []
     for statement in statements:
         if len(found) >= limits.MAPPING_STATEMENTS:
             raise statement.refusal(f"more than {limits.MAPPING_STATEMENTS} statements", InvalidArgument)
