@@ -51,6 +51,14 @@ class Term(Generic[S]):
                 sizes[source_dim] = common.sizes[dim]
         return replace(self, box=common, part=Box(tuple(offsets), tuple(sizes)))
 
+    def placed(self, part: Box) -> Box:
+        """The box of the target that a box inside `self.part` becomes."""
+        offsets = tuple(
+            at if dim == NEW else at + part.offsets[dim] - self.part.offsets[dim]
+            for at, dim in zip(self.box.offsets, self.order, strict=True)
+        )
+        return Box(offsets, tuple(1 if dim == NEW else part.sizes[dim] for dim in self.order))
+
     @property
     def is_plain(self) -> bool:
         """Whether bytes go over as they are, dim by dim."""
@@ -156,13 +164,9 @@ class Recipe(Generic[S]):
         terms: list[Term[R]] = []
         for term in self.terms:
             for inner in find(term.source).overlapping(term.part):
-                offsets = tuple(
-                    at if dim == NEW else at + inner.box.offsets[dim] - term.part.offsets[dim]
-                    for at, dim in zip(term.box.offsets, term.order, strict=True)
-                )
-                box = Box(offsets, tuple(1 if dim == NEW else inner.box.sizes[dim] for dim in term.order))
                 order = tuple(NEW if dim == NEW else inner.order[dim] for dim in term.order)
-                terms.append(Term(box, inner.source, inner.part, order, (*inner.casts, *term.casts)))
+                casts = (*inner.casts, *term.casts)
+                terms.append(Term(term.placed(inner.box), inner.source, inner.part, order, casts))
         return Recipe(self.shape, self.dtype, tuple(terms))
 
     def sources(self) -> list[S]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from types import EllipsisType
 
 import numpy as np
 
@@ -11,6 +12,8 @@ from holdfast.layout.box import Box
 from holdfast.plan.arrays import Destination, RawArray, part_of
 from holdfast.plan.files import Place
 from holdfast.plan.recipe import NEW, Recipe, Term
+
+Index = tuple[slice | int | EllipsisType | None, ...]
 
 
 def destinations_of(
@@ -48,12 +51,18 @@ class TermDestination:
         self._inner.put(target, turned(cast_raw(data, self._dtype, self._casts), self._order))
 
 
+def turning(order: Sequence[int], rank: int) -> tuple[Index, list[int], Index]:
+    """How a view turns a part of `rank` dims to its target's: an index, then a permutation, then an index."""
+    kept = sorted(dim for dim in order if dim != NEW)
+    dropped = (*(slice(None) if dim in kept else 0 for dim in range(rank)), ...)
+    raised = (*(None if dim == NEW else slice(None) for dim in order), ...)
+    return dropped, [kept.index(dim) for dim in order if dim != NEW], raised
+
+
 def turned(data: RawArray, order: Sequence[int]) -> RawArray:
     """A view of a source's part with the dims of its target: dim d is dim `order[d]` of `data`, or a new one."""
-    kept = sorted(dim for dim in order if dim != NEW)
-    without = data[(*(slice(None) if dim in kept else 0 for dim in range(data.ndim)), ...)]
-    moved = without.transpose([kept.index(dim) for dim in order if dim != NEW])
-    return moved[(*(None if dim == NEW else slice(None) for dim in order), ...)]
+    dropped, moved, raised = turning(order, data.ndim)
+    return data[dropped].transpose(moved)[raised]
 
 
 def turned_back(data: RawArray, order: Sequence[int], rank: int) -> RawArray:
