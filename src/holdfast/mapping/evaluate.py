@@ -32,7 +32,7 @@ def evaluate(statement: Statement, number: int, step: Step, sources: Recipes, ar
         made = _fused(statement, step, made, around)
     elif statement.stacks:
         made = [_stack(statement, step, made)]
-    elif len(made) > 1:
+    elif len(made) > 1 or (len(step.rights) == 1 and isinstance(statement.options.sizes, tuple)):
         made = [_concat(statement, step, made)]
     made = [_cast(statement, _permute(statement, step, recipe)) for recipe in made]
     if statement.unstacks:
@@ -87,7 +87,7 @@ def _concat(statement: Statement, step: Step, parts: Recipes) -> Recipe[str]:
     _check_alike(statement, step, parts, dim)
     sizes = statement.options.sizes
     found = tuple(part.shape[dim] for part in parts)
-    if isinstance(sizes, tuple) and len(step.lefts) > 1 and sizes != found:
+    if isinstance(sizes, tuple) and sizes != found:
         raise statement.refusal(f"sizes={list(sizes)}, but the parts have {list(found)}: {shown(step.lefts, parts)}")
     return Recipe.concat(parts, dim)
 

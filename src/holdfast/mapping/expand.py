@@ -26,7 +26,7 @@ class Work:
 
 
 def expand(
-    statements: Iterable[Statement], sources: Mapping[str, Spec], targets: Iterable[str] | None, work: Work
+    statements: Iterable[Statement], sources: Mapping[str, Spec | None], targets: Iterable[str] | None, work: Work
 ) -> Iterator[Expansion]:
     """Each statement with its steps, in order. `targets` None: they are not known."""
     known = None if targets is None else Names(targets)
@@ -59,9 +59,9 @@ class _Expander:
         steps = []
         for key in _keys(statement.rights):
             if self._targets is None and key.holes:
-                raise statement.refusal(f"which keys {key.pattern} stands for is known only where the targets are")
+                continue  # where the targets are what is made, there are no others to keep
             found = [_literal(key)] if self._targets is None else [name for name, _ in self._targets.match(key)]
-            if not found:
+            if not found and not statement.options.optional:
                 raise statement.refusal(
                     f"there is no target {key.pattern}{nearest(_literal(key), self._targets or ())}"
                 )
@@ -118,6 +118,8 @@ class _Expander:
             return [_literal(left_open)]
         if len({hole.name for hole in left_open.holes}) > 1:
             raise statement.refusal(f"of {left_open.pattern}, one hole at most can stand on the right only")
+        if statement.unstacks and self._targets is not None and any(self._targets.match(left_open)):
+            return self._target_names(statement, left_open)
         count = self._slices(statement, row) or statement.options.parts
         if count is not None:
             self._work.spend(count, statement)

@@ -13,7 +13,10 @@ from holdfast.core import limits
 from holdfast.core.errors import InvalidArgument, NotFound
 from holdfast.format import strictjson
 from holdfast.mapping.compile import Compiled, TargetTP, compile_program
+from holdfast.mapping.explain import Keys, explain, specs_of
 from holdfast.mapping.grammar import statements_of
+from holdfast.mapping.pin import pinned
+from holdfast.mapping.reverse import reversed_program
 from holdfast.mapping.values import Spec, Statement
 
 Written: TypeAlias = "str | os.PathLike[str] | Sequence[str] | abc.Mapping[str, Sequence[str]] | Mapping"
@@ -44,6 +47,25 @@ class Mapping:
 
     def __str__(self) -> str:
         return "".join(f"{statement}\n" for statement in self.statements)
+
+    def reverse(self, shapes: abc.Mapping[str, Sequence[int]] | None = None) -> Mapping:
+        """The mapping that makes the sources again of the targets.
+
+        What was joined is cut by `sizes=`, by `shapes` of the sources, or else by the shapes that the
+        targets of the reverse have when it is compiled. Raises InvalidArgument for a statement without an inverse.
+        """
+        known = None if shapes is None else specs_of(shapes)
+        statements = self.statements if known is None else pinned(self.statements, known)
+        return Mapping(tuple(reversed_program(statements)))
+
+    def explain(
+        self, keys: Keys, targets: Keys | None = None, *, source_tp: int | None = None, target_tp: TargetTP = None
+    ) -> str:
+        """For every target where it comes from: its boxes, the source's boxes, the order of dims, casts.
+
+        `keys` are {key: shape}, {key: (shape, dtype)} or specs; of keys alone only the names are told.
+        """
+        return explain(self.statements, keys, targets, source_tp=source_tp, target_tp=target_tp)
 
     def compile(
         self,

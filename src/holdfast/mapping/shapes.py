@@ -13,7 +13,7 @@ Shape = tuple[int, ...]
 class Shapes:
     """Shapes of sources, and of what renames, turns and stacks make of them; of other names it knows none."""
 
-    def __init__(self, sources: Mapping[str, Spec]) -> None:
+    def __init__(self, sources: Mapping[str, Spec | None]) -> None:
         self._sources = sources
         self._made: dict[str, Shape | None] = {}
 
