@@ -64,7 +64,7 @@ class Recipe(Generic[S]):
     def whole(source: S, shape: tuple[int, ...], dtype: DType) -> Recipe[S]:
         """A tensor that is a source as it is."""
         full = Box.full(shape)
-        return Recipe(shape, dtype, (Term(full, source, full, tuple(range(len(shape)))),) if full.volume else ())
+        return Recipe(shape, dtype, (Term(full, source, full, tuple(range(len(shape)))),))
 
     def permuted(self, order: Sequence[int]) -> Recipe[S]:
         """The same with its dims taken in another order, as numpy's transpose takes them."""
