@@ -7,7 +7,7 @@ from collections import abc
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from holdfast.core import limits
 from holdfast.core.errors import InvalidArgument, NotFound
@@ -31,16 +31,17 @@ class Mapping:
     statements: tuple[Statement, ...] = ()
 
     @staticmethod
-    def parse(written: Written) -> Mapping:
+    def parse(written: Written, config: abc.Mapping[str, Any] | None = None) -> Mapping:
         """A mapping from a text, a file, a list of statements or {"aoa_statements": [...]}.
 
         A file holds the text, or the list or the object as JSON. A text in one line without `->` is
-        the name of a file. Raises InvalidArgument with line and column, NotFound for a missing file.
+        the name of a file. `config` is the model's config.json, for mappings called by name.
+        Raises InvalidArgument with line and column, NotFound for a missing file.
         """
         if isinstance(written, Mapping):
             return written
         if isinstance(written, str):
-            return _from_text(written)
+            return _from_text(written, config)
         if isinstance(written, os.PathLike):
             return _from_file(Path(written))
         return _from_value(written, "")
@@ -84,7 +85,7 @@ class Mapping:
         return compile_program(self.statements, sources, targets, source_tp=source_tp, target_tp=target_tp)
 
 
-def _from_text(text: str) -> Mapping:
+def _from_text(text: str, config: abc.Mapping[str, Any] | None) -> Mapping:
     if "->" in text or "\n" in text or not text.partition("#")[0].strip():
         return _limited(statements_of(text))
     try:
@@ -93,8 +94,13 @@ def _from_text(text: str) -> Mapping:
         is_file = False
     if is_file:
         return _from_file(Path(text))
+    return _from_name(text, config)
+
+
+def _from_name(name: str, config: abc.Mapping[str, Any] | None) -> Mapping:
+    """A built-in mapping by its name."""
     raise InvalidArgument(
-        f"{text[:200]!r} is no mapping: neither a statement such as `a -> b`, nor a file that is there"
+        f"{name[:200]!r} is no mapping: neither a statement such as `a -> b`, nor a file that is there"
     )
 
 
@@ -131,9 +137,13 @@ def _from_value(value: object, origin: str) -> Mapping:
 
 def _listed(items: Sequence[object], origin: str) -> Iterator[Statement]:
     """Statements of a list; the line is the place in it."""
+    size = 0
     for number, item in enumerate(items):
         if not isinstance(item, str):
             raise InvalidArgument(f"{origin}line {number + 1}: a statement is a text, not {type(item).__name__}")
+        size += len(item)
+        if size > limits.MAPPING_BYTES:
+            raise InvalidArgument(f"{origin}line {number + 1}: a mapping has at most {limits.MAPPING_BYTES} bytes")
         yield from statements_of(item, origin, number + 1)
 
 
