@@ -12,15 +12,15 @@ from torch import nn
 
 import holdfast
 
-SIZES: dict[str, Any] = dict(
-    vocab_size=64,
-    hidden_size=32,
-    intermediate_size=48,
-    num_hidden_layers=2,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-    tie_word_embeddings=False,
-)
+SIZES: dict[str, Any] = {
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "tie_word_embeddings": False,
+}
 
 
 def llama(**more: Any) -> Any:
@@ -93,9 +93,8 @@ def test_a_fused_model_is_saved_as_transformers_opens_it(tmp_path: Path) -> None
         optimizer.step()
         checkpointer.save(1, {"model": live, "optimizer": optimizer}).result(60)
         stepped = {key: value.clone() for key, value in live.state_dict().items()}
-        moments = {
-            key: optimizer.state[p]["exp_avg"].clone() for key, p in zip(live.names, live.parameters(), strict=True)
-        }
+        named = list(zip(live.names, live.parameters(), strict=True))
+        moments = {key: optimizer.state[parameter]["exp_avg"].clone() for key, parameter in named}
         fresh = Fused({key: torch.zeros_like(value) for key, value in before.items()}, model.config)
         again = torch.optim.AdamW(fresh.parameters())
         assert checkpointer.restore({"model": fresh, "optimizer": again}) == 1
@@ -131,7 +130,7 @@ def test_averages_and_masters_follow_their_parameter(tmp_path: Path) -> None:
         parameter.data.add_(1.0)
     average.update()
     state = {"model": live, "ema": average}
-    truth = {key: value.clone() for key, value in average.holdfast_averages().items()}
+    truth = {key: value.tensor.clone() for key, value in average.holdfast_averages().items()}
     holdfast.save(tmp_path / "saved", state, mapping="llama-from-fused", model_dtype="bfloat16")
     opened = holdfast.open(tmp_path / "saved")
     for group in ("model", "master_weights", "ema/model"):
@@ -141,4 +140,4 @@ def test_averages_and_masters_follow_their_parameter(tmp_path: Path) -> None:
     holdfast.load(tmp_path / "saved", {"model": fresh, "ema": other}, mapping="llama-fused")
     assert all(torch.equal(fresh.state_dict()[key], value) for key, value in live.state_dict().items())
     found = other.holdfast_averages()
-    assert all(torch.equal(found[key], value) for key, value in truth.items())
+    assert all(torch.equal(found[key].tensor, value) for key, value in truth.items())

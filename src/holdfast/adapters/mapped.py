@@ -104,9 +104,8 @@ def work_out(ranks: Ranks, collected: Collected, given: Any, state: Mapping[str,
     def work() -> None:
         contents = _contents_of(everyone)
         configs = {name: config for answer in everyone for name, config in answer["configs"].items() if config}
-        modules = [
-            name for name, group in contents.groups.items() if group.kind in ("module", "tensors") and "/" not in name
-        ]
+        named = {name: group for name, group in contents.groups.items() if "/" not in name}
+        modules = [name for name, group in named.items() if group.kind in ("module", "tensors")]
         mapped = []
 
         def around(module: str) -> Around:
