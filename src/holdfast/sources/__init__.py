@@ -13,12 +13,14 @@ from pathlib import Path
 from holdfast.core.errors import NotFound
 from holdfast.core.filenames import MANIFEST
 from holdfast.persist.checkpoint import Checkpoint
+from holdfast.sources.dcp.reader import read_dcp
 from holdfast.sources.foreign import Folder, Foreign, Found
+from holdfast.sources.torchfiles.reader import read_torch
 from holdfast.storage import locate
 
 __all__ = ["open_stored"]
 
-READERS: tuple[Callable[[Folder], Found | None], ...] = ()
+READERS: tuple[Callable[[Folder], Found | None], ...] = (read_dcp, read_torch)
 
 
 def open_stored(path: str | os.PathLike[str]) -> Checkpoint:

@@ -17,7 +17,9 @@ from holdfast.format.names import natural_key
 from holdfast.persist.checkpoint import Checkpoint, as_complex
 from holdfast.plan.contents import Contents
 from holdfast.plan.files import Place
+from holdfast.plan.load import StoredFile
 from holdfast.plan.recipe import Recipe
+from holdfast.sources.laying import blocks_of
 from holdfast.storage.base import Readable, Reader
 
 
@@ -49,11 +51,13 @@ class Found:
     """What a reader found: the format's name, the contents, and small files that are in memory alone.
 
     A value that had to be computed lies in a file of `made`; no file of the folder has such a name.
+    `notes` say what was left out, or is not certain.
     """
 
     format: str
     contents: Contents
     made: Mapping[str, bytes] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
 
 
 class Foreign(Checkpoint):
@@ -72,6 +76,11 @@ class Foreign(Checkpoint):
     def format(self) -> str:
         """The name of the format."""
         return self._found.format
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What was left out of it, or is not certain."""
+        return self._found.notes
 
     def __repr__(self) -> str:
         return f"Foreign({self.path!r}, format={self.format!r}, groups={list(self.groups)})"
@@ -120,7 +129,8 @@ class Foreign(Checkpoint):
 
     def read(self, key: str, group: str | None = None, *, verify: bool = True) -> npt.NDArray[Any]:
         name, kept, recipe = self.find_recipe(key, group)
-        array = self.read_recipe(recipe, self.contents.files, verify=verify)
+        files = [StoredFile(place.file, blocks_of([place]), (place,)) for place in recipe.sources()]
+        array = self.read_recipe(recipe, files, verify=verify)
         logical = dtype_named(self.contents.groups[name].logical.get(kept, recipe.dtype.name))
         return as_complex(array, logical.name) if logical.pair else array
 
