@@ -7,6 +7,7 @@ tensors is algebra on recipes: nothing is read to find out what must be read.
 
 from __future__ import annotations
 
+import bisect
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -18,11 +19,15 @@ from holdfast.layout.box import Box
 S = TypeVar("S")
 R = TypeVar("R")
 
+NEW = -1  # in the order of a term: a dim of size 1 that the source does not have
+
 
 @dataclass(frozen=True, slots=True)
 class Term(Generic[S]):
     """`box` of the target is `part` of `source`: dim d of the target is dim `order[d]` of the source.
 
+    Source and target may differ in rank: a target dim whose order is NEW has size 1 in the box, and a
+    source dim that no target dim takes has size 1 in the part.
     Elements are cast to each of `casts` in turn: rounding to a narrow dtype on the way is kept.
     """
 
@@ -41,14 +46,23 @@ class Term(Generic[S]):
             return self
         offsets, sizes = list(self.part.offsets), list(self.part.sizes)
         for dim, source_dim in enumerate(self.order):
-            offsets[source_dim] += common.offsets[dim] - self.box.offsets[dim]
-            sizes[source_dim] = common.sizes[dim]
+            if source_dim != NEW:
+                offsets[source_dim] += common.offsets[dim] - self.box.offsets[dim]
+                sizes[source_dim] = common.sizes[dim]
         return replace(self, box=common, part=Box(tuple(offsets), tuple(sizes)))
+
+    def placed(self, part: Box) -> Box:
+        """The box of the target that a box inside `self.part` becomes."""
+        offsets = tuple(
+            at if dim == NEW else at + part.offsets[dim] - self.part.offsets[dim]
+            for at, dim in zip(self.box.offsets, self.order, strict=True)
+        )
+        return Box(offsets, tuple(1 if dim == NEW else part.sizes[dim] for dim in self.order))
 
     @property
     def is_plain(self) -> bool:
         """Whether bytes go over as they are, dim by dim."""
-        return not self.casts and self.order == tuple(range(len(self.order)))
+        return not self.casts and self.order == tuple(range(len(self.part.sizes)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +77,7 @@ class Recipe(Generic[S]):
     def whole(source: S, shape: tuple[int, ...], dtype: DType) -> Recipe[S]:
         """A tensor that is a source as it is."""
         full = Box.full(shape)
-        return Recipe(shape, dtype, (Term(full, source, full, tuple(range(len(shape)))),) if full.volume else ())
+        return Recipe(shape, dtype, (Term(full, source, full, tuple(range(len(shape)))),))
 
     def permuted(self, order: Sequence[int]) -> Recipe[S]:
         """The same with its dims taken in another order, as numpy's transpose takes them."""
@@ -77,6 +91,22 @@ class Recipe(Generic[S]):
     def transposed(self) -> Recipe[S]:
         """The same with all its dims reversed."""
         return self.permuted(range(len(self.shape) - 1, -1, -1))
+
+    def raised(self, dim: int) -> Recipe[S]:
+        """The same with a new dim of size 1 before `dim`."""
+        terms = (
+            replace(term, box=_raised(term.box, dim), order=(*term.order[:dim], _spare_dim(term), *term.order[dim:]))
+            for term in self.terms
+        )
+        return Recipe((*self.shape[:dim], 1, *self.shape[dim:]), self.dtype, tuple(terms))
+
+    def dropped(self, dim: int) -> Recipe[S]:
+        """The same without `dim`, whose size is 1."""
+        terms = (
+            replace(term, box=_dropped(term.box, dim), order=(*term.order[:dim], *term.order[dim + 1 :]))
+            for term in self.terms
+        )
+        return Recipe((*self.shape[:dim], *self.shape[dim + 1 :]), self.dtype, tuple(terms))
 
     def cast(self, dtype: DType) -> Recipe[S]:
         if dtype is self.dtype:
@@ -94,6 +124,20 @@ class Recipe(Generic[S]):
         box = Box(offsets, tuple(size if d == dim else whole for d, whole in enumerate(self.shape)))
         terms = (replace(term, box=term.box.relative_to(box)) for term in self.overlapping(box))
         return Recipe(box.sizes, self.dtype, tuple(terms))
+
+    def split(self, dim: int, sizes: Sequence[int]) -> list[Recipe[S]]:
+        """Parts of these sizes one after another along a dim, which they fill; each term is looked at once."""
+        ends = list(itertools.accumulate(sizes))
+        parts: list[list[Term[S]]] = [[] for _ in sizes]
+        for term in self.terms:
+            begin, end = term.box.offsets[dim], term.box.stops[dim]
+            at = bisect.bisect_right(ends, begin)
+            while begin < end:
+                taken = min(end, ends[at]) - begin
+                parts[at].append(_shifted(term, dim, begin, taken, ends[at] - sizes[at]))
+                begin, at = begin + taken, at + 1
+        shapes = (tuple(size if d == dim else whole for d, whole in enumerate(self.shape)) for size in sizes)
+        return [Recipe(shape, self.dtype, tuple(terms)) for shape, terms in zip(shapes, parts, strict=True)]
 
     def overlapping(self, box: Box) -> Iterator[Term[S]]:
         """The terms for what lies in `box`, still in the target's coordinates."""
@@ -120,13 +164,9 @@ class Recipe(Generic[S]):
         terms: list[Term[R]] = []
         for term in self.terms:
             for inner in find(term.source).overlapping(term.part):
-                offsets = tuple(
-                    box_offset + inner.box.offsets[dim] - term.part.offsets[dim]
-                    for box_offset, dim in zip(term.box.offsets, term.order, strict=True)
-                )
-                box = Box(offsets, tuple(inner.box.sizes[dim] for dim in term.order))
-                order = tuple(inner.order[dim] for dim in term.order)
-                terms.append(Term(box, inner.source, inner.part, order, (*inner.casts, *term.casts)))
+                order = tuple(NEW if dim == NEW else inner.order[dim] for dim in term.order)
+                casts = (*inner.casts, *term.casts)
+                terms.append(Term(term.placed(inner.box), inner.source, inner.part, order, casts))
         return Recipe(self.shape, self.dtype, tuple(terms))
 
     def sources(self) -> list[S]:
@@ -134,8 +174,35 @@ class Recipe(Generic[S]):
         return list(dict.fromkeys(term.source for term in self.terms))
 
 
+def _shifted(term: Term[S], dim: int, begin: int, size: int, origin: int) -> Term[S]:
+    """`size` elements of a term's dim from `begin` on, its box counted from `origin`."""
+    offsets, sizes = list(term.box.offsets), list(term.box.sizes)
+    part_offsets, part_sizes = list(term.part.offsets), list(term.part.sizes)
+    source_dim = term.order[dim]
+    if source_dim != NEW:
+        part_offsets[source_dim] += begin - offsets[dim]
+        part_sizes[source_dim] = size
+    offsets[dim] = begin - origin
+    sizes[dim] = size
+    part = Box(tuple(part_offsets), tuple(part_sizes))
+    return Term(Box(tuple(offsets), tuple(sizes)), term.source, part, term.order, term.casts)
+
+
 def _permuted(box: Box, order: tuple[int, ...]) -> Box:
     return Box(tuple(box.offsets[dim] for dim in order), tuple(box.sizes[dim] for dim in order))
+
+
+def _raised(box: Box, dim: int) -> Box:
+    return Box((*box.offsets[:dim], 0, *box.offsets[dim:]), (*box.sizes[:dim], 1, *box.sizes[dim:]))
+
+
+def _dropped(box: Box, dim: int) -> Box:
+    return Box((*box.offsets[:dim], *box.offsets[dim + 1 :]), (*box.sizes[:dim], *box.sizes[dim + 1 :]))
+
+
+def _spare_dim(term: Term[S]) -> int:
+    """A dim of the source that nothing takes, so that what was cut apart along it joins again; else NEW."""
+    return next((dim for dim in range(len(term.part.sizes)) if dim not in term.order), NEW)
 
 
 def _joined(terms: Sequence[Term[S]], dim: int) -> Iterator[Term[S]]:
@@ -155,6 +222,8 @@ def _joined(terms: Sequence[Term[S]], dim: int) -> Iterator[Term[S]]:
 
 
 def _follows(last: Term[S], term: Term[S], dim: int) -> bool:
+    if last.order[dim] == NEW:
+        return False
     same = last.source == term.source and last.order == term.order and last.casts == term.casts
     return same and _adjacent(last.box, term.box, dim) and _adjacent(last.part, term.part, last.order[dim])
 

@@ -12,7 +12,7 @@ from holdfast.layout.flat import flat_boxes
 from holdfast.plan.files import Place, TensorSpec
 from holdfast.plan.recipe import Recipe, Term
 from holdfast.sources.dcp.items import Items
-from holdfast.sources.dcp.metadata import Item, StoredTensor
+from holdfast.sources.dcp.metadata import METADATA, Item, StoredTensor
 from holdfast.sources.leaves import Leaf
 from holdfast.sources.torchfiles.views import view_recipe
 
@@ -31,6 +31,9 @@ def leaf_of(key: str, stored: StoredTensor, items: Items, where: str) -> Leaf:
         if box.volume:
             terms += _chunk_terms(key, stored, box, item, items, where)
     shape = (*stored.shape, 2) if logical.pair else stored.shape
+    if not terms:  # an empty tensor lies at the begin of any of its items, or of none
+        file, at = (stored.chunks[0][1].file, stored.chunks[0][1].begin) if stored.chunks else (METADATA, 0)
+        return Leaf(Recipe.whole(Place(TensorSpec(key, dtype, shape), file, at), shape, dtype))
     return Leaf(Recipe(shape, dtype, tuple(terms)), logical.name if logical.name != dtype.name else None)
 
 

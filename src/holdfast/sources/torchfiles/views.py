@@ -28,7 +28,7 @@ def view_recipe(tensor: Tensor, key: str, file: str, begin: int, size: int, wher
         shape, strides, offset = (*shape, 2), (*(2 * stride for stride in strides), 1), 2 * offset
     volume = math.prod(shape)
     if not volume:
-        return Recipe(shape, dtype, ())
+        return Recipe.whole(Place(TensorSpec(key, dtype, shape), file, begin), shape, dtype)
     last = offset + sum((count - 1) * stride for count, stride in zip(shape, strides, strict=True))
     if (last + 1) * dtype.bytes > size:
         raise Damaged(
@@ -84,17 +84,17 @@ def _as_box(
         return Term(Box(corner, shape), place, Box.full(shape), tuple(range(len(shape))))
     wide = sorted((d for d in range(len(shape)) if shape[d] > 1), key=lambda d: (-strides[d], d))
     steps = [strides[d] for d in wide]
-    if steps[-1] != 1 or any(outer % inner for outer, inner in itertools.pairwise(steps)):
+    steps += [1] if steps[-1] > 1 else []  # a dim more, of which one element is taken
+    if not steps[-1] or any(outer % inner for outer, inner in itertools.pairwise(steps)):
         return None
-    order = [*wide, *(d for d in range(len(shape)) if shape[d] == 1)]
+    order = [*wide, *[-1] * (len(steps) - len(wide)), *(d for d in range(len(shape)) if shape[d] == 1)]
     inner_sizes = [outer // inner for outer, inner in itertools.pairwise(steps)]
-    rest = (1,) * (len(shape) - len(wide))
+    dense = (shape[wide[0]], *inner_sizes, *(1,) * (len(order) - len(steps)))
+    taken = tuple(shape[d] if d >= 0 else 1 for d in order)
     for indexes, start in _beginnings(offset, steps):
-        dense = (shape[wide[0]], *inner_sizes, *rest)
-        fits = all(at + shape[d] <= size for at, d, size in zip(indexes, wide, dense, strict=False))
-        if fits and start + math.prod(dense) <= storage.elements:
+        part = Box((*indexes, *(0,) * (len(order) - len(steps))), taken)
+        if Box.full(dense).contains(part) and start + math.prod(dense) <= storage.elements:
             place = storage.place(dense, start, part=dense != storage.shape)
-            part = Box((*indexes, *(0,) * len(rest)), tuple(shape[d] for d in order))
             return Term(Box(corner, shape), place, part, tuple(order.index(d) for d in range(len(shape))))
     return None
 
