@@ -13,6 +13,7 @@ from holdfast.layout.box import Box
 from holdfast.mapping import Compiled, Sized
 from holdfast.mapping.language import Mapping as Program
 from holdfast.plan.recipe import Recipe, is_filled
+from holdfast.plan.terms import cast_raw
 
 Array = npt.NDArray[Any]
 
@@ -41,10 +42,8 @@ def made(recipe: Recipe[str], arrays: Mapping[str, Array], box: Box | None = Non
         part = source[term.part.within(Box.full(source.shape))]
         assert part.shape == term.part.sizes, "a box outside of its source"
         read += part.size
-        for dtype in term.casts:
-            part = part.astype(numpy_dtype(dtype.name))
-        assert part.dtype == out.dtype
-        out[term.box.within(box)] = part.transpose(term.order)
+        raw = cast_raw(part.view(f"u{part.itemsize}"), dtype_named(part.dtype.name), term.casts)
+        out[term.box.within(box)] = raw.view(out.dtype).transpose(term.order)
     return out, read
 
 
