@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from tests.fuzz.mappings import mapping_seeds, parse_mapping, seal_mapping, unseal_mapping
 
 from holdfast.core.errors import NotFound
 from holdfast.format import statejson, strictjson
@@ -187,5 +188,6 @@ TARGETS = {
         Target("tag", (b'{"step":3,"attempt":".attempt-0"}',), _parse_tag),
         Target("policy", (b'[["last",[3]],["best",[2,"loss","min"]],["newer_than",[60.0]]]',), _parse_policy),
         Target("note", (_NOTE,), _parse_note),
+        Target("mapping", mapping_seeds(), parse_mapping, unseal_mapping, seal_mapping),
     )
 }
