@@ -13,7 +13,7 @@ from holdfast.layout.box import Box
 from holdfast.mapping import Compiled, Sized
 from holdfast.mapping.language import Mapping as Program
 from holdfast.plan.recipe import Recipe, is_filled
-from holdfast.plan.terms import cast_raw
+from holdfast.plan.terms import cast_raw, turned
 
 Array = npt.NDArray[Any]
 
@@ -43,7 +43,7 @@ def made(recipe: Recipe[str], arrays: Mapping[str, Array], box: Box | None = Non
         assert part.shape == term.part.sizes, "a box outside of its source"
         read += part.size
         raw = cast_raw(part.view(f"u{part.itemsize}"), dtype_named(part.dtype.name), term.casts)
-        out[term.box.within(box)] = raw.view(out.dtype).transpose(term.order)
+        out[term.box.within(box)] = turned(raw.view(out.dtype), term.order)
     return out, read
 
 

@@ -153,6 +153,31 @@ def star(p: Drawn) -> None:
     p.say_all("star", f"{stem}.*.w -> {new}, axis={axis}", {new: np.concatenate(arrays, dim)})
 
 
+def stack(p: Drawn) -> None:
+    stem, new, shape = p.name("s"), p.name(), p.shape()
+    dim, axis = axis_of(p, len(shape) + 1)
+    numbers = sorted({p.number(0, 3) for _ in range(p.number(1, 4))})
+    keys = {n: p.source(shape, f"{stem}.{n}.w") for n in reversed(numbers)}
+    arrays = [p.take(keys[n]) for n in numbers]
+    p.say_all("stack", f"{stem}.*.w -> {new}, axis={axis}, stack", {new: np.stack(arrays, dim)})
+
+
+def unstack(p: Drawn) -> None:
+    key, stem = p.value(), p.name("u")
+    if p.targets[key].ndim < 2 or 0 in p.targets[key].shape:
+        return
+    array = p.take(key)
+    dim, axis = axis_of(p, array.ndim)
+    count = array.shape[dim]
+    names = [f"{stem}.{n}.w" for n in range(count)]
+    turn = "^T" if p.number(0, 2) == 0 else ""
+    right = f"{stem}.*.w{turn}" if count == 1 or p.number(0, 1) else ", ".join(f"{name}{turn}" for name in names)
+    parts = f", parts={count}" if "*" in right else ""
+    slices = (array.take(n, dim) for n in range(count))
+    made = {name: part.transpose() if turn else part for name, part in zip(names, slices, strict=True)}
+    p.say_all("unstack", f"{key} -> {right}, axis={axis}, stack{parts}", made)
+
+
 def array(p: Drawn) -> None:
     key, stem = p.value(), p.name("x")
     if 0 in p.targets[key].shape:
@@ -280,7 +305,7 @@ def leave(p: Drawn) -> None:
 
 FORMS = (
     rename, tied, transpose, permute, cast, concat, concat, split, split, star, array, ids, offset, fused_ffn,
-    fused_qkv, fused_qkv, remove, add, leave,
+    fused_qkv, fused_qkv, stack, unstack, unstack, remove, add, leave,
 )  # fmt: skip
 
 

@@ -18,7 +18,7 @@ from holdfast.plan.recipe import is_filled
 PROGRAMS = 5_000
 FORM_NAMES = {
     "identity", "rename", "tied", "transpose", "permute", "cast", "concat", "split", "star", "array", "ids", "offset",
-    "fused_ffn", "fused_qkv", "fused_qkv_old", "remove", "add",
+    "fused_ffn", "fused_qkv", "fused_qkv_old", "stack", "unstack", "remove", "add",
 }  # fmt: skip
 
 

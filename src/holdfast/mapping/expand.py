@@ -111,7 +111,7 @@ class _Expander:
             return [filled(left_open, "")]
         if len({hole.name for hole in left_open.holes}) > 1:
             raise statement.refusal(f"of {left_open.pattern}, one hole at most can stand on the right only")
-        count = self._slices(statement, left_open, row) or statement.options.parts
+        count = statement.options.parts or self._slices(statement, left_open, row)
         if count is not None:
             self._work.spend(count, statement)
             return [filled(left_open, str(number)) for number in range(count)]

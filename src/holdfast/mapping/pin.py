@@ -26,8 +26,9 @@ def pinned(statements: Sequence[Statement], sources: Mapping[str, Spec | None]) 
 
     def note(number: int, step: Step, found: Recipes) -> None:
         statement = statements[number]
-        if is_many(statement.lefts) and statement.options.fused is None and not statement.options.stack:
-            steps.setdefault(number, []).append((step, _sizes(statement, step, found)))
+        if is_many(statement.lefts) and statement.options.fused is None:
+            sizes = (1,) * len(found) if statement.stacks else _sizes(statement, step, found)
+            steps.setdefault(number, []).append((step, sizes))
 
     # The degrees of fused weights do not matter for the sizes of what is joined elsewhere.
     compile_program(statements, known, None, source_tp=1, trace=note)
@@ -49,14 +50,20 @@ def _pinned(statement: Statement, steps: Sequence[tuple[Step, Sizes]]) -> Iterat
     stars = any(key.has_star for key in statement.lefts)
     if all(sizes == first for _, sizes in steps) and (not stars or _counts_from_zero(statement, steps)):
         parts = len(first) if stars else statement.options.parts
-        sizes: Sizes | Literal["equal"] = "equal" if len(set(first)) == 1 else first
-        yield replace(statement, options=replace(statement.options, sizes=sizes, parts=parts))
+        yield replace(statement, options=replace(statement.options, sizes=_written(statement, first), parts=parts))
         return
     for step, found in steps:
         lefts = (Key((name,), None, turned) for name, turned in zip(step.lefts, step.left_turned, strict=True))
         rights = (Key((name,), None, turned) for name, turned in zip(step.rights, step.right_turned, strict=True))
-        options = replace(statement.options, sizes=found if len(found) > 1 else None, parts=None, optional=False)
+        sizes = found if len(found) > 1 and not statement.stacks else None
+        options = replace(statement.options, sizes=sizes, parts=None, optional=False)
         yield replace(statement, lefts=tuple(lefts), rights=tuple(rights), options=options, text="")
+
+
+def _written(statement: Statement, sizes: Sizes) -> Sizes | Literal["equal"] | None:
+    if statement.stacks:
+        return None
+    return "equal" if len(set(sizes)) == 1 else sizes
 
 
 def _counts_from_zero(statement: Statement, steps: Sequence[tuple[Step, Sizes]]) -> bool:
