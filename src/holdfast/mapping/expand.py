@@ -73,7 +73,7 @@ class _Expander:
 
     def _additions(self, statement: Statement) -> list[Step]:
         steps = []
-        for key in _keys(statement.rights):
+        for key in self._single(statement, statement.rights):
             if self._targets is None and key.holes:
                 continue  # where the targets are what is made, there are no others to keep
             found = [filled(key, "0")] if self._targets is None else [name for name, _ in self._targets.match(key)]
@@ -89,7 +89,7 @@ class _Expander:
 
     def _removals(self, statement: Statement) -> list[Step]:
         names: dict[str, None] = {}
-        for key in _keys(statement.lefts):
+        for key in self._single(statement, statement.lefts):
             found = [name for name, _ in self._names.match(key)]
             self._work.spend(len(found) + 1, statement)
             if not found and not statement.options.optional:
@@ -99,10 +99,14 @@ class _Expander:
             self._names.discard(name)
         return [Step((name,), ()) for name in names]
 
+    def _single(self, statement: Statement, keys: Iterable[Key]) -> list[Key]:
+        """The keys with every array as its members."""
+        self._work.spend(sum(key.count for key in keys), statement)
+        return [single for key in keys for single in key.with_array()]
+
     def _makings(self, statement: Statement) -> list[Step]:
-        lefts = _keys(statement.lefts)
-        rights = _keys(statement.rights)
-        self._work.spend(len(lefts) + len(rights), statement)
+        lefts = self._single(statement, statement.lefts)
+        rights = self._single(statement, statement.rights)
         return [self._step(statement, rights, row) for row in joined(statement, lefts, self._names, self._work.spend)]
 
     def _step(self, statement: Statement, keys: Sequence[Key], row: Row) -> Step:
@@ -142,10 +146,6 @@ class _Expander:
                 "add parts="
             )
         return [filled(key, number) for number in numbers]
-
-
-def _keys(keys: Iterable[Key]) -> list[Key]:
-    return [single for key in keys for single in key.with_array()]
 
 
 def _check_parts(statement: Statement, count: int) -> None:
