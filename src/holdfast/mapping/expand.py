@@ -2,33 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from holdfast.core import limits
 from holdfast.core.errors import InvalidArgument
+from holdfast.mapping.expansion import Expansion, Step
 from holdfast.mapping.join import Row, joined
 from holdfast.mapping.later import Later, bound_key, filled
 from holdfast.mapping.names import Names, nearest
-from holdfast.mapping.values import STAR, Key, Statement
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """One statement for one combination of ids: names without holes. Marks of `^T` go along."""
-
-    lefts: tuple[str, ...]
-    rights: tuple[str, ...]
-    left_turned: tuple[bool, ...] = ()
-    right_turned: tuple[bool, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Expansion:
-    """A statement and its steps, which happen at once: all read before any makes a name."""
-
-    statement: Statement
-    steps: tuple[Step, ...]
+from holdfast.mapping.shapes import Shapes, stack_dim
+from holdfast.mapping.values import STAR, Key, Spec, Statement
 
 
 class Work:
@@ -44,16 +27,18 @@ class Work:
 
 
 def expand(
-    statements: Sequence[Statement], sources: Iterable[str], targets: Iterable[str] | None, work: Work
+    statements: Sequence[Statement], sources: Mapping[str, Spec | None], targets: Iterable[str] | None, work: Work
 ) -> Iterator[Expansion]:
     """Each statement with its steps, in order. `targets` None: they are not known."""
-    return _Expander(Names(sources), None if targets is None else Names(targets), work).run(statements)
+    known = None if targets is None else Names(targets)
+    return _Expander(Names(sources), known, Shapes(sources), work).run(statements)
 
 
 class _Expander:
-    def __init__(self, names: Names, targets: Names | None, work: Work) -> None:
+    def __init__(self, names: Names, targets: Names | None, shapes: Shapes, work: Work) -> None:
         self._names = names
         self._targets = targets
+        self._shapes = shapes
         self._work = work
 
     def run(self, statements: Sequence[Statement]) -> Iterator[Expansion]:
@@ -67,6 +52,7 @@ class _Expander:
                 steps = self._makings(statement)
                 _check_made_once(statement, steps)
                 for step in steps:
+                    self._shapes.follow(statement, step)
                     for name in step.rights:
                         self._names.add(name)
             yield Expansion(statement, tuple(steps))
@@ -113,26 +99,37 @@ class _Expander:
         rights: list[str] = []
         turned: list[bool] = []
         for key in keys:
-            names = self._right_names(statement, key, row.ids)
+            names = self._right_names(statement, key, row)
             rights.extend(names)
             turned.extend([key.transposed] * len(names))
         self._work.spend(len(rights), statement)
         _check_parts(statement, len(row.names))
         return Step(row.names, tuple(rights), row.turned, tuple(turned))
 
-    def _right_names(self, statement: Statement, key: Key, ids: dict[str, str]) -> list[str]:
-        left_open = bound_key(key, ids)
+    def _right_names(self, statement: Statement, key: Key, row: Row) -> list[str]:
+        left_open = bound_key(key, row.ids)
         if left_open is None:
-            known = ", ".join(f"${name} is {value}" for name, value in ids.items())
+            known = ", ".join(f"${name} is {value}" for name, value in row.ids.items())
             raise statement.refusal(f"{known}: that gives no number for {key.pattern}")
         if not left_open.holes:
             return [filled(left_open, "")]
         if len({hole.name for hole in left_open.holes}) > 1:
             raise statement.refusal(f"of {left_open.pattern}, one hole at most can stand on the right only")
-        if statement.options.parts is not None:
-            self._work.spend(statement.options.parts, statement)
-            return [filled(left_open, str(number)) for number in range(statement.options.parts)]
+        count = self._slices(statement, left_open, row) or statement.options.parts
+        if count is not None:
+            self._work.spend(count, statement)
+            return [filled(left_open, str(number)) for number in range(count)]
         return self._target_names(statement, left_open)
+
+    def _slices(self, statement: Statement, key: Key, row: Row) -> int | None:
+        """How many slices a tensor is unstacked to, if its shape tells and no target or later statement does."""
+        if not statement.unstacks or len(statement.rights) > 1:
+            return None
+        shape = self._shapes.whole(statement, Step(row.names, (), row.turned))
+        dim = None if shape is None else stack_dim(statement, len(shape))
+        if shape is None or dim is None or (self._targets is not None and self._later.numbers(key)):
+            return None
+        return shape[dim]
 
     def _target_names(self, statement: Statement, key: Key) -> list[str]:
         if self._targets is None:
