@@ -147,6 +147,16 @@ def test_degrees_come_from_the_statement_the_target_or_the_source() -> None:
         compiled("w -> g, u, fused_ffn", "w")
 
 
+def test_the_degree_of_a_temporary_is_that_of_the_target_it_goes_into() -> None:
+    text = "g, u -> t, fused_ffn\nt^T -> t2\nt2 -> w\nt2 -> x\n"
+    sources = {"g": spec_of(A), "u": spec_of(A)}
+    found = Mapping.parse(text).compile(sources, {"w": None, "x": None}, source_tp=1, target_tp={"w": 3}.get)
+    wanted = Mapping.parse(text.replace("ffn", "ffn, tp_degree=3")).compile(sources)
+    assert found.recipes == wanted.recipes
+    with pytest.raises(Mismatch, match="'t' goes into targets of several TP degrees: 'w' 3, 'x' 2; add tp_degree="):
+        Mapping.parse(text).compile(sources, target_tp={"w": 3, "x": 2}.get)
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
