@@ -165,6 +165,25 @@ def array(p: Drawn) -> None:
     p.say_all("array", f"{key} -> {stem}[{begin}:{begin + count}], axis={axis}", made)
 
 
+def stack(p: Drawn) -> None:
+    """Parts that become slices of a new dim, by a star or one by one, or the other way round."""
+    form, count = p.number(0, 2), p.number(2, 3)
+    shape = p.shape(p.number(form // 2, 2))
+    dim, axis = axis_of(p, len(shape) + 1)
+    stem, new = p.name("s"), p.name()
+    parts = {f"{stem}.{n}": numbered(shape, begin=100 * n) for n in range(count)}
+    whole = {new: np.stack(list(parts.values()), dim)}
+    if form == 0:
+        sources(p, parts)
+        p.say_all("stack", f"{stem}.* -> {new}, axis={axis}, stack", whole)
+    elif form == 1:
+        sources(p, parts)
+        p.say_all("stack", f"{', '.join(parts)} -> {new}, axis={axis}, stack", whole)
+    else:
+        sources(p, whole)
+        p.say_all("stack", f"{new} -> {stem}.*, axis={axis}, stack", parts)
+
+
 def ids(p: Drawn) -> None:
     """Ragged: every layer has experts of its own number."""
     stem, new = p.name("m"), p.name("o")
@@ -279,7 +298,7 @@ def leave(p: Drawn) -> None:
 
 
 FORMS = (
-    rename, tied, transpose, permute, cast, concat, concat, split, split, star, array, ids, offset, fused_ffn,
+    rename, tied, transpose, permute, cast, concat, concat, split, split, star, array, stack, ids, offset, fused_ffn,
     fused_qkv, fused_qkv, remove, add, leave,
 )  # fmt: skip
 

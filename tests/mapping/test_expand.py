@@ -12,7 +12,7 @@ from holdfast.mapping.expand import Work, expand
 def steps(text: str, sources: str, targets: str | None = None) -> list[tuple[str, str]]:
     """The steps of all statements, each side as its names."""
     wanted = None if targets is None else targets.split()
-    expansions = expand(Mapping.parse([text]).statements, sources.split(), wanted, Work())
+    expansions = expand(Mapping.parse([text]).statements, dict.fromkeys(sources.split()), wanted, Work())
     return [(" ".join(step.lefts), " ".join(step.rights)) for found in expansions for step in found.steps]
 
 
@@ -86,6 +86,11 @@ def test_right_holes_of_a_temporary_are_those_of_the_targets_that_are_made_of_it
     found = steps(text, "f.0 f.1", "n.0.e.0.w n.0.e.3.w n.1.e.5.w")
     assert found[:2] == [("f.0", "t.0.0 t.0.3"), ("f.1", "t.1.5")]
     assert found[-1] == ("u.5.1", "n.1.e.5.w")
+
+
+def test_right_holes_are_also_the_names_that_later_statements_use() -> None:
+    text = "e.9 -> x\nf -> e.*, axis=0\ne.0 -> first\ne.5, y -> z, axis=0"
+    assert steps(text, "f y e.9", "x first z e.2")[1] == ("f", "e.0 e.2 e.5")
 
 
 def test_arrays_on_both_sides() -> None:

@@ -17,8 +17,8 @@ from holdfast.plan.recipe import is_filled
 
 PROGRAMS = 5_000
 FORM_NAMES = {
-    "identity", "rename", "tied", "transpose", "permute", "cast", "concat", "split", "star", "array", "ids", "offset",
-    "fused_ffn", "fused_qkv", "fused_qkv_old", "remove", "add",
+    "identity", "rename", "tied", "transpose", "permute", "cast", "concat", "split", "star", "array", "stack", "ids",
+    "offset", "fused_ffn", "fused_qkv", "fused_qkv_old", "remove", "add",
 }  # fmt: skip
 
 

@@ -42,8 +42,9 @@ class _Expander:
         self._work = work
 
     def run(self, statements: Sequence[Statement]) -> Iterator[Expansion]:
+        self._later = Later(statements, self._targets, self._work.spend)
         for number, statement in enumerate(statements):
-            self._later = Later(statements, number + 1, self._targets, self._work.spend)
+            self._number = number
             if not statement.lefts:
                 steps = self._additions(statement)
             elif not statement.rights:
@@ -127,7 +128,7 @@ class _Expander:
             return None
         shape = self._shapes.whole(statement, Step(row.names, (), row.turned))
         dim = None if shape is None else stack_dim(statement, len(shape))
-        if shape is None or dim is None or (self._targets is not None and self._later.numbers(key)):
+        if shape is None or dim is None or (self._targets is not None and self._later.numbers(key, self._number)):
             return None
         return shape[dim]
 
@@ -136,7 +137,7 @@ class _Expander:
             raise statement.refusal(
                 f"how many keys {key.pattern} stands for is known only where the targets are: add parts="
             )
-        numbers = self._later.numbers(key)
+        numbers = self._later.numbers(key, self._number)
         if not numbers:
             raise statement.refusal(
                 f"no target matches {key.pattern}{nearest(filled(key, '0'), self._targets)}; if it is a temporary, "
