@@ -14,11 +14,12 @@ from holdfast.core.errors import NotFound
 from holdfast.core.filenames import MANIFEST
 from holdfast.persist.checkpoint import Checkpoint
 from holdfast.sources.foreign import Folder, Foreign, Found
+from holdfast.sources.paddle_unified import read_unified
 from holdfast.storage import locate
 
 __all__ = ["open_stored"]
 
-READERS: tuple[Callable[[Folder], Found | None], ...] = ()
+READERS: tuple[Callable[[Folder], Found | None], ...] = (read_unified,)
 
 
 def open_stored(path: str | os.PathLike[str]) -> Checkpoint:

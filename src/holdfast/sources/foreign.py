@@ -73,6 +73,10 @@ class Foreign(Checkpoint):
         """The name of the format."""
         return self._found.format
 
+    def with_contents(self, contents: Contents, made: Mapping[str, bytes]) -> Foreign:
+        """The same folder seen otherwise, with more values that are in memory alone."""
+        return Foreign(self._source, Found(self.format, contents, {**self._found.made, **made}))
+
     def __repr__(self) -> str:
         return f"Foreign({self.path!r}, format={self.format!r}, groups={list(self.groups)})"
 

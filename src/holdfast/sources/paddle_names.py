@@ -1,0 +1,144 @@
+"""What Paddle calls the states of its optimizers, and what torch calls them."""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Mapping
+from typing import Any
+
+from holdfast.core.errors import Damaged, Unsupported
+from holdfast.format import statejson
+from holdfast.format.dtypes import dtype_named
+from holdfast.format.names import natural_key
+from holdfast.persist.checkpoint import Checkpoint
+from holdfast.plan.contents import Contents, Group
+from holdfast.plan.files import Place, TensorSpec
+from holdfast.plan.load import StoredBlock, StoredFile
+from holdfast.plan.recipe import Recipe
+from holdfast.sources.foreign import Foreign
+from holdfast.sources.paddle_steps import DEFAULT_BETAS, Powers, Steps, find_steps
+
+TORCH_NAMES = {
+    "moment1": "exp_avg",
+    "moment2": "exp_avg_sq",
+    "moment2_max": "max_exp_avg_sq",
+    "inf_norm": "exp_inf",
+    "velocity": "momentum_buffer",
+}
+POWERS = ("beta1_pow_acc", "beta2_pow_acc")
+_STATE = re.compile(rf"(?P<owner>.+)/(?P<name>{'|'.join((*TORCH_NAMES, *POWERS))})_[0-9]+")
+_MADE = "made:steps"  # no file of a folder has such a name
+_F32 = dtype_named("float32")
+
+
+def is_paddle_state(key: str) -> bool:
+    """Whether a key of an optimizer's group is a state as Paddle names it."""
+    return _STATE.fullmatch(key) is not None
+
+
+def is_moment(key: str) -> bool:
+    """Whether a state has a value for every element of its parameter."""
+    match = _STATE.fullmatch(key)
+    return match is not None and match["name"] in TORCH_NAMES
+
+
+def as_torch(checkpoint: Checkpoint) -> Checkpoint:
+    """The same checkpoint with the names that torch's optimizers have, if Paddle wrote it; others as they are.
+
+    moment1_0 becomes exp_avg; the step is found from the powers of the betas, which are read.
+    Raises Unsupported if no step gives them.
+    """
+    if not isinstance(checkpoint, Foreign):
+        return checkpoint
+    contents = checkpoint.contents
+    named = {
+        name: group
+        for name, group in contents.groups.items()
+        if group.kind == "optimizer" and any(map(is_paddle_state, group.tensors))
+    }
+    if not named:
+        return checkpoint
+    made: dict[str, bytes] = {}
+    for name, group in named.items():
+        powers = _read_powers(checkpoint, group)
+        steps = _steps(powers.values(), contents.step, checkpoint.path)
+        contents, data = torch_state(contents, name, powers, steps)
+        made |= {f"{_MADE}:{name}": data}
+    return checkpoint.with_contents(contents, made)
+
+
+def torch_state(contents: Contents, name: str, powers: Mapping[str, Powers], steps: Steps) -> tuple[Contents, bytes]:
+    """Contents whose optimizer `name` has torch's names, and the file in which its steps lie.
+
+    `powers` are the powers of the betas by parameter.
+    """
+    distinct = sorted(set(steps.by_powers.values()))
+    file = f"{_MADE}:{name}"
+    places = {step: Place(TensorSpec(f"step {step}", _F32, ()), file, 4 * index) for index, step in enumerate(distinct)}
+    tensors: dict[str, Recipe[Place]] = {}
+    for key, recipe in contents.groups[name].tensors.items():
+        match = _STATE.fullmatch(key)
+        if match is None or match["name"] in TORCH_NAMES:
+            kept = key if match is None else f"{match['owner']}/{TORCH_NAMES[match['name']]}"
+            if kept in tensors:
+                raise Damaged(f"{name}: {kept!r} is there under two names, one of them {key!r}")
+            tensors[kept] = recipe
+    for owner, pair in powers.items():
+        tensors[f"{owner}/step"] = Recipe.whole(places[steps.by_powers[pair]], (), _F32)
+    data = b"".join(struct.pack("<f", step) for step in distinct)
+    stored = StoredFile(file, (StoredBlock(0, len(data), None),) if data else (), tuple(places.values()))
+    groups = {**contents.groups, name: Group("optimizer", tensors)}
+    state = {**contents.state, name: _entry(tensors, steps.betas if powers else None)}
+    return Contents(groups, (*contents.files, stored), state, contents.step, contents.tp_degree), data
+
+
+def _entry(tensors: Mapping[str, Any], betas: tuple[float, float] | None) -> dict[str, Any]:
+    """What state.json says of an optimizer; of its options the betas alone are known."""
+    params = sorted({key.rpartition("/")[0] for key in tensors}, key=natural_key)
+    options = statejson.encode({"betas": betas} if betas else {}, "optimizer")
+    groups = [{"params": params, "options": options}]
+    return {"kind": "optimizer", "groups": groups, "stateless": [], "scalars": {}, "masters": None}
+
+
+def _steps(powers: Any, noted: int | None, where: str) -> Steps:
+    steps = find_steps(powers, noted)
+    if steps is not None:
+        return steps
+    if noted is not None:
+        return Steps(DEFAULT_BETAS, dict.fromkeys(powers, noted))
+    first, second = next(iter(powers))
+    raise Unsupported(
+        f"{where}: its optimizer has beta1_pow_acc {first:.9g} and beta2_pow_acc {second:.9g}; no step with the usual "
+        'betas gives these, so the step is not known: put {"global_step": N} into trainer_state.json beside it'
+    )
+
+
+def _read_powers(checkpoint: Checkpoint, group: Group) -> dict[str, Powers]:
+    """The powers of the betas by parameter: each a single float32, read file by file."""
+    wanted: list[tuple[Place, str, int]] = []
+    for key, recipe in group.tensors.items():
+        match = _STATE.fullmatch(key)
+        if match is None or match["name"] not in POWERS:
+            continue
+        sources = recipe.sources()
+        if len(sources) != 1 or sources[0].spec.bytes != 4 or recipe.dtype is not _F32:
+            raise Damaged(f"{checkpoint.path}: {key!r} is not one float32")
+        wanted.append((sources[0], match["owner"], POWERS.index(match["name"])))
+    found: dict[str, list[float]] = {}
+    by_file: dict[str, list[tuple[Place, str, int]]] = {}
+    for item in wanted:
+        by_file.setdefault(item[0].file, []).append(item)
+    for file, items in by_file.items():
+        reader = checkpoint.open_file(file)
+        try:
+            for place, owner, which in sorted(items, key=lambda item: item[0].begin):
+                value = bytearray(4)
+                reader.read_into(place.begin, [memoryview(value)])
+                found.setdefault(owner, [float("nan")] * 2)[which] = struct.unpack("<f", value)[0]
+        finally:
+            reader.close()
+    lacking = next((owner for owner, pair in found.items() if pair[0] != pair[0] or pair[1] != pair[1]), None)
+    if lacking is not None:
+        raise Damaged(f"{checkpoint.path}: {lacking} has only one of {' and '.join(POWERS)}")
+    return {owner: (pair[0], pair[1]) for owner, pair in found.items()}
