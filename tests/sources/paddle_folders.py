@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import save_file
 
+from holdfast.sources import open_stored
+
 GOLDEN = Path(__file__).parents[1] / "golden" / "paddle"
 PAIRS = (("moment1_0", 0.5), ("moment2_0", 0.25))
 
@@ -38,3 +40,17 @@ def write_group(
     save_file({key: np.ascontiguousarray(value) for key, value in tensors.items()}, folder / name, {"format": form})
     fields = {"metadata": {"total_size": 0}, "weight_map": dict.fromkeys(tensors, name), **index}
     (folder / f"{stem}.safetensors.index.json").write_text(json.dumps(fields, indent=4))
+
+
+def check_truth(path: Path, truth: Path) -> int:
+    """Compare every tensor of a checkpoint with what Paddle had in memory; returns how many there are."""
+    checkpoint = open_stored(path)
+    expected = np.load(truth)
+    found = {f"{group}::{key}" for group in checkpoint.groups for key in checkpoint.keys(group)}
+    assert found == set(expected)
+    for name in expected:
+        group, _, key = name.partition("::")
+        got = checkpoint.read(key, group)
+        assert got.shape == expected[name].shape
+        assert got.astype(expected[name].dtype).tobytes() == expected[name].tobytes(), name
+    return len(found)

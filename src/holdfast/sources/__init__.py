@@ -14,12 +14,18 @@ from holdfast.core.errors import NotFound
 from holdfast.core.filenames import MANIFEST
 from holdfast.persist.checkpoint import Checkpoint
 from holdfast.sources.foreign import Folder, Foreign, Found
+from holdfast.sources.paddle_flex import read_flex
+from holdfast.sources.paddle_params import read_params
 from holdfast.sources.paddle_unified import read_unified
 from holdfast.storage import locate
 
 __all__ = ["open_stored"]
 
-READERS: tuple[Callable[[Folder], Found | None], ...] = (read_unified,)
+READERS: tuple[Callable[[Folder], Found | None], ...] = (
+    read_unified,
+    read_flex,
+    read_params,
+)
 
 
 def open_stored(path: str | os.PathLike[str]) -> Checkpoint:

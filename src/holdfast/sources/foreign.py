@@ -43,6 +43,16 @@ class Folder:
     def open(self, name: str) -> Reader:
         return self.pin.open(name)
 
+    def read_begin(self, name: str, size: int) -> bytes:
+        """The first bytes of a file: `size`, or all if it is shorter."""
+        reader = self.open(name)
+        try:
+            data = bytearray(min(size, reader.size))
+            reader.read_into(0, [memoryview(data)])
+            return bytes(data)
+        finally:
+            reader.close()
+
 
 @dataclass(frozen=True, slots=True)
 class Found:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from holdfast.core.errors import Damaged, Unsupported
@@ -17,7 +17,7 @@ from holdfast.plan.files import Place, TensorSpec
 from holdfast.plan.load import StoredBlock, StoredFile
 from holdfast.plan.recipe import Recipe
 from holdfast.sources.foreign import Foreign
-from holdfast.sources.paddle_steps import DEFAULT_BETAS, Powers, Steps, find_steps
+from holdfast.sources.paddle_steps import Powers, Steps, find_steps
 
 TORCH_NAMES = {
     "moment1": "exp_avg",
@@ -62,7 +62,7 @@ def as_torch(checkpoint: Checkpoint) -> Checkpoint:
     made: dict[str, bytes] = {}
     for name, group in named.items():
         powers = _read_powers(checkpoint, group)
-        steps = _steps(powers.values(), contents.step, checkpoint.path)
+        steps = _steps(set(powers.values()), contents.step, checkpoint.path)
         contents, data = torch_state(contents, name, powers, steps)
         made |= {f"{_MADE}:{name}": data}
     return checkpoint.with_contents(contents, made)
@@ -89,7 +89,7 @@ def torch_state(contents: Contents, name: str, powers: Mapping[str, Powers], ste
     data = b"".join(struct.pack("<f", step) for step in distinct)
     stored = StoredFile(file, (StoredBlock(0, len(data), None),) if data else (), tuple(places.values()))
     groups = {**contents.groups, name: Group("optimizer", tensors)}
-    state = {**contents.state, name: _entry(tensors, steps.betas if powers else None)}
+    state = {**contents.state, name: _entry(tensors, steps.betas)}
     return Contents(groups, (*contents.files, stored), state, contents.step, contents.tp_degree), data
 
 
@@ -101,12 +101,12 @@ def _entry(tensors: Mapping[str, Any], betas: tuple[float, float] | None) -> dic
     return {"kind": "optimizer", "groups": groups, "stateless": [], "scalars": {}, "masters": None}
 
 
-def _steps(powers: Any, noted: int | None, where: str) -> Steps:
-    steps = find_steps(powers, noted)
+def _steps(powers: Collection[Powers], noted: int | None, where: str) -> Steps:
+    steps = find_steps(powers, noted) if powers else Steps(None, {})
     if steps is not None:
         return steps
     if noted is not None:
-        return Steps(DEFAULT_BETAS, dict.fromkeys(powers, noted))
+        return Steps(None, dict.fromkeys(powers, noted))
     first, second = next(iter(powers))
     raise Unsupported(
         f"{where}: its optimizer has beta1_pow_acc {first:.9g} and beta2_pow_acc {second:.9g}; no step with the usual "

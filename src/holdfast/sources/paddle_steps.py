@@ -25,29 +25,37 @@ _SMALLEST_NORMAL = float(np.finfo(np.float32).tiny)
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """The betas of a run, and the step for each pair of powers that was asked for."""
+    """The step for each pair of powers that was asked for; the betas, None where their powers do not tell them."""
 
-    betas: tuple[float, float]
+    betas: tuple[float, float] | None
     by_powers: dict[Powers, int]
 
 
 def find_steps(powers: Iterable[Powers], noted: int | None = None) -> Steps | None:
     """The betas and steps that give exactly these powers; None if no usual betas do.
 
-    Powers stop shrinking near the smallest float32. What is left of their corrections is nothing
-    by then; the step that the trainer `noted` is taken if it fits, else the first that does.
+    Below the smallest normal float32 powers lose their digits and stop shrinking. What they correct
+    is nothing by then; the step that the trainer `noted` is taken if it fits, else the first that does.
     """
     asked = list(dict.fromkeys(powers))
-    for betas in ((first, second) for second in _SECOND for first in _FIRST):
-        found: dict[Powers, int] = {}
-        for pair in asked:
-            begin, end = _common(_span(betas[0], pair[0]), _span(betas[1], pair[1]))
-            if begin > end:
-                break
-            found[pair] = noted if noted is not None and begin <= noted <= end else begin
-        else:
-            return Steps(betas, found)
+    told = any(min(pair) >= _SMALLEST_NORMAL for pair in asked)
+    for wanted in (noted, None) if noted is not None else (None,):
+        for betas in ((first, second) for second in _SECOND for first in _FIRST):
+            found = _steps_with(betas, asked, wanted)
+            if found is not None:
+                return Steps(betas if told else None, found)
     return None
+
+
+def _steps_with(betas: tuple[float, float], asked: list[Powers], wanted: int | None) -> dict[Powers, int] | None:
+    """The step of each pair of powers under these betas, `wanted` for all that leave a choice; None if one has none."""
+    found: dict[Powers, int] = {}
+    for pair in asked:
+        begin, end = _common(_span(betas[0], pair[0]), _span(betas[1], pair[1]))
+        if begin > end or (wanted is not None and begin != end and not begin <= wanted <= end):
+            return None
+        found[pair] = begin if wanted is None or begin == end else wanted
+    return found
 
 
 def powers_at(step: int, betas: tuple[float, float]) -> Iterator[np.float32]:
@@ -66,12 +74,10 @@ def _table(beta: float) -> npt.NDArray[Any]:
 def _span(beta: float, power: float) -> tuple[int, int]:
     """The first and last step at which a beta has this power; an empty span if at none."""
     table = _table(beta)
-    if power == 0.0:  # a device that has no numbers below the normal ones
-        begin = int(np.searchsorted(-table, -_SMALLEST_NORMAL, side="right"))
-        return begin, 2**62
+    if power < _SMALLEST_NORMAL:
+        return int(np.searchsorted(-table, -_SMALLEST_NORMAL, side="right")), 2**62
     begin = int(np.searchsorted(-table, -np.float32(power), side="left"))
-    end = int(np.searchsorted(-table, -np.float32(power), side="right")) - 1
-    return begin, 2**62 if end == table.size - 1 and end > begin else end
+    return begin, int(np.searchsorted(-table, -np.float32(power), side="right")) - 1
 
 
 def _common(a: tuple[int, int], b: tuple[int, int]) -> tuple[int, int]:
