@@ -13,6 +13,7 @@ from holdfast.core.ranks import Ranks, together
 from holdfast.layout.box import Box
 from holdfast.persist.checkpoint import Checkpoint, no_progress
 from holdfast.persist.read import MAP_BYTES, PORTION_BYTES, Loading
+from holdfast.plan.choice import Choice
 from holdfast.plan.load import Read, Want, plan_load
 
 if TYPE_CHECKING:
@@ -163,7 +164,7 @@ def _find_with(
 ) -> tuple[Targets, list[dict[str, Any]]]:
     from holdfast.adapters.entries import live_mesh, sort_state
     from holdfast.adapters.targets import Targets
-    from holdfast.adapters.wants import Choice, Wants
+    from holdfast.adapters.wants import Wants
 
     found: list[Targets] = []
 
