@@ -24,6 +24,8 @@ def check_free(storage: Storage, folder: str, *, force: bool) -> None:
     where = f"{storage.name}/{folder}"
     if not force:
         raise InvalidArgument(f"{where} exists; choose another folder, or replace it with --force")
+    if found == [folder]:
+        raise StorageError(f"{where} is a file, or holds nothing but {folder}; choose another folder, or move it away")
     if MANIFEST in found:
         check_replaceable(storage, folder)
         return

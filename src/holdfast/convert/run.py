@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 
+from holdfast.convert.opening import open_source
 from holdfast.convert.replacing import check_free
 from holdfast.convert.select import cast_models, chosen, model_dtype
 from holdfast.convert.sidefiles import side_files, with_dtype
@@ -24,7 +25,6 @@ from holdfast.persist.publish import new_attempt
 from holdfast.persist.read import Progress
 from holdfast.persist.shown import shown
 from holdfast.plan.contents import Contents
-from holdfast.sources import open_stored
 from holdfast.storage import locate
 from holdfast.storage.base import SharedStorage, Storage
 
@@ -122,7 +122,7 @@ def convert(
     def prepare() -> None:
         storage, folder = locate(destination)
         check_free(storage, folder, force=options.force)
-        made.append((Conversion(open_stored(source), options), storage, folder))
+        made.append((Conversion(open_source(source), options), storage, folder))
 
     together(ranks, prepare)
     conversion, storage, folder = made[0]
