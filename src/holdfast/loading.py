@@ -12,6 +12,7 @@ from holdfast.core.errors import HoldfastError, InvalidArgument, Mismatch
 from holdfast.core.ranks import Ranks, together
 from holdfast.layout.box import Box
 from holdfast.persist.checkpoint import Checkpoint, no_progress
+from holdfast.mapping.contents import Mapped
 from holdfast.persist.read import MAP_BYTES, PORTION_BYTES, Loading
 from holdfast.plan.choice import Choice
 from holdfast.plan.contents import Contents
@@ -32,6 +33,8 @@ class LoadOptions:
     ignore: Sequence[str] = ()
     ties: Mapping[str, str] = field(default_factory=dict)
     mesh: Any = None
+    mapping: Any = None  # a program, or one by module name
+    reverse: bool = False  # the mapping is the one that the checkpoint was saved through
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,11 +155,12 @@ def _find(
     """This rank's targets, and what all ranks said of theirs."""
     from holdfast.adapters.entries import merge_owners
 
-    targets, answers = _find_with(ranks, opener, state, options, {})
+    aims = _aims(ranks, state, options)
+    targets, answers = _find_with(ranks, opener, state, options, {}, aims)
     owners = merge_owners(answer["owners"] for answer in answers)
     if any(answer["owners"].get(name, of_all) != of_all for answer in answers for name, of_all in owners.items()):
         # An optimizer spans modules that some rank does not hold: its keys there are named anew.
-        targets, answers = _find_with(ranks, opener, state, options, owners)
+        targets, answers = _find_with(ranks, opener, state, options, owners, aims)
     if len({answer["attempt"] for answer in answers}) > 1:
         raise HoldfastError(f"{targets.wants.checkpoint.path}: the ranks see different checkpoints under this name")
     return targets, answers
@@ -168,6 +172,7 @@ def _find_with(
     state: MutableMapping[str, Any],
     options: LoadOptions,
     owners: dict[str, list[str]],
+    aims: Sequence[Mapping[str, Any]],
 ) -> tuple[Targets, list[dict[str, Any]]]:
     from holdfast.adapters.entries import live_mesh, sort_state
     from holdfast.adapters.targets import Targets
@@ -182,7 +187,8 @@ def _find_with(
         choice = Choice(_patterns(options.only), _patterns(options.ignore))
         if choice.only or choice.ignore:
             checkpoint.leave_out_damage(choice.takes)
-        wants = Wants(checkpoint, checkpoint.contents, choice, cast=options.cast)
+        mapped = _mapped(checkpoint, options, aims, check=ranks.rank == 0)
+        wants = Wants(checkpoint, mapped.contents, choice, cast=options.cast, kept=mapped.kept)
         targets = Targets(live, wants, mesh, ranks.rank, ranks.world)
         targets.find(state)
         found.append(targets)
@@ -199,6 +205,40 @@ def _find_with(
 
     answers = together(ranks, work)
     return found[0], answers
+
+
+def _aims(ranks: Ranks, state: MutableMapping[str, Any], options: LoadOptions) -> list[dict[str, Any]]:
+    """The tensors of all ranks, if a mapping has to know them."""
+    from holdfast.adapters.entries import sort_state
+    from holdfast.adapters.mapped import describe_targets
+
+    if options.mapping is None:
+        return []
+    return together(ranks, lambda: describe_targets(sort_state(state, options.ties)))
+
+
+def _mapped(checkpoint: Checkpoint, options: LoadOptions, aims: Sequence[Mapping[str, Any]], *, check: bool) -> Mapped:
+    """What the checkpoint holds, under the keys of the live state."""
+    from holdfast.adapters.mapped import map_stored
+
+    if options.mapping is None:
+        return Mapped(checkpoint.contents)
+    config = checkpoint.config()
+    mapped = map_stored(checkpoint.contents, options.mapping, aims, lambda module: config, reverse=options.reverse)
+    if check:
+        _require_same(checkpoint, mapped)
+    return mapped
+
+
+def _require_same(checkpoint: Checkpoint, mapped: Mapped) -> None:
+    """Scalars that become one, such as step counts, hold one value; raises Mismatch."""
+    recipes = [recipe for same in mapped.same for recipe in same.recipes]
+    found = iter(checkpoint.read_recipes(recipes, mapped.contents.files, verify=False))
+    for same in mapped.same:
+        values = [next(found) for _ in same.recipes]
+        if any(value.tobytes() != values[0].tobytes() for value in values):
+            shown = ", ".join(str(value.item()) for value in values[:4])
+            raise Mismatch(f"{same.name} is made of several, which hold different values: {shown}")
 
 
 def _patterns(given: Sequence[str]) -> tuple[str, ...]:

@@ -6,6 +6,7 @@ or kept under another name is read by the same plans as one that lies there as i
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -46,6 +47,10 @@ class StoredTensor:
     @property
     def logical_shape(self) -> tuple[int, ...]:
         return self.shape[:-1] if dtype_named(self.logical).pair else self.shape
+
+    @property
+    def bytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.bytes
 
     @property
     def dtype(self) -> DType:
