@@ -29,7 +29,7 @@ def evaluate(statement: Statement, number: int, step: Step, sources: Recipes, ar
     made = [recipe.transposed() if turn else recipe for recipe, turn in zip(sources, step.left_turned, strict=True)]
     if statement.options.fused is not None:
         made = _fused(statement, step, made, around)
-    elif len(made) > 1:
+    elif len(made) > 1 or (len(step.rights) == 1 and isinstance(statement.options.sizes, tuple)):
         made = [_concat(statement, step, made)]
     made = [_cast(statement, _permute(statement, step, recipe)) for recipe in made]
     if len(made) == 1 and len(step.rights) > 1:
@@ -81,7 +81,7 @@ def _concat(statement: Statement, step: Step, parts: Recipes) -> Recipe[str]:
     _check_alike(statement, step, parts, dim)
     sizes = statement.options.sizes
     found = tuple(part.shape[dim] for part in parts)
-    if isinstance(sizes, tuple) and len(step.lefts) > 1 and sizes != found:
+    if isinstance(sizes, tuple) and sizes != found:
         raise statement.refusal(f"sizes={list(sizes)}, but the parts have {list(found)}: {shown(step.lefts, parts)}")
     return Recipe.concat(parts, dim)
 

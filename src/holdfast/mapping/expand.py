@@ -73,9 +73,9 @@ class _Expander:
         steps = []
         for key in _keys(statement.rights):
             if self._targets is None and key.holes:
-                raise statement.refusal(f"which keys {key.pattern} stands for is known only where the targets are")
-            found = [name for name, _ in self._targets.match(key)] if self._targets else [_literal(key)]
-            if not found:
+                continue  # where the targets are what is made, there are no others to keep
+            found = [_literal(key)] if self._targets is None else [name for name, _ in self._targets.match(key)]
+            if not found and not statement.options.optional:
                 raise statement.refusal(
                     f"there is no target {key.pattern}{nearest(_literal(key), self._targets or ())}"
                 )

@@ -39,9 +39,8 @@ def _is_many(keys: tuple[Key, ...]) -> bool:
 
 def _one_sided_problem(statement: Statement) -> str | None:
     what = "removes sources" if statement.lefts else "leaves targets as they are"
-    allowed = Options(optional=statement.options.optional and bool(statement.lefts))
-    if statement.options != allowed:
-        return f"a statement that {what} takes no options{' but optional' if statement.lefts else ''}"
+    if statement.options != Options(optional=statement.options.optional):
+        return f"a statement that {what} takes no options but optional"
     if any(key.transposed for key in (*statement.lefts, *statement.rights)):
         return f"a statement that {what} has nothing to transpose"
     return None

@@ -7,17 +7,19 @@ from collections import abc
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TypeAlias
 
 from holdfast.core import limits
 from holdfast.core.errors import InvalidArgument, NotFound
 from holdfast.format import strictjson
 from holdfast.mapping.compile import Compiled, TargetTP, compile_program
+from holdfast.mapping.explain import Keys, explain, specs_of
 from holdfast.mapping.grammar import statements_of
+from holdfast.mapping.pin import pinned
+from holdfast.mapping.reverse import reversed_program
 from holdfast.mapping.values import Spec, Statement
 
-if TYPE_CHECKING:
-    Written = str | os.PathLike[str] | Sequence[str] | abc.Mapping[str, Sequence[str]] | "Mapping"
+Written: TypeAlias = "str | os.PathLike[str] | Sequence[str] | abc.Mapping[str, Sequence[str]] | Mapping"
 
 _AOA = "aoa_statements"
 
@@ -45,6 +47,25 @@ class Mapping:
 
     def __str__(self) -> str:
         return "".join(f"{statement}\n" for statement in self.statements)
+
+    def reverse(self, shapes: abc.Mapping[str, Sequence[int]] | None = None) -> Mapping:
+        """The mapping that makes the sources again of the targets.
+
+        What was joined is cut by `sizes=`, by `shapes` of the sources, or else by the shapes that the
+        targets of the reverse have when it is compiled. Raises InvalidArgument for a statement without an inverse.
+        """
+        known = None if shapes is None else specs_of(shapes)
+        statements = self.statements if known is None else pinned(self.statements, known)
+        return Mapping(tuple(reversed_program(statements)))
+
+    def explain(
+        self, keys: Keys, targets: Keys | None = None, *, source_tp: int | None = None, target_tp: TargetTP = None
+    ) -> str:
+        """For every target where it comes from: its boxes, the source's boxes, the order of dims, casts.
+
+        `keys` are {key: shape}, {key: (shape, dtype)} or specs; of keys alone only the names are told.
+        """
+        return explain(self.statements, keys, targets, source_tp=source_tp, target_tp=target_tp)
 
     def compile(
         self,
@@ -117,7 +138,7 @@ def _listed(items: Sequence[object], origin: str) -> Iterator[Statement]:
 
 
 def _limited(statements: Iterator[Statement]) -> Mapping:
-    found = []
+    found: list[Statement] = []
     for statement in statements:
         if len(found) >= limits.MAPPING_STATEMENTS:
             raise statement.refusal(f"more than {limits.MAPPING_STATEMENTS} statements", InvalidArgument)

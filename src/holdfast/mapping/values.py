@@ -161,6 +161,13 @@ class Statement:
         return " -> ".join(sides) + str(self.options)
 
     @property
+    def is_plain(self) -> bool:
+        """Whether tensors stay as they are, whatever their names."""
+        options = self.options
+        turned = any(key.transposed for key in (*self.lefts, *self.rights))
+        return not turned and options.permute is None and options.cast is None and options.fused is None
+
+    @property
     def where(self) -> str:
         return f"{self.origin}line {self.line}, column {self.column}"
 
