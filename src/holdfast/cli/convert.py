@@ -9,11 +9,11 @@ from typing import Any
 import click
 
 from holdfast.cli.render import clean, count, print_json, print_table, progress, size_text
-from holdfast.convert.mapping import mapper_of
+from holdfast.convert.mapping import MappingOptions
 from holdfast.convert.opening import open_source
 from holdfast.convert.ranks import launched_ranks
 from holdfast.convert.replacing import check_free
-from holdfast.convert.run import Conversion, ConvertOptions, Converted, convert
+from holdfast.convert.run import Conversion, Converted, ConvertOptions, convert
 from holdfast.convert.sinks import FORMATS
 from holdfast.convert.summary import Summary, summary_of
 from holdfast.core.errors import InvalidArgument, Mismatch, StorageError, Unsupported
@@ -32,12 +32,19 @@ _HINTS = {
 @click.argument("destination", metavar="DST")
 @click.option("--map", "mapping", metavar="FILE|NAME", help="A file of statements, or the name of a built-in mapping.")
 @click.option("--reverse", is_flag=True, help="Use the mapping the other way round.")
-@click.option("--to", "form", default="holdfast", metavar="FORMAT", help=f"{', '.join(FORMATS)}; holdfast is the default.")
+@click.option(
+    "--to",
+    "form",
+    default="holdfast",
+    show_default=True,
+    metavar="FORMAT",
+    help=f"{', '.join(FORMATS)}; holdfast is the default.",
+)
 @click.option("--dtype", help="Cast the model to bfloat16, float16, float32 or float64; optimizer and masters stay.")
 @click.option("--only", multiple=True, metavar="PATTERN", help="Only keys, groups or group/key that fit. Repeatable.")
-@click.option("--remove", multiple=True, metavar="PATTERN", help="Leave out what fits, optimizer state too. Repeatable.")
+@click.option("--remove", multiple=True, metavar="PATTERN", help="Leave out what fits, with its state. Repeatable.")
 @click.option("--max-shard-size", default="5GB", show_default=True, help="The size of a file at most.")
-@click.option("--tp-degree", type=click.IntRange(1), help="For fused layouts that depend on it: the degree of the source.")
+@click.option("--tp-degree", type=click.IntRange(1), help="The TP degree of fused weights, where it matters.")
 @click.option("--dry-run", is_flag=True, help="Only say what would be written; reads headers, no tensors.")
 @click.option("--force", is_flag=True, help="Replace a checkpoint at DST, at once and whole.")
 @click.option("--no-verify", is_flag=True, help="Do not check the digests of the source.")
@@ -84,7 +91,7 @@ def command(
         max_shard_size=max_shard_size,
         verify=not no_verify,
         force=force,
-        mapper=None if mapping is None else mapper_of(mapping, reverse=reverse, tp_degree=tp_degree),
+        mapping=MappingOptions(mapping, reverse, tp_degree),
     )
     if dry_run:
         _dry_run(source, destination, options, as_json=as_json)
@@ -165,5 +172,3 @@ def _print_dry_run(source: str, found: Summary | None, notes: tuple[str, ...], p
 
 def _dtypes(found: dict[str, int]) -> str:
     return ", ".join(f"{name} x{number}" for name, number in found.items())
-
-

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass, field
 
+from holdfast.convert.mapping import MappingOptions, check_same, mapped
 from holdfast.convert.opening import open_source
 from holdfast.convert.replacing import check_free
 from holdfast.convert.select import cast_models, chosen, model_dtype
@@ -24,18 +25,23 @@ from holdfast.persist.commit import BlockReport
 from holdfast.persist.publish import new_attempt
 from holdfast.persist.read import Progress
 from holdfast.persist.shown import shown
-from holdfast.plan.contents import Contents
 from holdfast.storage import locate
 from holdfast.storage.base import SharedStorage, Storage
 
 _SILENCE_S = 60.0
 
-Mapper = Callable[[Contents], Contents]
+Watch = Callable[[int], AbstractContextManager[Progress]]
+
+
+@contextmanager
+def unwatched(total: int) -> Iterator[Progress]:
+    """The progress of a conversion that nobody watches."""
+    yield no_progress
 
 
 @dataclass(frozen=True, slots=True)
 class ConvertOptions:
-    """What is converted, and to what. `mapper` renames and reshapes the contents, None leaves them."""
+    """What is converted, and to what."""
 
     to: str = "holdfast"
     dtype: str | None = None
@@ -45,7 +51,7 @@ class ConvertOptions:
     block_bytes: int = limits.BLOCK_BYTES
     verify: bool = True
     force: bool = False
-    mapper: Mapper | None = None
+    mapping: MappingOptions = field(default_factory=MappingOptions)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,16 +74,15 @@ class Conversion:
         dtype = None if options.dtype is None else model_dtype(options.dtype)
         self.source = source
         self.options = options
-        contents = source.contents
-        if options.mapper is not None:
-            contents = options.mapper(contents)
+        small = side_files(source)
+        contents, self.same = mapped(source.contents, options.mapping, small)
         contents = chosen(contents, options.only, options.remove)
         self.contents = contents if dtype is None else cast_models(contents, dtype)
         manifest = source.manifest
         request = Request(
             max_shard_bytes=limits.parse_bytes(options.max_shard_size),
             block_bytes=options.block_bytes,
-            side_files=with_dtype(side_files(source), dtype),
+            side_files=with_dtype(small, dtype),
             writer=manifest.writer,
             metrics=manifest.metrics,
         )
@@ -100,6 +105,7 @@ class Conversion:
             reports = stream.run([spans[n] for n in own], [fresh[n] for n in own], storage, attempt)
             return [[report.file, report.offset, report.size, report.digest] for report in reports]
 
+        together(ranks, lambda: check_same(self.source, self.same, verify=self.options.verify))
         answers = together(ranks, work)
         return [BlockReport(*report) for answer in answers for report in answer]  # type: ignore[arg-type]
 
@@ -109,7 +115,7 @@ def convert(
     destination: str | os.PathLike[str],
     options: ConvertOptions,
     ranks: Ranks | None = None,
-    progress: Progress = no_progress,
+    watch: Watch = unwatched,
 ) -> Converted:
     """Convert a checkpoint of any format that Holdfast reads; the folder appears whole or not at all.
 
@@ -126,7 +132,7 @@ def convert(
 
     together(ranks, prepare)
     conversion, storage, folder = made[0]
-    with conversion.source.held():
+    with conversion.source.held(), watch(conversion.bytes) as progress:
         small = _write(conversion, ranks, storage, folder, progress)
     total = conversion.bytes + sum(map(len, small.values()))
     count = len(conversion.output.files) + len(small)
