@@ -8,10 +8,12 @@ from typing import Any
 
 from holdfast.core import limits
 from holdfast.core.ranks import together
+from holdfast.mapping.choose import MappingLike
 from holdfast.loading import LoadOptions, LoadReport, load_checkpoint
 from holdfast.persist.checkpoint import Checkpoint, no_progress
 from holdfast.persist.lineage import Lineage
 from holdfast.saving import Saver
+from holdfast.sources import open_stored
 from holdfast.storage import locate
 from holdfast.survey import SaveOptions
 
@@ -23,6 +25,7 @@ def save(
     state: MutableMapping[str, Any],
     *,
     step: int | None = None,
+    mapping: MappingLike | Mapping[str, MappingLike] | None = None,
     max_shard_size: int | str = "5GB",
     block_bytes: int = limits.BLOCK_BYTES,
     model_dtype: str | None = None,
@@ -36,7 +39,9 @@ def save(
     Collective when torch.distributed is initialised: every rank calls it, with its own
     live objects and the same path. `model_dtype` rounds the model and keeps fp32 masters
     beside it; `ties` says which key is a copy of which, where the model does not; `mesh`
-    is the DeviceMesh by which values that differ between ranks are kept.
+    is the DeviceMesh by which values that differ between ranks are kept. `mapping` says what the
+    live tensors are called and look like in the file: statements, a file of them, or the name of
+    a built-in one; with several modules, a dict of mappings by name.
 
     Raises the same HoldfastError on every rank; an earlier checkpoint at `path` then stands
     as it was.
@@ -47,7 +52,7 @@ def save(
     made: list[tuple[Saver, str]] = []
 
     def prepare() -> None:
-        options = SaveOptions(max_shard_size, block_bytes, model_dtype, ties or {}, replicas, mesh)
+        options = SaveOptions(max_shard_size, block_bytes, model_dtype, ties or {}, replicas, mesh, mapping)
         storage, folder = locate(path)
         made.append((Saver(storage, options), folder))
 
@@ -60,6 +65,7 @@ def load(
     path: str | os.PathLike[str],
     state: MutableMapping[str, Any],
     *,
+    mapping: MappingLike | Mapping[str, MappingLike] | None = None,
     strict: bool = True,
     verify: bool = True,
     cast: bool = False,
@@ -75,11 +81,12 @@ def load(
     `strict` raises a Mismatch that lists every missing and unexpected key and every shape
     and dtype that differs; otherwise they are in the report. `only` and `ignore` are
     patterns of keys. `cast` allows dtypes to be converted. `verify` checks the digest of
-    every block that is read. Nothing is touched before all of it is known to fit.
+    every block that is read. `mapping` says how the stored tensors make up the live ones: statements,
+    a file of them, or the name of a built-in one. Nothing is touched before all of it is known to fit.
     """
     from holdfast.adapters.comm import current_ranks
 
-    options = LoadOptions(strict, verify, cast, only, ignore, ties or {}, mesh)
+    options = LoadOptions(strict, verify, cast, only, ignore, ties or {}, mesh, mapping)
     ranks = current_ranks(deadline_s)
     return load_checkpoint(ranks, lambda: open_checkpoint(path), state, options, progress, deadline_s=deadline_s)
 
@@ -87,7 +94,7 @@ def load(
 def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
     """Open a checkpoint for reading, without a process group and without torch.
 
-    Takes a Holdfast checkpoint or a Hugging Face folder of safetensors.
+    Takes a Holdfast checkpoint, and what other tools wrote: Hugging Face folders, torch DCP,
+    `.pt` and `.bin` files, Paddle's unified and flex checkpoints, `.pdparams`.
     """
-    storage, folder = locate(path)
-    return Checkpoint(storage, folder)
+    return open_stored(path)

@@ -298,6 +298,7 @@ class BackgroundSaver:
             collected = collect(live, model_dtype, self._holders)
             self._capturer.hooks.attach(collected.live_optimizers)
             self._roster.learn(state, live, collected)
+        collected = self._survey.stored(collected)
         collected.offer_trees(agreement.labels)
         if collected.signature() != self._draft.signature:
             return None

@@ -35,6 +35,7 @@ from holdfast.format.names import step_folder
 from holdfast.handle import Refusal, SaveHandle
 from holdfast.keep import Policy, check_metrics
 from holdfast.leftovers import Captured, Cleaned, Leftovers
+from holdfast.mapping.choose import MappingLike
 from holdfast.loading import LoadOptions, LoadReport
 from holdfast.persist import retention, start
 from holdfast.persist.captured import captured_checkpoint
@@ -73,13 +74,16 @@ class Checkpointer:
     `holdfast.when.steps(500) | holdfast.when.preempted()`. `on_busy` says what a save does
     while the one before is still being written: "wait" or "skip". `arena_bytes` caps the shared
     memory that this rank may take. `grace_s` is how long SIGTERM waits for the save in flight.
-    `on_event` hears of every phase, from any thread.
+    `on_event` hears of every phase, from any thread. `mapping` says what the live tensors are
+    called and look like in the checkpoints, as `holdfast.save` takes it; `restore` reads them
+    through its reverse.
     """
 
     def __init__(
         self,
         root: str | os.PathLike[str] | Storage,
         *,
+        mapping: MappingLike | Mapping[str, MappingLike] | None = None,
         max_shard_size: int | str = "5GB",
         block_bytes: int = limits.BLOCK_BYTES,
         model_dtype: str | None = None,
@@ -96,7 +100,7 @@ class Checkpointer:
         silence_s: float = 60.0,
         on_event: Listener = log_event,
     ) -> None:
-        options = SaveOptions(max_shard_size, block_bytes, model_dtype, ties or {}, replicas, mesh)
+        options = SaveOptions(max_shard_size, block_bytes, model_dtype, ties or {}, replicas, mesh, mapping)
         if keep is not None and not isinstance(keep, Policy):
             raise InvalidArgument(f"keep={keep!r} is not a policy: write holdfast.keep.last(3), for one")
         if when is not None and not isinstance(when, Occasion):
@@ -469,7 +473,10 @@ class Checkpointer:
         What a crashed run had captured but not yet written is restored from memory when it is
         newer than every checkpoint, and written now.
         """
-        options = LoadOptions(strict, verify, cast, only, ignore, self._options.ties, self._options.mesh)
+        saved = self._options
+        options = LoadOptions(
+            strict, verify, cast, only, ignore, saved.ties, saved.mesh, saved.mapping, reverse=saved.mapping is not None
+        )
         with self._lock:
             self._refuse_if_closed()
             _check_state(state)

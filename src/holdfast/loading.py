@@ -12,7 +12,10 @@ from holdfast.core.errors import HoldfastError, InvalidArgument, Mismatch
 from holdfast.core.ranks import Ranks, together
 from holdfast.layout.box import Box
 from holdfast.persist.checkpoint import Checkpoint, no_progress
+from holdfast.mapping.contents import Mapped
 from holdfast.persist.read import MAP_BYTES, PORTION_BYTES, Loading
+from holdfast.plan.choice import Choice
+from holdfast.plan.contents import Contents
 from holdfast.plan.load import Read, Want, plan_load
 
 if TYPE_CHECKING:
@@ -30,6 +33,8 @@ class LoadOptions:
     ignore: Sequence[str] = ()
     ties: Mapping[str, str] = field(default_factory=dict)
     mesh: Any = None
+    mapping: Any = None  # a program, or one by module name
+    reverse: bool = False  # the mapping is the one that the checkpoint was saved through
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,12 +114,13 @@ def _load(
     _require_used(targets, options, set(findings["used"]))
     if options.strict:
         _require_fit(checkpoint.path, findings, unexpected)
-    mapped = all(answer["mapped"] for answer in answers)
-    portion_bytes = MAP_BYTES if mapped else PORTION_BYTES
-    reads, neighbours = _plan(ranks, checkpoint, answers, verify=options.verify, portion_bytes=portion_bytes)
+    contents = targets.wants.contents
+    mappable = all(answer["mappable"] for answer in answers)
+    portion_bytes = MAP_BYTES if mappable else PORTION_BYTES
+    reads, neighbours = _plan(ranks, contents, answers, verify=options.verify, portion_bytes=portion_bytes)
     loading = Loading(ranks, checkpoint, targets.wants.destinations, progress)
-    result = loading.run_mapped(reads) if mapped else loading.run_read(reads, neighbours, deadline_s)
-    touched.update(*ranks.gather(_groups_of(checkpoint, result.touched)))
+    result = loading.run_mapped(reads) if mappable else loading.run_read(reads, neighbours, deadline_s)
+    touched.update(*ranks.gather(_groups_of(contents, result.touched)))
     notes = _finish(ranks, targets, result.failure)
     verified = options.verify and all(read.digest is not None for read in reads)
     return LoadReport(
@@ -134,8 +140,13 @@ def _load(
     )
 
 
-def _groups_of(checkpoint: Checkpoint, files: Collection[str]) -> list[str]:
-    return [group for group, record in checkpoint.manifest.groups.items() if not set(files).isdisjoint(record.files)]
+def _groups_of(contents: Contents, files: Collection[str]) -> list[str]:
+    """The groups that have tensors in these files."""
+    out = []
+    for name, group in contents.groups.items():
+        if any(place.file in files for recipe in group.tensors.values() for place in recipe.sources()):
+            out.append(name)
+    return out
 
 
 def _find(
@@ -144,11 +155,12 @@ def _find(
     """This rank's targets, and what all ranks said of theirs."""
     from holdfast.adapters.entries import merge_owners
 
-    targets, answers = _find_with(ranks, opener, state, options, {})
+    aims = _aims(ranks, state, options)
+    targets, answers = _find_with(ranks, opener, state, options, {}, aims)
     owners = merge_owners(answer["owners"] for answer in answers)
     if any(answer["owners"].get(name, of_all) != of_all for answer in answers for name, of_all in owners.items()):
         # An optimizer spans modules that some rank does not hold: its keys there are named anew.
-        targets, answers = _find_with(ranks, opener, state, options, owners)
+        targets, answers = _find_with(ranks, opener, state, options, owners, aims)
     if len({answer["attempt"] for answer in answers}) > 1:
         raise HoldfastError(f"{targets.wants.checkpoint.path}: the ranks see different checkpoints under this name")
     return targets, answers
@@ -160,10 +172,11 @@ def _find_with(
     state: MutableMapping[str, Any],
     options: LoadOptions,
     owners: dict[str, list[str]],
+    aims: Sequence[Mapping[str, Any]],
 ) -> tuple[Targets, list[dict[str, Any]]]:
     from holdfast.adapters.entries import live_mesh, sort_state
     from holdfast.adapters.targets import Targets
-    from holdfast.adapters.wants import Choice, Wants
+    from holdfast.adapters.wants import Wants
 
     found: list[Targets] = []
 
@@ -174,24 +187,58 @@ def _find_with(
         choice = Choice(_patterns(options.only), _patterns(options.ignore))
         if choice.only or choice.ignore:
             checkpoint.leave_out_damage(choice.takes)
-        wants = Wants(checkpoint, choice, cast=options.cast)
+        mapped = _mapped(checkpoint, options, aims, check=ranks.rank == 0)
+        wants = Wants(checkpoint, mapped.contents, choice, cast=options.cast, kept=mapped.kept)
         targets = Targets(live, wants, mesh, ranks.rank, ranks.world)
         targets.find(state)
         found.append(targets)
-        group_of = {file.name: group for group, files in checkpoint.stored_files.items() for file in files}
         return {
             "host": ranks.host(),
             "attempt": checkpoint.manifest.attempt,
-            "mapped": checkpoint.mappable,
+            "mappable": checkpoint.mappable,
             "owners": live.own_owners(),
             "used": sorted(choice.used),
             "groups": targets.groups,
             **asdict(wants.findings),
-            "boxes": list(targets.describe(group_of)),
+            "boxes": list(targets.describe()),
         }
 
     answers = together(ranks, work)
     return found[0], answers
+
+
+def _aims(ranks: Ranks, state: MutableMapping[str, Any], options: LoadOptions) -> list[dict[str, Any]]:
+    """The tensors of all ranks, if a mapping has to know them."""
+    from holdfast.adapters.entries import sort_state
+    from holdfast.adapters.mapped import describe_targets
+
+    if options.mapping is None:
+        return []
+    return together(ranks, lambda: describe_targets(sort_state(state, options.ties)))
+
+
+def _mapped(checkpoint: Checkpoint, options: LoadOptions, aims: Sequence[Mapping[str, Any]], *, check: bool) -> Mapped:
+    """What the checkpoint holds, under the keys of the live state."""
+    from holdfast.adapters.mapped import map_stored
+
+    if options.mapping is None:
+        return Mapped(checkpoint.contents)
+    config = checkpoint.config()
+    mapped = map_stored(checkpoint.contents, options.mapping, aims, lambda module: config, reverse=options.reverse)
+    if check:
+        _require_same(checkpoint, mapped)
+    return mapped
+
+
+def _require_same(checkpoint: Checkpoint, mapped: Mapped) -> None:
+    """Scalars that become one, such as step counts, hold one value; raises Mismatch."""
+    recipes = [recipe for same in mapped.same for recipe in same.recipes]
+    found = iter(checkpoint.read_recipes(recipes, mapped.contents.files, verify=False))
+    for same in mapped.same:
+        values = [next(found) for _ in same.recipes]
+        if any(value.tobytes() != values[0].tobytes() for value in values):
+            shown = ", ".join(str(value.item()) for value in values[:4])
+            raise Mismatch(f"{same.name} is made of several, which hold different values: {shown}")
 
 
 def _patterns(given: Sequence[str]) -> tuple[str, ...]:
@@ -206,14 +253,14 @@ def _require_used(targets: Targets, options: LoadOptions, used: set[str]) -> Non
     wants = targets.wants
     unused = [pattern for pattern in (*options.only, *options.ignore) if pattern not in used]
     if unused:
-        for group, places in wants.checkpoint.places.items():
-            for key in places:
+        for group, members in wants.contents.groups.items():
+            for key in members.tensors:
                 wants.choice.takes(group, key)
         unused = [pattern for pattern in unused if pattern not in wants.choice.used]
     if unused:
         raise Mismatch(
             f"{wants.checkpoint.path}: the pattern {unused[0]!r} fits no key; a pattern fits a key such as "
-            f"'layers.*', 'group/key', or a whole group: {', '.join(wants.checkpoint.places)}"
+            f"'layers.*', 'group/key', or a whole group: {', '.join(wants.contents.groups)}"
         )
 
 
@@ -228,19 +275,19 @@ def _require_fit(path: str, findings: Mapping[str, Sequence[str]], unexpected: S
 
 
 def _plan(
-    ranks: Ranks, checkpoint: Checkpoint, answers: Sequence[Mapping[str, Any]], *, verify: bool, portion_bytes: int
+    ranks: Ranks, contents: Contents, answers: Sequence[Mapping[str, Any]], *, verify: bool, portion_bytes: int
 ) -> tuple[tuple[Read, ...], list[int]]:
     """The reads of this host, from what its ranks want, and those ranks."""
     here = answers[ranks.rank]["host"]
     neighbours = [rank for rank, answer in enumerate(answers) if answer["host"] == here]
+    places = {(place.file, place.spec.key): place for file in contents.files for place in file.places}
     wants = []
     for rank in neighbours:
-        for group, key, boxes in answers[rank]["boxes"]:
-            place = checkpoint.places[group][key]
+        for file, key, boxes in answers[rank]["boxes"]:
+            place = places[file, key]
             dims = len(place.spec.shape)
             wants += [Want(place, Box(tuple(box[:dims]), tuple(box[dims:])), rank) for box in boxes]
-    files = [file for members in checkpoint.stored_files.values() for file in members]
-    return plan_load(files, wants, verify=verify, portion_bytes=portion_bytes), neighbours
+    return plan_load(contents.files, wants, verify=verify, portion_bytes=portion_bytes), neighbours
 
 
 def _finish(ranks: Ranks, targets: Targets, failure: HoldfastError | None) -> tuple[str, ...]:

@@ -182,4 +182,6 @@ def _require_none(storage: Storage, request: Request) -> None:
 def is_whole(report: LoadReport, checkpoint: Checkpoint) -> bool:
     """Whether a load took everything that a checkpoint holds."""
     plain = [entry for entry in checkpoint.state.values() if entry["kind"] not in ("optimizer", "tensors", "module")]
-    return len(report.loaded) == sum(map(len, checkpoint.places.values())) and report.values >= len(plain)
+    return len(report.loaded) == sum(
+        len(group.tensors) for group in checkpoint.contents.groups.values()
+    ) and report.values >= len(plain)

@@ -15,6 +15,7 @@ from holdfast.format.dtypes import dtype_named
 if TYPE_CHECKING:
     from holdfast.adapters.consensus import Agreement, TensorName
     from holdfast.adapters.entries import LiveState
+    from holdfast.adapters.mapped import StoredKeys
     from holdfast.adapters.offers import Collected
     from holdfast.adapters.tensors import Holders
     from holdfast.layout.mesh import Mesh
@@ -31,6 +32,7 @@ class SaveOptions:
     ties: Mapping[str, str] = field(default_factory=dict)
     replicas: str = "error"
     mesh: Any = None
+    mapping: Any = None  # a program, or one by module name
     whole_files: bool = False  # what the storage wants: see Storage.whole_files
 
     @property
@@ -71,6 +73,7 @@ class Survey:
         self._compared: frozenset[TensorName] | None = None
         self._first_replica: tuple[TensorName, ...] = ()
         self._warned: frozenset[TensorName] = frozenset()
+        self._stored_keys: StoredKeys | None = None
 
     def take(self, ranks: Ranks, state: MutableMapping[str, Any], target: str) -> Seen:
         """Look at the state on every rank and agree on one layout; every rank returns or raises alike."""
@@ -114,7 +117,21 @@ class Survey:
             found.append((collect(live, self._options.model_dtype, self._holders), mesh))
 
         together(ranks, work)
-        return *found[0], owners
+        collected, mesh = found[0]
+        return self._map(ranks, collected, state), mesh, owners
+
+    def _map(self, ranks: Ranks, collected: Collected, state: Mapping[str, Any]) -> Collected:
+        """What is held under the keys of the file, if there is a mapping."""
+        if self._options.mapping is None:
+            return collected
+        from holdfast.adapters.mapped import work_out
+
+        self._stored_keys = work_out(ranks, collected, self._options.mapping, state)
+        return self.stored(collected)
+
+    def stored(self, collected: Collected) -> Collected:
+        """This rank's state under the keys of the file, as the last survey worked them out."""
+        return collected if self._stored_keys is None else self._stored_keys.offers(collected)
 
     def warn(self, ranks: Ranks) -> None:
         """Say which replicas differ, once.

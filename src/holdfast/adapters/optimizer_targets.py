@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -23,6 +23,7 @@ from holdfast.adapters.optimizer import (
 )
 from holdfast.adapters.wants import Wants
 from holdfast.format import statejson
+from holdfast.plan.contents import StoredTensor
 
 Action = Callable[[], object]
 _ADDED = frozenset({"initial_lr", "max_lr", "min_lr", "max_momentum", "base_momentum", "swa_lr", "param_names"})
@@ -36,13 +37,20 @@ class OptimizerTargets:
         self._optimizer = optimizer
         self._wants = wants
         self._module, self._key_of = live.parameter_keys(optimizer)
-        self._entry: Mapping[str, Any] = wants.checkpoint.state.get(name) or {}
+        self._entry: Mapping[str, Any] = wants.contents.state.get(name) or {}
         self.actions: list[Action] = []
         self.notes: list[str] = []
 
+    @cached_property
+    def _stored(self) -> dict[str, StoredTensor]:
+        """The states that are stored, by "parameter key/state name"."""
+        contents = self._wants.contents
+        found = {key: contents.find(self._name, key) for key in contents.groups[self._name].tensors}
+        return {key: tensor for key, tensor in found.items() if tensor is not None}
+
     def find(self) -> None:
         view = view_optimizer(self._name, self._optimizer, self._key_of)
-        if not self._entry or self._name not in self._wants.checkpoint.manifest.groups:
+        if not self._entry or self._name not in self._wants.contents.groups:
             if self._wants.choice.takes_entry(self._name):
                 self._wants.findings.missing.append(f"{self._name}: the checkpoint has no such optimizer")
             return
@@ -66,7 +74,7 @@ class OptimizerTargets:
         lacks several and has several others.
         """
         inner = inner_optimizer(self._optimizer)
-        states = {key.rpartition("/")[2] for key in self._wants.checkpoint.places[self._name]}
+        states = {key.rpartition("/")[2] for key in self._stored}
         foreign = sorted(states - state_names(inner)) if state_names(inner) else []
         if foreign:
             return f"{type(inner).__name__} has no state {', '.join(foreign[:4])}"
@@ -87,7 +95,7 @@ class OptimizerTargets:
 
     def _find_states(self, view: OptimizerView) -> None:
         by_param: dict[str, list[str]] = {}
-        for stored_key in self._wants.checkpoint.places[self._name]:
+        for stored_key in self._stored:
             param_key, _, state_name = stored_key.rpartition("/")
             by_param.setdefault(param_key, []).append(state_name)
         stateless = set(self._entry.get("stateless", ()))
@@ -113,6 +121,8 @@ class OptimizerTargets:
 
     def _miss(self, key: str, live: Mapping[str, Any]) -> None:
         """No state of a parameter is stored: say which, or that any is missing."""
+        if self._wants.keeps(self._module, key):
+            return
         for label in [f"{key}/{state_name}" for state_name in live] or [f"{key}/*"]:
             if self._wants.choice.takes(self._name, label):
                 self._wants.findings.missing.append(f"{self._name}: {label}")
@@ -121,17 +131,15 @@ class OptimizerTargets:
         self, key: str, param: torch.Tensor, live: Mapping[str, Any], stored: Sequence[str], options: dict[str, Any]
     ) -> dict[str, Any]:
         new: dict[str, Any] = {}
-        checkpoint = self._wants.checkpoint
         for state_name in stored:
             label = f"{key}/{state_name}"
             if not self._wants.choice.takes(self._name, label):
                 continue
-            place = checkpoint.places[self._name][label]
+            found = self._stored[label]
             tensor = live.get(state_name)
             if not isinstance(tensor, torch.Tensor):
-                dtype = getattr(torch, checkpoint.logical_dtype(self._name, place))
-                tensor = new_state(param, state_name, checkpoint.logical_shape(self._name, place), dtype, options)
-            if self._wants.want(self._name, label, tensor, place):
+                tensor = new_state(param, state_name, found.logical_shape, getattr(torch, found.logical), options)
+            if self._wants.want(self._name, label, tensor, found):
                 new[state_name] = tensor
         for state_name, value in live.items():
             if isinstance(value, torch.Tensor) and state_name not in stored and not is_master(state_name):
@@ -140,14 +148,14 @@ class OptimizerTargets:
 
     def _outgrown(self, key: str, param: torch.Tensor, stored: Sequence[str]) -> bool:
         """Whether the live parameter has another shape than the one its stored states belong to."""
-        owner = self._wants.place(self._module, key)
-        if owner is None or owner.spec.shape == tuple(param.shape):
+        owner = self._wants.contents.find(self._module, key)
+        if owner is None or owner.shape == tuple(param.shape):
             return False
-        places = {f"{key}/{name}": self._wants.checkpoint.places[self._name][f"{key}/{name}"] for name in stored}
-        self._wants.findings.wanted += [f"{self._name}: {label}" for label in places]
-        shapes = f"stored {list(owner.spec.shape)}, live {list(param.shape)}"
-        for label, place in places.items():
-            if place.spec.shape == owner.spec.shape:
+        states = {f"{key}/{name}": self._stored[f"{key}/{name}"] for name in stored}
+        self._wants.findings.wanted += [f"{self._name}: {label}" for label in states]
+        shapes = f"stored {list(owner.shape)}, live {list(param.shape)}"
+        for label, state in states.items():
+            if state.shape == owner.shape:
                 self._wants.findings.mismatched.append(f"{self._name}: {label}: the shape differs: {shapes}")
         return True
 
@@ -156,16 +164,17 @@ class OptimizerTargets:
         if state_name is not None:
             tensor = live[state_name]
             return {state_name: tensor} if self._wants.want_master(self._module, key, tensor) else {}
-        place = self._wants.place(masters_group(self._module), key)
-        if place is None or not self._has_master(key):
+        found = self._wants.contents.find(masters_group(self._module), key)
+        if found is None or not self._has_master(key):
             return {}
         saved_name = str(self._entry["masters"])
-        tensor = torch.empty_like(param, dtype=getattr(torch, place.spec.dtype.name), requires_grad=False)
+        tensor = torch.empty_like(param, dtype=getattr(torch, found.dtype.name), requires_grad=False)
         return {saved_name: tensor} if self._wants.want_master(self._module, key, tensor) else {}
 
     def _has_master(self, key: str) -> bool:
         """Whether the optimizer that was saved kept a master of this parameter."""
-        return bool(self._entry.get("masters")) and self._wants.place(masters_group(self._module), key) is not None
+        found = self._wants.contents.find(masters_group(self._module), key)
+        return bool(self._entry.get("masters")) and found is not None
 
     def _give_options(self) -> None:
         self.notes += [f"{self._name}: {note}" for note in assign_options(self._optimizer, self._saved_options())]

@@ -62,7 +62,7 @@ class Targets:
     def values(self) -> int:
         """How many values that are not tensors this rank takes."""
         chosen = (*self.live.averages, *self.live.statefuls, *self.live.values)
-        return sum(name in self.wants.checkpoint.state and self.wants.choice.takes_entry(name) for name in chosen)
+        return sum(name in self.wants.contents.state and self.wants.choice.takes_entry(name) for name in chosen)
 
     def finish(self) -> list[str]:
         """Once all tensors are in: hand over what is not filled in place; returns what is worth knowing."""
@@ -80,22 +80,24 @@ class Targets:
         """Stored keys of the groups in any rank's state that no rank wants."""
         out = []
         for group in groups:
+            stored = self.wants.contents.groups.get(group)
+            if stored is None:
+                continue
             aliases: dict[str, list[str]] = {}
-            if group in self.wants.checkpoint.manifest.groups:
-                for alias, key in self.wants.checkpoint.manifest.groups[group].aliases.items():
-                    aliases.setdefault(key, []).append(alias)
-            for key in self.wants.checkpoint.places.get(group, {}):
+            for alias, key in stored.aliases.items():
+                aliases.setdefault(key, []).append(alias)
+            for key in stored.tensors:
                 if f"{group}: {key}" not in wanted and self.wants.choice.takes(group, key, *aliases.get(key, ())):
                     out.append(f"{group}: {key}")
         return out
 
-    def describe(self, group_of: Mapping[str, str]) -> Iterator[list[Any]]:
-        """What this rank wants, as ranks tell each other: group, key and boxes."""
+    def describe(self) -> Iterator[list[Any]]:
+        """What this rank wants, as ranks tell each other: file, key in the file, and boxes."""
         by_place: dict[Place, list[list[int]]] = {}
         for place, box in self.wants.destinations:
             by_place.setdefault(place, []).append([*box.offsets, *box.sizes])
         for place, boxes in by_place.items():
-            yield [group_of[place.file], place.spec.key, boxes]
+            yield [place.file, place.spec.key, boxes]
 
     def _find_module(self, name: str) -> None:
         view = self.live.modules[name]
@@ -147,7 +149,7 @@ class Targets:
         for key, tensor in tensors.items():
             if self.wants.choice.takes(name, key):
                 self.wants.want(name, key, tensor)
-        known = name in self.wants.checkpoint.state or name not in self.wants.checkpoint.manifest.groups
+        known = name in self.wants.contents.state or name not in self.wants.contents.groups
         if not isinstance(value, dict) or not known or not self.wants.choice.takes_entry(name):
             return
         found = self._entry_value(name)
@@ -170,11 +172,11 @@ class Targets:
 
             def give() -> None:
                 loaded = unflatten(value, tensors, name)
-                target.load_state_dict(regroup(target, loaded, self.live, self.wants.checkpoint.state))
+                target.load_state_dict(regroup(target, loaded, self.live, self.wants.contents.state))
 
             self._actions.append(give)
-        elif isinstance(target, Reshards) and name in self.wants.checkpoint.state:
-            values = self.wants.checkpoint.state[name]["values"]
+        elif isinstance(target, Reshards) and name in self.wants.contents.state:
+            values = self.wants.contents.state[name]["values"]
             states = {parse_label(text): self._whole(name, value, text) for text, value in values.items()}
             made = target.holdfast_reshard(states, self._rank, self._world)
             self._actions.append(lambda: target.load_state_dict(made))
@@ -188,10 +190,10 @@ class Targets:
 
     def _entry_value(self, name: str) -> tuple[Any, str] | None:
         """This rank's value of a state.json entry and the suffix of its tensors' keys."""
-        checkpoint = self.wants.checkpoint
-        entry = checkpoint.state.get(name)
+        contents = self.wants.contents
+        entry = contents.state.get(name)
         if entry is None:
-            has = ", ".join(sorted({*checkpoint.manifest.groups, *checkpoint.state}))
+            has = ", ".join(sorted({*contents.groups, *contents.state}))
             self.wants.findings.missing.append(f"{name}: the checkpoint has {has or 'nothing'}")
             return None
         if entry["kind"] == "optimizer":
@@ -219,17 +221,15 @@ class Targets:
     ) -> dict[str, torch.Tensor]:
         """Fresh tensors for everything an encoded value refers to, as destinations."""
         out = {}
-        checkpoint = self.wants.checkpoint
         for key in references(value):
             stored = key_at(key, suffix)
-            place = self.wants.place(name, stored)
-            if place is None:
+            found = self.wants.contents.find(name, stored)
+            if found is None:
                 self.wants.findings.missing.append(f"{name}: {stored}")
                 continue
-            dtype = getattr(torch, checkpoint.logical_dtype(name, place))
-            shape = checkpoint.logical_shape(name, place)
-            out[key] = torch.empty_like(like[key]) if key in like else torch.empty(shape, dtype=dtype)
-            self.wants.want(name, stored, out[key], place)
+            dtype = getattr(torch, found.logical)
+            out[key] = torch.empty_like(like[key]) if key in like else torch.empty(found.logical_shape, dtype=dtype)
+            self.wants.want(name, stored, out[key], found)
         return out
 
     def _whole(self, name: str, value: Any, suffix: str) -> Any:

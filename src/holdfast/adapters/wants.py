@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fnmatch
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -16,36 +15,11 @@ from holdfast.core.errors import Unsupported
 from holdfast.format.dtypes import dtype_named
 from holdfast.layout.box import Box
 from holdfast.layout.placement import Part
-from holdfast.plan.arrays import RawArray
+from holdfast.plan.arrays import Destination, RawArray
+from holdfast.plan.choice import Choice
+from holdfast.plan.contents import Contents, StoredTensor
 from holdfast.plan.files import Place
-
-
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """Which keys are loaded: all, or those that patterns name.
-
-    A pattern fits a key, "group/key", or a group, which then stands for all of it. `used`
-    collects the patterns that fitted anything: one that never does is a mistake.
-    """
-
-    only: tuple[str, ...] = ()
-    ignore: tuple[str, ...] = ()
-    used: set[str] = field(default_factory=set)
-
-    def takes(self, group: str, key: str, *aliases: str) -> bool:
-        keys = (key, *aliases)
-        labels = (*keys, *(f"{group}/{label}" for label in keys), group)
-        fits = [self._fits(patterns, labels) for patterns in (self.only, self.ignore)]
-        return not fits[1] and (fits[0] or not self.only)
-
-    def _fits(self, patterns: tuple[str, ...], labels: tuple[str, ...]) -> bool:
-        found = {pattern for pattern in patterns for label in labels if fnmatch.fnmatchcase(label, pattern)}
-        self.used.update(found)
-        return bool(found)
-
-    def takes_entry(self, name: str) -> bool:
-        """Whether a value that is not a tensor is loaded; patterns fit its name."""
-        return self.takes(name, name)
+from holdfast.plan.terms import destinations_of
 
 
 @dataclass(slots=True)
@@ -82,46 +56,60 @@ class TensorDestination:
 
 
 class Wants:
-    """The destinations of one rank."""
+    """The destinations of one rank.
 
-    def __init__(self, checkpoint: StoredState, choice: Choice, *, cast: bool) -> None:
+    `contents` is what the checkpoint holds under the keys of the live state; `kept` are the names
+    ("group: key") of tensors that are meant to keep the values they have.
+    """
+
+    def __init__(
+        self,
+        checkpoint: StoredState,
+        contents: Contents,
+        choice: Choice,
+        *,
+        cast: bool,
+        kept: frozenset[str] = frozenset(),
+    ) -> None:
         self.checkpoint = checkpoint
+        self.contents = contents
         self.choice = choice
         self.findings = Findings()
-        self.destinations: dict[tuple[Place, Box], list[TensorDestination]] = {}
+        self.destinations: dict[tuple[Place, Box], list[Destination]] = {}
         self._cast = cast
+        self._kept = kept
 
-    def place(self, group: str, key: str) -> Place | None:
-        """Where a key is stored, also under the key it is tied to."""
-        record = self.checkpoint.manifest.groups.get(group)
-        if record is None:
-            return None
-        return self.checkpoint.places[group].get(record.aliases.get(key, key))
+    def keeps(self, group: str, key: str) -> bool:
+        """Whether a tensor is meant to keep the values it has."""
+        return f"{group}: {key}" in self._kept
 
-    def want(self, group: str, key: str, value: StateTensor, place: Place | None = None) -> bool:
+    def want(self, group: str, key: str, value: StateTensor, found: StoredTensor | None = None) -> bool:
         """Add a destination; False, with a finding, if the tensor is missing or does not fit."""
-        place = place or self.place(group, key)
         text = f"{group}: {key}"
-        if place is None:
+        if self.keeps(group, key):
+            return False
+        found = found or self.contents.find(group, key)
+        if found is None:
             self.findings.missing.append(text)
             return False
-        self.findings.wanted.append(f"{group}: {place.spec.key}")
+        self.findings.wanted.append(f"{group}: {found.key}")
         if isinstance(value, torch.Tensor) and (value.is_conj() or value.is_neg()):
             raise Unsupported(f"{text}: a load cannot fill a conjugate or negative view; resolve it first")
         holder = holder_of(value, text)
-        if not self._fits(group, place, holder, text):
+        if not self._fits(found, holder, text):
             return False
-        self.findings.loaded.append(f"{group}: {place.spec.key}")
+        self.findings.loaded.append(f"{group}: {found.key}")
         for part in holder.parts:
             if part.box.volume:
-                found = self.destinations.setdefault((place, part.box), [])
-                found.append(TensorDestination(holder, part, place.spec.dtype.name))
+                inner = TensorDestination(holder, part, found.dtype.name)
+                for wanted, destination in destinations_of(found.recipe, part.box, inner):
+                    self.destinations.setdefault(wanted, []).append(destination)
         return True
 
-    def _fits(self, group: str, place: Place, holder: Holder, text: str) -> bool:
-        stored, live = self.checkpoint.logical_dtype(group, place), holder.logical.name
-        if holder.shape != place.spec.shape:
-            shapes = f"stored {list(place.spec.shape)}, live {list(holder.shape)}"
+    def _fits(self, found: StoredTensor, holder: Holder, text: str) -> bool:
+        stored, live = found.logical, holder.logical.name
+        if holder.shape != found.shape:
+            shapes = f"stored {list(found.shape)}, live {list(holder.shape)}"
             self.findings.mismatched.append(f"{text}: the shape differs: {shapes}")
             return False
         if stored == live:
@@ -137,18 +125,18 @@ class Wants:
 
     def want_parameter(self, module: str, key: str, stored_key: str, tensor: torch.Tensor) -> None:
         """A module's tensor, from the masters when only they are as wide as the live tensor."""
-        place = self.place(module, stored_key) or self.place(module, key)
-        master = self.place(masters_group(module), stored_key)
+        found = self.contents.find(module, stored_key) or self.contents.find(module, key)
+        master = self.contents.find(masters_group(module), stored_key)
         live = str(tensor.dtype).removeprefix("torch.")
-        if place is not None and master is not None and live == master.spec.dtype.name != place.spec.dtype.name:
-            self.findings.wanted.append(f"{module}: {place.spec.key}")
+        if found is not None and master is not None and live == master.dtype.name != found.dtype.name:
+            self.findings.wanted.append(f"{module}: {found.key}")
             self.want(masters_group(module), stored_key, tensor, master)
         else:
-            self.want(module, key, tensor, place)
+            self.want(module, key, tensor, found)
 
     def want_master(self, module: str, key: str, value: StateTensor) -> bool:
         """A master from its own group, or from a model that was stored as wide as it is."""
         group = masters_group(module)
         if not self.choice.takes(group, key):
             return False
-        return self.want(group if self.place(group, key) is not None else module, key, value)
+        return self.want(group if self.contents.find(group, key) is not None else module, key, value)

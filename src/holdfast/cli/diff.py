@@ -108,17 +108,18 @@ def _compare_group(
         if one.manifest.files[name].blocks and one.manifest.files.get(name) == two.manifest.files.get(name)
     }
     # Stored keys only: whether a tied key is also listed as an alias is no difference in content.
-    first, second = (dict.fromkeys([*c.places[group], *c.manifest.groups[group].aliases]) for c in (one, two))
-    for key in one.places[group]:
+    ones, twos = (c.contents.groups[group] for c in (one, two))
+    first, second = (dict.fromkeys([*members.tensors, *members.aliases]) for members in (ones, twos))
+    for key in ones.tensors:
         if key not in second:
             yield Difference(group, key, "only in the first")
-    for key in two.places[group]:
+    for key in twos.tensors:
         if key not in first:
             yield Difference(group, key, "only in the second")
     for key in sorted((key for key in first if key in second), key=natural_key):
-        (_, a), (_, b) = one.find(key, group), two.find(key, group)
-        advance(a.spec.bytes)
-        if a == b and a.file in same_files:
+        a, b = one.find(key, group), two.find(key, group)
+        advance(a.bytes)
+        if a == b and all(place.file in same_files for place in a.recipe.sources()):
             continue
         yield from _compare_tensor(one, two, group, key)
 
@@ -126,8 +127,8 @@ def _compare_group(
 def _compare_tensor(one: Checkpoint, two: Checkpoint, group: str, key: str) -> Iterator[Difference]:
     facts: list[tuple[str, tuple[int, ...]]] = []
     for checkpoint in (one, two):
-        _, place = checkpoint.find(key, group)
-        facts.append((checkpoint.logical_dtype(group, place), checkpoint.logical_shape(group, place)))
+        found = checkpoint.find(key, group)
+        facts.append((found.logical, found.logical_shape))
     (dtype_a, shape_a), (dtype_b, shape_b) = facts
     if dtype_a != dtype_b:
         yield Difference(group, key, "the dtype differs", dtype_a, dtype_b)

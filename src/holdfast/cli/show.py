@@ -10,6 +10,7 @@ import click
 
 from holdfast.cli.render import clean, count, open_path, print_json, size_text
 from holdfast.format.names import natural_key
+from holdfast.sources.foreign import Foreign
 
 if TYPE_CHECKING:
     from holdfast.persist.checkpoint import Checkpoint
@@ -25,7 +26,8 @@ def command(path: str, key: str | None, group: str | None, as_json: bool) -> Non
 
     KEY is a tensor's, or the name of a value in state.json.
 
-    PATH is a checkpoint, a root (its newest step is shown) or a Hugging Face folder.
+    PATH is a checkpoint, a root (its newest step is shown), or what another tool wrote: a Hugging
+    Face folder, torch DCP, a .pt or .bin file, a Paddle checkpoint.
     """
     checkpoint: Checkpoint = open_path(path)
     if key is not None and key in checkpoint.state and key not in set(checkpoint.keys()):
@@ -47,8 +49,8 @@ def command(path: str, key: str | None, group: str | None, as_json: bool) -> Non
 
 
 def _tensor(checkpoint: Checkpoint, group: str, key: str) -> tuple[str, list[int], int]:
-    _, place = checkpoint.find(key, group)
-    return checkpoint.logical_dtype(group, place), list(checkpoint.logical_shape(group, place)), place.spec.bytes
+    found = checkpoint.find(key, group)
+    return found.logical, list(found.logical_shape), found.bytes
 
 
 def _fields(checkpoint: Checkpoint, groups: list[str]) -> dict[str, Any]:
@@ -95,12 +97,13 @@ def _print_head(checkpoint: Checkpoint) -> None:
         for name in writer.get("first_replica", []):
             click.echo(f"replicas differed, the first was saved: {clean(name)}")
     else:
-        click.echo("not written by Holdfast: no digests")
+        what = f"{checkpoint.format}, " if isinstance(checkpoint, Foreign) else ""
+        click.echo(f"{what}not written by Holdfast: no digests")
 
 
 def _print_group(checkpoint: Checkpoint, group: str) -> None:
     record = checkpoint.manifest.groups[group]
-    keys = sorted(checkpoint.places[group], key=natural_key)
+    keys = sorted(checkpoint.contents.groups[group].tensors, key=natural_key)
     dtypes: Counter[str] = Counter()
     for key in keys:
         dtype, _, size = _tensor(checkpoint, group, key)
@@ -139,18 +142,20 @@ def _number(value: Any) -> Any:
 def _show_key(checkpoint: Checkpoint, key: str, group: str | None, as_json: bool) -> None:
     import numpy as np
 
-    name, place = checkpoint.find(key, group)
-    array = checkpoint.read(key, name)
+    found = checkpoint.find(key, group)
+    places = found.recipe.sources()
+    array = checkpoint.read(key, found.group)
     values = array.astype(np.complex128 if array.dtype.kind == "c" else np.float64)
     finite = values[np.isfinite(values)]
     facts = {
-        "group": name,
+        "group": found.group,
         "key": key,
-        "dtype": checkpoint.logical_dtype(name, place),
-        "shape": list(checkpoint.logical_shape(name, place)),
-        "bytes": place.spec.bytes,
-        "file": place.file,
-        "offset": place.begin,
+        "dtype": found.logical,
+        "shape": list(found.logical_shape),
+        "bytes": found.bytes,
+        "file": places[0].file if places else None,
+        "offset": places[0].begin if places else None,
+        "pieces": len(places),
         "mean_abs": float(np.abs(finite).mean()) if finite.size else None,
         "max_abs": float(np.abs(finite).max()) if finite.size else None,
         "not_finite": int(values.size - finite.size),

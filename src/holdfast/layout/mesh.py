@@ -3,7 +3,23 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+
+_TP_AXES = frozenset({"tp", "mp", "tensor", "tensor_parallel", "model_parallel"})
+_OTHER_AXES = frozenset(
+    {"dp", "ddp", "fsdp", "hsdp", "replicate", "shard", "dp_replicate", "dp_shard", "dp_shard_cp", "dp_cp", "data"}
+    | {"pp", "pipe", "pipeline", "stage", "cp", "context", "sp", "seq", "ep", "expert", "etp", "sharding", "zero"}
+)
+
+
+def tp_degree_of(sizes: Mapping[str, int]) -> int | None:
+    """The size of the tensor-parallel axis of a mesh, by the names of its axes; None if they leave it open."""
+    found = [size for axis, size in sizes.items() if axis.lower() in _TP_AXES]
+    if found:
+        return found[0]
+    open_axes = [axis for axis, size in sizes.items() if size > 1 and axis.lower() not in _OTHER_AXES]
+    return None if open_axes else 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +38,11 @@ class Mesh:
     def line(world: int, axis: str = "rank") -> Mesh:
         """All ranks along one axis."""
         return Mesh((axis,), (world,), tuple(range(world)))
+
+    @property
+    def tp_degree(self) -> int | None:
+        """The size of its tensor-parallel axis; None if axes without known names leave it open."""
+        return tp_degree_of(dict(zip(self.axes, self.sizes, strict=True)))
 
     def coordinate(self, rank: int) -> tuple[int, ...] | None:
         """Where `rank` stands on each axis, or None if the mesh does not have it."""

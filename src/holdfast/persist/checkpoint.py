@@ -21,9 +21,10 @@ from holdfast.format.header import LENGTH_BYTES, decode_header, header_bytes
 from holdfast.format.index import decode_index
 from holdfast.format.manifest import FileRecord, GroupRecord, Manifest, decode_manifest
 from holdfast.layout.box import Box
+from holdfast.layout.mesh import tp_degree_of
 from holdfast.persist.read import PORTION_BYTES, Loading, Progress
 from holdfast.plan.arrays import ArrayDestination, Destination
-from holdfast.plan.contents import Contents, Group
+from holdfast.plan.contents import Contents, Group, StoredTensor
 from holdfast.plan.files import Place, TensorSpec
 from holdfast.plan.load import StoredBlock, StoredFile, Want, plan_load
 from holdfast.plan.recipe import Recipe
@@ -33,7 +34,7 @@ from holdfast.storage.base import Readable, Reader
 if TYPE_CHECKING:
     from holdfast.persist.verify import VerifyReport
 
-_TP_AXES = frozenset({"tp", "mp", "tensor", "tensor_parallel", "model_parallel"})
+_CONFIG = "config.json"
 
 
 def no_progress(count: int) -> None:
@@ -192,16 +193,23 @@ class Checkpoint:
     def _tensor_keys(self, group: str) -> Iterable[str]:
         return self.places[group]
 
-    def find(self, key: str, group: str | None = None) -> tuple[str, Place]:
-        """The group and place of a key; "model" is looked at first when no group is given."""
+    def find(self, key: str, group: str | None = None) -> StoredTensor:
+        """A tensor by its key; "model" is looked at first when no group is given."""
         candidates = [group] if group is not None else sorted(self.groups, key=lambda name: name != "model")
         for name in candidates:
             if name not in self.manifest.groups:
                 raise NotFound(f"{self.path} has no group {name!r}; it has {', '.join(self.groups)}")
-            place = self._place(name, self.manifest.groups[name].aliases.get(key, key))
-            if place is not None:
-                return name, place
+            found = self._tensor(name, self.manifest.groups[name].aliases.get(key, key))
+            if found is not None:
+                return found
         raise NotFound(f"{self.path} has no key {key!r}" + (f" in the group {group!r}" if group else ""))
+
+    def _tensor(self, group: str, key: str) -> StoredTensor | None:
+        place = self._place(group, key)
+        if place is None:
+            return None
+        logical = self.manifest.groups[group].logical_dtypes.get(key, place.spec.dtype.name)
+        return StoredTensor(group, key, _recipe(place), logical)
 
     def _place(self, group: str, key: str) -> Place | None:
         """Where a tensor lies; damage to other files does not matter if the index names the tensor's own."""
@@ -249,38 +257,44 @@ class Checkpoint:
             return True
         return False
 
-    def logical_dtype(self, group: str, place: Place) -> str:
-        """The dtype a tensor had when it was saved, also where the header cannot say it."""
-        return self.manifest.groups[group].logical_dtypes.get(place.spec.key, place.spec.dtype.name)
-
-    def logical_shape(self, group: str, place: Place) -> tuple[int, ...]:
-        pair = dtype_named(self.logical_dtype(group, place)).pair
-        return place.spec.shape[:-1] if pair else place.spec.shape
-
     def read(self, key: str, group: str | None = None, *, verify: bool = True) -> npt.NDArray[Any]:
         """One whole tensor as a numpy array; raises Damaged if a block of it has a wrong digest."""
-        name, place = self.find(key, group)
-        blocks = tuple(self._blocks(self.manifest.files[place.file]))
-        touched = tuple(b for b in blocks if b.offset < place.end and place.begin < b.offset + b.size)
-        array = self.read_recipe(_recipe(place), (StoredFile(place.file, touched, (place,)),), verify=verify)
-        logical = dtype_named(self.logical_dtype(name, place))
-        return as_complex(array, logical.name) if logical.pair else array
+        found = self.find(key, group)
+        array = self.read_recipe(found.recipe, self._files_of(found.recipe), verify=verify)
+        return as_complex(array, found.logical) if dtype_named(found.logical).pair else array
+
+    def _files_of(self, recipe: Recipe[Place]) -> list[StoredFile]:
+        """The blocks in which the places of a recipe lie, without looking at what else is there."""
+        out = []
+        for place in recipe.sources():
+            blocks = self._blocks(self.manifest.files[place.file])
+            touched = (b for b in blocks if b.offset < place.end and place.begin < b.offset + b.size)
+            out.append(StoredFile(place.file, tuple(touched), (place,)))
+        return out
 
     def read_recipe(
         self, recipe: Recipe[Place], files: Sequence[StoredFile], *, verify: bool = True
     ) -> npt.NDArray[Any]:
         """A tensor from the places that it is made of, in `files`."""
-        array = np.empty(recipe.shape, dtype=numpy_dtype(recipe.dtype.name))
-        inner = ArrayDestination(array.view(f"u{recipe.dtype.bytes}"))
+        return self.read_recipes([recipe], files, verify=verify)[0]
+
+    def read_recipes(
+        self, recipes: Sequence[Recipe[Place]], files: Sequence[StoredFile], *, verify: bool = True
+    ) -> list[npt.NDArray[Any]]:
+        """Tensors from the places that they are made of, in `files`, by one plan."""
+        arrays = []
         destinations: dict[tuple[Place, Box], list[Destination]] = {}
-        for wanted, destination in destinations_of(recipe, Box.full(recipe.shape), inner):
-            destinations.setdefault(wanted, []).append(destination)
+        for recipe in recipes:
+            arrays.append(np.empty(recipe.shape, dtype=numpy_dtype(recipe.dtype.name)))
+            inner = ArrayDestination(arrays[-1].view(f"u{recipe.dtype.bytes}"))
+            for wanted, destination in destinations_of(recipe, Box.full(recipe.shape), inner):
+                destinations.setdefault(wanted, []).append(destination)
         wants = [Want(place, box, 0) for place, box in destinations]
         reads = plan_load(files, wants, verify=verify, portion_bytes=PORTION_BYTES)
         failure = Loading(Alone(), self, destinations, no_progress).run_read(reads, [0], 0.0).failure
         if failure is not None:
             raise failure
-        return array
+        return arrays
 
     @cached_property
     def state(self) -> Mapping[str, Any]:
@@ -301,6 +315,14 @@ class Checkpoint:
         if entry is None or "value" not in entry:
             raise NotFound(f"{self.path} has no single value named {name!r}")
         return statejson.decode(entry["value"], self.path, lambda tag, content: {tag: content})
+
+    def config(self) -> dict[str, Any] | None:
+        """What config.json says of the model, if there is one."""
+        try:
+            fields = strictjson.loads(self.read_file(_CONFIG), f"{self.path}/{_CONFIG}")
+        except NotFound:
+            return None
+        return fields if isinstance(fields, dict) else None
 
     def read_file(self, name: str) -> bytes:
         """A whole small file, verified; raises NotFound only for one that the manifest does not record."""
@@ -370,9 +392,7 @@ def _recipe(place: Place) -> Recipe[Place]:
 def _tp_degree(writer: Mapping[str, Any]) -> int | None:
     """The tensor-parallel degree that the manifest records; None for a checkpoint that records no mesh."""
     mesh = writer.get("mesh")
-    if not mesh:
-        return None
-    return next((int(size) for axis, size in mesh.items() if axis.lower() in _TP_AXES), 1)
+    return tp_degree_of(mesh) if mesh else None
 
 
 def as_complex(array: npt.NDArray[Any], logical: str) -> npt.NDArray[Any]:

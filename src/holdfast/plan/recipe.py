@@ -7,6 +7,7 @@ tensors is algebra on recipes: nothing is read to find out what must be read.
 
 from __future__ import annotations
 
+import bisect
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -63,7 +64,7 @@ class Recipe(Generic[S]):
     def whole(source: S, shape: tuple[int, ...], dtype: DType) -> Recipe[S]:
         """A tensor that is a source as it is."""
         full = Box.full(shape)
-        return Recipe(shape, dtype, (Term(full, source, full, tuple(range(len(shape)))),) if full.volume else ())
+        return Recipe(shape, dtype, (Term(full, source, full, tuple(range(len(shape)))),))
 
     def permuted(self, order: Sequence[int]) -> Recipe[S]:
         """The same with its dims taken in another order, as numpy's transpose takes them."""
@@ -94,6 +95,20 @@ class Recipe(Generic[S]):
         box = Box(offsets, tuple(size if d == dim else whole for d, whole in enumerate(self.shape)))
         terms = (replace(term, box=term.box.relative_to(box)) for term in self.overlapping(box))
         return Recipe(box.sizes, self.dtype, tuple(terms))
+
+    def split(self, dim: int, sizes: Sequence[int]) -> list[Recipe[S]]:
+        """Parts of these sizes one after another along a dim, which they fill; each term is looked at once."""
+        ends = list(itertools.accumulate(sizes))
+        parts: list[list[Term[S]]] = [[] for _ in sizes]
+        for term in self.terms:
+            begin, end = term.box.offsets[dim], term.box.stops[dim]
+            at = bisect.bisect_right(ends, begin)
+            while begin < end:
+                taken = min(end, ends[at]) - begin
+                parts[at].append(_shifted(term, dim, begin, taken, ends[at] - sizes[at]))
+                begin, at = begin + taken, at + 1
+        shapes = (tuple(size if d == dim else whole for d, whole in enumerate(self.shape)) for size in sizes)
+        return [Recipe(shape, self.dtype, tuple(terms)) for shape, terms in zip(shapes, parts, strict=True)]
 
     def overlapping(self, box: Box) -> Iterator[Term[S]]:
         """The terms for what lies in `box`, still in the target's coordinates."""
@@ -132,6 +147,18 @@ class Recipe(Generic[S]):
     def sources(self) -> list[S]:
         """What it is made of, each once, in the order of the terms."""
         return list(dict.fromkeys(term.source for term in self.terms))
+
+
+def _shifted(term: Term[S], dim: int, begin: int, size: int, origin: int) -> Term[S]:
+    """`size` elements of a term's dim from `begin` on, its box counted from `origin`."""
+    offsets, sizes = list(term.box.offsets), list(term.box.sizes)
+    part_offsets, part_sizes = list(term.part.offsets), list(term.part.sizes)
+    source_dim = term.order[dim]
+    part_offsets[source_dim] += begin - offsets[dim]
+    offsets[dim] = begin - origin
+    sizes[dim] = part_sizes[source_dim] = size
+    part = Box(tuple(part_offsets), tuple(part_sizes))
+    return Term(Box(tuple(offsets), tuple(sizes)), term.source, part, term.order, term.casts)
 
 
 def _permuted(box: Box, order: tuple[int, ...]) -> Box:

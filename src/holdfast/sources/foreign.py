@@ -7,17 +7,13 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-import numpy.typing as npt
-
 from holdfast.core import limits
 from holdfast.core.errors import Damaged, NotFound
-from holdfast.format.dtypes import dtype_named
+from holdfast.format import strictjson
 from holdfast.format.manifest import FileRecord, GroupRecord, Manifest
 from holdfast.format.names import natural_key
-from holdfast.persist.checkpoint import Checkpoint, as_complex
-from holdfast.plan.contents import Contents
-from holdfast.plan.files import Place
-from holdfast.plan.recipe import Recipe
+from holdfast.persist.checkpoint import Checkpoint
+from holdfast.plan.contents import Contents, StoredTensor
 from holdfast.storage.base import Readable, Reader
 
 
@@ -120,23 +116,15 @@ class Foreign(Checkpoint):
     def _tensor_keys(self, group: str) -> Iterable[str]:
         return self.contents.groups[group].tensors
 
-    def find_recipe(self, key: str, group: str | None = None) -> tuple[str, str, Recipe[Place]]:
-        """The group, the key under which it is kept, and the recipe of a tensor."""
-        candidates = [group] if group is not None else sorted(self.groups, key=lambda name: name != "model")
-        for name in candidates:
-            if name not in self.contents.groups:
-                raise NotFound(f"{self.path} has no group {name!r}; it has {', '.join(self.groups)}")
-            members = self.contents.groups[name]
-            kept = members.aliases.get(key, key)
-            if kept in members.tensors:
-                return name, kept, members.tensors[kept]
-        raise NotFound(f"{self.path} has no key {key!r}" + (f" in the group {group!r}" if group else ""))
+    def _tensor(self, group: str, key: str) -> StoredTensor | None:
+        return self.contents.find(group, key)
 
-    def read(self, key: str, group: str | None = None, *, verify: bool = True) -> npt.NDArray[Any]:
-        name, kept, recipe = self.find_recipe(key, group)
-        array = self.read_recipe(recipe, self.contents.files, verify=verify)
-        logical = dtype_named(self.contents.groups[name].logical.get(kept, recipe.dtype.name))
-        return as_complex(array, logical.name) if logical.pair else array
+    def config(self) -> dict[str, Any] | None:
+        try:
+            fields = strictjson.loads(self._source.read("config.json", limits.JSON_BYTES), f"{self.path}/config.json")
+        except NotFound:
+            return None
+        return fields if isinstance(fields, dict) else None
 
 
 class MadeReader:

@@ -45,9 +45,9 @@ def plan(contents: Contents, request: Request) -> Output:
 
 def _model(contents: Contents) -> tuple[str, Group]:
     """The module to write: "model", or the only one there is."""
+    if "model" in contents.groups:
+        return "model", contents.groups["model"]
     modules = {name: group for name, group in contents.groups.items() if group.kind == "module"}
-    if "model" in modules:
-        return "model", modules["model"]
     if len(modules) != 1:
         found = f"several modules: {', '.join(sorted(modules))}" if modules else "no module"
         raise NotFound(f"a Hugging Face folder holds one model, and there is {found}; choose one with --only GROUP")

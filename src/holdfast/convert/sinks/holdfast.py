@@ -11,6 +11,7 @@ from holdfast.core.errors import Unsupported
 from holdfast.format import names, strictjson
 from holdfast.format.index import encode_index
 from holdfast.format.manifest import GroupRecord, Manifest, encode_manifest
+from holdfast.layout.mesh import tp_degree_of
 from holdfast.persist.commit import BlockReport, FileFacts, file_records, small_file_record
 from holdfast.plan.contents import Contents
 from holdfast.plan.files import TensorSpec, split_group
@@ -62,9 +63,9 @@ def _state_json(contents: Contents) -> bytes:
 
 
 def _writer(contents: Contents, of_source: Mapping[str, Any]) -> dict[str, Any]:
-    """Who wrote it: this version; the mesh stays that of the run, which layouts of fused weights depend on."""
+    """Who wrote it: this version; the mesh stays that of the run, but for the TP degree of fused weights."""
     mesh = dict(of_source.get("mesh", {}))
-    if not mesh and contents.tp_degree is not None:
+    if contents.tp_degree is not None and tp_degree_of(mesh) != contents.tp_degree:
         mesh = {"tp": contents.tp_degree}
     kept = {name: of_source[name] for name in ("world", "hosts", "first_replica") if name in of_source}
     return {"holdfast": __version__, "world": 1, "hosts": 1, **kept, "mesh": mesh}

@@ -1,0 +1,199 @@
+"""One step as algebra on recipes: turned, combined, permuted, cast, parted, turned."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from holdfast.mapping.expand import Step, Work
+from holdfast.mapping.fused import Unfit, fuse, part_sizes, segment_count, segments_of, unfuse
+from holdfast.mapping.values import UNKNOWN, Statement
+from holdfast.plan.recipe import Recipe
+
+Recipes = list[Recipe[str]]
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What a step may ask for beside its sources: TP degrees, the shapes that its results will have, work."""
+
+    source_tp: int | None
+    target_tp: Callable[[str], int | None]
+    part_shape: Callable[[int, str], tuple[int, ...] | None]
+    work: Work
+
+
+def evaluate(statement: Statement, number: int, step: Step, sources: Recipes, around: Surroundings) -> Recipes:
+    """The recipes of the step's right names. `number` is the statement's place in the program."""
+    _check_source_dtypes(statement, step, sources)
+    made = [recipe.transposed() if turn else recipe for recipe, turn in zip(sources, step.left_turned, strict=True)]
+    if statement.options.fused is not None:
+        made = _fused(statement, step, made, around)
+    elif len(made) > 1 or (len(step.rights) == 1 and isinstance(statement.options.sizes, tuple)):
+        made = [_concat(statement, step, made)]
+    made = [_cast(statement, _permute(statement, step, recipe)) for recipe in made]
+    if len(made) == 1 and len(step.rights) > 1:
+        made = _split(statement, number, step, made[0], around)
+    return [recipe.transposed() if turn else recipe for recipe, turn in zip(made, step.right_turned, strict=True)]
+
+
+def shown(names: Sequence[str], recipes: Recipes) -> str:
+    """Keys with their shapes, as errors show them."""
+    known = [f"{name!r} {list(recipe.shape)}" for name, recipe in zip(names, recipes, strict=True)]
+    return ", ".join(known[:6]) + (f" and {len(known) - 6} more" if len(known) > 6 else "")
+
+
+def dim_of(statement: Statement, rank: int, default: int | None = None) -> int:
+    """The dim that `axis=` means for tensors of this rank."""
+    axis = statement.options.axis if statement.options.axis is not None else default
+    if axis is None or not -rank <= axis < rank:
+        raise statement.refusal(f"axis={axis}: a tensor of {rank} dims has the axes {-rank} to {rank - 1}")
+    return axis % rank
+
+
+def _check_source_dtypes(statement: Statement, step: Step, sources: Recipes) -> None:
+    wanted = statement.options.src_dtype
+    for name, recipe in zip(step.lefts, sources, strict=True):
+        if wanted is not None and recipe.dtype is not wanted and recipe.dtype is not UNKNOWN:
+            raise statement.refusal(f"{name!r} is {recipe.dtype.name}, not the {wanted.name} that src_dtype= says")
+
+
+def _check_alike(statement: Statement, step: Step, parts: Recipes, dim: int) -> None:
+    """Parts that are joined differ in one dim only."""
+    first = parts[0]
+    for part in parts[1:]:
+        alike = len(part.shape) == len(first.shape) and all(
+            a == b for d, (a, b) in enumerate(zip(part.shape, first.shape, strict=True)) if d != dim
+        )
+        if not alike:
+            raise statement.refusal(
+                f"parts that are joined along axis {dim} must be equal in all other dims: {shown(step.lefts, parts)}"
+            )
+        if part.dtype is not first.dtype:
+            raise statement.refusal(
+                f"parts that are joined must have one dtype, not {first.dtype.name} and {part.dtype.name}: "
+                f"{shown(step.lefts, parts)}; cast them first"
+            )
+
+
+def _concat(statement: Statement, step: Step, parts: Recipes) -> Recipe[str]:
+    dim = dim_of(statement, len(parts[0].shape))
+    _check_alike(statement, step, parts, dim)
+    sizes = statement.options.sizes
+    found = tuple(part.shape[dim] for part in parts)
+    if isinstance(sizes, tuple) and sizes != found:
+        raise statement.refusal(f"sizes={list(sizes)}, but the parts have {list(found)}: {shown(step.lefts, parts)}")
+    return Recipe.concat(parts, dim)
+
+
+def _permute(statement: Statement, step: Step, recipe: Recipe[str]) -> Recipe[str]:
+    order = statement.options.permute
+    if order is None:
+        return recipe
+    if not order:
+        return recipe.transposed()
+    if len(order) != len(recipe.shape):
+        raise statement.refusal(
+            f"permute={list(order)} is an order of {len(order)} dims, but there are {len(recipe.shape)}: "
+            f"{step.lefts[0]!r} {list(recipe.shape)}"
+        )
+    return recipe.permuted(order)
+
+
+def _cast(statement: Statement, recipe: Recipe[str]) -> Recipe[str]:
+    dtype = statement.options.cast
+    if dtype is None:
+        return recipe
+    if recipe.dtype.name != recipe.dtype.stored:
+        raise statement.refusal(f"{recipe.dtype.name} cannot be cast")
+    return recipe.cast(dtype)
+
+
+def _split(statement: Statement, number: int, step: Step, whole: Recipe[str], around: Surroundings) -> Recipes:
+    dim = dim_of(statement, len(whole.shape))
+    return whole.split(dim, _split_sizes(statement, number, step, whole.shape, dim, around))
+
+
+def _split_sizes(
+    statement: Statement, number: int, step: Step, shape: tuple[int, ...], dim: int, around: Surroundings
+) -> tuple[int, ...]:
+    count, size = len(step.rights), shape[dim]
+    what = f"{step.lefts[0]!r} {list(shape)} along axis {dim}"
+    wanted = statement.options.sizes
+    if wanted == "targets":
+        wanted = _sizes_of_targets(statement, number, step, size, dim, around)
+    if wanted is None:
+        if size % count:
+            raise statement.refusal(f"{what} is not {count} equal parts; give sizes=[...]")
+        return (size // count,) * count
+    if len(wanted) != count:
+        raise statement.refusal(f"{len(wanted)} sizes for {count} parts: {', '.join(map(repr, step.rights[:6]))}")
+    if sum(wanted) != size or min(wanted) < 0:
+        raise statement.refusal(f"sizes={list(wanted)} come to {sum(wanted)}, but {what} has {size}")
+    return wanted
+
+
+def _sizes_of_targets(
+    statement: Statement, number: int, step: Step, size: int, dim: int, around: Surroundings
+) -> tuple[int, ...]:
+    sizes: list[int | None] = []
+    for name, turned in zip(step.rights, step.right_turned, strict=True):
+        shape = around.part_shape(number, name)
+        if shape is not None and dim < len(shape):
+            sizes.append(shape[::-1][dim] if turned else shape[dim])
+        else:
+            sizes.append(None)
+    unknown = [name for name, found in zip(step.rights, sizes, strict=True) if found is None]
+    if len(unknown) > 1:
+        raise statement.refusal(
+            f"the sizes of {', '.join(map(repr, unknown[:6]))} are not known; give sizes=[...], or make the mapping "
+            "with reverse(shapes) from the shapes of its sources"
+        )
+    rest = size - sum(found for found in sizes if found is not None)
+    return tuple(rest if found is None else found for found in sizes)
+
+
+def _fused(statement: Statement, step: Step, made: Recipes, around: Surroundings) -> Recipes:
+    dim = dim_of(statement, len(made[0].shape), default=1)
+    try:
+        if len(made) > 1:
+            _check_alike(statement, step, made, dim)
+            return [_fuse(statement, step, made, dim, around)]
+        options = statement.options
+        degree = _source_degree(statement, len(step.rights), around)
+        sizes = part_sizes(options, made[0].shape[dim], degree)
+        around.work.spend(segment_count(options, degree), statement)
+        parts = unfuse(made[0], segments_of(options, sizes, degree), dim)
+        return parts if len(step.rights) > 1 else [_fuse(statement, step, parts, dim, around)]
+    except Unfit as problem:
+        raise statement.refusal(f"{problem}: {shown(step.lefts, made)}, axis {dim}") from None
+
+
+def _fuse(statement: Statement, step: Step, parts: Recipes, dim: int, around: Surroundings) -> Recipe[str]:
+    sizes = [part.shape[dim] for part in parts]
+    degree = _target_degree(statement, step, around)
+    around.work.spend(segment_count(statement.options, degree), statement)
+    return fuse(parts, segments_of(statement.options, sizes, degree), dim)
+
+
+def _source_degree(statement: Statement, rights: int, around: Surroundings) -> int:
+    options = statement.options
+    given = options.src_tp_degree or (options.tp_degree if rights > 1 else None)
+    return _known_degree(statement, given or around.source_tp, "source")
+
+
+def _target_degree(statement: Statement, step: Step, around: Surroundings) -> int:
+    options = statement.options
+    given = options.dst_tp_degree or options.tp_degree
+    return _known_degree(statement, given or around.target_tp(step.rights[0]) or around.source_tp, "target")
+
+
+def _known_degree(statement: Statement, degree: int | None, side: str) -> int:
+    if statement.options.fused == "fused_qkv":
+        return 1
+    if degree is None:
+        raise statement.refusal(
+            f"the order in a {statement.options.fused} weight depends on the TP degree that it is for, and the "
+            f"{side}'s is not known: add tp_degree="
+        )
+    return degree
