@@ -25,6 +25,8 @@ from holdfast.persist.commit import BlockReport
 from holdfast.persist.publish import new_attempt
 from holdfast.persist.read import Progress
 from holdfast.persist.shown import shown
+from holdfast.sources.paddle_names import as_torch
+from holdfast.sources.paddle_powers import as_paddle
 from holdfast.storage import locate
 from holdfast.storage.base import SharedStorage, Storage
 
@@ -72,10 +74,10 @@ class Conversion:
     def __init__(self, source: Checkpoint, options: ConvertOptions) -> None:
         sink = sink_named(options.to)
         dtype = None if options.dtype is None else model_dtype(options.dtype)
-        self.source = source
+        self.source = as_paddle(source) if options.to == "paddle" else as_torch(source)
         self.options = options
         small = side_files(source)
-        contents, self.same = mapped(source.contents, options.mapping, small)
+        contents, self.same = mapped(self.source.contents, options.mapping, small)
         contents = chosen(contents, options.only, options.remove)
         self.contents = contents if dtype is None else cast_models(contents, dtype)
         manifest = source.manifest

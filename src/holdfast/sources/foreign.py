@@ -79,10 +79,6 @@ class Foreign(Checkpoint):
         """The name of the format."""
         return self._found.format
 
-    def with_contents(self, contents: Contents, made: Mapping[str, bytes]) -> Foreign:
-        """The same folder seen otherwise, with more values that are in memory alone."""
-        return Foreign(self._source, Found(self.format, contents, {**self._found.made, **made}))
-
     def __repr__(self) -> str:
         return f"Foreign({self.path!r}, format={self.format!r}, groups={list(self.groups)})"
 
@@ -125,6 +121,13 @@ class Foreign(Checkpoint):
         except NotFound:
             return None
         return fields if isinstance(fields, dict) else None
+
+
+def seen_as(checkpoint: Checkpoint, contents: Contents, made: Mapping[str, bytes]) -> Foreign:
+    """The same folder seen otherwise, with more values that are in memory alone."""
+    if isinstance(checkpoint, Foreign):
+        return Foreign(checkpoint._source, Found(checkpoint.format, contents, {**checkpoint._found.made, **made}))
+    return Foreign(Folder(checkpoint.storage, checkpoint.folder), Found("holdfast", contents, made))
 
 
 class MadeReader:

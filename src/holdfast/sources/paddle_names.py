@@ -16,8 +16,9 @@ from holdfast.plan.contents import Contents, Group
 from holdfast.plan.files import Place, TensorSpec
 from holdfast.plan.load import StoredBlock, StoredFile
 from holdfast.plan.recipe import Recipe
-from holdfast.sources.foreign import Foreign
+from holdfast.sources.foreign import Foreign, seen_as
 from holdfast.sources.paddle_steps import Powers, Steps, find_steps
+from holdfast.sources.scalars import read_scalars
 
 TORCH_NAMES = {
     "moment1": "exp_avg",
@@ -65,7 +66,7 @@ def as_torch(checkpoint: Checkpoint) -> Checkpoint:
         steps = _steps(set(powers.values()), contents.step, checkpoint.path)
         contents, data = torch_state(contents, name, powers, steps)
         made |= {f"{_MADE}:{name}": data}
-    return checkpoint.with_contents(contents, made)
+    return seen_as(checkpoint, contents, made)
 
 
 def torch_state(contents: Contents, name: str, powers: Mapping[str, Powers], steps: Steps) -> tuple[Contents, bytes]:
@@ -115,30 +116,18 @@ def _steps(powers: Collection[Powers], noted: int | None, where: str) -> Steps:
 
 
 def _read_powers(checkpoint: Checkpoint, group: Group) -> dict[str, Powers]:
-    """The powers of the betas by parameter: each a single float32, read file by file."""
-    wanted: list[tuple[Place, str, int]] = []
-    for key, recipe in group.tensors.items():
-        match = _STATE.fullmatch(key)
-        if match is None or match["name"] not in POWERS:
-            continue
-        sources = recipe.sources()
-        if len(sources) != 1 or sources[0].spec.bytes != 4 or recipe.dtype is not _F32:
-            raise Damaged(f"{checkpoint.path}: {key!r} is not one float32")
-        wanted.append((sources[0], match["owner"], POWERS.index(match["name"])))
-    found: dict[str, list[float]] = {}
-    by_file: dict[str, list[tuple[Place, str, int]]] = {}
-    for item in wanted:
-        by_file.setdefault(item[0].file, []).append(item)
-    for file, items in by_file.items():
-        reader = checkpoint.open_file(file)
-        try:
-            for place, owner, which in sorted(items, key=lambda item: item[0].begin):
-                value = bytearray(4)
-                reader.read_into(place.begin, [memoryview(value)])
-                found.setdefault(owner, [float("nan")] * 2)[which] = struct.unpack("<f", value)[0]
-        finally:
-            reader.close()
-    lacking = next((owner for owner, pair in found.items() if pair[0] != pair[0] or pair[1] != pair[1]), None)
+    """The powers of the betas by parameter: each a single number."""
+    values = read_scalars(checkpoint, {key: recipe for key, recipe in group.tensors.items() if _is_power(key)})
+    found: dict[str, dict[str, float]] = {}
+    for key, value in values.items():
+        owner, _, state = key.rpartition("/")
+        found.setdefault(owner, {})[state.rpartition("_")[0]] = value
+    lacking = next((owner for owner, pair in found.items() if len(pair) < len(POWERS)), None)
     if lacking is not None:
         raise Damaged(f"{checkpoint.path}: {lacking} has only one of {' and '.join(POWERS)}")
-    return {owner: (pair[0], pair[1]) for owner, pair in found.items()}
+    return {owner: (pair[POWERS[0]], pair[POWERS[1]]) for owner, pair in found.items()}
+
+
+def _is_power(key: str) -> bool:
+    match = _STATE.fullmatch(key)
+    return match is not None and match["name"] in POWERS

@@ -10,6 +10,7 @@ from holdfast.core.errors import InvalidArgument
 
 FORMATS = {
     "holdfast": "safetensors with a manifest: model, optimizer, everything; opens in transformers too",
+    "paddle": "Paddle's unified checkpoint: model, master weights and optimizer, as PaddleFormers resumes from it",
     "hf": "a plain Hugging Face folder: the model's weights and its config and tokenizer files",
 }
 
