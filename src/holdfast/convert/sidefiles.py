@@ -11,6 +11,7 @@ from holdfast.core.filenames import is_plain
 from holdfast.format import names, strictjson
 from holdfast.format.dtypes import DType
 from holdfast.persist.checkpoint import Checkpoint
+from holdfast.sources.foreign import Foreign
 
 _LIMIT_BYTES = 64 * limits.MIB
 _ENDS = (".json", ".jsonl", ".txt", ".model", ".jinja", ".tiktoken", ".py", ".md")
@@ -24,9 +25,8 @@ def side_files(checkpoint: Checkpoint) -> dict[str, bytes]:
     if checkpoint.manifest.writer:
         found = [name for name in checkpoint.manifest.files if _goes_along(name)]
         return {name: checkpoint.read_file(name) for name in found}
-    offers = getattr(checkpoint, "side_files", None)
-    if offers is not None:
-        return dict(offers())
+    if isinstance(checkpoint, Foreign):
+        return {name: checkpoint.read_side_file(name) for name in checkpoint.side_files()}
     pin = checkpoint.storage.pin(checkpoint.folder)
     sizes = {name: size for name, size in pin.files().items() if "/" not in name and _goes_along(name)}
     return {name: pin.read(name, _LIMIT_BYTES) for name, size in sizes.items() if size <= _LIMIT_BYTES}

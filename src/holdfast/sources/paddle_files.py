@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from holdfast.core import limits
@@ -12,11 +12,11 @@ from holdfast.core.errors import Damaged, Unsupported
 from holdfast.core.filenames import check_file
 from holdfast.format import strictjson
 from holdfast.format.dtypes import DType, dtype_named
-from holdfast.format.header import LENGTH_BYTES, decode_header, header_bytes
+from holdfast.format.header import LENGTH_BYTES, header_bytes
 from holdfast.format.names import natural_key
-from holdfast.plan.files import Place, TensorSpec
-from holdfast.plan.load import StoredBlock, StoredFile
+from holdfast.plan.files import Place
 from holdfast.sources.foreign import Folder
+from holdfast.sources.huggingface import safetensors_places
 
 MODEL, ADAPTER, MASTERS, OPTIMIZER = "model", "peft_model", "master_weights", "optimizer"
 _RANK = r"(?:tp|pp|shard|moe)[0-9]{2,}"
@@ -25,7 +25,6 @@ _FILE = re.compile(
     rf"(?:\.(?P<ranks>{_RANK}(?:_{_RANK})*)|-[0-9]{{5,}}-of-[0-9]{{5,}})?"
     r"\.safetensors(?:_shard_(?P<part>[0-9]{4,}))?"
 )
-_RAW_BITS = "uint16"  # Paddle has no such numbers: they are the bits of bfloat16 in a numpy array
 
 _SCALES = re.compile(r"@(?:min_|max_)?scales$")
 _QUANTIZED = (
@@ -100,46 +99,32 @@ def _check_parts(names: list[str], count: Any, where: str) -> None:
             raise Damaged(f"{where} says that {name} has {count} parts, found {len(found)}: {sorted(found)[:20]}")
 
 
-def stored_file(folder: Folder, name: str) -> StoredFile:
-    """A safetensors file with its tensors; raw bits of bfloat16 are named as what they are."""
-    where = f"{folder.path}/{name}"
-    data, size = _header(folder, name)
-    places = tuple(
-        Place(TensorSpec(entry.key, _true_dtype(entry.dtype), entry.shape), name, len(data) + entry.begin)
-        for entry in decode_header(data, size, where)
-    )
-    return StoredFile(name, (StoredBlock(0, size, None),), places)
+def true_dtype(dtype: DType) -> DType:
+    """What numbers are: Paddle has no uint16, it keeps the bits of bfloat16 in such arrays."""
+    return dtype_named("bfloat16") if dtype.name == "uint16" else dtype
+
+
+def true_places(folder: Folder, name: str) -> list[Place]:
+    """The tensors of a safetensors file; raw bits of bfloat16 are named as what they are."""
+    return [
+        replace(place, spec=replace(place.spec, dtype=true_dtype(place.spec.dtype)))
+        for place in safetensors_places(folder, name)
+    ]
 
 
 def saved_for_torch(folder: Folder, name: str) -> bool:
     """Whether a file says that it was written in the layout of torch, as PaddleFormers' save_to_hf does."""
-    data, _ = _header(folder, name)
-    fields = strictjson.loads(data[LENGTH_BYTES:].rstrip(b" "), f"{folder.path}/{name}: header")
+    where = f"{folder.path}/{name}"
+    size = header_bytes(folder.read_begin(name, LENGTH_BYTES), folder.files[name], where)
+    fields = strictjson.loads(folder.read_begin(name, size)[LENGTH_BYTES:].rstrip(b" "), f"{where}: header")
     metadata = fields.get("__metadata__") if isinstance(fields, dict) else None
     return isinstance(metadata, dict) and metadata.get("format") == "pt"
 
 
-def _header(folder: Folder, name: str) -> tuple[bytes, int]:
-    """A file's first bytes up to its tensors, and its size."""
-    reader = folder.open(name)
-    try:
-        prefix = bytearray(min(LENGTH_BYTES, reader.size))
-        reader.read_into(0, [memoryview(prefix)])
-        data = bytearray(header_bytes(bytes(prefix), reader.size, f"{folder.path}/{name}"))
-        reader.read_into(0, [memoryview(data)])
-        return bytes(data), reader.size
-    finally:
-        reader.close()
-
-
-def _true_dtype(dtype: DType) -> DType:
-    return dtype_named("bfloat16") if dtype.name == _RAW_BITS else dtype
-
-
-def places_by_key(files: tuple[StoredFile, ...], index: Mapping[str, Any], what: str) -> dict[str, Place]:
+def places_by_key(places: Iterable[Place], index: Mapping[str, Any], what: str) -> dict[str, Place]:
     """The tensors of a group's files; raises Damaged for one that is in two of them, or not where the index says."""
     out: dict[str, Place] = {}
-    for place in (place for file in files for place in file.places):
+    for place in places:
         other = out.setdefault(place.spec.key, place)
         if other is not place:
             raise Damaged(f"{what}: {place.spec.key!r} is in {other.file} and in {place.file}")

@@ -16,10 +16,10 @@ from holdfast.layout.flat import flat_boxes
 from holdfast.plan.check import cells_of
 from holdfast.plan.contents import Contents
 from holdfast.plan.files import Place
-from holdfast.plan.load import StoredFile
 from holdfast.plan.recipe import Recipe, Term
 from holdfast.sources.foreign import Folder, Found
-from holdfast.sources.paddle_files import stored_file
+from holdfast.sources.laying import lay_files
+from holdfast.sources.paddle_files import true_places
 from holdfast.sources.paddle_layout import Metadata, Piece, read_metadata
 from holdfast.sources.paddle_pickles import Arrays, table_of
 from holdfast.sources.paddle_static import MASTERS, MODEL, OPTIMIZER, Sorted, split_state
@@ -39,11 +39,10 @@ _MASTER_SUFFIX = ".w_0"
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """The tensors of the data files, by file and key, and the files as they are."""
+    """The tensors of the data files, by file and key, and what Paddle calls their parameters."""
 
     arrays: Arrays
     tensors: dict[str, dict[str, Recipe[Place]]]
-    others: list[StoredFile]
     names: dict[str, str]  # of parameters as Paddle numbers them, by key
 
 
@@ -56,14 +55,14 @@ def read_flex(folder: Folder) -> Found | None:
             newest[match["folder"]] = max(int(match["id"]), newest.get(match["folder"], 0))
     if not newest:
         return None
-    stored, found = Stored(Arrays(folder), {}, [], {}), Sorted()
+    stored, found = Stored(Arrays(folder), {}, {}), Sorted()
     every = {sub: _read_part(folder, f"{sub}{number}.metadata", stored) for sub, number in newest.items()}
     for sub in sorted(every, key=lambda sub: _FOLDERS[sub] != MODEL):
         tensors, metadata = every[sub]
         for group, members in _grouped(tensors, metadata.paths, _FOLDERS[sub]).items():
             _sort(found, group, members, stored.names, f"{folder.path}/{sub}")
-    files = (*stored.arrays.files(), *stored.others)
-    return Found(FORMAT, Contents(found.groups(), files, found.state), stored.arrays.made)
+    groups = found.groups()
+    return Found(FORMAT, Contents(groups, lay_files(groups.values(), folder.path), found.state), stored.arrays.made)
 
 
 def _read_part(folder: Folder, name: str, stored: Stored) -> tuple[dict[str, Recipe[Place]], Metadata]:
@@ -110,9 +109,8 @@ def _tensors_of(folder: Folder, stored: Stored, name: str) -> dict[str, Recipe[P
         stored.names.update(table_of(value))
         found = {key: item for key, item in value.items() if isinstance(item, Recipe)}
     else:
-        file = stored_file(folder, name)
-        stored.others.append(file)
-        found = {p.spec.key: Recipe.whole(p, p.spec.shape, p.spec.dtype) for p in file.places}
+        places = true_places(folder, name)
+        found = {place.spec.key: Recipe.whole(place, place.spec.shape, place.spec.dtype) for place in places}
     return stored.tensors.setdefault(name, found)
 
 

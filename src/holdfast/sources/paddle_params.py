@@ -12,6 +12,7 @@ from holdfast.format.names import natural_key
 from holdfast.plan.contents import Contents
 from holdfast.plan.recipe import Recipe
 from holdfast.sources.foreign import Folder, Found
+from holdfast.sources.laying import lay_files
 from holdfast.sources.paddle_pickles import TABLE, Arrays
 from holdfast.sources.paddle_static import MASTERS, OPTIMIZER, Sorted
 
@@ -37,7 +38,8 @@ def read_params(folder: Folder) -> Found | None:
                 "code alone: merge them in Paddle first"
             )
         _sort(found, arrays.read(name), name, f"{folder.path}/{name}")
-    return Found(FORMAT, Contents(found.groups(), arrays.files(), found.state), arrays.made)
+    groups = found.groups()
+    return Found(FORMAT, Contents(groups, lay_files(groups.values(), folder.path), found.state), arrays.made)
 
 
 def _chosen(folder: Folder) -> list[str]:

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from holdfast.core import limits
 from holdfast.core.errors import Damaged, Unsupported
-from holdfast.format.dtypes import DType, dtype_named
+from holdfast.format.dtypes import DType
 from holdfast.format.names import check_key
 from holdfast.layout.flat import flat_boxes
 from holdfast.plan.files import Place, TensorSpec
-from holdfast.plan.load import StoredBlock, StoredFile
 from holdfast.plan.recipe import Recipe, Term
 from holdfast.sources.foreign import Folder
+from holdfast.sources.paddle_files import true_dtype
 from holdfast.sources.pickles import COMMON, NUMPY, Array, Encoded, Names, Span, array_of, is_array, read_pickle
 from holdfast.sources.pickles import span_bytes as bytes_of
 from holdfast.storage.base import Reader
@@ -50,11 +50,10 @@ NAMES: Names = {
 
 @dataclass(slots=True)
 class Arrays:
-    """The arrays of a folder's pickles as places: collected file by file, each run of bytes once."""
+    """The arrays of a folder's pickles as places; `made` are those that no file holds as they are."""
 
     folder: Folder
     made: dict[str, bytes] = field(default_factory=dict)
-    _places: dict[str, dict[tuple[int, str, tuple[int, ...]], Place]] = field(default_factory=dict)
     _encoded_bytes: int = 0
 
     def read(self, name: str, names: Names = NAMES) -> dict[str, Any]:
@@ -69,30 +68,12 @@ class Arrays:
         finally:
             reader.close()
 
-    def files(self) -> tuple[StoredFile, ...]:
-        """The files with their places in order; places that share bytes are in a file of the same name each."""
-        return tuple(stored for name, places in self._places.items() for stored in self._stored(name, places))
-
-    def part(self, recipe: Recipe[Place], start: int, shape: tuple[int, ...]) -> Recipe[Place]:
+    @staticmethod
+    def part(recipe: Recipe[Place], start: int, shape: tuple[int, ...]) -> Recipe[Place]:
         """A tensor of `shape` that lies in the bytes of another one, from element `start` of it on."""
         (place,) = recipe.sources()
         begin = place.begin + start * recipe.dtype.bytes
-        return Recipe.whole(self._place(place.file, begin, recipe.dtype, shape), shape, recipe.dtype)
-
-    def _place(self, file: str, begin: int, dtype: DType, shape: tuple[int, ...]) -> Place:
-        spec = TensorSpec(f"@{begin}{list(shape)}", dtype, shape)
-        return self._places.setdefault(file, {}).setdefault((begin, dtype.name, shape), Place(spec, file, begin))
-
-    def _stored(self, name: str, places: Mapping[Any, Place]) -> Iterator[StoredFile]:
-        size = len(self.made[name]) if name in self.made else self.folder.files[name]
-        waiting = sorted(places.values(), key=lambda place: (place.begin, place.end))
-        while waiting:
-            apart: list[Place] = []
-            rest: list[Place] = []
-            for place in waiting:
-                (rest if apart and place.begin < apart[-1].end else apart).append(place)
-            yield StoredFile(name, (StoredBlock(0, size, None),), tuple(apart))
-            waiting = rest
+        return _whole(place.file, begin, recipe.dtype, shape)
 
     def _resolved(self, value: dict[Any, Any], name: str, reader: Reader, where: str) -> dict[str, Any]:
         """The same dict with recipes for its arrays; tensors are told by their names where they have one."""
@@ -119,7 +100,7 @@ class Arrays:
         if not math.prod(shape):
             return Recipe(array.shape, dtype, ())
         file, begin = self._located(array, name, reader, where)
-        recipe = Recipe.whole(self._place(file, begin, dtype, shape), shape, dtype)
+        recipe = _whole(file, begin, dtype, shape)
         return recipe.transposed() if array.fortran else recipe
 
     def _located(self, array: Array, name: str, reader: Reader, where: str) -> tuple[str, int]:
@@ -174,9 +155,9 @@ class Arrays:
         return Recipe(shape, dtype, tuple(terms))
 
 
-def true_dtype(dtype: DType) -> DType:
-    """What numbers are: Paddle has no uint16, it keeps the bits of bfloat16 in such arrays."""
-    return dtype_named("bfloat16") if dtype.name == "uint16" else dtype
+def _whole(file: str, begin: int, dtype: DType, shape: tuple[int, ...]) -> Recipe[Place]:
+    """A tensor that lies in a file as it is; one that lies there once is one place, whatever its keys."""
+    return Recipe.whole(Place(TensorSpec(f"@{begin}{list(shape)}", dtype, shape), file, begin), shape, dtype)
 
 
 def sizes_of(value: Any) -> tuple[int, ...] | None:

@@ -17,6 +17,7 @@ from holdfast.plan.files import Place
 from holdfast.plan.recipe import Recipe
 from holdfast.plan.terms import cast_raw
 from holdfast.sources.foreign import Folder, Found
+from holdfast.sources.laying import lay_files
 from holdfast.sources.paddle_files import (
     ADAPTER,
     MASTERS,
@@ -27,7 +28,7 @@ from holdfast.sources.paddle_files import (
     places_by_key,
     saved_for_torch,
     stem_of,
-    stored_file,
+    true_places,
 )
 from holdfast.sources.paddle_names import is_moment, is_paddle_state
 from holdfast.sources.paddle_turns import Order, turns
@@ -43,13 +44,18 @@ def read_unified(folder: Folder) -> Found | None:
     if folder.only is not None or MANIFEST in folder.files or not _may_be_unified(folder):
         return None
     found = {stem: files for stem in _KINDS if (files := group_files(folder, stem)) is not None}
-    stored = {stem: tuple(stored_file(folder, name) for name in files.names) for stem, files in found.items()}
-    places = {stem: places_by_key(stored[stem], files.index, f"{folder.path}: {stem}") for stem, files in found.items()}
+    places = {
+        stem: places_by_key(
+            (place for name in files.names for place in true_places(folder, name)),
+            files.index,
+            f"{folder.path}: {stem}",
+        )
+        for stem, files in found.items()
+    }
     if OPTIMIZER in places and not any(map(is_paddle_state, places[OPTIMIZER])):
         return None  # somebody else's folder with files of such names
     groups = _groups(folder, found, places)
-    every = {file.name: file for of_group in stored.values() for file in of_group}
-    return Found(FORMAT, Contents(groups, tuple(every.values()), step=_step(folder)))
+    return Found(FORMAT, Contents(groups, lay_files(groups.values(), folder.path), step=_step(folder)))
 
 
 def _may_be_unified(folder: Folder) -> bool:

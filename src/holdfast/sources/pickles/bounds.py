@@ -45,6 +45,10 @@ def check_walk(value: Any, operations: int, where: str) -> None:
             continue
         if len(path) >= DEPTH:
             raise Damaged(f"{where}: the pickle is nested deeper than {DEPTH}")
+        if not isinstance(below, Record) and not any(isinstance(item, _CONTAINERS) for item in _items(below)):
+            seen[id(below)] = (1, 1)
+            _add(node, 1, 1, most, where)
+            continue
         open_ids.add(id(below))
         path.append([below, _inner(below), 1, 1])
 
