@@ -30,6 +30,13 @@ def test_steps_that_differ_between_parameters() -> None:
     assert found is not None and found.by_powers == {early: 3, late: 50}
 
 
+def test_parameters_with_betas_of_their_own() -> None:
+    pairs = [tuple(map(float, powers_at(step, betas))) for step, betas in ((4, (0.9, 0.999)), (6, (0.8, 0.95)))]
+    found = find_steps(pairs)
+    assert found is not None and found.betas is None
+    assert found.by_powers == dict(zip(pairs, (4, 6), strict=True))
+
+
 def test_powers_that_were_lost_give_the_first_step_without_them() -> None:
     found = find_steps([(0.0, 0.0)])
     assert found is not None and found.betas is None

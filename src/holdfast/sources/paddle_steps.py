@@ -44,7 +44,16 @@ def find_steps(powers: Iterable[Powers], noted: int | None = None) -> Steps | No
             found = _steps_with(betas, asked, wanted)
             if found is not None:
                 return Steps(betas if told else None, found)
-    return None
+    return _each_with_its_own(asked, noted) if len(asked) > 1 else None
+
+
+def _each_with_its_own(asked: list[Powers], noted: int | None) -> Steps | None:
+    """The steps of parameters that were given different betas."""
+    apart = [find_steps([pair], noted) for pair in asked]
+    found = [steps.by_powers for steps in apart if steps is not None]
+    return (
+        Steps(None, {pair: step for own in found for pair, step in own.items()}) if len(found) == len(asked) else None
+    )
 
 
 def _steps_with(betas: tuple[float, float], asked: list[Powers], wanted: int | None) -> dict[Powers, int] | None:
