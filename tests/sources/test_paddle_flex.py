@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import shutil
 import sys
+import time
 import types
 from dataclasses import dataclass
 from pathlib import Path
@@ -133,3 +134,18 @@ def test_the_newest_of_several_saves_is_read(tmp_path: Path) -> None:
     (tmp_path / "c" / "9.metadata").write_bytes(b"\x80\x04cos\nsystem\n.")
     with pytest.raises(Unsupported, match=r"os\.system"):
         open_stored(tmp_path / "c")
+
+
+@pytest.mark.usefixtures("as_paddle")
+def test_thousands_of_parts_that_overlap_are_refused_at_once(tmp_path: Path) -> None:
+    """A small file can claim them all: each would be cut along the borders of all others."""
+    folder, count = tmp_path / "c", 5_000
+    folder.mkdir()
+    (folder / "0_0.distcp").write_bytes(pickle.dumps({"w": random_matrix(1, 2)}, 4))
+    described = {"w": [LocalTensorMetadata((n,), (2,), "float32", (count + 1,)) for n in range(count)]}
+    located = {LocalTensorIndex("w", (n,)): "0_0.distcp" for n in range(count)}
+    (folder / "0.metadata").write_bytes(pickle.dumps(Metadata(described, located, {}), 4))
+    began = time.monotonic()
+    with pytest.raises(Damaged, match="5000 parts do not fill"):
+        open_stored(folder)
+    assert time.monotonic() - began < 10

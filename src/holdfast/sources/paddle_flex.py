@@ -17,6 +17,7 @@ from holdfast.plan.check import cells_of
 from holdfast.plan.contents import Contents
 from holdfast.plan.files import Place
 from holdfast.plan.recipe import Recipe, Term
+from holdfast.sources.dcp.chunks import fills
 from holdfast.sources.foreign import Folder, Found
 from holdfast.sources.laying import lay_files
 from holdfast.sources.paddle_files import true_places
@@ -35,6 +36,9 @@ _FOLDERS = {
 }
 _PICKLE = b"\x80"
 _MASTER_SUFFIX = ".w_0"
+_OVERLAPPING = 256  # parts that repeat one another are cut along each other's borders, which takes the square of them
+
+Part = tuple[Box, Recipe[Place]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +80,7 @@ def _read_part(folder: Folder, name: str, stored: Stored) -> tuple[dict[str, Rec
     return tensors, metadata
 
 
-def _parts(folder: Folder, stored: Stored, key: str, piece: Piece, where: str) -> Iterator[tuple[Box, Recipe[Place]]]:
+def _parts(folder: Folder, stored: Stored, key: str, piece: Piece, where: str) -> Iterator[Part]:
     """What a piece holds, as boxes of the whole tensor that each are one run of its file."""
     recipe = _tensors_of(folder, stored, piece.file).get(key)
     if recipe is None:
@@ -114,22 +118,33 @@ def _tensors_of(folder: Folder, stored: Stored, name: str) -> dict[str, Recipe[P
     return stored.tensors.setdefault(name, found)
 
 
-def _whole(shape: tuple[int, ...], parts: list[tuple[Box, Recipe[Place]]], what: str) -> Recipe[Place]:
+def _whole(shape: tuple[int, ...], parts: list[Part], what: str) -> Recipe[Place]:
     """A tensor from parts that may repeat one another; raises Damaged for a hole."""
     dtypes = {recipe.dtype for _, recipe in parts}
     if len(dtypes) != 1:
         raise Damaged(f"{what}: its parts have {len(dtypes)} dtypes")
+    distinct = dict(reversed(parts))
     terms: list[Term[Place]] = []
-    try:
-        cells = cells_of(shape, [box for box, _ in parts], what)
-    except LayoutError as error:
-        raise Damaged(str(error)) from None
-    for cell in cells:
-        box, recipe = parts[cell.holders[0]]
-        for term in recipe.overlapping(cell.box.relative_to(box)):
+    for cell, (box, recipe) in _cells(shape, list(distinct.items()), what):
+        for term in recipe.overlapping(cell.relative_to(box)):
             offsets = tuple(a + b for a, b in zip(term.box.offsets, box.offsets, strict=True))
             terms.append(replace(term, box=Box(offsets, term.box.sizes)))
     return Recipe(shape, dtypes.pop(), tuple(terms))
+
+
+def _cells(shape: tuple[int, ...], parts: list[Part], what: str) -> Iterator[tuple[Box, Part]]:
+    """Boxes that fill a shape once, each with a part that holds it."""
+    boxes = [box for box, _ in parts]
+    if fills(boxes, shape):
+        yield from zip(boxes, parts, strict=True)
+        return
+    if len(parts) > _OVERLAPPING:
+        raise Damaged(f"{what}: its {len(parts)} parts do not fill its shape {list(shape)} once")
+    try:
+        cells = cells_of(shape, boxes, what)
+    except LayoutError as error:
+        raise Damaged(str(error)) from None
+    yield from ((cell.box, parts[cell.holders[0]]) for cell in cells)
 
 
 def _grouped(
