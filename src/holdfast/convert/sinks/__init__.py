@@ -11,6 +11,7 @@ from holdfast.core.errors import InvalidArgument
 FORMATS = {
     "holdfast": "safetensors with a manifest: model, optimizer, everything; opens in transformers too",
     "hf": "a plain Hugging Face folder: the model's weights and its config and tokenizer files",
+    "dcp": "a torch.distributed.checkpoint folder: model, optimizer and values, metadata as a pickle",
 }
 
 
