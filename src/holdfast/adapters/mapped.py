@@ -29,6 +29,7 @@ from holdfast.mapping.contents import Mapped, Same, is_rename, map_contents, map
 from holdfast.plan.contents import Contents, Group
 from holdfast.plan.files import Place, TensorSpec
 from holdfast.plan.recipe import Recipe, Term
+from holdfast.plan.terms import turning
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,12 +80,9 @@ def _term_offers(offer: Offer, group: str, key: str, recipe: Recipe[Place], term
         common = part.box.intersect(term.part)
         if common is None:
             continue
-        view = part_view(offer.holder, part)[common.within(part.box)].permute(term.order)
-        offsets = tuple(
-            at + common.offsets[dim] - term.part.offsets[dim]
-            for at, dim in zip(term.box.offsets, term.order, strict=True)
-        )
-        box = Box(offsets, tuple(common.sizes[dim] for dim in term.order))
+        dropped, moved, raised = turning(term.order, len(common.sizes))
+        view = part_view(offer.holder, part)[common.within(part.box)][dropped].permute(moved)[raised]
+        box = term.placed(common)
         parts = (Part(box, Box.full(box.sizes)),)
         holder = Holder(offer.holder.logical, recipe.shape, parts, view, Boxes((box,)))
         yield replace(offer, group=group, key=key, holder=holder, cast=cast)

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from holdfast.core import limits
 from holdfast.core.errors import Mismatch
 from holdfast.mapping.evaluate import Recipes, Surroundings, evaluate
-from holdfast.mapping.expand import Expansion, Step, Work, expand
+from holdfast.mapping.expand import Work, expand
+from holdfast.mapping.expansion import Expansion, Step
 from holdfast.mapping.foresee import Foresight
 from holdfast.mapping.names import nearest
 from holdfast.mapping.values import Spec, Statement

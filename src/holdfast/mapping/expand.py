@@ -2,32 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from holdfast.core import limits
 from holdfast.core.errors import InvalidArgument
+from holdfast.mapping.expansion import Expansion, Step
 from holdfast.mapping.join import Row, joined
 from holdfast.mapping.names import Names, moved, nearest
-from holdfast.mapping.values import STAR, Hole, Key, Statement
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """One statement for one combination of ids: names without holes. Marks of `^T` go along."""
-
-    lefts: tuple[str, ...]
-    rights: tuple[str, ...]
-    left_turned: tuple[bool, ...] = ()
-    right_turned: tuple[bool, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Expansion:
-    """A statement and its steps, which happen at once: all read before any makes a name."""
-
-    statement: Statement
-    steps: tuple[Step, ...]
+from holdfast.mapping.shapes import Shapes, stack_dim
+from holdfast.mapping.values import STAR, Hole, Key, Spec, Statement
 
 
 class Work:
@@ -43,16 +26,18 @@ class Work:
 
 
 def expand(
-    statements: Iterable[Statement], sources: Iterable[str], targets: Iterable[str] | None, work: Work
+    statements: Iterable[Statement], sources: Mapping[str, Spec | None], targets: Iterable[str] | None, work: Work
 ) -> Iterator[Expansion]:
     """Each statement with its steps, in order. `targets` None: they are not known."""
-    return _Expander(Names(sources), None if targets is None else Names(targets), work).run(statements)
+    known = None if targets is None else Names(targets)
+    return _Expander(Names(sources), known, Shapes(sources), work).run(statements)
 
 
 class _Expander:
-    def __init__(self, names: Names, targets: Names | None, work: Work) -> None:
+    def __init__(self, names: Names, targets: Names | None, shapes: Shapes, work: Work) -> None:
         self._names = names
         self._targets = targets
+        self._shapes = shapes
         self._work = work
 
     def run(self, statements: Iterable[Statement]) -> Iterator[Expansion]:
@@ -65,6 +50,7 @@ class _Expander:
                 steps = self._makings(statement)
                 _check_made_once(statement, steps)
                 for step in steps:
+                    self._shapes.follow(statement, step)
                     for name in step.rights:
                         self._names.add(name)
             yield Expansion(statement, tuple(steps))
@@ -107,14 +93,15 @@ class _Expander:
         rights: list[str] = []
         turned: list[bool] = []
         for key in keys:
-            names = self._right_names(statement, key, row.ids)
+            names = self._right_names(statement, key, row)
             rights.extend(names)
             turned.extend([key.transposed] * len(names))
         self._work.spend(len(rights), statement)
         _check_parts(statement, len(row.names))
         return Step(row.names, tuple(rights), row.turned, tuple(turned))
 
-    def _right_names(self, statement: Statement, key: Key, ids: dict[str, str]) -> list[str]:
+    def _right_names(self, statement: Statement, key: Key, row: Row) -> list[str]:
+        ids = row.ids
         pieces: list[str | Hole] = []
         for piece in key.pieces:
             if isinstance(piece, Hole) and piece.name in ids:
@@ -131,10 +118,21 @@ class _Expander:
             return [_literal(left_open)]
         if len({hole.name for hole in left_open.holes}) > 1:
             raise statement.refusal(f"of {left_open.pattern}, one hole at most can stand on the right only")
-        if statement.options.parts is not None:
-            self._work.spend(statement.options.parts, statement)
-            return [_filled(left_open, number) for number in range(statement.options.parts)]
+        if statement.unstacks and self._targets is not None and any(self._targets.match(left_open)):
+            return self._target_names(statement, left_open)
+        count = self._slices(statement, row) or statement.options.parts
+        if count is not None:
+            self._work.spend(count, statement)
+            return [_filled(left_open, number) for number in range(count)]
         return self._target_names(statement, left_open)
+
+    def _slices(self, statement: Statement, row: Row) -> int | None:
+        """How many slices there are to name where a tensor of known shape is unstacked to one open key."""
+        if not statement.unstacks or len(statement.rights) > 1:
+            return None
+        shape = self._shapes.whole(statement, Step(row.names, (), row.turned))
+        dim = None if shape is None else stack_dim(statement, len(shape))
+        return None if shape is None or dim is None else shape[dim]
 
     def _target_names(self, statement: Statement, key: Key) -> list[str]:
         if self._targets is None:

@@ -105,7 +105,7 @@ def _names_told(
 ) -> Iterator[str]:
     """What can be said from names alone: which sources are in which targets, and by which statement."""
     told = _Told(sources)
-    for expansion in expand(statements, told.sources, targets, Work()):
+    for expansion in expand(statements, dict.fromkeys(told.sources), targets, Work()):
         for step in expansion.steps:
             told.step(step.lefts, step.rights)
         told.finish(expansion.statement)

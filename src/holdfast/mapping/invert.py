@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from holdfast.mapping.values import STAR, Hole, Key, Options, Permutation, Statement
+from holdfast.mapping.values import STAR, Hole, Key, Options, Permutation, Statement, is_many
 
 
 def no_inverse(statement: Statement) -> str | None:
@@ -55,11 +55,6 @@ def one_sided(statement: Statement, lefts: Iterable[Key] = (), rights: Iterable[
     )
 
 
-def is_many(keys: tuple[Key, ...]) -> bool:
-    """Whether the keys can stand for several."""
-    return len(keys) > 1 or any(key.has_star or key.array is not None for key in keys)
-
-
 def _starred(key: Key, bound: set[str]) -> Key:
     """An id that stood on the right only collected keys; on the left a star does."""
     pieces = (Hole(STAR) if isinstance(p, Hole) and p.name not in bound else p for p in key.pieces)
@@ -68,7 +63,7 @@ def _starred(key: Key, bound: set[str]) -> Key:
 
 def _inverse_options(statement: Statement) -> Options:
     options = statement.options
-    joins = is_many(statement.lefts) and options.fused is None
+    joins = is_many(statement.lefts) and options.fused is None and not options.stack
     sizes = options.sizes
     if joins and sizes is None:
         sizes = "targets"  # never equal parts by default

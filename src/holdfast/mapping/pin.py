@@ -8,10 +8,9 @@ from dataclasses import replace
 from holdfast.core.errors import InvalidArgument
 from holdfast.mapping.compile import compile_program
 from holdfast.mapping.evaluate import Recipes, dim_of
-from holdfast.mapping.expand import Step
-from holdfast.mapping.invert import is_many
+from holdfast.mapping.expansion import Step
 from holdfast.mapping.names import Names
-from holdfast.mapping.values import STAR, Key, Spec, Statement
+from holdfast.mapping.values import STAR, Key, Spec, Statement, is_many
 
 Sizes = tuple[int, ...]
 
@@ -26,7 +25,7 @@ def pinned(statements: Sequence[Statement], sources: Mapping[str, Spec | None]) 
 
     def note(number: int, step: Step, found: Recipes) -> None:
         statement = statements[number]
-        if is_many(statement.lefts) and statement.options.fused is None:
+        if is_many(statement.lefts) and statement.options.fused is None and not statement.options.stack:
             steps.setdefault(number, []).append((step, _sizes(statement, step, found)))
 
     # The degrees of fused weights do not matter for the sizes of what is joined elsewhere.

@@ -11,7 +11,7 @@ from holdfast.core.errors import HoldfastError, Mismatch
 from holdfast.format.dtypes import DType
 
 STAR = "*"
-FLAGS = ("fused_ffn", "fused_qkv", "fused_qkv_old", "optional")
+FLAGS = ("fused_ffn", "fused_qkv", "fused_qkv_old", "stack", "optional")
 UNKNOWN = DType("unknown", "", 0, "unknown")  # for explaining shapes without dtypes
 
 _SHOWN_CHARS = 200
@@ -88,6 +88,11 @@ class Key:
             yield Key((*self.pieces, f"_{number}"), None, self.transposed, self.column)
 
 
+def is_many(keys: tuple[Key, ...]) -> bool:
+    """Whether keys can stand for several."""
+    return len(keys) > 1 or any(key.has_star or key.array is not None for key in keys)
+
+
 def _written(piece: str | Hole, following: str | Hole | None) -> str:
     if isinstance(piece, Hole):
         text = str(piece)
@@ -112,6 +117,7 @@ class Options:
     src_dtype: DType | None = None
     dst_dtype: DType | None = None
     fused: str | None = None
+    stack: bool = False
     num_heads: int | None = None
     num_key_value_groups: int | None = None
     tp_degree: int | None = None
@@ -159,6 +165,16 @@ class Statement:
     def __str__(self) -> str:
         sides = (", ".join(map(str, keys)) or "_" for keys in (self.lefts, self.rights))
         return " -> ".join(sides) + str(self.options)
+
+    @property
+    def stacks(self) -> bool:
+        """Whether the left keys become slices of a new dim."""
+        return self.options.stack and is_many(self.lefts)
+
+    @property
+    def unstacks(self) -> bool:
+        """Whether the right keys are the slices of a dim, and lose it."""
+        return self.options.stack and not is_many(self.lefts)
 
     @property
     def is_plain(self) -> bool:
