@@ -100,4 +100,6 @@ class NestedState:
         if entry.get("masters"):
             for param, recipe in contents.groups["master_weights"].tensors.items():
                 states.setdefault(param, {})[entry["masters"]] = self._stand_in(recipe, None)
-XX        return {"state": states, "param_groups": groups}
+        told = entry.get("groups", ())
+        groups = [decode_options(one["options"], name) | {"params": list(one["params"])} for one in told]
+        return {"state": states, "param_groups": groups}
