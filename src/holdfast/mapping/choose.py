@@ -34,7 +34,7 @@ def _given(given: Any, modules: Sequence[str], config_of: Callable[[str], Config
         unknown = [name for name in given if name not in modules]
         if unknown:
             raise InvalidArgument(f"mapping= is for {unknown[0]!r}, and the modules are {', '.join(modules) or 'none'}")
-        return {name: Program.parse(program, config_of(name)) for name, program in given.items()}
+        return {name: Program.parse(program) for name, program in given.items()}
     if "model" in modules:
         module = "model"
     elif len(modules) == 1:
@@ -42,4 +42,4 @@ def _given(given: Any, modules: Sequence[str], config_of: Callable[[str], Config
     else:
         found = ", ".join(modules) or "none"
         raise InvalidArgument(f"mapping= is for one module, and there are {found}; give a dict of mappings by name")
-    return {module: Program.parse(given, config_of(module))}
+    return {module: Program.parse(given)}

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 from holdfast.core.errors import Mismatch
 from holdfast.format.dtypes import DType
-from holdfast.layout.box import Box
 from holdfast.mapping.compile import Compiled
 from holdfast.plan.recipe import Recipe
 
@@ -59,7 +58,7 @@ def _followed(
         return recipe.uncast(next(iter(dtypes.values())))
     if all(math.prod(shape) == 1 for shape in shapes.values()):
         return Scalar(tuple(sources))
-    if len(sources) == 1 and _is_renamed(recipe, tuple(compiled.sources[sources[0]].shape)):
+    if len(sources) == 1 and recipe.uncast(recipe.dtype).is_whole(tuple(compiled.sources[sources[0]].shape)):
         return Recipe.whole(sources[0], shapes[sources[0]], states[sources[0]][1])
     parameters = ", ".join(
         f"{source!r} {list(compiled.sources[source].shape)} has {list(shapes[source])}" for source in sources[:4]
@@ -68,10 +67,3 @@ def _followed(
         f"the state of the target {target!r} cannot be made: {parameters}. A state of another shape than its "
         "parameter's (a factored one) follows only where the parameter is renamed, not joined, cut or turned"
     )
-
-
-def _is_renamed(recipe: Recipe[str], shape: Shape) -> bool:
-    full = Box.full(shape)
-    first = recipe.terms[0]
-    plain = first.order == tuple(range(len(shape)))
-    return len(recipe.terms) == 1 and plain and first.part == full and first.box == full

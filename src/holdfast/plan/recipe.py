@@ -169,6 +169,10 @@ class Recipe(Generic[S]):
                 terms.append(Term(term.placed(inner.box), inner.source, inner.part, order, casts))
         return Recipe(self.shape, self.dtype, tuple(terms))
 
+    def is_whole(self, shape: tuple[int, ...]) -> bool:
+        """Whether it is one source of `shape` as it is."""
+        return len(self.terms) == 1 and self.terms[0].is_plain and self.terms[0].part == Box.full(shape)
+
     def sources(self) -> list[S]:
         """What it is made of, each once, in the order of the terms."""
         return list(dict.fromkeys(term.source for term in self.terms))
