@@ -13,7 +13,7 @@ from holdfast.plan.load import StoredFile
 from holdfast.plan.pieces import Run, runs_in
 from holdfast.plan.recipe import Recipe
 
-SPAN_BLOCKS = 4
+SPAN_BLOCKS = 3
 _WIDE = 4
 
 SourceBlock = tuple[str, int]  # a file of the source, and the number of one of its blocks
