@@ -257,6 +257,7 @@ def test_a_living_conversion_is_not_swept(big, tmp_path):
             convert(tmp_path / "a", tmp_path / "c", ConvertOptions())
         finally:
             process.send_signal(signal.SIGCONT)
+        process.communicate(timeout=120)
     assert process.returncode == 0
     assert holdfast.open(tmp_path / "b").verify().good and sorted(os.listdir(tmp_path)) == ["a", "b", "c"]
 
