@@ -15,7 +15,7 @@ help:
 	@echo "make faults  every fault at its full count, as a table: lost, wrong and hung must be 0"
 	@echo "make fuzz    ten minutes of mutated headers, indexes, manifests and states (MINUTES=, SEED=)"
 	@echo "make interop with the real paddlepaddle, in an environment of its own: reads and is read, bit for bit"
-	@echo "make bench   save and load beside PyTorch's own checkpointing, as ratios"
+	@echo "make bench   save and load beside PyTorch's own checkpointing, convert beside cp, as ratios"
 
 $(READY): requirements/torch.txt requirements/dev.txt pyproject.toml
 	$(PYTHON) -c "import sys; sys.exit(sys.version_info < (3, 11))" || (echo "Holdfast needs Python 3.11 or newer: make PYTHON=python3.12 ..." && exit 1)
@@ -57,6 +57,7 @@ bench: $(READY)
 	$(BIN)/python -m benchmarks.background
 	$(BIN)/python -m benchmarks.plan_scale
 	$(BIN)/python -m benchmarks.objects
+	$(BIN)/python -m benchmarks.convert
 
 clean:
 	rm -rf $(VENV) $(PADDLE_VENV) out .pytest_cache .mypy_cache .ruff_cache .hypothesis

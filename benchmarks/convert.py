@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import filecmp
 import json
+import multiprocessing
 import os
 import shutil
 import statistics
@@ -37,7 +38,11 @@ def main() -> None:
     shutil.rmtree(root, ignore_errors=True)
     root.mkdir(parents=True)
     start, fused, back, copied = (root / name for name in ("start", "fused", "back", "copied"))
-    (root / "fused.aoa").write_text(fused_qkv(make(start, arguments.gigabytes)))
+    (root / "fused.aoa").write_text(fused_qkv())
+    # Made by a process of its own: what this one holds would be counted to those that it starts.
+    process = multiprocessing.get_context("spawn").Process(target=make, args=(start, arguments.gigabytes))
+    process.start()
+    process.join()
     seconds: dict[str, list[float]] = {"cp": [], "to fused": [], "back": []}
     peaks: list[float] = []
     for _ in range(arguments.rounds):
@@ -83,8 +88,8 @@ def run(command: list[str]) -> float:
     return usage.ru_maxrss / 1000
 
 
-def make(path: Path, gigabytes: float) -> int:
-    """Write a Llama-shaped checkpoint of random bf16; returns its number of layers."""
+def make(path: Path, gigabytes: float) -> None:
+    """Write a Llama-shaped checkpoint of random bf16."""
     import numpy as np
     import torch
 
@@ -106,7 +111,6 @@ def make(path: Path, gigabytes: float) -> int:
         for name in ("input_layernorm", "post_attention_layernorm"):
             model[f"model.layers.{layer}.{name}.weight"] = tensor(HIDDEN)
     holdfast.save(path, {"model": model})
-    return layers
 
 
 def layer_shapes() -> Iterator[tuple[str, tuple[int, int]]]:
@@ -119,11 +123,11 @@ def layer_shapes() -> Iterator[tuple[str, tuple[int, int]]]:
     yield "mlp.down_proj.weight", (HIDDEN, INTERMEDIATE)
 
 
-def fused_qkv(layers: int) -> str:
+def fused_qkv() -> str:
     name = "model.layers.$LAYER_ID.self_attn"
     parts = ", ".join(f"{name}.{part}_proj.weight" for part in "qkv")
     options = f"fused_qkv, num_heads={HEADS}, num_key_value_groups={KV_HEADS}, axis=0"
-    return f"# {layers} layers\n{parts} -> {name}.qkv_proj.weight, {options}\n"
+    return f"{parts} -> {name}.qkv_proj.weight, {options}\n"
 
 
 def check(start: Path, back: Path) -> None:

@@ -38,7 +38,7 @@ _HINTS = {
     default="holdfast",
     show_default=True,
     metavar="FORMAT",
-    help=f"{', '.join(FORMATS)}; holdfast is the default.",
+    help=f"One of {', '.join(FORMATS)}.",
 )
 @click.option("--dtype", help="Cast the model to bfloat16, float16, float32 or float64; optimizer and masters stay.")
 @click.option("--only", multiple=True, metavar="PATTERN", help="Only keys, groups or group/key that fit. Repeatable.")

@@ -8,7 +8,7 @@ import numpy as np
 
 from holdfast.convert.reading import SourceFiles
 from holdfast.convert.spans import Block, byte_hull
-from holdfast.core.limits import MIB
+from holdfast.core.limits import KIB, MIB
 from holdfast.layout.box import Box
 from holdfast.plan.arrays import ArrayDestination, Destination, RawArray, bytes_of, raw_dtype, run_array
 from holdfast.plan.files import Place
@@ -16,29 +16,79 @@ from holdfast.plan.terms import destinations_of
 
 WINDOW_BYTES = 16 * MIB
 _STRIP = 128
+_LENT_BYTES = 256 * KIB  # a map costs more than a copy of less
 
 Wanted = tuple[tuple[Place, Box], Destination]
 
 
-def block_wants(block: Block, buffer: RawArray) -> Iterator[Wanted]:
-    """What fills a block's buffer; its header is put in at once."""
-    header = block.header
-    buffer[: len(header)] = np.frombuffer(header, np.uint8)
-    for run, recipe in block.runs():
-        yield from destinations_of(recipe, run.box, ArrayDestination(run_array(buffer, run)))
+class Gathered:
+    """The bytes of a block: a buffer, and views of mapped sources where those are the bytes already."""
+
+    def __init__(self, block: Block, buffer: RawArray) -> None:
+        self.block = block
+        self.buffer = buffer
+        self._views: list[tuple[int, memoryview]] = []
+
+    def wanted(self) -> Iterator[Wanted]:
+        """What fills the block; its header is put in at once."""
+        header = self.block.header
+        self.buffer[: len(header)] = np.frombuffer(header, np.uint8)
+        for run, recipe in self.block.runs():
+            yield from destinations_of(recipe, run.box, ArrayDestination(run_array(self.buffer, run)))
+
+    def lend(self, target: RawArray, view: memoryview) -> None:
+        """Let the view stand for the part `target` of the buffer."""
+        self._views.append((target.ctypes.data - self.buffer.ctypes.data, view))
+
+    def parts(self) -> list[memoryview]:
+        """All of it in order; the views are let go."""
+        views, self._views = sorted(self._views, key=lambda found: found[0]), []
+        parts, position = [], 0
+        for at, view in views:
+            if at > position:
+                parts.append(self.buffer[position:at].data)
+            parts.append(view)
+            position = at + view.nbytes
+        if position < self.block.size:
+            parts.append(self.buffer[position : self.block.size].data)
+        return parts
+
+
+def gather(files: SourceFiles, blocks: Sequence[Gathered]) -> None:
+    """Bring together the bytes of blocks."""
+    rest: list[Wanted] = []
+    for gathered in blocks:
+        for (place, part), destination in gathered.wanted():
+            target = _flat_target(place, part, destination)
+            if target is None:
+                rest.append(((place, part), destination))
+            elif target.nbytes >= _LENT_BYTES and files.reader(place.file).mappable:
+                view = files.reader(place.file).map(byte_hull(place, part)[0], target.nbytes, whole=True)
+                gathered.lend(target, view)
+            else:
+                files.read_into(place.file, byte_hull(place, part)[0], [bytes_of(target)])
+    fill(files, rest)
 
 
 def fill(files: SourceFiles, wanted: Iterable[Wanted]) -> None:
     """Bring every wanted box to its destination."""
     turned: dict[Place, list[tuple[Box, Destination]]] = {}
     for (place, part), destination in wanted:
-        direct = destination.direct()
-        if direct is not None and direct.flags.c_contiguous and part.is_contiguous_in(place.spec.shape):
-            files.read_into(place.file, byte_hull(place, part)[0], [bytes_of(direct)])
+        target = _flat_target(place, part, destination)
+        if target is not None:
+            files.read_into(place.file, byte_hull(place, part)[0], [bytes_of(target)])
         else:
             turned.setdefault(place, []).append((part, destination))
     for place, members in turned.items():
         _fill_turned(files, place, members)
+
+
+def _flat_target(place: Place, part: Box, destination: Destination) -> RawArray | None:
+    """The memory that takes a part, if it is one run of bytes both there and in the file."""
+    direct = destination.direct()
+    if direct is None or not direct.flags.c_contiguous or not part.is_contiguous_in(place.spec.shape):
+        return None
+    return direct
 
 
 def _fill_turned(files: SourceFiles, place: Place, members: Sequence[tuple[Box, Destination]]) -> None:

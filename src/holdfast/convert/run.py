@@ -10,14 +10,16 @@ from dataclasses import dataclass, field
 
 from holdfast.convert.mapping import MappingOptions, check_same, mapped
 from holdfast.convert.opening import open_source
+from holdfast.convert.pull import Pull
 from holdfast.convert.replacing import check_free
 from holdfast.convert.select import cast_models, chosen, model_dtype
 from holdfast.convert.sidefiles import side_files, with_dtype
 from holdfast.convert.sinks import sink_named
-from holdfast.convert.sinks.base import Output, Request
+from holdfast.convert.sinks.base import Output, Request, Scene
 from holdfast.convert.spans import dealt, first_touches, plan_spans
 from holdfast.convert.stream import Stream
 from holdfast.core import limits
+from holdfast.core.errors import Unsupported
 from holdfast.core.ranks import Alone, Ranks, together
 from holdfast.persist import start
 from holdfast.persist.checkpoint import Checkpoint, no_progress
@@ -29,6 +31,7 @@ from holdfast.sources.paddle_names import as_torch
 from holdfast.sources.paddle_powers import as_paddle
 from holdfast.storage import locate
 from holdfast.storage.base import SharedStorage, Storage
+from holdfast.storage.local import LocalStorage
 
 _SILENCE_S = 60.0
 
@@ -97,7 +100,11 @@ class Conversion:
 
     def write(self, ranks: Ranks, storage: Storage, attempt: str, progress: Progress) -> list[BlockReport]:
         """Write this rank's share of the tensor files; returns the reports of all ranks."""
+        together(ranks, lambda: check_same(self.source, self.same, verify=self.options.verify))
         stored = self.source.contents.files
+        if self.output.write is not None:
+            together(ranks, lambda: self._write_by_sink(ranks, storage, attempt, progress))
+            return []
         spans = plan_spans(self.output.files, stored, self.options.block_bytes)
         fresh = first_touches(spans)
         own = dealt(spans, ranks.rank, ranks.world, whole_files=storage.whole_files)
@@ -107,9 +114,16 @@ class Conversion:
             reports = stream.run([spans[n] for n in own], [fresh[n] for n in own], storage, attempt)
             return [[report.file, report.offset, report.size, report.digest] for report in reports]
 
-        together(ranks, lambda: check_same(self.source, self.same, verify=self.options.verify))
         answers = together(ranks, work)
         return [BlockReport(*report) for answer in answers for report in answer]  # type: ignore[arg-type]
+
+    def _write_by_sink(self, ranks: Ranks, storage: Storage, attempt: str, progress: Progress) -> None:
+        assert self.output.write is not None
+        if not isinstance(storage, LocalStorage):
+            raise Unsupported(f"{storage.name}: the format {self.options.to} can be written to a local folder only")
+        pull = Pull(self.source, self.source.contents.files, verify=self.options.verify)
+        with pull.running():
+            self.output.write(Scene(ranks, storage.root / attempt, pull.read, progress))
 
 
 def convert(
@@ -179,7 +193,7 @@ def _begin(conversion: Conversion, ranks: Ranks, storage: SharedStorage, stack: 
             return None
         if storage.exists():
             start.clean_storage(storage, start.dead_attempts(storage, _SILENCE_S))
-        files = conversion.output.files
+        files = conversion.output.files if conversion.output.write is None else ()
         begun = {"step": conversion.contents.step, "world": ranks.world, "bytes": conversion.bytes}
         stack.enter_context(shown(storage, attempt, begun))
         storage.begin(attempt)

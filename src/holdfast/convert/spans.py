@@ -13,7 +13,7 @@ from holdfast.plan.load import StoredFile
 from holdfast.plan.pieces import Run, runs_in
 from holdfast.plan.recipe import Recipe
 
-SPAN_BLOCKS = 4
+SPAN_BLOCKS = 3
 _WIDE = 4
 
 SourceBlock = tuple[str, int]  # a file of the source, and the number of one of its blocks
@@ -57,7 +57,7 @@ class Span:
 
 def plan_spans(files: Sequence[TensorFile], sources: Sequence[StoredFile], block_bytes: int) -> list[Span]:
     """Every block of the files in their order."""
-    finder = _Finder(sources)
+    finder = Finder(sources)
     spans: list[Span] = []
     for file in files:
         wide: list[Span] = []
@@ -80,7 +80,7 @@ def _joined(spans: Sequence[Span]) -> Span:
     return Span(tuple(block for span in spans for block in span.blocks), tuple(touches))
 
 
-class _Finder:
+class Finder:
     """Finds the blocks of source files that a block to be written takes bytes from."""
 
     def __init__(self, sources: Sequence[StoredFile]) -> None:
@@ -95,6 +95,11 @@ class _Finder:
                 reach += end - begin
                 touches |= dict.fromkeys(self._touched(term.source.file, begin, end))
         return Span((block,), tuple(touches)), reach > _WIDE * block.size
+
+    def touched(self, recipe: Recipe[Place], box: Box) -> Iterator[SourceBlock]:
+        """The blocks that a box of a recipe's tensor takes bytes from; one may come several times."""
+        for term in recipe.overlapping(box):
+            yield from self._touched(term.source.file, *byte_hull(term.source, term.part))
 
     def _touched(self, file: str, begin: int, end: int) -> Iterator[SourceBlock]:
         offsets = self._offsets[file]

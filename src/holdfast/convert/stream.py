@@ -9,11 +9,11 @@ import queue
 import threading
 from collections.abc import Callable, Sequence
 
-from holdfast.convert.assemble import block_wants, fill
+from holdfast.convert.assemble import Gathered, gather
 from holdfast.convert.reading import Source, SourceFiles
-from holdfast.convert.spans import SPAN_BLOCKS, Block, SourceBlock, Span
+from holdfast.convert.spans import SPAN_BLOCKS, SourceBlock, Span
 from holdfast.convert.verifying import Verifier
-from holdfast.format.digest import digest_hex
+from holdfast.format.digest import Digest
 from holdfast.persist.commit import BlockReport
 from holdfast.persist.read import Progress
 from holdfast.plan.arrays import RawArray, aligned_buffer
@@ -21,7 +21,6 @@ from holdfast.plan.load import StoredFile
 from holdfast.storage.base import Storage, Writer
 
 _LOOK_S = 0.2
-Filled = tuple[Block, RawArray]
 
 
 class Workers:
@@ -64,7 +63,7 @@ class Stream:
         self._progress = progress
         self._verify = verify
         self._free: queue.SimpleQueue[RawArray] = queue.SimpleQueue()
-        self._filled: queue.SimpleQueue[Filled | None] = queue.SimpleQueue()
+        self._filled: queue.SimpleQueue[Gathered | None] = queue.SimpleQueue()
         self._touched: queue.SimpleQueue[SourceBlock | None] = queue.SimpleQueue()
         self._reports: list[BlockReport] = []
 
@@ -107,12 +106,12 @@ class Stream:
         self._touched.put(None)
 
     def _assemble(self, span: Span, fresh: Sequence[SourceBlock], files: SourceFiles, workers: Workers) -> None:
-        filled = [(block, self._buffer(workers)) for block in span.blocks]
+        blocks = [Gathered(block, self._buffer(workers)) for block in span.blocks]
         for block in fresh if self._verify else ():
             self._touched.put(block)
-        fill(files, (want for block, buffer in filled for want in block_wants(block, buffer)))
-        for one in filled:
-            self._filled.put(one)
+        gather(files, blocks)
+        for gathered in blocks:
+            self._filled.put(gathered)
 
     def _buffer(self, workers: Workers) -> RawArray:
         while True:
@@ -124,13 +123,15 @@ class Stream:
 
     def _write(self, writers: dict[str, Writer], storage: Storage, attempt: str, stop: threading.Event) -> None:
         while not stop.is_set() and (filled := self._filled.get()) is not None:
-            block, buffer = filled
+            block = filled.block
             name = block.file.plan.name
             if name not in writers:
                 writers[name] = storage.writer(attempt, name)
-            data = buffer[: block.size].data
-            digest = digest_hex(data)
-            writers[name].write(block.offset, [data])
-            self._reports.append(BlockReport(name, block.offset, block.size, digest))
+            digest = Digest()
+            parts = filled.parts()
+            for part in parts:
+                digest.update(part)
+            writers[name].write(block.offset, parts)
+            self._reports.append(BlockReport(name, block.offset, block.size, digest.hex()))
             self._progress(block.size)
-            self._free.put(buffer)
+            self._free.put(filled.buffer)

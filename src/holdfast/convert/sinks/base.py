@@ -9,9 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
+from holdfast.core.ranks import Ranks
+from holdfast.layout.box import Box
 from holdfast.persist.commit import BlockReport
+from holdfast.plan.arrays import RawArray
 from holdfast.plan.contents import Contents
 from holdfast.plan.files import FilePlan, Place
 from holdfast.plan.recipe import Recipe
@@ -41,6 +45,19 @@ class TensorFile:
     recipes: tuple[Recipe[Place], ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """Where a sink works that writes its tensor files by itself, because their bytes cannot be laid out before.
+
+    `read` gives a box of a recipe's tensor as raw elements; it is verified before anything is published.
+    """
+
+    ranks: Ranks
+    folder: Path
+    read: Callable[[Recipe[Place], Box], RawArray]
+    progress: Callable[[int], None]
+
+
 SmallFiles = Callable[[str, Sequence[BlockReport]], Mapping[str, bytes]]
 
 
@@ -51,11 +68,13 @@ class Output:
     `small_files` is called on one rank with the attempt's name once every block is written, and
     gives the small files in the order in which they are written: one that commits comes last.
     `notes` are told to the user: what the format cannot hold, what it holds in another way.
+    With `write`, the files only say what will be in the folder: every rank calls it to write them.
     """
 
     files: tuple[TensorFile, ...]
     small_files: SmallFiles
     notes: tuple[str, ...] = ()
+    write: Callable[[Scene], None] | None = None
 
 
 Sink = Callable[[Contents, Request], Output]
