@@ -14,6 +14,7 @@ from holdfast.layout.box import Box
 from holdfast.mapping.contents import Mapped
 from holdfast.persist.checkpoint import Checkpoint, no_progress
 from holdfast.persist.read import MAP_BYTES, PORTION_BYTES, Loading
+from holdfast.plan.choice import Choice
 from holdfast.plan.contents import Contents
 from holdfast.plan.load import Read, Want, plan_load
 
@@ -175,7 +176,7 @@ def _find_with(
 ) -> tuple[Targets, list[dict[str, Any]]]:
     from holdfast.adapters.entries import live_mesh, sort_state
     from holdfast.adapters.targets import Targets
-    from holdfast.adapters.wants import Choice, Wants
+    from holdfast.adapters.wants import Wants
 
     found: list[Targets] = []
 
