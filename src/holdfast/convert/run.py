@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 
@@ -147,39 +147,32 @@ def convert(
     together(ranks, prepare)
     conversion, storage, folder = made[0]
     with conversion.source.held(), watch(conversion.bytes) as progress:
-        small = _write(conversion, ranks, storage, folder, progress)
-    total = conversion.bytes + sum(map(len, small.values()))
-    count = len(conversion.output.files) + len(small)
-    seconds = time.monotonic() - began
-    path = f"{storage.name}/{folder}"
-    return Converted(path, options.to, count, total, seconds, conversion.output.notes)
+        _write(conversion, ranks, storage, folder, progress)
+    files = storage.files(folder)
+    path, seconds = f"{storage.name}/{folder}", time.monotonic() - began
+    return Converted(path, options.to, len(files), sum(files.values()), seconds, conversion.output.notes)
 
 
-def _write(
-    conversion: Conversion, ranks: Ranks, storage: SharedStorage, folder: str, progress: Progress
-) -> Mapping[str, bytes]:
+def _write(conversion: Conversion, ranks: Ranks, storage: SharedStorage, folder: str, progress: Progress) -> None:
     """Write an attempt and publish it; on any failure nothing is left of it."""
-    small: dict[str, bytes] = {}
     with ExitStack() as stack:
         attempt = _begin(conversion, ranks, storage, stack)
+
+        def publish(reports: Sequence[BlockReport]) -> None:
+            if ranks.rank:
+                return
+            for name, data in conversion.output.small_files(attempt, reports).items():
+                storage.put(attempt, name, data)
+            check_free(storage, folder, force=conversion.options.force)  # again: it took a while
+            storage.publish(attempt, folder)
+
         try:
             reports = conversion.write(ranks, storage, attempt, progress)
-            small |= conversion.output.small_files(attempt, reports)
-
-            def publish() -> None:
-                if ranks.rank:
-                    return
-                check_free(storage, folder, force=conversion.options.force)
-                for name, data in small.items():
-                    storage.put(attempt, name, data)
-                storage.publish(attempt, folder)
-
-            together(ranks, publish)
+            together(ranks, lambda: publish(reports))
         except BaseException:
             if ranks.rank == 0:
                 storage.discard(attempt)
             raise
-    return small
 
 
 def _begin(conversion: Conversion, ranks: Ranks, storage: SharedStorage, stack: ExitStack) -> str:
