@@ -58,7 +58,9 @@ def shapes_of(name: str) -> dict[str, tuple[int, ...]]:
 def saved(folder: Path, name: str) -> Checkpoint:
     generator = torch.Generator().manual_seed(len(name))
     model = {k: torch.randn(shape, generator=generator).bfloat16() for k, shape in shapes_of(name).items()}
-    return holdfast.save(folder / "checkpoint", {"model": model})
+    checkpoint = holdfast.save(folder / "checkpoint", {"model": model})
+    assert checkpoint.contents.tp_degree == 1
+    return checkpoint
 
 
 def specs(checkpoint: Checkpoint) -> dict[str, Sized]:
@@ -67,7 +69,7 @@ def specs(checkpoint: Checkpoint) -> dict[str, Sized]:
 
 def run(mapping: Mapping, state: State, targets: Any = None) -> State:
     sources = {key: Sized(array.shape, _dtype(array)) for key, array in state.items()}
-    compiled = mapping.compile(sources, targets, source_tp=1)
+    compiled = mapping.compile(sources, targets, source_tp=1)  # as the manifest says, see `saved`
     assert not compiled.missing
     return {key: made(recipe, state) for key, recipe in compiled.recipes.items()}
 

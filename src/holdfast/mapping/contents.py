@@ -175,7 +175,7 @@ class _Follower:
     ) -> dict[str, Recipe[Place]]:
         own = {key: recipe for key, recipe in states.items() if key in self._specs}
         out = {}
-        for target, made in follow(self.compiled, {key: (r.shape, r.dtype) for key, r in own.items()}).items():
+        for target, made in follow(self.compiled, own, self._specs).items():
             if isinstance(made, Scalar):
                 self.same.append(Same(f"{group}: {prefix}{target}{suffix}", tuple(own[s] for s in made.sources)))
                 out[target] = own[made.sources[0]]

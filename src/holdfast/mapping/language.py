@@ -141,9 +141,13 @@ def _from_value(value: object, origin: str) -> Mapping:
 
 def _listed(items: Sequence[object], origin: str) -> Iterator[Statement]:
     """Statements of a list; the line is the place in it."""
+    size = 0
     for number, item in enumerate(items):
         if not isinstance(item, str):
             raise InvalidArgument(f"{origin}line {number + 1}: a statement is a text, not {type(item).__name__}")
+        size += len(item)
+        if size > limits.MAPPING_BYTES:
+            raise InvalidArgument(f"{origin}line {number + 1}: a mapping has at most {limits.MAPPING_BYTES} bytes")
         yield from statements_of(item, origin, number + 1)
 
 
