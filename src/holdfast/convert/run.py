@@ -27,6 +27,7 @@ from holdfast.persist.commit import BlockReport
 from holdfast.persist.publish import new_attempt
 from holdfast.persist.read import Progress
 from holdfast.persist.shown import shown
+from holdfast.sources.foreign import Foreign
 from holdfast.storage import locate
 from holdfast.storage.base import SharedStorage, Storage
 from holdfast.storage.local import LocalStorage
@@ -96,6 +97,12 @@ class Conversion:
         """How much the tensor files will take."""
         return sum(file.plan.size for file in self.output.files)
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What the user should know: what was left out of the source, and what the format cannot hold."""
+        of_source = self.source.notes if isinstance(self.source, Foreign) else ()
+        return (*of_source, *self.output.notes)
+
     def write(self, ranks: Ranks, storage: Storage, attempt: str, progress: Progress) -> list[BlockReport]:
         """Write this rank's share of the tensor files; returns the reports of all ranks."""
         together(ranks, lambda: check_same(self.source, self.same, verify=self.options.verify))
@@ -138,19 +145,22 @@ def convert(
     ranks = Alone() if ranks is None else ranks
     began = time.monotonic()
     made: list[tuple[Conversion, SharedStorage, str]] = []
+    with ExitStack() as stack:
 
-    def prepare() -> None:
-        storage, folder = locate(destination)
-        check_free(storage, folder, force=options.force)
-        made.append((Conversion(open_source(source), options), storage, folder))
+        def prepare() -> None:
+            storage, folder = locate(destination)
+            check_free(storage, folder, force=options.force)
+            opened = open_source(source)
+            stack.enter_context(opened.held())
+            made.append((Conversion(opened, options), storage, folder))
 
-    together(ranks, prepare)
-    conversion, storage, folder = made[0]
-    with conversion.source.held(), watch(conversion.bytes) as progress:
+        together(ranks, prepare)
+        conversion, storage, folder = made[0]
+        progress = stack.enter_context(watch(conversion.bytes))
         _write(conversion, ranks, storage, folder, progress)
     files = storage.files(folder)
     path, seconds = f"{storage.name}/{folder}", time.monotonic() - began
-    return Converted(path, options.to, len(files), sum(files.values()), seconds, conversion.output.notes)
+    return Converted(path, options.to, len(files), sum(files.values()), seconds, conversion.notes)
 
 
 def _write(conversion: Conversion, ranks: Ranks, storage: SharedStorage, folder: str, progress: Progress) -> None:
