@@ -44,6 +44,24 @@ def test_there_and_back_is_the_same(source, tmp_path):
     assert call("diff", source, tmp_path / "c").exit_code == 0
 
 
+@pytest.mark.parametrize("name", ["fused", "llama-fused-grouped", "megatron", "llama-paddle"])
+def test_a_built_in_mapping_by_its_name_there_and_back(tmp_path, name):
+    transformers = pytest.importorskip("transformers", reason="its config says which family a model is of")
+    config = transformers.LlamaConfig(
+        hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+        vocab_size=64,
+    )  # fmt: skip
+    model = transformers.LlamaForCausalLM(config)
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.arange(5)[None], labels=torch.arange(5)[None]).loss.backward()
+    optimizer.step()
+    holdfast.save(tmp_path / "a", {"model": model, "optimizer": optimizer})
+    assert call("convert", tmp_path / "a", tmp_path / "b", "--map", name).exit_code == 0
+    assert call("diff", tmp_path / "a", tmp_path / "b").exit_code == 1
+    assert call("convert", tmp_path / "b", tmp_path / "c", "--map", name, "--reverse").exit_code == 0
+    assert call("diff", tmp_path / "a", tmp_path / "c").exit_code == 0
+
+
 def test_json(source, tmp_path):
     fields = json.loads(call("convert", source, tmp_path / "b", "--to", "hf", "--only", "model", "--json").output)
     assert fields["path"] == str(tmp_path / "b") and fields["format"] == "hf" and fields["files"] == 1
