@@ -7,7 +7,7 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
 import holdfast
-from convert.states import save, trained
+from convert.states import save, tensor_files, trained
 from holdfast.convert.run import ConvertOptions, convert
 from holdfast.convert.sinks import dcp_writer
 from holdfast.core.errors import Damaged
@@ -83,3 +83,15 @@ def test_a_folder_that_is_there_is_replaced_with_force(tmp_path):
     convert(tmp_path / "a", tmp_path / "b", ConvertOptions(to="dcp", only=("model",), force=True))
     keys = dcp.FileSystemReader(tmp_path / "b").read_metadata().state_dict_metadata
     assert len(keys) == 6 and all(key.startswith("model.") for key in keys)
+
+
+def test_there_and_back_is_every_byte(tmp_path):
+    model, optimizer = trained()
+    holdfast.save(tmp_path / "a", {"model": model, "optimizer": optimizer})
+    convert(tmp_path / "a", tmp_path / "b", ConvertOptions(to="dcp"))
+    convert(tmp_path / "b", tmp_path / "c", ConvertOptions())
+    assert tensor_files(tmp_path / "c") == tensor_files(tmp_path / "a")
+    fresh_model, fresh_optimizer = trained(seed=12)
+    holdfast.load(tmp_path / "c", {"model": fresh_model, "optimizer": fresh_optimizer})
+    assert torch.equal(fresh_model[0].weight, model[0].weight)
+    assert fresh_optimizer.param_groups[0]["lr"] == 0.01
