@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 
-from holdfast.convert.mapping import MappingOptions, check_same, mapped
+from holdfast.convert.mapping import MappingOptions, mapped
 from holdfast.convert.opening import open_source
 from holdfast.convert.pull import Pull
 from holdfast.convert.replacing import check_free
@@ -26,6 +26,7 @@ from holdfast.persist.checkpoint import Checkpoint, no_progress
 from holdfast.persist.commit import BlockReport
 from holdfast.persist.publish import new_attempt
 from holdfast.persist.read import Progress
+from holdfast.persist.same import require_same
 from holdfast.persist.shown import shown
 from holdfast.sources.foreign import Foreign
 from holdfast.sources.paddle_names import as_torch
@@ -107,7 +108,7 @@ class Conversion:
 
     def write(self, ranks: Ranks, storage: Storage, attempt: str, progress: Progress) -> list[BlockReport]:
         """Write this rank's share of the tensor files; returns the reports of all ranks."""
-        together(ranks, lambda: check_same(self.source, self.same, verify=self.options.verify))
+        together(ranks, lambda: require_same(self.source, self.same))
         stored = self.source.contents.files
         if self.output.write is not None:
             together(ranks, lambda: self._write_by_sink(ranks, storage, attempt, progress))
