@@ -36,6 +36,7 @@ def mapping_seeds() -> tuple[bytes, ...]:
     heads = "num_heads=4, num_key_value_groups=2"
     simple = {"a": [2, 3], "c": [3, 1], "x": [], "w x": [0]}
     offsets = {"n.1.w": [1], "n.2.w": [2], "c": [3], "e.1.w": [2], "f": [4]}
+    stacked = {"m.0.e.0.g": [2, 3], "m.0.e.1.g": [2, 3], "q": [3, 2]}
     parts = {"e.0": [3, 2], "e.1": [4, 2], "f": [3, 2]}
     return (
         _seed(["a -> b", "b^T, c -> d, axis=1", "x -> _", "_ -> z", "'w x'->y"], simple),
@@ -47,6 +48,7 @@ def mapping_seeds() -> tuple[bytes, ...]:
         ),
         _seed([f"q,k,v -> w, fused_qkv, {heads}", "g,u -> f, fused_ffn", "f -> h, fused_ffn, tp_degree=4"], qkv),
         _seed([f"q,k,v -> w, fused_qkv_old, {heads}, tp_degree=4", f"w -> x, fused_qkv_old, {heads}"], qkv),
+        _seed(["m.0.e.*.g -> n, axis=0, stack", "n -> o.*, axis=-1, stack", "q -> a, b, axis=1, stack"], stacked),
         _seed(
             ["c -> e.*, axis=0, sizes=targets", "d -> f, permute='[1,0]', src_dtype='float32', dst_dtype='bfloat16'"],
             {"c": [7, 2], "d": [2, 3]},

@@ -12,8 +12,8 @@ from holdfast.format.dtypes import dtype_named, numpy_dtype
 from holdfast.layout.box import Box
 from holdfast.mapping import Compiled, Sized
 from holdfast.mapping.language import Mapping as Program
-from holdfast.plan.recipe import Recipe, is_filled
-from holdfast.plan.terms import cast_raw, turned
+from holdfast.plan.recipe import NEW, Recipe, is_filled
+from holdfast.plan.terms import cast_raw
 
 Array = npt.NDArray[Any]
 
@@ -43,7 +43,11 @@ def made(recipe: Recipe[str], arrays: Mapping[str, Array], box: Box | None = Non
         assert part.shape == term.part.sizes, "a box outside of its source"
         read += part.size
         raw = cast_raw(part.view(f"u{part.itemsize}"), dtype_named(part.dtype.name), term.casts)
-        out[term.box.within(box)] = turned(raw.view(out.dtype), term.order)
+        taken = [dim for dim in term.order if dim != NEW]
+        spare = [dim for dim in range(part.ndim) if dim not in taken]
+        assert all(part.shape[dim] == 1 for dim in spare), "a dim of the source that is left out and not spare"
+        turned = raw.view(out.dtype).transpose([*taken, *spare])
+        out[term.box.within(box)] = turned.reshape(term.box.sizes)
     return out, read
 
 

@@ -153,7 +153,7 @@ def star(p: Drawn) -> None:
     p.say_all("star", f"{stem}.*.w -> {new}, axis={axis}", {new: np.concatenate(arrays, dim)})
 
 
-def stack(p: Drawn) -> None:
+def stack_with_gaps(p: Drawn) -> None:
     stem, new, shape = p.name("s"), p.name(), p.shape()
     dim, axis = axis_of(p, len(shape) + 1)
     numbers = sorted({p.number(0, 3) for _ in range(p.number(1, 4))})
@@ -188,6 +188,25 @@ def array(p: Drawn) -> None:
     names = [f"{stem}_{n}" for n in range(begin, begin + count)]
     made = dict(zip(names, np.split(value, count, dim), strict=True))
     p.say_all("array", f"{key} -> {stem}[{begin}:{begin + count}], axis={axis}", made)
+
+
+def stack(p: Drawn) -> None:
+    """Parts that become slices of a new dim, by a star or one by one, or the other way round."""
+    form, count = p.number(0, 2), p.number(2, 3)
+    shape = p.shape(p.number(form // 2, 2))
+    dim, axis = axis_of(p, len(shape) + 1)
+    stem, new = p.name("s"), p.name()
+    parts = {f"{stem}.{n}": numbered(shape, begin=100 * n) for n in range(count)}
+    whole = {new: np.stack(list(parts.values()), dim)}
+    if form == 0:
+        sources(p, parts)
+        p.say_all("stack", f"{stem}.* -> {new}, axis={axis}, stack", whole)
+    elif form == 1:
+        sources(p, parts)
+        p.say_all("stack", f"{', '.join(parts)} -> {new}, axis={axis}, stack", whole)
+    else:
+        sources(p, whole)
+        p.say_all("stack", f"{new} -> {stem}.*, axis={axis}, stack", parts)
 
 
 def ids(p: Drawn) -> None:
@@ -305,7 +324,7 @@ def leave(p: Drawn) -> None:
 
 FORMS = (
     rename, tied, transpose, permute, cast, concat, concat, split, split, star, array, ids, offset, fused_ffn,
-    fused_qkv, fused_qkv, stack, unstack, unstack, remove, add, leave,
+    fused_qkv, fused_qkv, stack, stack_with_gaps, unstack, unstack, remove, add, leave,
 )  # fmt: skip
 
 
