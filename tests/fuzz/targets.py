@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from tests.fuzz.foreign import foreign_targets
 
 from holdfast.core.errors import NotFound
 from holdfast.format import statejson, strictjson
@@ -187,5 +188,6 @@ TARGETS = {
         Target("tag", (b'{"step":3,"attempt":".attempt-0"}',), _parse_tag),
         Target("policy", (b'[["last",[3]],["best",[2,"loss","min"]],["newer_than",[60.0]]]',), _parse_policy),
         Target("note", (_NOTE,), _parse_note),
+        *(Target(*fields) for fields in foreign_targets()),
     )
 }
