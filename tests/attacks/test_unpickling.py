@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed.checkpoint.filesystem  # before anybody listens
 
 from attacks.attack import lay_out, problem_of
 from attacks.forge import examine

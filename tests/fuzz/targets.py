@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from tests.fuzz.foreign import foreign_targets
 from tests.fuzz.mappings import mapping_seeds, parse_mapping, seal_mapping, unseal_mapping
 from tests.fuzz.paddle_targets import paddle_targets
 from tests.fuzz.target import Target
@@ -179,5 +180,6 @@ TARGETS = {
         Target("note", (_NOTE,), _parse_note),
         Target("mapping", mapping_seeds(), parse_mapping, unseal_mapping, seal_mapping),
         *paddle_targets(),
+        *(Target(*fields) for fields in foreign_targets()),
     )
 }

@@ -103,3 +103,17 @@ def test_tensors_that_share_bytes_are_all_there(tmp_path):
     assert dict(found.contents.groups["model"].aliases) == {"d": "a"}
     for key, tensor in tensors.items():
         assert np.array_equal(found.read(key), tensor.numpy()), key
+
+
+def test_a_small_file_does_not_become_a_large_tensor(tmp_path):
+    torch.save({"x": torch.zeros(1).expand(3000, 3000)}, tmp_path / "x.pt")
+    with pytest.raises(Unsupported, match="repeats the 4 bytes"):
+        open_stored(tmp_path / "x.pt")
+
+
+def test_one_tensor_under_very_many_keys(tmp_path):
+    step = torch.tensor(5.0)
+    found = read_all(
+        tmp_path, {"model": {"w": torch.ones(2)}, "steps": {str(n): step for n in range(1000)}}, zipped=True
+    )
+    assert found.read("999", "steps") == 5 and len(found.contents.files) == 1
