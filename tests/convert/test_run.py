@@ -65,11 +65,11 @@ def test_a_conversion_loads_as_the_state_that_was_saved(tmp_path):
 
 def test_a_mapping_takes_the_optimizer_along_and_its_reverse_gives_every_byte_back(tmp_path):
     save(tmp_path / "a")
-    statements = ["0.weight^T -> first.kernel", "0.bias -> first.bias", "2.weight -> last.a, last.b, axis=1"]
+    statements = ["0.weight^T -> first.kernel", "0.bias -> z.bias", "2.weight -> last.a, last.b, axis=1"]
     there = ConvertOptions(mapping=MappingOptions(statements), **SMALL)
     convert(tmp_path / "a", tmp_path / "b", there)
     a, b = holdfast.open(tmp_path / "a"), holdfast.open(tmp_path / "b")
-    assert b.keys("model") == ["1.bias", "1.weight", "2.bias", "first.bias", "first.kernel", "last.a", "last.b"]
+    assert b.keys("model") == ["1.bias", "1.weight", "2.bias", "first.kernel", "last.a", "last.b", "z.bias"]
     for of in ("", "/exp_avg", "/exp_avg_sq"):
         group = "optimizer" if of else "model"
         assert np.array_equal(b.read(f"first.kernel{of}", group), a.read(f"0.weight{of}", group).T)
@@ -78,6 +78,7 @@ def test_a_mapping_takes_the_optimizer_along_and_its_reverse_gives_every_byte_ba
     back = ConvertOptions(mapping=MappingOptions(statements, reverse=True), **SMALL)
     convert(tmp_path / "b", tmp_path / "c", back)
     assert tensor_files(tmp_path / "c") == tensor_files(tmp_path / "a")
+    assert (tmp_path / "c" / "state.json").read_bytes() == (tmp_path / "a" / "state.json").read_bytes()
 
 
 def test_scalars_that_become_one_must_be_equal(tmp_path):

@@ -142,7 +142,7 @@ def _dry_run(source: str, destination: str, options: ConvertOptions, *, as_json:
     look(check_destination)
     conversion = look(lambda: Conversion(opened, options))
     found = None if conversion is None else summary_of(conversion.output)
-    notes = () if conversion is None else conversion.output.notes
+    notes = () if conversion is None else conversion.notes
     if as_json:
         facts = {} if found is None else asdict(found) | {"bytes": found.bytes}
         print_json({"source": opened.path, "to": options.to, **facts, "notes": list(notes), "problems": problems})

@@ -16,7 +16,7 @@ from holdfast.plan.terms import destinations_of
 
 WINDOW_BYTES = 16 * MIB
 _STRIP = 128
-_LENT_BYTES = 256 * KIB  # a map costs more than a copy of less
+_LENT_BYTES = 512 * KIB  # a map costs more than a copy of less
 
 Wanted = tuple[tuple[Place, Box], Destination]
 

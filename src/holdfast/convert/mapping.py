@@ -9,7 +9,7 @@ from typing import Any
 from holdfast.convert.select import is_model
 from holdfast.core.errors import Damaged, Mismatch, Unsupported
 from holdfast.format import strictjson
-from holdfast.mapping.choose import programs
+from holdfast.mapping.choose import Around, programs
 from holdfast.mapping.contents import Same, map_contents
 from holdfast.persist.checkpoint import Checkpoint
 from holdfast.plan.contents import Contents
@@ -36,11 +36,13 @@ def mapped(
         return contents, ()
     modules = [name for name, group in contents.groups.items() if is_model(name, group) and "/" not in name]
 
-    def config_of(module: str) -> Mapping[str, Any] | None:
-        return _config(side_files) if module == "model" else None
+    def around(module: str) -> Around:
+        stored = contents.groups[module].tensors
+        config = _config(side_files) if module == "model" else None
+        return Around(config, targets=stored) if options.reverse else Around(config, stored)
 
     same: list[Same] = []
-    for module, program in programs(options.written, modules, config_of, reverse=options.reverse).items():
+    for module, program in programs(options.written, modules, around, reverse=options.reverse).items():
         found = map_contents(contents, module, program, target_tp=contents.tp_degree)
         if found.kept:
             kept = ", ".join(sorted(found.kept)[:5])

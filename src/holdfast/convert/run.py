@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 
@@ -27,6 +27,7 @@ from holdfast.persist.commit import BlockReport
 from holdfast.persist.publish import new_attempt
 from holdfast.persist.read import Progress
 from holdfast.persist.shown import shown
+from holdfast.sources.foreign import Foreign
 from holdfast.sources.paddle_names import as_torch
 from holdfast.sources.paddle_powers import as_paddle
 from holdfast.storage import locate
@@ -98,6 +99,12 @@ class Conversion:
         """How much the tensor files will take."""
         return sum(file.plan.size for file in self.output.files)
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What the user should know: what was left out of the source, and what the format cannot hold."""
+        of_source = self.source.notes if isinstance(self.source, Foreign) else ()
+        return (*of_source, *self.output.notes)
+
     def write(self, ranks: Ranks, storage: Storage, attempt: str, progress: Progress) -> list[BlockReport]:
         """Write this rank's share of the tensor files; returns the reports of all ranks."""
         together(ranks, lambda: check_same(self.source, self.same, verify=self.options.verify))
@@ -140,48 +147,44 @@ def convert(
     ranks = Alone() if ranks is None else ranks
     began = time.monotonic()
     made: list[tuple[Conversion, SharedStorage, str]] = []
+    with ExitStack() as stack:
 
-    def prepare() -> None:
-        storage, folder = locate(destination)
-        check_free(storage, folder, force=options.force)
-        made.append((Conversion(open_source(source), options), storage, folder))
+        def prepare() -> None:
+            storage, folder = locate(destination)
+            check_free(storage, folder, force=options.force)
+            opened = open_source(source)
+            stack.enter_context(opened.held())
+            made.append((Conversion(opened, options), storage, folder))
 
-    together(ranks, prepare)
-    conversion, storage, folder = made[0]
-    with conversion.source.held(), watch(conversion.bytes) as progress:
-        small = _write(conversion, ranks, storage, folder, progress)
-    total = conversion.bytes + sum(map(len, small.values()))
-    count = len(conversion.output.files) + len(small)
-    seconds = time.monotonic() - began
-    path = f"{storage.name}/{folder}"
-    return Converted(path, options.to, count, total, seconds, conversion.output.notes)
+        together(ranks, prepare)
+        conversion, storage, folder = made[0]
+        progress = stack.enter_context(watch(conversion.bytes))
+        _write(conversion, ranks, storage, folder, progress)
+    files = storage.files(folder)
+    path, seconds = f"{storage.name}/{folder}", time.monotonic() - began
+    return Converted(path, options.to, len(files), sum(files.values()), seconds, conversion.notes)
 
 
-def _write(
-    conversion: Conversion, ranks: Ranks, storage: SharedStorage, folder: str, progress: Progress
-) -> Mapping[str, bytes]:
+def _write(conversion: Conversion, ranks: Ranks, storage: SharedStorage, folder: str, progress: Progress) -> None:
     """Write an attempt and publish it; on any failure nothing is left of it."""
-    small: dict[str, bytes] = {}
     with ExitStack() as stack:
         attempt = _begin(conversion, ranks, storage, stack)
+
+        def publish(reports: Sequence[BlockReport]) -> None:
+            if ranks.rank:
+                return
+            for name, data in conversion.output.small_files(attempt, reports).items():
+                storage.put(attempt, name, data)
+            check_free(storage, folder, force=conversion.options.force)  # again: it took a while
+            storage.publish(attempt, folder)
+
         try:
             reports = conversion.write(ranks, storage, attempt, progress)
-            small |= conversion.output.small_files(attempt, reports)
-
-            def publish() -> None:
-                if ranks.rank:
-                    return
-                check_free(storage, folder, force=conversion.options.force)
-                for name, data in small.items():
-                    storage.put(attempt, name, data)
-                storage.publish(attempt, folder)
-
-            together(ranks, publish)
+            together(ranks, lambda: publish(reports))
         except BaseException:
             if ranks.rank == 0:
                 storage.discard(attempt)
             raise
-    return small
 
 
 def _begin(conversion: Conversion, ranks: Ranks, storage: SharedStorage, stack: ExitStack) -> str:

@@ -6,15 +6,12 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from holdfast.core import limits
 from holdfast.core.filenames import is_plain
 from holdfast.format import names, strictjson
 from holdfast.format.dtypes import DType
 from holdfast.persist.checkpoint import Checkpoint
 from holdfast.sources.foreign import Foreign
 
-_LIMIT_BYTES = 64 * limits.MIB
-_ENDS = (".json", ".jsonl", ".txt", ".model", ".jinja", ".tiktoken", ".py", ".md")
 _NOT = (".index.json", "trainer_state.json")
 _CONFIG = "config.json"
 _DTYPE_FIELDS = ("dtype", "torch_dtype")
@@ -26,16 +23,13 @@ def side_files(checkpoint: Checkpoint) -> dict[str, bytes]:
         found = [name for name in checkpoint.manifest.files if _goes_along(name)]
         return {name: checkpoint.read_file(name) for name in found}
     if isinstance(checkpoint, Foreign):
-        return {name: checkpoint.read_side_file(name) for name in checkpoint.side_files()}
-    pin = checkpoint.storage.pin(checkpoint.folder)
-    sizes = {name: size for name, size in pin.files().items() if "/" not in name and _goes_along(name)}
-    return {name: pin.read(name, _LIMIT_BYTES) for name, size in sizes.items() if size <= _LIMIT_BYTES}
+        return {name: checkpoint.read_side_file(name) for name in checkpoint.side_files() if _goes_along(name)}
+    return {}
 
 
 def _goes_along(name: str) -> bool:
-    if not is_plain(name) or name in (names.MANIFEST, names.STATE) or name.endswith(_NOT):
-        return False
-    return name.endswith(_ENDS)
+    own = name in (names.MANIFEST, names.STATE) or names.is_tensor_file(name)
+    return is_plain(name) and not own and not name.endswith(_NOT)
 
 
 def with_dtype(files: Mapping[str, bytes], dtype: DType | None) -> dict[str, bytes]:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
@@ -18,6 +19,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from holdfast.convert.assemble import tiles
 from holdfast.convert.sinks.base import Scene
 from holdfast.convert.sinks.dcp_state import NestedState, Pending
+from holdfast.core.errors import HoldfastError, StorageError
 from holdfast.core.limits import MIB
 from holdfast.layout.box import Box
 from holdfast.plan.contents import Contents
@@ -32,7 +34,16 @@ def write_folder(contents: Contents, scene: Scene) -> None:
     writer = FileSystemWriter(scene.folder, single_file_per_rank=True, sync_files=True, per_thread_copy_ahead=0)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
-        save(nested.state, storage_writer=writer, planner=_Planner(nested, scene))
+        try:
+            save(nested.state, storage_writer=writer, planner=_Planner(nested, scene))
+        except CheckpointException as error:  # holds what went wrong on each rank; it is no Exception of Python's own
+            raise _first_failure(error) from None
+
+
+def _first_failure(error: CheckpointException) -> HoldfastError:
+    failures = [failure for failure, _ in error.failures.values()]
+    known = [failure for failure in failures if isinstance(failure, HoldfastError)]
+    return known[0] if known else StorageError(f"writing the DCP folder: {failures[0]}")
 
 
 class _Planner(DefaultSavePlanner):

@@ -55,11 +55,20 @@ def plan(contents: Contents, request: Request) -> Output:
 
 
 def _state_json(contents: Contents) -> bytes:
-    data = strictjson.dumps({"version": 1, "entries": dict(sorted(contents.state.items()))}) + b"\n"
+    entries = {name: _canonical(entry) for name, entry in sorted(contents.state.items())}
+    data = strictjson.dumps({"version": 1, "entries": entries}) + b"\n"
     problem = strictjson.size_problem(data)
     if problem:
         raise Unsupported(f"the values that are not tensors take {problem}")
     return data
+
+
+def _canonical(entry: Any) -> Any:
+    """An entry as a save writes it: an optimizer's parameters in natural order, also after a mapping."""
+    if entry.get("kind") != "optimizer":
+        return entry
+    groups = [group | {"params": sorted(group["params"], key=names.natural_key)} for group in entry["groups"]]
+    return entry | {"groups": groups, "stateless": sorted(entry.get("stateless", ()))}
 
 
 def _writer(contents: Contents, of_source: Mapping[str, Any]) -> dict[str, Any]:
