@@ -10,9 +10,9 @@ from holdfast.core.errors import InvalidArgument
 
 FORMATS = {
     "holdfast": "safetensors with a manifest: model, optimizer, everything; opens in transformers too",
-    "paddle": "Paddle's unified checkpoint: model, master weights and optimizer, as PaddleFormers resumes from it",
     "hf": "a plain Hugging Face folder: the model's weights and its config and tokenizer files",
     "dcp": "a torch.distributed.checkpoint folder: model, optimizer and values, metadata as a pickle",
+    "paddle": "Paddle's unified checkpoint: model, master weights and optimizer, as PaddleFormers resumes from it",
 }
 
 
