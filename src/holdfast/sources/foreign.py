@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -158,7 +158,8 @@ class Foreign(Checkpoint):
 def seen_as(checkpoint: Checkpoint, contents: Contents, made: Mapping[str, bytes]) -> Foreign:
     """The same folder seen otherwise, with more values that are in memory alone."""
     if isinstance(checkpoint, Foreign):
-        return Foreign(checkpoint._source, Found(checkpoint.format, contents, {**checkpoint._found.made, **made}))
+        found = checkpoint._found
+        return Foreign(checkpoint._source, replace(found, contents=contents, made={**found.made, **made}))
     return Foreign(Folder(checkpoint.storage, checkpoint.folder), Found("holdfast", contents, made))
 
 
