@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from holdfast.convert.select import is_model
-from holdfast.core.errors import Damaged, Mismatch, Unsupported
+from holdfast.core.errors import Damaged, Unsupported
 from holdfast.format import strictjson
 from holdfast.mapping.choose import Around, programs
 from holdfast.mapping.contents import Same, map_contents
-from holdfast.persist.checkpoint import Checkpoint
 from holdfast.plan.contents import Contents
 
 _CONFIG = "config.json"
@@ -59,13 +58,3 @@ def _config(side_files: Mapping[str, bytes]) -> Mapping[str, Any] | None:
     if not isinstance(config, dict):
         raise Damaged(f"{_CONFIG}: not an object")
     return config
-
-
-def check_same(checkpoint: Checkpoint, same: Sequence[Same], *, verify: bool) -> None:
-    """Read scalars that become one, such as the steps of parameters that are joined; raises Mismatch if they differ."""
-    files = checkpoint.contents.files
-    for one in same:
-        values = [checkpoint.read_recipe(recipe, files, verify=verify).tobytes() for recipe in one.recipes]
-        if any(value != values[0] for value in values):
-            places = ", ".join(place.spec.key for recipe in one.recipes for place in recipe.sources())
-            raise Mismatch(f"{one.name} would be made of {places}, whose values differ: they cannot become one")

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 
-from holdfast.convert.mapping import MappingOptions, check_same, mapped
+from holdfast.convert.mapping import MappingOptions, mapped
 from holdfast.convert.opening import open_source
 from holdfast.convert.pull import Pull
 from holdfast.convert.replacing import check_free
@@ -26,8 +26,11 @@ from holdfast.persist.checkpoint import Checkpoint, no_progress
 from holdfast.persist.commit import BlockReport
 from holdfast.persist.publish import new_attempt
 from holdfast.persist.read import Progress
+from holdfast.persist.same import require_same
 from holdfast.persist.shown import shown
 from holdfast.sources.foreign import Foreign
+from holdfast.sources.paddle_names import as_torch
+from holdfast.sources.paddle_powers import as_paddle
 from holdfast.storage import locate
 from holdfast.storage.base import SharedStorage, Storage
 from holdfast.storage.local import LocalStorage
@@ -76,10 +79,10 @@ class Conversion:
     def __init__(self, source: Checkpoint, options: ConvertOptions) -> None:
         sink = sink_named(options.to)
         dtype = None if options.dtype is None else model_dtype(options.dtype)
-        self.source = source
+        self.source = as_paddle(source) if options.to == "paddle" else as_torch(source)
         self.options = options
         small = side_files(source)
-        contents, self.same = mapped(source.contents, options.mapping, small)
+        contents, self.same = mapped(self.source.contents, options.mapping, small)
         contents = chosen(contents, options.only, options.remove)
         self.contents = contents if dtype is None else cast_models(contents, dtype)
         manifest = source.manifest
@@ -105,7 +108,7 @@ class Conversion:
 
     def write(self, ranks: Ranks, storage: Storage, attempt: str, progress: Progress) -> list[BlockReport]:
         """Write this rank's share of the tensor files; returns the reports of all ranks."""
-        together(ranks, lambda: check_same(self.source, self.same, verify=self.options.verify))
+        together(ranks, lambda: require_same(self.source, self.same))
         stored = self.source.contents.files
         if self.output.write is not None:
             together(ranks, lambda: self._write_by_sink(ranks, storage, attempt, progress))

@@ -41,7 +41,7 @@ class _Parser:
         self._tokens = tokens
         self._at = 0
         self._origin = origin
-        self._text = text[tokens[0].begin : tokens[-1].begin].strip()
+        self._text = text[tokens[0].begin : tokens[-2].end]
 
     def statement(self) -> Statement:
         first = self._next

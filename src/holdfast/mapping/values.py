@@ -79,6 +79,11 @@ class Key:
     def __str__(self) -> str:
         return self.pattern + ("^T" if self.transposed else "")
 
+    @property
+    def count(self) -> int:
+        """How many keys an array stands for."""
+        return 1 if self.array is None else self.array[1] - self.array[0]
+
     def with_array(self) -> Iterator[Key]:
         """The keys that an array stands for; a key without one is itself."""
         if self.array is None:

@@ -52,6 +52,16 @@ class Folder:
     def open(self, name: str) -> Reader:
         return self.pin.open(name)
 
+    def read_begin(self, name: str, size: int) -> bytes:
+        """The first bytes of a file: `size`, or all if it is shorter."""
+        reader = self.open(name)
+        try:
+            data = bytearray(min(size, reader.size))
+            reader.read_into(0, [memoryview(data)])
+            return bytes(data)
+        finally:
+            reader.close()
+
 
 @dataclass(frozen=True, slots=True)
 class Found:
@@ -143,6 +153,13 @@ class Foreign(Checkpoint):
         except NotFound:
             return None
         return fields if isinstance(fields, dict) else None
+
+
+def seen_as(checkpoint: Checkpoint, contents: Contents, made: Mapping[str, bytes]) -> Foreign:
+    """The same folder seen otherwise, with more values that are in memory alone."""
+    if isinstance(checkpoint, Foreign):
+        return Foreign(checkpoint._source, Found(checkpoint.format, contents, {**checkpoint._found.made, **made}))
+    return Foreign(Folder(checkpoint.storage, checkpoint.folder), Found("holdfast", contents, made))
 
 
 class MadeReader:

@@ -12,6 +12,7 @@ FORMATS = {
     "holdfast": "safetensors with a manifest: model, optimizer, everything; opens in transformers too",
     "hf": "a plain Hugging Face folder: the model's weights and its config and tokenizer files",
     "dcp": "a torch.distributed.checkpoint folder: model, optimizer and values, metadata as a pickle",
+    "paddle": "Paddle's unified checkpoint: model, master weights and optimizer, as PaddleFormers resumes from it",
 }
 
 
