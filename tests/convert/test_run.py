@@ -274,3 +274,14 @@ def test_a_full_disk_or_a_failing_write_leaves_nothing(tmp_path, monkeypatch):
         convert(tmp_path / "a", tmp_path / "b", ConvertOptions())
     assert os.listdir(tmp_path) == ["a"]
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("holdfast-")]
+
+
+def test_damage_in_the_only_block_is_found_before_anything_is_published(tmp_path):
+    holdfast.save(tmp_path / "a", {"model": {"w": torch.arange(1000.0)}})
+    path = tmp_path / "a" / "model-00001-of-00001.safetensors"
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(Damaged, match="it holds w"):
+        convert(tmp_path / "a", tmp_path / "b", ConvertOptions())
+    assert os.listdir(tmp_path) == ["a"]
