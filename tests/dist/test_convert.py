@@ -96,7 +96,9 @@ def test_torchrun_shares_the_work(source, tmp_path):
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     arguments = ["-m", "holdfast", "convert", str(source), str(tmp_path / "b"), "--max-shard-size", "30kB"]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
-    done = subprocess.run([*command, *arguments], capture_output=True, text=True, timeout=120, env=environment)
+    done = subprocess.run(
+        [*command, *arguments], check=False, capture_output=True, text=True, timeout=120, env=environment
+    )
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("wrote ") == 1
     assert tensor_files(tmp_path / "b") == tensor_files(source)
