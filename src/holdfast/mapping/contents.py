@@ -57,10 +57,16 @@ def map_contents(
     named = {alias: replace_key(specs[key], alias) for alias, key in group.aliases.items() if key in specs}
     compiled = program.compile({**named, **specs}, targets, source_tp=contents.tp_degree, target_tp=target_tp)
     follower = _Follower(module, without_aliases(compiled, group.aliases, specs), specs)
-    groups = {name: follower.group(name, members) for name, members in contents.groups.items()}
+    numbered = {name for name, entry in contents.state.items() if entry.get("numbered")}
+    groups = {
+        name: members if name in numbered else follower.group(name, members)
+        for name, members in contents.groups.items()
+    }
     groups[module] = _module_group(group, follower.compiled, compiled)
     params = follower.became()
     state = {name: mapped_entry(name, entry, module, params) for name, entry in contents.state.items()}
+    if not all(_is_rename(recipe, compiled) for recipe in compiled.recipes.values()):
+        state |= {name: state[name] | {"mapped": True} for name in numbered}  # numbers stay true to renamed keys alone
     kept = frozenset(f"{module}: {key}" for key in compiled.kept)
     return Mapped(replace(contents, groups=groups, state=state), kept, tuple(follower.same), params)
 
@@ -210,7 +216,7 @@ def mapped_entry(name: str, entry: Any, module: str, became: Mapping[str, tuple[
 
     Raises Mismatch where parameters with different options or plain values become one.
     """
-    if entry.get("kind", "optimizer") != "optimizer":
+    if entry.get("kind", "optimizer") != "optimizer" or entry.get("numbered"):
         return entry
     prefix = _prefix((param for group in entry["groups"] for param in group["params"]), module, became)
 

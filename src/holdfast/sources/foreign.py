@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -130,6 +130,9 @@ class Foreign(Checkpoint):
     def open_file(self, name: str) -> Reader:
         made = self._found.made.get(name)
         return MadeReader(made) if made is not None else super().open_file(name)
+
+    def leave_out_damage(self, takes: Callable[..., bool]) -> None:
+        """Nothing to do: its reader has seen every file, and found none that it could do without."""
 
     def _tensor_keys(self, group: str) -> Iterable[str]:
         return self.contents.groups[group].tensors

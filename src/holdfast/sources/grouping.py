@@ -13,7 +13,15 @@ from holdfast.plan.contents import Contents, Group
 from holdfast.sources.foreign import Found
 from holdfast.sources.laying import lay_files
 from holdfast.sources.leaves import Leaf, group_of, has_leaf, keyed, state_entry
-from holdfast.sources.optimizers import MASTERS, OptimizerState, keys_of, optimizer_entry, optimizer_in
+from holdfast.sources.optimizers import (
+    MASTERS,
+    OptimizerState,
+    keys_of,
+    master_name,
+    numbers_of,
+    optimizer_entry,
+    optimizer_in,
+)
 
 _MODELS = ("model", "state_dict", "model_state_dict", "module")
 _OPTIMIZERS = ("optimizer", "optim", "optimizer_state_dict", "optimizer_state")
@@ -108,15 +116,9 @@ def _put_optimizer(
     notes: list[str],
     where: str,
 ) -> None:
-    aliases = groups["model"].aliases if "model" in groups else {}
-    keys = keys_of(found, model, aliases)
+    keys = keys_of(found, model)
     if keys is None:
-        numbered = {f"state.{param}.{n}": v for param, states in found.state.items() for n, v in states.items()}
-        groups[name] = group_of("tensors", keyed(numbered, name, where))
-        notes.append(
-            f"{where}: {name} numbers its parameters, and which is which is not certain: its tensors are "
-            "listed by number; save with named_parameters() to have them by key"
-        )
+        _put_numbered(name, found, groups, state, notes, where)
         return
     tensors: dict[str, Leaf] = {}
     masters: dict[str, Leaf] = {}
@@ -129,7 +131,27 @@ def _put_optimizer(
     groups[name] = group_of("optimizer", keyed(tensors, name, where))
     if masters:
         groups["master_weights"] = group_of("masters", keyed(masters, "master_weights", where))
-    state[name] = optimizer_entry(found, keys, name)
+    state[name] = optimizer_entry(found, keys, name, masters=master_name(found))
+
+
+def _put_numbered(
+    name: str, found: OptimizerState, groups: dict[str, Group], state: dict[str, Any], notes: list[str], where: str
+) -> None:
+    """An optimizer whose parameters have numbers alone: the live one knows which is which, the file does not."""
+    keys = numbers_of(found)
+    tensors = {
+        f"{keys[param]}/{state_name}": value
+        for param, states in found.state.items()
+        for state_name, value in states.items()
+        if isinstance(value, Leaf)
+    }
+    groups[name] = group_of("optimizer", keyed(tensors, name, where))
+    state[name] = optimizer_entry(found, keys, name, masters=master_name(found), numbered=True)
+    notes.append(
+        f"{where}: {name} has its parameters by number, and nothing in it says which number is which key: they stay "
+        "numbers, which load() takes in the order of the live optimizer's param_groups, as torch does; "
+        "to have them by key, save an optimizer that was made with model.named_parameters()"
+    )
 
 
 def _put_other(

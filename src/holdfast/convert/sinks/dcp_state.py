@@ -97,9 +97,11 @@ class NestedState:
         entry = contents.state.get(name, {})
         for param, values in entry.get("scalars", {}).items():
             states.setdefault(param, {}).update(statejson.decode(values, name))
-        if entry.get("masters"):
+        if entry.get("masters") and not entry.get("numbered"):  # those of a numbered one are in its own group
             for param, recipe in contents.groups["master_weights"].tensors.items():
                 states.setdefault(param, {})[entry["masters"]] = self._stand_in(recipe, None)
         told = entry.get("groups", ())
         groups = [decode_options(one["options"], name) | {"params": list(one["params"])} for one in told]
+        if entry.get("numbered"):  # torch has them as numbers
+            groups = [group | {"params": [int(number) for number in group["params"]]} for group in groups]
         return {"state": states, "param_groups": groups}
