@@ -289,3 +289,65 @@ def test_a_link_that_the_user_names_is_followed(tmp_path):
     torch.save({"a": torch.ones(1)}, tmp_path / "real.pt")
     (tmp_path / "link.pt").symlink_to("real.pt")
     assert open_stored(tmp_path / "link.pt").read("a") == 1
+
+
+def test_an_index_that_names_a_key_its_file_lacks_is_damage(tmp_path):
+    sharded(tmp_path, [{"a": torch.ones(1)}, {"b": torch.ones(1)}])
+    index = tmp_path / "pytorch_model.bin.index.json"
+    index.write_text(index.read_text().replace('"a"', '"gone"'))
+    with pytest.raises(Damaged, match=r"'gone' is in pytorch_model-00001-of-00002\.bin, which has no such key"):
+        open_stored(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "state",
+    [{"step": torch.tensor(7)}, {"global_step": torch.tensor([7.0])}, {"train_state": {"step": torch.tensor(7)}}],
+)
+def test_the_step_may_be_a_tensor(tmp_path, state):
+    torch.save({"model": {"w": torch.ones(3)}, **state}, tmp_path / "x.pt")
+    assert open_stored(tmp_path / "x.pt").step == 7
+
+
+@pytest.mark.parametrize("step", [torch.tensor(7.5), torch.tensor([7, 8]), torch.tensor(-1)])
+def test_what_is_no_step_is_not_taken_for_one(tmp_path, step):
+    torch.save({"model": {"w": torch.ones(3)}, "step": step}, tmp_path / "x.pt")
+    assert open_stored(tmp_path / "x.pt").step is None
+
+
+def test_a_ddp_model_is_loaded_into_a_plain_one(tmp_path):
+    model, optimizer = trained()
+    state = {f"module.{key}": value for key, value in model.state_dict().items()}
+    torch.save({"model": state, "optimizer": optimizer.state_dict()}, tmp_path / "x.pt")
+    live, live_optimizer = trained(seed=1)
+    holdfast.load(tmp_path / "x.pt", {"model": live, "optimizer": live_optimizer})
+    for key, tensor in model.state_dict().items():
+        assert torch.equal(live.state_dict()[key], tensor), key
+
+
+class Mixed(torch.optim.SGD):
+    """An optimizer that keeps a wide copy of each parameter in its state."""
+
+    def fill(self, value: float) -> Mixed:
+        for group in self.param_groups:
+            for number, param in enumerate(group["params"]):
+                self.state[param]["master_param"] = torch.full(param.shape, value + number)
+        return self
+
+
+@pytest.mark.parametrize("fresh", [True, False])
+@pytest.mark.parametrize("named", [True, False])
+def test_masters_of_an_optimizer_are_restored(tmp_path, named, fresh):
+    def made() -> tuple[torch.nn.Module, Mixed]:
+        model = twins().bfloat16()
+        params = list(model.named_parameters() if named else model.parameters())
+        return model, Mixed(reversed(params), lr=0.5)
+
+    model, optimizer = made()
+    torch.save({"model": model.state_dict(), "optimizer": optimizer.fill(1.001).state_dict()}, tmp_path / "x.pt")
+    live, live_optimizer = made()
+    if not fresh:
+        live_optimizer.fill(5.0)
+    holdfast.load(tmp_path / "x.pt", {"model": live, "optimizer": live_optimizer})
+    for number, name in enumerate("cba"):
+        found = live_optimizer.state[live[name].weight]["master_param"]
+        assert torch.equal(found, torch.full((2, 2), 1.001 + number)), name
