@@ -1,0 +1,221 @@
+"""The training loop: restore, then step, evaluate and save until the last step."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from holdfast.core.events import Event, log_event
+from holdfast.ema import EMA
+from holdfast.train.batch import Batches, derive_batches
+from holdfast.train.checkpoints import open_checkpointer
+from holdfast.train.config import FILE, RunConfig
+from holdfast.train.data import Position
+from holdfast.train.datasets import open_datasets
+from holdfast.train.feed import Feed
+from holdfast.train.loss import LossSums
+from holdfast.train.meshes import AXES
+from holdfast.train.metrics import Metrics
+from holdfast.train.models.decoder import TIES
+from holdfast.train.optimizer import set_learning_rate
+from holdfast.train.parallel import build
+from holdfast.train.plot import plot_metrics
+from holdfast.train.rng import DISTINCT, RandomStreams, Spot
+from holdfast.train.schedule import learning_rate_share
+
+METRICS, PICTURE = "metrics.jsonl", "curve.png"
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """What a step was like, for whoever watches."""
+
+    step: int
+    steps: int
+    loss: float
+    lr: float
+    gradient_norm: float
+    tokens_per_s: float
+    consumed_samples: int
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a run ended: its last step, the step it resumed from (0: none), and whether a signal cut it short."""
+
+    step: int
+    resumed_from: int
+    preempted: bool
+
+
+Watcher = Callable[[Progress], None]
+
+
+class Trainer:
+    """One rank's part of a run. Every rank makes one with the same config; its methods are collective."""
+
+    def __init__(self, config: RunConfig, device: torch.device | str = "cpu") -> None:
+        self.config = config
+        train, layout = config.train, config.layout
+        self.batches = plan_batches(config)
+        self.trainee = build(
+            config.model, layout, device, getattr(torch, train.dtype), train.seed, recompute=train.recompute
+        )
+        self.optimizer = self.trainee.make_optimizer(torch.optim.AdamW, **config.optimizer.options())
+        self.ema = None
+        if config.ema.decay:
+            self.ema = EMA(self.trainee.module, config.ema.decay, every=config.ema.every, device=config.ema.device)
+        dataset, evaluation = open_datasets(config.data, config.model.vocab_size)
+        self._feed = Feed(dataset, self.trainee, config.data.sequence)
+        self._evaluation = None if evaluation is None else Feed(evaluation, self.trainee, config.data.sequence)
+        self._evaluation_samples = 0 if evaluation is None else len(evaluation)
+        self.position = Position(len(dataset), config.data.seed, dataset.name)
+        meshes = self.trainee.meshes
+        spot = Spot({axis: getattr(layout, axis) for axis in AXES}, {axis: meshes.at(axis) for axis in AXES})
+        self.streams = RandomStreams(train.seed, spot, device)
+        self.folder = Path(train.folder)
+        self.is_first = not dist.is_initialized() or dist.get_rank() == 0
+        self.metrics = Metrics(self.folder / METRICS if self.is_first else None)
+
+    def state(self) -> dict[str, Any]:
+        """All that a resumed run needs, as Holdfast saves it."""
+        state = {**self.trainee.state(), "data": self.position, "random": self.streams}
+        return state if self.ema is None else {**state, "ema": self.ema}
+
+    def run(self, watch: Watcher | None = None) -> Outcome:
+        """Train to the last step, from the newest good checkpoint if there is one."""
+        if self.is_first:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            (self.folder / FILE).write_text(self.config.to_toml(), encoding="utf-8")
+        state = self.state()
+        with self._checkpointer() as checkpointer:
+            start = checkpointer.restore(state) or 0
+            self._tell_start(start)
+            step = start
+            for step in range(start + 1, self.config.train.steps + 1):
+                progress = self.step(step)
+                self._evaluate_if_due(step)
+                numbers = {"loss": progress.loss}
+                handle = checkpointer.save_if_due(step, state, metrics=numbers)
+                if handle is None and self.config.checkpoint.at_end and step == self.config.train.steps:
+                    handle = checkpointer.save(step, state, metrics=numbers)
+                if handle is not None:
+                    self.metrics.event("save", step, stall_ms=round(handle.stall_ms, 3))
+                if watch is not None:
+                    watch(progress)
+                if checkpointer.preempted:
+                    break
+        self._finish()
+        return Outcome(step, start, checkpointer.preempted)
+
+    def step(self, step: int) -> Progress:
+        """One optimizer step on the next global batch."""
+        began = time.perf_counter()
+        optimizer, train = self.config.optimizer, self.config.train
+        micro_batches = self._feed.micro_batches(self.position.shares(self.batches, self.trainee.meshes.dp_rank))
+        with self.streams.use(DISTINCT):
+            sums = self.trainee.forward_backward(micro_batches)
+        norm = self.trainee.clip(optimizer.clip) if optimizer.clip else self.trainee.gradient_norm()
+        rate = optimizer.lr * learning_rate_share(self.config.schedule, step, train.steps)
+        set_learning_rate(self.optimizer, rate)
+        self.optimizer.step()
+        if self.ema is not None:
+            self.ema.update()
+        self.position.advance(self.batches)
+        self.streams.step = step
+        return self._note(step, sums, norm, rate, time.perf_counter() - began)
+
+    def _note(self, step: int, sums: LossSums, norm: float, rate: float, seconds: float) -> Progress:
+        consumed, per_s = self.position.consumed_samples, sums.tokens / seconds
+        values = {"loss": sums.loss, "aux_loss": sums.aux_loss, "lr": rate, "gradient_norm": norm}
+        values |= {"tokens_per_s": round(per_s, 1), "step_ms": round(seconds * 1000, 3)}
+        self.metrics.step(step, **values, consumed_samples=consumed)
+        return Progress(step, self.config.train.steps, sums.loss, rate, norm, per_s, consumed)
+
+    def evaluate(self) -> LossSums | None:
+        """The loss over all samples set aside, each counted once whatever the layout; None if there are none."""
+        if self._evaluation is None:
+            return None
+        total = LossSums(0.0, 0, 0.0, 0, self.config.model.router_aux_loss_coef)
+        for shares in evaluation_shares(self._evaluation_samples, self.batches, self.trainee.meshes.dp_rank):
+            total += self.trainee.evaluate(self._evaluation.micro_batches(shares))
+        return total
+
+    def _evaluate_if_due(self, step: int) -> None:
+        every = self.config.train.evaluate_every
+        if not every or (step % every and step != self.config.train.steps) or self._evaluation is None:
+            return
+        live = self.evaluate()
+        assert live is not None
+        averaged = None
+        if self.ema is not None:
+            with self.ema.swap():
+                averaged = self.evaluate()
+        extra = {} if averaged is None else {"ema_loss": averaged.loss}
+        self.metrics.event("evaluated", step, loss=live.loss, tokens=live.tokens, **extra)
+
+    def _checkpointer(self) -> Any:
+        ties = TIES if self.config.model.tie_word_embeddings else {}
+        return open_checkpointer(
+            self.config.checkpoint,
+            self.folder,
+            mapping=self.trainee.mapping,
+            ties=ties,
+            mesh=self.trainee.meshes.dense,
+            listener=self._hear,
+        )
+
+    def _hear(self, event: Event) -> None:
+        log_event(event)
+        if event.name in ("published", "failed", "skipped"):
+            self.metrics.event(event.name, event.step, seconds=round(event.seconds, 3), detail=event.detail)
+
+    def _tell_start(self, start: int) -> None:
+        layout = str(self.config.layout)
+        if start:
+            self.metrics.event("resumed", start, layout=layout, consumed_samples=self.position.consumed_samples)
+        else:
+            self.metrics.event("began", 0, layout=layout)
+        if self.streams.derived:
+            self.metrics.event("random streams derived anew", start, detail=self.streams.derived)
+
+    def _finish(self) -> None:
+        self.metrics.close()
+        if self.is_first:
+            plot_metrics(self.folder / METRICS, self.folder / PICTURE, f"loss: {self.config.layout}")
+
+
+def plan_batches(config: RunConfig) -> Batches:
+    """The batch sizes of a run on its layout; one sequence per forward pass where nothing is said of it."""
+    train = config.train
+    micro_batch = train.micro_batch
+    if micro_batch is None and (train.global_batch is None or train.accumulation is None):
+        micro_batch = 1
+    accumulation = train.accumulation
+    if accumulation is None and train.global_batch is None:
+        accumulation = config.layout.stages
+    return derive_batches(
+        global_batch=train.global_batch,
+        micro_batch=micro_batch,
+        accumulation=accumulation,
+        data_parallel=config.layout.dp,
+    )
+
+
+def evaluation_shares(samples: int, batches: Batches, data_rank: int) -> Iterator[list[Any]]:
+    """This rank's samples of an evaluation, in rounds of one global batch; -1 where there is none left.
+
+    Every rank has every round, of one shape: they compute together, though the last ones are filled up.
+    """
+    for first in range(0, samples, batches.global_batch):
+        begin = first + data_rank * batches.rank_batch
+        mine = np.arange(begin, begin + batches.rank_batch, dtype=np.int64)
+        mine[mine >= samples] = -1
+        yield [mine[at : at + batches.micro_batch] for at in range(0, len(mine), batches.micro_batch)]
