@@ -25,7 +25,7 @@ from holdfast.layout.box import Box
 from holdfast.layout.placement import Part
 from holdfast.layout.spread import Boxes, How, OnMesh, Whole
 from holdfast.mapping.choose import programs
-from holdfast.mapping.contents import Mapped, Same, is_rename, map_contents, mapped_entry
+from holdfast.mapping.contents import Mapped, Same, map_contents, mapped_entry
 from holdfast.plan.contents import Contents, Group
 from holdfast.plan.files import Place, TensorSpec
 from holdfast.plan.recipe import Recipe, Term
@@ -65,7 +65,7 @@ class StoredKeys:
                 yield offer  # of a group that joined after the mapping was worked out
             return
         for group, key, recipe in self.uses[name]:
-            if is_rename(recipe):
+            if recipe.is_whole(recipe.terms[0].source.spec.shape):
                 yield replace(offer, group=group, key=key)
                 continue
             for term in recipe.terms:
@@ -118,7 +118,7 @@ def work_out(ranks: Ranks, collected: Collected, given: Any, state: Mapping[str,
 def config_of(module: Any) -> dict[str, Any] | None:
     """The config of a model that has one, as its config.json says it."""
     config = getattr(unwrap(module), "config", None) if isinstance(module, nn.Module) else None
-    return dict(config.to_dict()) if hasattr(config, "to_dict") else None
+    return dict(config.to_dict()) if config is not None and hasattr(config, "to_dict") else None
 
 
 def _describe(collected: Collected, configs: Mapping[str, Any]) -> dict[str, Any]:

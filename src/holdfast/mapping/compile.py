@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from holdfast.core import limits
@@ -48,7 +48,7 @@ class _Value:
 
 
 def compile_program(
-    statements: Iterable[Statement],
+    statements: Sequence[Statement],
     sources: Mapping[str, Spec],
     targets: Mapping[str, Spec | None] | None,
     *,

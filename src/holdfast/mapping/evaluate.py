@@ -87,6 +87,8 @@ def _concat(statement: Statement, step: Step, parts: Recipes) -> Recipe[str]:
     _check_alike(statement, step, parts, dim)
     sizes = statement.options.sizes
     found = tuple(part.shape[dim] for part in parts)
+    if sizes == "equal":
+        sizes = found[:1] * len(found)
     if isinstance(sizes, tuple) and sizes != found:
         raise statement.refusal(f"sizes={list(sizes)}, but the parts have {list(found)}: {shown(step.lefts, parts)}")
     return Recipe.concat(parts, dim)
@@ -144,7 +146,7 @@ def _split_sizes(
     wanted = statement.options.sizes
     if wanted == "targets":
         wanted = _sizes_of_targets(statement, number, step, size, dim, around)
-    if wanted is None:
+    if wanted is None or wanted == "equal":
         if size % count:
             raise statement.refusal(f"{what} is not {count} equal parts; give sizes=[...]")
         return (size // count,) * count

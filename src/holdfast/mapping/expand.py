@@ -8,9 +8,10 @@ from holdfast.core import limits
 from holdfast.core.errors import InvalidArgument
 from holdfast.mapping.expansion import Expansion, Step
 from holdfast.mapping.join import Row, joined
-from holdfast.mapping.names import Names, moved, nearest
+from holdfast.mapping.later import Later, bound_key, filled
+from holdfast.mapping.names import Names, nearest
 from holdfast.mapping.shapes import Shapes, stack_dim
-from holdfast.mapping.values import STAR, Hole, Key, Spec, Statement
+from holdfast.mapping.values import STAR, Key, Spec, Statement
 
 
 class Work:
@@ -26,7 +27,7 @@ class Work:
 
 
 def expand(
-    statements: Iterable[Statement], sources: Mapping[str, Spec | None], targets: Iterable[str] | None, work: Work
+    statements: Sequence[Statement], sources: Mapping[str, Spec | None], targets: Iterable[str] | None, work: Work
 ) -> Iterator[Expansion]:
     """Each statement with its steps, in order. `targets` None: they are not known."""
     known = None if targets is None else Names(targets)
@@ -40,8 +41,9 @@ class _Expander:
         self._shapes = shapes
         self._work = work
 
-    def run(self, statements: Iterable[Statement]) -> Iterator[Expansion]:
-        for statement in statements:
+    def run(self, statements: Sequence[Statement]) -> Iterator[Expansion]:
+        for number, statement in enumerate(statements):
+            self._later = Later(statements, number + 1, self._targets, self._work.spend)
             if not statement.lefts:
                 steps = self._additions(statement)
             elif not statement.rights:
@@ -60,10 +62,10 @@ class _Expander:
         for key in _keys(statement.rights):
             if self._targets is None and key.holes:
                 continue  # where the targets are what is made, there are no others to keep
-            found = [_literal(key)] if self._targets is None else [name for name, _ in self._targets.match(key)]
+            found = [filled(key, "0")] if self._targets is None else [name for name, _ in self._targets.match(key)]
             if not found and not statement.options.optional:
                 raise statement.refusal(
-                    f"there is no target {key.pattern}{nearest(_literal(key), self._targets or ())}"
+                    f"there is no target {key.pattern}{nearest(filled(key, '0'), self._targets or ())}"
                 )
             self._work.spend(len(found), statement)
             for name in found:
@@ -77,7 +79,7 @@ class _Expander:
             found = [name for name, _ in self._names.match(key)]
             self._work.spend(len(found) + 1, statement)
             if not found and not statement.options.optional:
-                raise statement.refusal(f"there is no {key.pattern} to remove{nearest(_literal(key), self._names)}")
+                raise statement.refusal(f"there is no {key.pattern} to remove{nearest(filled(key, '0'), self._names)}")
             names.update(dict.fromkeys(found))
         for name in names:
             self._names.discard(name)
@@ -101,60 +103,46 @@ class _Expander:
         return Step(row.names, tuple(rights), row.turned, tuple(turned))
 
     def _right_names(self, statement: Statement, key: Key, row: Row) -> list[str]:
-        ids = row.ids
-        pieces: list[str | Hole] = []
-        for piece in key.pieces:
-            if isinstance(piece, Hole) and piece.name in ids:
-                digits = moved(ids[piece.name], piece.offset)
-                if digits is None:
-                    raise statement.refusal(
-                        f"${piece.name} is {ids[piece.name]}: {piece.offset:+} from it is no number"
-                    )
-                pieces.append(digits)
-            else:
-                pieces.append(piece)
-        left_open = Key(tuple(pieces))
+        left_open = bound_key(key, row.ids)
+        if left_open is None:
+            known = ", ".join(f"${name} is {value}" for name, value in row.ids.items())
+            raise statement.refusal(f"{known}: that gives no number for {key.pattern}")
         if not left_open.holes:
-            return [_literal(left_open)]
+            return [filled(left_open, "")]
         if len({hole.name for hole in left_open.holes}) > 1:
             raise statement.refusal(f"of {left_open.pattern}, one hole at most can stand on the right only")
-        if statement.unstacks and self._targets is not None and any(self._targets.match(left_open)):
-            return self._target_names(statement, left_open)
-        count = self._slices(statement, row) or statement.options.parts
+        count = self._slices(statement, left_open, row) or statement.options.parts
         if count is not None:
             self._work.spend(count, statement)
-            return [_filled(left_open, number) for number in range(count)]
+            return [filled(left_open, str(number)) for number in range(count)]
         return self._target_names(statement, left_open)
 
-    def _slices(self, statement: Statement, row: Row) -> int | None:
-        """How many slices there are to name where a tensor of known shape is unstacked to one open key."""
+    def _slices(self, statement: Statement, key: Key, row: Row) -> int | None:
+        """How many slices a tensor is unstacked to, if its shape tells and no target or later statement does."""
         if not statement.unstacks or len(statement.rights) > 1:
             return None
         shape = self._shapes.whole(statement, Step(row.names, (), row.turned))
         dim = None if shape is None else stack_dim(statement, len(shape))
-        return None if shape is None or dim is None else shape[dim]
+        if shape is None or dim is None or (self._targets is not None and self._later.numbers(key)):
+            return None
+        return shape[dim]
 
     def _target_names(self, statement: Statement, key: Key) -> list[str]:
         if self._targets is None:
             raise statement.refusal(
                 f"how many keys {key.pattern} stands for is known only where the targets are: add parts="
             )
-        found = sorted((int(next(iter(values.values()))), name) for name, values in self._targets.match(key))
-        if not found:
-            raise statement.refusal(f"no target matches {key.pattern}{nearest(_literal(key), self._targets)}")
-        return [name for _, name in found]
+        numbers = self._later.numbers(key)
+        if not numbers:
+            raise statement.refusal(
+                f"no target matches {key.pattern}{nearest(filled(key, '0'), self._targets)}; if it is a temporary, "
+                "add parts="
+            )
+        return [filled(key, number) for number in numbers]
 
 
 def _keys(keys: Iterable[Key]) -> list[Key]:
     return [single for key in keys for single in key.with_array()]
-
-
-def _literal(key: Key) -> str:
-    return "".join("0" if isinstance(piece, Hole) else piece for piece in key.pieces)
-
-
-def _filled(key: Key, number: int) -> str:
-    return "".join(str(max(number + piece.offset, 0)) if isinstance(piece, Hole) else piece for piece in key.pieces)
 
 
 def _check_parts(statement: Statement, count: int) -> None:

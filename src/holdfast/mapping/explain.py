@@ -11,7 +11,7 @@ from holdfast.layout.box import Box
 from holdfast.mapping.compile import Compiled, TargetTP, compile_program
 from holdfast.mapping.expand import Work, expand
 from holdfast.mapping.values import UNKNOWN, Sized, Spec, Statement
-from holdfast.plan.recipe import Recipe, Term
+from holdfast.plan.recipe import NEW, Recipe, Term
 
 Keys = Mapping[str, Any] | Iterable[Any]
 
@@ -96,7 +96,8 @@ def _box(box: Box) -> str:
 
 
 def _changes(term: Term[str]) -> str:
-    turned = "" if term.order == tuple(range(len(term.order))) else f", dims {list(term.order)}"
+    dims = ", ".join("new" if dim == NEW else str(dim) for dim in term.order)
+    turned = "" if term.order == tuple(range(len(term.part.sizes))) else f", dims [{dims}]"
     return turned + "".join(f", cast to {dtype.name}" for dtype in term.casts)
 
 

@@ -67,7 +67,7 @@ def _inverse_options(statement: Statement) -> Options:
     sizes = options.sizes
     if joins and sizes is None:
         sizes = "targets"  # never equal parts by default
-    elif sizes == "targets":
+    elif sizes == "targets" or (sizes == "equal" and not joins):
         sizes = None
     changed = replace(
         options,

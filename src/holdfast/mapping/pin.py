@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import Literal
 
 from holdfast.core.errors import InvalidArgument
 from holdfast.mapping.compile import compile_program
@@ -48,12 +49,13 @@ def _pinned(statement: Statement, steps: Sequence[tuple[Step, Sizes]]) -> Iterat
     stars = any(key.has_star for key in statement.lefts)
     if all(sizes == first for _, sizes in steps) and (not stars or _counts_from_zero(statement, steps)):
         parts = len(first) if stars else statement.options.parts
-        yield replace(statement, options=replace(statement.options, sizes=first, parts=parts))
+        sizes: Sizes | Literal["equal"] = "equal" if len(set(first)) == 1 else first
+        yield replace(statement, options=replace(statement.options, sizes=sizes, parts=parts))
         return
-    for step, sizes in steps:
+    for step, found in steps:
         lefts = (Key((name,), None, turned) for name, turned in zip(step.lefts, step.left_turned, strict=True))
         rights = (Key((name,), None, turned) for name, turned in zip(step.rights, step.right_turned, strict=True))
-        options = replace(statement.options, sizes=sizes, parts=None, optional=False)
+        options = replace(statement.options, sizes=found if len(found) > 1 else None, parts=None, optional=False)
         yield replace(statement, lefts=tuple(lefts), rights=tuple(rights), options=options, text="")
 
 

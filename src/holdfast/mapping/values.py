@@ -107,10 +107,10 @@ def _written(piece: str | Hole, following: str | Hole | None) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What is written after the keys. `sizes` are numbers, or "targets": those that the targets have."""
+    """What is written after the keys. `sizes` are numbers, "equal", or "targets": those that the targets have."""
 
     axis: int | None = None
-    sizes: tuple[int, ...] | Literal["targets"] | None = None
+    sizes: tuple[int, ...] | Literal["equal", "targets"] | None = None
     parts: int | None = None
     permute: Permutation | None = None
     dtype: DType | None = None

@@ -82,11 +82,11 @@ class Recipe(Generic[S]):
     def permuted(self, order: Sequence[int]) -> Recipe[S]:
         """The same with its dims taken in another order, as numpy's transpose takes them."""
         order = tuple(order)
-        terms = (
-            replace(term, box=_permuted(term.box, order), order=tuple(term.order[dim] for dim in order))
+        terms = [
+            Term(_permuted(term.box, order), term.source, term.part, _taken(term.order, order), term.casts)
             for term in self.terms
-        )
-        return Recipe(tuple(self.shape[dim] for dim in order), self.dtype, tuple(terms))
+        ]
+        return Recipe(_taken(self.shape, order), self.dtype, tuple(terms))
 
     def transposed(self) -> Recipe[S]:
         """The same with all its dims reversed."""
@@ -153,8 +153,10 @@ class Recipe(Generic[S]):
         at = 0
         for part in parts:
             for term in part.terms:
-                offsets = tuple(o + at if d == dim else o for d, o in enumerate(term.box.offsets))
-                terms.append(replace(term, box=Box(offsets, term.box.sizes)))
+                offsets = list(term.box.offsets)
+                offsets[dim] += at
+                box = Box(tuple(offsets), term.box.sizes)
+                terms.append(Term(box, term.source, term.part, term.order, term.casts))
             at += part.shape[dim]
         shape = tuple(at if d == dim else size for d, size in enumerate(parts[0].shape))
         return Recipe(shape, parts[0].dtype, tuple(_joined(terms, dim)))
@@ -168,6 +170,10 @@ class Recipe(Generic[S]):
                 casts = (*inner.casts, *term.casts)
                 terms.append(Term(term.placed(inner.box), inner.source, inner.part, order, casts))
         return Recipe(self.shape, self.dtype, tuple(terms))
+
+    def is_whole(self, shape: tuple[int, ...]) -> bool:
+        """Whether it is one source of `shape` as it is."""
+        return len(self.terms) == 1 and self.terms[0].is_plain and self.terms[0].part == Box.full(shape)
 
     def sources(self) -> list[S]:
         """What it is made of, each once, in the order of the terms."""
@@ -189,7 +195,11 @@ def _shifted(term: Term[S], dim: int, begin: int, size: int, origin: int) -> Ter
 
 
 def _permuted(box: Box, order: tuple[int, ...]) -> Box:
-    return Box(tuple(box.offsets[dim] for dim in order), tuple(box.sizes[dim] for dim in order))
+    return Box(_taken(box.offsets, order), _taken(box.sizes, order))
+
+
+def _taken(values: tuple[int, ...], order: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple([values[dim] for dim in order])
 
 
 def _raised(box: Box, dim: int) -> Box:

@@ -16,7 +16,6 @@ from safetensors.torch import load_file
 
 from holdfast.format.dtypes import dtype_named
 from holdfast.layout.box import Box
-from holdfast.mapping.families import named
 from holdfast.mapping.language import Mapping
 from holdfast.mapping.values import Sized
 from holdfast.plan.recipe import Recipe, is_filled
@@ -99,18 +98,19 @@ def stored(case: str) -> Stored:
 
 
 def mapping_of(name: str, config: Dict[str, Any] | None, keys: Any = None) -> Mapping:
-    found = named(name, config, keys)
-    mapping = Mapping.parse(found.text)
-    return mapping.reverse() if found.reversed else mapping
+    mapping = Mapping.parse(name, config, keys)
+    assert Mapping.parse(str(mapping)) == mapping
+    return mapping
 
 
 def mapped(mapping: Mapping, tensors: State, **options: Any) -> State:
     """What a mapping makes of tensors, without knowing what is wanted."""
-    sources = {
-        key: Sized(tuple(t.shape), dtype_named(str(t.dtype).removeprefix("torch."))) for key, t in tensors.items()
-    }
-    compiled = mapping.compile(sources, None, **options)
+    compiled = mapping.compile({key: sized(tensor) for key, tensor in tensors.items()}, None, **options)
     return {key: made(recipe, tensors) for key, recipe in compiled.recipes.items()}
+
+
+def sized(tensor: torch.Tensor) -> Sized:
+    return Sized(tuple(tensor.shape), dtype_named(str(tensor.dtype).removeprefix("torch.")))
 
 
 def made(recipe: Recipe[str], tensors: State) -> torch.Tensor:

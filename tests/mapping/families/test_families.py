@@ -3,11 +3,12 @@
 import pytest
 import torch
 
-from holdfast.core.errors import InvalidArgument
+from holdfast.core.errors import InvalidArgument, Mismatch
+from holdfast.mapping import Mapping
 from holdfast.mapping.families import FAMILIES, find, named, names
 
 from . import references
-from .models import CASES, assert_same, mapped, mapping_of, stored
+from .models import CASES, assert_same, mapped, mapping_of, sized, stored
 
 ROUND_TRIPS = [
     (case, variant)
@@ -212,3 +213,30 @@ def test_every_name_is_found_with_and_without_its_family() -> None:
 def test_what_cannot_be_found_or_filled_in_is_said(name: str, config: dict[str, object] | None, words: str) -> None:
     with pytest.raises(InvalidArgument, match=words):
         named(name, config)
+
+
+def test_a_word_that_is_no_name_is_told_the_nearest_names() -> None:
+    with pytest.raises(InvalidArgument, match=r"did you mean .*llama-fused"):
+        Mapping.parse("llama-fusd")
+
+
+def test_errors_name_the_mapping_and_the_statement() -> None:
+    model = stored("llama")
+    partial = {key: value for key, value in model.tensors.items() if "layers.1.self_attn.k_proj" not in key}
+    with pytest.raises(
+        Mismatch, match=r"llama-fused, line 1, .*'model.layers.1.self_attn.q_proj.weight' is there, but not"
+    ):
+        mapped(mapping_of("llama-fused", model.config), partial)
+
+
+def test_a_head_count_that_does_not_fit_is_refused() -> None:
+    model = stored("qwen3")
+    with pytest.raises(Mismatch, match="heads of different sizes"):
+        mapped(mapping_of("megatron", {**model.config, "num_key_value_heads": 1}), model.tensors)
+
+
+def test_names_can_be_explained() -> None:
+    model = stored("qwen3-moe")
+    told = mapping_of("stacked", model.config).explain({key: sized(value) for key, value in model.tensors.items()})
+    line = "[1:2, 0:12, 0:16] <- model.layers.0.mlp.experts.1.gate_proj.weight [0:12, 0:16], dims [new, 0, 1]"
+    assert line in told

@@ -21,7 +21,7 @@ from holdfast.mapping.families.qwen2 import QWEN2
 from holdfast.mapping.families.qwen3 import QWEN3
 from holdfast.mapping.families.qwen3_moe import QWEN3_MOE
 
-__all__ = ["FAMILIES", "Family", "Program", "find", "named", "names"]
+__all__ = ["FAMILIES", "Family", "Program", "find", "is_name", "named", "names", "nearest"]
 
 FAMILIES = (LLAMA, QWEN2, QWEN3, QWEN3_MOE, MIXTRAL, DEEPSEEK_V3, GPT2)
 _BACK = "from-"
@@ -39,6 +39,12 @@ class Program:
 def names() -> tuple[str, ...]:
     """The names of all built-in mappings; `from-` before the variant reverses each."""
     return tuple(f"{family.name}-{variant}" for family in FAMILIES for variant in family.programs)
+
+
+def is_name(name: str) -> bool:
+    """Whether a built-in mapping is called that, with its family or without."""
+    family, variant = _split(name.replace("_", "-"))
+    return any(variant in each.programs for each in ((family,) if family else FAMILIES))
 
 
 def find(config: Mapping[str, Any]) -> Family:
@@ -64,8 +70,8 @@ def named(name: str, config: Mapping[str, Any] | None = None, keys: Iterable[str
     word = name.replace("_", "-")
     family, variant = _split(word)
     if family is None:
-        if not any(variant in each.programs for each in FAMILIES):
-            raise InvalidArgument(f"no built-in mapping is called {name!r}; {_nearest(word)}")
+        if not is_name(name):
+            raise InvalidArgument(f"no built-in mapping is called {name!r}; {nearest(name)}")
         if config is None:
             raise InvalidArgument(
                 f"the mapping {name!r} needs a config.json to find the family; "
@@ -87,7 +93,8 @@ def _is_back(family: Family, word: str) -> bool:
     return word.removeprefix(f"{family.name}-").startswith(_BACK)
 
 
-def _nearest(word: str) -> str:
+def nearest(word: str) -> str:
+    """The built-in names that a word may be a misspelling of, as a hint."""
     every = [*names(), *sorted({variant for family in FAMILIES for variant in family.programs})]
     near = difflib.get_close_matches(word, every, n=5, cutoff=0.5)
     return f"did you mean {', '.join(near)}?" if near else f"there are {', '.join(names())}"
