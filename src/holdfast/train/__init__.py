@@ -1,1 +1,1 @@
-"""A readable hybrid-parallel trainer on PyTorch's own parallelism, whose runs resume exactly on any layout."""
+"""A readable trainer on PyTorch's own parallelism, whose runs resume on any other layout."""
