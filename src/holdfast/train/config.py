@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from holdfast.core.errors import InvalidArgument, NotFound
+from holdfast.train.batch import Batches, derive_batches
 from holdfast.train.checkpoints import CheckpointConfig
 from holdfast.train.datasets import DataConfig
 from holdfast.train.layout import Layout
@@ -88,3 +89,26 @@ def read_config(path: str | Path, sets: Iterable[str] = ()) -> RunConfig:
     except (OSError, UnicodeDecodeError) as error:
         raise NotFound(f"{path}: no config can be read there: {error}") from None
     return parse_config(text, sets, str(path))
+
+
+def plan_batches(config: RunConfig) -> Batches:
+    """The batch sizes of a run on its layout. Where little is said: one sequence per forward pass.
+
+    A pipeline needs a micro batch for each of its stages; raises InvalidArgument before anything starts.
+    """
+    train, layout = config.train, config.layout
+    micro_batch, accumulation = train.micro_batch, train.accumulation
+    if micro_batch is None and (train.global_batch is None or accumulation is None):
+        micro_batch = 1
+    if accumulation is None and train.global_batch is None:
+        accumulation = layout.stages
+    batches = derive_batches(
+        global_batch=train.global_batch, micro_batch=micro_batch, accumulation=accumulation, data_parallel=layout.dp
+    )
+    if layout.pp > 1 and batches.accumulation < layout.stages:
+        least = layout.stages * layout.dp * batches.micro_batch
+        raise InvalidArgument(
+            f"a pipeline of {layout.stages} stages needs {layout.stages} micro batches at least, and there are "
+            f"{batches.accumulation}: take train.global_batch={least} or more, or a smaller train.micro_batch"
+        )
+    return batches

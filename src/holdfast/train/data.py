@@ -44,18 +44,18 @@ class Position:
 
     def __init__(self, length: int, seed: int, dataset: str) -> None:
         self.consumed_samples = 0
+        self._length, self._seed = length, seed
         self._order = {"length": length, "seed": seed, "dataset": dataset}
 
     @property
     def epoch(self) -> int:
         """Whole passes over the dataset so far."""
-        return self.consumed_samples // int(self._order["length"])
+        return self.consumed_samples // self._length
 
     def shares(self, batches: Batches, data_rank: int) -> list[NDArray[np.int64]]:
         """This data-parallel rank's samples of the next global batch, one array per micro batch."""
         first = self.consumed_samples + data_rank * batches.rank_batch
-        length, seed = int(self._order["length"]), int(self._order["seed"])
-        mine = sample_indices(length, seed, first, batches.rank_batch)
+        mine = sample_indices(self._length, self._seed, first, batches.rank_batch)
         return [mine[begin : begin + batches.micro_batch] for begin in range(0, len(mine), batches.micro_batch)]
 
     def advance(self, batches: Batches) -> None:

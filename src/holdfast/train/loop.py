@@ -14,9 +14,9 @@ import torch.distributed as dist
 
 from holdfast.core.events import Event, log_event
 from holdfast.ema import EMA
-from holdfast.train.batch import Batches, derive_batches
+from holdfast.train.batch import Batches
 from holdfast.train.checkpoints import open_checkpointer
-from holdfast.train.config import FILE, RunConfig
+from holdfast.train.config import FILE, RunConfig, plan_batches
 from holdfast.train.data import Position
 from holdfast.train.datasets import open_datasets
 from holdfast.train.feed import Feed
@@ -190,23 +190,6 @@ class Trainer:
         self.metrics.close()
         if self.is_first:
             plot_metrics(self.folder / METRICS, self.folder / PICTURE, f"loss: {self.config.layout}")
-
-
-def plan_batches(config: RunConfig) -> Batches:
-    """The batch sizes of a run on its layout; one sequence per forward pass where nothing is said of it."""
-    train = config.train
-    micro_batch = train.micro_batch
-    if micro_batch is None and (train.global_batch is None or train.accumulation is None):
-        micro_batch = 1
-    accumulation = train.accumulation
-    if accumulation is None and train.global_batch is None:
-        accumulation = config.layout.stages
-    return derive_batches(
-        global_batch=train.global_batch,
-        micro_batch=micro_batch,
-        accumulation=accumulation,
-        data_parallel=config.layout.dp,
-    )
 
 
 def evaluation_shares(samples: int, batches: Batches, data_rank: int) -> Iterator[list[Any]]:
