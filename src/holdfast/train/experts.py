@@ -60,7 +60,7 @@ class Experts(nn.Module):
             gate, up = torch._grouped_mm(rows, gate_up.transpose(1, 2), offs=ends).chunk(2, dim=-1)
             return torch._grouped_mm(functional.silu(gate) * up, down.transpose(1, 2), offs=ends)
         done = []
-        for part, into, out in zip(rows.split(counts), gate_up.unbind(), down.unbind(), strict=True):
+        for part, into, out in zip(torch.split(rows, counts), gate_up.unbind(), down.unbind(), strict=True):
             gate, up = functional.linear(part, into).chunk(2, dim=-1)
             done.append(functional.linear(functional.silu(gate) * up, out))
         return torch.cat(done)

@@ -29,10 +29,13 @@ class Summing:
 def finish_gradients(parameters: Mapping[str, nn.Parameter], summing: Summing) -> None:
     """Make every gradient the whole one of the global batch, laid out as its parameter is. Collective."""
     for parameter in parameters.values():
-        if parameter.grad is None:
+        gradient = parameter.grad
+        if gradient is None:
             parameter.grad = torch.zeros_like(parameter)
-        elif isinstance(parameter, DTensor) and parameter.grad.placements != parameter.placements:
-            parameter.grad = parameter.grad.redistribute(placements=parameter.placements)
+        elif isinstance(parameter, DTensor) and isinstance(gradient, DTensor):
+            # Of a parameter that ranks use on slices of the sequence, each has a share of the sum.
+            if gradient.placements != parameter.placements:
+                parameter.grad = gradient.redistribute(placements=parameter.placements)
     for group, keys in summing.over:
         _sum_over(group, [local_gradient(parameters[key]) for key in sorted(keys)])
     if summing.ties is not None:
@@ -61,5 +64,5 @@ def _sum_over(group: dist.ProcessGroup, gradients: Iterable[torch.Tensor]) -> No
 def _sum_bucket(group: dist.ProcessGroup, bucket: list[torch.Tensor]) -> None:
     flat = torch.cat([part.reshape(-1) for part in bucket])
     dist.all_reduce(flat, group=group)
-    for part, summed in zip(bucket, flat.split([part.numel() for part in bucket]), strict=True):
+    for part, summed in zip(bucket, torch.split(flat, [part.numel() for part in bucket]), strict=True):
         part.copy_(summed.view_as(part))

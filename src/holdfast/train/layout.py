@@ -148,7 +148,7 @@ def _candidates(wanted: Layout, world: int) -> Iterator[Layout]:
             for zero1, stages in {(False, 1), (wanted.zero1, 1), (False, wanted.stages_per_rank)}:
                 schedule = "interleaved" if stages > 1 else "1f1b"
                 sizes = {"dp_replicate": dp_replicate, "dp_shard": dp_shard, "tp": tp, "pp": pp, "ep": ep}
-                yield replace(wanted, **sizes, zero1=zero1, stages_per_rank=stages, schedule=schedule)  # type: ignore[arg-type]
+                yield replace(wanted, **sizes, zero1=zero1, stages_per_rank=stages, schedule=schedule)
 
 
 def _distance(wanted: Layout, layout: Layout) -> float:

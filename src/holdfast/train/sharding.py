@@ -47,7 +47,9 @@ def shard_stage(stage: Decoder, meshes: Meshes, compute_dtype: torch.dtype) -> N
     fully_shard(stage, mesh=mesh, ignored_params=apart, **options)
     for module in stage.modules():
         if isinstance(module, FSDPModule):
-            module.set_gradient_divide_factor(1.0)  # losses are divided by the tokens of the whole batch already
+            # Losses are divided by the tokens of the whole batch already.
+            module.set_force_sum_reduction_for_comms(True)
+            module.set_gradient_divide_factor(1.0)
 
 
 def _shard_experts(experts: Experts, mesh: DeviceMesh, replicated: bool, options: dict[str, Any]) -> None:
