@@ -24,7 +24,7 @@ from holdfast.format.dtypes import DType, dtype_named
 from holdfast.layout.box import Box
 from holdfast.layout.placement import Part
 from holdfast.layout.spread import Boxes, How, OnMesh, Whole
-from holdfast.mapping.choose import programs
+from holdfast.mapping.choose import Around, programs
 from holdfast.mapping.contents import Mapped, Same, map_contents, mapped_entry
 from holdfast.plan.contents import Contents, Group
 from holdfast.plan.files import Place, TensorSpec
@@ -104,9 +104,14 @@ def work_out(ranks: Ranks, collected: Collected, given: Any, state: Mapping[str,
     def work() -> None:
         contents = _contents_of(everyone)
         configs = {name: config for answer in everyone for name, config in answer["configs"].items() if config}
-        modules = [name for name, group in contents.groups.items() if group.kind in ("module", "tensors")]
+        named = {name: group for name, group in contents.groups.items() if "/" not in name}
+        modules = [name for name, group in named.items() if group.kind in ("module", "tensors")]
         mapped = []
-        for module, program in programs(given, modules, configs.get).items():
+
+        def around(module: str) -> Around:
+            return Around(configs.get(module), contents.groups[module].tensors)
+
+        for module, program in programs(given, modules, around).items():
             mapped.append((module, map_contents(contents, module, program)))
             contents = mapped[-1][1].contents
         made.append(_stored_keys(contents, mapped))
@@ -210,7 +215,13 @@ def map_stored(
                 wanted.setdefault(group, {})[key] = (spec, degree)
     kept: frozenset[str] = frozenset()
     same: tuple[Same, ...] = ()
-    for module, program in programs(given, list(wanted), config, reverse=reverse).items():
+
+    def around(module: str) -> Around:
+        stored = contents.groups[module].tensors if module in contents.groups else None
+        live = wanted[module]
+        return Around(config(module), *((live, stored) if reverse else (stored, live)))
+
+    for module, program in programs(given, list(wanted), around, reverse=reverse).items():
         targets = wanted[module]
         specs = {key: spec for key, (spec, _) in targets.items()}
         degrees = {key: degree for key, (_, degree) in targets.items()}

@@ -21,7 +21,7 @@ from holdfast.mapping.families.qwen2 import QWEN2
 from holdfast.mapping.families.qwen3 import QWEN3
 from holdfast.mapping.families.qwen3_moe import QWEN3_MOE
 
-__all__ = ["FAMILIES", "Family", "Program", "find", "is_name", "named", "names", "nearest"]
+__all__ = ["FAMILIES", "Family", "Program", "find", "is_back", "is_name", "named", "names", "nearest"]
 
 FAMILIES = (LLAMA, QWEN2, QWEN3, QWEN3_MOE, MIXTRAL, DEEPSEEK_V3, GPT2)
 _BACK = "from-"
@@ -78,7 +78,7 @@ def named(name: str, config: Mapping[str, Any] | None = None, keys: Iterable[str
                 f"name it: {', '.join(f'{each.name}-{word}' for each in FAMILIES if variant in each.programs)}"
             )
         family = find(config)
-    return Program(name, family.program(variant, config, keys), reversed=_is_back(family, word))
+    return Program(name, family.program(variant, config, keys), reversed=is_back(name))
 
 
 def _split(word: str) -> tuple[Family | None, str]:
@@ -89,8 +89,11 @@ def _split(word: str) -> tuple[Family | None, str]:
     return None, word.removeprefix(_BACK)
 
 
-def _is_back(family: Family, word: str) -> bool:
-    return word.removeprefix(f"{family.name}-").startswith(_BACK)
+def is_back(name: str) -> bool:
+    """Whether the mapping of that name leads to the hub's naming, not from it."""
+    word = name.replace("_", "-")
+    family, _ = _split(word)
+    return (word if family is None else word.removeprefix(f"{family.name}-")).startswith(_BACK)
 
 
 def nearest(word: str) -> str:
