@@ -70,9 +70,10 @@ def _check(config: RunConfig, nproc: int | None) -> None:
 
     config.layout.check(nproc or config.layout.world, config.model)
     batches = plan_batches(config)
+    click.echo(f"{config.model.family} on {config.layout}: {config.layout.world} ranks")
     click.echo(
-        f"{config.model.family} on {config.layout}, {config.layout.world} ranks; global batch {batches.global_batch} = "
-        f"micro batch {batches.micro_batch} x accumulation {batches.accumulation} x data parallel {batches.data_parallel}"
+        f"global batch {batches.global_batch} = micro batch {batches.micro_batch} x accumulation "
+        f"{batches.accumulation} x data parallel {batches.data_parallel}"
     )
 
 

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from holdfast.checkpointer import Checkpointer
 from holdfast.core.events import Event, log_event
 from holdfast.ema import EMA
 from holdfast.train.batch import Batches
@@ -90,29 +91,43 @@ class Trainer:
         return state if self.ema is None else {**state, "ema": self.ema}
 
     def run(self, watch: Watcher | None = None) -> Outcome:
-        """Train to the last step, from the newest good checkpoint if there is one."""
+        """Train to the last step, from the newest good checkpoint if there is one.
+
+        A save that fails on the way is told of and does not stop training; the last one raises.
+        """
         if self.is_first:
             self.folder.mkdir(parents=True, exist_ok=True)
             (self.folder / FILE).write_text(self.config.to_toml(), encoding="utf-8")
-        state = self.state()
-        with self._checkpointer() as checkpointer:
-            start = checkpointer.restore(state) or 0
-            self._tell_start(start)
-            step = start
-            for step in range(start + 1, self.config.train.steps + 1):
-                progress = self.step(step)
-                self._evaluate_if_due(step)
-                numbers = {"loss": progress.loss}
-                handle = checkpointer.save_if_due(step, state, metrics=numbers)
-                if handle is None and self.config.checkpoint.at_end and step == self.config.train.steps:
-                    handle = checkpointer.save(step, state, metrics=numbers)
-                if handle is not None:
-                    self.metrics.event("save", step, stall_ms=round(handle.stall_ms, 3))
-                if watch is not None:
-                    watch(progress)
-                if checkpointer.preempted:
-                    break
-        self._finish()
+        try:
+            with self._checkpointer() as checkpointer:
+                outcome = self._train(checkpointer, watch)
+        finally:
+            self.metrics.close()
+        if self.is_first:
+            plot_metrics(self.folder / METRICS, self.folder / PICTURE, f"loss: {self.config.layout}")
+        return outcome
+
+    def _train(self, checkpointer: Checkpointer, watch: Watcher | None) -> Outcome:
+        steps, state = self.config.train.steps, self.state()
+        start = checkpointer.restore(state) or 0
+        self._tell_start(start)
+        step = start
+        handle = None
+        for step in range(start + 1, steps + 1):
+            progress = self.step(step)
+            self._evaluate_if_due(step)
+            numbers = {"loss": progress.loss}
+            handle = checkpointer.save_if_due(step, state, metrics=numbers)
+            if handle is None and self.config.checkpoint.at_end and step == steps:
+                handle = checkpointer.save(step, state, metrics=numbers)
+            if handle is not None:
+                self.metrics.event("save", step, stall_ms=round(handle.stall_ms, 3))
+            if watch is not None:
+                watch(progress)
+            if checkpointer.preempted:
+                break
+        if handle is not None:
+            handle.result()
         return Outcome(step, start, checkpointer.preempted)
 
     def step(self, step: int) -> Progress:
@@ -161,7 +176,7 @@ class Trainer:
         extra = {} if averaged is None else {"ema_loss": averaged.loss}
         self.metrics.event("evaluated", step, loss=live.loss, tokens=live.tokens, **extra)
 
-    def _checkpointer(self) -> Any:
+    def _checkpointer(self) -> Checkpointer:
         ties = TIES if self.config.model.tie_word_embeddings else {}
         return open_checkpointer(
             self.config.checkpoint,
@@ -185,11 +200,6 @@ class Trainer:
             self.metrics.event("began", 0, layout=layout)
         if self.streams.derived:
             self.metrics.event("random streams derived anew", start, detail=self.streams.derived)
-
-    def _finish(self) -> None:
-        self.metrics.close()
-        if self.is_first:
-            plot_metrics(self.folder / METRICS, self.folder / PICTURE, f"loss: {self.config.layout}")
 
 
 def evaluation_shares(samples: int, batches: Batches, data_rank: int) -> Iterator[list[Any]]:

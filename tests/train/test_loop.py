@@ -1,0 +1,121 @@
+"""The loop on one rank: what it leaves behind, where it goes on, and what evaluation counts."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import holdfast
+from dist.resume_cases import config
+from holdfast.train.config import read_config
+from holdfast.train.datasets import open_datasets
+from holdfast.train.loop import Progress, Trainer, evaluation_shares
+from holdfast.train.loss import MicroBatch
+from holdfast.train.metrics import read_metrics
+
+
+def test_what_a_run_leaves_behind(tmp_path: Path):
+    settings = config(tmp_path, {}, train__steps=4, checkpoint__every_steps=3, train__evaluate_every=2, ema__decay=0.5)
+    seen: list[Progress] = []
+    outcome = Trainer(settings).run(seen.append)
+    assert (outcome.step, outcome.resumed_from, outcome.preempted) == (4, 0, False)
+    assert [progress.step for progress in seen] == [1, 2, 3, 4]
+    assert read_config(tmp_path / "config.toml") == settings
+    assert (tmp_path / "curve.png").read_bytes().startswith(b"\x89PNG")
+    steps, events = read_metrics(tmp_path / "metrics.jsonl")
+    assert [record["consumed_samples"] for record in steps] == [8, 16, 24, 32]
+    assert {"loss", "lr", "gradient_norm", "tokens_per_s"} <= steps[0].keys()
+    assert [event["step"] for event in events if event["event"] == "save"] == [3, 4]
+    assert all(event["stall_ms"] >= 0 for event in events if event["event"] == "save")
+    assert [(event["step"], event["tokens"]) for event in events if event["event"] == "evaluated"] == [(2, 24), (4, 24)]
+    saved = holdfast.open(tmp_path / "checkpoints" / "step-000000000004")
+    assert saved.verify().good
+    assert {"model", "optimizer", "ema/model"} <= set(saved.contents.groups)
+
+
+def test_a_finished_run_has_nothing_to_do_and_a_longer_one_goes_on(tmp_path: Path):
+    Trainer(config(tmp_path, {}, train__steps=3)).run()
+    again = Trainer(config(tmp_path, {}, train__steps=3))
+    assert again.run().resumed_from == 3
+    longer = Trainer(config(tmp_path, {}, train__steps=5))
+    outcome = longer.run()
+    assert (outcome.resumed_from, outcome.step) == (3, 5)
+    assert longer.position.consumed_samples == 40
+
+
+def test_other_data_is_not_taken_for_the_same(tmp_path: Path):
+    Trainer(config(tmp_path, {}, train__steps=2)).run()
+    with pytest.raises(holdfast.Mismatch, match="seed"):
+        Trainer(config(tmp_path, {}, train__steps=3, data__seed=5)).run()
+
+
+def test_a_signal_saves_and_ends_the_run(tmp_path: Path):
+    def stop(progress: Progress) -> None:
+        if progress.step == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    outcome = Trainer(config(tmp_path, {}, train__steps=50, checkpoint__every_steps=0)).run(stop)
+    assert outcome.preempted
+    assert outcome.step == 3
+    assert Trainer(config(tmp_path, {}, train__steps=4)).run().resumed_from == 3
+
+
+def test_evaluation_counts_every_sample_once(tmp_path: Path):
+    """Seven samples in rounds of eight, of four and of three: the last round is never full."""
+    found = []
+    for batch in (8, 4, 3):
+        settings = config(tmp_path, {}, train__global_batch=batch, train__micro_batch=1, data__evaluation_samples=7)
+        trainer = Trainer(settings)
+        sums = trainer.evaluate()
+        assert sums is not None
+        assert sums.tokens == 7 * 8
+        found.append(sums.loss)
+    _, dataset = open_datasets(settings.data, 32)
+    assert dataset is not None
+    rows = torch.from_numpy(dataset.read(np.arange(7)))
+    together = trainer.trainee.evaluate([MicroBatch(rows[:, :-1], rows[:, 1:])])
+    assert found == pytest.approx([together.loss] * 3, rel=1e-6)
+    assert Trainer(config(tmp_path, {}, data__evaluation_samples=0)).evaluate() is None
+
+
+def test_evaluation_changes_nothing(tmp_path: Path):
+    runs = {}
+    for every in (0, 1):
+        settings = config(tmp_path / str(every), {}, dropout=True, train__steps=4, train__evaluate_every=every)
+        runs[every] = [progress.loss for progress in _seen(Trainer(settings))]
+    assert runs[0] == runs[1]
+
+
+def _seen(trainer: Trainer) -> list[Progress]:
+    seen: list[Progress] = []
+    trainer.run(seen.append)
+    return seen
+
+
+def test_shares_of_an_evaluation_cover_it():
+    from holdfast.train.batch import derive_batches
+
+    batches = derive_batches(global_batch=12, micro_batch=2, data_parallel=3)
+    rounds = [list(evaluation_shares(31, batches, rank)) for rank in range(3)]
+    flat = [int(index) for rank in rounds for shares in rank for share in shares for index in share]
+    assert sorted(index for index in flat if index >= 0) == list(range(31))
+    assert {len(share) for rank in rounds for shares in rank for share in shares} == {2}
+    assert [len(rank) for rank in rounds] == [3, 3, 3]
+
+
+def test_learning_and_clipping(tmp_path: Path):
+    """The rate follows the schedule, not what was restored, and the norm that is told is the one before clipping."""
+    trainer = Trainer(config(tmp_path, {}, train__steps=10, optimizer__clip=1e-3))
+    progress = trainer.step(1)
+    assert progress.gradient_norm > 1e-3
+    total = torch.cat([p.grad.flatten() for p in trainer.trainee.module.parameters()]).norm()
+    assert float(total) == pytest.approx(1e-3, rel=1e-3)
+    assert progress.lr == pytest.approx(1e-2 / 3)
+    assert {group["lr"] for group in trainer.optimizer.param_groups} == {progress.lr}
+    assert json.dumps(trainer.position.state_dict())
