@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 from holdfast.core.errors import HoldfastError, InvalidArgument, Mismatch
 from holdfast.core.ranks import Ranks, together
 from holdfast.layout.box import Box
-from holdfast.persist.checkpoint import Checkpoint, no_progress
 from holdfast.mapping.contents import Mapped
+from holdfast.persist.checkpoint import Checkpoint, no_progress
 from holdfast.persist.read import MAP_BYTES, PORTION_BYTES, Loading
 from holdfast.plan.contents import Contents
 from holdfast.plan.load import Read, Want, plan_load
@@ -186,7 +186,7 @@ def _find_with(
         choice = Choice(_patterns(options.only), _patterns(options.ignore))
         if choice.only or choice.ignore:
             checkpoint.leave_out_damage(choice.takes)
-        mapped = _mapped(checkpoint, options, aims, check=ranks.rank == 0)
+        mapped = _mapped(checkpoint, options, aims, state, check=ranks.rank == 0)
         wants = Wants(checkpoint, mapped.contents, choice, cast=options.cast, kept=mapped.kept)
         targets = Targets(live, wants, mesh, ranks.rank, ranks.world)
         targets.find(state)
@@ -216,14 +216,27 @@ def _aims(ranks: Ranks, state: MutableMapping[str, Any], options: LoadOptions) -
     return together(ranks, lambda: describe_targets(sort_state(state, options.ties)))
 
 
-def _mapped(checkpoint: Checkpoint, options: LoadOptions, aims: Sequence[Mapping[str, Any]], *, check: bool) -> Mapped:
+def _mapped(
+    checkpoint: Checkpoint,
+    options: LoadOptions,
+    aims: Sequence[Mapping[str, Any]],
+    state: Mapping[str, Any],
+    *,
+    check: bool,
+) -> Mapped:
     """What the checkpoint holds, under the keys of the live state."""
-    from holdfast.adapters.mapped import map_stored
+    from holdfast.adapters.mapped import config_of, map_stored
 
     if options.mapping is None:
         return Mapped(checkpoint.contents)
-    config = checkpoint.config()
-    mapped = map_stored(checkpoint.contents, options.mapping, aims, lambda module: config, reverse=options.reverse)
+    stored = checkpoint.config()
+    mapped = map_stored(
+        checkpoint.contents,
+        options.mapping,
+        aims,
+        lambda module: stored or config_of(state.get(module)),
+        reverse=options.reverse,
+    )
     if check:
         _require_same(checkpoint, mapped)
     return mapped

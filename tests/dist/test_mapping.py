@@ -233,3 +233,28 @@ def test_what_does_not_fit_is_named(tmp_path: Path) -> None:
     report = holdfast.load(tmp_path / "separate", state, mapping=removed)
     assert not state["model"].tokens.weight.any(), "it keeps its value"
     assert not report.missing and not report.unexpected
+
+
+FFN = "gate, up -> fused, fused_ffn"
+
+
+def _interleaved(path: str, back: str) -> None:
+    """Column shards of a fused weight hold their own gate and up, by the degree of the live mesh."""
+    rank = dist.get_rank()
+    mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
+    state = {"model": {"fused": distribute_tensor(torch.zeros(5, 16), mesh, [Shard(1)])}}
+    holdfast.load(path, state, mapping=FFN)
+    gate, up = torch.arange(40.0).reshape(5, 8), -torch.arange(40.0).reshape(5, 8)
+    own = slice(rank * 4, rank * 4 + 4)
+    assert torch.equal(state["model"]["fused"].to_local(), torch.cat([gate[:, own], up[:, own]], dim=1))
+    holdfast.save(back, state, mapping="fused -> gate, up, fused_ffn")
+
+
+def test_the_degree_of_interleaved_weights_is_that_of_the_live_mesh(tmp_path: Path) -> None:
+    gate, up = torch.arange(40.0).reshape(5, 8), -torch.arange(40.0).reshape(5, 8)
+    holdfast.save(tmp_path / "separate", {"model": {"gate": gate, "up": up}})
+    run_ranks(2, _interleaved, str(tmp_path / "separate"), str(tmp_path / "back"))
+    assert digests(tmp_path / "back") == digests(tmp_path / "separate")
+    alone = {"model": {"fused": torch.zeros(5, 16)}}
+    holdfast.load(tmp_path / "separate", alone, mapping=FFN)
+    assert torch.equal(alone["model"]["fused"], torch.cat([gate, up], dim=1))

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from holdfast.mapping.expand import Step, Work
+from holdfast.mapping.expand import Work
+from holdfast.mapping.expansion import Step
 from holdfast.mapping.fused import Unfit, fuse, part_sizes, segment_count, segments_of, unfuse
 from holdfast.mapping.values import UNKNOWN, Statement
 from holdfast.plan.recipe import Recipe
@@ -29,10 +30,14 @@ def evaluate(statement: Statement, number: int, step: Step, sources: Recipes, ar
     made = [recipe.transposed() if turn else recipe for recipe, turn in zip(sources, step.left_turned, strict=True)]
     if statement.options.fused is not None:
         made = _fused(statement, step, made, around)
-    elif len(made) > 1:
+    elif statement.stacks:
+        made = [_stack(statement, step, made)]
+    elif len(made) > 1 or (len(step.rights) == 1 and isinstance(statement.options.sizes, tuple)):
         made = [_concat(statement, step, made)]
     made = [_cast(statement, _permute(statement, step, recipe)) for recipe in made]
-    if len(made) == 1 and len(step.rights) > 1:
+    if statement.unstacks:
+        made = _unstack(statement, step, made[0])
+    elif len(made) == 1 and len(step.rights) > 1:
         made = _split(statement, number, step, made[0], around)
     return [recipe.transposed() if turn else recipe for recipe, turn in zip(made, step.right_turned, strict=True)]
 
@@ -58,17 +63,18 @@ def _check_source_dtypes(statement: Statement, step: Step, sources: Recipes) -> 
             raise statement.refusal(f"{name!r} is {recipe.dtype.name}, not the {wanted.name} that src_dtype= says")
 
 
-def _check_alike(statement: Statement, step: Step, parts: Recipes, dim: int) -> None:
-    """Parts that are joined differ in one dim only."""
+def _check_alike(statement: Statement, step: Step, parts: Recipes, dim: int | None) -> None:
+    """Parts that are joined differ in one dim only, and those that are stacked in none."""
     first = parts[0]
     for part in parts[1:]:
         alike = len(part.shape) == len(first.shape) and all(
             a == b for d, (a, b) in enumerate(zip(part.shape, first.shape, strict=True)) if d != dim
         )
         if not alike:
-            raise statement.refusal(
-                f"parts that are joined along axis {dim} must be equal in all other dims: {shown(step.lefts, parts)}"
+            rule = (
+                "stacked must be equal" if dim is None else f"joined along axis {dim} must be equal in all other dims"
             )
+            raise statement.refusal(f"parts that are {rule}: {shown(step.lefts, parts)}")
         if part.dtype is not first.dtype:
             raise statement.refusal(
                 f"parts that are joined must have one dtype, not {first.dtype.name} and {part.dtype.name}: "
@@ -81,9 +87,27 @@ def _concat(statement: Statement, step: Step, parts: Recipes) -> Recipe[str]:
     _check_alike(statement, step, parts, dim)
     sizes = statement.options.sizes
     found = tuple(part.shape[dim] for part in parts)
-    if isinstance(sizes, tuple) and len(step.lefts) > 1 and sizes != found:
+    if sizes == "equal":
+        sizes = found[:1] * len(found)
+    if isinstance(sizes, tuple) and sizes != found:
         raise statement.refusal(f"sizes={list(sizes)}, but the parts have {list(found)}: {shown(step.lefts, parts)}")
     return Recipe.concat(parts, dim)
+
+
+def _stack(statement: Statement, step: Step, parts: Recipes) -> Recipe[str]:
+    dim = dim_of(statement, len(parts[0].shape) + 1)
+    _check_alike(statement, step, parts, None)
+    return Recipe.concat([part.raised(dim) for part in parts], dim)
+
+
+def _unstack(statement: Statement, step: Step, whole: Recipe[str]) -> Recipes:
+    dim = dim_of(statement, len(whole.shape))
+    if whole.shape[dim] != len(step.rights):
+        raise statement.refusal(
+            f"{step.lefts[0]!r} {list(whole.shape)} has {whole.shape[dim]} slices along axis {dim}, but there are "
+            f"{len(step.rights)} keys for them: {', '.join(map(repr, step.rights[:6]))}"
+        )
+    return [part.dropped(dim) for part in whole.split(dim, (1,) * len(step.rights))]
 
 
 def _permute(statement: Statement, step: Step, recipe: Recipe[str]) -> Recipe[str]:
@@ -122,7 +146,7 @@ def _split_sizes(
     wanted = statement.options.sizes
     if wanted == "targets":
         wanted = _sizes_of_targets(statement, number, step, size, dim, around)
-    if wanted is None:
+    if wanted is None or wanted == "equal":
         if size % count:
             raise statement.refusal(f"{what} is not {count} equal parts; give sizes=[...]")
         return (size // count,) * count

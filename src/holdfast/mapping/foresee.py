@@ -5,7 +5,8 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 
-from holdfast.mapping.expand import Expansion, Step
+from holdfast.mapping.expansion import Expansion, Step
+from holdfast.mapping.shapes import stack_dim
 from holdfast.mapping.values import Spec, Statement
 
 Shape = tuple[int, ...]
@@ -54,7 +55,7 @@ class Foresight:
     def _through(self, number: int, step: Step, far: int) -> Shape | None:
         """The shape of a step's only source, from the shapes of its results."""
         statement = self._expansions[number].statement
-        if len(step.lefts) != 1 or not step.rights or statement.options.fused == "fused_qkv_old":
+        if len(step.lefts) != 1 or not step.rights or statement.options.fused == "fused_qkv_old" or statement.stacks:
             return None
         shapes = []
         for name, turned in zip(step.rights, step.right_turned, strict=True):
@@ -67,6 +68,9 @@ class Foresight:
 
 
 def _whole(statement: Statement, shapes: Sequence[Shape]) -> Shape | None:
+    if statement.unstacks:
+        dim = stack_dim(statement, len(shapes[0]) + 1)
+        return None if dim is None else (*shapes[0][:dim], len(shapes), *shapes[0][dim:])
     if len(shapes) == 1:
         return shapes[0]
     axis = statement.options.axis if statement.options.axis is not None else 1

@@ -172,7 +172,11 @@ class _Parser:
                 known = ", ".join([*FLAGS, *(f"{known}=" for known in NAMES)])
                 raise self._refusal(token, f"{token.shown!r} is not an option; there are {known}")
             self._take()
-            yield token, str(name), self._numbers() if self._next.kind == "[" else self._expect(WORD, "a value")
+            yield (
+                token,
+                str(name),
+                self._numbers() if self._next.kind == "[" else self._expect(WORD, f"{name}= takes a value"),
+            )
         self._expect(END, "keys and options are parted by commas")
 
     def _numbers(self) -> list[int]:

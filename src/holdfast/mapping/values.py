@@ -11,7 +11,7 @@ from holdfast.core.errors import HoldfastError, Mismatch
 from holdfast.format.dtypes import DType
 
 STAR = "*"
-FLAGS = ("fused_ffn", "fused_qkv", "fused_qkv_old", "optional")
+FLAGS = ("fused_ffn", "fused_qkv", "fused_qkv_old", "stack", "optional")
 UNKNOWN = DType("unknown", "", 0, "unknown")  # for explaining shapes without dtypes
 
 _SHOWN_CHARS = 200
@@ -88,6 +88,11 @@ class Key:
             yield Key((*self.pieces, f"_{number}"), None, self.transposed, self.column)
 
 
+def is_many(keys: tuple[Key, ...]) -> bool:
+    """Whether keys can stand for several."""
+    return len(keys) > 1 or any(key.has_star or key.array is not None for key in keys)
+
+
 def _written(piece: str | Hole, following: str | Hole | None) -> str:
     if isinstance(piece, Hole):
         text = str(piece)
@@ -102,16 +107,17 @@ def _written(piece: str | Hole, following: str | Hole | None) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What is written after the keys. `sizes` are numbers, or "targets": those that the targets have."""
+    """What is written after the keys. `sizes` are numbers, "equal", or "targets": those that the targets have."""
 
     axis: int | None = None
-    sizes: tuple[int, ...] | Literal["targets"] | None = None
+    sizes: tuple[int, ...] | Literal["equal", "targets"] | None = None
     parts: int | None = None
     permute: Permutation | None = None
     dtype: DType | None = None
     src_dtype: DType | None = None
     dst_dtype: DType | None = None
     fused: str | None = None
+    stack: bool = False
     num_heads: int | None = None
     num_key_value_groups: int | None = None
     tp_degree: int | None = None
@@ -159,6 +165,23 @@ class Statement:
     def __str__(self) -> str:
         sides = (", ".join(map(str, keys)) or "_" for keys in (self.lefts, self.rights))
         return " -> ".join(sides) + str(self.options)
+
+    @property
+    def stacks(self) -> bool:
+        """Whether the left keys become slices of a new dim."""
+        return self.options.stack and is_many(self.lefts)
+
+    @property
+    def unstacks(self) -> bool:
+        """Whether the right keys are the slices of a dim, and lose it."""
+        return self.options.stack and not is_many(self.lefts)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether tensors stay as they are, whatever their names."""
+        options = self.options
+        turned = any(key.transposed for key in (*self.lefts, *self.rights))
+        return not turned and options.permute is None and options.cast is None and options.fused is None
 
     @property
     def where(self) -> str:
