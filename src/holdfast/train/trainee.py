@@ -12,6 +12,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.optim import ZeroRedundancyOptimizer
 
 from holdfast.core.errors import InvalidArgument
+from holdfast.mapping.language import Mapping
 from holdfast.train.clip import clip_gradients, gradient_norm
 from holdfast.train.gradients import Summing, finish_gradients
 from holdfast.train.layout import Layout
@@ -20,7 +21,7 @@ from holdfast.train.meshes import Meshes
 from holdfast.train.models.config import ModelConfig
 from holdfast.train.models.decoder import Decoder
 from holdfast.train.pipeline import Pipeline
-from holdfast.train.stored import save_mapping
+from holdfast.train.stored import load_mapping, save_mapping
 
 
 class Trainee:
@@ -50,9 +51,14 @@ class Trainee:
         return self.meshes.layout
 
     @property
-    def mapping(self) -> str | None:
-        """Statements from live to stored tensors, for `holdfast.save`; None where names are the same."""
+    def mapping(self) -> Mapping | None:
+        """From live to stored tensors, for `holdfast.save` and `Checkpointer`; None where names are the same."""
         return save_mapping(self.config)
+
+    @property
+    def load_mapping(self) -> Mapping | None:
+        """From stored to live tensors, for `holdfast.load`."""
+        return load_mapping(self.config)
 
     @property
     def needs_inputs(self) -> bool:
