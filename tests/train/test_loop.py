@@ -113,6 +113,7 @@ def test_learning_and_clipping(tmp_path: Path):
     """The rate follows the schedule, not what was restored, and the norm that is told is the one before clipping."""
     trainer = Trainer(config(tmp_path, {}, train__steps=10, optimizer__clip=1e-3))
     progress = trainer.step(1)
+    trainer.metrics.close()
     assert progress.gradient_norm > 1e-3
     total = torch.cat([p.grad.flatten() for p in trainer.trainee.module.parameters()]).norm()
     assert float(total) == pytest.approx(1e-3, rel=1e-3)

@@ -45,4 +45,4 @@ def test_without_a_path_nothing_is_kept():
 def test_a_path_that_cannot_be(tmp_path: Path):
     (tmp_path / "file").write_text("x")
     with pytest.raises(holdfast.StorageError, match="file"):
-        Metrics(tmp_path / "file" / "m.jsonl")
+        Metrics(tmp_path / "file" / "m.jsonl").step(1, loss=1.0)

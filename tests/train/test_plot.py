@@ -91,6 +91,7 @@ def test_a_run_shows_its_curves_and_saves(tmp_path: Path):
 
 def test_metrics_become_a_picture_and_nothing_breaks_it(tmp_path: Path):
     metrics = Metrics(tmp_path / "m.jsonl")
+    metrics.event("began", 0)
     plot_metrics(tmp_path / "m.jsonl", tmp_path / "empty.png")
     metrics.step(1, loss=float("nan"))
     plot_metrics(tmp_path / "m.jsonl", tmp_path / "nan.png")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from holdfast import keep, when
 from holdfast.core.errors import InvalidArgument
 from holdfast.core.events import Listener
+from holdfast.mapping.choose import MappingLike
 
 if TYPE_CHECKING:
     from holdfast.checkpointer import Checkpointer
@@ -53,7 +54,7 @@ def open_checkpointer(
     config: CheckpointConfig,
     folder: Path,
     *,
-    mapping: str | None,
+    mapping: MappingLike | None,
     ties: Mapping[str, str],
     mesh: Any,
     listener: Listener,

@@ -20,18 +20,9 @@ class Metrics:
     """
 
     def __init__(self, path: Path | None) -> None:
+        self._path = path
         self._lock = threading.Lock()
         self._file: TextIO | None = None
-        if path is None:
-            return
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            torn = path.exists() and path.stat().st_size > 0 and not path.read_bytes().endswith(b"\n")
-            self._file = path.open("a", encoding="utf-8")
-            if torn:
-                self._file.write("\n")
-        except OSError as error:
-            raise StorageError(f"{path}: metrics cannot be written there: {error}") from None
 
     def step(self, step: int, **values: float) -> None:
         """One optimizer step's numbers."""
@@ -43,15 +34,32 @@ class Metrics:
 
     def _write(self, record: dict[str, Any]) -> None:
         with self._lock:
-            if self._file is not None:
-                self._file.write(json.dumps(record) + "\n")
-                self._file.flush()
+            if self._path is None:
+                return
+            if self._file is None:
+                self._file = _open_at_a_line(self._path)
+            self._file.write(json.dumps(record) + "\n")
+            self._file.flush()
 
     def close(self) -> None:
+        """No more is written from here on."""
         with self._lock:
+            self._path = None
             if self._file is not None:
                 self._file.close()
                 self._file = None
+
+
+def _open_at_a_line(path: Path) -> TextIO:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        torn = path.exists() and path.stat().st_size > 0 and not path.read_bytes().endswith(b"\n")
+        file = path.open("a", encoding="utf-8")
+    except OSError as error:
+        raise StorageError(f"{path}: metrics cannot be written there: {error}") from None
+    if torn:
+        file.write("\n")
+    return file
 
 
 def read_metrics(path: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
