@@ -109,7 +109,8 @@ def test_state_goes_through_every_layout_and_stays_the_same_bytes(truth: Truth, 
             assert saved[file] == data, f"{name}: {file}"
         weights = assemble([rank[name] for rank in found])
         for key, value in truth.after[name].items():
-            assert float((weights[key] - value).norm() / value.norm()) < 1e-5, f"{name} after the next step: {key}"
+            # Adam makes steps of one size from gradients of any size, and so from their last bits.
+            assert float((weights[key] - value).norm() / value.norm()) < 1e-4, f"{name} after the next step: {key}"
     loaded = assemble([rank["pretrained"] for rank in found])
     assert sorted(loaded) == sorted(truth.weights)
     assert all(torch.equal(loaded[key], value) for key, value in truth.weights.items())
