@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from holdfast.adapters.tensors import holder_of, part_view
 from holdfast.layout.box import Box
@@ -125,11 +124,3 @@ def one_step(config: ModelConfig, layout: Layout, micro: int, **options: Any) ->
         "norm": norm,
         "clipped": trainee.gradient_norm(),
     }
-
-
-def world_of(layout: Layout) -> int:
-    return layout.world
-
-
-def is_alone() -> bool:
-    return not dist.is_initialized() or dist.get_world_size() == 1

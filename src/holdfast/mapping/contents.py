@@ -56,9 +56,12 @@ def map_contents(
     specs = {key: TensorSpec(key, recipe.dtype, recipe.shape) for key, recipe in group.tensors.items()}
     named = {alias: replace_key(specs[key], alias) for alias, key in group.aliases.items() if key in specs}
     compiled = program.compile({**named, **specs}, targets, source_tp=contents.tp_degree, target_tp=target_tp)
-    follower = _Follower(module, without_aliases(compiled, group.aliases, specs), specs)
+    kept_names = without_aliases(compiled, group.aliases, specs)
+    aliases = tied_targets(kept_names, compiled, group.aliases)
+    once = {target: recipe for target, recipe in kept_names.recipes.items() if target not in aliases}
+    follower = _Follower(module, replace(kept_names, recipes=once), specs)  # a tied weight has one state
     groups = {name: follower.group(name, members) for name, members in contents.groups.items()}
-    groups[module] = _module_group(group, follower.compiled, compiled)
+    groups[module] = _module_group(group, kept_names, aliases)
     params = follower.became()
     state = {name: mapped_entry(name, entry, module, params) for name, entry in contents.state.items()}
     kept = frozenset(f"{module}: {key}" for key in compiled.kept)
@@ -99,8 +102,7 @@ def _is_rename(recipe: Recipe[str], compiled: Compiled) -> bool:
     return len(sources) == 1 and recipe.is_whole(tuple(compiled.sources[sources[0]].shape))
 
 
-def _module_group(group: Group, compiled: Compiled, named: Compiled) -> Group:
-    aliases = tied_targets(compiled, named, group.aliases)
+def _module_group(group: Group, compiled: Compiled, aliases: dict[str, str]) -> Group:
     tensors = {key: recipe.over(group.tensors.__getitem__) for key, recipe in compiled.recipes.items()}
     for alias in aliases:
         del tensors[alias]

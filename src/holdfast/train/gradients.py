@@ -33,9 +33,8 @@ def finish_gradients(parameters: Mapping[str, nn.Parameter], summing: Summing) -
         if gradient is None:
             parameter.grad = torch.zeros_like(parameter)
         elif isinstance(parameter, DTensor) and isinstance(gradient, DTensor):
-            # Of a parameter that ranks use on slices of the sequence, each has a share of the sum.
-            if gradient.placements != parameter.placements:
-                parameter.grad = gradient.redistribute(placements=parameter.placements)
+            # Of a norm or a router, which see slices of the sequence, each rank has a share of the sum.
+            parameter.grad = gradient.redistribute(placements=parameter.placements)
     for group, keys in summing.over:
         _sum_over(group, [local_gradient(parameters[key]) for key in sorted(keys)])
     if summing.ties is not None:

@@ -135,7 +135,7 @@ class Layout:
 def nearest_layouts(wanted: Layout, world: int, model: ModelConfig) -> list[Layout]:
     """Up to three layouts that can be, those first that change least of what was wanted."""
     found = [layout for layout in _candidates(wanted, world) if not list(layout._problems(world, model))]
-    return sorted(found, key=lambda layout: (_distance(wanted, layout), str(layout)))[:_SUGGESTED]
+    return sorted(found, key=lambda layout: _preference(wanted, layout))[:_SUGGESTED]
 
 
 def _candidates(wanted: Layout, world: int) -> Iterator[Layout]:
@@ -151,7 +151,9 @@ def _candidates(wanted: Layout, world: int) -> Iterator[Layout]:
                 yield replace(wanted, **sizes, zero1=zero1, stages_per_rank=stages, schedule=schedule)
 
 
-def _distance(wanted: Layout, layout: Layout) -> float:
+def _preference(wanted: Layout, layout: Layout) -> tuple[float, ...]:
+    """How much is changed; of equal changes, sharded data parallelism asks least of a model."""
     axes = ("dp_replicate", "dp_shard", "tp", "pp", "ep", "stages_per_rank")
     moved = sum(abs(math.log2(getattr(layout, name) / getattr(wanted, name))) for name in axes)
-    return moved + (layout.zero1 != wanted.zero1)
+    distance = moved + (layout.zero1 != wanted.zero1)
+    return (round(distance, 6), layout.dp_replicate, layout.tp, layout.pp, layout.ep, layout.dp_shard)

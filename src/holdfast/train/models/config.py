@@ -119,6 +119,7 @@ class ModelConfig:
         for name, allowed in _ONLY.items():
             if config.get(name, allowed[0]) not in allowed:
                 raise Unsupported(f"config.json: {name}={config[name]!r} is not done here, only {allowed[0]!r}")
+        config = {"num_experts": config.get("num_local_experts"), **config}  # as transformers 5 calls it
         known = {name: config[name] for name in _shared_names(FAMILIES[family]) if config.get(name) is not None}
         rope = config.get("rope_parameters") or {}
         if rope.get("rope_type", "default") != "default":
