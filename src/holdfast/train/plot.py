@@ -90,9 +90,9 @@ def draw_run(
     margin = (max(losses) - min(losses)) * 0.05 or 0.1
     upper = Panel(canvas, 60, 380, steps, (min(losses) - margin, max(losses) + margin))
     upper.axes(title)
-    for step, words in marks:
+    for row, (step, words) in enumerate(marks):
         canvas.line([(upper.x(step), upper.top), (upper.x(step), upper.bottom)], _GREY, 1)
-        canvas.text(upper.x(step) + 6, upper.bottom - 20, words, _GREY)
+        canvas.text(upper.x(step) + 6, upper.top + 70 + row * 20, words, _GREY)
     _draw_curves(upper, curves)
     _draw_saves(canvas, upper, saves)
     canvas.write(path)

@@ -182,7 +182,8 @@ class Story:
         saves = [(event["step"], event["stall_ms"]) for event in events if event["event"] == "save"]
         whole = Curve("one process, uninterrupted", sorted(self._losses("whole").items()), 7.0)
         broken = Curve("4 ranks, killed and resumed", sorted(self._losses("broken").items()), 2.0)
-        marks = [(KILLED_AT, "killed; resumed on TP x PP")]
+        marks = [(event["step"], "resumed on TP x PP") for event in events if event["event"] == "resumed"]
+        marks.append((KILLED_AT, f"rank {VICTIM} killed in a save"))
         draw_run(self.folder / "demo.png", [whole, broken], saves, marks, "loss of a mixture of experts")
 
 
