@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -43,4 +44,8 @@ def test_trains_on_two_ranks_and_goes_on_with_one(tmp_path: Path):
     second = train(str(EXAMPLES / "dense-tiny.toml"), *few, "--set", "train.steps=4")
     assert second.returncode == 0, second.stderr
     assert "step 4 of 4, resumed at step 3" in second.stdout
+    third = train(str(EXAMPLES / "dense-tiny.toml"), *few, "--set", "train.steps=5", "--json")
+    step, outcome = (json.loads(line) for line in third.stdout.splitlines())
+    assert (step["step"], step["consumed_samples"]) == (5, 80)
+    assert outcome == {"outcome": {"step": 5, "resumed_from": 4, "preempted": False}}
     assert (tmp_path / "curve.png").exists()

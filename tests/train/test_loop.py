@@ -120,3 +120,24 @@ def test_learning_and_clipping(tmp_path: Path):
     assert progress.lr == pytest.approx(1e-2 / 3)
     assert {group["lr"] for group in trainer.optimizer.param_groups} == {progress.lr}
     assert json.dumps(trainer.position.state_dict())
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_run_begins_with_the_weights_of_another(tmp_path: Path, tied: bool):
+    """Of the run itself, when there is a checkpoint of it; experts come from their own keys, bf16 is cast."""
+    options = {"sparse": True, "model__tie_word_embeddings": tied}
+    first = Trainer(config(tmp_path / "a", {}, train__steps=2, checkpoint__model_dtype="bfloat16", **options))
+    first.run()
+    stored = tmp_path / "a" / "checkpoints" / "step-000000000002"
+    second = Trainer(config(tmp_path / "b", {}, train__steps=1, train__start_from=str(stored), **options))
+    second._take_weights(str(stored))
+    for one, other in zip(first.trainee.module.parameters(), second.trainee.module.parameters(), strict=True):
+        assert torch.allclose(one, other, rtol=1e-2, atol=1e-4)
+        assert other.dtype == torch.float32
+    second.run()
+    _, events = read_metrics(tmp_path / "b" / "metrics.jsonl")
+    assert [event["event"] for event in events].count("took weights") == 2
+    third = Trainer(config(tmp_path / "b", {}, train__steps=2, train__start_from=str(stored), **options))
+    assert third.run().resumed_from == 1
+    _, events = read_metrics(tmp_path / "b" / "metrics.jsonl")
+    assert [event["event"] for event in events].count("took weights") == 2

@@ -88,3 +88,10 @@ def test_without_transformers_it_says_so(tmp_path: Path, monkeypatch: pytest.Mon
     finding = told(tmp_path).transformers_opens()[0]
     assert not finding.good
     assert "pip install transformers" in finding.text
+
+
+def test_a_folder_of_somebody_else_is_left_alone(tmp_path: Path):
+    (tmp_path / "thesis.txt").write_text("x")
+    with pytest.raises(holdfast.InvalidArgument, match="choose another --out"):
+        Story(tmp_path, lambda text: None)
+    assert (tmp_path / "thesis.txt").read_text() == "x"

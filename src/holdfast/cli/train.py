@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import warnings
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 import click
@@ -23,7 +25,8 @@ _LINES = 20  # how many lines a whole run prints where there is no terminal
 @click.option("--set", "sets", multiple=True, metavar="SECTION.KEY=VALUE", help="Put a setting over the config's.")
 @click.option("--nproc", type=click.IntRange(1), help="Start so many ranks on this machine, by torchrun.")
 @click.option("--check", is_flag=True, help="Check config, layout and batch sizes for --nproc ranks, and leave.")
-def command(config_path: str, sets: tuple[str, ...], nproc: int | None, check: bool) -> None:
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON object per step, and one for the outcome.")
+def command(config_path: str, sets: tuple[str, ...], nproc: int | None, check: bool, as_json: bool) -> None:
     """Train as CONFIG.toml says; a run that was stopped or killed goes on where its last checkpoint is.
 
     \b
@@ -40,7 +43,7 @@ def command(config_path: str, sets: tuple[str, ...], nproc: int | None, check: b
     [data]        kind (tokens, text, synthetic), path, sequence, evaluation_samples
     [optimizer]   lr, beta1, beta2, eps, weight_decay, clip
     [schedule]    kind (cosine, linear, constant), warmup_steps, floor
-    [train]       folder, steps, global_batch, micro_batch, accumulation, seed, dtype, evaluate_every
+    [train]       folder, steps, global_batch, micro_batch, accumulation, seed, dtype, evaluate_every, start_from
     [checkpoint]  every_steps, every_seconds, keep_last, keep_every, model_dtype
     [ema]         decay, every, device
 
@@ -57,11 +60,11 @@ def command(config_path: str, sets: tuple[str, ...], nproc: int | None, check: b
         from holdfast.train.launch import run_local_ranks
 
         given = [part for assignment in sets for part in ("--set", assignment)]
-        code = run_local_ranks(nproc, ["train", config_path, *given])
+        code = run_local_ranks(nproc, ["train", config_path, *given, *(["--json"] if as_json else [])])
         if code:
             sys.exit(code)
     else:
-        _train(config)
+        _train(config, as_json)
 
 
 def _check(config: RunConfig, nproc: int | None) -> None:
@@ -77,7 +80,7 @@ def _check(config: RunConfig, nproc: int | None) -> None:
     )
 
 
-def _train(config: RunConfig) -> None:
+def _train(config: RunConfig, as_json: bool) -> None:
     from holdfast.train.launch import pick_device, process_group
     from holdfast.train.loop import Trainer
 
@@ -87,6 +90,9 @@ def _train(config: RunConfig) -> None:
         trainer = Trainer(config, device)
         if not trainer.is_first:
             trainer.run()
+        elif as_json:
+            outcome = trainer.run(lambda progress: click.echo(json.dumps(asdict(progress))))
+            click.echo(json.dumps({"outcome": asdict(outcome)}))
         elif sys.stdout.isatty():
             _told(config, _with_bar(config, trainer.run))
         else:

@@ -14,7 +14,7 @@ Colour = tuple[int, int, int]
 _FINE = 3  # drawn this much larger and averaged, so that lines are smooth
 
 # Each letter is seven rows of five pixels; a row is one digit of base 32.
-_ROWS, _COLUMNS = 7, 5
+_COLUMNS = 5
 _DRAWN = """
 0|ehjlphe 1|4c4444e 2|eh1248v 3|v2421he 4|26aiv22 5|vgu11he 6|68guhhe 7|v124888 8|ehhehhe 9|ehhf12c
 A|ehhvhhh B|uhhuhhu C|ehggghe D|sihhhis E|vgguggv F|vgguggg G|ehgnhhf H|hhhvhhh I|e44444e J|72222ic
@@ -24,7 +24,7 @@ U|hhhhhhe V|hhhhha4 W|hhhllla X|hha4ahh Y|hhha444 Z|v1248gv .|00000cc ,|0000c48 
 <|248g842 ;|0cc0c48
 """
 _LETTERS = {letter: rows for letter, _, rows in (entry.partition("|") for entry in _DRAWN.split())}
-LETTER_HEIGHT, LETTER_WIDTH = _ROWS, _COLUMNS + 1
+LETTER_WIDTH = _COLUMNS + 1
 
 
 class Canvas:

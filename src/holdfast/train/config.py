@@ -28,9 +28,11 @@ class TrainConfig:
 
     Of `global_batch`, `micro_batch` and `accumulation` one may be left out; the layout gives the
     data-parallel size. `dtype` is what layers compute in: parameters are always fp32.
+    `start_from` is a checkpoint or a Hugging Face folder whose weights a new run begins with.
     """
 
     folder: str = "runs/holdfast"
+    start_from: str = ""
     steps: int = 100
     global_batch: int | None = None
     micro_batch: int | None = None

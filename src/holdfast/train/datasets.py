@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -140,8 +139,3 @@ def _open(config: DataConfig, vocabulary: int) -> Dataset:
     return PackedTokens(
         config.path, config.sequence, np.uint8 if config.kind == "text" else _TOKEN_DTYPES[config.dtype]
     )
-
-
-def fingerprint(tokens: Tokens) -> str:
-    """A short digest of a batch, by which tests and logs tell the order of data."""
-    return f"{zlib.crc32(np.ascontiguousarray(tokens).tobytes()):08x}"

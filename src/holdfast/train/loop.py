@@ -12,6 +12,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from holdfast.api import load
 from holdfast.checkpointer import Checkpointer
 from holdfast.core.events import Event, log_event
 from holdfast.ema import EMA
@@ -110,6 +111,8 @@ class Trainer:
     def _train(self, checkpointer: Checkpointer, watch: Watcher | None) -> Outcome:
         steps, state = self.config.train.steps, self.state()
         start = checkpointer.restore(state) or 0
+        if not start and self.config.train.start_from:
+            self._take_weights(self.config.train.start_from)
         self._tell_start(start)
         step = start
         handle = None
@@ -129,6 +132,12 @@ class Trainer:
         if handle is not None:
             handle.result()
         return Outcome(step, start, checkpointer.preempted)
+
+    def _take_weights(self, path: str) -> None:
+        """Begin with another model's weights, stored in whatever layout, format or dtype."""
+        state: dict[str, Any] = {"model": self.trainee.module}
+        load(path, state, mapping=self.trainee.load_mapping, ties=self._ties, mesh=self.trainee.meshes.dense, cast=True)
+        self.metrics.event("took weights", 0, path=path)
 
     def step(self, step: int) -> Progress:
         """One optimizer step on the next global batch."""
@@ -176,13 +185,16 @@ class Trainer:
         extra = {} if averaged is None else {"ema_loss": averaged.loss}
         self.metrics.event("evaluated", step, loss=live.loss, tokens=live.tokens, **extra)
 
+    @property
+    def _ties(self) -> dict[str, str]:
+        return TIES if self.config.model.tie_word_embeddings else {}
+
     def _checkpointer(self) -> Checkpointer:
-        ties = TIES if self.config.model.tie_word_embeddings else {}
         return open_checkpointer(
             self.config.checkpoint,
             self.folder,
             mapping=self.trainee.mapping,
-            ties=ties,
+            ties=self._ties,
             mesh=self.trainee.meshes.dense,
             listener=self._hear,
         )

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import holdfast
-from holdfast.core.errors import TimedOut
+from holdfast.core.errors import InvalidArgument, TimedOut
 from holdfast.format.names import step_folder
 from holdfast.persist.follow import saves_in_flight
 from holdfast.storage import shared_storage_at
@@ -33,6 +33,7 @@ FIRST = {"dp_shard": 4, "ep": 4}
 SECOND = {"tp": 2, "pp": 2}
 NEAR = 1e-4  # how far two loss curves may be apart, relative: fp32 sums in another order, over a hundred steps
 _DEADLINE_S = 900.0
+_MARK = ".holdfast-demo"
 
 _CONFIG = f"""
 [model]
@@ -84,8 +85,7 @@ class Story:
     def __init__(self, folder: Path, say: Say) -> None:
         self.folder = folder
         self._say = say
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(parents=True)
+        _make_empty(folder)
         (folder / FILE).write_text(_CONFIG, encoding="utf-8")
         (folder / "text.txt").write_text(TEXT * 40, encoding="utf-8")
 
@@ -185,6 +185,15 @@ class Story:
         marks = [(event["step"], "resumed on TP x PP") for event in events if event["event"] == "resumed"]
         marks.append((KILLED_AT, f"rank {VICTIM} killed in a save"))
         draw_run(self.folder / "demo.png", [whole, broken], saves, marks, "loss of a mixture of experts")
+
+
+def _make_empty(folder: Path) -> None:
+    """An empty folder with a mark in it; a folder that something else filled is not touched."""
+    if folder.exists() and any(folder.iterdir()) and not (folder / _MARK).exists():
+        raise InvalidArgument(f"{folder} has files that no demo put there: choose another --out, or empty it yourself")
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    (folder / _MARK).touch()
 
 
 def _generate(transformers: Any, folder: Path, subfolder: str) -> tuple[str, list[str]]:
