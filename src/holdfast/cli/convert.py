@@ -24,6 +24,7 @@ _HINTS = {
     "holdfast": "holdfast show {path}",
     "hf": 'AutoModelForCausalLM.from_pretrained("{path}")',
     "dcp": 'torch.distributed.checkpoint.load(state, checkpoint_id="{path}")',
+    "paddle": "PaddleFormers, with resume_from_checkpoint={path}",
 }
 
 

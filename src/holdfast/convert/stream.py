@@ -123,15 +123,17 @@ class Stream:
 
     def _write(self, writers: dict[str, Writer], storage: Storage, attempt: str, stop: threading.Event) -> None:
         while not stop.is_set() and (filled := self._filled.get()) is not None:
-            block = filled.block
-            name = block.file.plan.name
+            name = filled.block.file.plan.name
             if name not in writers:
                 writers[name] = storage.writer(attempt, name)
-            digest = Digest()
-            parts = filled.parts()
-            for part in parts:
-                digest.update(part)
-            writers[name].write(block.offset, parts)
-            self._reports.append(BlockReport(name, block.offset, block.size, digest.hex()))
-            self._progress(block.size)
-            self._free.put(filled.buffer)
+            self._write_block(filled, writers[name])
+
+    def _write_block(self, gathered: Gathered, writer: Writer) -> None:
+        block, digest = gathered.block, Digest()
+        parts = gathered.parts()  # the maps end with this call
+        for part in parts:
+            digest.update(part)
+        writer.write(block.offset, parts)
+        self._reports.append(BlockReport(block.file.plan.name, block.offset, block.size, digest.hex()))
+        self._progress(block.size)
+        self._free.put(gathered.buffer)
