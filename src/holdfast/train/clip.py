@@ -19,16 +19,13 @@ def gradient_norm(parameters: Mapping[str, nn.Parameter], stage_ranks: int, copi
     An element that r of a stage's ranks hold counts 1/r on each. `copies` are keys that
     another stage counts: a tied weight is one parameter, though it lives on two stages.
     """
-    total = 0.0
-    squares = torch._foreach_norm([local_gradient(p).float() for p in parameters.values()])
-    for (key, parameter), norm in zip(parameters.items(), squares, strict=True):
-        if key not in copies:
-            total += float(norm) ** 2 * shards_of(parameter) / stage_ranks
+    counted = {key: parameter for key, parameter in parameters.items() if key not in copies}
+    norms = torch.stack(torch._foreach_norm([local_gradient(p).float() for p in counted.values()])).double()
+    shares = [shards_of(parameter) / stage_ranks for parameter in counted.values()]
+    total = (norms.square() * torch.tensor(shares, dtype=torch.float64, device=norms.device)).sum()
     if dist.is_initialized() and dist.get_world_size() > 1:
-        summed = torch.tensor(total, dtype=torch.float64, device=next(iter(parameters.values())).device)
-        dist.all_reduce(summed)
-        total = float(summed)
-    return math.sqrt(total)
+        dist.all_reduce(total)
+    return math.sqrt(float(total))
 
 
 def shards_of(parameter: torch.Tensor) -> int:

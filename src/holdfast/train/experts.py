@@ -6,8 +6,6 @@ its number among all experts (see `stored.py`).
 
 from __future__ import annotations
 
-import itertools
-
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -32,7 +30,7 @@ class Experts(nn.Module):
         order = chosen.flatten().argsort(stable=True)
         rows = tokens[order // chosen.shape[1]]
         counts = torch.bincount(chosen.flatten(), minlength=self.count)
-        done = self._local(rows, counts.tolist()) if self.group is None else self._spread(rows, counts, self.group)
+        done = self._local(rows, counts) if self.group is None else self._spread(rows, counts, self.group)
         done = done * weights.flatten()[order, None]
         return torch.zeros_like(tokens).index_add(0, order // chosen.shape[1], done)
 
@@ -47,20 +45,20 @@ class Experts(nn.Module):
         rows = exchange(rows, sends, receives, group)
         local = torch.arange(received.shape[1], device=rows.device).repeat(ranks)
         order = local.repeat_interleave(received.flatten()).argsort(stable=True)
-        done = self._local(rows[order], received.sum(0).tolist())
+        done = self._local(rows[order], received.sum(0))
         back = torch.empty_like(order)
         back[order] = torch.arange(len(order), device=order.device)
         return exchange(done[back], receives, sends, group)
 
-    def _local(self, rows: torch.Tensor, counts: list[int]) -> torch.Tensor:
+    def _local(self, rows: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
         """Rows sorted by local expert, each through its own; an expert without rows has a gradient of zeros."""
         gate_up, down = (_own(weight).to(rows.dtype) for weight in (self.gate_up_proj, self.down_proj))
         if rows.is_cuda and rows.dtype == torch.bfloat16:
-            ends = torch.tensor(list(itertools.accumulate(counts)), dtype=torch.int32, device=rows.device)
+            ends = counts.cumsum(0, dtype=torch.int32)  # stays on the device: nothing waits
             gate, up = torch._grouped_mm(rows, gate_up.transpose(1, 2), offs=ends).chunk(2, dim=-1)
             return torch._grouped_mm(functional.silu(gate) * up, down.transpose(1, 2), offs=ends)
         done = []
-        for part, into, out in zip(torch.split(rows, counts), gate_up.unbind(), down.unbind(), strict=True):
+        for part, into, out in zip(torch.split(rows, counts.tolist()), gate_up.unbind(), down.unbind(), strict=True):
             gate, up = functional.linear(part, into).chunk(2, dim=-1)
             done.append(functional.linear(functional.silu(gate) * up, out))
         return torch.cat(done)

@@ -82,7 +82,6 @@ class Trainee:
         matrices = [p for p in every if p.ndim > 1]
         vectors = [p for p in every if p.ndim <= 1]
         groups: list[dict[str, Any]] = [{"params": matrices}, {"params": vectors, "weight_decay": 0.0}]
-        groups = [group for group in groups if group["params"]]
         if self.layout.zero1 and (group := self.meshes.group("dp_replicate")) is not None:
             made: Any = ZeroRedundancyOptimizer(groups, kind, process_group=group, **options)
         else:
