@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed as dist
 
@@ -16,11 +15,11 @@ from holdfast.api import load
 from holdfast.checkpointer import Checkpointer
 from holdfast.core.events import Event, log_event
 from holdfast.ema import EMA
-from holdfast.train.batch import Batches
 from holdfast.train.checkpoints import open_checkpointer
 from holdfast.train.config import FILE, RunConfig, plan_batches
 from holdfast.train.data import Position
 from holdfast.train.datasets import open_datasets
+from holdfast.train.evaluation import Evaluation
 from holdfast.train.feed import Feed
 from holdfast.train.loss import LossSums
 from holdfast.train.meshes import AXES
@@ -76,8 +75,10 @@ class Trainer:
             self.ema = EMA(self.trainee.module, config.ema.decay, every=config.ema.every, device=config.ema.device)
         dataset, evaluation = open_datasets(config.data, config.model.vocab_size)
         self._feed = Feed(dataset, self.trainee, config.data.sequence)
-        self._evaluation = None if evaluation is None else Feed(evaluation, self.trainee, config.data.sequence)
-        self._evaluation_samples = 0 if evaluation is None else len(evaluation)
+        self._evaluation = None
+        if evaluation is not None:
+            feed = Feed(evaluation, self.trainee, config.data.sequence)
+            self._evaluation = Evaluation(self.trainee, feed, self.batches, len(evaluation))
         self.position = Position(len(dataset), config.data.seed, dataset.name)
         meshes = self.trainee.meshes
         spot = Spot({axis: getattr(layout, axis) for axis in AXES}, {axis: meshes.at(axis) for axis in AXES})
@@ -164,13 +165,8 @@ class Trainer:
         return Progress(step, self.config.train.steps, sums.loss, rate, norm, per_s, consumed)
 
     def evaluate(self) -> LossSums | None:
-        """The loss over all samples set aside, each counted once whatever the layout; None if there are none."""
-        if self._evaluation is None:
-            return None
-        total = LossSums(0.0, 0, 0.0, 0, self.config.model.router_aux_loss_coef)
-        for shares in evaluation_shares(self._evaluation_samples, self.batches, self.trainee.meshes.dp_rank):
-            total += self.trainee.evaluate(self._evaluation.micro_batches(shares))
-        return total
+        """The loss over all samples set aside; None if there are none."""
+        return None if self._evaluation is None else self._evaluation.run()
 
     def _evaluate_if_due(self, step: int) -> None:
         every = self.config.train.evaluate_every
@@ -212,15 +208,3 @@ class Trainer:
             self.metrics.event("began", 0, layout=layout)
         if self.streams.derived:
             self.metrics.event("random streams derived anew", start, detail=self.streams.derived)
-
-
-def evaluation_shares(samples: int, batches: Batches, data_rank: int) -> Iterator[list[Any]]:
-    """This rank's samples of an evaluation, in rounds of one global batch; -1 where there is none left.
-
-    Every rank has every round, of one shape: they compute together, though the last ones are filled up.
-    """
-    for first in range(0, samples, batches.global_batch):
-        begin = first + data_rank * batches.rank_batch
-        mine = np.arange(begin, begin + batches.rank_batch, dtype=np.int64)
-        mine[mine >= samples] = -1
-        yield [mine[at : at + batches.micro_batch] for at in range(0, len(mine), batches.micro_batch)]
