@@ -20,14 +20,15 @@ def loss(step: int) -> float:
     return 5.0 / step**0.5
 
 
-def told(folder: Path, *, start: int = KILLED_AT, error: float = 0.0, missing: int | None = None) -> Story:
-    """A story whose runs left the metrics of a run that resumed at `start`, with a loss that is off by `error`."""
+def told(folder: Path, *, start: int = KILLED_AT, off: dict[int, float] | None = None, missing: int = 0) -> Story:
+    """A story whose runs left the metrics of a run that resumed at `start`, with losses that are off at some steps."""
     made = Story(folder, lambda text: None)
     for name in ("whole", "broken"):
         metrics = Metrics(folder / name / "metrics.jsonl")
         for step in range(1, STEPS + 1):
+            error = (off or {}).get(step, 0.0) if name == "broken" else 0.0
             if name == "whole" or step != missing:
-                metrics.step(step, loss=loss(step) * (1 + (error if name == "broken" and step == STEPS else 0)))
+                metrics.step(step, loss=loss(step) * (1 + error))
             if name == "broken" and step == start:
                 metrics.event("save", step, stall_ms=4.0)
                 metrics.event("resumed", step, layout="tp=2 pp=2")
@@ -45,11 +46,17 @@ def test_a_run_that_went_on_is_good(tmp_path: Path):
     assert failed(told(tmp_path, start=KILLED_AT - story.EVERY)) == []
 
 
+def test_a_flipped_token_is_no_failure(tmp_path: Path):
+    assert failed(told(tmp_path, off={KILLED_AT + 1: 1e-7, STEPS: 0.02})) == []
+
+
 def test_runs_that_did_not_are_found_out(tmp_path: Path):
-    assert "its loss is the other's" in failed(told(tmp_path, error=1e-3))[0]
+    assert "up to step 60 its losses are bit for bit" in failed(told(tmp_path, off={KILLED_AT: 1e-12}))[0]
+    assert "the first step on the new layout: 1.0e-03" in failed(told(tmp_path, off={KILLED_AT + 1: 1e-3}))[0]
+    assert "all steps: at most 1.0e-01 apart" in failed(told(tmp_path, off={STEPS: 0.1}))[0]
     assert "no step is missing: 119 of 120" in failed(told(tmp_path, missing=77))[0]
     assert "it went on from step 20" in failed(told(tmp_path, start=20))[0]
-    assert len(failed(told(tmp_path, start=STEPS + 1))) == 2
+    assert len(failed(told(tmp_path, start=STEPS + 1))) == 3
 
 
 def test_damage_is_found(tmp_path: Path):

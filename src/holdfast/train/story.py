@@ -31,7 +31,8 @@ What was learned must stay where it is, whole, and a new run must grow from it.
 STEPS, EVERY, KILLED_AT, VICTIM = 120, 20, 60, 2
 FIRST = {"dp_shard": 4, "ep": 4}
 SECOND = {"tp": 2, "pp": 2}
-NEAR = 1e-4  # how far two loss curves may be apart, relative: fp32 sums in another order, over a hundred steps
+FIRST_NEAR = 1e-5  # relative: the first step on another layout is the same sum in another order
+NEAR = 0.05  # later, a token whose two experts are as good as equally likely may go to the other, and matters
 _DEADLINE_S = 900.0
 _MARK = ".holdfast-demo"
 
@@ -91,9 +92,9 @@ class Story:
 
     def tell(self) -> list[Finding]:
         """Everything, and what it showed."""
-        self._say("1. One process, never interrupted: the run to compare with")
-        self._start("whole", {}, 1).finish(_DEADLINE_S)
-        self._say(f"2. Four ranks, FSDP2 x expert parallel 4, an average of the weights, a save every {EVERY} steps")
+        self._say(f"1. Four ranks, FSDP2 x expert parallel 4, an average of the weights, a save every {EVERY} steps")
+        self._start("whole", FIRST, 4).finish(_DEADLINE_S)
+        self._say("2. The same once more, but this one will not be let alone")
         phase = self.kill_in_a_save()
         self._say(f"   rank {VICTIM} was killed -9 while step {KILLED_AT} was being saved ({phase})")
         self._say("3. The same run on another layout: tensor parallel 2 x pipeline 2")
@@ -134,18 +135,20 @@ class Story:
         whole, broken = (self._losses(name) for name in ("whole", "broken"))
         _, events = read_metrics(self.folder / "broken" / METRICS)
         resumed = [event for event in events if event["event"] == "resumed"]
-        derived = [event for event in events if event["event"] == "random streams derived anew"]
+        derived = any(event["event"] == "random streams derived anew" for event in events)
         start = resumed[-1]["step"] if resumed else -1
-        gap = max((abs(broken[step] / whole[step] - 1) for step in whole if step in broken), default=1.0)
+        layout = resumed[-1]["layout"] if resumed else "nothing"
+        gaps = {step: abs(broken[step] / whole[step] - 1) for step in whole if step in broken}
+        first, worst = gaps.get(start + 1, 1.0), max(gaps.values(), default=1.0)
+        same = all(broken.get(step) == whole[step] for step in whole if step <= start)
         return [
-            Finding(
-                start in (KILLED_AT, KILLED_AT - EVERY),
-                f"it went on from step {start}, on {resumed[-1]['layout'] if resumed else 'nothing'}",
-            ),
+            Finding(start in (KILLED_AT, KILLED_AT - EVERY), f"it went on from step {start}, on {layout}"),
             Finding(broken.keys() == whole.keys(), f"no step is missing: {len(broken)} of {STEPS}"),
-            Finding(gap < NEAR, f"its loss is the other's: at most {gap:.1e} apart, relative, over {STEPS} steps"),
+            Finding(same, f"up to step {start} its losses are bit for bit those of the run that nobody killed"),
+            Finding(first < FIRST_NEAR, f"the first step on the new layout: {first:.1e} apart, relative"),
+            Finding(worst < NEAR, f"all steps: at most {worst:.1e} apart"),
             Finding(whole[STEPS] < whole[1] / 2, f"and it learned: loss {whole[1]:.2f} -> {whole[STEPS]:.2f}"),
-            Finding(bool(derived), "random streams were derived anew for the new layout, and the metrics say so"),
+            Finding(derived, "random streams were derived anew for the new layout, and the metrics say so"),
         ]
 
     def _losses(self, name: str) -> dict[int, float]:
@@ -180,8 +183,8 @@ class Story:
         """Both curves, what each save cost, and where the run was killed."""
         _, events = read_metrics(self.folder / "broken" / METRICS)
         saves = [(event["step"], event["stall_ms"]) for event in events if event["event"] == "save"]
-        whole = Curve("one process, uninterrupted", sorted(self._losses("whole").items()), 7.0)
-        broken = Curve("4 ranks, killed and resumed", sorted(self._losses("broken").items()), 2.0)
+        whole = Curve("4 ranks, uninterrupted", sorted(self._losses("whole").items()), 7.0)
+        broken = Curve("killed and resumed", sorted(self._losses("broken").items()), 2.0)
         marks = [(event["step"], "resumed on TP x PP") for event in events if event["event"] == "resumed"]
         marks.append((KILLED_AT, f"rank {VICTIM} killed in a save"))
         draw_run(self.folder / "demo.png", [whole, broken], saves, marks, "loss of a mixture of experts")
