@@ -141,3 +141,18 @@ def test_averages_and_masters_follow_their_parameter(tmp_path: Path) -> None:
     assert all(torch.equal(fresh.state_dict()[key], value) for key, value in live.state_dict().items())
     found = other.holdfast_averages()
     assert all(torch.equal(found[key].tensor, value) for key, value in truth.items())
+
+
+@pytest.mark.parametrize(
+    ("mapping", "says"),
+    [
+        ("a -> , b", "column"),
+        ("no-such-name", "did you mean|no mapping"),
+        (Path("missing.map"), "missing.map"),
+        ("a -> b, dtype='bfloat16'", "line 1.*src_dtype"),
+        ({"model": "a -> b", "critic": "a ->"}, "column"),
+    ],
+)
+def test_a_run_refuses_a_mapping_that_cannot_be_before_it_starts(tmp_path: Path, mapping: Any, says: str) -> None:
+    with pytest.raises((holdfast.InvalidArgument, holdfast.NotFound), match=says):
+        holdfast.Checkpointer(tmp_path, mapping=mapping)

@@ -14,6 +14,8 @@ from holdfast.layout.box import Box
 from holdfast.mapping.contents import Mapped
 from holdfast.persist.checkpoint import Checkpoint, no_progress
 from holdfast.persist.read import MAP_BYTES, PORTION_BYTES, Loading
+from holdfast.persist.same import require_same
+from holdfast.plan.choice import Choice
 from holdfast.plan.contents import Contents
 from holdfast.plan.load import Read, Want, plan_load
 
@@ -175,7 +177,7 @@ def _find_with(
 ) -> tuple[Targets, list[dict[str, Any]]]:
     from holdfast.adapters.entries import live_mesh, sort_state
     from holdfast.adapters.targets import Targets
-    from holdfast.adapters.wants import Choice, Wants
+    from holdfast.adapters.wants import Wants
 
     found: list[Targets] = []
 
@@ -238,19 +240,8 @@ def _mapped(
         reverse=options.reverse,
     )
     if check:
-        _require_same(checkpoint, mapped)
+        require_same(checkpoint, mapped.same)
     return mapped
-
-
-def _require_same(checkpoint: Checkpoint, mapped: Mapped) -> None:
-    """Scalars that become one, such as step counts, hold one value; raises Mismatch."""
-    recipes = [recipe for same in mapped.same for recipe in same.recipes]
-    found = iter(checkpoint.read_recipes(recipes, mapped.contents.files, verify=False))
-    for same in mapped.same:
-        values = [next(found) for _ in same.recipes]
-        if any(value.tobytes() != values[0].tobytes() for value in values):
-            shown = ", ".join(str(value.item()) for value in values[:4])
-            raise Mismatch(f"{same.name} is made of several, which hold different values: {shown}")
 
 
 def _patterns(given: Sequence[str]) -> tuple[str, ...]:

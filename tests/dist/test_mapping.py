@@ -20,7 +20,8 @@ from dist.harness import run_ranks
 HEADS, GROUPS, HEAD, HIDDEN, FEED, VOCAB, LAYERS = 6, 3, 5, 22, 53, 37, 2
 PROGRAM = """
 # what the file calls q, k and v is one weight in memory, group by group
-layers.$LAYER_ID.q.weight, layers.$LAYER_ID.k.weight, layers.$LAYER_ID.v.weight -> layers.$LAYER_ID.qkv.weight, fused_qkv, num_heads=6, num_key_value_groups=3, axis=0
+layers.$LAYER_ID.q.weight, layers.$LAYER_ID.k.weight, layers.$LAYER_ID.v.weight ->
+    layers.$LAYER_ID.qkv.weight, fused_qkv, num_heads=6, num_key_value_groups=3, axis=0
 layers.$LAYER_ID.gate.weight, layers.$LAYER_ID.up.weight -> layers.$LAYER_ID.gate_up.weight, axis=0
 layers.$LAYER_ID.out.weight^T -> layers.$LAYER_ID.turned.weight
 embed.weight -> tokens.weight
@@ -133,11 +134,11 @@ def check(state: dict[str, Any], *, fused: bool) -> None:
         moments = state["optimizer"].state[parameter]
         found = [(parameter, weights), (moments["exp_avg"], first), (moments["exp_avg_sq"], second)]
         for tensor, truth in found:
-            expected = truth[key]
+            own, expected = tensor, truth[key]
             if isinstance(tensor, DTensor):
                 expected = distribute_tensor(expected, tensor.device_mesh, tensor.placements).to_local()
-                tensor = tensor.to_local()
-            assert torch.equal(tensor, expected), key
+                own = tensor.to_local()
+            assert torch.equal(own, expected), key
         assert moments["step"] == 7
     assert state["optimizer"].param_groups[0]["lr"] == 0.125
 

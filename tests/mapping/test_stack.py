@@ -99,7 +99,9 @@ def test_where_targets_are_known_slices_have_their_names() -> None:
 @pytest.mark.parametrize(
     ("text", "leaf", "words"),
     [
-        ("a -> b, axis=0, stack", InvalidArgument, "several keys on one side"),
+        ("e.0.w -> b, axis=0, unstack", Mismatch, "has 2 slices along axis 0, but there are 1 keys"),
+        ("e.*.w -> b, axis=0, unstack", InvalidArgument, "unstack cuts one tensor"),
+        ("e.0.w -> b, stack", InvalidArgument, "axis= is missing"),
         ("e.*.w -> f, stack", InvalidArgument, "axis= is missing"),
         ("e.*.w -> f, axis=0, stack, sizes=[1, 1]", InvalidArgument, "stack takes no sizes="),
         ("a, b -> c, fused_ffn, stack", InvalidArgument, "does not go with stack"),
@@ -112,6 +114,16 @@ def test_where_targets_are_known_slices_have_their_names() -> None:
 def test_what_cannot_be_stacked_is_refused(text: str, leaf: type[HoldfastError], words: str) -> None:
     with pytest.raises(leaf, match=words):
         run(text, {**numbered((2, 3), (2, 3)), "other": np.zeros((3, 2))})
+
+
+def test_one_key_is_a_stack_of_one_and_unstack_says_that_it_is_cut() -> None:
+    arrays = {"a": np.arange(3.0)}
+    stacked = run("a -> b, axis=0, stack", arrays)
+    np.testing.assert_array_equal(stacked["b"], [[0, 1, 2]])
+    np.testing.assert_array_equal(run("b -> a, axis=0, unstack", stacked)["a"], arrays["a"])
+    assert str(Mapping.parse("a -> b, axis=0, stack").reverse()) == "b -> a, axis=0, unstack\n"
+    assert str(Mapping.parse("a^T -> b, axis=0, stack").reverse()) == "b -> a^T, axis=0, unstack\n"
+    assert Mapping.parse("f -> e.*, axis=0, stack") == Mapping.parse("f -> e.*, axis=0, unstack")
 
 
 def test_a_stacked_program_prints_as_it_parses() -> None:

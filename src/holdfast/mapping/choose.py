@@ -53,6 +53,21 @@ def _given(given: Any, modules: Sequence[str], around: Callable[[str], Around]) 
     return {module: parsed(given, around(module))}
 
 
+def check_given(given: Any, *, reversible: bool = False) -> None:
+    """Raise InvalidArgument for what is no mapping, before any state is seen; NotFound for a missing file.
+
+    One that is called by name is only looked up: it may need a config.json. `reversible` asks for
+    one that has a reverse.
+    """
+    by_module = isinstance(given, Mapping) and "aoa_statements" not in given
+    for program in given.values() if by_module else [given]:
+        if isinstance(program, str) and families.is_name(program):
+            continue
+        found = Program.parse(program)
+        if reversible:
+            found.reverse()
+
+
 def parsed(given: Any, around: Around) -> Program:
     """A program as it was written; one that is called by name as it is for this model."""
     back = isinstance(given, str) and families.is_back(given)

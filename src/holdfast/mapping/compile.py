@@ -63,8 +63,7 @@ def compile_program(
     """
     work = Work(max_work)
     expansions = list(expand(statements, sources, targets, work))
-    foresight = Foresight(expansions, targets or {})
-    around = Surroundings(source_tp, _degree_lookup(target_tp), foresight.shape, work)
+    around = Surroundings(source_tp, _degree_lookup(target_tp), Foresight(expansions, targets or {}), work)
     run = _Run(sources, targets, around, work, trace)
     for number, expansion in enumerate(expansions):
         run.do(number, expansion)

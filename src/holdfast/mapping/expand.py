@@ -42,8 +42,9 @@ class _Expander:
         self._work = work
 
     def run(self, statements: Sequence[Statement]) -> Iterator[Expansion]:
+        self._later = Later(statements, self._targets, self._work.spend)
         for number, statement in enumerate(statements):
-            self._later = Later(statements, number + 1, self._targets, self._work.spend)
+            self._number = number
             if not statement.lefts:
                 steps = self._additions(statement)
             elif not statement.rights:
@@ -59,7 +60,7 @@ class _Expander:
 
     def _additions(self, statement: Statement) -> list[Step]:
         steps = []
-        for key in _keys(statement.rights):
+        for key in self._single(statement, statement.rights):
             if self._targets is None and key.holes:
                 continue  # where the targets are what is made, there are no others to keep
             found = [filled(key, "0")] if self._targets is None else [name for name, _ in self._targets.match(key)]
@@ -75,7 +76,7 @@ class _Expander:
 
     def _removals(self, statement: Statement) -> list[Step]:
         names: dict[str, None] = {}
-        for key in _keys(statement.lefts):
+        for key in self._single(statement, statement.lefts):
             found = [name for name, _ in self._names.match(key)]
             self._work.spend(len(found) + 1, statement)
             if not found and not statement.options.optional:
@@ -85,10 +86,14 @@ class _Expander:
             self._names.discard(name)
         return [Step((name,), ()) for name in names]
 
+    def _single(self, statement: Statement, keys: Iterable[Key]) -> list[Key]:
+        """The keys with every array as its members."""
+        self._work.spend(sum(key.count for key in keys), statement)
+        return [single for key in keys for single in key.with_array()]
+
     def _makings(self, statement: Statement) -> list[Step]:
-        lefts = _keys(statement.lefts)
-        rights = _keys(statement.rights)
-        self._work.spend(len(lefts) + len(rights), statement)
+        lefts = self._single(statement, statement.lefts)
+        rights = self._single(statement, statement.rights)
         return [self._step(statement, rights, row) for row in joined(statement, lefts, self._names, self._work.spend)]
 
     def _step(self, statement: Statement, keys: Sequence[Key], row: Row) -> Step:
@@ -111,7 +116,7 @@ class _Expander:
             return [filled(left_open, "")]
         if len({hole.name for hole in left_open.holes}) > 1:
             raise statement.refusal(f"of {left_open.pattern}, one hole at most can stand on the right only")
-        count = self._slices(statement, left_open, row) or statement.options.parts
+        count = statement.options.parts or self._slices(statement, left_open, row)
         if count is not None:
             self._work.spend(count, statement)
             return [filled(left_open, str(number)) for number in range(count)]
@@ -123,7 +128,7 @@ class _Expander:
             return None
         shape = self._shapes.whole(statement, Step(row.names, (), row.turned))
         dim = None if shape is None else stack_dim(statement, len(shape))
-        if shape is None or dim is None or (self._targets is not None and self._later.numbers(key)):
+        if shape is None or dim is None or (self._targets is not None and self._later.numbers(key, self._number)):
             return None
         return shape[dim]
 
@@ -132,17 +137,13 @@ class _Expander:
             raise statement.refusal(
                 f"how many keys {key.pattern} stands for is known only where the targets are: add parts="
             )
-        numbers = self._later.numbers(key)
+        numbers = self._later.numbers(key, self._number)
         if not numbers:
             raise statement.refusal(
                 f"no target matches {key.pattern}{nearest(filled(key, '0'), self._targets)}; if it is a temporary, "
                 "add parts="
             )
         return [filled(key, number) for number in numbers]
-
-
-def _keys(keys: Iterable[Key]) -> list[Key]:
-    return [single for key in keys for single in key.with_array()]
 
 
 def _check_parts(statement: Statement, count: int) -> None:

@@ -1,4 +1,4 @@
-"""Foresight: the shape that a name will need to have, from what later statements make of it."""
+"""Foresight: the shape that a name will need to have and the targets it goes into, from later statements."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _FURTHEST = 50  # statements in a row
 
 
 class Foresight:
-    """Answers for splits whose sizes are those of the targets. Built when first asked."""
+    """Answers for splits whose sizes are those of the targets, and for fused temporaries. Built when first asked."""
 
     def __init__(self, expansions: Sequence[Expansion], targets: Mapping[str, Spec | None]) -> None:
         self._expansions = expansions
@@ -24,22 +24,34 @@ class Foresight:
 
     def shape(self, number: int, name: str, far: int = _FURTHEST) -> Shape | None:
         """The shape of the name that statement `number` makes; None if it cannot be known."""
-        uses = self._index().get(name, [])
-        first = bisect_right([at for at, _ in uses], number)
-        makes = self._makes.get(name, [])
-        next_make = bisect_right(makes, number)
-        replaced = makes[next_make] if next_make < len(makes) else None
-        if replaced is None:
-            spec = self._targets.get(name)
-            if spec is not None:
-                return tuple(spec.shape)
-        for at, step in uses[first:]:
-            if far <= 0 or (replaced is not None and at > replaced):
-                return None
+        uses, replaced = self._uses_of(number, name)
+        spec = self._targets.get(name)
+        if not replaced and spec is not None:
+            return tuple(spec.shape)
+        for at, step in uses if far > 0 else ():
             found = self._through(at, step, far - 1)
             if found is not None:
                 return found
         return None
+
+    def goals(self, number: int, name: str, far: int = _FURTHEST) -> set[str]:
+        """The last names that what statement `number` makes goes into: itself, if nothing uses it."""
+        uses, replaced = self._uses_of(number, name)
+        found = {name} if not uses or (name in self._targets and not replaced) else set()
+        for at, step in uses if far > 0 else ():
+            for right in step.rights:
+                found |= self.goals(at, right, far - 1)
+        return found
+
+    def _uses_of(self, number: int, name: str) -> tuple[list[tuple[int, Step]], bool]:
+        """The steps that use what statement `number` made, and whether the name is made again after them."""
+        uses = self._index().get(name, [])
+        first = bisect_right(uses, number, key=_number)
+        makes = self._makes.get(name, [])
+        next_make = bisect_right(makes, number)
+        if next_make == len(makes):
+            return uses[first:], False
+        return uses[first : bisect_right(uses, makes[next_make], key=_number)], True
 
     def _index(self) -> dict[str, list[tuple[int, Step]]]:
         if self._uses is None:
@@ -65,6 +77,10 @@ class Foresight:
             shapes.append(shape[::-1] if turned else shape)
         whole = _whole(statement, shapes)
         return None if whole is None else _unturned(statement, step, whole)
+
+
+def _number(use: tuple[int, Step]) -> int:
+    return use[0]
 
 
 def _whole(statement: Statement, shapes: Sequence[Shape]) -> Shape | None:

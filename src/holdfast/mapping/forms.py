@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from holdfast.mapping.values import Options, Statement, is_many
 
 _FUSED_COUNTS = {
@@ -19,8 +21,7 @@ def form_problem(statement: Statement) -> str | None:
     lefts, rights, options = statement.lefts, statement.rights, statement.options
     if not lefts or not rights:
         return _one_sided_problem(statement)
-    bound = {hole.name for key in lefts for hole in key.holes}
-    free = any(hole.name not in bound for key in rights for hole in key.holes)
+    free = _has_free_holes(statement)
     right_many = is_many(rights) or free
     if options.fused is not None:
         return _fused_problem(statement, free) or _cast_problem(options)
@@ -30,6 +31,21 @@ def form_problem(statement: Statement) -> str | None:
     if is_many(lefts) and right_many:
         return "only one side can have several keys; to treat many keys one by one, use an id such as $LAYER_ID for *"
     return _parts_problem(options, is_many(lefts), right_many) or _cast_problem(options)
+
+
+def directed(statement: Statement) -> Statement:
+    """The statement with `unstack` where several right keys show that `stack` means that."""
+    options = statement.options
+    cuts = not is_many(statement.lefts) and (is_many(statement.rights) or _has_free_holes(statement))
+    if not (options.stack and cuts) or options.unstack:
+        return statement
+    return replace(statement, options=replace(options, stack=False, unstack=True))
+
+
+def _has_free_holes(statement: Statement) -> bool:
+    """Whether a hole stands on the right only."""
+    bound = {hole.name for key in statement.lefts for hole in key.holes}
+    return any(hole.name not in bound for key in statement.rights for hole in key.holes)
 
 
 def _one_sided_problem(statement: Statement) -> str | None:
@@ -43,12 +59,13 @@ def _one_sided_problem(statement: Statement) -> str | None:
 
 def _parts_problem(options: Options, left_many: bool, right_many: bool) -> str | None:
     many = left_many or right_many
-    if many and options.axis is None:
+    stacked = options.stack or options.unstack
+    if (many or stacked) and options.axis is None:
         return f"axis= is missing: along which dim are the parts {'joined' if left_many else 'cut'}?"
-    if options.stack and not many:
-        return "stack belongs to a statement with several keys on one side: the slices of one dim"
-    if options.stack and options.sizes is not None:
+    if stacked and options.sizes is not None:
         return "stack takes no sizes=: every part is one slice"
+    if options.unstack and (left_many or options.stack):
+        return "unstack cuts one tensor into the slices of a dim; stack joins several"
     if options.sizes is not None and not many:
         return "sizes= belongs to a statement with several keys on one side"
     if options.sizes == "targets" and not right_many:
@@ -77,7 +94,7 @@ def _fused_problem(statement: Statement, free: bool) -> str | None:
     if counts not in _FUSED_COUNTS[form]:
         reorder = "" if form == "fused_qkv" else f" or `w -> w2, {form}`"
         return f"{form} is written `{parts} -> w, {form}` or `w -> {parts}, {form}`{reorder}"
-    if options.stack:
+    if options.stack or options.unstack:
         return f"{form} does not go with stack: fuse to a name of its own first, then stack"
     if options.sizes is not None or options.parts is not None:
         return f"{form} takes neither sizes= nor parts=: they follow from the heads and degrees"

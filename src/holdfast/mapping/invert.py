@@ -33,7 +33,8 @@ def inverse(statement: Statement) -> Statement:
     left_ids = {hole.name for key in statement.lefts for hole in key.holes}
     lefts = tuple(_starred(key, left_ids) for key in statement.rights)
     rights = statement.lefts
-    one_to_one = len(lefts) == len(rights) == 1 and options.permute is None and options.fused is None
+    as_it_is = options.permute is None and options.fused is None and not options.stack and not options.unstack
+    one_to_one = len(lefts) == len(rights) == 1 and as_it_is
     if one_to_one and not is_many(lefts) and not is_many(rights):
         # Both turns come to one, which AOA writes on the left.
         turned = lefts[0].transposed != rights[0].transposed
@@ -72,6 +73,8 @@ def _inverse_options(statement: Statement) -> Options:
     changed = replace(
         options,
         sizes=sizes,
+        stack=options.unstack,
+        unstack=options.stack,
         permute=None if options.permute is None else _inverse_order(options.permute),
         src_dtype=options.dst_dtype,
         dst_dtype=options.src_dtype,

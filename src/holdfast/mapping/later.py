@@ -11,23 +11,38 @@ _FURTHEST = 20  # statements in a row
 
 
 class Later:
-    """The statements from one on, asked for the numbers of a key's hole."""
+    """A program and its targets, asked for the numbers of a hole in a key that one of its statements makes."""
 
     def __init__(
-        self,
-        statements: Sequence[Statement],
-        begin: int,
-        targets: Names | None,
-        spend: Callable[[int, Statement], None],
+        self, statements: Sequence[Statement], targets: Names | None, spend: Callable[[int, Statement], None]
     ) -> None:
         self._statements = statements
-        self._begin = begin
         self._targets = targets
         self._spend = spend
+        self._last_use: dict[str, int] | None = None
+        self._used = Names()
 
-    def numbers(self, key: Key) -> list[str]:
-        """The digits that the only hole of `key` stands for, in numeric order; empty if nothing tells."""
-        return sorted(self._numbers(key, self._begin, _FURTHEST), key=int)
+    def numbers(self, key: Key, number: int) -> list[str]:
+        """The digits that the only hole of `key` stands for, in numeric order; empty if nothing tells.
+
+        The key is made by statement `number`: what counts are targets, and names that later statements use.
+        """
+        hole = key.holes[0].name
+        last_use = self._index()
+        by_name = {values[hole] for name, values in self._used.match(key) if last_use[name] > number}
+        return sorted(by_name | self._numbers(key, number + 1, _FURTHEST), key=int)
+
+    def _index(self) -> dict[str, int]:
+        """The last statement that uses each name which is written out; built when first asked."""
+        if self._last_use is None:
+            self._last_use = {}
+            for number, statement in enumerate(self._statements):
+                self._spend(1, statement)
+                for key in statement.lefts:
+                    if not key.holes and key.array is None:
+                        self._last_use[filled(key, "")] = number
+            self._used = Names(self._last_use)
+        return self._last_use
 
     def _numbers(self, key: Key, begin: int, far: int) -> set[str]:
         hole = key.holes[0].name

@@ -26,7 +26,7 @@ def pinned(statements: Sequence[Statement], sources: Mapping[str, Spec | None]) 
 
     def note(number: int, step: Step, found: Recipes) -> None:
         statement = statements[number]
-        if is_many(statement.lefts) and statement.options.fused is None and not statement.options.stack:
+        if is_many(statement.lefts) and statement.options.fused is None:
             steps.setdefault(number, []).append((step, _sizes(statement, step, found)))
 
     # The degrees of fused weights do not matter for the sizes of what is joined elsewhere.
@@ -38,6 +38,8 @@ def pinned(statements: Sequence[Statement], sources: Mapping[str, Spec | None]) 
 
 
 def _sizes(statement: Statement, step: Step, parts: Recipes) -> Sizes:
+    if statement.options.stack:
+        return (1,) * len(parts)
     dim = dim_of(statement, len(parts[0].shape))
     shapes = (part.shape[::-1] if turned else part.shape for part, turned in zip(parts, step.left_turned, strict=True))
     return tuple(shape[dim] if dim < len(shape) else 0 for shape in shapes)
@@ -46,16 +48,19 @@ def _sizes(statement: Statement, step: Step, parts: Recipes) -> Sizes:
 def _pinned(statement: Statement, steps: Sequence[tuple[Step, Sizes]]) -> Iterator[Statement]:
     """One statement where all its combinations of ids are alike, else one for each."""
     first = steps[0][1]
+    stacks = statement.options.stack
     stars = any(key.has_star for key in statement.lefts)
     if all(sizes == first for _, sizes in steps) and (not stars or _counts_from_zero(statement, steps)):
         parts = len(first) if stars else statement.options.parts
-        sizes: Sizes | Literal["equal"] = "equal" if len(set(first)) == 1 else first
-        yield replace(statement, options=replace(statement.options, sizes=sizes, parts=parts))
+        alike: Sizes | Literal["equal"] = "equal" if len(set(first)) == 1 else first
+        yield replace(statement, options=replace(statement.options, sizes=None if stacks else alike, parts=parts))
         return
     for step, found in steps:
         lefts = (Key((name,), None, turned) for name, turned in zip(step.lefts, step.left_turned, strict=True))
         rights = (Key((name,), None, turned) for name, turned in zip(step.rights, step.right_turned, strict=True))
-        options = replace(statement.options, sizes=found if len(found) > 1 else None, parts=None, optional=False)
+        options = replace(
+            statement.options, sizes=None if stacks or len(found) == 1 else found, parts=None, optional=False
+        )
         yield replace(statement, lefts=tuple(lefts), rights=tuple(rights), options=options, text="")
 
 

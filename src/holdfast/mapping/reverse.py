@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from holdfast.core.errors import InvalidArgument
+from holdfast.mapping.expand import Work
 from holdfast.mapping.invert import inverse, no_inverse, one_sided
 from holdfast.mapping.values import Key, Statement
 
@@ -51,7 +52,9 @@ def _flows(statements: Sequence[Statement]) -> tuple[list[_Flow], list[_Value]]:
     current: dict[str, _Value] = {}
     sources: list[_Value] = []
     flows: list[_Flow] = []
+    work = Work()
     for number, statement in enumerate(statements):
+        work.spend(sum(key.count for key in (*statement.lefts, *statement.rights)), statement)
         lefts: list[_Value] = []
         for key in _keys(statement.lefts):
             if key.pattern not in current:

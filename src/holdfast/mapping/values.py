@@ -11,7 +11,7 @@ from holdfast.core.errors import HoldfastError, Mismatch
 from holdfast.format.dtypes import DType
 
 STAR = "*"
-FLAGS = ("fused_ffn", "fused_qkv", "fused_qkv_old", "stack", "optional")
+FLAGS = ("fused_ffn", "fused_qkv", "fused_qkv_old", "stack", "unstack", "optional")
 UNKNOWN = DType("unknown", "", 0, "unknown")  # for explaining shapes without dtypes
 
 _SHOWN_CHARS = 200
@@ -79,6 +79,11 @@ class Key:
     def __str__(self) -> str:
         return self.pattern + ("^T" if self.transposed else "")
 
+    @property
+    def count(self) -> int:
+        """How many keys an array stands for."""
+        return 1 if self.array is None else self.array[1] - self.array[0]
+
     def with_array(self) -> Iterator[Key]:
         """The keys that an array stands for; a key without one is itself."""
         if self.array is None:
@@ -118,6 +123,7 @@ class Options:
     dst_dtype: DType | None = None
     fused: str | None = None
     stack: bool = False
+    unstack: bool = False
     num_heads: int | None = None
     num_key_value_groups: int | None = None
     tp_degree: int | None = None
@@ -169,19 +175,20 @@ class Statement:
     @property
     def stacks(self) -> bool:
         """Whether the left keys become slices of a new dim."""
-        return self.options.stack and is_many(self.lefts)
+        return self.options.stack
 
     @property
     def unstacks(self) -> bool:
         """Whether the right keys are the slices of a dim, and lose it."""
-        return self.options.stack and not is_many(self.lefts)
+        return self.options.unstack
 
     @property
     def is_plain(self) -> bool:
         """Whether tensors stay as they are, whatever their names."""
         options = self.options
         turned = any(key.transposed for key in (*self.lefts, *self.rights))
-        return not turned and options.permute is None and options.cast is None and options.fused is None
+        stacked = options.stack or options.unstack
+        return not (turned or stacked) and options.permute is None and options.cast is None and options.fused is None
 
     @property
     def where(self) -> str:

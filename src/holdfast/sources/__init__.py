@@ -16,14 +16,20 @@ from holdfast.persist.checkpoint import Checkpoint
 from holdfast.sources.dcp.reader import read_dcp
 from holdfast.sources.foreign import Folder, Foreign, Found
 from holdfast.sources.huggingface import read_huggingface
+from holdfast.sources.paddle_flex import read_flex
+from holdfast.sources.paddle_params import read_params
+from holdfast.sources.paddle_unified import read_unified
 from holdfast.sources.torchfiles.reader import read_torch
 from holdfast.storage import locate
 
 __all__ = ["open_stored"]
 
 READERS: tuple[Callable[[Folder], Found | None], ...] = (
+    read_unified,
+    read_flex,
     read_dcp,
     read_huggingface,
+    read_params,
     read_torch,
 )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -51,6 +51,16 @@ class Folder:
 
     def open(self, name: str) -> Reader:
         return self.pin.open(name)
+
+    def read_begin(self, name: str, size: int) -> bytes:
+        """The first bytes of a file: `size`, or all if it is shorter."""
+        reader = self.open(name)
+        try:
+            data = bytearray(min(size, reader.size))
+            reader.read_into(0, [memoryview(data)])
+            return bytes(data)
+        finally:
+            reader.close()
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +153,14 @@ class Foreign(Checkpoint):
         except NotFound:
             return None
         return fields if isinstance(fields, dict) else None
+
+
+def seen_as(checkpoint: Checkpoint, contents: Contents, made: Mapping[str, bytes]) -> Foreign:
+    """The same folder seen otherwise, with more values that are in memory alone."""
+    if isinstance(checkpoint, Foreign):
+        found = checkpoint._found
+        return Foreign(checkpoint._source, replace(found, contents=contents, made={**found.made, **made}))
+    return Foreign(Folder(checkpoint.storage, checkpoint.folder), Found("holdfast", contents, made))
 
 
 class MadeReader:

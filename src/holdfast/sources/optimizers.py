@@ -66,6 +66,10 @@ def _nested(value: Mapping[str, Any]) -> OptimizerState | None:
             found.names |= dict(zip(params, names, strict=True))
         options = {name: item for name, item in group.items() if name not in ("params", "param_names")}
         found.groups.append((list(params), options))
+    numbers = {str(param): param for params, _ in found.groups for param in params if type(param) is int}
+    found.state = {
+        numbers.get(param, param): states for param, states in found.state.items()
+    }  # DCP makes texts of them
     return found
 
 
@@ -83,7 +87,8 @@ def _flat(value: Mapping[str, Any]) -> OptimizerState | None:
         else:
             return None
     groups: dict[bytes, tuple[list[Any], dict[str, Any]]] = {}
-    for param, own in options.items():
+    for param, unsorted in options.items():
+        own = dict(sorted(unsorted.items()))
         params, _ = groups.setdefault(strictjson.dumps(encoded_options(own, param)), ([], own))
         params.append(param)
     found.groups = list(groups.values())

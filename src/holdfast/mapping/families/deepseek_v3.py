@@ -10,12 +10,12 @@ from holdfast.mapping.families.layers import deepseek_v3
 
 _FUSED_SHARED = """
 {layer}.mlp.shared_experts.gate_proj.weight, {layer}.mlp.shared_experts.up_proj.weight ->
-    {layer}.mlp.shared_experts.gate_up_proj.weight, axis=0, fused_ffn, tp_degree=1, optional
+    {layer}.mlp.shared_experts.gate_up_proj.weight, axis=0, sizes=equal, optional
 """
 
 _STACKED_SCALES = """
 {layer}.mlp.experts.$EXPERT_ID.gate_proj.weight_scale_inv, {layer}.mlp.experts.$EXPERT_ID.up_proj.weight_scale_inv ->
-    gate_up_scale.$LAYER_ID.$EXPERT_ID, axis=0, fused_ffn, tp_degree=1, optional
+    gate_up_scale.$LAYER_ID.$EXPERT_ID, axis=0, sizes=equal, optional
 gate_up_scale.$LAYER_ID.* -> {layer}.mlp.experts.gate_up_proj_scale_inv, axis=0, stack, optional
 {layer}.mlp.experts.*.down_proj.weight_scale_inv ->
     {layer}.mlp.experts.down_proj_scale_inv, axis=0, stack, optional
@@ -45,7 +45,7 @@ _MEGATRON_LOCAL_LATENT_NORMS = """
 _MEGATRON_SHARED = """
 {moe_layer}.mlp.gate.e_score_correction_bias -> {block}.mlp.router.expert_bias
 {moe_layer}.mlp.shared_experts.gate_proj.weight, {moe_layer}.mlp.shared_experts.up_proj.weight ->
-    {block}.mlp.shared_experts.linear_fc1.weight, axis=0, fused_ffn, tp_degree=1
+    {block}.mlp.shared_experts.linear_fc1.weight, axis=0, sizes=equal
 {moe_layer}.mlp.shared_experts.down_proj.weight -> {block}.mlp.shared_experts.linear_fc2.weight
 """
 

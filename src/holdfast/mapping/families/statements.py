@@ -1,7 +1,7 @@
 """Statements that several families share, as templates: see `fill` for the fields.
 
-`fused_ffn` with `tp_degree=1` is gate and up one after the other: unlike a plain concat its reverse
-needs no sizes, because the two are equal. On `axis=0` weights are [out, in], as torch has them.
+Gate and up are equal, which `sizes=equal` says so that what was joined can be cut again. On `axis=0`
+weights are [out, in], as torch has them.
 """
 
 FUSED_QKV = """
@@ -20,19 +20,19 @@ GROUPED_QKV = """
 
 FUSED_MLP = """
 {layer}.mlp.gate_proj.weight, {layer}.mlp.up_proj.weight ->
-    {layer}.mlp.gate_up_proj.weight, axis=0, fused_ffn, tp_degree=1, optional
+    {layer}.mlp.gate_up_proj.weight, axis=0, sizes=equal, optional
 {layer}.mlp.gate_proj.bias, {layer}.mlp.up_proj.bias ->
-    {layer}.mlp.gate_up_proj.bias, axis=0, fused_ffn, tp_degree=1, optional
+    {layer}.mlp.gate_up_proj.bias, axis=0, sizes=equal, optional
 """
 
 FUSED_EXPERTS = """
 {layer}.mlp.experts.$EXPERT_ID.gate_proj.weight, {layer}.mlp.experts.$EXPERT_ID.up_proj.weight ->
-    {layer}.mlp.experts.$EXPERT_ID.gate_up_proj.weight, axis=0, fused_ffn, tp_degree=1
+    {layer}.mlp.experts.$EXPERT_ID.gate_up_proj.weight, axis=0, sizes=equal
 """
 
 STACKED_EXPERTS = """
 {layer}.mlp.experts.$EXPERT_ID.gate_proj.weight, {layer}.mlp.experts.$EXPERT_ID.up_proj.weight ->
-    gate_up.$LAYER_ID.$EXPERT_ID, axis=0, fused_ffn, tp_degree=1
+    gate_up.$LAYER_ID.$EXPERT_ID, axis=0, sizes=equal
 gate_up.$LAYER_ID.* -> {layer}.mlp.experts.gate_up_proj, axis=0, stack
 {layer}.mlp.experts.*.down_proj.weight -> {layer}.mlp.experts.down_proj, axis=0, stack
 """
@@ -77,10 +77,10 @@ MEGATRON_LOCAL_NORMS = """
 
 MEGATRON_MLP = """
 {dense_layer}.mlp.gate_proj.weight, {dense_layer}.mlp.up_proj.weight ->
-    {block}.mlp.linear_fc1.weight, axis=0, fused_ffn, tp_degree=1
+    {block}.mlp.linear_fc1.weight, axis=0, sizes=equal
 {dense_layer}.mlp.down_proj.weight -> {block}.mlp.linear_fc2.weight
 {dense_layer}.mlp.gate_proj.bias, {dense_layer}.mlp.up_proj.bias ->
-    {block}.mlp.linear_fc1.bias, axis=0, fused_ffn, tp_degree=1, optional
+    {block}.mlp.linear_fc1.bias, axis=0, sizes=equal, optional
 {dense_layer}.mlp.down_proj.bias -> {block}.mlp.linear_fc2.bias, optional
 """
 
@@ -91,13 +91,13 @@ MEGATRON_ROUTER = """
 # One weight for each expert of a grouped GEMM.
 MEGATRON_GROUPED_EXPERTS = """
 {moe_layer}.mlp.experts.$EXPERT_ID.gate_proj.weight, {moe_layer}.mlp.experts.$EXPERT_ID.up_proj.weight ->
-    {block}.mlp.experts.linear_fc1.weight$EXPERT_ID, axis=0, fused_ffn, tp_degree=1
+    {block}.mlp.experts.linear_fc1.weight$EXPERT_ID, axis=0, sizes=equal
 {moe_layer}.mlp.experts.$EXPERT_ID.down_proj.weight -> {block}.mlp.experts.linear_fc2.weight$EXPERT_ID
 """
 
 MEGATRON_LOCAL_EXPERTS = """
 {moe_layer}.mlp.experts.$EXPERT_ID.gate_proj.weight, {moe_layer}.mlp.experts.$EXPERT_ID.up_proj.weight ->
-    {block}.mlp.experts.local_experts.$EXPERT_ID.linear_fc1.weight, axis=0, fused_ffn, tp_degree=1
+    {block}.mlp.experts.local_experts.$EXPERT_ID.linear_fc1.weight, axis=0, sizes=equal
 {moe_layer}.mlp.experts.$EXPERT_ID.down_proj.weight ->
     {block}.mlp.experts.local_experts.$EXPERT_ID.linear_fc2.weight
 """
@@ -105,7 +105,7 @@ MEGATRON_LOCAL_EXPERTS = """
 # Megatron's distributed checkpoints hold the experts of a layer as one tensor ...
 MEGATRON_STORED_EXPERTS = """
 {moe_layer}.mlp.experts.$EXPERT_ID.gate_proj.weight, {moe_layer}.mlp.experts.$EXPERT_ID.up_proj.weight ->
-    {moe_layer}.fc1.$EXPERT_ID, axis=0, fused_ffn, tp_degree=1
+    {moe_layer}.fc1.$EXPERT_ID, axis=0, sizes=equal
 {moe_layer}.fc1.* -> {block}.mlp.experts.experts.linear_fc1.weight, axis=0, stack
 {moe_layer}.mlp.experts.*.down_proj.weight -> {block}.mlp.experts.experts.linear_fc2.weight, axis=0, stack
 """
@@ -130,11 +130,11 @@ MEGATRON_DIST_QK_NORMS = """
 
 MEGATRON_DIST_MLP = """
 {layers}.*.post_attention_layernorm.weight -> decoder.layers.mlp.linear_fc1.layer_norm_weight, axis=0, stack
-{layer}.mlp.gate_proj.weight, {layer}.mlp.up_proj.weight -> fc1.$LAYER_ID.weight, axis=0, fused_ffn, tp_degree=1
+{layer}.mlp.gate_proj.weight, {layer}.mlp.up_proj.weight -> fc1.$LAYER_ID.weight, axis=0, sizes=equal
 fc1.*.weight -> decoder.layers.mlp.linear_fc1.weight, axis=0, stack
 {layers}.*.mlp.down_proj.weight -> decoder.layers.mlp.linear_fc2.weight, axis=0, stack
 {layer}.mlp.gate_proj.bias, {layer}.mlp.up_proj.bias ->
-    fc1.$LAYER_ID.bias, axis=0, fused_ffn, tp_degree=1, optional
+    fc1.$LAYER_ID.bias, axis=0, sizes=equal, optional
 fc1.*.bias -> decoder.layers.mlp.linear_fc1.bias, axis=0, stack, optional
 {layers}.*.mlp.down_proj.bias -> decoder.layers.mlp.linear_fc2.bias, axis=0, stack, optional
 """
@@ -143,7 +143,7 @@ MEGATRON_DIST_MOE = """
 {layers}.*.post_attention_layernorm.weight -> decoder.layers.pre_mlp_layernorm.weight, axis=0, stack
 {layers}.*.mlp.gate.weight -> decoder.layers.mlp.router.weight, axis=0, stack
 {layer}.mlp.experts.$EXPERT_ID.gate_proj.weight, {layer}.mlp.experts.$EXPERT_ID.up_proj.weight ->
-    fc1.$LAYER_ID.$EXPERT_ID, axis=0, fused_ffn, tp_degree=1
+    fc1.$LAYER_ID.$EXPERT_ID, axis=0, sizes=equal
 fc1.$LAYER_ID.* -> fc1s.$LAYER_ID, axis=0, stack
 fc1s.* -> decoder.layers.mlp.experts.experts.linear_fc1.weight, axis=0, stack
 {layer}.mlp.experts.*.down_proj.weight -> fc2s.$LAYER_ID, axis=0, stack

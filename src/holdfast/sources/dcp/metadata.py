@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -30,6 +31,7 @@ _NAMES: Names = {
     **records("torch.distributed.checkpoint.filesystem", "_StorageInfo", "_StoragePrefix"),
     **records("torch.distributed.checkpoint.planner_helpers", "_StorageInfo"),
 }
+_ELEMENTS = 2**58
 _ORIGINAL_SHAPE = "nd_reformulated_orig_global_shape"
 
 
@@ -78,7 +80,7 @@ def read_metadata(reader: Reader, where: str) -> DcpMetadata:
         if type(key) is not str or not isinstance(entry, Record):
             raise Damaged(f"{where}: an entry that is no tensor and no value")
         if entry.name.name == "TensorStorageMetadata":
-            tensors[key] = _tensor(key, entry, items, _original(originals, key), where)
+            tensors[key] = _tensor(key, entry, items, _original(originals, key, where), where)
         elif (key, None) in items:
             values[key] = items[key, None]
     return DcpMetadata(tensors, values, _paths(top.fields.get("planner_data"), entries))
@@ -115,6 +117,8 @@ def _sizes(value: Any, key: str, where: str) -> tuple[int, ...]:
     good = isinstance(value, tuple | list) and len(value) <= limits.TENSOR_RANK
     if not good or not all(type(size) is int and 0 <= size < 2**60 for size in value):
         raise Damaged(f"{where}: {key[:80]!r} has a shape or an offset that is none")
+    if math.prod(max(1, size) for size in value) >= _ELEMENTS:
+        raise Damaged(f"{where}: {key[:80]!r} has too large a shape")
     return tuple(value)
 
 
@@ -150,11 +154,10 @@ def _dtype(entry: Record, key: str, where: str) -> str:
     return dtype_named(name.name).name
 
 
-def _original(originals: Any, key: str) -> tuple[int, ...] | None:
+def _original(originals: Any, key: str, where: str) -> tuple[int, ...] | None:
     entry = originals.get(key) if isinstance(originals, dict) else None
     shape = entry.get(_ORIGINAL_SHAPE) if isinstance(entry, dict) else None
-    good = isinstance(shape, tuple | list) and all(type(size) is int and 0 <= size < 2**60 for size in shape)
-    return tuple(shape) if good and shape is not None else None
+    return None if shape is None else _sizes(shape, key, where)
 
 
 def _paths(planner: Any, entries: Mapping[str, Any]) -> dict[str, tuple[str | int, ...]]:

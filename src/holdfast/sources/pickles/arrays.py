@@ -92,7 +92,7 @@ def _shape(value: Any, where: str) -> tuple[int, ...]:
     good = isinstance(value, tuple | list) and len(value) <= limits.TENSOR_RANK
     if not good or not all(type(size) is int and 0 <= size < 2**60 for size in value):
         raise Damaged(f"{where}: an array whose shape is not a list of sizes")
-    if math.prod(max(1, size) for size in value) >= 2**60:
+    if math.prod(max(1, size) for size in value) >= 2**58:
         raise Damaged(f"{where}: an array whose shape is too large")
     return tuple(value)
 

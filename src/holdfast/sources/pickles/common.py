@@ -7,6 +7,7 @@ from typing import Any
 from holdfast.sources.pickles.values import Encoded, Name, Names, Span, records
 
 _BUILTINS = ("builtins", "__builtin__")
+_TYPES = ("list", "dict", "tuple", "int", "long", "float", "str", "unicode", "bool")  # what default dicts name
 _PATHS = ("PosixPath", "WindowsPath", "PurePosixPath", "PureWindowsPath", "Path")
 _KEYS = (str, int, float, bool, type(None))
 
@@ -85,9 +86,9 @@ COMMON: Names = {
     **{(module, "set"): _set for module in _BUILTINS},
     **{(module, "frozenset"): _frozenset for module in _BUILTINS},
     **{(module, "complex"): _complex for module in _BUILTINS},
-    **{(module, "bytearray"): _bytearray for module in _BUILTINS},
+    **{(module, name): _bytearray for module in _BUILTINS for name in ("bytes", "bytearray")},
     **{(module, "slice"): _slice for module in _BUILTINS},
-    **{(module, name): None for module in _BUILTINS for name in ("list", "dict", "int", "float", "str", "bool")},
+    **{(module, name): None for module in _BUILTINS for name in _TYPES},
     **records("argparse", "Namespace"),
     **records("pathlib", *_PATHS),
     **records("pathlib._local", *_PATHS),

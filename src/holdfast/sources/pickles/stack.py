@@ -7,7 +7,7 @@ from typing import Any
 from holdfast.core.errors import Damaged
 from holdfast.sources.pickles.stream import Stream
 
-_OBJECTS = 1_000_000  # a file may always build so many, and one for every 4 bytes beyond
+_OBJECTS = 200_000  # a file may always build so many, and one for every 4 bytes beyond
 _OBJECT_BYTES = 4
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +26,8 @@ _DTENSOR_MODULES = (
     "torch.distributed._tensor", "torch.distributed._tensor.api",
 )  # fmt: skip
 _PLAIN_TYPES = {("torch", "Tensor"), ("torch.nn.parameter", "Parameter"), ("torch.nn.parameter", "Buffer")}
+
+_ELEMENTS = 2**58
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +88,8 @@ def _checked(storage: Storage, dtype: str, offset: Any, shape: Any, strides: Any
         raise TypeError("not a shape and its strides")
     if not all(type(number) is int and 0 <= number < 2**60 for number in numbers):
         raise ValueError("not a shape and its strides")
+    if math.prod(max(1, size) for size in shape) >= _ELEMENTS:
+        raise ValueError("too large a shape")
     return Tensor(storage, dtype, offset, shape, strides)
 
 

@@ -40,6 +40,7 @@ class Planter:
         self._reader = reader
         self._where = where
         self._made = bytearray()
+        self._known: dict[tuple[Tensor, int], Leaf] = {}
 
     @property
     def made(self) -> dict[str, bytes]:
@@ -66,9 +67,14 @@ class Planter:
         return str(value) if isinstance(value, Name) else value
 
     def _tensor(self, tensor: Tensor, storages: Mapping[str, tuple[int, int]], key: str) -> Leaf:
+        """A tensor; one that stands in several places of the tree is one leaf, under the first key."""
         begin, size = storages[tensor.storage.key]
-        recipe = view_recipe(tensor, key, self._file, begin, size, self._where)
-        return Leaf(recipe, tensor.dtype if recipe.dtype.name != tensor.dtype else None)
+        known = self._known.get((tensor, begin))
+        if known is None:
+            recipe = view_recipe(tensor, key, self._file, begin, size, self._where)
+            known = Leaf(recipe, tensor.dtype if recipe.dtype.name != tensor.dtype else None)
+            self._known[tensor, begin] = known
+        return known
 
     def _record(self, record: Record, storages: Mapping[str, tuple[int, int]], path: tuple[object, ...]) -> Any:
         where = f"{self._where}: {dotted(path)[:80]!r}"

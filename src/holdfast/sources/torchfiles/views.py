@@ -6,6 +6,7 @@ import itertools
 import math
 from collections.abc import Iterator
 
+from holdfast.core import limits
 from holdfast.core.errors import Damaged, Unsupported
 from holdfast.format.dtypes import DType, dtype_named
 from holdfast.layout.box import Box
@@ -14,6 +15,8 @@ from holdfast.plan.recipe import Recipe, Term
 from holdfast.sources.torchfiles.names import Tensor
 
 _PIECES = 4096
+_REPEATED_BYTES = 16 * limits.MIB  # an expanded tensor may be larger than its storage by so much, or so often
+_REPEATED = 4
 
 
 def view_recipe(tensor: Tensor, key: str, file: str, begin: int, size: int, where: str) -> Recipe[Place]:
@@ -33,6 +36,10 @@ def view_recipe(tensor: Tensor, key: str, file: str, begin: int, size: int, wher
     if (last + 1) * dtype.bytes > size:
         raise Damaged(
             f"{where}: {key!r} reaches to byte {(last + 1) * dtype.bytes} of its storage, which has {size} bytes"
+        )
+    if volume * dtype.bytes > max(_REPEATED_BYTES, _REPEATED * size):
+        raise Unsupported(
+            f"{where}: {key!r} repeats the {size} bytes of its storage to {volume * dtype.bytes}; save what is repeated"
         )
     storage = _Storage(key, dtype, shape, file, begin, size // dtype.bytes)
     terms = tuple(_terms(storage, (0,) * len(shape), shape, strides, offset, where))
