@@ -46,6 +46,19 @@ def test_recomputed_blocks_and_rounded_work_on_ranks(layout: str) -> None:
         assert all(rank[option][1] == pytest.approx(loss, rel=tolerance) for rank in found)
 
 
+def _deep(layout: Layout) -> Any:
+    trainee = build(model("qwen3_moe", num_hidden_layers=8), layout)
+    trainee.forward_backward(share(trainee, batches(MICRO_BATCHES)))
+    return pieces({key: p.grad for key, p in trainee.parameters().items()})
+
+
+def test_four_ranks_interleave_eight_stages() -> None:
+    layout = Layout(pp=4, schedule="interleaved", stages_per_rank=2)
+    gradients = assemble(run_ranks(4, _deep, layout, deadline_s=DEADLINE_S))
+    for key, value in assemble([_deep(Layout())]).items():
+        assert float((gradients[key] - value).norm() / value.norm()) < 1e-5, key
+
+
 def _middle_stage_without_values() -> float:
     """Ranks between first and last stage are told of shapes alone, as their feed does."""
     trainee = build(CONFIG, LAYOUTS["pp-4"])

@@ -45,6 +45,7 @@ DENSE = {
     "pp-2-replicate-2": Layout(pp=2, dp_replicate=2),
     "pp-2-tp-2": Layout(pp=2, tp=2),
     "pp-2-interleaved": Layout(pp=2, schedule="interleaved", stages_per_rank=2),
+    "pp-2-interleaved-dp-2": Layout(pp=2, dp_shard=2, schedule="interleaved", stages_per_rank=2),
     "pp-4": Layout(pp=4),
     "zero1-2": Layout(dp_replicate=2, zero1=True),
     "tp-2-pp-2-dp-2": Layout(tp=2, pp=2, dp_shard=2),
