@@ -76,7 +76,7 @@ def _problem(contents: Contents, name: str, numbers: _Numbers) -> str:
     """Why the numbers cannot be those of the live optimizer; "" if they can."""
     entry = contents.state[name]
     if entry.get("mapped"):
-        return f"a mapping that reshapes cannot tell which state belongs to which key; load it without one, {_BY_KEY}"
+        return f"through a mapping nothing tells which number is which key; leave it out with ignore, {_BY_KEY}"
     sizes = [len(group["params"]) for group in entry["groups"]]
     if sizes != numbers.sizes:
         return (

@@ -175,14 +175,17 @@ def test_numbers_are_not_taken_for_keys(tmp_path):
         assert torch.equal(moments(live, live_optimizer)[key], tensor), key
 
 
-def test_a_mapping_that_reshapes_does_not_turn_numbers(tmp_path):
+@pytest.mark.parametrize(
+    "mapping", [["a.weight^T -> a.weight"], ["a.weight -> b.weight", "b.weight -> a.weight"]], ids=["turned", "renamed"]
+)
+def test_numbers_are_not_taken_through_a_mapping(tmp_path, mapping):
     saved_with(tmp_path / "x.pt", lambda model: in_order(model, "a.weight", "b.weight", "c.weight"))
     live = twins()
     state = {"model": live, "optimizer": torch.optim.AdamW(live.parameters())}
-    with pytest.raises(Mismatch, match="a mapping that reshapes cannot tell"):
-        holdfast.load(tmp_path / "x.pt", state, mapping=["a.weight^T -> a.weight"])
-    holdfast.load(tmp_path / "x.pt", state, mapping=["a.weight -> b.weight", "b.weight -> a.weight"])
-    assert state["optimizer"].state[live["a"].weight]["exp_avg"][0, 0] > 0
+    with pytest.raises(Mismatch, match="through a mapping nothing tells"):
+        holdfast.load(tmp_path / "x.pt", state, mapping=mapping)
+    holdfast.load(tmp_path / "x.pt", state, mapping=mapping, ignore=["optimizer"])
+    assert not state["optimizer"].state
 
 
 def test_an_optimizer_stays_numbered_in_a_conversion(tmp_path):
