@@ -11,6 +11,7 @@ import torch
 from tests.sources.made import torch_file, trained
 
 import holdfast
+from holdfast.convert.mapping import MappingOptions
 from holdfast.convert.run import ConvertOptions, convert
 from holdfast.core.errors import Damaged, Mismatch, NotFound, Unsupported
 from holdfast.sources import open_stored
@@ -175,9 +176,10 @@ def test_numbers_are_not_taken_for_keys(tmp_path):
         assert torch.equal(moments(live, live_optimizer)[key], tensor), key
 
 
-@pytest.mark.parametrize(
-    "mapping", [["a.weight^T -> a.weight"], ["a.weight -> b.weight", "b.weight -> a.weight"]], ids=["turned", "renamed"]
-)
+SWAPPED = ["a.weight -> x", "b.weight -> a.weight", "x -> b.weight"]
+
+
+@pytest.mark.parametrize("mapping", [["a.weight^T -> a.weight"], SWAPPED], ids=["turned", "renamed"])
 def test_numbers_are_not_taken_through_a_mapping(tmp_path, mapping):
     saved_with(tmp_path / "x.pt", lambda model: in_order(model, "a.weight", "b.weight", "c.weight"))
     live = twins()
@@ -199,6 +201,16 @@ def test_an_optimizer_stays_numbered_in_a_conversion(tmp_path):
         holdfast.load(tmp_path / to, {"model": live, "optimizer": live_optimizer})
         for key, tensor in moments(model, optimizer).items():
             assert torch.equal(moments(live, live_optimizer)[key], tensor), (to, key)
+
+
+def test_a_mapped_optimizer_by_number_is_refused_or_left_out(tmp_path):
+    saved_with(tmp_path / "x.pt", decayed)
+    for to in ("holdfast", "dcp"):
+        done = convert(tmp_path / "x.pt", tmp_path / to, ConvertOptions(to=to, mapping=MappingOptions(SWAPPED)))
+        live = twins()
+        with pytest.raises(Mismatch, match="through a mapping nothing tells" if to == "holdfast" else "no such"):
+            holdfast.load(tmp_path / to, {"model": live, "optimizer": decayed(live)})
+    assert "optimizer left out" in done.notes[-1], "what DCP holds, torch would load by number"
 
 
 def test_names_of_parameters_are_taken_from_the_file(tmp_path):
