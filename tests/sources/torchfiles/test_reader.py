@@ -174,6 +174,8 @@ def test_numbers_are_not_taken_for_keys(tmp_path):
     holdfast.load(tmp_path / "x.pt", {"model": live, "optimizer": live_optimizer}, mapping=["0 -> 0"])
     for key, tensor in moments(model, optimizer).items():
         assert torch.equal(moments(live, live_optimizer)[key], tensor), key
+    convert(tmp_path / "x.pt", tmp_path / "c", ConvertOptions(mapping=MappingOptions(["0 -> first", "1 -> second"])))
+    assert sorted(holdfast.open(tmp_path / "c").keys("optimizer"))[0] == "0/exp_avg"
 
 
 SWAPPED = ["a.weight -> x", "b.weight -> a.weight", "x -> b.weight"]
