@@ -177,3 +177,11 @@ def test_torch_is_not_imported(source, tmp_path):
     import sys
 
     subprocess.run([sys.executable, "-c", code, source, tmp_path / "b"], check=True, timeout=60)
+
+
+def test_a_dry_run_refuses_the_destinations_that_a_conversion_refuses(source, tmp_path):
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code" / "train.py").write_text("")
+    for destination, match in ((source / "sub", "lies in the source"), (tmp_path / "code", "is not a checkpoint")):
+        done = call("convert", source, destination, "--dry-run", "--force")
+        assert done.exit_code == 1 and match in done.output

@@ -12,13 +12,12 @@ from holdfast.cli.render import clean, count, print_json, print_table, progress,
 from holdfast.convert.mapping import MappingOptions
 from holdfast.convert.opening import open_source
 from holdfast.convert.ranks import launched_ranks
-from holdfast.convert.replacing import check_free
+from holdfast.convert.replacing import Destination
 from holdfast.convert.run import Conversion, Converted, ConvertOptions, convert
 from holdfast.convert.sinks import FORMATS
 from holdfast.convert.summary import Summary, summary_of
 from holdfast.core.errors import InvalidArgument, Mismatch, StorageError, Unsupported
 from holdfast.core.ranks import Ranks
-from holdfast.storage import locate
 
 _HINTS = {
     "holdfast": "holdfast show {path}",
@@ -135,7 +134,7 @@ def _dry_run(source: str, destination: str, options: ConvertOptions, *, as_json:
 
     def check_destination() -> None:
         try:
-            check_free(*locate(destination), force=options.force)
+            Destination.at(destination).check(opened, force=options.force)
         except InvalidArgument as error:
             problems.append(str(error))
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from holdfast.convert.mapping import MappingOptions, mapped
 from holdfast.convert.opening import open_source
 from holdfast.convert.pull import Pull
-from holdfast.convert.replacing import check_free
+from holdfast.convert.replacing import Destination
 from holdfast.convert.select import cast_models, chosen, model_dtype
 from holdfast.convert.sidefiles import side_files, with_dtype
 from holdfast.convert.sinks import sink_named
@@ -31,7 +31,6 @@ from holdfast.persist.shown import shown
 from holdfast.sources.foreign import Foreign
 from holdfast.sources.paddle_names import as_torch
 from holdfast.sources.paddle_powers import as_paddle
-from holdfast.storage import locate
 from holdfast.storage.base import SharedStorage, Storage
 from holdfast.storage.local import LocalStorage
 
@@ -147,27 +146,28 @@ def convert(
     """
     ranks = Alone() if ranks is None else ranks
     began = time.monotonic()
-    made: list[tuple[Conversion, SharedStorage, str]] = []
+    made: list[tuple[Conversion, Destination]] = []
     with ExitStack() as stack:
 
         def prepare() -> None:
-            storage, folder = locate(destination)
-            check_free(storage, folder, force=options.force)
+            place = Destination.at(destination)
             opened = open_source(source)
+            place.check(opened, force=options.force)
             stack.enter_context(opened.held())
-            made.append((Conversion(opened, options), storage, folder))
+            made.append((Conversion(opened, options), place))
 
         together(ranks, prepare)
-        conversion, storage, folder = made[0]
+        conversion, place = made[0]
         progress = stack.enter_context(watch(conversion.bytes))
-        _write(conversion, ranks, storage, folder, progress)
-    files = storage.files(folder)
-    path, seconds = f"{storage.name}/{folder}", time.monotonic() - began
-    return Converted(path, options.to, len(files), sum(files.values()), seconds, conversion.notes)
+        _write(conversion, ranks, place, progress)
+    files = place.storage.files(place.folder)
+    seconds = time.monotonic() - began
+    return Converted(place.path, options.to, len(files), sum(files.values()), seconds, conversion.notes)
 
 
-def _write(conversion: Conversion, ranks: Ranks, storage: SharedStorage, folder: str, progress: Progress) -> None:
+def _write(conversion: Conversion, ranks: Ranks, place: Destination, progress: Progress) -> None:
     """Write an attempt and publish it; on any failure nothing is left of it."""
+    storage = place.storage
     with ExitStack() as stack:
         attempt = _begin(conversion, ranks, storage, stack)
 
@@ -176,8 +176,8 @@ def _write(conversion: Conversion, ranks: Ranks, storage: SharedStorage, folder:
                 return
             for name, data in conversion.output.small_files(attempt, reports).items():
                 storage.put(attempt, name, data)
-            check_free(storage, folder, force=conversion.options.force)  # again: it took a while
-            storage.publish(attempt, folder)
+            place.check_free(force=conversion.options.force)  # again: it took a while
+            storage.publish(attempt, place.folder)
 
         try:
             reports = conversion.write(ranks, storage, attempt, progress)
