@@ -43,7 +43,8 @@ class Destination:
         here, there = _real(self.path), _real(source.path)
         if f"{here}/".startswith(f"{there}/") or f"{there}/".startswith(f"{here}/"):
             raise InvalidArgument(
-                f"{self.path} is, holds or lies in the source {source.path}, which stays as it is; choose another folder"
+                f"{self.path} is, holds or lies in the source {source.path}, which stays as it is; "
+                "choose another folder"
             )
         self.check_free(force=force)
 
