@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from holdfast.convert.mapping import MappingOptions, mapped
 from holdfast.convert.opening import open_source
+from holdfast.convert.orientation import check_orientation
 from holdfast.convert.pull import Pull
 from holdfast.convert.replacing import Destination
 from holdfast.convert.select import cast_models, chosen, model_dtype
@@ -82,6 +83,8 @@ class Conversion:
         self.options = options
         small = side_files(source)
         contents, self.same = mapped(self.source.contents, options.mapping, small)
+        if options.to == "paddle":
+            check_orientation(self.source.contents, contents)
         contents = chosen(contents, options.only, options.remove)
         self.contents = contents if dtype is None else cast_models(contents, dtype)
         manifest = source.manifest
