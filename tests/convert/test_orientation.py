@@ -28,7 +28,7 @@ def weights(folder, *, turned=False, embedding=True):
 @pytest.mark.parametrize("embedding", [True, False])
 def test_a_mapping_that_turns_to_paddles_orientation_is_refused(tmp_path, embedding):
     weights(tmp_path / "a", embedding=embedding)
-    with pytest.raises(Unsupported, match="the mapping turns .*leave the mapping out"):
+    with pytest.raises(Unsupported, match=r"the mapping turns .*leave the mapping out"):
         convert(tmp_path / "a", tmp_path / "b", ConvertOptions(to="paddle", mapping=MappingOptions(TURN)))
     done = call("convert", tmp_path / "a", tmp_path / "b", "--to", "paddle", "--dry-run", "--map", TURN[0])
     assert done.exit_code == 1 and "would fail: model: the mapping turns" in done.output

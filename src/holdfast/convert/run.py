@@ -29,6 +29,7 @@ from holdfast.persist.publish import new_attempt
 from holdfast.persist.read import Progress
 from holdfast.persist.same import require_same
 from holdfast.persist.shown import shown
+from holdfast.plan.references import settled
 from holdfast.sources.foreign import Foreign
 from holdfast.sources.paddle_names import as_torch
 from holdfast.sources.paddle_powers import as_paddle
@@ -85,7 +86,7 @@ class Conversion:
         contents, self.same = mapped(self.source.contents, options.mapping, small)
         if options.to == "paddle":
             check_orientation(self.source.contents, contents)
-        contents = chosen(contents, options.only, options.remove)
+        contents = settled(chosen(contents, options.only, options.remove))
         self.contents = contents if dtype is None else cast_models(contents, dtype)
         manifest = source.manifest
         request = Request(

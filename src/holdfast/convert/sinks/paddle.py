@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from holdfast.convert.sinks.base import Output, Request, TensorFile, tensor_files
+from holdfast.convert.sinks.base import Output, Request, TensorFile, left_out, tensor_files
 from holdfast.core.errors import NotFound, Unsupported
 from holdfast.format import names
 from holdfast.persist.commit import BlockReport
@@ -137,13 +137,17 @@ def _index(planned: Sequence[FilePlan], total: int, extra: Mapping[str, Any]) ->
 
 def _notes(contents: Contents, model: str, tensors: Mapping[str, Tensors]) -> list[str]:
     """What the format has no place for."""
-    written = {model, _OPTIMIZER} | {name for name, group in contents.groups.items() if group.kind == "masters"}
-    others = sorted(name for name in contents.groups if name not in written)
+    written = {model, _OPTIMIZER}
+    if _MASTERS in tensors:
+        written |= {name for name, group in contents.groups.items() if group.kind == "masters"}
+    others = left_out(contents, written)
     notes = [f"a Paddle checkpoint holds a model and its optimizer: {', '.join(others)} left out"] if others else []
     group: Group | None = contents.groups.get(_OPTIMIZER)
     lost = sorted({key.rpartition("/")[2] for key in group.tensors if not is_paddle_state(key)}) if group else []
     if lost:
         notes.append(f"Paddle's optimizers have no {', '.join(lost)}: left out")
+    if _OPTIMIZER in tensors:
+        notes.append("a Paddle checkpoint does not hold the options of the optimizer, such as its learning rate")
     if group is not None and _OPTIMIZER not in tensors:
         notes.append("no state of the optimizer is one that Paddle has: it is left out")
     return notes
