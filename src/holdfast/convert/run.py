@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 
-from holdfast.convert.mapping import MappingOptions, mapped
+from holdfast.convert.mapping import MappingOptions, explained, mapped
 from holdfast.convert.opening import open_source
 from holdfast.convert.orientation import check_orientation
 from holdfast.convert.pull import Pull
@@ -82,12 +82,13 @@ class Conversion:
         dtype = None if options.dtype is None else model_dtype(options.dtype)
         self.source = as_paddle(source) if options.to == "paddle" else as_torch(source)
         self.options = options
-        small = side_files(source)
+        self._small = small = side_files(source)
         contents, self.same = mapped(self.source.contents, options.mapping, small)
         if options.to == "paddle":
             check_orientation(self.source.contents, contents)
-        contents = settled(chosen(contents, options.only, options.remove))
-        self.contents = contents if dtype is None else cast_models(contents, dtype)
+        every = contents.groups
+        contents = settled(chosen(contents, options.only, options.remove, self.source.contents))
+        self.contents = contents if dtype is None else cast_models(contents, dtype, every)
         manifest = source.manifest
         request = Request(
             max_shard_bytes=limits.parse_bytes(options.max_shard_size),
@@ -97,6 +98,10 @@ class Conversion:
             metrics=manifest.metrics,
         )
         self.output: Output = sink(self.contents, request)
+
+    def explain(self) -> tuple[str, ...]:
+        """What the mapping does, a line for each target."""
+        return explained(self.source.contents, self.options.mapping, self._small)
 
     @property
     def bytes(self) -> int:
