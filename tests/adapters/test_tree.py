@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from holdfast.adapters.tree import contains_tensor, flatten, references, unflatten
+from holdfast.adapters.tree import contains_tensor, flatten, unflatten
 from holdfast.core.errors import Unsupported
+from holdfast.plan.references import references
 
 
 def test_tensors_and_arrays_leave_and_come_back() -> None:

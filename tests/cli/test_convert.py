@@ -3,11 +3,14 @@ import os
 
 import numpy as np
 import pytest
+import safetensors.numpy
+import safetensors.torch
 import torch
+from tests.sources.paddle_folders import GOLDEN
 
 import holdfast
 from cli.calls import call, process
-from holdfast.core.errors import Damaged, InvalidArgument, NotFound
+from holdfast.core.errors import Damaged, HoldfastError, InvalidArgument, NotFound
 from holdfast.persist.read import Loading
 from holdfast.storage.local import LocalReader
 
@@ -159,6 +162,91 @@ def test_damage_is_exit_code_1_and_no_verify_goes_on(source, tmp_path):
     assert call("convert", source, tmp_path / "b", "--no-verify").exit_code == 0
 
 
+def test_a_dry_run_says_what_a_mapping_does(source, tmp_path):
+    (tmp_path / "m.aoa").write_text("0.weight^T -> kernel\n2.bias -> _\n")
+    arguments = ("convert", source, tmp_path / "b", "--dry-run", "--map", tmp_path / "m.aoa")
+    lines = call(*arguments).output.splitlines()
+    assert "removed: 2.bias" in lines and "mapping: makes 3 tensors; --explain says of what" in lines
+    lines = call(*arguments, "--explain").output.splitlines()
+    assert "kernel: [6, 8] float32 <- 0.weight, dims [1, 0]" in lines and "removed: 2.bias" in lines
+    found = json.loads(call(*arguments, "--explain", "--json").output)
+    assert "removed: 2.bias" in found["mapping"]
+
+
+def test_patterns_with_a_mapping_name_keys_of_the_target(source, tmp_path):
+    found = call("convert", source, tmp_path / "b", "--map", "0.weight -> first.w", "--only", "0.weight").exception
+    assert isinstance(found, InvalidArgument) and "it fits keys of the source, which the mapping has renamed" in str(
+        found
+    )
+    found = call("convert", source, tmp_path / "b", "--map", "0.weight -> first.w", "--remove", "frist.w").exception
+    assert isinstance(found, InvalidArgument) and "there are first.w" in str(found)
+
+
+def test_a_mapping_file_that_is_not_there_is_called_a_file(source, tmp_path):
+    for name in ("maps/llama", "llama.aoa"):
+        found = call("convert", source, tmp_path / "b", "--map", name).exception
+        assert isinstance(found, NotFound) and str(found) == f"{name}: there is no such file of statements"
+
+
+def test_the_option_that_tells_a_tp_degree_is_named(tmp_path):
+    weights = {name: np.ones((4, 6), np.float32) for name in ("gate", "up")}
+    safetensors.numpy.save_file(weights, tmp_path / "w.safetensors")
+    arguments = ("convert", tmp_path / "w.safetensors", tmp_path / "b", "--map", "gate, up -> both, fused_ffn")
+    assert "--tp-degree" in str(call(*arguments).exception)
+    assert call(*arguments, "--tp-degree", "2").exit_code == 0
+
+
+def test_a_config_can_be_given_for_built_in_names(tmp_path):
+    config = {"model_type": "llama", "num_attention_heads": 2, "num_key_value_heads": 2, "hidden_size": 4}
+    config |= {"num_hidden_layers": 1, "intermediate_size": 6, "vocab_size": 8}
+    prefix = "model.layers.0"
+    shapes = {f"{prefix}.self_attn.{n}_proj.weight": (4, 4) for n in "qkvo"}
+    shapes |= {f"{prefix}.mlp.{n}_proj.weight": (6, 4) for n in ("gate", "up")}
+    safetensors.numpy.save_file(
+        {key: np.ones(shape, np.float32) for key, shape in shapes.items()}, tmp_path / "w.safetensors"
+    )
+    source = tmp_path / "w.safetensors"
+    assert call("convert", source, tmp_path / "b", "--map", "fused").exit_code
+    (tmp_path / "c.json").write_text(json.dumps(config))
+    done = call("convert", source, tmp_path / "b", "--map", "fused", "--config", tmp_path / "c.json")
+    assert done.exit_code == 0, done.exception
+    assert f"{prefix}.self_attn.qkv_proj.weight" in holdfast.open(tmp_path / "b").keys()
+    (tmp_path / "c.json").write_text("[]")
+    for name, match in (("c.json", "not an object"), ("none.json", "No such file")):
+        found = call("convert", source, tmp_path / "d", "--map", "fused", "--config", tmp_path / name).exception
+        assert isinstance(found, HoldfastError) and match in str(found)
+
+
+def test_how_to_open_it_is_said_where_that_works(tmp_path):
+    (tmp_path / "hub").mkdir()
+    safetensors.numpy.save_file({"w": np.ones(3, np.float32)}, tmp_path / "hub" / "model.safetensors")
+    assert "open it with" not in call("convert", tmp_path / "hub", tmp_path / "a", "--to", "hf").output
+    (tmp_path / "hub" / "config.json").write_text("{}")
+    assert "from_pretrained" in call("convert", tmp_path / "hub", tmp_path / "b", "--to", "hf").output
+    renamed = call("convert", tmp_path / "hub", tmp_path / "c", "--to", "hf", "--map", "w -> v")
+    assert renamed.exit_code == 0 and "open it with" not in renamed.output
+    back = call("convert", tmp_path / "hub", tmp_path / "d", "--to", "hf", "--map", "v -> w", "--reverse")
+    assert "from_pretrained" in back.output
+
+
+def test_an_odd_environment_is_a_message(source, tmp_path, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "abc")
+    found = call("convert", source, tmp_path / "b").exception
+    assert isinstance(found, InvalidArgument) and "WORLD_SIZE='abc'" in str(found)
+
+
+def test_dtype_takes_the_masters_where_they_are_as_wide(tmp_path):
+    source = holdfast.open(GOLDEN / "llama_bf16_hf")
+    key = next(key for key in source.keys("master_weights") if "embed" in key)
+    master, weight = source.read(key, "master_weights"), source.read(key, "model").astype(np.float32)
+    assert not np.array_equal(master, weight)
+    arguments = ("convert", GOLDEN / "llama_bf16_hf", tmp_path / "b", "--to", "hf", "--only", "model")
+    assert call(*arguments, "--dtype", "float32").exit_code == 0
+    assert np.array_equal(holdfast.open(tmp_path / "b").read(key), master)
+    assert call(*arguments, "--dtype", "float64", "--force").exit_code == 0
+    assert np.array_equal(holdfast.open(tmp_path / "b").read(key), weight)
+
+
 def test_help_teaches():
     text = call("convert", "--help").output
     assert "holdfast convert runs/llama exported --to hf --dtype bfloat16" in text
@@ -177,3 +265,11 @@ def test_torch_is_not_imported(source, tmp_path):
     import sys
 
     subprocess.run([sys.executable, "-c", code, source, tmp_path / "b"], check=True, timeout=60)
+
+
+def test_a_dry_run_refuses_the_destinations_that_a_conversion_refuses(source, tmp_path):
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code" / "train.py").write_text("")
+    for destination, match in ((source / "sub", "lies in the source"), (tmp_path / "code", "is not a checkpoint")):
+        done = call("convert", source, destination, "--dry-run", "--force")
+        assert done.exit_code == 1 and match in done.output

@@ -6,6 +6,7 @@ import torch
 
 import holdfast
 from cli.calls import call
+from holdfast.cli.diff import _compare_values, _ordered
 
 
 @pytest.fixture
@@ -153,3 +154,12 @@ def test_a_key_that_turns_text_around_is_made_visible(saved):
     output = call("diff", first, second).output
     assert r"model: a\x202eb: values differ" in output
     assert output.replace("\n", "").isprintable()
+
+
+def test_the_parameters_of_a_group_are_a_set():
+    def entry(*params):
+        return {"kind": "optimizer", "groups": [{"params": list(params), "options": {}}], "stateless": []}
+
+    assert not [*_compare_values("o", _ordered(entry("a", "b")), _ordered(entry("b", "a")))]
+    assert [*_compare_values("o", _ordered(entry("a", "b")), _ordered(entry("c", "a")))]
+    assert _ordered({"kind": "json", "value": [2, 1]}) == {"kind": "json", "value": [2, 1]}

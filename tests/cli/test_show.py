@@ -139,3 +139,9 @@ def test_control_characters_of_a_path_are_made_visible(step):
     output = call("show", hostile).output
     assert output.replace("\n", "").isprintable()
     assert r"\x1b[31mred\x07\x9b" in output
+
+
+def test_a_key_that_is_not_there_names_its_likes(step):
+    assert "did you mean 0.weight?" in str(call("show", step, "module.0.weight").exception)
+    assert "did you mean" in str(call("show", step, "0.wieght", "--group", "model").exception)
+    assert "did you mean" not in str(call("show", step, "zzz").exception)

@@ -79,7 +79,7 @@ def test_a_pattern_that_fits_nothing_is_a_mistake():
 
 
 def test_a_cast_is_of_the_models_wide_floats_alone():
-    found = cast_models(contents(), model_dtype("bfloat16"))
+    found = cast_models(contents(), model_dtype("bfloat16"), {})
     dtypes = {key: recipe.dtype.name for key, recipe in found.groups["model"].tensors.items()}
     assert dtypes == {"a.w": "bfloat16", "b.w": "bfloat16", "ids": "int64", "q": "float8_e5m2"}
     assert found.groups["optimizer"] == contents().groups["optimizer"]

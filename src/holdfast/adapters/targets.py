@@ -17,12 +17,13 @@ from holdfast.adapters.module import set_extra_state
 from holdfast.adapters.numbered import name_numbered
 from holdfast.adapters.optimizer_targets import Action, OptimizerTargets
 from holdfast.adapters.schedulers import regroup
-from holdfast.adapters.tree import flatten, references, unflatten
+from holdfast.adapters.tree import flatten, unflatten
 from holdfast.adapters.wants import Wants
 from holdfast.core.errors import HoldfastError, Mismatch, Unsupported
 from holdfast.layout.coordinates import axis_sizes, coordinate_on, key_at, label, parse_label
 from holdfast.layout.mesh import Mesh
 from holdfast.plan.files import Place
+from holdfast.plan.references import references
 
 
 class Targets:

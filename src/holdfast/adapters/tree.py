@@ -61,21 +61,6 @@ def _from_numpy(array: np.ndarray[Any, Any], path: str) -> torch.Tensor:
         raise Unsupported(f"{path}: a numpy array of dtype {array.dtype} cannot be stored") from None
 
 
-def references(value: Any) -> dict[str, str]:
-    """Every key that an encoded value refers to, with its tag."""
-    out: dict[str, str] = {}
-    if isinstance(value, list):
-        for item in value:
-            out |= references(item)
-    elif isinstance(value, dict):
-        for tag, content in value.items():
-            if tag in ("$tensor", "$array") and isinstance(content, str):
-                out[content] = tag
-            else:
-                out |= references(content)
-    return out
-
-
 def unflatten(value: Any, tensors: Mapping[str, torch.Tensor], where: str) -> Any:
     """The value again, with `tensors` where the references stand."""
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import click
@@ -11,15 +14,28 @@ import click
 from holdfast.cli.render import clean, count, print_json, print_table, progress, size_text
 from holdfast.convert.mapping import MappingOptions
 from holdfast.convert.opening import open_source
-from holdfast.convert.ranks import launched_ranks
-from holdfast.convert.replacing import check_free
+from holdfast.convert.ranks import launched_place, launched_ranks
+from holdfast.convert.replacing import Destination
 from holdfast.convert.run import Conversion, Converted, ConvertOptions, convert
 from holdfast.convert.sinks import FORMATS
 from holdfast.convert.summary import Summary, summary_of
-from holdfast.core.errors import InvalidArgument, Mismatch, StorageError, Unsupported
+from holdfast.core import limits
+from holdfast.core.errors import (
+    Damaged,
+    HoldfastError,
+    InvalidArgument,
+    Mismatch,
+    NotFound,
+    StorageError,
+    Unsupported,
+)
 from holdfast.core.ranks import Ranks
+from holdfast.format import strictjson
+from holdfast.mapping import families
 from holdfast.storage import locate
 
+_LATER_S = 1.0
+_SPECIAL_LINES = 20
 _HINTS = {
     "holdfast": "holdfast show {path}",
     "hf": 'AutoModelForCausalLM.from_pretrained("{path}")',
@@ -46,7 +62,9 @@ _HINTS = {
 @click.option("--remove", multiple=True, metavar="PATTERN", help="Leave out what fits, with its state. Repeatable.")
 @click.option("--max-shard-size", default="5GB", show_default=True, help="The size of a file at most.")
 @click.option("--tp-degree", type=click.IntRange(1), help="The TP degree of fused weights, where it matters.")
+@click.option("--config", metavar="FILE", help="The model's config.json, for built-in mappings, if SRC has none.")
 @click.option("--dry-run", is_flag=True, help="Only say what would be written; reads headers, no tensors.")
+@click.option("--explain", is_flag=True, help="With --dry-run: where every tensor that the mapping makes comes from.")
 @click.option("--force", is_flag=True, help="Replace a checkpoint at DST, at once and whole.")
 @click.option("--no-verify", is_flag=True, help="Do not check the digests of the source.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
@@ -61,7 +79,9 @@ def command(
     remove: tuple[str, ...],
     max_shard_size: str,
     tp_degree: int | None,
+    config: str | None,
     dry_run: bool,
+    explain: bool,
     force: bool,
     no_verify: bool,
     as_json: bool,
@@ -92,15 +112,50 @@ def command(
         max_shard_size=max_shard_size,
         verify=not no_verify,
         force=force,
-        mapping=MappingOptions(mapping, reverse, tp_degree),
+        mapping=MappingOptions(mapping, reverse, tp_degree, None if config is None else _read_config(config)),
     )
     if dry_run:
-        _dry_run(source, destination, options, as_json=as_json)
+        if launched_place()[0] == 0:
+            _dry_run(source, destination, options, as_json=as_json, explain=explain)
         return
-    with launched_ranks() as ranks:
+    with launched_ranks() as ranks, _told_once(ranks):
         done = _convert(source, destination, options, ranks)
         if ranks.rank == 0:
-            _tell(done, as_json=as_json)
+            _tell(done, as_json=as_json, opens=_opens(done, options))
+
+
+@contextmanager
+def _told_once(ranks: Ranks) -> Iterator[None]:
+    """An error of all ranks, told by the first: the others leave a little later, since a launcher stops all then."""
+    try:
+        yield
+    except HoldfastError as error:
+        if ranks.rank == 0:
+            raise
+        time.sleep(_LATER_S)
+        raise click.exceptions.Exit(1 if isinstance(error, Damaged) else 2) from None
+
+
+def _read_config(path: str) -> dict[str, Any]:
+    try:
+        with Path(path).expanduser().open("rb") as file:
+            data = file.read(limits.JSON_BYTES)
+    except OSError as error:
+        raise NotFound(f"--config {path}: {error.strerror}") from None
+    fields = strictjson.loads(data, path)
+    if not isinstance(fields, dict):
+        raise InvalidArgument(f"--config {path}: not an object, which a config.json is")
+    return fields
+
+
+def _opens(done: Converted, options: ConvertOptions) -> bool:
+    """Whether the library that the format is for can open it: with a config, and the names that it has."""
+    if done.format not in ("hf", "paddle"):
+        return True
+    given = options.mapping.written
+    hub_names = given is None or families.is_back(given) != options.mapping.reverse
+    storage, folder = locate(done.path)
+    return hub_names and "config.json" in storage.files(folder)
 
 
 def _convert(source: str, destination: str, options: ConvertOptions, ranks: Ranks) -> Converted:
@@ -110,7 +165,7 @@ def _convert(source: str, destination: str, options: ConvertOptions, ranks: Rank
     return convert(source, destination, options, ranks, watched)
 
 
-def _tell(done: Converted, *, as_json: bool) -> None:
+def _tell(done: Converted, *, as_json: bool, opens: bool) -> None:
     if as_json:
         print_json(asdict(done))
         return
@@ -119,11 +174,11 @@ def _tell(done: Converted, *, as_json: bool) -> None:
     rate = size_text(done.bytes / max(done.seconds, 1e-9))
     written = f"{count(done.files, 'file')}, {size_text(done.bytes)} in {done.seconds:.1f} s ({rate}/s)"
     click.echo(clean(f"wrote {done.path}: {written}"))
-    if done.format in _HINTS:
+    if opens and done.format in _HINTS:
         click.echo(clean(f"open it with: {_HINTS[done.format].format(path=done.path)}"))
 
 
-def _dry_run(source: str, destination: str, options: ConvertOptions, *, as_json: bool) -> None:
+def _dry_run(source: str, destination: str, options: ConvertOptions, *, as_json: bool, explain: bool) -> None:
     problems: list[str] = []
 
     def look(work: Callable[[], Any]) -> Any:
@@ -135,7 +190,7 @@ def _dry_run(source: str, destination: str, options: ConvertOptions, *, as_json:
 
     def check_destination() -> None:
         try:
-            check_free(*locate(destination), force=options.force)
+            Destination.at(destination).check(opened, force=options.force)
         except InvalidArgument as error:
             problems.append(str(error))
 
@@ -144,15 +199,32 @@ def _dry_run(source: str, destination: str, options: ConvertOptions, *, as_json:
     conversion = look(lambda: Conversion(opened, options))
     found = None if conversion is None else summary_of(conversion.output)
     notes = () if conversion is None else conversion.notes
+    lines = () if conversion is None else conversion.explain()
     if as_json:
         facts = {} if found is None else asdict(found) | {"bytes": found.bytes}
+        facts |= {"mapping": list(lines)} if explain else {}
         print_json({"source": opened.path, "to": options.to, **facts, "notes": list(notes), "problems": problems})
     else:
-        _print_dry_run(opened.path, found, notes, problems)
+        _print_groups(found)
+        _print_mapping(lines, whole=explain)
+        _print_end(opened.path, found, notes, problems)
     raise click.exceptions.Exit(1 if problems else 0)
 
 
-def _print_dry_run(source: str, found: Summary | None, notes: tuple[str, ...], problems: list[str]) -> None:
+def _print_mapping(lines: Sequence[str], *, whole: bool) -> None:
+    """What a mapping does: all of it, or what it takes away and does not use."""
+    if not lines:
+        return
+    special = [line for line in lines if line.startswith(("removed: ", "unused: "))]
+    for line in lines if whole else special[:_SPECIAL_LINES]:
+        click.echo(clean(line))
+    if not whole:
+        made = sum(not line.startswith(" ") for line in lines) - len(special)
+        more = f", {len(special)} keys removed or unused" if len(special) > _SPECIAL_LINES else ""
+        click.echo(f"mapping: makes {count(made, 'tensor')}{more}; --explain says of what")
+
+
+def _print_groups(found: Summary | None) -> None:
     if found is not None:
         rows = [
             [group.name, str(group.tensors), str(group.files), size_text(group.bytes), _dtypes(group.dtypes)]
@@ -163,8 +235,12 @@ def _print_dry_run(source: str, found: Summary | None, notes: tuple[str, ...], p
             click.echo(clean(f"cast: {count(cast.tensors, 'tensor')} of {cast.group}, {cast.source} to {cast.target}"))
         if found.turned or found.joined:
             click.echo(f"reshaped: {found.joined} joined of several, {found.turned} turned")
-        for note in notes:
-            click.echo(clean(f"note: {note}"))
+
+
+def _print_end(source: str, found: Summary | None, notes: tuple[str, ...], problems: list[str]) -> None:
+    for note in notes:
+        click.echo(clean(f"note: {note}"))
+    if found is not None:
         files = f"{count(len(found.files), 'tensor file')}, {size_text(found.bytes)}"
         click.echo(clean(f"from {source}: would write {files}"))
     for problem in problems:

@@ -82,7 +82,7 @@ def _compare(
             yield from _compare_group(one, two, group, advance)
     if only is None:
         for name in sorted({*one.state, *two.state}):
-            yield from _compare_values(name, one.state.get(name), two.state.get(name))
+            yield from _compare_values(name, *(_ordered(c.state.get(name)) for c in (one, two)))
 
 
 def _compare_values(path: str, one: Any, two: Any) -> Iterator[Difference]:
@@ -97,6 +97,14 @@ def _compare_values(path: str, one: Any, two: Any) -> Iterator[Difference]:
         texts = [strictjson.dumps(value).decode() for value in (one, two)]
         first, second = (text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..." for text in texts)
         yield Difference("state.json", path, "the value differs", first, second)
+
+
+def _ordered(entry: Any) -> Any:
+    """An entry of state.json in which the parameters of an optimizer's groups, which are sets, have one order."""
+    if not isinstance(entry, dict) or entry.get("kind") != "optimizer":
+        return entry
+    groups = [group | {"params": sorted(group["params"], key=str)} for group in entry["groups"]]
+    return entry | {"groups": groups, "stateless": sorted(entry.get("stateless", ()), key=str)}
 
 
 def _compare_group(

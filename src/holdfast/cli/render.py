@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -115,14 +116,21 @@ def _impatient(path: str) -> str:
     return f"{path}{'&' if '?' in path else '?'}deadline_s={_PATIENCE_S}"
 
 
+def is_file(path: str) -> bool:
+    """Whether a path leads to a single file of this machine."""
+    return "://" not in path and Path(path).expanduser().is_file()
+
+
 def open_path(path: str) -> Any:
-    """The checkpoint at a path or an address, or the newest readable one of the root there."""
+    """The checkpoint or single file at a path or an address, or the newest readable step of the root there."""
     from holdfast.api import open_checkpoint
     from holdfast.persist.catalog import living_steps
     from holdfast.persist.checkpoint import Checkpoint
     from holdfast.storage import is_checkpoint, shared_storage_at
 
     path = _impatient(path)
+    if is_file(path):
+        return open_checkpoint(path)
     storage = shared_storage_at(path)
     if not storage.exists():
         raise NotFound(f"{path}: there is nothing here")

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from holdfast.cli.render import clean, count, open_path, print_json, progress, size_text
+from holdfast.cli.render import clean, count, is_file, open_path, print_json, progress, size_text
 from holdfast.core.errors import NotFound
 from holdfast.format.names import MANIFEST
 from holdfast.persist.catalog import Committed, committed_steps
@@ -25,7 +25,7 @@ def command(path: str, as_json: bool) -> None:
     something is damaged. All damage is found, not only the first, with the tensors it touches.
     """
     root = storage_at(path)
-    found = [] if is_checkpoint(root) else committed_steps(root)
+    found = [] if is_file(path) or is_checkpoint(root) else committed_steps(root)
     answers = [_answer_of(entry, root) for entry in found] if found else [_verify(open_path(path))]
     if as_json:
         print_json(answers[0] if len(answers) == 1 and not found else answers)

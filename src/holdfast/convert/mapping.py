@@ -11,18 +11,24 @@ from holdfast.core.errors import Damaged, Unsupported
 from holdfast.format import strictjson
 from holdfast.mapping.choose import Around, programs
 from holdfast.mapping.contents import Same, map_contents
+from holdfast.mapping.language import Mapping as Program
 from holdfast.plan.contents import Contents
+from holdfast.plan.files import TensorSpec
 
 _CONFIG = "config.json"
 
 
 @dataclass(frozen=True, slots=True)
 class MappingOptions:
-    """A mapping as users give it, the way it is used, and the TP degree of fused weights."""
+    """A mapping as users give it, the way it is used, the TP degree of fused weights.
+
+    `config` is the model's config.json, where the source has none or another one.
+    """
 
     written: Any = None
     reverse: bool = False
     tp_degree: int | None = None
+    config: Mapping[str, Any] | None = None
 
 
 def mapped(
@@ -31,17 +37,8 @@ def mapped(
     """The contents under the keys of the target, and the scalars that must be equal for it to be right."""
     if options.tp_degree is not None:
         contents = replace(contents, tp_degree=options.tp_degree)
-    if options.written is None:
-        return contents, ()
-    modules = [name for name, group in contents.groups.items() if is_model(name, group) and "/" not in name]
-
-    def around(module: str) -> Around:
-        stored = contents.groups[module].tensors
-        config = _config(side_files) if module == "model" else None
-        return Around(config, targets=stored) if options.reverse else Around(config, stored)
-
     same: list[Same] = []
-    for module, program in programs(options.written, modules, around, reverse=options.reverse).items():
+    for module, program in _programs(contents, options, side_files).items():
         found = map_contents(contents, module, program, target_tp=contents.tp_degree)
         if found.kept:
             kept = ", ".join(sorted(found.kept)[:5])
@@ -49,6 +46,32 @@ def mapped(
         contents = found.contents
         same += found.same
     return contents, tuple(same)
+
+
+def explained(contents: Contents, options: MappingOptions, side_files: Mapping[str, bytes]) -> tuple[str, ...]:
+    """For every target of the mapping where it comes from, and what is removed or unused, a line each."""
+    degree = options.tp_degree or contents.tp_degree
+    lines: list[str] = []
+    for module, program in _programs(contents, options, side_files).items():
+        group = contents.groups[module]
+        keys = [TensorSpec(key, recipe.dtype, recipe.shape) for key, recipe in group.tensors.items()]
+        aliases = [TensorSpec(a, group.tensors[k].dtype, group.tensors[k].shape) for a, k in group.aliases.items()]
+        lines += program.explain([*keys, *aliases], source_tp=degree, target_tp=degree).splitlines()
+    return tuple(lines)
+
+
+def _programs(contents: Contents, options: MappingOptions, side_files: Mapping[str, bytes]) -> dict[str, Program]:
+    if options.written is None:
+        return {}
+    modules = [name for name, group in contents.groups.items() if is_model(name, group) and "/" not in name]
+    given = options.config
+
+    def around(module: str) -> Around:
+        stored = contents.groups[module].tensors
+        config = given if given is not None else _config(side_files) if module == "model" else None
+        return Around(config, targets=stored) if options.reverse else Around(config, stored)
+
+    return programs(options.written, modules, around, reverse=options.reverse)
 
 
 def _config(side_files: Mapping[str, bytes]) -> Mapping[str, Any] | None:

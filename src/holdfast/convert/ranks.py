@@ -6,15 +6,28 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from holdfast.core.errors import InvalidArgument
 from holdfast.core.ranks import Alone, Ranks
 
 _DEADLINE_S = 6 * 3600.0  # a rank that is done waits for those with more to do
 
 
+def launched_place() -> tuple[int, int]:
+    """This process's rank and the number of ranks, by the launcher's environment; raises InvalidArgument."""
+    return _number("RANK", 0), _number("WORLD_SIZE", 1)
+
+
+def _number(name: str, otherwise: int) -> int:
+    text = os.environ.get(name, str(otherwise))
+    if not (text.isascii() and text.isdigit()):
+        raise InvalidArgument(f"the environment says {name}={text!r}, which is no number; unset it, or use torchrun")
+    return int(text)
+
+
 @contextmanager
 def launched_ranks() -> Iterator[Ranks]:
     """The ranks of the launcher's environment, for as long as the conversion takes."""
-    if int(os.environ.get("WORLD_SIZE", "1")) <= 1:
+    if launched_place()[1] <= 1:
         yield Alone()
         return
     from datetime import timedelta

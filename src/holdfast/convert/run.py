@@ -8,10 +8,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 
-from holdfast.convert.mapping import MappingOptions, mapped
+from holdfast.convert.mapping import MappingOptions, explained, mapped
 from holdfast.convert.opening import open_source
+from holdfast.convert.orientation import check_orientation
 from holdfast.convert.pull import Pull
-from holdfast.convert.replacing import check_free
+from holdfast.convert.replacing import Destination
 from holdfast.convert.select import cast_models, chosen, model_dtype
 from holdfast.convert.sidefiles import side_files, with_dtype
 from holdfast.convert.sinks import sink_named
@@ -28,10 +29,10 @@ from holdfast.persist.publish import new_attempt
 from holdfast.persist.read import Progress
 from holdfast.persist.same import require_same
 from holdfast.persist.shown import shown
+from holdfast.plan.references import settled
 from holdfast.sources.foreign import Foreign
 from holdfast.sources.paddle_names import as_torch
 from holdfast.sources.paddle_powers import as_paddle
-from holdfast.storage import locate
 from holdfast.storage.base import SharedStorage, Storage
 from holdfast.storage.local import LocalStorage
 
@@ -81,10 +82,13 @@ class Conversion:
         dtype = None if options.dtype is None else model_dtype(options.dtype)
         self.source = as_paddle(source) if options.to == "paddle" else as_torch(source)
         self.options = options
-        small = side_files(source)
+        self._small = small = side_files(source)
         contents, self.same = mapped(self.source.contents, options.mapping, small)
-        contents = chosen(contents, options.only, options.remove)
-        self.contents = contents if dtype is None else cast_models(contents, dtype)
+        if options.to == "paddle":
+            check_orientation(self.source.contents, contents)
+        every = contents.groups
+        contents = settled(chosen(contents, options.only, options.remove, self.source.contents))
+        self.contents = contents if dtype is None else cast_models(contents, dtype, every)
         manifest = source.manifest
         request = Request(
             max_shard_bytes=limits.parse_bytes(options.max_shard_size),
@@ -94,6 +98,10 @@ class Conversion:
             metrics=manifest.metrics,
         )
         self.output: Output = sink(self.contents, request)
+
+    def explain(self) -> tuple[str, ...]:
+        """What the mapping does, a line for each target."""
+        return explained(self.source.contents, self.options.mapping, self._small)
 
     @property
     def bytes(self) -> int:
@@ -147,27 +155,28 @@ def convert(
     """
     ranks = Alone() if ranks is None else ranks
     began = time.monotonic()
-    made: list[tuple[Conversion, SharedStorage, str]] = []
+    made: list[tuple[Conversion, Destination]] = []
     with ExitStack() as stack:
 
         def prepare() -> None:
-            storage, folder = locate(destination)
-            check_free(storage, folder, force=options.force)
+            place = Destination.at(destination)
             opened = open_source(source)
+            place.check(opened, force=options.force)
             stack.enter_context(opened.held())
-            made.append((Conversion(opened, options), storage, folder))
+            made.append((Conversion(opened, options), place))
 
         together(ranks, prepare)
-        conversion, storage, folder = made[0]
+        conversion, place = made[0]
         progress = stack.enter_context(watch(conversion.bytes))
-        _write(conversion, ranks, storage, folder, progress)
-    files = storage.files(folder)
-    path, seconds = f"{storage.name}/{folder}", time.monotonic() - began
-    return Converted(path, options.to, len(files), sum(files.values()), seconds, conversion.notes)
+        _write(conversion, ranks, place, progress)
+    files = place.storage.files(place.folder)
+    seconds = time.monotonic() - began
+    return Converted(place.path, options.to, len(files), sum(files.values()), seconds, conversion.notes)
 
 
-def _write(conversion: Conversion, ranks: Ranks, storage: SharedStorage, folder: str, progress: Progress) -> None:
+def _write(conversion: Conversion, ranks: Ranks, place: Destination, progress: Progress) -> None:
     """Write an attempt and publish it; on any failure nothing is left of it."""
+    storage = place.storage
     with ExitStack() as stack:
         attempt = _begin(conversion, ranks, storage, stack)
 
@@ -176,8 +185,8 @@ def _write(conversion: Conversion, ranks: Ranks, storage: SharedStorage, folder:
                 return
             for name, data in conversion.output.small_files(attempt, reports).items():
                 storage.put(attempt, name, data)
-            check_free(storage, folder, force=conversion.options.force)  # again: it took a while
-            storage.publish(attempt, folder)
+            place.check_free(force=conversion.options.force)  # again: it took a while
+            storage.publish(attempt, place.folder)
 
         try:
             reports = conversion.write(ranks, storage, attempt, progress)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -11,6 +12,7 @@ from holdfast.format.dtypes import DType, dtype_named
 from holdfast.plan.choice import Choice
 from holdfast.plan.contents import Contents, Group
 
+_NEAR_KEYS = 20_000  # to look at more takes longer than a hint is worth
 _FLOATS = ("float64", "float32", "float16", "bfloat16")
 
 
@@ -19,9 +21,12 @@ def is_model(name: str, group: Group) -> bool:
     return group.kind == "module" or name == "model"
 
 
-def chosen(contents: Contents, only: Sequence[str], remove: Sequence[str]) -> Contents:
+def chosen(
+    contents: Contents, only: Sequence[str], remove: Sequence[str], unmapped: Contents | None = None
+) -> Contents:
     """The contents that patterns take: of an optimizer, what belongs to the parameters that stay.
 
+    `unmapped` is what they were before a mapping renamed keys.
     Raises InvalidArgument for a pattern that fits nothing, NotFound if nothing is left.
     """
     if not only and not remove:
@@ -39,10 +44,23 @@ def chosen(contents: Contents, only: Sequence[str], remove: Sequence[str]) -> Co
     }
     unused = [pattern for pattern in (*only, *remove) if pattern not in choice.used]
     if unused:
-        raise InvalidArgument(f"no key, group or entry of the source fits the pattern {unused[0]!r}")
+        raise InvalidArgument(_unused(unused[0], contents, unmapped))
     if not any(group.tensors for group in groups.values()):
         raise NotFound("nothing is left of the source: the patterns leave out every tensor")
     return replace(contents, groups=groups, state=state)
+
+
+def _unused(pattern: str, contents: Contents, unmapped: Contents | None) -> str:
+    """Why a pattern fits nothing: after a mapping the keys are those of the target."""
+    keys = [key for group in contents.groups.values() for key in group.tensors]
+    near = difflib.get_close_matches(pattern, keys[:_NEAR_KEYS], n=3)
+    hint = f"; there are {', '.join(near or keys[:3])}"
+    if unmapped is None or unmapped is contents:
+        return f"no key, group or entry of the source fits the pattern {pattern!r}{hint}"
+    choice = Choice((pattern,))
+    before = any(choice.takes(name, key) for name, group in unmapped.groups.items() for key in group.tensors)
+    what = "it fits keys of the source, which the mapping has renamed" if before else "the mapping comes first"
+    return f"no key, group or entry fits the pattern {pattern!r} after the mapping: {what}{hint}"
 
 
 def _chosen_group(name: str, group: Group, choice: Choice) -> Group:
@@ -90,15 +108,32 @@ def model_dtype(name: str) -> DType:
     return dtype_named(name)
 
 
-def cast_models(contents: Contents, dtype: DType) -> Contents:
+def cast_models(contents: Contents, dtype: DType, known: Mapping[str, Group]) -> Contents:
     """Models with their floating tensors cast; masters and optimizer state stay as wide as they are.
 
-    8-bit floats stay too: without their scales they are not the weights.
+    Where masters among the groups that are `known` have the dtype that is asked for, they are the weights, as
+    on load. 8-bit floats stay: without their scales they are not the weights.
     """
     groups: Mapping[str, Group] = {
-        name: _cast_group(group, dtype) if is_model(name, group) else group for name, group in contents.groups.items()
+        name: _cast_group(with_masters(name, group, dtype, known), dtype) if is_model(name, group) else group
+        for name, group in contents.groups.items()
     }
     return replace(contents, groups=groups)
+
+
+def with_masters(name: str, group: Group, dtype: DType, known: Mapping[str, Group]) -> Group:
+    """A model with its masters in the place of weights, where only they have the dtype."""
+    masters = known.get("master_weights" if name == "model" else f"{name}.master_weights")
+    if masters is None:
+        return group
+    better = {
+        key: master
+        for key, master in masters.tensors.items()
+        if key in group.tensors
+        and master.dtype == dtype != group.tensors[key].dtype
+        and master.shape == group.tensors[key].shape
+    }
+    return replace(group, tensors={**group.tensors, **better})
 
 
 def _cast_group(group: Group, dtype: DType) -> Group:

@@ -53,8 +53,10 @@ def summary_of(output: Output) -> Summary:
     sizes: Counter[str] = Counter()
     dtypes: dict[str, Counter[str]] = {}
     casts: Counter[tuple[str, str, str]] = Counter()
+    together: Counter[str] = Counter()  # a file may hold several groups
     turned = joined = 0
     for file in output.files:
+        together[file.plan.name] += file.plan.size
         files[file.group] += 1
         sizes[file.group] += file.plan.size
         tensors[file.group] += len(file.recipes)
@@ -70,7 +72,7 @@ def summary_of(output: Output) -> Summary:
     )
     return Summary(
         groups,
-        {file.plan.name: file.plan.size for file in output.files},
+        dict(together),
         tuple(CastSummary(*names, count) for names, count in sorted(casts.items())),
         turned,
         joined,

@@ -232,6 +232,6 @@ def _known_degree(statement: Statement, degree: int | None, side: str) -> int:
     if degree is None:
         raise statement.refusal(
             f"the order in a {statement.options.fused} weight depends on the TP degree that it is for, and the "
-            f"{side}'s is not known: add tp_degree="
+            f"{side}'s is not known: add tp_degree=, or convert with --tp-degree"
         )
     return degree

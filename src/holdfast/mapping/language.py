@@ -115,6 +115,8 @@ def _from_text(text: str, config: abc.Mapping[str, Any] | None, keys: Iterable[s
         is_file = False
     if is_file:
         return _from_file(Path(text))
+    if "/" in text or os.sep in text or Path(text).suffix:
+        raise NotFound(f"{text[:200]}: there is no such file of statements")
     raise InvalidArgument(
         f"{text[:200]!r} is no mapping: neither a statement such as `a -> b`, nor a file that is there, nor a "
         f"built-in name; {families.nearest(text[:200])}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from holdfast.persist.verify import VerifyReport
 
 _CONFIG = "config.json"
+_NEAR_KEYS = 20_000  # to look at more takes longer than a hint is worth
 
 
 def no_progress(count: int) -> None:
@@ -184,7 +186,18 @@ class Checkpoint:
             found = self._tensor(name, self.manifest.groups[name].aliases.get(key, key))
             if found is not None:
                 return found
-        raise NotFound(f"{self.path} has no key {key!r}" + (f" in the group {group!r}" if group else ""))
+        where = f" in the group {group!r}" if group else ""
+        raise NotFound(f"{self.path} has no key {key!r}{where}{self._near(key, candidates)}")
+
+    def _near(self, key: str, groups: Iterable[str]) -> str:
+        """Keys that may be meant, as a hint."""
+        try:
+            known = [name for group in groups for name in self._tensor_keys(group)]
+        except Damaged:
+            return ""
+        ending = [name for name in known if name.endswith(f".{key}") or key.endswith(f".{name}")]
+        near = ending[:3] or difflib.get_close_matches(key, known[:_NEAR_KEYS], n=3)
+        return f"; did you mean {', '.join(near)}?" if near else ""
 
     def _tensor(self, group: str, key: str) -> StoredTensor | None:
         place = self._place(group, key)

@@ -7,7 +7,7 @@ engine assembles the bytes block by block, on every rank, and publishes the fold
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -83,3 +83,14 @@ Sink = Callable[[Contents, Request], Output]
 def tensor_files(group: str, plans: Sequence[FilePlan], recipes: Mapping[str, Recipe[Place]]) -> list[TensorFile]:
     """Planned files of a group with the recipes of their tensors, by key."""
     return [TensorFile(group, plan, tuple(recipes[place.spec.key] for place in plan.places)) for plan in plans]
+
+
+def left_out(contents: Contents, written: Collection[str]) -> list[str]:
+    """Groups and values that a format which holds only these groups has no place for, as users know them."""
+    values = [name for name in contents.state if name not in contents.groups]
+    extras = [
+        f"the extra state of {name}"
+        for name, entry in contents.state.items()
+        if name in written and entry.get("kind") == "module" and entry.get("value", True)
+    ]
+    return [*sorted(name for name in {*contents.groups, *values} if name not in written), *sorted(extras)]

@@ -51,12 +51,14 @@ class NestedState:
     def __init__(self, contents: Contents) -> None:
         self._pending: dict[int, Pending] = {}
         self.state: dict[str, Any] = {}
-        for name, group in contents.groups.items():
-            if group.kind != "optimizer":
-                self.state[name.replace("/", ".")] = self._tensors(group)
+        tensors = {name: self._tensors(group) for name, group in contents.groups.items() if group.kind != "optimizer"}
+        for name, known in tensors.items():
+            self.state[name.replace("/", ".")] = known
         for name, entry in contents.state.items():
             if entry.get("kind") != "optimizer" and "value" in entry:
-                self._add_value(name, entry, contents.groups.get(name))
+                self._add_value(name, entry, tensors.get(name, {}))
+        if contents.step is not None:
+            self.state.setdefault("step", contents.step)
         for name, group in contents.groups.items():
             if group.kind == "optimizer":
                 self.state[name] = self._optimizer(name, group, contents)
@@ -73,11 +75,11 @@ class NestedState:
     def _tensors(self, group: Group) -> dict[str, Any]:
         """Tensors by key, tied ones under every key."""
         found = {key: self._stand_in(recipe, group.logical.get(key)) for key, recipe in group.tensors.items()}
-        return found | {alias: self._stand_in(group.tensors[key], None) for alias, key in group.aliases.items()}
+        return found | {
+            alias: self._stand_in(group.tensors[k], group.logical.get(k)) for alias, k in group.aliases.items()
+        }
 
-    def _add_value(self, name: str, entry: Mapping[str, Any], group: Group | None) -> None:
-        known = self.state.get(name, {}) if group is not None else {}
-
+    def _add_value(self, name: str, entry: Mapping[str, Any], known: Mapping[str, Any]) -> None:
         def make(tag: str, content: Any) -> Any:
             if tag in ("$tensor", "$array") and content in known:
                 return known[content]
@@ -85,7 +87,7 @@ class NestedState:
 
         value = statejson.decode(entry["value"], name, make)
         if entry["kind"] == "module" and isinstance(value, dict):
-            self.state[name] = known | value  # the extra states of modules are beside their tensors
+            self.state[name] = {**known, **value}  # the extra states of modules are beside their tensors
         else:
             self.state[name] = value
 
@@ -97,8 +99,10 @@ class NestedState:
         entry = contents.state.get(name, {})
         for param, values in entry.get("scalars", {}).items():
             states.setdefault(param, {}).update(statejson.decode(values, name))
-        if entry.get("masters") and not entry.get("numbered"):  # those of a numbered one are in its own group
-            for param, recipe in contents.groups["master_weights"].tensors.items():
+        masters = contents.groups.get("master_weights")
+        # Those of a numbered one are in its own group.
+        if entry.get("masters") and masters is not None and not entry.get("numbered"):
+            for param, recipe in masters.tensors.items():
                 states.setdefault(param, {})[entry["masters"]] = self._stand_in(recipe, None)
         told = entry.get("groups", ())
         groups = [decode_options(one["options"], name) | {"params": list(one["params"])} for one in told]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from holdfast.convert.sinks.base import Output, Request, tensor_files
+from holdfast.convert.sinks.base import Output, Request, left_out, tensor_files
 from holdfast.core.errors import NotFound, Unsupported
 from holdfast.format import names
 from holdfast.format.index import encode_index
@@ -38,7 +38,7 @@ def plan(contents: Contents, request: Request) -> Output:
     def small_files(attempt: str, reports: Sequence[BlockReport]) -> Mapping[str, bytes]:
         return small
 
-    others = sorted(other for other in contents.groups if other != name)
+    others = left_out(contents, [name])
     notes = [f"a Hugging Face folder holds the model alone: {', '.join(others)} left out"] if others else []
     return Output(tuple(tensor_files(name, planned, group.tensors)), small_files, tuple(notes))
 

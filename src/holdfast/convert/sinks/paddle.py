@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from holdfast.convert.sinks.base import Output, Request, TensorFile, tensor_files
+from holdfast.convert.sinks.base import Output, Request, TensorFile, left_out, tensor_files
 from holdfast.core.errors import NotFound, Unsupported
 from holdfast.format import names
 from holdfast.persist.commit import BlockReport
@@ -26,7 +26,7 @@ _LINEAR = re.compile(
     r"(?:\w*_proj|kv_a_proj_with_mqa|in_proj_(?:ba|qkvz)|mtp_linear_proj\.\d+|proj|qkv"
     r"|gate|shared_expert_gate|fc\d+|linear_\d+|linear_fc\d+|merger\.mlp\.\d+)\.weight"
 )  # what PaddleFormers turns in its models, all of them together
-_FROM_HIDDEN = re.compile(r".*\.(?:[qkv]_proj|qkv_proj|gate_proj|up_proj|gate_up_proj)\.weight")
+_FROM_HIDDEN = re.compile(r".*\.(?:[qkv]_proj|qkv_proj|gate_proj|up_proj|gate_up_proj|up_gate_proj)\.weight")
 _TO_HIDDEN = re.compile(r".*\.(?:o_proj|down_proj)\.weight")
 
 Tensors = dict[str, Recipe[Place]]
@@ -112,7 +112,12 @@ def is_linear(key: str) -> bool:
 
 
 def is_paddle_layout(shapes: Mapping[str, tuple[int, ...]]) -> bool:
-    """Whether a model's Linear weights are [in, out], by those that begin or end at the width of its embedding."""
+    """Whether a model's Linear weights are [in, out]; not if it cannot be told."""
+    return told_layout(shapes) is True
+
+
+def told_layout(shapes: Mapping[str, tuple[int, ...]]) -> bool | None:
+    """Whether Linear weights are [in, out], by those that begin or end at the width of the embedding; None: unknown."""
     widths = {shape[1] for key, shape in shapes.items() if key.endswith("embed_tokens.weight") and len(shape) == 2}
     votes = {True: 0, False: 0}
     for key, shape in shapes.items():
@@ -122,7 +127,7 @@ def is_paddle_layout(shapes: Mapping[str, tuple[int, ...]]) -> bool:
         outputs_first = shape[1] in widths if _FROM_HIDDEN.fullmatch(key) else shape[0] in widths
         if (_FROM_HIDDEN.fullmatch(key) or _TO_HIDDEN.fullmatch(key)) and inputs_first != outputs_first:
             votes[inputs_first] += 1
-    return votes[True] > votes[False]
+    return None if votes[True] == votes[False] else votes[True] > votes[False]
 
 
 def _index(planned: Sequence[FilePlan], total: int, extra: Mapping[str, Any]) -> bytes:
@@ -133,13 +138,17 @@ def _index(planned: Sequence[FilePlan], total: int, extra: Mapping[str, Any]) ->
 
 def _notes(contents: Contents, model: str, tensors: Mapping[str, Tensors]) -> list[str]:
     """What the format has no place for."""
-    written = {model, _OPTIMIZER} | {name for name, group in contents.groups.items() if group.kind == "masters"}
-    others = sorted(name for name in contents.groups if name not in written)
+    written = {model, _OPTIMIZER}
+    if _MASTERS in tensors:
+        written |= {name for name, group in contents.groups.items() if group.kind == "masters"}
+    others = left_out(contents, written)
     notes = [f"a Paddle checkpoint holds a model and its optimizer: {', '.join(others)} left out"] if others else []
     group: Group | None = contents.groups.get(_OPTIMIZER)
     lost = sorted({key.rpartition("/")[2] for key in group.tensors if not is_paddle_state(key)}) if group else []
     if lost:
         notes.append(f"Paddle's optimizers have no {', '.join(lost)}: left out")
+    if _OPTIMIZER in tensors:
+        notes.append("a Paddle checkpoint does not hold the options of the optimizer, such as its learning rate")
     if group is not None and _OPTIMIZER not in tensors:
         notes.append("no state of the optimizer is one that Paddle has: it is left out")
     return notes

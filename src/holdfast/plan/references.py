@@ -1,0 +1,99 @@
+"""References from values of state.json to tensors of their group, kept true when keys change."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import replace
+from typing import Any
+
+from holdfast.format.names import natural_key
+from holdfast.plan.contents import Contents
+
+_TAGS = ("$tensor", "$array")
+_PAIRS = ("$dict", "$OrderedDict", "$Counter")
+_GONE = object()
+
+
+def references(value: Any) -> dict[str, str]:
+    """Every key that an encoded value refers to, with its tag."""
+    out: dict[str, str] = {}
+    if isinstance(value, list):
+        for item in value:
+            out |= references(item)
+    elif isinstance(value, dict):
+        for tag, content in value.items():
+            if tag in _TAGS and isinstance(content, str):
+                out[content] = tag
+            else:
+                out |= references(content)
+    return out
+
+
+def settled(contents: Contents) -> Contents:
+    """Contents whose values refer to the tensors that are there: for after keys were renamed or left out."""
+    state = {}
+    for name, entry in contents.state.items():
+        group = contents.groups.get(name)
+        state[name] = settled_entry(entry, () if group is None else (*group.tensors, *group.aliases))
+    return replace(contents, state=state)
+
+
+def settled_entry(entry: Any, keys: Collection[str]) -> Any:
+    """An entry that refers to none but these keys of its group; a dict of tensors refers to all of them.
+
+    What differs between ranks stays as it is: its keys are those of one coordinate.
+    """
+    if "value" not in entry or entry.get("kind") == "optimizer":
+        return entry
+    keys, found = frozenset(keys), references(entry["value"])
+    is_tree = entry["kind"] == "tensors"
+    fresh = sorted((key for key in keys if key not in found), key=natural_key) if is_tree else []
+    if not fresh and all(key in keys for key in found):
+        return entry
+    value = _without(entry["value"], keys)
+    if fresh:
+        value = _with(value, fresh)
+    return entry | {"kind": "json" if is_tree and not references(value) else entry["kind"], "value": value}
+
+
+def _without(value: Any, keys: Collection[str]) -> Any:
+    """The value without references to other keys; in a list None stands for each, so that the rest keep their place."""
+    kept = _pruned(value, keys)
+    return {} if kept is _GONE else kept
+
+
+def _pruned(value: Any, keys: Collection[str]) -> Any:
+    if isinstance(value, list):
+        items = [_pruned(item, keys) for item in value]
+        return [None if item is _GONE else item for item in items]
+    if not isinstance(value, dict):
+        return value
+    if len(value) == 1:
+        ((tag, content),) = value.items()
+        if tag in _TAGS:
+            return value if isinstance(content, str) and content in keys else _GONE
+        if tag in _PAIRS and _are_pairs(content):
+            pairs = [[key, _pruned(item, keys)] for key, item in content]
+            return {tag: [pair for pair in pairs if pair[1] is not _GONE]}
+    items_by_key = {key: _pruned(item, keys) for key, item in value.items()}
+    return {key: item for key, item in items_by_key.items() if item is not _GONE}
+
+
+def _are_pairs(content: Any) -> bool:
+    return isinstance(content, list) and all(isinstance(pair, list) and len(pair) == 2 for pair in content)
+
+
+def _with(value: Any, keys: Collection[str]) -> Any:
+    """The value with more tensors, each under its whole key; what is no dict becomes one."""
+    pairs = [[key, {"$tensor": key}] for key in keys]
+    if isinstance(value, dict) and len(value) == 1:
+        ((tag, content),) = value.items()
+        if tag in _PAIRS and _are_pairs(content):
+            return {tag: [*content, *pairs]}
+    plain = isinstance(value, dict) and not any(key.startswith("$") for key in value)
+    if not plain:
+        pairs = [[key, {tag: key}] for key, tag in references(value).items()] + pairs
+    known = value if plain else {}
+    if any(key.startswith("$") for key in keys):
+        return {"$dict": [*map(list, known.items()), *pairs]}
+    return known | dict(pairs)  # type: ignore[arg-type]
