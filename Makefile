@@ -9,7 +9,7 @@ PADDLE_READY := $(PADDLE_VENV)/.ready
 .PHONY: demo test check faults fuzz interop bench clean help
 
 help:
-	@echo "make demo    train on 4 ranks, resume on 3, open with transformers (sets itself up)"
+	@echo "make demo    train on 4 ranks, kill one, resume on another layout, open with transformers (sets itself up)"
 	@echo "make test    checks and tests (sets itself up)"
 	@echo "make check   lint, types, layers"
 	@echo "make faults  every fault at its full count, as a table: lost, wrong and hung must be 0"
@@ -26,7 +26,7 @@ $(READY): requirements/torch.txt requirements/dev.txt pyproject.toml
 	touch $@
 
 demo: $(READY)
-	$(BIN)/python -m demo
+	$(BIN)/holdfast demo
 
 check: $(READY)
 	$(BIN)/ruff check .

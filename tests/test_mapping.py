@@ -156,3 +156,110 @@ def test_averages_and_masters_follow_their_parameter(tmp_path: Path) -> None:
 def test_a_run_refuses_a_mapping_that_cannot_be_before_it_starts(tmp_path: Path, mapping: Any, says: str) -> None:
     with pytest.raises((holdfast.InvalidArgument, holdfast.NotFound), match=says):
         holdfast.Checkpointer(tmp_path, mapping=mapping)
+
+
+class Tied(nn.Module):
+    def __init__(self, first: str, second: str) -> None:
+        super().__init__()
+        self.add_module(first, nn.Embedding(5, 4))
+        self.add_module(second, nn.Linear(4, 5, bias=False))
+        getattr(self, second).weight = getattr(self, first).weight
+
+
+def stepped(model: nn.Module) -> torch.optim.Optimizer:
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.25)
+    sum((parameter**2).sum() for parameter in model.parameters()).backward()
+    optimizer.step()
+    return optimizer
+
+
+@pytest.mark.parametrize("names", [("E", "H"), ("H", "E")], ids=["as stored", "the other way round"])
+def test_a_tied_model_has_one_state_through_a_mapping(tmp_path: Path, names: tuple[str, str]) -> None:
+    model = Tied("e", "h")
+    optimizer = stepped(model)
+    holdfast.save(tmp_path / "plain", {"model": model, "optimizer": optimizer})
+    program = "e.weight -> E.weight\nh.weight -> H.weight"
+    holdfast.save(tmp_path / "mapped", {"model": model, "optimizer": optimizer}, mapping=program)
+    moments = [key for key in holdfast.open(tmp_path / "mapped").keys("optimizer") if key.endswith("exp_avg")]
+    assert moments == ["E.weight/exp_avg"]
+    ways = [(tmp_path / "plain", program), (tmp_path / "mapped", "E.weight -> E.weight\nH.weight -> H.weight")]
+    for path, mapping in ways:
+        live = Tied(*names)
+        again = torch.optim.AdamW(live.parameters())
+        holdfast.load(path, {"model": live, "optimizer": again}, mapping=mapping)
+        assert torch.equal(live.E.weight, model.e.weight)
+        assert torch.equal(again.state[live.E.weight]["exp_avg"], optimizer.state[model.e.weight]["exp_avg"])
+        assert again.param_groups[0]["lr"] == 0.25
+
+
+@pytest.mark.parametrize("variant", ["fused", "fused-grouped", "megatron", "paddle"])
+def test_a_tied_run_resumes_through_a_mapping(tmp_path: Path, variant: str) -> None:
+    sizes = {**SIZES, "tie_word_embeddings": True}
+    models = [transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes)) for _ in range(2)]
+    optimizers = [stepped(models[0]), torch.optim.AdamW(models[1].parameters())]
+    with holdfast.Checkpointer(tmp_path, mapping=variant) as checkpointer:
+        checkpointer.save(1, {"model": models[0], "optimizer": optimizers[0]}).result(60)
+        assert checkpointer.restore({"model": models[1], "optimizer": optimizers[1]}) == 1
+    for one, two in zip(models[0].parameters(), models[1].parameters(), strict=True):
+        assert torch.equal(one, two)
+        assert torch.equal(optimizers[0].state[one]["exp_avg"], optimizers[1].state[two]["exp_avg"])
+
+
+def test_a_source_that_nothing_used_is_not_replaced_in_silence(tmp_path: Path) -> None:
+    holdfast.save(tmp_path / "c", {"model": {"a": torch.ones(2), "b": torch.zeros(2)}})
+    state = {"model": {"b": torch.full((2,), 7.0)}}
+    with pytest.raises(holdfast.Mismatch, match=r"'b' is a source too.*b -> _"):
+        holdfast.load(tmp_path / "c", state, mapping="a -> b")
+    holdfast.load(tmp_path / "c", state, mapping="b -> _\na -> b")
+    assert torch.equal(state["model"]["b"], torch.ones(2))
+    swapped = {"model": {"a": torch.full((2,), 7.0), "b": torch.full((2,), 7.0)}}
+    holdfast.load(tmp_path / "c", swapped, mapping="a -> t\nb -> a\nt -> b")
+    assert torch.equal(swapped["model"]["a"], torch.zeros(2)) and torch.equal(swapped["model"]["b"], torch.ones(2))
+
+
+def test_empty_and_single_tensors_go_through_a_mapping(tmp_path: Path) -> None:
+    class Small(nn.Module):
+        def __init__(self, **shapes: tuple[int, ...]) -> None:
+            super().__init__()
+            for name, shape in shapes.items():
+                self.register_parameter(name, nn.Parameter(torch.ones(shape)))
+
+    model = Small(e=(0, 4), a=(), b=(), w=(3, 2))
+    optimizer = stepped(model)
+    holdfast.save(tmp_path / "plain", {"model": model, "optimizer": optimizer})
+    live = Small(e=(4, 0), s=(2,), v=(3, 2))
+    again = torch.optim.AdamW(live.parameters())
+    program = "e^T -> e\na, b -> s, axis=0, stack\nw -> v"
+    holdfast.load(tmp_path / "plain", {"model": live, "optimizer": again}, mapping=program)
+    assert again.state[live.s]["step"].shape == () and again.state[live.s]["exp_avg"].shape == (2,)
+    again.step()
+    holdfast.save(tmp_path / "mapped", {"model": model}, mapping="e^T -> ee")
+    assert holdfast.open(tmp_path / "mapped").read("ee").shape == (4, 0)
+
+
+def test_what_does_not_fit_may_be_left_out_through_a_mapping(tmp_path: Path) -> None:
+    llama().save_pretrained(tmp_path / "hub")
+    truth = fused_of(llama())
+    fewer = {key: torch.zeros_like(value) for key, value in truth.items() if ".layers.1." not in key}
+    live = Fused(fewer, llama().config)
+    with pytest.raises(holdfast.Mismatch, match="not a target"):
+        holdfast.load(tmp_path / "hub", {"model": live}, mapping="fused")
+    holdfast.load(tmp_path / "hub", {"model": live}, mapping="fused", ignore=["model.layers.1.*"])
+    assert torch.equal(
+        live.state_dict()["model.layers.0.self_attn.qkv_proj.weight"], truth["model.layers.0.self_attn.qkv_proj.weight"]
+    )
+    wrong = {key: torch.zeros(3) if "norm" in key else torch.zeros_like(value) for key, value in fewer.items()}
+    report = holdfast.load(tmp_path / "hub", {"model": Fused(wrong, llama().config)}, mapping="fused", strict=False)
+    assert report.mismatched and report.loaded
+
+
+def test_a_kept_target_is_not_asked_of_the_file(tmp_path: Path) -> None:
+    holdfast.save(tmp_path / "c", {"model": {"a": torch.ones(2), "b": torch.zeros(2)}})
+    state = {"model": {"a": torch.full((2,), 7.0), "b": torch.full((2,), 7.0)}}
+    holdfast.load(tmp_path / "c", state, mapping="_ -> a")
+    assert torch.equal(state["model"]["a"], torch.full((2,), 7.0)) and not state["model"]["b"].any()
+    with holdfast.Checkpointer(tmp_path / "run", mapping="_ -> junk\na -> x") as checkpointer:
+        checkpointer.save(1, state).result(60)
+        state["model"]["a"].zero_()
+        assert checkpointer.restore(state) == 1
+    assert torch.equal(state["model"]["a"], torch.full((2,), 7.0))

@@ -20,6 +20,7 @@ from holdfast.plan.contents import Contents
 from holdfast.plan.load import Read, Want, plan_load
 
 if TYPE_CHECKING:
+    from holdfast.adapters.entries import LiveState
     from holdfast.adapters.targets import Targets
 
 
@@ -188,7 +189,7 @@ def _find_with(
         choice = Choice(_patterns(options.only), _patterns(options.ignore))
         if choice.only or choice.ignore:
             checkpoint.leave_out_damage(choice.takes)
-        mapped = _mapped(checkpoint, options, aims, state, check=ranks.rank == 0)
+        mapped = _mapped(checkpoint, options, aims, live, choice, check=ranks.rank == 0)
         wants = Wants(checkpoint, mapped.contents, choice, cast=options.cast, kept=mapped.kept)
         targets = Targets(live, wants, mesh, ranks.rank, ranks.world)
         targets.find(state)
@@ -209,7 +210,7 @@ def _find_with(
 
 
 def _aims(ranks: Ranks, state: MutableMapping[str, Any], options: LoadOptions) -> list[dict[str, Any]]:
-    """The tensors of all ranks, if a mapping has to know them."""
+    """The tensors and ties of all ranks, if a mapping has to know them."""
     from holdfast.adapters.entries import sort_state
     from holdfast.adapters.mapped import describe_targets
 
@@ -222,7 +223,8 @@ def _mapped(
     checkpoint: Checkpoint,
     options: LoadOptions,
     aims: Sequence[Mapping[str, Any]],
-    state: Mapping[str, Any],
+    live: LiveState,
+    choice: Choice,
     *,
     check: bool,
 ) -> Mapped:
@@ -232,12 +234,17 @@ def _mapped(
     if options.mapping is None:
         return Mapped(checkpoint.contents)
     stored = checkpoint.config()
+
+    def config(module: str) -> Mapping[str, Any] | None:
+        return stored or (config_of(live.modules[module].module) if module in live.modules else None)
+
     mapped = map_stored(
         checkpoint.contents,
         options.mapping,
         aims,
-        lambda module: stored or config_of(state.get(module)),
+        config,
         reverse=options.reverse,
+        lenient=lambda module, key: not options.strict or not choice.takes(module, key),
     )
     if check:
         require_same(checkpoint, mapped.same)

@@ -21,6 +21,7 @@ CONTEXT.set_forkserver_preload(
     [
         *("torch", "torch._dynamo", "torch.distributed.tensor", "torch.distributed.fsdp"),
         *("holdfast.checkpointer", "holdfast.background", "holdfast.adapters.optimizer", "holdfast.capture.capturer"),
+        "holdfast.train.parallel",
     ]
 )
 

@@ -37,7 +37,7 @@ def there_and_back(text: str, arrays: dict[str, Array], **options: int) -> dict[
         ("c -> a, b, axis=1", "a, b -> c, axis=1"),
         ("a -> b, src_dtype='bfloat16', dst_dtype='float32'", "b -> a, src_dtype='float32', dst_dtype='bfloat16'"),
         ("a -> _", "_ -> a"),
-        ("_ -> z", "z -> _"),
+        ("_ -> z", "z -> _, optional"),
         ("e.*.w -> f, axis=0", "f -> e.*.w, axis=0, sizes=targets"),
         ("f -> e.*.w, axis=0, parts=8", "e.*.w -> f, axis=0, parts=8"),
         ("c.$L -> e.$L.$E, axis=0", "e.$L.* -> c.$L, axis=0"),

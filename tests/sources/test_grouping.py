@@ -31,7 +31,7 @@ def test_a_lone_tensor_and_a_list():
 
 def test_what_is_beside_a_model_keeps_its_name():
     found = groups({"model": {"w": leaf(2)}, "rng": leaf(5), "ema": {"w": leaf(2)}, "a b": {"x": leaf(1)}})
-    assert found["rng"] == ("tensors", ["rng"]) and found["ema"] == ("tensors", ["w"])
+    assert found["rng"] == ("tensors", ["rng"]) and found["ema"] == ("module", ["w"])
     assert found["tensors"] == ("tensors", ["x"]), "a name that no file may have"
 
 
@@ -65,3 +65,69 @@ def test_keys_that_cannot_name_a_tensor_are_refused(tree):
 def test_nothing_is_refused():
     with pytest.raises(Unsupported, match="no tensor"):
         found_in("test", {"epoch": 1}, "there")
+
+
+def test_averages_are_a_model_and_said_not_to_follow_a_mapping():
+    found = found_in("test", {"model": {"w": leaf(2)}, "ema": {"w": leaf(2)}, "stats": {"w": leaf(3)}}, "there")
+    assert found.contents.groups["ema"].kind == "module" and found.contents.groups["stats"].kind == "tensors"
+    assert len(found.notes) == 1 and "ema has keys and shapes of the model" in found.notes[0]
+    assert found.contents.state["ema"]["value"] == {"w": {"$tensor": "w"}}
+
+
+def test_averages_that_a_conversion_wrote_have_their_group_again():
+    tree = {"model": {"w": leaf(2)}, "ema.model": {"w": leaf(2)}, "ema": {"count": 3}}
+    assert groups(tree) == {"model": ("module", ["w"]), "ema/model": ("module", ["w"])}
+    assert sorted(found_in("test", tree, "there").contents.state) == ["ema"]
+    assert groups(tree | {"ema.model": {"w": leaf(3)}})["ema.model"] == ("tensors", ["w"])
+
+
+def test_models_by_other_names():
+    found = groups({"actor": {"0.weight": leaf(2)}, "critic": {"0.bias": leaf(3)}, "scaler": {"scale": leaf()}})
+    assert found["actor"] == ("module", ["0.weight"]) and found["critic"] == ("module", ["0.bias"])
+    assert found["scaler"] == ("tensors", ["scale"])
+
+
+def stored(*shapes: int, **more):
+    state = {n: {"exp_avg": leaf(size)} | {k: leaf(size) for k in more} for n, size in enumerate(shapes)}
+    return {"state": state, "param_groups": [{"params": list(state), "lr": 0.5}]}
+
+
+@pytest.mark.parametrize("names", [("optim", "optimizer_state"), ("optimizer", "optim"), ("optim", "opt_critic")])
+def test_no_optimizer_of_two_is_lost(names):
+    found = found_in("test", {"model": {"w": leaf(2)}, names[0]: stored(2), names[1]: stored(2, 2)}, "there")
+    assert set(found.contents.groups) == {"model", *names}
+    assert [len(found.contents.groups[name].tensors) for name in names] == [1, 2]
+    assert set(found.contents.state) == set(names)
+
+
+def test_a_lone_optimizer_has_the_usual_name():
+    assert set(groups({"model": {"w": leaf(2)}, "optim": stored(2)})) == {"model", "optimizer"}
+    assert groups(stored(2)) == {"optimizer": ("optimizer", ["0/exp_avg"])}, "a file of an optimizer alone"
+
+
+def by_key(*keys: str, size: int = 2):
+    state = {key: {"exp_avg": leaf(size), "master": leaf(size)} for key in keys}
+    return {"state": state, "param_groups": [{"params": list(keys)}]}
+
+
+def test_masters_of_two_optimizers_are_beside_their_modules():
+    tree = {"actor": {"weight": leaf(2)}, "critic": {"weight": leaf(3)}}
+    found = groups(tree | {"opt_a": by_key("weight"), "opt_c": by_key("weight", size=3)})
+    assert found["actor.master_weights"] == ("masters", ["weight"])
+    assert found["critic.master_weights"] == ("masters", ["weight"])
+
+
+def test_masters_that_are_there_twice_are_taken_once():
+    tree = {"model": {"w": leaf(2)}, "master_weights": {"w": leaf(2)}, "optimizer": by_key("w")}
+    assert groups(tree)["master_weights"] == ("masters", ["w"]) and len(groups(tree)) == 3
+
+
+def test_the_prefix_of_ddp_is_taken_from_every_key_or_from_none():
+    tree = {"model": {"module.w": leaf(2), "module.b": leaf(3)}, "ema": {"module.w": leaf(2)}}
+    found = found_in("test", tree, "there", unwrap_ddp=True)
+    assert sorted(found.contents.groups["model"].tensors) == ["b", "w"] and "'module.'" in found.notes[0]
+    assert list(found.contents.groups["ema"].tensors) == ["w"]
+    assert found.contents.state["ema"]["value"] == {"w": {"$tensor": "w"}}
+    tree["model"]["n_averaged"] = leaf()
+    kept = found_in("test", tree, "there", unwrap_ddp=True).contents.groups["model"].tensors
+    assert sorted(kept) == ["module.b", "module.w", "n_averaged"]

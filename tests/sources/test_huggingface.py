@@ -50,6 +50,14 @@ def test_several_files_with_or_without_an_index(tmp_path, index):
         open_stored(tmp_path)
 
 
+def test_an_index_that_names_a_key_its_file_lacks_is_damage(tmp_path):
+    save_file(A, tmp_path / "part.safetensors")
+    weight_map = {"a": "part.safetensors", "gone": "part.safetensors"}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    with pytest.raises(Damaged, match=r"index\.json: it says that 'gone' is in part\.safetensors"):
+        open_stored(tmp_path)
+
+
 def test_two_models_in_one_folder_are_not_mixed(tmp_path):
     for name in ("one", "two"):
         save_file(A, tmp_path / f"{name}.safetensors")

@@ -8,7 +8,7 @@ from holdfast.format.dtypes import dtype_named
 from holdfast.plan.files import Place, TensorSpec
 from holdfast.plan.recipe import Recipe
 from holdfast.sources.leaves import Leaf
-from holdfast.sources.optimizers import keys_of, optimizer_entry, optimizer_in
+from holdfast.sources.optimizers import keys_of, numbers_of, optimizer_entry, optimizer_in
 
 
 def leaf(*shape: int, dtype: str = "float32") -> Leaf:
@@ -60,15 +60,28 @@ def numbered(*shapes: tuple[int, ...], groups: int = 1):
     return optimizer_in({"state": state, "param_groups": [{"params": own, "lr": 1} for own in cut]})
 
 
-def test_numbers_follow_the_parameters_of_the_model():
-    assert keys_of(numbered((2, 3), (2,)), MODEL, {}) == {0: "w", 1: "b"}
-
-
 def test_numbers_are_not_guessed():
-    assert keys_of(numbered((2,), (2, 3)), MODEL, {}) is None, "shapes disagree"
-    assert keys_of(numbered((2, 3)), MODEL, {}) is None, "too few"
-    assert keys_of(numbered((2, 3), (2,), groups=2), MODEL, {}) is None, "two groups have an order of their own"
-    assert keys_of(numbered((2, 3), (2,)), MODEL, {"b": "w"}) is None, "a tied weight is one parameter"
+    assert keys_of(numbered((2, 3), (2,)), MODEL) is None, "the order of the model need not be the optimizer's"
+    assert numbers_of(numbered((2, 3), (2,), groups=2)) == {0: "0", 1: "1"}
+
+
+def named(*names: str):
+    params = list(range(len(names)))
+    state = {number: {"exp_avg": leaf(2)} for number in params}
+    return optimizer_in({"state": state, "param_groups": [{"params": params, "param_names": list(names)}]})
+
+
+def test_names_are_taken_where_they_are_the_models():
+    assert keys_of(named("b", "w"), MODEL) == {0: "b", 1: "w"}
+    assert keys_of(named("module.b", "module.w"), MODEL) == {0: "b", 1: "w"}
+    assert keys_of(named("b", "other"), MODEL) is None
+    assert keys_of(named("b", "other"), {}) == {0: "b", 1: "other"}, "no model says otherwise"
+
+
+def test_numbers_are_positions_over_the_groups():
+    found = optimizer_in({"state": {7: {"m": leaf(2)}}, "param_groups": [{"params": [7]}, {"params": [3]}]})
+    assert numbers_of(found) == {7: "0", 3: "1"}
+    assert numbers_of(optimizer_in({"state": {"3": {"m": leaf(2)}}})) == {3: "3"}, "a file without groups"
 
 
 def test_the_entry_says_what_is_no_tensor():

@@ -6,7 +6,9 @@ of it, and every term of those is a view of a live tensor: nothing is copied.
 
 from __future__ import annotations
 
+import functools
 import json
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -76,6 +78,10 @@ class StoredKeys:
 def _term_offers(offer: Offer, group: str, key: str, recipe: Recipe[Place], term: Term[Place]) -> Iterator[Offer]:
     """What this rank holds of one term, as views of the live tensor."""
     cast = _cast(offer, term, key)
+    if not math.prod(recipe.shape):
+        empty = Holder(offer.holder.logical, recipe.shape, (), offer.holder.local.new_empty(recipe.shape), Boxes(()))
+        yield replace(offer, group=group, key=key, holder=empty, cast=cast)
+        return
     for part in offer.holder.parts:
         common = part.box.intersect(term.part)
         if common is None:
@@ -185,32 +191,40 @@ def _stored_keys(contents: Contents, mapped: Sequence[tuple[str, Mapped]]) -> St
     return StoredKeys(contents.groups, became, {name: tuple(found) for name, found in uses.items()})
 
 
-def describe_targets(live: LiveState) -> dict[str, dict[str, list[Any]]]:
-    """The tensors that a mapping may fill on this rank: dtype, shape and tensor-parallel degree, by group and key."""
+def describe_targets(live: LiveState) -> dict[str, Any]:
+    """The tensors that a mapping may fill on this rank, by group: dtype, shape and TP degree by key; ties."""
     tensors = {name: dict(view.tensors) for name, view in live.modules.items()}
     tensors |= {name: flatten(name, value).tensors for name, value in live.trees.items()}
-    out: dict[str, dict[str, list[Any]]] = {}
+    out: dict[str, Any] = {}
     for group, members in tensors.items():
+        described = {}
         for key, tensor in members.items():
             holder = holder_of(tensor, f"{group}: {key}")
-            fields = [holder.stored.name, list(holder.shape), tp_degree(holder.how)]
-            out.setdefault(group, {})[key] = fields
+            described[key] = [holder.stored.name, list(holder.shape), tp_degree(holder.how)]
+        ties = dict(live.modules[group].ties) if group in live.modules else {}
+        out[group] = {"tensors": described, "ties": ties}
     return out
 
 
 def map_stored(
     contents: Contents,
     given: Any,
-    everyone: Sequence[Mapping[str, Mapping[str, Sequence[Any]]]],
+    everyone: Sequence[Mapping[str, Any]],
     config: Callable[[str], Mapping[str, Any] | None],
     *,
     reverse: bool = False,
+    lenient: Callable[[str, str], bool] = lambda module, key: False,
 ) -> Mapped:
-    """What a checkpoint holds, under the keys of the live state of all ranks."""
+    """What a checkpoint holds, under the keys of the live state of all ranks.
+
+    `lenient` says of which group and key a misfit is found later.
+    """
     wanted: dict[str, dict[str, tuple[TensorSpec, int | None]]] = {}
+    ties: dict[str, dict[str, str]] = {}
     for answer in everyone:
         for group, members in answer.items():
-            for key, (dtype, shape, degree) in members.items():
+            ties.setdefault(group, {}).update(members["ties"])
+            for key, (dtype, shape, degree) in members["tensors"].items():
                 spec = TensorSpec(key, dtype_named(dtype), tuple(shape))
                 wanted.setdefault(group, {})[key] = (spec, degree)
     kept: frozenset[str] = frozenset()
@@ -225,6 +239,14 @@ def map_stored(
         targets = wanted[module]
         specs = {key: spec for key, (spec, _) in targets.items()}
         degrees = {key: degree for key, (_, degree) in targets.items()}
-        mapped = map_contents(contents, module, program, specs, target_tp=degrees.get)
+        mapped = map_contents(
+            contents,
+            module,
+            program,
+            specs,
+            ties=ties[module],
+            target_tp=degrees.get,
+            lenient=functools.partial(lenient, module),
+        )
         contents, kept, same = mapped.contents, kept | mapped.kept, (*same, *mapped.same)
     return Mapped(contents, kept, same)

@@ -68,6 +68,11 @@ def state_names(optimizer: Any) -> frozenset[str]:
     return _STATES.get(type(optimizer), frozenset())
 
 
+def shaped_like_parameter(state_name: str) -> bool:
+    """Whether a state of that name has its parameter's shape, or is one number, in torch's own optimizers."""
+    return is_master(state_name) or any(state_name in names for names in _STATES.values())
+
+
 def is_optimizer(value: Any) -> bool:
     return isinstance(value, torch.optim.Optimizer | DeclaresShards)
 

@@ -14,6 +14,7 @@ from torch.distributed.tensor import DTensor
 
 from holdfast.adapters.entries import LiveState, Reshards
 from holdfast.adapters.module import set_extra_state
+from holdfast.adapters.numbered import name_numbered
 from holdfast.adapters.optimizer_targets import Action, OptimizerTargets
 from holdfast.adapters.schedulers import regroup
 from holdfast.adapters.tree import flatten, unflatten
@@ -36,12 +37,20 @@ class Targets:
         self._world = world
         self._actions: list[Action] = []
         self._optimizers: list[OptimizerTargets] = []
+        self._notes: list[str] = []
 
     def find(self, state: MutableMapping[str, Any]) -> None:
         """Look for everything the live state needs. Touches nothing."""
+        named = name_numbered(self.wants.contents, self.live)
+        self.wants.contents = named.contents
+        self._notes += named.notes
         for name in self.live.modules:
             self._find_module(name)
         for name, optimizer in self.live.optimizers.items():
+            if name in named.problems:
+                if self.wants.choice.takes_entry(name):
+                    self.wants.findings.mismatched.append(named.problems[name])
+                continue
             targets = OptimizerTargets(name, optimizer, self.live, self.wants)
             targets.find()
             self._actions += targets.actions
@@ -69,7 +78,7 @@ class Targets:
         """Once all tensors are in: hand over what is not filled in place; returns what is worth knowing."""
         for action in self._actions:
             action()
-        return [note for targets in self._optimizers for note in targets.notes]
+        return [*self._notes, *(note for targets in self._optimizers for note in targets.notes)]
 
     @property
     def groups(self) -> list[str]:

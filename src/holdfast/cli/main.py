@@ -21,6 +21,8 @@ _COMMANDS = {
     "gc": "Take away what no policy keeps, and what dead saves left behind.",
     "tag": "Name a step, so that retention never removes it.",
     "top": "Follow a run live: the save in flight, the steps committed.",
+    "train": "Train on any layout from a config; resumes by itself.",
+    "demo": "Train, kill, resume on another layout, open with transformers.",
 }
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from typing import Any
 
 from holdfast.core.errors import Damaged
@@ -37,3 +37,10 @@ def decode_index(data: bytes, where: str, folder: str = "") -> dict[str, str]:
         check_file(name, where)
     check_twins(set(weight_map.values()), where)
     return {key: folder + name for key, name in weight_map.items()}
+
+
+def require_indexed(weight_map: Mapping[str, str], held: Mapping[str, Container[str]], where: str) -> None:
+    """Raise Damaged, with key and file, if an index names a key that its file lacks; `held` are keys by file."""
+    for key, name in weight_map.items():
+        if key not in held[name]:
+            raise Damaged(f"{where}: it says that {key!r} is in {name}, which has no such key")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from holdfast.core import limits
@@ -54,17 +54,22 @@ def compile_program(
     *,
     source_tp: int | None = None,
     target_tp: TargetTP = None,
+    spare: Container[str] = (),
+    lenient: Callable[[str], bool] = lambda name: False,
     max_work: int = limits.MAPPING_WORK,
     trace: Trace | None = None,
 ) -> Compiled:
     """Run the statements over the sources. Raises Mismatch where they do not fit.
 
+    A source that nothing used may not be replaced by a target of its name, but for those in `spare`.
+    What is made and not wanted is an error, and so is another shape than the target's, but for
+    targets with which the caller is `lenient`: it sees to those itself.
     `trace` hears of every step: the number of its statement, and what its sources are.
     """
     work = Work(max_work)
     expansions = list(expand(statements, sources, targets, work))
     around = Surroundings(source_tp, _degree_lookup(target_tp), Foresight(expansions, targets or {}), work)
-    run = _Run(sources, targets, around, work, trace)
+    run = _Run(sources, targets, around, work, trace, spare, lenient)
     for number, expansion in enumerate(expansions):
         run.do(number, expansion)
     return run.result()
@@ -81,6 +86,8 @@ class _Run:
     around: Surroundings
     work: Work
     trace: Trace | None
+    spare: Container[str]
+    lenient: Callable[[str], bool]
     values: dict[str, _Value] = field(default_factory=dict)
     gone: dict[str, Statement] = field(default_factory=dict)
     removed: dict[str, None] = field(default_factory=dict)
@@ -135,6 +142,11 @@ class _Run:
             raise statement.refusal(
                 f"{name!r} was made by {before.statement.where} and nothing used it: this would take its place"
             )
+        if before is not None and before.statement is None and not before.used and name not in self.spare:
+            raise statement.refusal(
+                f"{name!r} is a source too, which nothing has used: this would take its place; "
+                f"rename it first, or write `{name} -> _` before"
+            )
         wanted = before is not None and step.lefts == step.rights and recipe is before.recipe
         self.values[name] = _Value(recipe, statement, wanted=wanted)
         self.gone.pop(name, None)
@@ -150,6 +162,8 @@ class _Run:
         value = self._take_away(statement, name)
         if value is not None and value.statement is not None and not value.used:
             raise statement.refusal(f"{name!r} was made by {value.statement.where}, and would be kept as it is too")
+        if value is not None and value.statement is None and not value.used:
+            self.removed[name] = None
         self.kept[name] = None
 
     def _remove(self, statement: Statement, name: str) -> None:
@@ -187,10 +201,11 @@ class _Run:
             value = None if name in self.kept else self._value(name)
             if value is not None:
                 self._mark_used(name, value)
-                _check_shape(name, value, spec)
+                if not self.lenient(name):
+                    _check_shape(name, value, spec)
                 outputs[name] = value
         for name, value in self.values.items():
-            if value.statement is not None and not value.used:
+            if value.statement is not None and not value.used and not self.lenient(name):
                 raise value.statement.refusal(
                     f"{name!r} is not a target, and no later statement uses it: misspelt?{nearest(name, targets)}"
                 )

@@ -20,6 +20,9 @@ from holdfast.plan.recipe import Recipe
 
 Targets = Mapping[str, TensorSpec]
 
+# States that are one number, also of a parameter that has but one element.
+_SCALARS = frozenset({"step", "mu_product", "eta", "mu", "beta1_pow_acc_0", "beta2_pow_acc_0"})
+
 
 @dataclass(frozen=True, slots=True)
 class Same:
@@ -45,9 +48,15 @@ def map_contents(
     program: Program,
     targets: Targets | None = None,
     *,
+    ties: Mapping[str, str] | None = None,
     target_tp: Callable[[str], int | None] | int | None = None,
+    lenient: Callable[[str], bool] = lambda key: False,
 ) -> Mapped:
-    """Apply a program to the group `module` and what follows it; `targets` are the keys that are wanted, if known."""
+    """Apply a program to the group `module` and what follows it; `targets` are the keys that are wanted, if known.
+
+    `ties` are targets that are one tensor with another: alias to key. With targets of which `lenient`
+    is true the caller sees to what does not fit.
+    """
     if module not in contents.groups:
         raise Mismatch(
             f"a mapping is for the group {module!r}, and the checkpoint has {', '.join(contents.groups) or 'nothing'}"
@@ -55,12 +64,27 @@ def map_contents(
     group = contents.groups[module]
     specs = {key: TensorSpec(key, recipe.dtype, recipe.shape) for key, recipe in group.tensors.items()}
     named = {alias: replace_key(specs[key], alias) for alias, key in group.aliases.items() if key in specs}
-    compiled = program.compile({**named, **specs}, targets, source_tp=contents.tp_degree, target_tp=target_tp)
-    follower = _Follower(module, without_aliases(compiled, group.aliases, specs), specs)
-    groups = {name: follower.group(name, members) for name, members in contents.groups.items()}
-    groups[module] = _module_group(group, follower.compiled, compiled)
+    compiled = program.compile(
+        {**named, **specs},
+        targets,
+        source_tp=contents.tp_degree,
+        target_tp=target_tp,
+        spare=named,
+        lenient=lenient,
+    )
+    plain = without_aliases(compiled, group.aliases, specs)
+    # A tied weight is stored once, and has one state.
+    tied = tied_targets(plain, compiled, group.aliases) if targets is None else _live_ties(plain, ties or {})
+    follower = _Follower(module, _once(plain, tied), specs)
+    numbered = {name for name, entry in contents.state.items() if entry.get("numbered")}
+    followed = {name: members for name, members in contents.groups.items() if name not in numbered}
+    groups = {**contents.groups, **{name: follower.group(name, members) for name, members in followed.items()}}
+    groups[module] = _module_group(group, follower, tied)
     params = follower.became()
     state = {name: mapped_entry(name, entry, module, params) for name, entry in contents.state.items()}
+    if any(recipe.sources() != [key] or not _is_rename(recipe, compiled) for key, recipe in compiled.recipes.items()):
+        # Keys of another model may come in another order: numbers say nothing of them any more.
+        state |= {name: state[name] | {"mapped": True} for name in numbered}
     kept = frozenset(f"{module}: {key}" for key in compiled.kept)
     return Mapped(replace(contents, groups=groups, state=state), kept, tuple(follower.same), params)
 
@@ -94,20 +118,29 @@ def tied_targets(compiled: Compiled, named: Compiled, aliases: Mapping[str, str]
     return out
 
 
+def _live_ties(compiled: Compiled, ties: Mapping[str, str]) -> dict[str, str]:
+    return {alias: key for alias, key in ties.items() if alias in compiled.recipes}
+
+
+def _once(compiled: Compiled, tied: Mapping[str, str]) -> Compiled:
+    """Without the second copies of tied targets; a key of which only an alias is made takes the alias's recipe."""
+    recipes = {target: recipe for target, recipe in compiled.recipes.items() if target not in tied}
+    for alias, key in tied.items():
+        recipes.setdefault(key, compiled.recipes[alias])
+    return replace(compiled, recipes=recipes)
+
+
 def _is_rename(recipe: Recipe[str], compiled: Compiled) -> bool:
     sources = recipe.sources()
     return len(sources) == 1 and recipe.is_whole(tuple(compiled.sources[sources[0]].shape))
 
 
-def _module_group(group: Group, compiled: Compiled, named: Compiled) -> Group:
-    aliases = tied_targets(compiled, named, group.aliases)
+def _module_group(group: Group, follower: _Follower, tied: dict[str, str]) -> Group:
+    compiled = follower.compiled
     tensors = {key: recipe.over(group.tensors.__getitem__) for key, recipe in compiled.recipes.items()}
-    for alias in aliases:
-        del tensors[alias]
-    for key in compiled.unused:
-        kept = group.aliases.get(key, key)
-        tensors.setdefault(kept, group.tensors[kept])
-    return Group(group.kind, tensors, aliases, _logical(group, compiled))
+    for key in follower.left_over:
+        tensors.setdefault(key, group.tensors[key])
+    return Group(group.kind, tensors, tied, _logical(group, compiled))
 
 
 def _logical(group: Group, compiled: Compiled) -> dict[str, str]:
@@ -131,6 +164,8 @@ class _Follower:
         self.same: list[Same] = []
         self._module = module
         self._specs = specs
+        used = {source for recipe in compiled.recipes.values() for source in recipe.sources()}
+        self.left_over = frozenset(key for key in specs if key not in used and key not in compiled.removed)
 
     def became(self) -> dict[str, tuple[str, ...]]:
         """The targets that are made of each source; a source that nothing uses stays itself."""
@@ -138,7 +173,7 @@ class _Follower:
         for target, recipe in self.compiled.recipes.items():
             for source in recipe.sources():
                 uses[source].append(target)
-        return {key: (key,) if key in self.compiled.unused else tuple(targets) for key, targets in uses.items()}
+        return {key: (key,) if key in self.left_over else tuple(targets) for key, targets in uses.items()}
 
     def group(self, name: str, group: Group) -> Group:
         """A group under the keys of the target, if it belongs to the module; else as it is."""
@@ -175,14 +210,15 @@ class _Follower:
     ) -> dict[str, Recipe[Place]]:
         own = {key: recipe for key, recipe in states.items() if key in self._specs}
         out = {}
-        for target, made in follow(self.compiled, own, self._specs).items():
+        scalar = suffix.removeprefix("/") in _SCALARS
+        for target, made in follow(self.compiled, own, self._specs, scalar=scalar).items():
             if isinstance(made, Scalar):
                 self.same.append(Same(f"{group}: {prefix}{target}{suffix}", tuple(own[s] for s in made.sources)))
                 out[target] = own[made.sources[0]]
             else:
                 out[target] = made.over(own.__getitem__)
         for key, recipe in states.items():
-            if key in self.compiled.unused or key not in self._specs:
+            if key in self.left_over or key not in self._specs:
                 out.setdefault(key, recipe)
         return out
 
@@ -210,7 +246,7 @@ def mapped_entry(name: str, entry: Any, module: str, became: Mapping[str, tuple[
 
     Raises Mismatch where parameters with different options or plain values become one.
     """
-    if entry.get("kind", "optimizer") != "optimizer":
+    if entry.get("kind", "optimizer") != "optimizer" or entry.get("numbered"):
         return entry
     prefix = _prefix((param for group in entry["groups"] for param in group["params"]), module, became)
 

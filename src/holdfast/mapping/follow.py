@@ -22,13 +22,18 @@ class Scalar:
 
 
 def follow(
-    compiled: Compiled, states: Mapping[str, Spec], parameters: Mapping[str, Spec] | None = None
+    compiled: Compiled,
+    states: Mapping[str, Spec],
+    parameters: Mapping[str, Spec] | None = None,
+    *,
+    scalar: bool = False,
 ) -> dict[str, Recipe[str] | Scalar]:
     """How one state of the sources, by parameter key, makes up that of the targets.
 
     A state with the parameter's shape takes the parameter's boxes, without its casts; one number
     follows unchanged; any other shape follows where the parameter is only renamed. Targets none of
-    whose sources have the state are left out. Raises Mismatch if some have it and others not.
+    whose sources have the state are left out. `scalar` says that the state is one number also where
+    the parameter has one element. Raises Mismatch if some have it and others not.
     """
     known = compiled.sources if parameters is None else parameters
     out: dict[str, Recipe[str] | Scalar] = {}
@@ -43,15 +48,17 @@ def follow(
                 f"the state of the target {target!r} comes from {len(sources)} sources: {having!r} has it, but not "
                 f"{', '.join(map(repr, lacking[:4]))}; optimize all of them, or none"
             )
-        out[target] = _followed(target, recipe, states, known)
+        out[target] = _followed(target, recipe, states, known, scalar=scalar)
     return out
 
 
 def _followed(
-    target: str, recipe: Recipe[str], states: Mapping[str, Spec], parameters: Mapping[str, Spec]
+    target: str, recipe: Recipe[str], states: Mapping[str, Spec], parameters: Mapping[str, Spec], *, scalar: bool
 ) -> Recipe[str] | Scalar:
     sources = recipe.sources()
     shapes = {source: tuple(states[source].shape) for source in sources}
+    if scalar and all(math.prod(shape) == 1 for shape in shapes.values()):
+        return Scalar(tuple(sources))
     if all(shapes[source] == tuple(parameters[source].shape) for source in sources):
         dtypes = {states[source].dtype.name: states[source].dtype for source in sources}
         if len(dtypes) > 1:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import abc
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -44,6 +44,8 @@ class Mapping:
         """
         if isinstance(written, Mapping):
             return written
+        if config is not None and hasattr(config, "to_dict"):
+            config = config.to_dict()  # as transformers has it
         if isinstance(written, str):
             return _from_text(written, config, keys)
         if isinstance(written, os.PathLike):
@@ -79,14 +81,25 @@ class Mapping:
         *,
         source_tp: int | None = None,
         target_tp: TargetTP = None,
+        spare: Container[str] = (),
+        lenient: Callable[[str], bool] = lambda name: False,
     ) -> Compiled:
         """What it comes to for these sources: a recipe for every target.
 
         `targets` None: all that the statements leave over. `source_tp` is the TP degree that fused
         sources were made for, `target_tp` the one of fused targets, or a function from key to degree.
-        Raises Mismatch where statements, keys and shapes do not fit.
+        `spare` are sources that targets may replace unused; `lenient` says of which targets a misfit is
+        the caller's business. Raises Mismatch where statements, keys and shapes do not fit.
         """
-        return compile_program(self.statements, sources, targets, source_tp=source_tp, target_tp=target_tp)
+        return compile_program(
+            self.statements,
+            sources,
+            targets,
+            source_tp=source_tp,
+            target_tp=target_tp,
+            spare=spare,
+            lenient=lenient,
+        )
 
 
 def _from_text(text: str, config: abc.Mapping[str, Any] | None, keys: Iterable[str] | None) -> Mapping:

@@ -7,7 +7,7 @@ through the first of them that can be undone; what the others made is removed.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from holdfast.core.errors import InvalidArgument
 from holdfast.mapping.expand import Work
@@ -94,7 +94,9 @@ def _find_ways_back(flows: Sequence[_Flow]) -> None:
 def _undone(number: int, flow: _Flow) -> Iterator[Statement]:
     statement = flow.statement
     if not flow.lefts:
-        yield one_sided(statement, lefts=statement.rights)
+        # Optional: a target that kept its own value may never have been stored.
+        removal = one_sided(statement, lefts=statement.rights)
+        yield replace(removal, options=replace(removal.options, optional=True))
         return
     if not flow.rights:
         alone = [value.key for value in flow.lefts if not value.uses and value.made_by is None]

@@ -165,7 +165,9 @@ class Recipe(Generic[S]):
         """The same tensor made of what its sources are made of."""
         terms: list[Term[R]] = []
         for term in self.terms:
-            for inner in find(term.source).overlapping(term.part):
+            made = find(term.source)
+            # Of an empty tensor nothing overlaps, and yet it is made of something.
+            for inner in made.overlapping(term.part) if term.part.volume else made.terms[:1]:
                 order = tuple(NEW if dim == NEW else inner.order[dim] for dim in term.order)
                 casts = (*inner.casts, *term.casts)
                 terms.append(Term(term.placed(inner.box), inner.source, inner.part, order, casts))

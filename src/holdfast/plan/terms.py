@@ -15,6 +15,8 @@ from holdfast.plan.recipe import NEW, Recipe, Term
 
 Index = tuple[slice | int | EllipsisType | None, ...]
 
+_SATURATED = {"float8_e4m3fn": 448.0}  # it has no infinity, and torch stays at its largest
+
 
 def destinations_of(
     recipe: Recipe[Place], box: Box, inner: Destination
@@ -78,6 +80,8 @@ def cast_raw(data: RawArray, dtype: DType, casts: Sequence[DType]) -> RawArray:
             continue
         typed = data.view(numpy_dtype(dtype.name))
         with np.errstate(over="ignore", invalid="ignore"):  # what does not fit is an infinity, as torch has it
+            if target.name in _SATURATED:
+                typed = np.clip(typed.astype(np.float32), -_SATURATED[target.name], _SATURATED[target.name])
             data = typed.astype(numpy_dtype(target.name)).view(f"u{target.bytes}")
         dtype = target
     return data

@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from holdfast.core.errors import Damaged, NotFound
 from holdfast.core.filenames import MANIFEST
 from holdfast.persist.checkpoint import Checkpoint
 from holdfast.sources.dcp.reader import read_dcp
-from holdfast.sources.foreign import Folder, Foreign, Found
+from holdfast.sources.foreign import Folder, Foreign, Found, seen_as
 from holdfast.sources.huggingface import read_huggingface
 from holdfast.sources.paddle_flex import read_flex
 from holdfast.sources.paddle_params import read_params
 from holdfast.sources.paddle_unified import read_unified
+from holdfast.sources.scalars import read_scalars
 from holdfast.sources.torchfiles.reader import read_torch
 from holdfast.storage import locate
 
@@ -46,10 +48,20 @@ def open_stored(path: str | os.PathLike[str]) -> Checkpoint:
     for reader in READERS:
         found = reader(folder)
         if found is not None:
-            return Foreign(folder, found)
+            return _with_step(Foreign(folder, found), found)
     if single:
         raise NotFound(f"{folder.path}/{name}: not a file of tensors that Holdfast reads")
     return Checkpoint(storage, name)
+
+
+def _with_step(checkpoint: Foreign, found: Found) -> Foreign:
+    """The checkpoint with its step, read where it is a tensor of one number."""
+    if found.step_at is None or len(found.step_at.sources()) != 1:
+        return checkpoint
+    step = read_scalars(checkpoint, {"step": found.step_at})["step"]
+    if not step.is_integer() or not 0 <= step < 2**53:
+        return checkpoint
+    return seen_as(checkpoint, replace(found.contents, step=int(step)), {})
 
 
 def _has_manifest(folder: Folder) -> bool:

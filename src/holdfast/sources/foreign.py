@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -15,6 +15,8 @@ from holdfast.format.manifest import FileRecord, GroupRecord, Manifest
 from holdfast.format.names import natural_key
 from holdfast.persist.checkpoint import Checkpoint
 from holdfast.plan.contents import Contents, StoredTensor
+from holdfast.plan.files import Place
+from holdfast.plan.recipe import Recipe
 from holdfast.storage.base import Pin, Readable, Reader
 from holdfast.storage.local import LocalPin
 
@@ -68,13 +70,14 @@ class Found:
     """What a reader found: the format's name, the contents, and small files that are in memory alone.
 
     A value that had to be computed lies in a file of `made`; no file of the folder has such a name.
-    `notes` say what was left out, or is not certain.
+    `notes` say what was left out, or is not certain. `step_at` is where the step lies, if it is a tensor.
     """
 
     format: str
     contents: Contents
     made: Mapping[str, bytes] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    step_at: Recipe[Place] | None = None
 
 
 class Foreign(Checkpoint):
@@ -130,6 +133,9 @@ class Foreign(Checkpoint):
     def open_file(self, name: str) -> Reader:
         made = self._found.made.get(name)
         return MadeReader(made) if made is not None else super().open_file(name)
+
+    def leave_out_damage(self, takes: Callable[..., bool]) -> None:
+        """Nothing to do: its reader has seen every file, and found none that it could do without."""
 
     def _tensor_keys(self, group: str) -> Iterable[str]:
         return self.contents.groups[group].tensors

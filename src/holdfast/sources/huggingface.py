@@ -10,7 +10,7 @@ from holdfast.core import limits
 from holdfast.core.errors import Damaged
 from holdfast.core.filenames import is_plain
 from holdfast.format.header import LENGTH_BYTES, decode_header, header_bytes
-from holdfast.format.index import decode_index
+from holdfast.format.index import decode_index, require_indexed
 from holdfast.plan.contents import Contents, Group
 from holdfast.plan.files import Place, TensorSpec
 from holdfast.plan.recipe import Recipe
@@ -26,7 +26,7 @@ _NUMBERED = re.compile(r"(.+)-([0-9]{5,})-of-([0-9]{5,})\.safetensors")
 
 def read_huggingface(folder: Folder) -> Found | None:
     """The weights of a folder or a file as the group "model"; None if there is no safetensors file."""
-    members = _members(folder)
+    members, index = _members(folder), _index_of(folder)
     if not members:
         return None
     places: dict[str, Place] = {}
@@ -38,6 +38,11 @@ def read_huggingface(folder: Folder) -> Found | None:
                     f"{name}; if they are two models, name one of the files"
                 )
             places[place.spec.key] = place
+    if index is not None:
+        held: dict[str, set[str]] = {name: set() for name in members}
+        for key, place in places.items():
+            held[place.file].add(key)
+        require_indexed(_weight_map(folder, index), held, f"{folder.path}/{index}")
     recipes = {key: Recipe.whole(place, place.spec.shape, place.spec.dtype) for key, place in places.items()}
     groups = {"model": Group("module", recipes)}
     return Found(FORMAT, Contents(groups, lay_files(groups.values(), folder.path)))
@@ -64,12 +69,26 @@ def _members(folder: Folder) -> Sequence[str]:
         return [folder.only] if folder.only.endswith(_ENDING) or _is_safetensors(folder, folder.only) else []
     if _SINGLE in folder.files:
         return [_SINGLE]
-    indexes = [name for name in folder.files if name.endswith(_INDEX_ENDING) and "/" not in name and is_plain(name)]
-    if f"model{_INDEX_ENDING}" in indexes or len(indexes) == 1:
-        return _indexed(folder, f"model{_INDEX_ENDING}" if f"model{_INDEX_ENDING}" in indexes else indexes[0])
+    index = _index_of(folder)
+    if index is not None:
+        return _indexed(folder, index)
     found = [name for name in folder.files if name.endswith(_ENDING) and "/" not in name and is_plain(name)]
     _require_all_numbers(found, folder.path)
     return found
+
+
+def _index_of(folder: Folder) -> str | None:
+    """The index that says which files are meant, where one is needed and there is one."""
+    if folder.only is not None or _SINGLE in folder.files:
+        return None
+    indexes = [name for name in folder.files if name.endswith(_INDEX_ENDING) and "/" not in name and is_plain(name)]
+    if f"model{_INDEX_ENDING}" in indexes:
+        return f"model{_INDEX_ENDING}"
+    return indexes[0] if len(indexes) == 1 else None
+
+
+def _weight_map(folder: Folder, index: str) -> dict[str, str]:
+    return decode_index(folder.read(index, limits.JSON_BYTES), f"{folder.path}/{index}")
 
 
 def _is_safetensors(folder: Folder, name: str) -> bool:
@@ -87,8 +106,7 @@ def _is_safetensors(folder: Folder, name: str) -> bool:
 
 
 def _indexed(folder: Folder, index: str) -> list[str]:
-    weight_map = decode_index(folder.read(index, limits.JSON_BYTES), f"{folder.path}/{index}")
-    members = sorted(set(weight_map.values()))
+    members = sorted(set(_weight_map(folder, index).values()))
     missing = [member for member in members if member not in folder.files]
     if missing:
         raise Damaged(f"{folder.path}: {index} names {missing[0]}, which is not there")

@@ -6,7 +6,7 @@ What comes out has one form: state by parameter key and state name, and options 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,12 +14,13 @@ from holdfast.core.errors import Unsupported
 from holdfast.format import statejson, strictjson
 from holdfast.sources.leaves import Leaf
 
-MASTERS = frozenset({"fp32_param", "master_param", "param"})
+_MEGATRON_MASTERS = frozenset({"fp32_param", "param"})
+_MASTERS = frozenset({"master", "master_param", "master_weight", "master_weights"})  # as optimizers of torch call them
+MASTERS = _MASTERS | _MEGATRON_MASTERS
 _STATE_NAMES = "exp_avg|exp_avg_sq|max_exp_avg_sq|momentum_buffer|step|master_exp_avg|" + "|".join(sorted(MASTERS))
 _STATE_FIRST = re.compile(rf"state\.({_STATE_NAMES})\.(.+)")  # as Megatron has it
 _PARAM_FIRST = re.compile(r"state\.(.+)\.([^.]+)")
 _OPTION = re.compile(r"param_groups\.(.+)\.([^.]+)")
-_NOT_PARAMETERS = ("running_mean", "running_var", "num_batches_tracked")
 
 
 @dataclass(slots=True)
@@ -70,6 +71,8 @@ def _nested(value: Mapping[str, Any]) -> OptimizerState | None:
     found.state = {
         numbers.get(param, param): states for param, states in found.state.items()
     }  # DCP makes texts of them
+    if not found.groups and all(re.fullmatch("[0-9]{1,9}", str(param)) for param in found.state):
+        found.state = {int(param): states for param, states in found.state.items()}
     return found
 
 
@@ -95,6 +98,12 @@ def _flat(value: Mapping[str, Any]) -> OptimizerState | None:
     return found
 
 
+def master_name(found: OptimizerState) -> str | None:
+    """What the optimizer itself calls the masters that it keeps; Megatron keeps them elsewhere."""
+    names = (name for states in found.state.values() for name, value in states.items() if isinstance(value, Leaf))
+    return next((name for name in names if name in _MASTERS), None)
+
+
 def encoded_options(options: Mapping[str, Any], where: str) -> Any:
     """Options as state.json has them; one that cannot be said there, or is a tensor, is left out."""
     out = {}
@@ -106,35 +115,43 @@ def encoded_options(options: Mapping[str, Any], where: str) -> Any:
     return out
 
 
-def keys_of(found: OptimizerState, model: Mapping[str, Leaf], aliases: Mapping[str, str]) -> dict[Any, str] | None:
-    """The key of every parameter, or None where numbers cannot be told apart for certain.
+def keys_of(found: OptimizerState, model: Container[str] = ()) -> dict[Any, str] | None:
+    """The key of every parameter, or None where the file has numbers alone.
 
-    Numbers follow the order of `module.parameters()`, which is that of the state dict, if the
-    optimizer has one group of all of them. Shapes of the state must agree.
+    The order of a file says nothing of numbers: an optimizer numbers its parameters in the order
+    in which it was given them, and only the live one knows it. Names are taken if they are the
+    model's, where there is a model, with or without the "module." of DDP.
     """
     params = found.params
     if all(type(param) is str for param in params):
-        return {param: param for param in params}
-    if all(param in found.names for param in params):
-        return {param: found.names[param] for param in params}
-    candidates = [key for key, leaf in model.items() if key not in aliases and _may_be_parameter(key, leaf)]
-    if len(found.groups) > 1 or len(candidates) != len(params) or set(params) != set(range(len(params))):
+        names = {param: param for param in params}
+        return _in_model(names, model) or names
+    if not all(param in found.names for param in params):
         return None
-    keys: dict[Any, str] = dict(enumerate(candidates))
-    return keys if all(_agrees(found.state.get(p, {}), model[key]) for p, key in keys.items()) else None
+    names = {param: found.names[param] for param in params}
+    return names if not model else _in_model(names, model)
 
 
-def _may_be_parameter(key: str, leaf: Leaf) -> bool:
-    return leaf.recipe.dtype.name.startswith(("float", "bfloat")) and not key.endswith(_NOT_PARAMETERS)
+def _in_model(names: Mapping[Any, str], model: Container[str]) -> dict[Any, str] | None:
+    bare = {param: key.removeprefix("module.") for param, key in names.items()}
+    for keys in (dict(names), bare):
+        if all(key in model for key in keys.values()) and len(set(keys.values())) == len(keys):
+            return keys
+    return None
 
 
-def _agrees(states: Mapping[str, Any], param: Leaf) -> bool:
-    shapes = [item.shape for item in states.values() if isinstance(item, Leaf) and item.shape]
-    return all(shape == param.shape for shape in shapes)
+def numbers_of(found: OptimizerState) -> dict[Any, str]:
+    """The number of every parameter: its position over the groups, as torch counts."""
+    return {param: str(number if found.groups else param) for number, param in enumerate(found.params)}
 
 
-def optimizer_entry(found: OptimizerState, keys: Mapping[Any, str], name: str) -> dict[str, Any]:
-    """The entry of state.json: options by group, numbers that are not tensors by parameter."""
+def optimizer_entry(
+    found: OptimizerState, keys: Mapping[Any, str], name: str, *, masters: str | None = None, numbered: bool = False
+) -> dict[str, Any]:
+    """The entry of state.json: options by group, numbers that are not tensors by parameter.
+
+    `masters` is what the optimizer calls its masters. `numbered` entries have numbers for keys.
+    """
     scalars: dict[str, Any] = {}
     with_state = set()
     for param, states in found.state.items():
@@ -149,7 +166,8 @@ def optimizer_entry(found: OptimizerState, keys: Mapping[Any, str], name: str) -
         "groups": _option_groups(found.groups, keys, name),
         "stateless": sorted(stateless),
         "scalars": scalars,
-        "masters": None,
+        "masters": masters,
+        **({"numbered": True} if numbered else {}),
     }
 
 

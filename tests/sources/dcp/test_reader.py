@@ -75,10 +75,18 @@ def test_a_flat_model_beside_an_optimizer(tmp_path):
     assert found.value("train_state") == {"n": 1}
 
 
-def test_numbered_parameters_are_named_after_the_model(tmp_path):
-    model, optimizer = trained(tied=False)
-    found = open_stored(save_dcp(tmp_path / "c", {"model": model.state_dict(), "optimizer": optimizer.state_dict()}))
-    same(found, "optimizer", moments(model, optimizer))
+def test_numbered_parameters_are_those_of_the_live_optimizer(tmp_path):
+    model, _ = trained(tied=False)
+    optimizer = torch.optim.AdamW(reversed(list(model.parameters())))
+    model(torch.randn(8, 6)).square().sum().backward()
+    optimizer.step()
+    save_dcp(tmp_path / "c", {"model": model.state_dict(), "optimizer": optimizer.state_dict()})
+    assert "0/exp_avg" in open_stored(tmp_path / "c").keys("optimizer")
+    live, _ = trained(seed=1, tied=False)
+    live_optimizer = torch.optim.AdamW(reversed(list(live.parameters())))
+    holdfast.load(tmp_path / "c", {"model": live, "optimizer": live_optimizer})
+    for key, tensor in moments(model, optimizer).items():
+        assert torch.equal(moments(live, live_optimizer)[key], tensor), key
 
 
 def test_odd_tensors(tmp_path):

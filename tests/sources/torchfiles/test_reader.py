@@ -11,7 +11,9 @@ import torch
 from tests.sources.made import torch_file, trained
 
 import holdfast
-from holdfast.core.errors import Damaged, NotFound, Unsupported
+from holdfast.convert.mapping import MappingOptions
+from holdfast.convert.run import ConvertOptions, convert
+from holdfast.core.errors import Damaged, Mismatch, NotFound, Unsupported
 from holdfast.sources import open_stored
 
 FORMATS = pytest.mark.parametrize("zipped", [True, False], ids=["zip", "legacy"])
@@ -21,6 +23,11 @@ def same(found, group: str, tensors: dict[str, torch.Tensor]) -> None:
     assert set(found.keys(group)) == set(tensors)
     for key, tensor in tensors.items():
         assert np.array_equal(found.read(key, group), tensor.detach().numpy()), key
+
+
+def numbered_moments(optimizer) -> dict[str, torch.Tensor]:
+    states = optimizer.state_dict()["state"].items()
+    return {f"{number}/{name}": value for number, own in states for name, value in own.items()}
 
 
 def moments(model, optimizer) -> dict[str, torch.Tensor]:
@@ -57,14 +64,14 @@ def test_a_training_checkpoint_has_all_its_parts(tmp_path, zipped, names):
     (tmp_path / "x.pt").write_bytes(torch_file(state, zipped=zipped))
     found = open_stored(tmp_path / "x.pt")
     same(found, "model", model.state_dict())
-    same(found, "optimizer", moments(model, optimizer))
+    same(found, "optimizer", numbered_moments(optimizer))
     same(found, "rng", {"rng": state["rng"]})
     assert np.array_equal(found.read("array", "numpy"), state["numpy"]["array"])
     assert found.value("scheduler") == state["scheduler"] and found.step == 12
-    assert found.value("dtype") == "torch.bfloat16" and found.notes == ()
+    assert found.value("dtype") == "torch.bfloat16" and len(found.notes) == 1
     entry = found.state["optimizer"]
     assert entry["groups"][0]["options"]["lr"] == 0.125
-    assert entry["groups"][0]["params"] == [name for name, _ in model.named_parameters()]
+    assert entry["numbered"] and entry["groups"][0]["params"] == [str(n) for n in range(len(optimizer.state))]
 
 
 @FORMATS
@@ -82,16 +89,128 @@ def test_it_is_loaded_into_live_objects(tmp_path, zipped):
     assert live_optimizer.param_groups[0]["lr"] == 0.125
 
 
-def test_numbers_that_are_not_certain_are_not_guessed(tmp_path):
-    model, _ = trained()
-    groups = [{"params": [model[0].weight]}, {"params": [model[0].bias, model[2].weight]}]
-    optimizer = torch.optim.AdamW(groups)
-    model(torch.randn(8, 6)).sum().backward()
+def in_order(model, *keys: str) -> torch.optim.AdamW:
+    """An optimizer that was given its parameters in this order, after a step in which every gradient differs."""
+    named = dict(model.named_parameters())
+    optimizer = torch.optim.AdamW([named[key] for key in keys])
+    for number, param in enumerate(named.values()):
+        param.grad = torch.full_like(param, number + 1.0)
     optimizer.step()
+    return optimizer
+
+
+def twins() -> torch.nn.Module:
+    return torch.nn.ModuleDict({name: torch.nn.Linear(2, 2, bias=False) for name in "abc"})
+
+
+def saved_with(path: Path, optimizer_of) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+    model = twins()
+    optimizer = optimizer_of(model)
+    torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, path)
+    return model, optimizer
+
+
+def test_numbers_are_those_of_the_live_optimizer(tmp_path):
+    """All shapes agree, so that nothing but the order of the optimizers tells the states apart."""
+    order = ("c.weight", "a.weight", "b.weight")
+    model, optimizer = saved_with(tmp_path / "x.pt", lambda model: in_order(model, *order))
+    live = twins()
+    live_optimizer = torch.optim.AdamW([dict(live.named_parameters())[key] for key in order])
+    report = holdfast.load(tmp_path / "x.pt", {"model": live, "optimizer": live_optimizer})
+    for key, tensor in moments(model, optimizer).items():
+        assert torch.equal(moments(live, live_optimizer)[key], tensor), key
+    assert "stored by number" in report.notes[0]
+
+
+def decayed(model) -> torch.optim.AdamW:
+    groups = [{"params": [model["b"].weight]}, {"params": [model["a"].weight, model["c"].weight], "weight_decay": 0.5}]
+    optimizer = torch.optim.AdamW(groups)
+    for number, param in enumerate(model.parameters()):
+        param.grad = torch.full_like(param, number + 1.0)
+    optimizer.step()
+    return optimizer
+
+
+def test_two_groups_are_loaded_as_torch_does(tmp_path):
+    model, optimizer = saved_with(tmp_path / "x.pt", decayed)
+    live = twins()
+    live_optimizer = decayed(live)
+    live_optimizer.param_groups[1]["weight_decay"] = 0.0
+    live_optimizer.step()
+    holdfast.load(tmp_path / "x.pt", {"model": live, "optimizer": live_optimizer})
+    for key, tensor in moments(model, optimizer).items():
+        assert torch.equal(moments(live, live_optimizer)[key], tensor), key
+    assert [group["weight_decay"] for group in live_optimizer.param_groups] == [0.01, 0.5]
+
+
+def test_other_groups_are_refused_and_the_reason_is_said(tmp_path):
+    saved_with(tmp_path / "x.pt", decayed)
+    live = twins()
+    state = {"model": live, "optimizer": torch.optim.AdamW(live.parameters())}
+    with pytest.raises(Mismatch, match=r"stored by number.*\[1, 2\] parameters.*\[3\]") as caught:
+        holdfast.load(tmp_path / "x.pt", state)
+    assert "0/exp_avg" not in str(caught.value), "one reason, not a list of all states"
+    report = holdfast.load(tmp_path / "x.pt", state, strict=False)
+    assert "stored by number" in report.mismatched[0] and not state["optimizer"].state
+    holdfast.load(tmp_path / "x.pt", state, ignore=["optimizer"])
+
+
+def test_other_shapes_are_refused(tmp_path):
+    model, optimizer = trained(tied=False)
     torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, tmp_path / "x.pt")
-    found = open_stored(tmp_path / "x.pt")
-    assert found.contents.groups["optimizer"].kind == "tensors"
-    assert "state.0.exp_avg" in found.keys("optimizer") and "numbers its parameters" in found.notes[0]
+    live, _ = trained(tied=False)
+    state = {"model": live, "optimizer": torch.optim.AdamW(reversed(list(live.parameters())))}
+    with pytest.raises(Mismatch, match=r"0/exp_avg is \[4, 6\].*3.bias, is \[4\].*order in which it was saved"):
+        holdfast.load(tmp_path / "x.pt", state)
+
+
+def test_numbers_are_not_taken_for_keys(tmp_path):
+    """The keys of a ParameterList look like numbers, and need not be those of the optimizer."""
+    model = torch.nn.ParameterList([torch.zeros(2), torch.zeros(2)])
+    optimizer = in_order(model, "1", "0")
+    torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, tmp_path / "x.pt")
+    live = torch.nn.ParameterList([torch.zeros(2), torch.zeros(2)])
+    live_optimizer = torch.optim.AdamW([live[1], live[0]])
+    holdfast.load(tmp_path / "x.pt", {"model": live, "optimizer": live_optimizer}, mapping=["0 -> 0"])
+    for key, tensor in moments(model, optimizer).items():
+        assert torch.equal(moments(live, live_optimizer)[key], tensor), key
+
+
+SWAPPED = ["a.weight -> x", "b.weight -> a.weight", "x -> b.weight"]
+
+
+@pytest.mark.parametrize("mapping", [["a.weight^T -> a.weight"], SWAPPED], ids=["turned", "renamed"])
+def test_numbers_are_not_taken_through_a_mapping(tmp_path, mapping):
+    saved_with(tmp_path / "x.pt", lambda model: in_order(model, "a.weight", "b.weight", "c.weight"))
+    live = twins()
+    state = {"model": live, "optimizer": torch.optim.AdamW(live.parameters())}
+    with pytest.raises(Mismatch, match="through a mapping nothing tells"):
+        holdfast.load(tmp_path / "x.pt", state, mapping=mapping)
+    holdfast.load(tmp_path / "x.pt", state, mapping=mapping, ignore=["optimizer"])
+    assert not state["optimizer"].state
+
+
+def test_an_optimizer_stays_numbered_in_a_conversion(tmp_path):
+    model, optimizer = saved_with(tmp_path / "x.pt", decayed)
+    for to in ("holdfast", "dcp"):
+        convert(tmp_path / "x.pt", tmp_path / to, ConvertOptions(to=to))
+        live = twins()
+        live_optimizer = torch.optim.AdamW(
+            [{"params": [live["b"].weight]}, {"params": [live["a"].weight, live["c"].weight]}]
+        )
+        holdfast.load(tmp_path / to, {"model": live, "optimizer": live_optimizer})
+        for key, tensor in moments(model, optimizer).items():
+            assert torch.equal(moments(live, live_optimizer)[key], tensor), (to, key)
+
+
+def test_a_mapped_optimizer_by_number_is_refused_or_left_out(tmp_path):
+    saved_with(tmp_path / "x.pt", decayed)
+    for to in ("holdfast", "dcp"):
+        done = convert(tmp_path / "x.pt", tmp_path / to, ConvertOptions(to=to, mapping=MappingOptions(SWAPPED)))
+        live = twins()
+        with pytest.raises(Mismatch, match="through a mapping nothing tells" if to == "holdfast" else "no such"):
+            holdfast.load(tmp_path / to, {"model": live, "optimizer": decayed(live)})
+    assert "optimizer left out" in done.notes[-1], "what DCP holds, torch would load by number"
 
 
 def test_names_of_parameters_are_taken_from_the_file(tmp_path):
@@ -185,3 +304,65 @@ def test_a_link_that_the_user_names_is_followed(tmp_path):
     torch.save({"a": torch.ones(1)}, tmp_path / "real.pt")
     (tmp_path / "link.pt").symlink_to("real.pt")
     assert open_stored(tmp_path / "link.pt").read("a") == 1
+
+
+def test_an_index_that_names_a_key_its_file_lacks_is_damage(tmp_path):
+    sharded(tmp_path, [{"a": torch.ones(1)}, {"b": torch.ones(1)}])
+    index = tmp_path / "pytorch_model.bin.index.json"
+    index.write_text(index.read_text().replace('"a"', '"gone"'))
+    with pytest.raises(Damaged, match=r"'gone' is in pytorch_model-00001-of-00002\.bin, which has no such key"):
+        open_stored(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "state",
+    [{"step": torch.tensor(7)}, {"global_step": torch.tensor([7.0])}, {"train_state": {"step": torch.tensor(7)}}],
+)
+def test_the_step_may_be_a_tensor(tmp_path, state):
+    torch.save({"model": {"w": torch.ones(3)}, **state}, tmp_path / "x.pt")
+    assert open_stored(tmp_path / "x.pt").step == 7
+
+
+@pytest.mark.parametrize("step", [torch.tensor(7.5), torch.tensor([7, 8]), torch.tensor(-1)])
+def test_what_is_no_step_is_not_taken_for_one(tmp_path, step):
+    torch.save({"model": {"w": torch.ones(3)}, "step": step}, tmp_path / "x.pt")
+    assert open_stored(tmp_path / "x.pt").step is None
+
+
+def test_a_ddp_model_is_loaded_into_a_plain_one(tmp_path):
+    model, optimizer = trained()
+    state = {f"module.{key}": value for key, value in model.state_dict().items()}
+    torch.save({"model": state, "optimizer": optimizer.state_dict()}, tmp_path / "x.pt")
+    live, live_optimizer = trained(seed=1)
+    holdfast.load(tmp_path / "x.pt", {"model": live, "optimizer": live_optimizer})
+    for key, tensor in model.state_dict().items():
+        assert torch.equal(live.state_dict()[key], tensor), key
+
+
+class Mixed(torch.optim.SGD):
+    """An optimizer that keeps a wide copy of each parameter in its state."""
+
+    def fill(self, value: float) -> Mixed:
+        for group in self.param_groups:
+            for number, param in enumerate(group["params"]):
+                self.state[param]["master_param"] = torch.full(param.shape, value + number)
+        return self
+
+
+@pytest.mark.parametrize("fresh", [True, False])
+@pytest.mark.parametrize("named", [True, False])
+def test_masters_of_an_optimizer_are_restored(tmp_path, named, fresh):
+    def made() -> tuple[torch.nn.Module, Mixed]:
+        model = twins().bfloat16()
+        params = list(model.named_parameters() if named else model.parameters())
+        return model, Mixed(reversed(params), lr=0.5)
+
+    model, optimizer = made()
+    torch.save({"model": model.state_dict(), "optimizer": optimizer.fill(1.001).state_dict()}, tmp_path / "x.pt")
+    live, live_optimizer = made()
+    if not fresh:
+        live_optimizer.fill(5.0)
+    holdfast.load(tmp_path / "x.pt", {"model": live, "optimizer": live_optimizer})
+    for number, name in enumerate("cba"):
+        found = live_optimizer.state[live[name].weight]["master_param"]
+        assert torch.equal(found, torch.full((2, 2), 1.001 + number)), name

@@ -7,6 +7,7 @@ Keys are those of a state {"model": ..., "optimizer": ...} as get_state_dict giv
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from holdfast.convert.sinks.base import Output, Request, Scene, TensorFile
@@ -20,6 +21,12 @@ _PICKLE = "the metadata of torch DCP is a pickle: whoever loads it trusts whoeve
 
 def plan(contents: Contents, request: Request) -> Output:
     """A folder of .distcp files, one for each rank that converts, written by torch's own writer."""
+    unknown = sorted(name for name, entry in contents.state.items() if entry.get("mapped"))
+    contents = replace(
+        contents,
+        groups={name: group for name, group in contents.groups.items() if name not in unknown},
+        state={name: entry for name, entry in contents.state.items() if name not in unknown},
+    )
 
     def write(scene: Scene) -> None:
         from holdfast.convert.sinks.dcp_writer import write_folder
@@ -33,6 +40,8 @@ def plan(contents: Contents, request: Request) -> Output:
     notes = [_PICKLE]
     if left:
         notes.append(f"left out, since they differ between ranks: {', '.join(sorted(left))}")
+    if unknown:
+        notes.append(f"{', '.join(unknown)} left out: a mapping made other keys, and it has its parameters by number")
     files = tuple(_described(name, contents) for name in contents.groups)
     return Output(files, small_files, tuple(notes), write)
 

@@ -100,9 +100,12 @@ class NestedState:
         for param, values in entry.get("scalars", {}).items():
             states.setdefault(param, {}).update(statejson.decode(values, name))
         masters = contents.groups.get("master_weights")
-        if entry.get("masters") and masters is not None:
+        # Those of a numbered one are in its own group.
+        if entry.get("masters") and masters is not None and not entry.get("numbered"):
             for param, recipe in masters.tensors.items():
                 states.setdefault(param, {})[entry["masters"]] = self._stand_in(recipe, None)
         told = entry.get("groups", ())
         groups = [decode_options(one["options"], name) | {"params": list(one["params"])} for one in told]
+        if entry.get("numbered"):  # torch has them as numbers
+            groups = [group | {"params": [int(number) for number in group["params"]]} for group in groups]
         return {"state": states, "param_groups": groups}

@@ -92,7 +92,8 @@ def _laid_out(contents: Contents, model: str) -> dict[str, Tensors]:
 def _states(contents: Contents) -> Tensors:
     """The optimizer's states that Paddle has; other groups' and other optimizers' are left out."""
     group = contents.groups.get(_OPTIMIZER) or next(_optimizers(contents), None)
-    if group is None or group.kind != "optimizer":
+    numbered = any(entry.get("numbered") for entry in contents.state.values())
+    if group is None or group.kind != "optimizer" or numbered:  # Paddle has states by key alone
         return {}
     return {key: recipe for key, recipe in group.tensors.items() if is_paddle_state(key)}
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from holdfast.core import limits
 from holdfast.core.errors import Damaged, Unsupported
 from holdfast.core.filenames import is_plain
-from holdfast.format.index import decode_index
+from holdfast.format.index import decode_index, require_indexed
 from holdfast.sources.foreign import Folder, Found
 from holdfast.sources.grouping import found_in
 from holdfast.sources.torchfiles.archive import is_torch_file, read_archive
@@ -28,15 +28,19 @@ def read_torch(folder: Folder) -> Found | None:
         return None
     tree: dict[Any, Any] = {}
     made: dict[str, bytes] = {}
+    held: dict[str, Any] = {}
     for name in members:
         part, own = _read(folder, name)
         if len(members) == 1:
-            return found_in(FORMAT, part, f"{folder.path}/{name}", own)
+            _require_keys(folder, {name: part})
+            return found_in(FORMAT, part, f"{folder.path}/{name}", own, unwrap_ddp=True)
         if not isinstance(part, dict) or not part.keys().isdisjoint(tree):
             raise Damaged(f"{folder.path}/{name}: not a part of a model: it is no dict, or has keys of another part")
         tree |= part
+        held[name] = part
         made |= own
-    return found_in(FORMAT, tree, folder.path, made)
+    _require_keys(folder, held)
+    return found_in(FORMAT, tree, folder.path, made, unwrap_ddp=True)
 
 
 def _members(folder: Folder) -> Sequence[str]:
@@ -51,12 +55,22 @@ def _members(folder: Folder) -> Sequence[str]:
 
 
 def _indexed(folder: Folder) -> list[str]:
-    where = f"{folder.path}/{_INDEX}"
-    members = sorted(set(decode_index(folder.read(_INDEX, limits.JSON_BYTES), where).values()))
+    members = sorted(set(_weight_map(folder).values()))
     for name in members:
         if name not in folder.files:
             raise Damaged(f"{folder.path}: {_INDEX} names {name[:80]!r}, which is not there")
     return members
+
+
+def _weight_map(folder: Folder) -> dict[str, str]:
+    return decode_index(folder.read(_INDEX, limits.JSON_BYTES), f"{folder.path}/{_INDEX}")
+
+
+def _require_keys(folder: Folder, held: Mapping[str, Any]) -> None:
+    """Raise Damaged if the index, where it was followed, names a key that its file lacks."""
+    if folder.only is None and _SINGLE not in folder.files and _INDEX in folder.files:
+        parts = {name: part if isinstance(part, dict) else {} for name, part in held.items()}
+        require_indexed(_weight_map(folder), parts, f"{folder.path}/{_INDEX}")
 
 
 def _is_torch(folder: Folder, name: str) -> bool:

@@ -1,0 +1,1 @@
+"""A readable trainer on PyTorch's own parallelism, whose runs resume on any other layout."""

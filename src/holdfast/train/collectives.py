@@ -1,0 +1,53 @@
+"""Collectives that gradients can go through, where torch has none or one with another meaning."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+
+class _SumShared(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+        out = x.detach().clone()
+        dist.all_reduce(out, group=group)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        return gradients[0], None
+
+
+def sum_shared(x: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+    """The sum over a group whose ranks all go on to compute one and the same loss from it.
+
+    That loss counts once, so each rank's own part gets the gradient of the sum as it is.
+    """
+    out: torch.Tensor = _SumShared.apply(x, group)  # type: ignore[no-untyped-call]
+    return out
+
+
+class _Exchange(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, sends: list[int], receives: list[int], group: dist.ProcessGroup) -> Any:
+        ctx.splits = (sends, receives, group)
+        return _exchanged(x, sends, receives, group)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        sends, receives, group = ctx.splits
+        return _exchanged(gradients[0], receives, sends, group), None, None, None
+
+
+def exchange(x: torch.Tensor, sends: list[int], receives: list[int], group: dist.ProcessGroup) -> torch.Tensor:
+    """All to all: `sends[r]` rows go to rank r of the group, `receives[r]` rows come from it, in order."""
+    out: torch.Tensor = _Exchange.apply(x, sends, receives, group)  # type: ignore[no-untyped-call]
+    return out
+
+
+def _exchanged(x: torch.Tensor, sends: list[int], receives: list[int], group: dist.ProcessGroup) -> torch.Tensor:
+    out = x.new_empty((sum(receives), *x.shape[1:]))
+    dist.all_to_all_single(out, x.contiguous(), receives, sends, group=group)
+    return out

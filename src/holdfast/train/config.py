@@ -1,0 +1,116 @@
+"""A run in one small TOML file: a section for each component, whose settings live beside its code."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from holdfast.core.errors import InvalidArgument, NotFound
+from holdfast.train.batch import Batches, derive_batches
+from holdfast.train.checkpoints import CheckpointConfig
+from holdfast.train.datasets import DataConfig
+from holdfast.train.layout import Layout
+from holdfast.train.models.config import ModelConfig
+from holdfast.train.optimizer import OptimizerConfig
+from holdfast.train.schedule import ScheduleConfig
+from holdfast.train.settings import apply_sets, build, read_toml, write_toml
+
+FILE = "config.toml"
+_DTYPES = ("float32", "bfloat16")
+_DEVICES = ("auto", "cpu", "cuda")
+
+
+@dataclass(frozen=True, slots=True)
+class TrainConfig:
+    """The loop: how long, in which batches, from which seed, and where the run's folder is.
+
+    Of `global_batch`, `micro_batch` and `accumulation` one may be left out; the layout gives the
+    data-parallel size. `dtype` is what layers compute in: parameters are always fp32.
+    `start_from` is a checkpoint or a Hugging Face folder whose weights a new run begins with.
+    """
+
+    folder: str = "runs/holdfast"
+    start_from: str = ""
+    steps: int = 100
+    global_batch: int | None = None
+    micro_batch: int | None = None
+    accumulation: int | None = None
+    seed: int = 0
+    dtype: str = "float32"
+    device: str = "auto"
+    recompute: bool = False
+    evaluate_every: int = 0
+
+    def __post_init__(self) -> None:
+        if self.dtype not in _DTYPES:
+            raise InvalidArgument(f"train.dtype={self.dtype!r}: choose one of {', '.join(_DTYPES)}")
+        if self.device not in _DEVICES:
+            raise InvalidArgument(f"train.device={self.device!r}: choose one of {', '.join(_DEVICES)}")
+        if self.steps < 1 or self.evaluate_every < 0 or self.seed < 0:
+            raise InvalidArgument("train.steps is 1 or more; train.evaluate_every and train.seed are 0 or more")
+
+
+@dataclass(frozen=True, slots=True)
+class EmaConfig:
+    """An average of the weights: `decay` 0 keeps none. See holdfast.EMA."""
+
+    decay: float = 0.0
+    every: int = 1
+    device: str = "same"
+
+
+@dataclass(frozen=True, slots=True)
+class RunConfig:
+    """Everything a run is made of; only the model must be given."""
+
+    model: ModelConfig
+    layout: Layout = field(default_factory=Layout)
+    data: DataConfig = field(default_factory=DataConfig)
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
+    train: TrainConfig = field(default_factory=TrainConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    ema: EmaConfig = field(default_factory=EmaConfig)
+
+    def to_toml(self) -> str:
+        """The whole config, defaults included, as it can be read again."""
+        return write_toml(dataclasses.asdict(self))
+
+
+def parse_config(text: str, sets: Iterable[str] = (), where: str = "the config") -> RunConfig:
+    """A config from TOML text, with "section.key=value" assignments put over it; strict."""
+    return build(RunConfig, apply_sets(read_toml(text, where), sets), "")
+
+
+def read_config(path: str | Path, sets: Iterable[str] = ()) -> RunConfig:
+    """A config from a TOML file; raises NotFound or InvalidArgument, and says what was meant."""
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise NotFound(f"{path}: no config can be read there: {error}") from None
+    return parse_config(text, sets, str(path))
+
+
+def plan_batches(config: RunConfig) -> Batches:
+    """The batch sizes of a run on its layout. Where little is said: one sequence per forward pass.
+
+    A pipeline needs a micro batch for each of its stages; raises InvalidArgument before anything starts.
+    """
+    train, layout = config.train, config.layout
+    micro_batch, accumulation = train.micro_batch, train.accumulation
+    if micro_batch is None and (train.global_batch is None or accumulation is None):
+        micro_batch = 1
+    if accumulation is None and train.global_batch is None:
+        accumulation = layout.stages
+    batches = derive_batches(
+        global_batch=train.global_batch, micro_batch=micro_batch, accumulation=accumulation, data_parallel=layout.dp
+    )
+    if layout.pp > 1 and batches.accumulation < layout.stages:
+        least = layout.stages * layout.dp * batches.micro_batch
+        raise InvalidArgument(
+            f"a pipeline of {layout.stages} stages needs {layout.stages} micro batches at least, and there are "
+            f"{batches.accumulation}: take train.global_batch={least} or more, or a smaller train.micro_batch"
+        )
+    return batches

@@ -1,0 +1,67 @@
+"""Gradients after backward: what FSDP did not already sum is summed here, once per step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+BUCKET_ELEMENTS = 1 << 24
+
+
+@dataclass(frozen=True, slots=True)
+class Summing:
+    """By group: the keys whose gradients are each rank's own share of a sum over the group.
+
+    The groups come in an order that all ranks share. `ties` comes last: copies of a tied
+    weight on two pipeline stages, each with the gradient of its own use.
+    """
+
+    over: tuple[tuple[dist.ProcessGroup, frozenset[str]], ...] = ()
+    ties: tuple[dist.ProcessGroup, str] | None = None
+    copies: frozenset[str] = field(default_factory=frozenset)  # keys that another rank counts
+
+
+def finish_gradients(parameters: Mapping[str, nn.Parameter], summing: Summing) -> None:
+    """Make every gradient the whole one of the global batch, laid out as its parameter is. Collective."""
+    for parameter in parameters.values():
+        gradient = parameter.grad
+        if gradient is None:
+            parameter.grad = torch.zeros_like(parameter)
+        elif isinstance(parameter, DTensor) and isinstance(gradient, DTensor):
+            # Of a norm or a router, which see slices of the sequence, each rank has a share of the sum.
+            parameter.grad = gradient.redistribute(placements=parameter.placements)
+    for group, keys in summing.over:
+        _sum_over(group, [local_gradient(parameters[key]) for key in sorted(keys)])
+    if summing.ties is not None:
+        group, key = summing.ties
+        _sum_over(group, [local_gradient(parameters[key])])
+
+
+def local_gradient(parameter: nn.Parameter) -> torch.Tensor:
+    """This rank's own part of a gradient."""
+    gradient = parameter.grad
+    assert gradient is not None
+    return gradient.to_local() if isinstance(gradient, DTensor) else gradient
+
+
+def _sum_over(group: dist.ProcessGroup, gradients: Iterable[torch.Tensor]) -> None:
+    bucket: list[torch.Tensor] = []
+    for gradient in gradients:
+        bucket.append(gradient)
+        if sum(part.numel() for part in bucket) >= BUCKET_ELEMENTS:
+            _sum_bucket(group, bucket)
+            bucket = []
+    if bucket:
+        _sum_bucket(group, bucket)
+
+
+def _sum_bucket(group: dist.ProcessGroup, bucket: list[torch.Tensor]) -> None:
+    flat = torch.cat([part.reshape(-1) for part in bucket])
+    dist.all_reduce(flat, group=group)
+    for part, summed in zip(bucket, torch.split(flat, [part.numel() for part in bucket]), strict=True):
+        part.copy_(summed.view_as(part))

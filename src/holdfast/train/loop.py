@@ -1,0 +1,210 @@
+"""The training loop: restore, then step, evaluate and save until the last step."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from holdfast.api import load
+from holdfast.checkpointer import Checkpointer
+from holdfast.core.events import Event, log_event
+from holdfast.ema import EMA
+from holdfast.train.checkpoints import open_checkpointer
+from holdfast.train.config import FILE, RunConfig, plan_batches
+from holdfast.train.data import Position
+from holdfast.train.datasets import open_datasets
+from holdfast.train.evaluation import Evaluation
+from holdfast.train.feed import Feed
+from holdfast.train.loss import LossSums
+from holdfast.train.meshes import AXES
+from holdfast.train.metrics import Metrics
+from holdfast.train.models.decoder import TIES
+from holdfast.train.optimizer import set_learning_rate
+from holdfast.train.parallel import build
+from holdfast.train.plot import plot_metrics
+from holdfast.train.rng import DISTINCT, RandomStreams, Spot
+from holdfast.train.schedule import learning_rate_share
+
+METRICS, PICTURE = "metrics.jsonl", "curve.png"
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """What a step was like, for whoever watches."""
+
+    step: int
+    steps: int
+    loss: float
+    lr: float
+    gradient_norm: float
+    tokens_per_s: float
+    consumed_samples: int
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a run ended: its last step, the step it resumed from (0: none), and whether a signal cut it short."""
+
+    step: int
+    resumed_from: int
+    preempted: bool
+
+
+Watcher = Callable[[Progress], None]
+
+
+class Trainer:
+    """One rank's part of a run. Every rank makes one with the same config; its methods are collective."""
+
+    def __init__(self, config: RunConfig, device: torch.device | str = "cpu") -> None:
+        self.config = config
+        train, layout = config.train, config.layout
+        self.batches = plan_batches(config)
+        self.trainee = build(
+            config.model, layout, device, getattr(torch, train.dtype), train.seed, recompute=train.recompute
+        )
+        self.optimizer = self.trainee.make_optimizer(torch.optim.AdamW, **config.optimizer.options())
+        self.ema = None
+        if config.ema.decay:
+            self.ema = EMA(self.trainee.module, config.ema.decay, every=config.ema.every, device=config.ema.device)
+        dataset, evaluation = open_datasets(config.data, config.model.vocab_size)
+        self._feed = Feed(dataset, self.trainee, config.data.sequence)
+        self._evaluation = None
+        if evaluation is not None:
+            feed = Feed(evaluation, self.trainee, config.data.sequence)
+            self._evaluation = Evaluation(self.trainee, feed, self.batches, len(evaluation))
+        self.position = Position(len(dataset), config.data.seed, dataset.name)
+        meshes = self.trainee.meshes
+        spot = Spot({axis: getattr(layout, axis) for axis in AXES}, {axis: meshes.at(axis) for axis in AXES})
+        self.streams = RandomStreams(train.seed, spot, device)
+        self.folder = Path(train.folder)
+        self.is_first = not dist.is_initialized() or dist.get_rank() == 0
+        self.metrics = Metrics(self.folder / METRICS if self.is_first else None)
+
+    def state(self) -> dict[str, Any]:
+        """All that a resumed run needs, as Holdfast saves it."""
+        state = {**self.trainee.state(), "data": self.position, "random": self.streams}
+        return state if self.ema is None else {**state, "ema": self.ema}
+
+    def run(self, watch: Watcher | None = None) -> Outcome:
+        """Train to the last step, from the newest good checkpoint if there is one.
+
+        A save that fails on the way is told of and does not stop training; the last one raises.
+        """
+        if self.is_first:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            (self.folder / FILE).write_text(self.config.to_toml(), encoding="utf-8")
+        try:
+            with self._checkpointer() as checkpointer:
+                outcome = self._train(checkpointer, watch)
+        finally:
+            self.metrics.close()
+        if self.is_first:
+            plot_metrics(self.folder / METRICS, self.folder / PICTURE, f"loss: {self.config.layout}")
+        return outcome
+
+    def _train(self, checkpointer: Checkpointer, watch: Watcher | None) -> Outcome:
+        steps, state = self.config.train.steps, self.state()
+        start = checkpointer.restore(state) or 0
+        if not start and self.config.train.start_from:
+            self._take_weights(self.config.train.start_from)
+        self._tell_start(start)
+        step = start
+        handle = None
+        for step in range(start + 1, steps + 1):
+            progress = self.step(step)
+            self._evaluate_if_due(step)
+            numbers = {"loss": progress.loss}
+            handle = checkpointer.save_if_due(step, state, metrics=numbers)
+            if handle is None and self.config.checkpoint.at_end and step == steps:
+                handle = checkpointer.save(step, state, metrics=numbers)
+            if handle is not None:
+                self.metrics.event("save", step, stall_ms=round(handle.stall_ms, 3))
+            if watch is not None:
+                watch(progress)
+            if checkpointer.preempted:
+                break
+        if handle is not None:
+            handle.result()
+        return Outcome(step, start, checkpointer.preempted)
+
+    def _take_weights(self, path: str) -> None:
+        """Begin with another model's weights, stored in whatever layout, format or dtype."""
+        state: dict[str, Any] = {"model": self.trainee.module}
+        load(path, state, mapping=self.trainee.load_mapping, ties=self._ties, mesh=self.trainee.meshes.dense, cast=True)
+        self.metrics.event("took weights", 0, path=path)
+
+    def step(self, step: int) -> Progress:
+        """One optimizer step on the next global batch."""
+        began = time.perf_counter()
+        optimizer, train = self.config.optimizer, self.config.train
+        micro_batches = self._feed.micro_batches(self.position.shares(self.batches, self.trainee.meshes.dp_rank))
+        with self.streams.use(DISTINCT):
+            sums = self.trainee.forward_backward(micro_batches)
+        norm = self.trainee.clip(optimizer.clip) if optimizer.clip else self.trainee.gradient_norm()
+        rate = optimizer.lr * learning_rate_share(self.config.schedule, step, train.steps)
+        set_learning_rate(self.optimizer, rate)
+        self.optimizer.step()
+        if self.ema is not None:
+            self.ema.update()
+        self.position.advance(self.batches)
+        self.streams.step = step
+        return self._note(step, sums, norm, rate, time.perf_counter() - began)
+
+    def _note(self, step: int, sums: LossSums, norm: float, rate: float, seconds: float) -> Progress:
+        consumed, per_s = self.position.consumed_samples, sums.tokens / seconds
+        values = {"loss": sums.loss, "aux_loss": sums.aux_loss, "lr": rate, "gradient_norm": norm}
+        values |= {"tokens_per_s": round(per_s, 1), "step_ms": round(seconds * 1000, 3)}
+        self.metrics.step(step, **values, consumed_samples=consumed)
+        return Progress(step, self.config.train.steps, sums.loss, rate, norm, per_s, consumed)
+
+    def evaluate(self) -> LossSums | None:
+        """The loss over all samples set aside; None if there are none."""
+        return None if self._evaluation is None else self._evaluation.run()
+
+    def _evaluate_if_due(self, step: int) -> None:
+        every = self.config.train.evaluate_every
+        if not every or (step % every and step != self.config.train.steps) or self._evaluation is None:
+            return
+        live = self.evaluate()
+        assert live is not None
+        averaged = None
+        if self.ema is not None:
+            with self.ema.swap():
+                averaged = self.evaluate()
+        extra = {} if averaged is None else {"ema_loss": averaged.loss}
+        self.metrics.event("evaluated", step, loss=live.loss, tokens=live.tokens, **extra)
+
+    @property
+    def _ties(self) -> dict[str, str]:
+        return TIES if self.config.model.tie_word_embeddings else {}
+
+    def _checkpointer(self) -> Checkpointer:
+        return open_checkpointer(
+            self.config.checkpoint,
+            self.folder,
+            mapping=self.trainee.mapping,
+            ties=self._ties,
+            mesh=self.trainee.meshes.dense,
+            listener=self._hear,
+        )
+
+    def _hear(self, event: Event) -> None:
+        log_event(event)
+        if event.name in ("published", "failed", "skipped"):
+            self.metrics.event(event.name, event.step, seconds=round(event.seconds, 3), detail=event.detail)
+
+    def _tell_start(self, start: int) -> None:
+        layout = str(self.config.layout)
+        if start:
+            self.metrics.event("resumed", start, layout=layout, consumed_samples=self.position.consumed_samples)
+        else:
+            self.metrics.event("began", 0, layout=layout)
+        if self.streams.derived:
+            self.metrics.event("random streams derived anew", start, detail=self.streams.derived)

@@ -1,0 +1,55 @@
+"""The meshes of a layout: one for dense parameters, one in which experts take ranks from data parallelism."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from holdfast.train.layout import Layout
+
+AXES = ("pp", "dp_replicate", "dp_shard", "tp")
+EXPERT_AXES = ("pp", "expert_replicate", "expert_shard", "expert")
+
+
+@dataclass(frozen=True, slots=True)
+class Meshes:
+    """Both meshes number the ranks alike; there are none for a single rank.
+
+    The axis `expert` spans `ep` data-parallel ranks and their tensor groups.
+    """
+
+    layout: Layout
+    dense: DeviceMesh | None
+    experts: DeviceMesh | None
+
+    def group(self, axis: str) -> dist.ProcessGroup | None:
+        """The ranks along one axis, or None where there is only this one."""
+        mesh = self.dense if axis in AXES else self.experts
+        if mesh is None or mesh[axis].size() == 1:
+            return None
+        return mesh.get_group(axis)
+
+    def at(self, axis: str) -> int:
+        """This rank's place along an axis."""
+        mesh = self.dense if axis in AXES else self.experts
+        return 0 if mesh is None else mesh.get_local_rank(axis)
+
+    @property
+    def dp_rank(self) -> int:
+        return self.at("dp_replicate") * self.layout.dp_shard + self.at("dp_shard")
+
+
+def make_meshes(layout: Layout, device: torch.device, *, with_experts: bool) -> Meshes:
+    """Collective. Ranks that run alone need no process group."""
+    if layout.world == 1:
+        return Meshes(layout, None, None)
+    sizes = (layout.pp, layout.dp_replicate, layout.dp_shard, layout.tp)
+    dense = init_device_mesh(device.type, sizes, mesh_dim_names=AXES)
+    experts = None
+    if with_experts and layout.expert_ranks > 1:
+        sizes = (layout.pp, layout.expert_replicate, layout.expert_shard, layout.expert_ranks)
+        experts = init_device_mesh(device.type, sizes, mesh_dim_names=EXPERT_AXES)
+    return Meshes(layout, dense, experts)

@@ -1,0 +1,1 @@
+"""Decoders with Hugging Face's key names: dense and mixture of experts."""

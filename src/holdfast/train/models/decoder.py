@@ -1,0 +1,123 @@
+"""The decoder: whole, or one pipeline stage of it with the keys of the whole."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from holdfast.train.collectives import sum_shared
+from holdfast.train.models.attention import Attention, Rotation, rotation
+from holdfast.train.models.config import ModelConfig
+from holdfast.train.models.layers import Linear, RMSNorm, SwiGLU
+from holdfast.train.models.moe import SparseMoe, no_sums
+from holdfast.train.models.stored import StoredConfig
+
+TIES = {"lm_head.weight": "model.embed_tokens.weight"}
+
+
+class Block(nn.Module):
+    """One layer: attention and feed-forward, each on the normed input and added to it."""
+
+    def __init__(self, config: ModelConfig, *, recompute: bool) -> None:
+        super().__init__()
+        self.recompute = recompute
+        self.self_attn = Attention(config)
+        self.mlp = SparseMoe(config) if config.traits.experts else SwiGLU(config.hidden_size, config.intermediate_size)
+        self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.dropout = nn.Dropout(config.residual_dropout)
+
+    def forward(self, x: torch.Tensor, by: Rotation) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """The layer's output, and what its router chose if it has one."""
+        if self.recompute and torch.is_grad_enabled():
+            out: tuple[torch.Tensor, torch.Tensor | None] = checkpoint(self._forward, x, by, use_reentrant=False)
+            return out
+        return self._forward(x, by)
+
+    def _forward(self, x: torch.Tensor, by: Rotation) -> tuple[torch.Tensor, torch.Tensor | None]:
+        x = x + self.dropout(self.self_attn(self.input_layernorm(x), by))
+        normed = self.post_attention_layernorm(x)
+        if isinstance(self.mlp, SparseMoe):
+            out, sums = self.mlp(normed)
+            return x + self.dropout(out), sums
+        return x + self.dropout(self.mlp(normed)), None
+
+
+class Body(nn.Module):
+    """What Hugging Face calls `model`: embedding, layers by number, last norm."""
+
+    def __init__(self, config: ModelConfig, layers: Iterable[int], *, first: bool, last: bool, recompute: bool) -> None:
+        super().__init__()
+        if first:
+            self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.layers = nn.ModuleDict({str(number): Block(config, recompute=recompute) for number in layers})
+        if last:
+            self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+
+
+class Decoder(nn.Module):
+    """Takes token ids on the first stage, hidden states on later ones; gives logits on the last.
+
+    With experts, what the routers chose travels beside the hidden states, so that the
+    last stage knows the balance over all layers.
+    """
+
+    _tied_weights_keys = TIES
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        layers: Sequence[int] | None = None,
+        *,
+        first: bool = True,
+        last: bool = True,
+        recompute: bool = False,
+        compute_dtype: torch.dtype = torch.float32,
+    ) -> None:
+        super().__init__()
+        self.config = StoredConfig(config)
+        self.compute_dtype = compute_dtype
+        layers = range(config.num_hidden_layers) if layers is None else layers
+        self.model = Body(config, layers, first=first, last=last, recompute=recompute)
+        self.dropout = nn.Dropout(config.embedding_dropout)
+        self.tp_group: Any = None
+        if last:
+            self.lm_head = Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.tie()
+
+    @property
+    def is_first(self) -> bool:
+        return hasattr(self.model, "embed_tokens")
+
+    @property
+    def is_last(self) -> bool:
+        return hasattr(self, "lm_head")
+
+    def tie(self) -> None:
+        """One parameter for embedding and head, where both are here. Sharding makes two of it."""
+        if self.config.tie_word_embeddings and self.is_first and self.is_last:
+            self.lm_head.weight = self.model.embed_tokens.weight
+
+    def forward(
+        self, x: torch.Tensor, chosen: torch.Tensor | None = None
+    ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+        """Logits or hidden states; with experts, also the sums of all routers up to here."""
+        length = x.shape[1] if self.is_first or self.tp_group is None else x.shape[1] * self.tp_group.size()
+        if self.is_first:
+            x = self.dropout(self.model.embed_tokens(x).to(self.compute_dtype))
+        by = rotation(self.config.model, length, x.device)
+        here = []
+        for block in self.model.layers.values():
+            x, sums = block(x, by)
+            here += [] if sums is None else [sums]
+        if self.is_last:
+            x = self.lm_head(self.model.norm(x))
+        if not here:
+            return x
+        before = no_sums(self.config.model, x) if chosen is None else chosen
+        own = torch.stack(here).sum(0)
+        return x, before + (own if self.tp_group is None else sum_shared(own, self.tp_group))

@@ -1,0 +1,39 @@
+"""The optimizer's settings, and the learning rate of a step put into it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from holdfast.core.errors import InvalidArgument
+
+
+@dataclass(frozen=True, slots=True)
+class OptimizerConfig:
+    """AdamW. `clip` is the gradient norm that no step goes beyond; 0 does not clip."""
+
+    lr: float = 3e-4
+    beta1: float = 0.9
+    beta2: float = 0.95
+    eps: float = 1e-8
+    weight_decay: float = 0.1
+    clip: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not self.lr > 0:
+            raise InvalidArgument(f"optimizer.lr={self.lr!r}: give a number above 0")
+        if not (0 <= self.beta1 < 1 and 0 <= self.beta2 < 1):
+            raise InvalidArgument(f"optimizer.beta1={self.beta1!r}, beta2={self.beta2!r}: from 0 to below 1")
+        if self.eps < 0 or self.weight_decay < 0 or self.clip < 0:
+            raise InvalidArgument("optimizer.eps, weight_decay and clip are numbers from 0 on")
+
+    def options(self) -> dict[str, Any]:
+        """What torch.optim.AdamW takes."""
+        betas = (self.beta1, self.beta2)
+        return {"lr": self.lr, "betas": betas, "eps": self.eps, "weight_decay": self.weight_decay}
+
+
+def set_learning_rate(optimizer: Any, rate: float) -> None:
+    """Every group's rate: the schedule is a function of the step, so what was restored does not matter."""
+    for group in optimizer.param_groups:
+        group["lr"] = rate

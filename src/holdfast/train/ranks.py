@@ -1,0 +1,79 @@
+"""Local ranks as processes one can watch and kill: what torchrun does, with their ids in hand."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import IO
+
+from holdfast.core.errors import PeerFailed, TimedOut
+
+_LOOK_S = 0.05
+_TAIL = 30
+
+
+class LocalRanks:
+    """Runs a `holdfast` command line on ranks of this machine; their output goes to a log, a file for each."""
+
+    def __init__(self, count: int, arguments: Sequence[str], logs: Path) -> None:
+        logs.mkdir(parents=True, exist_ok=True)
+        self._logs = [logs / f"rank-{rank}.log" for rank in range(count)]
+        port = _free_port()
+        self._processes: list[subprocess.Popen[bytes]] = []
+        for rank, log in enumerate(self._logs):
+            with log.open("wb") as file:
+                self._processes.append(_start(rank, count, port, arguments, file))
+
+    def kill(self, rank: int) -> None:
+        """kill -9: the process gets no chance to say or write anything."""
+        self._processes[rank].send_signal(signal.SIGKILL)
+
+    def alive(self) -> bool:
+        return any(process.poll() is None for process in self._processes)
+
+    def finish(self, deadline_s: float) -> None:
+        """Wait until all are done; raises PeerFailed with the last words of one that failed."""
+        end = time.monotonic() + deadline_s
+        while self.alive():
+            if any(process.poll() not in (None, 0) for process in self._processes):
+                self.end(10.0)
+                break
+            if time.monotonic() > end:
+                self.end(0.0)
+                raise TimedOut(f"the ranks were not done within {deadline_s:.0f} s: see {self._logs[0].parent}")
+            time.sleep(_LOOK_S)
+        for rank, process in enumerate(self._processes):
+            if process.returncode:
+                words = self._logs[rank].read_text(errors="replace").splitlines()[-_TAIL:]
+                raise PeerFailed(f"rank {rank} ended with {process.returncode}:\n" + "\n".join(words))
+
+    def end(self, grace_s: float) -> None:
+        """Give them a while to find out that one of them is gone, then end those that are left."""
+        end = time.monotonic() + grace_s
+        while self.alive() and time.monotonic() < end:
+            time.sleep(_LOOK_S)
+        for process in self._processes:
+            if process.poll() is None:
+                process.kill()
+            process.wait()
+
+
+def _start(rank: int, count: int, port: int, arguments: Sequence[str], log: IO[bytes]) -> subprocess.Popen[bytes]:
+    place = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(count), "LOCAL_WORLD_SIZE": str(count)}
+    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    quiet = {"OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR", "PYTHONUNBUFFERED": "1"}
+    command = [sys.executable, "-m", "holdfast", *arguments]
+    environment = os.environ | place | meeting | quiet
+    return subprocess.Popen(command, env=environment, stdout=log, stderr=log)  # noqa: S603  (this interpreter, this package)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

@@ -1,0 +1,77 @@
+"""Tensor parallelism by DTensor: projections cut by heads and hidden units, everything else by sequence.
+
+Between modules every rank has a plain tensor: its slice of the sequence. Norms and routers work
+on that slice; attention and feed-forward gather the sequence and give a slice back.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    PrepareModuleInput,
+    RowwiseParallel,
+    SequenceParallel,
+    parallelize_module,
+)
+
+from holdfast.train.models.decoder import Decoder
+from holdfast.train.models.moe import SparseMoe
+
+SEQUENCE = 1  # the dim of activations that is cut
+
+
+def cut_by_tensor(stage: Decoder, mesh: DeviceMesh) -> None:
+    """Cut all of a stage but its experts, which `shard_experts` spreads."""
+    plan: dict[str, Any] = {}
+    if stage.is_first:
+        plan["model.embed_tokens"] = RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(SEQUENCE))
+    for number, block in stage.model.layers.items():
+        plan |= {f"model.layers.{number}.{name}": style for name, style in _block_plan(block).items()}
+    if stage.is_last:
+        plan["model.norm"] = _on_slices(SEQUENCE)
+        plan["lm_head"] = ColwiseParallel(input_layouts=Shard(SEQUENCE), output_layouts=Shard(-1))
+    parallelize_module(stage, mesh, plan)
+    stage.tie()
+    stage.tp_group = mesh.get_group()
+
+
+def _block_plan(block: Any) -> dict[str, Any]:
+    plan: dict[str, Any] = {
+        "input_layernorm": _on_slices(SEQUENCE),
+        "post_attention_layernorm": _on_slices(SEQUENCE),
+        "self_attn": PrepareModuleInput(
+            input_layouts=(Shard(SEQUENCE), None), desired_input_layouts=(Replicate(), None)
+        ),
+        "self_attn.q_proj": ColwiseParallel(),
+        "self_attn.k_proj": ColwiseParallel(),
+        "self_attn.v_proj": ColwiseParallel(),
+        "self_attn.o_proj": RowwiseParallel(output_layouts=Shard(SEQUENCE)),
+    }
+    if not isinstance(block.self_attn.q_norm, nn.Identity):
+        heads = 2
+        plan |= {"self_attn.q_norm": _on_slices(heads), "self_attn.k_norm": _on_slices(heads)}
+    if not isinstance(block.mlp, SparseMoe):
+        return plan | _feed_forward_plan("mlp")
+    plan["mlp.gate"] = _on_slices(0)
+    if block.mlp.shared_expert is not None:
+        plan |= _feed_forward_plan("mlp.shared_expert") | {"mlp.shared_expert_gate": _on_slices(0)}
+    return plan
+
+
+def _feed_forward_plan(name: str) -> dict[str, Any]:
+    return {
+        name: PrepareModuleInput(input_layouts=(Shard(SEQUENCE),), desired_input_layouts=(Replicate(),)),
+        f"{name}.gate_proj": ColwiseParallel(),
+        f"{name}.up_proj": ColwiseParallel(),
+        f"{name}.down_proj": RowwiseParallel(output_layouts=Shard(SEQUENCE)),
+    }
+
+
+def _on_slices(dim: int) -> SequenceParallel:
+    """A module with whole parameters that sees a slice of its input along `dim`."""
+    return SequenceParallel(sequence_dim=dim, use_local_output=True)

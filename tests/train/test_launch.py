@@ -1,0 +1,58 @@
+"""Becoming a rank: devices, commands, and local ranks that can be killed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import holdfast
+from holdfast.train.launch import is_rank, local_ranks_command, pick_device, process_group, run_local_ranks
+from holdfast.train.ranks import LocalRanks
+
+
+def test_a_process_alone_needs_no_group(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delenv("RANK", raising=False)
+    assert not is_rank()
+    with process_group(torch.device("cpu")):
+        assert not torch.distributed.is_initialized()
+
+
+def test_ranks_do_not_start_ranks(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert is_rank()
+    with pytest.raises(holdfast.InvalidArgument, match="--nproc"):
+        run_local_ranks(2, ["train"])
+
+
+def test_the_command_is_torchrun_and_this_package():
+    command = local_ranks_command(3, ["train", "a.toml"])
+    assert command[1:3] == ["-m", "torch.distributed.run"]
+    assert command[command.index("--nproc-per-node") + 1] == "3"
+    assert command[-4:] == ["-m", "holdfast", "train", "a.toml"]
+
+
+def test_devices(monkeypatch: pytest.MonkeyPatch):
+    assert pick_device("cpu") == torch.device("cpu")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert pick_device("auto") == torch.device("cpu")
+    with pytest.raises(holdfast.InvalidArgument, match=r"train\.device=cpu"):
+        pick_device("cuda")
+
+
+def test_ranks_that_end_well_and_ranks_that_do_not(tmp_path: Path):
+    ranks = LocalRanks(2, ["--version"], tmp_path / "good")
+    ranks.finish(60)
+    assert not ranks.alive()
+    assert "holdfast" in (tmp_path / "good" / "rank-1.log").read_text()
+    with pytest.raises(holdfast.PeerFailed, match=r"(?s)ended with 2.*No such command"):
+        LocalRanks(1, ["nonsense"], tmp_path / "bad").finish(60)
+
+
+def test_a_killed_rank_is_told_of_and_late_ones_are_ended(tmp_path: Path):
+    ranks = LocalRanks(1, ["top", str(tmp_path / "never"), "--interval", "99"], tmp_path / "logs")
+    ranks.kill(0)
+    with pytest.raises(holdfast.PeerFailed, match="ended with -9"):
+        ranks.finish(60)

@@ -1,0 +1,48 @@
+"""Metrics survive a kill, and the last word on a step counts."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import holdfast
+from holdfast.train.metrics import Metrics, read_metrics
+
+
+def test_steps_and_events(tmp_path: Path):
+    metrics = Metrics(tmp_path / "deep" / "m.jsonl")
+    metrics.step(1, loss=2.5, lr=0.1)
+    metrics.event("save", 1, stall_ms=3.0)
+    metrics.step(2, loss=2.0)
+    metrics.close()
+    metrics.step(3, loss=1.0)
+    steps, events = read_metrics(tmp_path / "deep" / "m.jsonl")
+    assert steps == [{"step": 1, "loss": 2.5, "lr": 0.1}, {"step": 2, "loss": 2.0}]
+    assert [(event["event"], event["step"], event["stall_ms"]) for event in events] == [("save", 1, 3.0)]
+    lines = (tmp_path / "deep" / "m.jsonl").read_text().splitlines()
+    assert all(json.loads(line) for line in lines)
+
+
+def test_a_killed_run_is_taken_up(tmp_path: Path):
+    path = tmp_path / "m.jsonl"
+    path.write_text('{"step": 1, "loss": 3}\n{"step": 2, "loss": 2}\n{"step": 3, "lo')
+    metrics = Metrics(path)
+    metrics.step(2, loss=2.25)
+    metrics.step(3, loss=1.5)
+    metrics.close()
+    steps, _ = read_metrics(path)
+    assert [(record["step"], record["loss"]) for record in steps] == [(1, 3), (2, 2.25), (3, 1.5)]
+
+
+def test_without_a_path_nothing_is_kept():
+    metrics = Metrics(None)
+    metrics.step(1, loss=1.0)
+    metrics.close()
+
+
+def test_a_path_that_cannot_be(tmp_path: Path):
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(holdfast.StorageError, match="file"):
+        Metrics(tmp_path / "file" / "m.jsonl").step(1, loss=1.0)

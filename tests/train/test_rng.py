@@ -1,0 +1,113 @@
+"""Random streams: by purpose and place, exact on the same mesh, derived anew on another."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+
+import holdfast
+from dist.harness import run_ranks
+from holdfast.train.rng import DISTINCT, EXPERT, PURPOSES, SHARED, RandomStreams, Spot, derive_seed
+
+
+def spot(**places: tuple[int, int]) -> Spot:
+    return Spot(
+        {axis: size for axis, (_, size) in places.items()}, {axis: place for axis, (place, _) in places.items()}
+    )
+
+
+def draws(streams: RandomStreams, purpose: str, count: int = 4) -> list[float]:
+    with streams.use(purpose):
+        return torch.rand(count).tolist()
+
+
+def test_shared_is_shared_along_tp_alone():
+    ranks = [spot(dp_shard=(dp, 2), tp=(tp, 2)) for dp in range(2) for tp in range(2)]
+    shared = [draws(RandomStreams(5, rank), SHARED) for rank in ranks]
+    assert shared[0] == shared[1] != shared[2] == shared[3]
+    for purpose in (DISTINCT, EXPERT):
+        assert len({tuple(draws(RandomStreams(5, rank), purpose)) for rank in ranks}) == 4
+
+
+def test_purposes_do_not_disturb_each_other_or_the_caller():
+    one, other = RandomStreams(1, spot()), RandomStreams(1, spot())
+    torch.manual_seed(9)
+    expected = torch.rand(3).tolist()
+    torch.manual_seed(9)
+    draws(one, EXPERT, 100)
+    assert torch.rand(3).tolist() == expected
+    assert draws(one, SHARED) == draws(other, SHARED)
+    assert draws(one, SHARED) == draws(other, SHARED), "it goes on where it was"
+    assert draws(one, EXPERT) != draws(other, EXPERT)
+
+
+def test_seeds_depend_on_everything():
+    place = spot(dp_shard=(1, 2))
+    seeds = {derive_seed(seed, step, purpose, place) for seed in (1, 2) for step in (0, 7) for purpose in PURPOSES}
+    assert len(seeds) == 12
+    assert all(0 <= seed < 2**63 for seed in seeds)
+
+
+def test_on_the_same_spot_they_go_on():
+    streams = RandomStreams(3, spot(tp=(1, 2)))
+    draws(streams, DISTINCT, 11)
+    streams.step = 8
+    saved = streams.state_dict()
+    expected = draws(streams, DISTINCT)
+    again = RandomStreams(3, spot(tp=(1, 2), pp=(0, 1)))
+    again.load_state_dict(saved)
+    assert draws(again, DISTINCT) == expected
+    assert (again.step, again.derived) == (8, "")
+
+
+def test_elsewhere_they_are_derived_anew_and_say_so():
+    streams = RandomStreams(3, spot())
+    streams.step = 8
+    moved = RandomStreams(3, spot(dp_shard=(1, 4)))
+    moved.load_state_dict(streams.state_dict())
+    assert "derived anew" in moved.derived and "one rank" in moved.derived and "dp_shard=4" in moved.derived
+    expected = torch.Generator().manual_seed(derive_seed(3, 8, SHARED, spot(dp_shard=(1, 4))))
+    assert draws(moved, SHARED) == torch.rand(4, generator=expected).tolist()
+
+
+def test_an_unknown_purpose_is_refused():
+    with pytest.raises(holdfast.InvalidArgument, match="shared, distinct, expert"), RandomStreams(1, spot()).use("x"):
+        pass
+
+
+def _mesh_streams(sizes: tuple[int, int]) -> tuple[RandomStreams, Any]:
+    mesh = init_device_mesh("cpu", sizes, mesh_dim_names=("dp_shard", "tp"))
+    place = {axis: (mesh.get_local_rank(axis), mesh[axis].size()) for axis in ("dp_shard", "tp")}
+    return RandomStreams(5, spot(**place)), mesh
+
+
+def _save(root: str) -> dict[str, list[float]]:
+    streams, mesh = _mesh_streams((2, 2))
+    for purpose in PURPOSES:
+        draws(streams, purpose, 10 + dist.get_rank())
+    streams.step = 12
+    holdfast.save(root, {"random": streams}, step=12, mesh=mesh)
+    return {purpose: draws(streams, purpose) for purpose in PURPOSES}
+
+
+def _load(root: str, sizes: tuple[int, int]) -> tuple[dict[str, list[float]], str]:
+    streams, mesh = _mesh_streams(sizes)
+    holdfast.load(root, {"random": streams}, mesh=mesh)
+    return {purpose: draws(streams, purpose) for purpose in PURPOSES}, streams.derived
+
+
+def test_every_rank_gets_its_own_back_and_another_mesh_derives(tmp_path: Path):
+    root = str(tmp_path / "c")
+    saved = run_ranks(4, _save, root, deadline_s=60)
+    assert len({str(each) for each in saved}) == 4
+    assert run_ranks(4, _load, root, (2, 2), deadline_s=60) == [(each, "") for each in saved]
+    turned = run_ranks(4, _load, root, (4, 1), deadline_s=60)
+    assert all("derived anew" in note for _, note in turned)
+    assert len({str(each) for each, _ in turned}) == 4
+    alone = run_ranks(1, _load, root, (1, 1), deadline_s=60)
+    assert "one rank" in alone[0][1]
