@@ -1,12 +1,13 @@
 import json
 import os
 
+import ml_dtypes
 import numpy as np
 import pytest
 import safetensors.numpy
 import safetensors.torch
 import torch
-from tests.sources.paddle_folders import GOLDEN
+from tests.sources.paddle_folders import states_of, write_group
 
 import holdfast
 from cli.calls import call, process
@@ -235,12 +236,19 @@ def test_an_odd_environment_is_a_message(source, tmp_path, monkeypatch):
     assert isinstance(found, InvalidArgument) and "WORLD_SIZE='abc'" in str(found)
 
 
+def test_a_rank_without_a_world_is_no_other_rank(source, tmp_path, monkeypatch):
+    monkeypatch.setenv("RANK", "3")
+    assert "would write" in call("convert", source, tmp_path / "b", "--dry-run").output
+    assert isinstance(call("convert", source, tmp_path / "b", "--reverse").exception, InvalidArgument)
+
+
 def test_dtype_takes_the_masters_where_they_are_as_wide(tmp_path):
-    source = holdfast.open(GOLDEN / "llama_bf16_hf")
-    key = next(key for key in source.keys("master_weights") if "embed" in key)
-    master, weight = source.read(key, "master_weights"), source.read(key, "model").astype(np.float32)
-    assert not np.array_equal(master, weight)
-    arguments = ("convert", GOLDEN / "llama_bf16_hf", tmp_path / "b", "--to", "hf", "--only", "model")
+    key, master = "model.norm.weight", np.array([1 + 2**-12, 2, 3], np.float32)
+    weight = master.astype(ml_dtypes.bfloat16).astype(np.float32)
+    write_group(tmp_path / "a", "model", {key: master.astype(ml_dtypes.bfloat16).view(np.uint16)})
+    write_group(tmp_path / "a", "master_weights", {key: master})
+    write_group(tmp_path / "a", "optimizer", states_of({key: master}), master_weights=True)
+    arguments = ("convert", tmp_path / "a", tmp_path / "b", "--to", "hf", "--only", "model")
     assert call(*arguments, "--dtype", "float32").exit_code == 0
     assert np.array_equal(holdfast.open(tmp_path / "b").read(key), master)
     assert call(*arguments, "--dtype", "float64", "--force").exit_code == 0

@@ -92,13 +92,25 @@ def test_damage_that_one_rank_finds_is_the_error_of_all(source, tmp_path):
     assert os.listdir(tmp_path) == ["a"]
 
 
-def test_torchrun_shares_the_work(source, tmp_path):
+def torchrun(*arguments):
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    arguments = ["-m", "holdfast", "convert", str(source), str(tmp_path / "b"), "--max-shard-size", "30kB"]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
-    done = subprocess.run(
-        [*command, *arguments], check=False, capture_output=True, text=True, timeout=120, env=environment
-    )
+    return subprocess.run(
+        [*command, "-m", "holdfast", "convert", *map(str, arguments)],
+        check=False, capture_output=True, text=True, timeout=120, env=environment,
+    )  # fmt: skip
+
+
+def test_torchrun_tells_errors_and_dry_runs_once(source, tmp_path):
+    done = torchrun(source, tmp_path / "b", "--dry-run")
+    assert done.returncode == 0 and done.stdout.count("would write") == 1
+    done = torchrun(source, tmp_path / "b", "--only", "nothing")
+    assert done.returncode and done.stderr.count("holdfast: no key, group or entry") == 1, done.stderr
+    assert not (tmp_path / "b").exists()
+
+
+def test_torchrun_shares_the_work(source, tmp_path):
+    done = torchrun(source, tmp_path / "b", "--max-shard-size", "30kB")
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("wrote ") == 1
     assert tensor_files(tmp_path / "b") == tensor_files(source)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -102,35 +103,37 @@ def command(
     does not fit. Exit code 0: written, or it would be. 1: SRC is damaged, or a dry run finds that
     it would fail. 2: the call was wrong.
     """
-    if mapping is None and reverse:
-        raise InvalidArgument("--reverse needs a mapping to reverse: give one with --map")
-    options = ConvertOptions(
-        to=form,
-        dtype=dtype,
-        only=only,
-        remove=remove,
-        max_shard_size=max_shard_size,
-        verify=not no_verify,
-        force=force,
-        mapping=MappingOptions(mapping, reverse, tp_degree, None if config is None else _read_config(config)),
-    )
-    if dry_run:
-        if launched_place()[0] == 0:
-            _dry_run(source, destination, options, as_json=as_json, explain=explain)
-        return
-    with launched_ranks() as ranks, _told_once(ranks):
-        done = _convert(source, destination, options, ranks)
-        if ranks.rank == 0:
+    rank, _ = launched_place()
+    with _told_once(rank):
+        if mapping is None and reverse:
+            raise InvalidArgument("--reverse needs a mapping to reverse: give one with --map")
+        options = ConvertOptions(
+            to=form,
+            dtype=dtype,
+            only=only,
+            remove=remove,
+            max_shard_size=max_shard_size,
+            verify=not no_verify,
+            force=force,
+            mapping=MappingOptions(mapping, reverse, tp_degree, None if config is None else _read_config(config)),
+        )
+        if dry_run:
+            if rank == 0:
+                _dry_run(source, destination, options, as_json=as_json, explain=explain)
+            return
+        with launched_ranks() as ranks:
+            done = _convert(source, destination, options, ranks)
+        if rank == 0:
             _tell(done, as_json=as_json, opens=_opens(done, options))
 
 
 @contextmanager
-def _told_once(ranks: Ranks) -> Iterator[None]:
+def _told_once(rank: int) -> Iterator[None]:
     """An error of all ranks, told by the first: the others leave a little later, since a launcher stops all then."""
     try:
         yield
     except HoldfastError as error:
-        if ranks.rank == 0:
+        if rank == 0:
             raise
         time.sleep(_LATER_S)
         raise click.exceptions.Exit(1 if isinstance(error, Damaged) else 2) from None
@@ -160,6 +163,8 @@ def _opens(done: Converted, options: ConvertOptions) -> bool:
 
 def _convert(source: str, destination: str, options: ConvertOptions, ranks: Ranks) -> Converted:
     def watched(total: int) -> Any:
+        if options.to == "dcp" and ranks.rank == 0 and sys.stderr.isatty():
+            click.echo("torch writes the folder, and takes some seconds to start", err=True)
         return progress("converting", total // ranks.world if ranks.rank == 0 else 0)
 
     return convert(source, destination, options, ranks, watched)

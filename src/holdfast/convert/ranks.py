@@ -14,7 +14,8 @@ _DEADLINE_S = 6 * 3600.0  # a rank that is done waits for those with more to do
 
 def launched_place() -> tuple[int, int]:
     """This process's rank and the number of ranks, by the launcher's environment; raises InvalidArgument."""
-    return _number("RANK", 0), _number("WORLD_SIZE", 1)
+    world = _number("WORLD_SIZE", 1)
+    return (_number("RANK", 0), world) if world > 1 else (0, 1)
 
 
 def _number(name: str, otherwise: int) -> int:
