@@ -196,7 +196,7 @@ class Checkpoint:
         except Damaged:
             return ""
         ending = [name for name in known if name.endswith(f".{key}") or key.endswith(f".{name}")]
-        near = ending[:3] or difflib.get_close_matches(key, known[:_NEAR_KEYS], n=3)
+        near = ending[:3] or difflib.get_close_matches(key, known[:_NEAR_KEYS], n=3, cutoff=0.75)
         return f"; did you mean {', '.join(near)}?" if near else ""
 
     def _tensor(self, group: str, key: str) -> StoredTensor | None:
