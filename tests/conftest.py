@@ -18,6 +18,26 @@ settings.register_profile("holdfast", deadline=None, print_blob=True, suppress_h
 settings.load_profile("holdfast")
 
 
+# Every layout of the trainer takes minutes: `make test` runs one in so many, `make layouts` all of them.
+SLICED = {"test_train_gradients.py": 4, "test_train_checkpoints.py": 4, "test_resume_exactly.py": 3}
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--full", action="store_true", help="run every layout of the trainer, not a slice of them")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--full"):
+        return
+    left_out = []
+    for name, every in SLICED.items():
+        own = [item for item in items if item.path.name == name]
+        left_out += [item for number, item in enumerate(own) if number % every]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in left_out]
+
+
 @pytest.fixture(autouse=True)
 def _quiet_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("HOLDFAST_HOST", raising=False)
