@@ -8,8 +8,8 @@ from typing import Any
 
 from holdfast.core import limits
 from holdfast.core.ranks import together
-from holdfast.mapping.choose import MappingLike
 from holdfast.loading import LoadOptions, LoadReport, load_checkpoint
+from holdfast.mapping.choose import MappingLike
 from holdfast.persist.checkpoint import Checkpoint, no_progress
 from holdfast.persist.lineage import Lineage
 from holdfast.saving import Saver

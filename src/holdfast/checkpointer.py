@@ -35,8 +35,8 @@ from holdfast.format.names import step_folder
 from holdfast.handle import Refusal, SaveHandle
 from holdfast.keep import Policy, check_metrics
 from holdfast.leftovers import Captured, Cleaned, Leftovers
-from holdfast.mapping.choose import MappingLike
 from holdfast.loading import LoadOptions, LoadReport
+from holdfast.mapping.choose import MappingLike
 from holdfast.persist import retention, start
 from holdfast.persist.captured import captured_checkpoint
 from holdfast.persist.catalog import living_steps

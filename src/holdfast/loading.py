@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 from holdfast.core.errors import HoldfastError, InvalidArgument, Mismatch
 from holdfast.core.ranks import Ranks, together
 from holdfast.layout.box import Box
-from holdfast.persist.checkpoint import Checkpoint, no_progress
 from holdfast.mapping.contents import Mapped
+from holdfast.persist.checkpoint import Checkpoint, no_progress
 from holdfast.persist.read import MAP_BYTES, PORTION_BYTES, Loading
 from holdfast.plan.contents import Contents
 from holdfast.plan.load import Read, Want, plan_load

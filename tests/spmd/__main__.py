@@ -55,7 +55,9 @@ def _run(cases: list[Case], enable: bool, arguments: argparse.Namespace) -> list
             if arguments.show and finding.outcome != "right":
                 print(f"{finding.outcome:5} {finding.case} {finding.detail}", flush=True)
             if len(findings) % 1000 == 0:
-                print(f"  {len(findings)} of {len(cases)}, {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
+                print(
+                    f"  {len(findings)} of {len(cases)}, {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True
+                )
     if arguments.out:
         arguments.out.mkdir(parents=True, exist_ok=True)
         with (arguments.out / f"{'on' if enable else 'off'}.jsonl").open("w") as file:

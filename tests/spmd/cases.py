@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from torch.distributed.tensor import Partial, Placement, Replicate, Shard
-
 from tests.spmd.table import SIZES, Operation
+from torch.distributed.tensor import Partial, Placement, Replicate, Shard
 
 MESHES = {"4": (4,), "2x2": (2, 2)}
 

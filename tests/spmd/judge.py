@@ -8,12 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from tests.spmd.cases import Case, is_free, placements_of
+from tests.spmd.table import Operation
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 from torch.utils._python_dispatch import TorchDispatchMode
-
-from tests.spmd.cases import Case, is_free, placements_of
-from tests.spmd.table import Operation
 
 WEIGHTS = (0.5, 0.25, 0.15, 0.1)  # of each rank's share in a Partial
 COLLECTIVES = ("_c10d_functional", "c10d", "_dtensor", "_c10d_functional_autograd")

@@ -21,7 +21,8 @@ class Input:
     """One tensor argument: what its values are, and a letter for each dim."""
 
     letters: str
-    kind: str = "normal"  # normal, positive, unit, small, ties, spd, bool, int; constant, variance: no gradient; plainint, plainbool: not DTensors
+    kind: str = "normal"  # or positive, unit, small, ties, spd, bool, int; without gradient: constant, variance;
+    # not DTensors: plainint, plainbool
     below: str = ""  # the letter whose size bounds the values of integers
 
     @classmethod

@@ -70,7 +70,9 @@ class Team:
             self._processes = [CONTEXT.Process(target=host_main, args=(WORLD, theirs, self._enable), daemon=True)]
         else:
             self._processes = [
-                CONTEXT.Process(target=rank_main, args=(rank, WORLD, self._folder.name, pipe, self._enable), daemon=True)
+                CONTEXT.Process(
+                    target=rank_main, args=(rank, WORLD, self._folder.name, pipe, self._enable), daemon=True
+                )
                 for rank, pipe in enumerate(theirs)
             ]
         for process in self._processes:

@@ -29,9 +29,7 @@ def programs(
     return {name: program.reverse() for name, program in found.items()} if reverse else found
 
 
-def _given(
-    given: Any, modules: Sequence[str], config_of: Callable[[str], Config | None]
-) -> dict[str, Program]:
+def _given(given: Any, modules: Sequence[str], config_of: Callable[[str], Config | None]) -> dict[str, Program]:
     if isinstance(given, Mapping) and "aoa_statements" not in given:
         unknown = [name for name in given if name not in modules]
         if unknown:

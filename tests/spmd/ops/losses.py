@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import torch
 import torch.nn.functional as F
-
 from tests.spmd.table import Table
 
 TABLE = Table("loss")
@@ -16,7 +12,11 @@ for _how in REDUCTIONS:
     _free = "nm" if _how == "none" else ""
     for _name in "mse_loss l1_loss smooth_l1_loss huber_loss".split():
         TABLE.add(
-            f"{_name}_{_how}", lambda x, y, _n=_name, _h=_how: getattr(F, _n)(x, y, reduction=_h), "nm", "nm", free=_free
+            f"{_name}_{_how}",
+            lambda x, y, _n=_name, _h=_how: getattr(F, _n)(x, y, reduction=_h),
+            "nm",
+            "nm",
+            free=_free,
         )
     TABLE.add(
         f"bce_{_how}",
@@ -85,19 +85,26 @@ for _how in REDUCTIONS:
     TABLE.add(
         f"cross_entropy_soft_{_how}", lambda x, y, _h=_how: F.cross_entropy(x, y.softmax(1), reduction=_h), "nc", "nc"
     )
-    TABLE.add(f"cross_entropy_2d_{_how}", lambda x, t, _h=_how: F.cross_entropy(x, t, reduction=_h), "nchw",
-              "int:nhw<c")
+    TABLE.add(
+        f"cross_entropy_2d_{_how}", lambda x, t, _h=_how: F.cross_entropy(x, t, reduction=_h), "nchw", "int:nhw<c"
+    )
     TABLE.add(f"nll_loss_{_how}", lambda x, t, _h=_how: F.nll_loss(x, t, reduction=_h), "nc", "int:n<c")
-    TABLE.add(f"nll_ignore_{_how}", lambda x, t, _h=_how: F.nll_loss(x, t, ignore_index=0, reduction=_h), "nc",
-              "int:n<c")
+    TABLE.add(
+        f"nll_ignore_{_how}", lambda x, t, _h=_how: F.nll_loss(x, t, ignore_index=0, reduction=_h), "nc", "int:n<c"
+    )
     TABLE.add(f"multi_margin_{_how}", lambda x, t, _h=_how: F.multi_margin_loss(x, t, reduction=_h), "nc", "int:n<c")
     TABLE.add(
         f"multilabel_soft_margin_{_how}",
         lambda x, y, _h=_how: F.multilabel_soft_margin_loss(x, y.detach(), reduction=_h),
         *("nc", "unit:nc"),
     )
-TABLE.add("bce_weight_mean", lambda x, y, w: F.binary_cross_entropy(x, y.detach(), w.detach()), "unit:nm", "unit:nm",
-          "positive:nm")
+TABLE.add(
+    "bce_weight_mean",
+    lambda x, y, w: F.binary_cross_entropy(x, y.detach(), w.detach()),
+    "unit:nm",
+    "unit:nm",
+    "positive:nm",
+)
 TABLE.add(
     "bce_logits_pos_weight",
     lambda x, y, w: F.binary_cross_entropy_with_logits(x, y.detach(), pos_weight=w.detach()),

@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-
 from tests.spmd.table import Table
 
 TABLE = Table("network")
@@ -28,10 +27,16 @@ def _batch_norm_eval(x: Any, mean: Any, var: Any, weight: Any, bias: Any) -> Any
 TABLE.add("batch_norm_train", _batch_norm, "nchw", "c", "c", free="c")
 TABLE.add("batch_norm_plain", lambda x: F.batch_norm(x, None, None, training=True), "nc", free="c")
 TABLE.add("batch_norm_running", _batch_norm_running, "nchw", "constant:c", "variance:c", free="c", grad=False)
-TABLE.add("batch_norm_running_grad", lambda x, m, v: _batch_norm_running(x, m, v)[0], "ncl", "constant:c", "variance:c",
-          free="c")
+TABLE.add(
+    "batch_norm_running_grad",
+    lambda x, m, v: _batch_norm_running(x, m, v)[0],
+    "ncl",
+    "constant:c",
+    "variance:c",
+    free="c",
+)
 TABLE.add("batch_norm_eval", _batch_norm_eval, "nchw", "constant:c", "variance:c", "c", "c", free="c")
-TABLE.add("instance_norm", lambda x: F.instance_norm(x), "nchw", free="nc")
+TABLE.add("instance_norm", F.instance_norm, "nchw", free="nc")
 TABLE.add("instance_norm_affine", lambda x, w, b: F.instance_norm(x, weight=w, bias=b), "nchw", "c", "c", free="c")
 TABLE.add("group_norm", lambda x, w, b: F.group_norm(x, 2, w, b), "nchw", "c", "c")
 TABLE.add("group_norm_plain", lambda x: F.group_norm(x, 2), "nchw", free="n")
@@ -43,7 +48,7 @@ TABLE.add("rms_norm_plain", lambda x: F.rms_norm(x, x.shape[-1:]), "nlm", free="
 TABLE.add("local_response_norm", lambda x: F.local_response_norm(x, 2), "nchw", free="nhw")
 
 TABLE.add("conv2d", lambda x, w, b: F.conv2d(x, w, b, padding=1), "nchw", "oc33".replace("3", "2"), "o")
-TABLE.add("conv2d_plain", lambda x, w: F.conv2d(x, w), "nchw", "oc22")
+TABLE.add("conv2d_plain", F.conv2d, "nchw", "oc22")
 TABLE.add("conv2d_stride", lambda x, w: F.conv2d(x, w, stride=2, padding=1), "nchw", "oc22")
 TABLE.add("conv2d_dilation", lambda x, w: F.conv2d(x, w, dilation=2, padding=2), "nchw", "oc22")
 TABLE.add("conv2d_depthwise", lambda x, w: F.conv2d(x, w, padding=1, groups=x.shape[1]), "nchw", "c122")
@@ -51,7 +56,7 @@ TABLE.add("conv2d_groups", lambda x, w: F.conv2d(x, w[:, : x.shape[1] // 2], gro
 TABLE.add("conv1d", lambda x, w, b: F.conv1d(x, w, b, padding=1), "ncl", "oc2", "o")
 TABLE.add("conv3d", lambda x, w: F.conv3d(x, w, padding=1), "nc6hw", "oc222")
 TABLE.add("conv_transpose2d", lambda x, w, b: F.conv_transpose2d(x, w, b, stride=2), "nchw", "co22", "o")
-TABLE.add("conv_transpose1d", lambda x, w: F.conv_transpose1d(x, w), "ncl", "co2")
+TABLE.add("conv_transpose1d", F.conv_transpose1d, "ncl", "co2")
 
 for _n, _dims in (("1d", "ncl"), ("2d", "nchw")):
     TABLE.add(f"max_pool{_n}", lambda x, _n=_n: getattr(F, f"max_pool{_n}")(x, 2), _dims, free="nc")
@@ -72,8 +77,8 @@ TABLE.add("F.unfold", lambda x: F.unfold(x, 2), "nchw", free="n")
 TABLE.add("F.fold", lambda x: F.fold(F.unfold(x, 2), x.shape[2:], 2), "nchw", free="n")
 TABLE.add("channel_shuffle", lambda x: F.channel_shuffle(x, 2), "nchw", free="nhw")
 
-TABLE.add("embedding", lambda i, w: F.embedding(i, w), "int:nl<v", "vm")
-TABLE.add("embedding_1d", lambda i, w: F.embedding(i, w), "int:n<v", "vm")
+TABLE.add("embedding", F.embedding, "int:nl<v", "vm")
+TABLE.add("embedding_1d", F.embedding, "int:n<v", "vm")
 TABLE.add("embedding_padding", lambda i, w: F.embedding(i, w, padding_idx=1), "int:nl<v", "vm")
 TABLE.add("embedding_max_norm", lambda i, w: F.embedding(i, w.clone(), max_norm=1.0), "int:nl<v", "vm", grad=False)
 TABLE.add("embedding_scale", lambda i, w: F.embedding(i, w, scale_grad_by_freq=True), "int:nl<v", "vm")
@@ -82,11 +87,24 @@ TABLE.add("embedding_plain", lambda w, i: F.embedding(i, w), "vm", "plainint:nl<
 for _mode in ("sum", "mean", "max"):
     TABLE.add(f"embedding_bag_{_mode}", lambda w, i, _m=_mode: F.embedding_bag(i, w, mode=_m), "vm", "int:nl<v")
 
-TABLE.add("sdpa", lambda q, k, v: F.scaled_dot_product_attention(q, k, v), "ntlm", "ntlm", "ntlm", free="nt")
-TABLE.add("sdpa_causal", lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True), "ntlm", "ntlm",
-          "ntlm", free="nt")
-TABLE.add("sdpa_mask", lambda q, k, v, a: F.scaled_dot_product_attention(q, k, v, attn_mask=a), "ntlm", "ntlm", "ntlm",
-          "constant:ll", free="nt")
+TABLE.add("sdpa", F.scaled_dot_product_attention, "ntlm", "ntlm", "ntlm", free="nt")
+TABLE.add(
+    "sdpa_causal",
+    lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True),
+    "ntlm",
+    "ntlm",
+    "ntlm",
+    free="nt",
+)
+TABLE.add(
+    "sdpa_mask",
+    lambda q, k, v, a: F.scaled_dot_product_attention(q, k, v, attn_mask=a),
+    "ntlm",
+    "ntlm",
+    "ntlm",
+    "constant:ll",
+    free="nt",
+)
 
 TABLE.add("mm", torch.mm, "nm", "mk", free="")
 TABLE.add("bmm", torch.bmm, "tnm", "tmk", free="t")

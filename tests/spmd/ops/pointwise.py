@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
-
 from tests.spmd.table import Table
 
 TABLE = Table("pointwise")
@@ -18,8 +17,8 @@ for _name in "sqrt rsqrt log log2 log10 log1p reciprocal lgamma digamma".split()
 for _name in "acos asin atanh logit erfinv".split():
     TABLE.add(_name, getattr(torch, _name), "unit:nm", free="nm")
 TABLE.add("acosh", lambda x: torch.acosh(x + 1), "positive:nm", free="nm")
-TABLE.add("i0", lambda x: torch.special.i0(x), "nm", free="nm")
-TABLE.add("xlogy", lambda x, y: torch.xlogy(x, y), "nm", "positive:nm", free="nm")
+TABLE.add("i0", torch.special.i0, "nm", free="nm")
+TABLE.add("xlogy", torch.xlogy, "nm", "positive:nm", free="nm")
 
 ACTIVATIONS = "hardtanh relu6 hardswish hardsigmoid hardshrink softshrink logsigmoid gelu silu elu selu celu "
 ACTIVATIONS += "leaky_relu mish softplus softsign tanhshrink threshold"
@@ -27,8 +26,8 @@ for _name in ACTIVATIONS.split():
     _call = (lambda x: F.threshold(x, 0.1, 0.2)) if _name == "threshold" else getattr(F, _name)
     TABLE.add(f"F.{_name}", _call, "nm", free="nm")
 TABLE.add("F.gelu_tanh", lambda x: F.gelu(x, approximate="tanh"), "nm", free="nm")
-TABLE.add("F.prelu", lambda x, w: F.prelu(x, w), "nm", "m", free="m")
-TABLE.add("F.prelu_one", lambda x, w: F.prelu(x, w), "nm", "1")
+TABLE.add("F.prelu", F.prelu, "nm", "m", free="m")
+TABLE.add("F.prelu_one", F.prelu, "nm", "1")
 TABLE.add("F.glu", lambda x: F.glu(x, 1), "nc", free="n")
 TABLE.add("F.rrelu_eval", lambda x: F.rrelu(x, training=False), "nm", free="nm")
 
@@ -37,7 +36,7 @@ for _name in BINARY.split():
     TABLE.add(_name, getattr(torch, _name), "nm", "positive:nm", free="nm")
 for _name in "fmod remainder floor_divide eq ne lt le gt ge logical_and logical_or logical_xor nextafter".split():
     TABLE.add(_name, getattr(torch, _name), "nm", "positive:nm", free="nm", grad=_name in ("fmod", "remainder"))
-TABLE.add("pow_tensor", lambda x, y: torch.pow(x, y), "positive:nm", "nm", free="nm")
+TABLE.add("pow_tensor", torch.pow, "positive:nm", "nm", free="nm")
 TABLE.add("pow_scalar", lambda x: torch.pow(x, 3), "nm", free="nm")
 TABLE.add("scalar_pow", lambda x: torch.pow(2.0, x), "nm", free="nm")
 TABLE.add("logaddexp", torch.logaddexp, "nm", "nm", free="nm")
@@ -54,8 +53,8 @@ TABLE.add("lerp_scalar", lambda x, y: torch.lerp(x, y, 0.3), "nm", "nm", free="n
 TABLE.add("lerp_tensor", torch.lerp, "nm", "nm", "unit:nm", free="nm")
 TABLE.add("addcmul", lambda x, y, z: torch.addcmul(x, y, z, value=0.5), "nm", "nm", "nm", free="nm")
 TABLE.add("addcdiv", lambda x, y, z: torch.addcdiv(x, y, z, value=0.5), "nm", "nm", "positive:nm", free="nm")
-TABLE.add("where", lambda c, x, y: torch.where(c, x, y), "bool:nm", "nm", "nm", free="nm")
-TABLE.add("where_plain", lambda c, x, y: torch.where(c, x, y), "plainbool:nm", "nm", "nm")
+TABLE.add("where", torch.where, "bool:nm", "nm", "nm", free="nm")
+TABLE.add("where_plain", torch.where, "plainbool:nm", "nm", "nm")
 TABLE.add("clamp", lambda x: torch.clamp(x, -0.5, 0.5), "nm", free="nm")
 TABLE.add("clamp_min", lambda x: torch.clamp(x, min=0.1), "nm", free="nm")
 TABLE.add("clamp_tensor", lambda x, y: torch.clamp(x, min=y), "nm", "nm", free="nm")
@@ -68,7 +67,7 @@ TABLE.add("zeros_like", torch.zeros_like, "nm", free="nm", grad=False)
 TABLE.add("ones_like", torch.ones_like, "nm", free="nm", grad=False)
 TABLE.add("isclose", torch.isclose, "nm", "nm", free="nm", grad=False)
 TABLE.add("heaviside", torch.heaviside, "nm", "nm", free="nm", grad=False)
-TABLE.add("ldexp", lambda x, i: torch.ldexp(x, i), "nm", "int:nm", free="nm")
+TABLE.add("ldexp", torch.ldexp, "nm", "int:nm", free="nm")
 TABLE.add("frexp", lambda x: torch.frexp(x)[0], "nm", free="nm")
 TABLE.add("float_power", lambda x: torch.float_power(x, 2), "positive:nm", free="nm")
 TABLE.add("view_as_real", lambda x: torch.view_as_real(torch.complex(x, x)), "nm", free="nm")
@@ -78,7 +77,7 @@ for _name in "bitwise_and bitwise_or bitwise_xor gcd lcm".split():
 TABLE.add("bitwise_not", torch.bitwise_not, "int:nm", free="nm", grad=False)
 TABLE.add("bitwise_left_shift", lambda x: x << 2, "int:nm", free="nm", grad=False)
 TABLE.add("bitwise_right_shift", lambda x: x >> 1, "int:nm", free="nm", grad=False)
-TABLE.add("bitwise_shift_tensor", lambda x, y: torch.bitwise_left_shift(x, y), "int:nm", "int:nm", free="nm", grad=False)
+TABLE.add("bitwise_shift_tensor", torch.bitwise_left_shift, "int:nm", "int:nm", free="nm", grad=False)
 
 for _name in "add_ sub_ mul_ div_ copy_ atan2_".split():
     TABLE.add(f"inplace_{_name}", lambda x, y, _n=_name: getattr(x.clone(), _n)(y), "nm", "positive:nm", free="nm")

@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-
 from tests.spmd.table import Table
 
 TABLE = Table("training")
@@ -71,8 +70,8 @@ TABLE.add("clip_grad_value_", _clip_value, "nm", grad=False)
 
 # Random numbers: what is compared is what the draw must have in common with one device, never the numbers.
 R = {"grad": False, "random": True}
-TABLE.add("rand_like", lambda x: torch.rand_like(x), "nm", **R)
-TABLE.add("randn_like", lambda x: torch.randn_like(x), "nm", **R)
+TABLE.add("rand_like", torch.rand_like, "nm", **R)
+TABLE.add("randn_like", torch.randn_like, "nm", **R)
 TABLE.add("dropout", lambda x: F.dropout(torch.ones_like(x) * torch.rand_like(x), 0.0001), "nm", **R)
 TABLE.add("uniform_", lambda x: x.clone().uniform_(), "nm", **R)
 TABLE.add("normal_", lambda x: x.clone().normal_(), "nm", **R)

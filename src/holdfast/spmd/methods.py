@@ -1,0 +1,25 @@
+"""Methods of DTensor that never reach its dispatcher."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch.distributed.tensor import DTensor
+
+
+def _tolist(self: DTensor) -> Any:
+    return self.full_tensor().tolist()
+
+
+METHODS = {"tolist": _tolist}
+
+
+def install_methods() -> None:
+    for name, method in METHODS.items():
+        setattr(DTensor, name, method)
+
+
+def remove_methods() -> None:
+    for name, method in METHODS.items():
+        if vars(DTensor).get(name) is method:
+            delattr(DTensor, name)
