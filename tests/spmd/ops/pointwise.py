@@ -61,7 +61,7 @@ TABLE.add("clamp_tensor", lambda x, y: torch.clamp(x, min=y), "nm", "nm", free="
 TABLE.add("masked_fill", lambda x, mask: x.masked_fill(mask, 0.5), "nm", "bool:nm", free="nm")
 TABLE.add("masked_fill_plain", lambda x, mask: x.masked_fill(mask, 0.5), "nm", "plainbool:nm")
 TABLE.add("masked_fill_tensor", lambda x, mask, v: x.masked_fill(mask, v.sum()), "nm", "bool:nm", "m")
-TABLE.add("to_float32", lambda x: x.to(torch.float32).to(torch.float64), "nm", free="nm")
+TABLE.add("to_float32", lambda x: x.to(torch.float32).to(torch.float64), "nm", free="nm", partial=False)
 TABLE.add("clone", torch.clone, "nm", free="nm")
 TABLE.add("zeros_like", torch.zeros_like, "nm", free="nm", grad=False)
 TABLE.add("ones_like", torch.ones_like, "nm", free="nm", grad=False)
@@ -89,3 +89,5 @@ TABLE.add("inplace_masked_fill_", lambda x, mask: x.clone().masked_fill_(mask, 1
 TABLE.add("inplace_addcmul_", lambda x, y, z: x.clone().addcmul_(y, z), "nm", "nm", "nm", free="nm")
 TABLE.add("inplace_addcdiv_", lambda x, y, z: x.clone().addcdiv_(y, z), "nm", "nm", "positive:nm", free="nm")
 TABLE.add("inplace_lerp_", lambda x, y: x.clone().lerp_(y, 0.3), "nm", "nm", free="nm")
+for _name in "eq ne lt le gt ge".split():
+    TABLE.add(f"{_name}_scalar", lambda x, _n=_name: getattr(torch, _n)(x, 0.0), "ties:nm", free="nm", grad=False)

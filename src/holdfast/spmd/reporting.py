@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from holdfast.spmd.enable import SWITCH
+from holdfast.spmd.switch import SWITCH
 
 
 @dataclass(frozen=True, slots=True)
