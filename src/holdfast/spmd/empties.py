@@ -34,6 +34,12 @@ def run_decision(call: Call, args: Any, kwargs: Any, sharding: Any) -> Any:
     return private.wrap_results(local, sharding.output_spec)
 
 
+def carry_out(op: Any, args: Any, kwargs: Any, info: Any, sharding: Any) -> Any:
+    """Do in Python what torch's dispatcher does with its decision."""
+    info.output_sharding = sharding
+    return private.finish(op, args, kwargs, info, private.local_results(op, args, info))
+
+
 def _of_nothing(call: Call, spec: Any) -> Any:
     if isinstance(spec, (tuple, list)):
         return tuple(_of_nothing(call, item) for item in spec)

@@ -6,12 +6,14 @@ from typing import Any
 
 from torch.distributed.tensor import DTensor
 
+from holdfast.spmd.setitem import set_item
+
 
 def _tolist(self: DTensor) -> Any:
     return self.full_tensor().tolist()
 
 
-METHODS = {"tolist": _tolist}
+METHODS: dict[str, Any] = {"tolist": _tolist, "__setitem__": set_item}
 
 
 def install_methods() -> None:

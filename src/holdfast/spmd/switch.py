@@ -12,10 +12,12 @@ from torch.distributed.tensor import DTensor
 
 from holdfast.spmd import torch_private as private
 from holdfast.spmd.call import LEAVE, bind
-from holdfast.spmd.empties import has_empty, run_decision
+from holdfast.spmd.empties import carry_out, has_empty, run_decision
 from holdfast.spmd.fallback import gather_and_run
 from holdfast.spmd.methods import install_methods, remove_methods
+from holdfast.spmd.plain import INDEXING, accept_plain
 from holdfast.spmd.registry import Rule, all_rules
+from holdfast.spmd.windows import window
 
 
 @dataclass(slots=True)
@@ -25,6 +27,7 @@ class Switch:
     rules: dict[Any, Rule] = field(default_factory=dict)
     left_out: list[tuple[str, str]] = field(default_factory=list)
     displaced: dict[Any, Any] = field(default_factory=dict)
+    added: list[Any] = field(default_factory=list)
     fallback: bool = False
     is_on: bool = False
 
@@ -47,7 +50,12 @@ def enable(only: Sequence[str] = ("*",), exclude: Sequence[str] = ()) -> list[st
         for name in rule.operators:
             _add(rule, name, only, exclude)
     SWITCH.fallback = _is_chosen(("fallback",), only, exclude)
-    private.override(private.SLOW_PATH, _route(getattr(private.dispatcher(), private.SLOW_PATH)))
+    slow_path = _route(getattr(private.dispatcher(), private.SLOW_PATH))
+    private.override(private.SLOW_PATH, slow_path)
+    for name in INDEXING if _is_chosen(("plain",), only, exclude) else ():
+        if (op := private.operator(name)) is not None:
+            private.handlers()[op] = accept_plain(slow_path)
+            SWITCH.added.append(op)
     private.override(private.REPLICATE_PLAIN, _replicate_plain(getattr(private.dispatcher(), private.REPLICATE_PLAIN)))
     if _is_chosen(("methods",), only, exclude):
         install_methods()
@@ -63,11 +71,13 @@ def disable() -> None:
     private.restore(private.SLOW_PATH)
     private.restore(private.REPLICATE_PLAIN)
     table = private.handlers()
+    for op in SWITCH.added:
+        table.pop(op, None)
     for op, handler in SWITCH.displaced.items():
         table[op] = handler
     remove_methods()
     private.forget_decisions()
-    SWITCH.rules, SWITCH.left_out, SWITCH.displaced, SWITCH.is_on = {}, [], {}, False
+    SWITCH.rules, SWITCH.left_out, SWITCH.displaced, SWITCH.added, SWITCH.is_on = {}, [], {}, [], False
 
 
 def _is_chosen(words: Sequence[str], only: Sequence[str], exclude: Sequence[str]) -> bool:
@@ -109,8 +119,13 @@ def _route(torch_way: Callable[..., Any]) -> Callable[..., Any]:
         try:
             sharding = torch_way(op, args, kwargs, info, try_cache)
         except Exception:  # noqa: BLE001 - whatever stopped torch, the gathered call answers or raises its own error
-            return gather_and_run(bind(op, args, kwargs, info))
-        if not private.is_decision(sharding) or not private.is_plain_call(op):
+            call = bind(op, args, kwargs, info)
+            return window(gather_and_run(call), call) if private.is_view(op) else gather_and_run(call)
+        if not private.is_decision(sharding):
+            return sharding
+        if private.is_view(op) and private.moves_first(sharding, info):
+            return window(carry_out(op, args, kwargs, info, sharding), bind(op, args, kwargs, info))
+        if not private.is_plain_call(op):
             return sharding
         call = bind(op, args, kwargs, info)
         return run_decision(call, args, kwargs, sharding) if has_empty(call) else sharding

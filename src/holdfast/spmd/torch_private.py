@@ -125,7 +125,7 @@ def is_decision(value: Any) -> bool:
 def is_plain_call(op: Operator) -> bool:
     """Neither in place, nor into a given result, nor random, nor a view: its results can be wrapped as they are."""
     schema = op._schema
-    if any(argument.alias_info is not None for argument in schema.arguments) or not schema.returns:
+    if schema.is_mutable or is_view(op) or not schema.returns:
         return False
     return op not in dispatcher()._random_ops and op is not torch.ops.aten.equal.default
 
@@ -142,3 +142,40 @@ def local_inputs(info: Any) -> list[Any]:
 
 def wrap_results(local: Any, spec: Any) -> Any:
     return dispatcher().wrap(local, spec)
+
+
+def unwrap(op: Operator, args: tuple[object, ...], kwargs: dict[str, object]) -> Any:
+    """The dispatcher's own description of a call."""
+    return dispatcher().unwrap_to_op_info(op, args, kwargs)
+
+
+def finish(op: Operator, args: tuple[object, ...], kwargs: dict[str, object], info: Any, local: Any) -> Any:
+    """What torch returns once the kernel has run: the written tensor of an in-place call, or wrapped results."""
+    if op._schema.is_mutable:
+        return dispatcher()._dispatch_fast_path_python_tail(
+            op, args, kwargs, info.compute_mesh, info.output_sharding, local, True, True, False
+        )
+    return wrap_results(local, info.output_sharding.output_spec)
+
+
+def is_view(op: Operator) -> bool:
+    """Whether the results of `op` are views of its first argument."""
+    schema = op._schema
+    if not schema.arguments or not schema.returns:
+        return False
+    alias = schema.arguments[0].alias_info
+    return alias is not None and not alias.is_write
+
+
+def moves_first(sharding: Any, info: Any) -> bool:
+    """Whether carrying out a decision changes the placements of the first argument."""
+    wanted = sharding.redistribute_schema
+    if not sharding.needs_redistribute or wanted is None:
+        return False
+    present, after = info.schema.args_schema[0], wanted.args_schema[0]
+    return getattr(present, "placements", None) != getattr(after, "placements", None)
+
+
+def wrap_as(kind: type, local: torch.Tensor, spec: Any) -> Any:
+    """A DTensor of a subclass."""
+    return kind(local, spec, requires_grad=False)

@@ -47,7 +47,15 @@ NAMES = (
     *("pow_.Tensor", "sign_.default", "floor_.default", "ceil_.default", "round_.default", "masked_fill_.Scalar"),
     *("masked_fill_.Tensor", "addcdiv_.default", "addcmul_.default", "lerp_.Scalar", "lerp_.Tensor", "atan2_.default"),
     *("erf_.default", "expm1_.default", "log1p_.default", "hardtanh_.default", "leaky_relu_.default", "silu_.default"),
-    *("fill_.Scalar", "fill_.Tensor", "gelu_.default", "elu_.default", "threshold_.default", "fmod_.Scalar", "remainder_.Scalar"),
+    *(
+        "fill_.Scalar",
+        "fill_.Tensor",
+        "gelu_.default",
+        "elu_.default",
+        "threshold_.default",
+        "fmod_.Scalar",
+        "remainder_.Scalar",
+    ),
 )
 
 RULES = [

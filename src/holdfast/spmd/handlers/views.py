@@ -1,0 +1,58 @@
+"""Reshapes of uneven shards, which no placement can describe unless the sharded dim stays as it is."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from torch.distributed.tensor import DTensor, Shard
+
+from holdfast.spmd import torch_private as private
+from holdfast.spmd.call import LEAVE, Call
+from holdfast.spmd.fallback import gather_and_run
+from holdfast.spmd.registry import Rule
+from holdfast.spmd.windows import window
+
+
+def reshape(call: Call) -> Any:
+    """Leave what torch can do; gather where a reshaped dim is sharded unevenly."""
+    tensor = call.values[0]
+    if not isinstance(tensor, DTensor) or all(_is_even(tensor, dim) for dim in _sharded(tensor.placements)):
+        return LEAVE
+    size = list(call.values[1])
+    known = -math.prod(size) if -1 in size else 1
+    if -1 in size and known > 0:
+        size[size.index(-1)] = tensor.numel() // known
+    if all(_stays(tensor, dim, size) for dim in _sharded(tensor.placements)):
+        return LEAVE
+    return window(gather_and_run(call), call) if private.is_view(call.op) else gather_and_run(call)
+
+
+def _sharded(placements: Any) -> set[int]:
+    return {place.dim for place in placements if isinstance(place, Shard)}
+
+
+def _is_even(tensor: DTensor, dim: int) -> bool:
+    ranks = math.prod(
+        tensor.device_mesh.size(axis)
+        for axis, place in enumerate(tensor.placements)
+        if isinstance(place, Shard) and place.dim == dim
+    )
+    return bool(tensor.shape[dim] % ranks == 0)
+
+
+def _stays(tensor: DTensor, dim: int, size: list[int]) -> bool:
+    """Whether some dim of the result is this dim: as long, with as many elements before it."""
+    before = math.prod(tensor.shape[:dim])
+    return any(size[place] == tensor.shape[dim] and math.prod(size[:place]) == before for place in range(len(size)))
+
+
+RULES = [
+    Rule(
+        "view",
+        ("view.default", "_unsafe_view.default", "reshape.default"),
+        "every dim that is even or stays as it is",
+        "torch raises where an uneven dim is split or merged",
+        reshape,
+    ),
+]
