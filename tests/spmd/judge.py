@@ -140,7 +140,7 @@ def _gradients(operation: Operation, outputs: list[Any], leaves: list[Any], mesh
         generator = torch.Generator().manual_seed(100 + position)
         whole = torch.randn(output.shape, generator=generator, dtype=torch.float64).to(output.dtype)
         if isinstance(output, DTensor):
-            places = [Replicate() if placement.is_partial() else placement for placement in output.placements]
+            places = [p if isinstance(p, Shard) else Replicate() for p in output.placements]
             whole = place(whole, output.device_mesh, tuple(places))
         cotangents.append(whole)
     if not live:

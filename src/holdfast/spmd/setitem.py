@@ -18,7 +18,7 @@ Bounds = tuple[tuple[int, int, int, bool], ...]  # start, stop, step, and whethe
 def set_item(self: DTensor, key: Any, value: Any) -> None:
     """DTensor.__setitem__: what is no plain region goes torch's way, through windows."""
     bounds = _bounds(key, self.shape)
-    regular = isinstance(value, (int, float, bool)) or isinstance(value, torch.Tensor)
+    regular = isinstance(value, (int, float, bool, torch.Tensor))
     if bounds is None or not regular or isinstance(self, Window):
         torch.Tensor.__setitem__(self, key, value)
         return
@@ -80,7 +80,7 @@ class _Put(torch.autograd.Function):
         return target
 
     @staticmethod
-    def backward(ctx: Any, gradient: DTensor) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, gradient: DTensor) -> Any:
         kept = inner = None
         if ctx.needs_input_grad[1]:
             inner = gradient[ctx.key].sum_to_size(ctx.shape)
@@ -90,7 +90,7 @@ class _Put(torch.autograd.Function):
         return kept, inner, None, None
 
 
-def _write(target: DTensor, value: Any, bounds: Bounds) -> None:
+def _write(target: Any, value: Any, bounds: Bounds) -> None:
     own = _own(bounds, target)
     if isinstance(value, torch.Tensor):  # also where this rank has no part: a value that does not fit raises on all
         shape = [-(-(stop - start) // step) for start, stop, step, chosen in bounds if not chosen]

@@ -43,27 +43,28 @@ def forward(call: Call) -> Any:
     return run_sharded(call, signature, local)
 
 
-def _is_first(chosen: Chosen) -> bool:
+def _is_first(chosen: Chosen, position: int = 0) -> bool:
     """Whether this rank has the first of the shards of the input channels."""
     coordinate = chosen.call.mesh.get_coordinate()
     assert coordinate is not None
-    return not any(
-        isinstance(place, Shard) and place.dim == 1 and coordinate[axis] for axis, place in enumerate(chosen.inputs[0])
-    )
+    places = enumerate(chosen.inputs[position])
+    return not any(isinstance(place, Shard) and place.dim == 1 and coordinate[axis] for axis, place in places)
 
 
 def backward(call: Call) -> Any:
     """Each gradient is sharded by the letters that it has, and summed over those that it lacks."""
     source, weight, bias, result = _letters(call)
     free = "".join(sorted(set(source + weight) - {FIXED}))
-    same = ((2, "c"),) if bias == "o" else ()
-    signature = Signature((result, source, weight), (source, weight, bias), free, same=same)
+    signature = Signature((result, source, weight), (source, weight, bias), free)
 
-    def local(_: Chosen, tensors: dict[Spot, torch.Tensor]) -> Any:
+    def local(chosen: Chosen, tensors: dict[Spot, torch.Tensor]) -> Any:
         changes: dict[str, Any] = {"groups": tensors[1,].shape[1]} if _is_depthwise(call) else {}
         if call["bias_sizes"] is not None:
             changes["bias_sizes"] = [tensors[0,].shape[1]]
-        return call.run(tensors, **changes)
+        gradients = list(call.run(tensors, **changes))
+        if bias == "o" and gradients[2] is not None and not _is_first(chosen, 1):
+            gradients[2].zero_()  # every shard of the input channels has it whole, and it will be summed
+        return gradients
 
     return run_sharded(call, signature, local)
 

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 
-from holdfast.spmd.call import Call, moved, wrap
+from holdfast.spmd.call import Call, Spot, moved, wrap
 from holdfast.spmd.registry import Rule
+
+
+def _ranks(call: Call, places: Sequence[Placement]) -> int:
+    """How many shards the channels are in."""
+    axes = (axis for axis, place in enumerate(places) if isinstance(place, Shard) and place.dim == 1)
+    return math.prod(call.mesh.size(axis) for axis in axes)
 
 
 def _places(call: Call, source: DTensor) -> list[Placement]:
     """Batch shards stay; channel shards stay where they hold whole groups; the rest is gathered."""
-    ranks = math.prod(
-        call.mesh.size(axis)
-        for axis, place in enumerate(source.placements)
-        if isinstance(place, Shard) and place.dim == 1
-    )
+    ranks = _ranks(call, source.placements)
     keeps = (0, 1) if call["group"] % ranks == 0 else (0,)
     return [place if isinstance(place, Shard) and place.dim in keeps else Replicate() for place in source.placements]
 
@@ -29,9 +32,7 @@ def _channels(places: list[Placement]) -> list[Placement]:
 
 
 def _local_sizes(call: Call, places: list[Placement], local: torch.Tensor) -> dict[str, Any]:
-    ranks = math.prod(
-        call.mesh.size(axis) for axis, place in enumerate(places) if isinstance(place, Shard) and place.dim == 1
-    )
+    ranks = _ranks(call, places)
     return {"N": local.shape[0], "C": local.shape[1], "group": call["group"] // ranks}
 
 
@@ -40,7 +41,7 @@ def forward(call: Call) -> Any:
     source = call["input"]
     places = _places(call, source)
     local = moved(source, places, call.mesh)
-    tensors = {(0,): local}
+    tensors: dict[Spot, torch.Tensor] = {(0,): local}
     for position in (1, 2):
         if call.values[position] is not None:
             tensors[position,] = moved(call.values[position], _channels(places), call.mesh)
@@ -62,7 +63,9 @@ def backward(call: Call) -> Any:
     """The gradients of weight and bias are summed over the batch shards."""
     source = call["input"]
     places = _places(call, source)
-    tensors = {(position,): moved(call.values[position], places, call.mesh) for position in range(4)}
+    tensors: dict[Spot, torch.Tensor] = {
+        (position,): moved(call.values[position], places, call.mesh) for position in range(4)
+    }
     if call["weight"] is not None:
         tensors[4,] = moved(call["weight"], _channels(places), call.mesh)
     local = tensors[1,]
