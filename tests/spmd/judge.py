@@ -60,7 +60,7 @@ def place(whole: torch.Tensor, mesh: DeviceMesh, placements: tuple[Placement, ..
     assert coordinate is not None
     for axis, placement in enumerate(placements):
         if isinstance(placement, Shard):
-            chunks = list(torch.chunk(local, mesh.size(axis), dim=placement.dim)) if local.numel() else []
+            chunks = list(torch.chunk(local, mesh.size(axis), dim=placement.dim)) if local.shape[placement.dim] else []
             empty = local.narrow(placement.dim, 0, 0)
             local = chunks[coordinate[axis]] if coordinate[axis] < len(chunks) else empty
         elif isinstance(placement, Partial):

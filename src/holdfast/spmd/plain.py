@@ -15,9 +15,10 @@ from holdfast.spmd.empties import carry_out
 INDEXING = (
     *("index.Tensor", "index_put.default", "index_put_.default", "_index_put_impl_.default", "masked_select.default"),
     *("masked_scatter.default", "masked_scatter_.default", "scatter_add.default", "scatter_add_.default"),
-    *("scatter.src", "scatter.value", "index_add.default", "index_copy.default", "index_fill.int_Scalar"),
-    *("take.default", "put.default", "searchsorted.Tensor", "repeat_interleave.Tensor", "index_select.default"),
-    *("select_scatter.default", "slice_scatter.default", "diagonal_scatter.default"),
+    *("scatter.src", "scatter.value", "index_add.default", "index_copy.default", "index_select.default"),
+    *("index_fill.int_Scalar", "index_fill.int_Tensor", "take.default", "put.default", "searchsorted.Tensor"),
+    *("repeat_interleave.Tensor", "select_scatter.default", "slice_scatter.default", "diagonal_scatter.default"),
+    *("_embedding_bag.default", "_embedding_bag_forward_only.default", "_embedding_bag_backward.default"),
 )
 
 

@@ -18,6 +18,7 @@ from torch.distributed.tensor._op_schema import OutputSharding
 from torch.distributed.tensor._redistribute import redistribute_local_tensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 from torch.distributed.tensor.debug import _clear_sharding_prop_cache
+from torch.utils._mode_utils import no_dispatch
 
 KNOWN = ("2.11", "2.13")
 SLOW_PATH = "_propagate_op_sharding_dispatch_slow_path"
@@ -179,3 +180,13 @@ def moves_first(sharding: Any, info: Any) -> bool:
 def wrap_as(kind: type, local: torch.Tensor, spec: Any) -> Any:
     """A DTensor of a subclass."""
     return kind(local, spec, requires_grad=False)
+
+
+def turn(
+    op: Operator, tensor: DTensor, local: torch.Tensor, placements: Sequence[Placement], rest: tuple[Any, ...]
+) -> None:
+    """Carry out an in-place change of shape: on the wrapper itself, and with another local tensor."""
+    with no_dispatch():
+        op(tensor, *rest)
+    tensor._local_tensor = local
+    tensor._spec = make_spec(tensor.device_mesh, placements, tensor.shape, tensor.stride(), local.dtype)

@@ -8,6 +8,7 @@ from typing import Any
 from torch.distributed.tensor import DTensor, Shard
 
 from holdfast.spmd.call import LEAVE, Call
+from holdfast.spmd.empties import has_empty
 from holdfast.spmd.registry import Rule
 from holdfast.spmd.rules.pointwise import LETTERS
 from holdfast.spmd.ways import FIXED, Signature, run_sharded
@@ -46,6 +47,10 @@ def slices(call: Call) -> Any:
     return run_sharded(call, Signature((letters,), (letters,), "n"))
 
 
+def _when_empty(call: Call) -> Any:
+    return along(len(call.op._schema.returns))(call) if has_empty(call) else LEAVE
+
+
 def _shards(tensor: DTensor) -> bool:
     return any(isinstance(place, Shard) for place in tensor.placements)
 
@@ -57,6 +62,13 @@ RULES = [
         "every dim but `dim`, where the sizes agree",
         "torch has no strategy, or gathers when rows are fewer than ranks",
         along(),
+    ),
+    Rule(
+        "along",
+        ("gather.default", "sort.default", "sort.stable", "topk.default"),
+        "every dim but `dim`, where the sizes agree",
+        "torch gathers when rows are fewer than ranks",
+        _when_empty,
     ),
     Rule("along", ("renorm.default",), "the dim `dim`", "torch has no strategy", slices),
 ]

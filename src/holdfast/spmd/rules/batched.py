@@ -12,6 +12,7 @@ from typing import Any
 from torch.distributed.tensor import DTensor, Replicate
 
 from holdfast.spmd.call import LEAVE, Call
+from holdfast.spmd.empties import has_empty
 from holdfast.spmd.registry import Rule
 from holdfast.spmd.ways import parse, run_sharded
 
@@ -41,6 +42,8 @@ LINES: dict[str, str] = {
     "grid_sampler_2d_backward.default": "nc**, nc**, n*** -> nc, n",
     "im2col.default": "n*** -> n",
     "col2im.default": "n** -> n",
+    "pixel_shuffle.default": "n*** -> n",
+    "pixel_unshuffle.default": "n*** -> n",
     # linear algebra of stacks of matrices: the stack
     "_linalg_eigh.default": "t** -> t, t",
     "linalg_qr.default": "t** -> t, t",
@@ -60,6 +63,19 @@ LINES: dict[str, str] = {
     "_cdist_backward.default": "nc, n*, c*, nc -> n",
 }
 
+# what torch does well unless a shard is empty: then it gathers
+WHEN_EMPTY: dict[str, str] = {
+    "avg_pool2d.default": "nc** -> nc",
+    "avg_pool3d.default": "nc*** -> nc",
+    "_adaptive_avg_pool2d.default": "nc** -> nc",
+    "_adaptive_avg_pool3d.default": "nc*** -> nc",
+    "upsample_nearest1d.default": "nc* -> nc",
+    "upsample_nearest2d.default": "nc** -> nc",
+    "upsample_bilinear2d.default": "nc** -> nc",
+    "upsample_bicubic2d.default": "nc** -> nc",
+    "upsample_linear1d.default": "nc* -> nc",
+}
+
 
 def rule_of(text: str) -> Callable[[Call], Any]:
     """The rule that a line says; other numbers of dims are left to torch."""
@@ -77,6 +93,11 @@ def rule_of(text: str) -> Callable[[Call], Any]:
     return run
 
 
+def _when_empty(text: str) -> Callable[[Call], Any]:
+    run = rule_of(text)
+    return lambda call: run(call) if has_empty(call) else LEAVE
+
+
 def _is_whole(tensors: list[Any]) -> bool:
     return all(
         isinstance(place, Replicate) for tensor in tensors if isinstance(tensor, DTensor) for place in tensor.placements
@@ -92,4 +113,7 @@ RULES = [
         rule_of(text),
     )
     for name, text in LINES.items()
+] + [
+    Rule("batched", (name,), f"the letters of {text}", "torch gathers when a shard is empty", _when_empty(text))
+    for name, text in WHEN_EMPTY.items()
 ]
