@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test check faults fuzz bench clean help
+.PHONY: demo test check faults fuzz bench spmd clean help
 
 help:
 	@echo "make demo    train on 4 ranks, resume on 3, open with transformers (sets itself up)"
@@ -12,6 +12,7 @@ help:
 	@echo "make check   lint, types, layers"
 	@echo "make faults  every fault at its full count, as a table: lost, wrong and hung must be 0"
 	@echo "make fuzz    ten minutes of mutated headers, indexes, manifests and states (MINUTES=, SEED=)"
+	@echo "make spmd    DTensor's operators with and without holdfast.spmd, as a table (EVERY=1 for all: hours; 7 by default)"
 	@echo "make bench   save and load beside PyTorch's own checkpointing, as ratios"
 
 $(READY): requirements/torch.txt requirements/dev.txt pyproject.toml
@@ -40,6 +41,11 @@ faults: $(READY)
 MINUTES ?= 10
 fuzz: $(READY)
 	$(BIN)/python -m tests.fuzz --minutes $(MINUTES) $(if $(SEED),--seed $(SEED))
+
+EVERY ?= 7
+spmd: $(READY)
+	$(BIN)/python -m tests.spmd --every $(EVERY)
+	$(BIN)/python -m benchmarks.spmd
 
 bench: $(READY)
 	$(BIN)/python -m benchmarks.save_load

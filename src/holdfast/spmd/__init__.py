@@ -1,6 +1,7 @@
 """The sharding rules that DTensor lacks or gets wrong: `holdfast.spmd.enable()`."""
 
+from holdfast.spmd.cost import Move, redistribute_cost
 from holdfast.spmd.reporting import Line, report
 from holdfast.spmd.switch import disable, enable
 
-__all__ = ["Line", "disable", "enable", "report"]
+__all__ = ["Line", "Move", "disable", "enable", "redistribute_cost", "report"]

@@ -45,3 +45,9 @@ def has_empty_shard(shape: Sequence[int], mesh: DeviceMesh, placements: Sequence
 def _chunks(size: int, ranks: int) -> set[int]:
     step = -(-size // ranks)
     return {max(0, min(step, size - step * place)) for place in range(ranks)}
+
+
+def gathered(tensor: torch.Tensor, mesh: DeviceMesh, axis: int) -> torch.Tensor:
+    """Every rank's tensor along one mesh axis, stacked in the order of the ranks; all must have one shape."""
+    result = functional.all_gather_tensor(tensor.contiguous().unsqueeze(0), 0, (mesh, axis))
+    return result.wait() if isinstance(result, functional.AsyncCollectiveTensor) else result

@@ -22,6 +22,11 @@ def has_empty(call: Call) -> bool:
     )
 
 
+def will_have_empty(sharding: Any) -> bool:
+    """Whether what torch decided gives some rank an empty part of an input."""
+    return any(has_empty_shard(spec.shape, spec.mesh, spec.placements) for spec in private.decided_specs(sharding))
+
+
 def run_decision(call: Call, args: Any, kwargs: Any, sharding: Any) -> Any:
     """Carry out what torch decided, but where this rank's kernel fails on nothing, put nothing's result."""
     call.info.output_sharding = sharding

@@ -11,12 +11,13 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from holdfast.spmd import torch_private as private
-from holdfast.spmd.call import LEAVE, bind
-from holdfast.spmd.empties import carry_out, has_empty, run_decision
+from holdfast.spmd.call import LEAVE, Call, bind
+from holdfast.spmd.empties import carry_out, has_empty, run_decision, will_have_empty
 from holdfast.spmd.fallback import gather_and_run
 from holdfast.spmd.methods import install_methods, remove_methods
 from holdfast.spmd.plain import INDEXING, accept_plain
 from holdfast.spmd.registry import Rule, all_rules
+from holdfast.spmd.rules.pointwise import pointwise
 from holdfast.spmd.windows import window
 
 
@@ -127,10 +128,19 @@ def _route(torch_way: Callable[..., Any]) -> Callable[..., Any]:
             return window(carry_out(op, args, kwargs, info, sharding), bind(op, args, kwargs, info))
         if not private.is_plain_call(op):
             return sharding
-        call = bind(op, args, kwargs, info)
-        return run_decision(call, args, kwargs, sharding) if has_empty(call) else sharding
+        return _despite_empties(bind(op, args, kwargs, info), args, kwargs, sharding)
 
     return slow_path
+
+
+def _despite_empties(call: Call, args: Any, kwargs: Any, sharding: Any) -> Any:
+    """torch's decision, unless some rank has an empty part: then what nothing needs to talk about stays silent."""
+    moves = bool(private.decided_specs(sharding))
+    if has_empty(call):
+        if private.is_pointwise(call.op):
+            return pointwise(call) if moves else sharding
+        return run_decision(call, args, kwargs, sharding)
+    return run_decision(call, args, kwargs, sharding) if will_have_empty(sharding) else sharding
 
 
 def _replicate_plain(torch_way: Callable[..., Any]) -> Callable[..., Any]:

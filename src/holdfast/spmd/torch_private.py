@@ -19,6 +19,7 @@ from torch.distributed.tensor._redistribute import redistribute_local_tensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 from torch.utils._mode_utils import no_dispatch
+from torch.utils._pytree import tree_leaves
 
 KNOWN = ("2.11", "2.13")
 SLOW_PATH = "_propagate_op_sharding_dispatch_slow_path"
@@ -190,3 +191,16 @@ def turn(
         op(tensor, *rest)
     tensor._local_tensor = local
     tensor._spec = make_spec(tensor.device_mesh, placements, tensor.shape, tensor.stride(), local.dtype)
+
+
+def decided_specs(sharding: Any) -> list[Any]:
+    """The specs of the inputs as a decision will have moved them; none where nothing moves."""
+    if not sharding.needs_redistribute or sharding.redistribute_schema is None:
+        return []
+    leaves = tree_leaves(sharding.redistribute_schema.args_schema, is_leaf=lambda item: isinstance(item, DTensorSpec))
+    return [leaf for leaf in leaves if isinstance(leaf, DTensorSpec)]
+
+
+def is_pointwise(op: Operator) -> bool:
+    """Whether torch itself says that `op` works element by element."""
+    return torch.Tag.pointwise in op.tags

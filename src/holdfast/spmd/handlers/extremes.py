@@ -32,7 +32,7 @@ def extreme(call: Call) -> Any:
     order = sorted(over)
     if any(local.shape[dim] == 0 for dim in order):
         shape = [1 if dim in over else size for dim, size in enumerate(local.shape)]
-        part = torch.full(shape, _worst(local.dtype, largest), dtype=local.dtype, device=local.device)
+        part = torch.full(shape, worst(local.dtype, largest), dtype=local.dtype, device=local.device)
     else:
         part = (torch.amax if largest else torch.amin)(local, order, keepdim=True)
     part = reduced(
@@ -50,7 +50,8 @@ def extreme(call: Call) -> Any:
     return wrap(part, call.mesh, places, shape)
 
 
-def _worst(dtype: torch.dtype, largest: bool) -> Any:
+def worst(dtype: torch.dtype, largest: bool) -> Any:
+    """What every other value beats."""
     if dtype.is_floating_point:
         return float("-inf") if largest else float("inf")
     if dtype == torch.bool:
@@ -73,7 +74,7 @@ RULES = [
     ),
     Rule(
         "reduction",
-        ("argmin.default", "argmax.default", "aminmax.default"),
+        ("aminmax.default",),
         "as torch; whole where a shard is empty",
         "torch hangs when a shard is empty",
         whole_if_empty,

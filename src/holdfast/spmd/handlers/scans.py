@@ -5,14 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 from holdfast.spmd.call import LEAVE, Call, apply
+from holdfast.spmd.empties import has_empty
 from holdfast.spmd.registry import Rule
+from holdfast.spmd.rules.along import along
 
 
 def from_the_front(call: Call) -> Any:
     """Say the dim as torch's own rule understands it."""
     dim = call["dim"]
     if dim >= 0:
-        return LEAVE
+        return along(len(call.op._schema.returns))(call) if has_empty(call) else LEAVE
     values = list(call.values)
     values[call.names.index("dim")] = dim + max(call.values[0].ndim, 1)
     return apply(call.op, values)

@@ -69,6 +69,7 @@ WHEN_EMPTY: dict[str, str] = {
     "avg_pool3d.default": "nc*** -> nc",
     "_adaptive_avg_pool2d.default": "nc** -> nc",
     "_adaptive_avg_pool3d.default": "nc*** -> nc",
+    "bmm.default": "t**, t** -> t",
     "upsample_nearest1d.default": "nc* -> nc",
     "upsample_nearest2d.default": "nc** -> nc",
     "upsample_bilinear2d.default": "nc** -> nc",
