@@ -41,6 +41,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--offset", type=int, default=0)
     parser.add_argument("--mode", choices=("both", "on", "off"), default="both")
     parser.add_argument("--ranks", choices=("processes", "threads"), default="processes")
+    parser.add_argument("--device", default="cpu")
     parser.add_argument("--out", type=Path, help="a folder for the findings, one JSON line each")
     parser.add_argument("--show", action="store_true", help="print each finding that is not right")
     return parser.parse_args()
@@ -49,7 +50,7 @@ def _arguments() -> argparse.Namespace:
 def _run(cases: list[Case], enable: bool, arguments: argparse.Namespace) -> list[Finding]:
     findings: list[Finding] = []
     began = time.monotonic()
-    with Team(enable, arguments.ranks == "threads") as team:
+    with Team(enable, arguments.ranks == "threads", arguments.device) as team:
         for finding in team.find(cases):
             findings.append(finding)
             if arguments.show and finding.outcome != "right":

@@ -75,7 +75,7 @@ def place(whole: torch.Tensor, mesh: DeviceMesh, placements: tuple[Placement, ..
 def judge(case: Case, operation: Operation, mesh: DeviceMesh) -> Verdict:
     """Run one case; never raises."""
     generator = torch.Generator().manual_seed(zlib.crc32(f"{case.operation} {case.size}".encode()))
-    wholes = [given.make(case.size, generator) for given in operation.inputs]
+    wholes = [given.make(case.size, generator).to(mesh.device_type) for given in operation.inputs]
     torch.manual_seed(7)
     expected, failure = _expected(operation, wholes)
     placements = placements_of(case, operation)
@@ -84,7 +84,7 @@ def judge(case: Case, operation: Operation, mesh: DeviceMesh) -> Verdict:
     try:
         torch.manual_seed(7)
         found = _found(operation, wholes, placements, mesh, listener)
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 - any error is a finding
         if failure is not None:
             return Verdict("right", "as one device raises", listener.bytes)
         return Verdict("raise", f"{type(error).__name__}: {str(error)[:300]}")
@@ -108,7 +108,7 @@ def _expected(operation: Operation, wholes: list[torch.Tensor]) -> tuple[list[to
     try:
         outputs = _tensors(operation.call(*leaves))
         return [*outputs, *_gradients(operation, outputs, leaves, None)], None
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 - any error is a finding
         return [], f"{type(error).__name__}: {error}"
 
 
@@ -138,7 +138,7 @@ def _gradients(operation: Operation, outputs: list[Any], leaves: list[Any], mesh
     cotangents = []
     for position, output in enumerate(live):
         generator = torch.Generator().manual_seed(100 + position)
-        whole = torch.randn(output.shape, generator=generator, dtype=torch.float64).to(output.dtype)
+        whole = torch.randn(output.shape, generator=generator, dtype=torch.float64).to(output.dtype).to(output.device)
         if isinstance(output, DTensor):
             places = [p if isinstance(p, Shard) else Replicate() for p in output.placements]
             whole = place(whole, output.device_mesh, tuple(places))

@@ -19,15 +19,15 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor._sharding_prop import ShardingPropagator
 
 
-def rank_main(rank: int, world: int, folder: str, pipe: Any, enable: bool) -> None:
+def rank_main(rank: int, world: int, folder: str, pipe: Any, enable: bool, device: str) -> None:
     """A rank that is a process."""
     _prepare(enable)
     store = f"file://{folder}/store"
     dist.init_process_group("gloo", init_method=store, rank=rank, world_size=world, timeout=timedelta(seconds=60))
-    _serve(pipe)
+    _serve(pipe, device)
 
 
-def host_main(world: int, pipes: list[Any], enable: bool) -> None:
+def host_main(world: int, pipes: list[Any], enable: bool, device: str) -> None:
     """A process whose threads are the ranks: no scheduler stands between them, so cases go many times faster."""
     from torch.testing._internal.distributed.multi_threaded_pg import _install_threaded_pg
 
@@ -40,7 +40,7 @@ def host_main(world: int, pipes: list[Any], enable: bool) -> None:
 
     def run(rank: int) -> None:
         dist.init_process_group("threaded", rank=rank, world_size=world, store=store)
-        _serve(pipes[rank])
+        _serve(pipes[rank], device)
 
     threads = [threading.Thread(target=run, args=(rank,), daemon=True) for rank in range(world)]
     for thread in threads:
@@ -59,15 +59,14 @@ def _prepare(enable: bool) -> None:
         holdfast.spmd.enable()
 
 
-def meshes_of_world() -> dict[str, DeviceMesh]:
+def meshes_of_world(device: str = "cpu") -> dict[str, DeviceMesh]:
     """The meshes of the matrix, by name; collective."""
-    return {
-        name: init_device_mesh("cpu", shape, mesh_dim_names=("a", "b")[: len(shape)]) for name, shape in MESHES.items()
-    }
+    names = ("a", "b")
+    return {name: init_device_mesh(device, shape, mesh_dim_names=names[: len(shape)]) for name, shape in MESHES.items()}
 
 
-def _serve(pipe: Any) -> None:
-    meshes = meshes_of_world()
+def _serve(pipe: Any, device: str) -> None:
+    meshes = meshes_of_world(device)
     operations = all_operations()
     pipe.send("ready")
     with contextlib.suppress(EOFError):

@@ -39,7 +39,8 @@ class Finding:
 class Team:
     """Four processes with a gloo group; started when needed, killed when stuck."""
 
-    def __init__(self, enable: bool, threads: bool = False):
+    def __init__(self, enable: bool, threads: bool = False, device: str = "cpu"):
+        self._device = device
         self._enable = enable
         self._threads = threads
         self._pipes: list[Any] = []
@@ -67,11 +68,15 @@ class Team:
         theirs = [pair[1] for pair in pairs]
         self._pipes = [pair[0] for pair in pairs]
         if self._threads:
-            self._processes = [CONTEXT.Process(target=host_main, args=(WORLD, theirs, self._enable), daemon=True)]
+            self._processes = [
+                CONTEXT.Process(target=host_main, args=(WORLD, theirs, self._enable, self._device), daemon=True)
+            ]
         else:
             self._processes = [
                 CONTEXT.Process(
-                    target=rank_main, args=(rank, WORLD, self._folder.name, pipe, self._enable), daemon=True
+                    target=rank_main,
+                    args=(rank, WORLD, self._folder.name, pipe, self._enable, self._device),
+                    daemon=True,
                 )
                 for rank, pipe in enumerate(theirs)
             ]
