@@ -92,7 +92,7 @@ def judge(case: Case, operation: Operation, mesh: DeviceMesh) -> Verdict:
         return Verdict("wrong", f"one device raises {failure}, but this did not")
     if operation.random:
         return _judge_random(found, expected, listener.bytes)
-    problem = _difference(found, expected)
+    problem = _difference(found, expected, operation.tolerance)
     return Verdict("wrong", problem) if problem else Verdict("right", "", listener.bytes, free)
 
 
@@ -152,7 +152,7 @@ def _whole(value: Any) -> Any:
     return value.full_tensor().detach() if isinstance(value, DTensor) else value
 
 
-def _difference(found: list[Any], expected: list[Any]) -> str:
+def _difference(found: list[Any], expected: list[Any], tolerance: float = 1e-8) -> str:
     if len(found) != len(expected):
         return f"{len(found)} results instead of {len(expected)}"
     for position, (ours, theirs) in enumerate(zip(found, expected, strict=True)):
@@ -166,7 +166,7 @@ def _difference(found: list[Any], expected: list[Any]) -> str:
             continue
         if ours.shape != theirs.shape or ours.dtype != theirs.dtype:
             return f"result {position}: {tuple(ours.shape)} {ours.dtype}, not {tuple(theirs.shape)} {theirs.dtype}"
-        if not torch.allclose(ours, theirs, rtol=1e-8, atol=1e-9, equal_nan=True):
+        if not torch.allclose(ours, theirs, rtol=tolerance, atol=tolerance / 10, equal_nan=True):
             gap = (ours.to(torch.float64) - theirs.to(torch.float64)).abs().max()
             return f"result {position} is off by {gap:.3g}"
     return ""

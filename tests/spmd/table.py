@@ -75,7 +75,7 @@ class Operation:
     grad: bool = True
     partial: bool = True
     random: bool = False
-    backward_free: bool = True  # False: the gradients of replicated inputs must be reduced
+    tolerance: float = 1e-8
 
 
 class Table:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Placement, Replicate
+from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
 from holdfast.spmd import torch_private as private
 
@@ -103,6 +103,11 @@ def _tensors(values: Sequence[Any]) -> Iterator[torch.Tensor]:
             yield from _tensors(value)
 
 
+def is_shard(place: object) -> TypeGuard[Shard]:
+    """Whether a placement is a plain Shard: a strided one, which some versions derive from it, has no box."""
+    return type(place) is Shard
+
+
 def moved(tensor: Any, placements: Sequence[Placement], mesh: DeviceMesh) -> torch.Tensor:
     """This rank's part of a tensor under `placements`; a plain tensor counts as replicated."""
     if not isinstance(tensor, DTensor):
@@ -113,6 +118,8 @@ def moved(tensor: Any, placements: Sequence[Placement], mesh: DeviceMesh) -> tor
 
 
 def _part(tensor: torch.Tensor, placements: Sequence[Placement], mesh: DeviceMesh) -> torch.Tensor:
+    if not all(is_shard(place) or isinstance(place, Replicate) for place in placements):
+        return private.redistribute_local(replicated(tensor, mesh), placements)
     sizes, offsets = private.local_box(tensor.shape, mesh, placements)
     for dim, (size, offset) in enumerate(zip(sizes, offsets, strict=True)):
         if size != tensor.shape[dim]:

@@ -7,7 +7,9 @@ from collections.abc import Iterable, Sequence
 import torch
 import torch.distributed._functional_collectives as functional
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import Placement, Shard
+from torch.distributed.tensor import Placement
+
+from holdfast.spmd.call import is_shard
 
 
 def reduced(tensor: torch.Tensor, mesh: DeviceMesh, axes: Iterable[int], how: str = "sum") -> torch.Tensor:
@@ -27,7 +29,7 @@ def sharded_axes(placements: Sequence[Placement], dims: Iterable[int] | None = N
     return [
         axis
         for axis, placement in enumerate(placements)
-        if isinstance(placement, Shard) and (wanted is None or placement.dim in wanted)
+        if is_shard(placement) and (wanted is None or placement.dim in wanted)
     ]
 
 

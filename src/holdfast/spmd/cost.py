@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
+from torch.distributed.tensor import DTensor, Partial, Placement, Replicate
 
 from holdfast.core.errors import InvalidArgument
+from holdfast.spmd.call import is_shard
 from holdfast.spmd.ways import axis_cost
 
 
@@ -48,7 +49,7 @@ def moves(
             raise InvalidArgument(f"axis {axis}: nothing is redistributed to {after}: ask for Replicate or Shard")
         held = shape.numel() * dtype.itemsize
         for other, place in enumerate(present):
-            if other != axis and isinstance(place, Shard) and isinstance(wanted[other], Shard):
+            if other != axis and is_shard(place) and is_shard(wanted[other]):
                 held = -(-held // mesh.size(other))
         cost = axis_cost(before, after, held, mesh.size(axis))
         found.append(Move(axis, before, after, _collective(before, after), round(cost)))
@@ -59,5 +60,5 @@ def _collective(before: Placement, after: Placement) -> str:
     if isinstance(before, Replicate):
         return "slice"
     if isinstance(before, Partial):
-        return "reduce_scatter" if isinstance(after, Shard) else "all_reduce"
-    return "all_to_all" if isinstance(after, Shard) else "all_gather"
+        return "reduce_scatter" if is_shard(after) else "all_reduce"
+    return "all_to_all" if is_shard(after) else "all_gather"

@@ -6,10 +6,10 @@ from types import EllipsisType
 from typing import Any
 
 import torch
-from torch.distributed.tensor import DTensor, Partial
+from torch.distributed.tensor import DTensor, Partial, Replicate
 
 from holdfast.spmd import torch_private as private
-from holdfast.spmd.call import whole
+from holdfast.spmd.call import is_shard, whole
 from holdfast.spmd.windows import Window
 
 Bounds = tuple[tuple[int, int, int, bool], ...]  # start, stop, step, and whether an int chose it: for each dim
@@ -19,7 +19,8 @@ def set_item(self: DTensor, key: Any, value: Any) -> None:
     """DTensor.__setitem__: what is no plain region goes torch's way, through windows."""
     bounds = _bounds(key, self.shape)
     regular = isinstance(value, (int, float, bool, torch.Tensor))
-    if bounds is None or not regular or isinstance(self, Window):
+    boxed = all(is_shard(place) or isinstance(place, (Replicate, Partial)) for place in self.placements)
+    if bounds is None or not regular or not boxed or isinstance(self, Window):
         torch.Tensor.__setitem__(self, key, value)
         return
     _Put.apply(self, value, bounds, key)  # type: ignore[no-untyped-call]

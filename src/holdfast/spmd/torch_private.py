@@ -12,14 +12,20 @@ from typing import Any
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate
-from torch.distributed.tensor import _api as dtensor_api
-from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
-from torch.distributed.tensor._op_schema import OutputSharding
-from torch.distributed.tensor._redistribute import redistribute_local_tensor
-from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
-from torch.distributed.tensor.debug import _clear_sharding_prop_cache
-from torch.utils._mode_utils import no_dispatch
-from torch.utils._pytree import tree_leaves
+
+try:
+    from torch.distributed.tensor import _api as dtensor_api
+    from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
+    from torch.distributed.tensor._op_schema import OutputSharding
+    from torch.distributed.tensor._redistribute import redistribute_local_tensor
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+    from torch.distributed.tensor.debug import _clear_sharding_prop_cache
+    from torch.utils._mode_utils import no_dispatch
+    from torch.utils._pytree import tree_leaves
+except ImportError as error:
+    MISSING = f"torch {torch.__version__} lacks what holdfast.spmd builds on: {error}"
+else:
+    MISSING = ""
 
 KNOWN = ("2.11", "2.13")
 SLOW_PATH = "_propagate_op_sharding_dispatch_slow_path"
@@ -32,6 +38,8 @@ Handler = Callable[[Operator, tuple[object, ...], dict[str, object]], object]
 
 def check() -> str | None:
     """Why this torch cannot be served, or None."""
+    if MISSING:
+        return MISSING
     version = ".".join(torch.__version__.split(".")[:2])
     if version not in KNOWN:
         return f"torch {version} is not known to holdfast.spmd (known: {', '.join(KNOWN)}): no rule is installed"

@@ -10,7 +10,7 @@ import torch
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 
 from holdfast.spmd import torch_private as private
-from holdfast.spmd.call import Call, Spot, moved, wrap
+from holdfast.spmd.call import Call, Spot, is_shard, moved, wrap
 
 FIXED = "_"  # the letter of a dim that may not be sharded
 
@@ -20,16 +20,12 @@ class Signature:
     """A letter for each dim of each tensor that goes in or comes out.
 
     A `free` letter may be sharded: a result that has it is sharded too, and one that lacks it is a sum over the
-    shards. `linear` inputs may be Partial together, and make every result Partial. A `one` letter may be sharded by
-    one mesh axis only: of several the largest keeps it. `same` names results, by place and letter, that every shard
-    of a letter that they lack has whole.
+    shards. `same` names results, by place and letter, that every shard of a letter that they lack has whole.
     """
 
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     free: str
-    linear: tuple[int, ...] = ()
-    one: str = ""
     same: tuple[tuple[int, str], ...] = ()
 
 
@@ -39,7 +35,6 @@ class Way:
 
     inputs: tuple[Placement, ...]
     outputs: tuple[Placement, ...]
-    letter: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +55,7 @@ class Chosen:
 
     def is_sharded(self, letter: str) -> bool:
         return any(
-            isinstance(placement, Shard) and letters[placement.dim] == letter
+            is_shard(placement) and letters[placement.dim] == letter
             for letters, placements in zip(self.signature.inputs, self.inputs, strict=True)
             for placement in placements
         )
@@ -72,11 +67,6 @@ Local = Callable[[Chosen, dict[Spot, torch.Tensor]], Any]
 def parse(
     text: str,
     call: Call,
-    *,
-    linear: tuple[int, ...] = (),
-    one: str = "",
-    free: str | None = None,
-    same: tuple[tuple[int, str], ...] = (),
 ) -> Signature:
     """The signature that a text like "nc*, c -> nc*, c" says; `*` stands for any number of dims that stay whole."""
     before, _, after = text.partition("->")
@@ -85,7 +75,7 @@ def parse(
     inputs = tuple(_expand(word, tensor.ndim) for word, tensor in zip(words, tensors, strict=True))
     outputs = tuple(word.strip() for word in after.split(","))
     letters = "".join(sorted({letter for word in inputs for letter in word if letter.isalpha()}))
-    return Signature(inputs, outputs, letters if free is None else free, linear, one, same)
+    return Signature(inputs, outputs, letters)
 
 
 def _expand(word: str, dims: int) -> str:
@@ -104,10 +94,7 @@ def ways_of(signature: Signature) -> Iterator[Way]:
             _shard(letters, letter, Replicate() if (place, letter) in signature.same else Partial())
             for place, letters in enumerate(signature.outputs)
         )
-        yield Way(inputs, outputs, letter)
-    if signature.linear:
-        inputs = tuple(Partial() if i in signature.linear else Replicate() for i in range(len(signature.inputs)))
-        yield Way(inputs, tuple(Partial() for _ in signature.outputs))
+        yield Way(inputs, outputs)
     yield Way(tuple(Replicate() for _ in signature.inputs), tuple(Replicate() for _ in signature.outputs))
 
 
@@ -116,14 +103,11 @@ def _shard(letters: str, letter: str, otherwise: Placement) -> Placement:
 
 
 def choose(call: Call, signature: Signature) -> Chosen:
-    """The cheapest way on each axis, the largest axis first."""
+    """The cheapest way on each axis."""
     tensors = [tensor for _, tensor in call.spots()]
-    axes = sorted(range(call.mesh.ndim), key=lambda axis: -call.mesh.size(axis))
-    picked: dict[int, Way] = {}
-    for axis in axes:
-        taken = {way.letter for way in picked.values() if way.letter in signature.one}
-        allowed = [way for way in ways_of(signature) if not way.letter or way.letter not in taken]
-        picked[axis] = min(allowed, key=lambda way: _cost(tensors, way, axis, call))
+    picked = [
+        min(ways_of(signature), key=lambda way: _cost(tensors, way, axis, call)) for axis in range(call.mesh.ndim)
+    ]
     order = range(call.mesh.ndim)
     return Chosen(
         call,
@@ -154,8 +138,8 @@ def axis_cost(present: Placement, wanted: Placement, whole_bytes: int, ranks: in
     if wanted.is_partial():
         return float("inf")
     if present.is_partial():
-        return share if isinstance(wanted, Shard) else 2 * share
-    return share / ranks if isinstance(wanted, Shard) else share
+        return share if is_shard(wanted) else 2 * share
+    return share / ranks if is_shard(wanted) else share
 
 
 def run_sharded(call: Call, signature: Signature, local: Local | None = None, *, skip_empty: bool = True) -> Any:
@@ -205,6 +189,6 @@ def _wrap_one(chosen: Chosen, local: torch.Tensor, place: int) -> DTensor:
     placements, letters = chosen.outputs[place], chosen.signature.outputs[place]
     shape = list(local.shape)
     for placement in placements:
-        if isinstance(placement, Shard):
+        if is_shard(placement):
             shape[placement.dim] = chosen.size(letters[placement.dim])
     return wrap(local, chosen.call.mesh, placements, shape)

@@ -8,7 +8,7 @@ import torch
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
 from holdfast.spmd import torch_private as private
-from holdfast.spmd.call import LEAVE, Call, moved, wrap
+from holdfast.spmd.call import LEAVE, Call, is_shard, moved, wrap
 from holdfast.spmd.collect import reduced
 from holdfast.spmd.registry import Rule
 
@@ -19,13 +19,11 @@ class Laid:
     def __init__(self, source: DTensor):
         self.mesh = source.device_mesh
         self.shape = source.shape
-        self.places: list[Placement] = [p if isinstance(p, Shard) else Replicate() for p in source.placements]
+        self.places: list[Placement] = [p if is_shard(p) else Replicate() for p in source.placements]
         self.channels: list[Placement] = [
-            Shard(0) if isinstance(place, Shard) and place.dim == 1 else Replicate() for place in self.places
+            Shard(0) if is_shard(place) and place.dim == 1 else Replicate() for place in self.places
         ]
-        self.summed_axes = [
-            axis for axis, place in enumerate(self.places) if isinstance(place, Shard) and place.dim != 1
-        ]
+        self.summed_axes = [axis for axis, place in enumerate(self.places) if is_shard(place) and place.dim != 1]
         self.count = source.numel() // max(source.shape[1], 1)
 
     def local(self, tensor: Any) -> torch.Tensor:

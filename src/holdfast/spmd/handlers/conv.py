@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.distributed.tensor import Shard
 
-from holdfast.spmd.call import Call, Spot
+from holdfast.spmd.call import Call, Spot, is_shard
 from holdfast.spmd.registry import Rule
 from holdfast.spmd.ways import FIXED, Chosen, Signature, run_sharded
 
@@ -48,7 +47,7 @@ def _is_first(chosen: Chosen, position: int = 0) -> bool:
     coordinate = chosen.call.mesh.get_coordinate()
     assert coordinate is not None
     places = enumerate(chosen.inputs[position])
-    return not any(isinstance(place, Shard) and place.dim == 1 and coordinate[axis] for axis, place in places)
+    return not any(is_shard(place) and place.dim == 1 and coordinate[axis] for axis, place in places)
 
 
 def backward(call: Call) -> Any:

@@ -7,7 +7,7 @@ from typing import Any
 from torch.distributed.tensor import Partial, Placement, Replicate, Shard
 
 from holdfast.spmd import torch_private as private
-from holdfast.spmd.call import LEAVE, Call, moved, wrap
+from holdfast.spmd.call import LEAVE, Call, is_shard, moved, wrap
 from holdfast.spmd.fallback import gather_and_run
 from holdfast.spmd.registry import Rule
 
@@ -15,14 +15,14 @@ from holdfast.spmd.registry import Rule
 def lookup(call: Call) -> Any:
     """Each rank looks up the rows that it has; the results are summed."""
     table, indices = call["weight"], call["indices"]
-    rows = [axis for axis, place in enumerate(table.placements) if isinstance(place, Shard) and place.dim == 0]
+    rows = [axis for axis, place in enumerate(table.placements) if is_shard(place) and place.dim == 0]
     if len(rows) < 2:
         return LEAVE
     sizes, offsets = private.local_box(table.shape, call.mesh, table.placements)
     kept: list[Placement] = [place if place == Shard(0) else Replicate() for place in table.placements]
     places: list[Placement] = []
     for axis, place in enumerate(indices.placements):
-        places.append(place if axis not in rows and isinstance(place, Shard) else Replicate())
+        places.append(place if axis not in rows and is_shard(place) else Replicate())
     own, local = moved(indices, places, call.mesh), moved(table, kept, call.mesh)
     wrong = own[(own < 0) | (own >= table.shape[0])]
     if wrong.numel():

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch.distributed.tensor import Replicate, Shard
 
-from holdfast.spmd.call import LEAVE, Call, moved, wrap
+from holdfast.spmd.call import LEAVE, Call, is_shard, moved, wrap
 from holdfast.spmd.collect import reduced
 from holdfast.spmd.empties import has_empty
 from holdfast.spmd.fallback import gather_and_run
@@ -23,11 +23,10 @@ def extreme(call: Call) -> Any:
     if tensor.numel() == 0:
         return LEAVE
     if all(
-        isinstance(place, Replicate) or (isinstance(place, Shard) and place.dim not in over)
-        for place in tensor.placements
+        isinstance(place, Replicate) or (is_shard(place) and place.dim not in over) for place in tensor.placements
     ) and not has_empty(call):
         return LEAVE
-    kept = [place if isinstance(place, Shard) else Replicate() for place in tensor.placements]
+    kept = [place if is_shard(place) else Replicate() for place in tensor.placements]
     local = moved(tensor, kept, call.mesh)
     order = sorted(over)
     if any(local.shape[dim] == 0 for dim in order):
@@ -38,13 +37,13 @@ def extreme(call: Call) -> Any:
     part = reduced(
         part,
         call.mesh,
-        [a for a, p in enumerate(kept) if isinstance(p, Shard) and p.dim in over],
+        [a for a, p in enumerate(kept) if is_shard(p) and p.dim in over],
         "max" if largest else "min",
     )
     shape = [1 if dim in over else size for dim, size in enumerate(tensor.shape)]
-    places: list[Any] = [Replicate() if isinstance(p, Shard) and p.dim in over else p for p in kept]
+    places: list[Any] = [Replicate() if is_shard(p) and p.dim in over else p for p in kept]
     if not keepdim:
-        places = [Shard(p.dim - sum(d < p.dim for d in over)) if isinstance(p, Shard) else p for p in places]
+        places = [Shard(p.dim - sum(d < p.dim for d in over)) if is_shard(p) else p for p in places]
         shape = [size for dim, size in enumerate(shape) if dim not in over]
         part = part.reshape([size for dim, size in enumerate(part.shape) if dim not in over])
     return wrap(part, call.mesh, places, shape)

@@ -9,26 +9,33 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 
-from holdfast.spmd.call import Call, Spot, moved, wrap
+from holdfast.spmd.call import Call, Spot, is_shard, moved, wrap
 from holdfast.spmd.registry import Rule
 
 
 def _ranks(call: Call, places: Sequence[Placement]) -> int:
     """How many shards the channels are in."""
-    axes = (axis for axis, place in enumerate(places) if isinstance(place, Shard) and place.dim == 1)
+    axes = (axis for axis, place in enumerate(places) if is_shard(place) and place.dim == 1)
     return math.prod(call.mesh.size(axis) for axis in axes)
 
 
 def _places(call: Call, source: DTensor) -> list[Placement]:
     """Batch shards stay; channel shards stay where they hold whole groups; the rest is gathered."""
-    ranks = _ranks(call, source.placements)
-    keeps = (0, 1) if call["group"] % ranks == 0 else (0,)
-    return [place if isinstance(place, Shard) and place.dim in keeps else Replicate() for place in source.placements]
+    kept: list[Placement] = [
+        place if is_shard(place) and place.dim == 0 else Replicate() for place in source.placements
+    ]
+    channels = [axis for axis, place in enumerate(source.placements) if is_shard(place) and place.dim == 1]
+    ranks = 1
+    for axis in sorted(channels, key=lambda axis: -call.mesh.size(axis)):  # the largest axis first
+        if call["group"] % (ranks * call.mesh.size(axis)) == 0:
+            ranks *= call.mesh.size(axis)
+            kept[axis] = Shard(1)
+    return kept
 
 
 def _channels(places: list[Placement]) -> list[Placement]:
     """Where a tensor of one value per channel goes."""
-    return [Shard(0) if isinstance(place, Shard) and place.dim == 1 else Replicate() for place in places]
+    return [Shard(0) if is_shard(place) and place.dim == 1 else Replicate() for place in places]
 
 
 def _local_sizes(call: Call, places: list[Placement], local: torch.Tensor) -> dict[str, Any]:
@@ -76,7 +83,7 @@ def backward(call: Call) -> Any:
         wanted = call["output_mask"]
         gradients = [g if keep else None for g, keep in zip((local, channels, channels), wanted, strict=True)]
     summed: list[Placement] = [
-        Partial() if isinstance(place, Shard) and place.dim == 0 else new
+        Partial() if is_shard(place) and place.dim == 0 else new
         for place, new in zip(places, _channels(places), strict=True)
     ]
     return (

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.distributed.tensor import DTensor, Partial, Shard
+from torch.distributed.tensor import DTensor, Replicate
 
 from holdfast.spmd import torch_private as private
-from holdfast.spmd.call import LEAVE, Call, moved, whole, wrap
+from holdfast.spmd.call import LEAVE, Call, is_shard, moved, whole, wrap
 from holdfast.spmd.fallback import gather_and_run
 from holdfast.spmd.registry import Rule
 
@@ -16,16 +16,18 @@ from holdfast.spmd.registry import Rule
 def index_put(call: Call) -> Any:
     """Row indices and full masks stay local; every other form is done on the whole tensor."""
     target, indices = call.values[0], call["indices"]
-    if not isinstance(target, DTensor) or any(isinstance(place, Partial) for place in target.placements):
+    if not isinstance(target, DTensor) or not all(
+        is_shard(place) or isinstance(place, Replicate) for place in target.placements
+    ):
         return gather_and_run(call)
-    if not any(isinstance(place, Shard) for place in target.placements):
+    if not any(is_shard(place) for place in target.placements):
         return gather_and_run(call) if any(_is_sharded(tensor) for _, tensor in call.spots()) else LEAVE
     first = indices[0] if len(indices) == 1 else None
     if first is None:
         return gather_and_run(call)
     if first.dtype == torch.bool and first.shape == target.shape and call["values"].numel() == 1:
         return _masked(call, target, first)
-    if first.dtype != torch.bool and all(not isinstance(p, Shard) or p.dim == 0 for p in target.placements):
+    if first.dtype != torch.bool and all(not is_shard(p) or p.dim == 0 for p in target.placements):
         return _rows(call, target, first)
     return gather_and_run(call)
 

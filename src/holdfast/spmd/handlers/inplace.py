@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+from torch.distributed.tensor import DTensor, Partial, Replicate
 
 from holdfast.spmd import torch_private as private
-from holdfast.spmd.call import LEAVE, Call, apply, moved
+from holdfast.spmd.call import LEAVE, Call, apply, is_shard, moved
 from holdfast.spmd.registry import Rule
 from holdfast.spmd.rules.settled import settle
 
@@ -29,7 +29,7 @@ def settle_first(call: Call) -> Any:
         return LEAVE
     places = [Replicate() if isinstance(place, Partial) else place for place in written.placements]
     overwritten = name in ("fill_", "normal_", "uniform_", "bernoulli_", "exponential_", "random_")
-    shards = any(isinstance(place, Shard) for place in places)
+    shards = any(is_shard(place) for place in places)
     contents = private.local_of(written) if overwritten and not shards else moved(written, places, call.mesh).clone()
     private.replace_contents(written, contents, places)
     return apply(call.op, [written, *(settle(value) for value in call.values[1:])])

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
-from holdfast.spmd.call import LEAVE, Call, moved, wrap
+from holdfast.spmd.call import LEAVE, Call, is_shard, moved, wrap
 from holdfast.spmd.collect import reduced
 from holdfast.spmd.registry import Rule
 
@@ -18,10 +18,10 @@ def logsumexp(call: Call) -> Any:
     if not isinstance(tensor, DTensor) or not tensor.ndim or not tensor.dtype.is_floating_point or not tensor.numel():
         return LEAVE
     over = {dim % tensor.ndim for dim in (call["dim"] or range(tensor.ndim))}
-    kept: list[Placement] = [place if isinstance(place, Shard) else Replicate() for place in tensor.placements]
+    kept: list[Placement] = [place if is_shard(place) else Replicate() for place in tensor.placements]
     if all(isinstance(place, Replicate) for place in tensor.placements):
         return LEAVE
-    axes = [axis for axis, place in enumerate(kept) if isinstance(place, Shard) and place.dim in over]
+    axes = [axis for axis, place in enumerate(kept) if is_shard(place) and place.dim in over]
     local = moved(tensor, kept, call.mesh)
     order = sorted(over)
     shape = [1 if dim in over else size for dim, size in enumerate(local.shape)]
@@ -34,7 +34,7 @@ def logsumexp(call: Call) -> Any:
     shape = [1 if dim in over else size for dim, size in enumerate(tensor.shape)]
     if not call["keepdim"]:
         out = out.reshape([size for dim, size in enumerate(out.shape) if dim not in over])
-        places = [Shard(p.dim - sum(d < p.dim for d in over)) if isinstance(p, Shard) else p for p in places]
+        places = [Shard(p.dim - sum(d < p.dim for d in over)) if is_shard(p) else p for p in places]
         shape = [size for dim, size in enumerate(shape) if dim not in over]
     return wrap(out, call.mesh, places, shape)
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.distributed.tensor import Shard
 
 from holdfast.spmd import torch_private as private
-from holdfast.spmd.call import Call, Spot
+from holdfast.spmd.call import Call, Spot, is_shard
 from holdfast.spmd.collect import reduced, sharded_axes
 from holdfast.spmd.handlers.losses import MEAN, NONE, SUM
 from holdfast.spmd.registry import Rule
@@ -72,7 +71,7 @@ def _own_targets(chosen: Chosen, tensors: dict[Spot, torch.Tensor], ignore: int,
     classes = chosen.size("c")
     if bool(((target < 0) | (target >= classes))[valid].any()):
         raise IndexError(f"a target is out of bounds: expected 0 to {classes - 1} or {ignore} (ignore_index)")
-    if not any(isinstance(placement, Shard) and placement.dim == dim for placement in scores):
+    if not any(is_shard(placement) and placement.dim == dim for placement in scores):
         return torch.where(valid, target, IGNORED)
     shape = [chosen.size(letter) for letter in letters]
     sizes, offsets = private.local_box(shape, chosen.call.mesh, scores)

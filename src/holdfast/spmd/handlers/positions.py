@@ -8,7 +8,7 @@ import torch
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
 from holdfast.spmd import torch_private as private
-from holdfast.spmd.call import LEAVE, Call, moved, wrap
+from holdfast.spmd.call import LEAVE, Call, is_shard, moved, wrap
 from holdfast.spmd.collect import gathered
 from holdfast.spmd.handlers.extremes import worst
 from holdfast.spmd.registry import Rule
@@ -23,8 +23,8 @@ def position(call: Call) -> Any:
     if not isinstance(tensor, DTensor) or not tensor.ndim or not tensor.numel():
         return LEAVE
     over = set(range(tensor.ndim)) if dim is None else {dim % tensor.ndim}
-    kept: list[Placement] = [place if isinstance(place, Shard) else Replicate() for place in tensor.placements]
-    axes = [axis for axis, place in enumerate(kept) if isinstance(place, Shard) and place.dim in over]
+    kept: list[Placement] = [place if is_shard(place) else Replicate() for place in tensor.placements]
+    axes = [axis for axis, place in enumerate(kept) if is_shard(place) and place.dim in over]
     if not axes and not call.mesh.ndim:
         return LEAVE
     local = moved(tensor, kept, call.mesh)
@@ -58,10 +58,10 @@ def _own_best(
 
 
 def _result(call: Call, tensor: DTensor, kept: list[Placement], over: set[int], place: torch.Tensor) -> DTensor:
-    places: list[Placement] = [Replicate() if isinstance(p, Shard) and p.dim in over else p for p in kept]
+    places: list[Placement] = [Replicate() if is_shard(p) and p.dim in over else p for p in kept]
     if call["keepdim"]:
         return wrap(place, call.mesh, places, [1 if d in over else size for d, size in enumerate(tensor.shape)])
-    places = [Shard(p.dim - sum(d < p.dim for d in over)) if isinstance(p, Shard) else p for p in places]
+    places = [Shard(p.dim - sum(d < p.dim for d in over)) if is_shard(p) else p for p in places]
     rest = [size for d, size in enumerate(place.shape) if d not in over]
     return wrap(place.reshape(rest), call.mesh, places, [n for d, n in enumerate(tensor.shape) if d not in over])
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+from torch.distributed.tensor import DTensor, Partial, Replicate
 
 from holdfast.spmd import torch_private as private
 from holdfast.spmd.call import LEAVE, Call, moved, wrap
@@ -44,7 +44,7 @@ def _shard_number(call: Call, places: list[Any]) -> int:
     assert coordinate is not None
     number = 0
     for axis, place in enumerate(places):
-        if isinstance(place, Shard):
+        if not place.is_replicate():
             number = number * call.mesh.size(axis) + coordinate[axis]
     return number
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch.distributed.tensor import Shard
+from torch.distributed.tensor import Replicate, Shard
 
 from holdfast.spmd import torch_private as private
-from holdfast.spmd.call import Call
+from holdfast.spmd.call import Call, is_shard, whole
 from holdfast.spmd.registry import Rule
 
 
@@ -17,8 +17,10 @@ def turn(call: Call) -> Any:
     first, second = (0, 1) if tensor.ndim == 2 else (0, 0)
     if "dim0" in call.names:
         first, second = call["dim0"] % tensor.ndim, call["dim1"] % tensor.ndim
+    if not all(is_shard(place) or place.is_replicate() or place.is_partial() for place in tensor.placements):
+        private.replace_contents(tensor, whole(tensor), [Replicate()] * call.mesh.ndim)
     turned = {first: second, second: first}
-    places = [Shard(turned.get(p.dim, p.dim)) if isinstance(p, Shard) else p for p in tensor.placements]
+    places = [Shard(turned.get(p.dim, p.dim)) if is_shard(p) else p for p in tensor.placements]
     private.turn(call.op, tensor, private.local_of(tensor).transpose(first, second), places, call.values[1:])
     return tensor
 

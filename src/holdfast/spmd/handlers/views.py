@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor import DTensor
 
 from holdfast.spmd import torch_private as private
-from holdfast.spmd.call import LEAVE, Call
+from holdfast.spmd.call import LEAVE, Call, is_shard
 from holdfast.spmd.fallback import gather_and_run
 from holdfast.spmd.registry import Rule
 from holdfast.spmd.windows import window
@@ -29,14 +29,14 @@ def reshape(call: Call) -> Any:
 
 
 def _sharded(placements: Any) -> set[int]:
-    return {place.dim for place in placements if isinstance(place, Shard)}
+    return {place.dim for place in placements if is_shard(place)}
 
 
 def _is_even(tensor: DTensor, dim: int) -> bool:
     ranks = math.prod(
         tensor.device_mesh.size(axis)
         for axis, place in enumerate(tensor.placements)
-        if isinstance(place, Shard) and place.dim == dim
+        if is_shard(place) and place.dim == dim
     )
     return bool(tensor.shape[dim] % ranks == 0)
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor import DTensor
 
-from holdfast.spmd.call import LEAVE, Call
+from holdfast.spmd.call import LEAVE, Call, is_shard
 from holdfast.spmd.empties import has_empty
 from holdfast.spmd.registry import Rule
 from holdfast.spmd.rules.pointwise import LETTERS
@@ -52,7 +52,7 @@ def _when_empty(call: Call) -> Any:
 
 
 def _shards(tensor: DTensor) -> bool:
-    return any(isinstance(place, Shard) for place in tensor.placements)
+    return any(is_shard(place) for place in tensor.placements)
 
 
 RULES = [
