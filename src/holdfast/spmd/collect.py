@@ -38,15 +38,16 @@ def has_empty_shard(shape: Sequence[int], mesh: DeviceMesh, placements: Sequence
     for dim, size in enumerate(shape):
         sizes = {size}
         for axis in sharded_axes(placements, (dim,)):
-            sizes = {part for whole in sizes for part in _chunks(whole, mesh.size(axis))}
+            sizes = {part for whole in sizes for part in chunk_sizes(whole, mesh.size(axis))}
         if size and 0 in sizes:
             return True
     return False
 
 
-def _chunks(size: int, ranks: int) -> set[int]:
+def chunk_sizes(size: int, ranks: int) -> list[int]:
+    """The lengths of the shards of a dim."""
     step = -(-size // ranks)
-    return {max(0, min(step, size - step * place)) for place in range(ranks)}
+    return [max(0, min(step, size - step * place)) for place in range(ranks)]
 
 
 def gathered(tensor: torch.Tensor, mesh: DeviceMesh, axis: int) -> torch.Tensor:

@@ -49,6 +49,11 @@ TABLE.add("local_response_norm", lambda x: F.local_response_norm(x, 2), "nchw", 
 
 TABLE.add("conv2d", lambda x, w, b: F.conv2d(x, w, b, padding=1), "nchw", "oc33".replace("3", "2"), "o")
 TABLE.add("conv2d_plain", F.conv2d, "nchw", "oc22")
+TABLE.add("conv2d_same", lambda x, w, b: F.conv2d(x, w, b, dilation=2, padding=1), "nchw", "oc22", "o")
+TABLE.add("conv2d_same_wide", lambda x, w: F.conv2d(x, w.repeat(1, 1, 2, 2)[..., :3, :3], padding=1), "nchw", "oc22")
+TABLE.add(
+    "conv2d_same_depthwise", lambda x, w: F.conv2d(x, w, dilation=2, padding=1, groups=x.shape[1]), "nchw", "c122"
+)
 TABLE.add("conv2d_stride", lambda x, w: F.conv2d(x, w, stride=2, padding=1), "nchw", "oc22")
 TABLE.add("conv2d_dilation", lambda x, w: F.conv2d(x, w, dilation=2, padding=2), "nchw", "oc22")
 TABLE.add("conv2d_depthwise", lambda x, w: F.conv2d(x, w, padding=1, groups=x.shape[1]), "nchw", "c122")

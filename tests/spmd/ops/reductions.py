@@ -57,6 +57,8 @@ TABLE.add("corrcoef", torch.corrcoef, "nm")
 for _dim, _free in ((0, "m"), (1, "n"), (-1, "n")):
     TABLE.add(f"softmax_{_dim}", lambda x, _d=_dim: torch.softmax(x, _d), "nm", free=_free)
     TABLE.add(f"log_softmax_{_dim}", lambda x, _d=_dim: torch.log_softmax(x, _d), "nm", free=_free)
+TABLE.add("softmax_wide", lambda x: torch.softmax(x, 1), "nv", free="n")
+TABLE.add("log_softmax_wide", lambda x: torch.log_softmax(x, 1), "nv", free="n")
 TABLE.add("F.softmin", lambda x: F.softmin(x, 1), "nm", free="n")
 TABLE.add("sort_0", lambda x: tuple(torch.sort(x, 0)), "nm", free="m")
 TABLE.add("sort_1", lambda x: tuple(torch.sort(x, 1)), "nm", free="n")

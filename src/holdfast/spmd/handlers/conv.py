@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from holdfast.spmd.call import Call, Spot, is_shard
+from holdfast.spmd.handlers import halo
 from holdfast.spmd.registry import Rule
 from holdfast.spmd.ways import FIXED, Chosen, Signature, run_sharded
 
@@ -29,6 +30,8 @@ def _letters(call: Call) -> tuple[str, str, str, str]:
 
 def forward(call: Call) -> Any:
     """Where input channels are sharded the results are summed, and one shard adds the bias."""
+    if (found := halo.halo_of(call)) is not None:
+        return halo.forward(call, found)
     source, weight, bias, result = _letters(call)
     inputs = (source, weight, bias) if call["bias"] is not None else (source, weight)
     signature = Signature(inputs, (result,), "".join(sorted(set(source + weight) - {FIXED})))
@@ -52,6 +55,8 @@ def _is_first(chosen: Chosen, position: int = 0) -> bool:
 
 def backward(call: Call) -> Any:
     """Each gradient is sharded by the letters that it has, and summed over those that it lacks."""
+    if (found := halo.halo_of(call)) is not None:
+        return halo.backward(call, found)
     source, weight, bias, result = _letters(call)
     free = "".join(sorted(set(source + weight) - {FIXED}))
     signature = Signature((result, source, weight), (source, weight, bias), free)
@@ -69,7 +74,7 @@ def backward(call: Call) -> Any:
 
 
 WHY = "torch is right for replicated and even batch shards only"
-WHERE = "batch, output channels, input channels; depthwise: batch and channels; space is gathered"
+WHERE = "batch, output channels, input channels; depthwise: batch and channels; space by its edges"
 RULES = [
     Rule("conv", ("convolution.default",), WHERE, WHY, forward),
     Rule("conv", ("convolution_backward.default",), WHERE, WHY, backward),
