@@ -8,6 +8,7 @@ import json
 import sys
 import time
 from collections import Counter
+from itertools import chain
 from pathlib import Path
 
 from tests.spmd.cases import Case, cases_of
@@ -50,8 +51,12 @@ def _arguments() -> argparse.Namespace:
 def _run(cases: list[Case], enable: bool, arguments: argparse.Namespace) -> list[Finding]:
     findings: list[Finding] = []
     began = time.monotonic()
-    with Team(enable, arguments.ranks == "threads", arguments.device) as team:
-        for finding in team.find(cases):
+    threads = arguments.ranks == "threads"
+    random = {name for name, operation in all_operations().items() if operation.random}
+    common = [case for case in cases if not threads or case.operation not in random]
+    apart = [case for case in cases if threads and case.operation in random]  # threads share one generator
+    with Team(enable, threads, arguments.device) as team, Team(enable, device=arguments.device) as processes:
+        for finding in chain(team.find(common), processes.find(apart)):
             findings.append(finding)
             if arguments.show and finding.outcome != "right":
                 print(f"{finding.outcome:5} {finding.case} {finding.detail}", flush=True)

@@ -19,7 +19,11 @@ class Line:
 
 
 def report() -> list[Line]:
-    """Every rule that is on and every one that was left out, with the reason."""
+    """Every rule that is on, every operator that fell back to gathering, and what was left out, with the reason."""
     lines = [Line(str(op), rule.family, rule.placements, rule.why, True) for op, rule in SWITCH.rules.items()]
+    lines += [
+        Line(name, "fallback", "none: gathered, computed on every rank", f"torch refused {count} calls so far", True)
+        for name, count in SWITCH.gathered.items()
+    ]
     lines += [Line(name, "", "", why, False) for name, why in SWITCH.left_out]
     return sorted(lines, key=lambda line: (not line.is_installed, line.family, line.operator))

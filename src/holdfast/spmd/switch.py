@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -29,6 +30,7 @@ class Switch:
     left_out: list[tuple[str, str]] = field(default_factory=list)
     displaced: dict[Any, Any] = field(default_factory=dict)
     added: list[Any] = field(default_factory=list)
+    gathered: Counter[str] = field(default_factory=Counter)  # calls that torch refused and that were run on the whole
     fallback: bool = False
     is_on: bool = False
 
@@ -121,6 +123,7 @@ def _route(torch_way: Callable[..., Any]) -> Callable[..., Any]:
             sharding = torch_way(op, args, kwargs, info, try_cache)
         except Exception:  # noqa: BLE001 - whatever stopped torch, the gathered call answers or raises its own error
             call = bind(op, args, kwargs, info)
+            SWITCH.gathered[str(op)] += 1
             return window(gather_and_run(call), call) if private.is_view(op) else gather_and_run(call)
         if not private.is_decision(sharding):
             return sharding
