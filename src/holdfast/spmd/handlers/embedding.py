@@ -1,4 +1,4 @@
-"""Embedding tables whose rows several mesh axes share, and gradients scaled by how often a row was used."""
+"""Embedding tables whose rows are sharded, and gradients scaled by how often a row was used."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def lookup(call: Call) -> Any:
     """Each rank looks up the rows that it has; the results are summed."""
     table, indices = call["weight"], call["indices"]
     rows = [axis for axis, place in enumerate(table.placements) if is_shard(place) and place.dim == 0]
-    if len(rows) < 2:
+    if not rows:
         return LEAVE
     sizes, offsets = private.local_box(table.shape, call.mesh, table.placements)
     kept: list[Placement] = [place if place == Shard(0) else Replicate() for place in table.placements]
@@ -40,8 +40,9 @@ def table_gradient(call: Call) -> Any:
     return gather_and_run(call) if call["scale_grad_by_freq"] else LEAVE
 
 
+WHY = "torch's result can be read only once, and the masks of several axes are mixed up"
 RULES = [
-    Rule("embedding", ("embedding.default",), "rows by several axes", "torch mixes up the masks of the axes", lookup),
+    Rule("embedding", ("embedding.default",), "rows, by any axes", WHY, lookup),
     Rule(
         "embedding",
         ("embedding_dense_backward.default",),
