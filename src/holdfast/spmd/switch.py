@@ -110,6 +110,8 @@ def _route(torch_way: Callable[..., Any]) -> Callable[..., Any]:
     """
 
     def slow_path(op: Any, args: Any, kwargs: Any, info: Any, try_cache: bool) -> Any:
+        if private.is_tracing():
+            return torch_way(op, args, kwargs, info, try_cache)
         rule = SWITCH.rules.get(op)
         if rule is not None:
             result = rule.run(bind(op, args, kwargs, info))

@@ -14,6 +14,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate
 
 try:
+    from torch.distributed._functional_collectives import _are_we_tracing
     from torch.distributed.tensor import _api as dtensor_api
     from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
     from torch.distributed.tensor._op_schema import OutputSharding
@@ -212,3 +213,8 @@ def decided_specs(sharding: Any) -> list[Any]:
 def is_pointwise(op: Operator) -> bool:
     """Whether torch itself says that `op` works element by element."""
     return torch.Tag.pointwise in op.tags
+
+
+def is_tracing() -> bool:
+    """Whether torch.compile or export is looking: rules read values, which a trace has not."""
+    return bool(_are_we_tracing())

@@ -44,6 +44,11 @@ class Laid:
         return wrap(local, self.mesh, self.channels, (self.shape[1],))
 
 
+def _any(call: Call, *names: str) -> Any:
+    """The argument that goes by one of these names, which differ between the kernels."""
+    return next(call[name] for name in names if name in call.names)
+
+
 def _wide(values: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     return values.view([1, -1] + [1] * (like.ndim - 2))
 
@@ -62,24 +67,25 @@ def forward(call: Call) -> Any:
         centred = exact - _wide(mean, local)
         variance = laid.total(centred * centred) / laid.count
         _update(call, laid, mean, variance)
-        saved = (mean, torch.rsqrt(variance + call["eps"]))
+        saved = (mean, torch.rsqrt(variance + _any(call, "eps", "epsilon")))
     else:
         mean, variance = laid.per_channel(call["running_mean"]), laid.per_channel(call["running_var"])  # type: ignore[assignment]
         centred = local - _wide(mean, local)
         saved = (mean.new_empty(0), mean.new_empty(0))
-    out = centred * _wide(torch.rsqrt(variance + call["eps"]), local)
+    out = centred * _wide(torch.rsqrt(variance + _any(call, "eps", "epsilon")), local)
     weight, bias = laid.per_channel(call["weight"]), laid.per_channel(call["bias"])
     out = out if weight is None else out * _wide(weight, local)
     out = out if bias is None else out + _wide(bias, local)
-    if training:
-        return laid.wrap(out.to(local.dtype)), laid.wrap_channels(saved[0]), laid.wrap_channels(saved[1])
-    nothing = [wrap(item, call.mesh, [Replicate()] * call.mesh.ndim, (0,)) for item in saved]
-    return laid.wrap(out.to(local.dtype)), *nothing
+    everywhere = [Replicate()] * call.mesh.ndim
+    rest = [laid.wrap_channels(item) if training else wrap(item, call.mesh, everywhere, (0,)) for item in saved]
+    if len(call.op._schema.returns) == 4:  # cuDNN's notes to itself, which the backward here does not read
+        rest.append(wrap(local.new_empty(0, dtype=torch.uint8), call.mesh, everywhere, (0,)))
+    return laid.wrap(out.to(local.dtype)), *rest
 
 
 def _update(call: Call, laid: Laid, mean: torch.Tensor, variance: torch.Tensor) -> None:
     """Move the running statistics, wherever they are, towards this batch's."""
-    momentum = call["momentum"]
+    momentum = _any(call, "momentum", "exponential_average_factor")
     unbiased = variance * (laid.count / max(laid.count - 1, 1))
     for name, value in (("running_mean", mean), ("running_var", unbiased)):
         running = call[name]
@@ -99,21 +105,22 @@ def backward(call: Call) -> Any:
     if not isinstance(source, DTensor) or source.ndim < 2 or source.numel() == 0:
         return LEAVE
     laid = Laid(source)
-    gradient, local = laid.local(call["grad_out"]), laid.local(source)
+    gradient, local = laid.local(_any(call, "grad_out", "grad_output")), laid.local(source)
     weight = laid.per_channel(call["weight"])
-    if call["train"]:
-        mean, scale = laid.per_channel(call["save_mean"]), laid.per_channel(call["save_invstd"])
+    train = call["train"] if "train" in call.names else True  # cuDNN has a backward for training only
+    if train:
+        mean, scale = laid.per_channel(call["save_mean"]), laid.per_channel(_any(call, "save_invstd", "save_var"))
     else:
         mean, running = laid.per_channel(call["running_mean"]), laid.per_channel(call["running_var"])
-        scale = None if running is None else torch.rsqrt(running + call["eps"])
+        scale = None if running is None else torch.rsqrt(running + _any(call, "eps", "epsilon"))
     assert mean is not None and scale is not None
     normal = (local - _wide(mean, local)) * _wide(scale, local)
     total, total_normal = laid.total(gradient), laid.total(gradient * normal)
     inner = gradient
-    if call["train"]:
+    if train:
         inner = gradient - _wide(total / laid.count, local) - normal * _wide(total_normal / laid.count, local)
     factor = scale if weight is None else scale * weight
-    wanted = call["output_mask"]
+    wanted = call["output_mask"] if "output_mask" in call.names else (True, weight is not None, weight is not None)
     return (
         laid.wrap((inner * _wide(factor, local)).to(local.dtype)) if wanted[0] else None,
         laid.wrap_channels(total_normal) if wanted[1] else None,
@@ -122,7 +129,9 @@ def backward(call: Call) -> Any:
 
 
 WHY = "torch gathers the activations, forgets running statistics of channel shards, and hangs on empty shards"
+FORWARD = ("native_batch_norm.default", "cudnn_batch_norm.default")
+BACKWARD = ("native_batch_norm_backward.default", "cudnn_batch_norm_backward.default")
 RULES = [
-    Rule("norm", ("native_batch_norm.default",), "batch, channels, space", WHY, forward),
-    Rule("norm", ("native_batch_norm_backward.default",), "batch, channels, space", WHY, backward),
+    Rule("norm", FORWARD, "batch, channels, space", WHY, forward),
+    Rule("norm", BACKWARD, "batch, channels, space", WHY, backward),
 ]

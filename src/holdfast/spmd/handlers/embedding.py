@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch.distributed.tensor import Partial, Placement, Replicate, Shard
 
 from holdfast.spmd import torch_private as private
@@ -24,14 +25,14 @@ def lookup(call: Call) -> Any:
     for axis, place in enumerate(indices.placements):
         places.append(place if axis not in rows and is_shard(place) else Replicate())
     own, local = moved(indices, places, call.mesh), moved(table, kept, call.mesh)
-    wrong = own[(own < 0) | (own >= table.shape[0])]
-    if wrong.numel():
+    if own.device.type == "cpu" and (wrong := own[(own < 0) | (own >= table.shape[0])]).numel():
         raise IndexError(f"index {int(wrong[0])} is out of range for a table of {table.shape[0]} rows")
-    place = own - offsets[0]
-    inside = (place >= 0) & (place < sizes[0])
     out = local.new_zeros(*own.shape, table.shape[1])
-    out[inside] = local[place[inside]]
-    results = [Partial() if axis in rows else place for axis, place in enumerate(places)]
+    if sizes[0]:
+        place = own - offsets[0]
+        inside = (place >= 0) & (place < sizes[0])
+        out = torch.where(inside.unsqueeze(-1), local[place.clamp(0, sizes[0] - 1)], out)
+    results = [Partial() if axis in rows else there for axis, there in enumerate(places)]
     return wrap(out, call.mesh, results, (*indices.shape, table.shape[1]))
 
 

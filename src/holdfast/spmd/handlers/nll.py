@@ -69,7 +69,7 @@ def _own_targets(chosen: Chosen, tensors: dict[Spot, torch.Tensor], ignore: int,
     dim = letters.index("c")
     valid = target != ignore
     classes = chosen.size("c")
-    if bool(((target < 0) | (target >= classes))[valid].any()):
+    if target.device.type == "cpu" and bool(((target < 0) | (target >= classes))[valid].any()):
         raise IndexError(f"a target is out of bounds: expected 0 to {classes - 1} or {ignore} (ignore_index)")
     if not any(is_shard(placement) and placement.dim == dim for placement in scores):
         return torch.where(valid, target, IGNORED)
