@@ -3,37 +3,17 @@
 from __future__ import annotations
 
 import fnmatch
-from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch.distributed.tensor import DTensor
 
 from holdfast.spmd import torch_private as private
-from holdfast.spmd.call import LEAVE, Call, bind
-from holdfast.spmd.empties import carry_out, has_empty, run_decision, will_have_empty
-from holdfast.spmd.fallback import gather_and_run
 from holdfast.spmd.methods import install_methods, remove_methods
 from holdfast.spmd.plain import INDEXING, accept_plain
 from holdfast.spmd.registry import Rule, all_rules
-from holdfast.spmd.rules.pointwise import pointwise
-from holdfast.spmd.windows import window
-
-
-@dataclass(slots=True)
-class Switch:
-    """What is installed, and what was there before."""
-
-    rules: dict[Any, Rule] = field(default_factory=dict)
-    left_out: list[tuple[str, str]] = field(default_factory=list)
-    displaced: dict[Any, Any] = field(default_factory=dict)
-    added: list[Any] = field(default_factory=list)
-    gathered: Counter[str] = field(default_factory=Counter)  # calls that torch refused and that were run on the whole
-    fallback: bool = False
-    is_on: bool = False
-
+from holdfast.spmd.route import Switch, make_route
 
 SWITCH = Switch()
 
@@ -53,7 +33,7 @@ def enable(only: Sequence[str] = ("*",), exclude: Sequence[str] = ()) -> list[st
         for name in rule.operators:
             _add(rule, name, only, exclude)
     SWITCH.fallback = _is_chosen(("fallback",), only, exclude)
-    slow_path = _route(getattr(private.dispatcher(), private.SLOW_PATH))
+    slow_path = make_route(SWITCH, getattr(private.dispatcher(), private.SLOW_PATH))
     private.override(private.SLOW_PATH, slow_path)
     for name in INDEXING if _is_chosen(("plain",), only, exclude) else ():
         if (op := private.operator(name)) is not None:
@@ -101,51 +81,6 @@ def _add(rule: Rule, name: str, only: Sequence[str], exclude: Sequence[str]) -> 
         table = private.handlers()
         if op in table:  # torch's own handler would come before ours
             SWITCH.displaced[op] = table.pop(op)
-
-
-def _route(torch_way: Callable[..., Any]) -> Callable[..., Any]:
-    """Between the dispatcher's cache and torch's propagation: a call that torch does right is cached as ever.
-
-    What is returned here that is no sharding is the result of the call, and is not cached.
-    """
-
-    def slow_path(op: Any, args: Any, kwargs: Any, info: Any, try_cache: bool) -> Any:
-        if private.is_tracing():
-            return torch_way(op, args, kwargs, info, try_cache)
-        rule = SWITCH.rules.get(op)
-        if rule is not None:
-            result = rule.run(bind(op, args, kwargs, info))
-            if result is not LEAVE:
-                return result
-            if op in SWITCH.displaced:
-                return SWITCH.displaced[op](op, args, kwargs)
-        if not SWITCH.fallback:
-            return torch_way(op, args, kwargs, info, try_cache)
-        try:
-            sharding = torch_way(op, args, kwargs, info, try_cache)
-        except Exception:  # noqa: BLE001 - whatever stopped torch, the gathered call answers or raises its own error
-            call = bind(op, args, kwargs, info)
-            SWITCH.gathered[str(op)] += 1
-            return window(gather_and_run(call), call) if private.is_view(op) else gather_and_run(call)
-        if not private.is_decision(sharding):
-            return sharding
-        if private.is_view(op) and private.moves_first(sharding, info):
-            return window(carry_out(op, args, kwargs, info, sharding), bind(op, args, kwargs, info))
-        if not private.is_plain_call(op):
-            return sharding
-        return _despite_empties(bind(op, args, kwargs, info), args, kwargs, sharding)
-
-    return slow_path
-
-
-def _despite_empties(call: Call, args: Any, kwargs: Any, sharding: Any) -> Any:
-    """torch's decision, unless some rank has an empty part: then what nothing needs to talk about stays silent."""
-    moves = bool(private.decided_specs(sharding))
-    if has_empty(call):
-        if private.is_pointwise(call.op):
-            return pointwise(call) if moves else sharding
-        return run_decision(call, args, kwargs, sharding)
-    return run_decision(call, args, kwargs, sharding) if will_have_empty(sharding) else sharding
 
 
 def _replicate_plain(torch_way: Callable[..., Any]) -> Callable[..., Any]:
