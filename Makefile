@@ -3,8 +3,10 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+PADDLE_VENV := .venv-paddle
+PADDLE_READY := $(PADDLE_VENV)/.ready
 
-.PHONY: demo test check faults fuzz bench spmd clean help
+.PHONY: demo test check faults fuzz interop spmd bench clean help
 
 help:
 	@echo "make demo    train on 4 ranks, resume on 3, open with transformers (sets itself up)"
@@ -12,8 +14,9 @@ help:
 	@echo "make check   lint, types, layers"
 	@echo "make faults  every fault at its full count, as a table: lost, wrong and hung must be 0"
 	@echo "make fuzz    ten minutes of mutated headers, indexes, manifests and states (MINUTES=, SEED=)"
-	@echo "make spmd    DTensor's operators with and without holdfast.spmd, as a table (EVERY=1 for all: hours; 7 by default)"
-	@echo "make bench   save and load beside PyTorch's own checkpointing, as ratios"
+	@echo "make interop with the real paddlepaddle, in an environment of its own: reads and is read, bit for bit"
+	@echo "make spmd    DTensor's operators with and without holdfast.spmd, as a table (EVERY=1 for all of them)"
+	@echo "make bench   save and load beside PyTorch's own checkpointing, convert beside cp, as ratios"
 
 $(READY): requirements/torch.txt requirements/dev.txt pyproject.toml
 	$(PYTHON) -c "import sys; sys.exit(sys.version_info < (3, 11))" || (echo "Holdfast needs Python 3.11 or newer: make PYTHON=python3.12 ..." && exit 1)
@@ -42,9 +45,17 @@ MINUTES ?= 10
 fuzz: $(READY)
 	$(BIN)/python -m tests.fuzz --minutes $(MINUTES) $(if $(SEED),--seed $(SEED))
 
+$(PADDLE_READY): requirements/paddle.txt
+	$(PYTHON) -m venv $(PADDLE_VENV)
+	$(PADDLE_VENV)/bin/pip install --quiet --disable-pip-version-check -r requirements/paddle.txt
+	touch $@
+
+interop: $(READY) $(PADDLE_READY)
+	HOLDFAST_PADDLE_PYTHON=$(PADDLE_VENV)/bin/python $(BIN)/python -m pytest tests/interop
+
 EVERY ?= 7
 spmd: $(READY)
-	$(BIN)/python -m tests.spmd --every $(EVERY)
+	$(BIN)/python -m tests.spmd --ranks threads --every $(EVERY)
 	$(BIN)/python -m benchmarks.spmd
 
 bench: $(READY)
@@ -52,6 +63,7 @@ bench: $(READY)
 	$(BIN)/python -m benchmarks.background
 	$(BIN)/python -m benchmarks.plan_scale
 	$(BIN)/python -m benchmarks.objects
+	$(BIN)/python -m benchmarks.convert
 
 clean:
-	rm -rf $(VENV) out .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(PADDLE_VENV) out .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import nn
 
 import holdfast
@@ -286,3 +287,21 @@ def test_kinds_of_optimizer_that_share_their_options_take_each_others_state(tmp_
     optimizer.step()
     holdfast.save(tmp_path / "x", {"model": model, "optimizer": optimizer})
     holdfast.load(tmp_path / "x", {"model": model, "optimizer": torch.optim.AdamW(model.parameters())})
+
+
+def test_tied_weights_that_are_stored_twice_load_into_a_tied_model(tmp_path: Path) -> None:
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed = nn.Embedding(5, 3)
+            self.head = nn.Linear(3, 5, bias=False)
+            self.head.weight = self.embed.weight
+
+    weight = torch.randn(5, 3)
+    save_file({"embed.weight": weight, "head.weight": weight.clone()}, tmp_path / "model.safetensors")
+    model = Tied()
+    report = holdfast.load(tmp_path, {"model": model})
+    assert torch.equal(model.head.weight, weight) and not report.unexpected
+    with pytest.raises(holdfast.Mismatch, match=r"not in the live state: model: other"):
+        save_file({"embed.weight": weight, "other": weight.clone()}, tmp_path / "model.safetensors")
+        holdfast.load(tmp_path, {"model": model})

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from holdfast.ema import EMA
     from holdfast.handle import SaveHandle
     from holdfast.loading import LoadReport
+    from holdfast.mapping.language import Mapping
     from holdfast.persist.checkpoint import Checkpoint
 
 _HOMES = {
@@ -44,6 +45,7 @@ _HOMES = {
     "Checkpointer": ("holdfast.checkpointer", "Checkpointer"),
     "SaveHandle": ("holdfast.handle", "SaveHandle"),
     "LoadReport": ("holdfast.loading", "LoadReport"),
+    "Mapping": ("holdfast.mapping.language", "Mapping"),
     "EMA": ("holdfast.ema", "EMA"),
     "Event": ("holdfast.core.events", "Event"),
     "FlatShard": ("holdfast.adapters.tensors", "FlatShard"),
@@ -64,6 +66,7 @@ __all__ = [
     "InvalidArgument",
     "LayoutError",
     "LoadReport",
+    "Mapping",
     "Mismatch",
     "NotFound",
     "PeerFailed",

@@ -14,6 +14,7 @@ from holdfast.persist.checkpoint import Checkpoint, no_progress
 from holdfast.persist.lineage import Lineage
 from holdfast.saving import Saver
 from holdfast.sources import open_stored
+from holdfast.sources.paddle_names import as_torch
 from holdfast.storage import locate
 from holdfast.survey import SaveOptions
 
@@ -88,7 +89,11 @@ def load(
 
     options = LoadOptions(strict, verify, cast, only, ignore, ties or {}, mesh, mapping)
     ranks = current_ranks(deadline_s)
-    return load_checkpoint(ranks, lambda: open_checkpoint(path), state, options, progress, deadline_s=deadline_s)
+
+    def opener() -> Checkpoint:
+        return as_torch(open_stored(path))
+
+    return load_checkpoint(ranks, opener, state, options, progress, deadline_s=deadline_s)
 
 
 def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:

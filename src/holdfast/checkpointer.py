@@ -36,7 +36,7 @@ from holdfast.handle import Refusal, SaveHandle
 from holdfast.keep import Policy, check_metrics
 from holdfast.leftovers import Captured, Cleaned, Leftovers
 from holdfast.loading import LoadOptions, LoadReport
-from holdfast.mapping.choose import MappingLike
+from holdfast.mapping.choose import MappingLike, check_given
 from holdfast.persist import retention, start
 from holdfast.persist.captured import captured_checkpoint
 from holdfast.persist.catalog import living_steps
@@ -101,6 +101,8 @@ class Checkpointer:
         on_event: Listener = log_event,
     ) -> None:
         options = SaveOptions(max_shard_size, block_bytes, model_dtype, ties or {}, replicas, mesh, mapping)
+        if mapping is not None:
+            check_given(mapping, reversible=True)  # or nothing that is saved could be restored
         if keep is not None and not isinstance(keep, Policy):
             raise InvalidArgument(f"keep={keep!r} is not a policy: write holdfast.keep.last(3), for one")
         if when is not None and not isinstance(when, Occasion):

@@ -14,6 +14,8 @@ from holdfast.layout.box import Box
 from holdfast.mapping.contents import Mapped
 from holdfast.persist.checkpoint import Checkpoint, no_progress
 from holdfast.persist.read import MAP_BYTES, PORTION_BYTES, Loading
+from holdfast.persist.same import require_same
+from holdfast.plan.choice import Choice
 from holdfast.plan.contents import Contents
 from holdfast.plan.load import Read, Want, plan_load
 
@@ -175,7 +177,7 @@ def _find_with(
 ) -> tuple[Targets, list[dict[str, Any]]]:
     from holdfast.adapters.entries import live_mesh, sort_state
     from holdfast.adapters.targets import Targets
-    from holdfast.adapters.wants import Choice, Wants
+    from holdfast.adapters.wants import Wants
 
     found: list[Targets] = []
 
@@ -186,7 +188,7 @@ def _find_with(
         choice = Choice(_patterns(options.only), _patterns(options.ignore))
         if choice.only or choice.ignore:
             checkpoint.leave_out_damage(choice.takes)
-        mapped = _mapped(checkpoint, options, aims, check=ranks.rank == 0)
+        mapped = _mapped(checkpoint, options, aims, state, check=ranks.rank == 0)
         wants = Wants(checkpoint, mapped.contents, choice, cast=options.cast, kept=mapped.kept)
         targets = Targets(live, wants, mesh, ranks.rank, ranks.world)
         targets.find(state)
@@ -216,28 +218,30 @@ def _aims(ranks: Ranks, state: MutableMapping[str, Any], options: LoadOptions) -
     return together(ranks, lambda: describe_targets(sort_state(state, options.ties)))
 
 
-def _mapped(checkpoint: Checkpoint, options: LoadOptions, aims: Sequence[Mapping[str, Any]], *, check: bool) -> Mapped:
+def _mapped(
+    checkpoint: Checkpoint,
+    options: LoadOptions,
+    aims: Sequence[Mapping[str, Any]],
+    state: Mapping[str, Any],
+    *,
+    check: bool,
+) -> Mapped:
     """What the checkpoint holds, under the keys of the live state."""
-    from holdfast.adapters.mapped import map_stored
+    from holdfast.adapters.mapped import config_of, map_stored
 
     if options.mapping is None:
         return Mapped(checkpoint.contents)
-    config = checkpoint.config()
-    mapped = map_stored(checkpoint.contents, options.mapping, aims, lambda module: config, reverse=options.reverse)
+    stored = checkpoint.config()
+    mapped = map_stored(
+        checkpoint.contents,
+        options.mapping,
+        aims,
+        lambda module: stored or config_of(state.get(module)),
+        reverse=options.reverse,
+    )
     if check:
-        _require_same(checkpoint, mapped)
+        require_same(checkpoint, mapped.same)
     return mapped
-
-
-def _require_same(checkpoint: Checkpoint, mapped: Mapped) -> None:
-    """Scalars that become one, such as step counts, hold one value; raises Mismatch."""
-    recipes = [recipe for same in mapped.same for recipe in same.recipes]
-    found = iter(checkpoint.read_recipes(recipes, mapped.contents.files, verify=False))
-    for same in mapped.same:
-        values = [next(found) for _ in same.recipes]
-        if any(value.tobytes() != values[0].tobytes() for value in values):
-            shown = ", ".join(str(value.item()) for value in values[:4])
-            raise Mismatch(f"{same.name} is made of several, which hold different values: {shown}")
 
 
 def _patterns(given: Sequence[str]) -> tuple[str, ...]:

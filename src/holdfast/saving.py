@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Mapping, MutableMapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping, MutableMapping
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
-from holdfast.core.errors import HoldfastError
-from holdfast.core.host import host_identity
 from holdfast.core.ranks import Ranks, together
 from holdfast.format.manifest import Manifest
-from holdfast.persist import mailbox as mail
-from holdfast.persist.attempt import Beat
 from holdfast.persist.checkpoint import Checkpoint
 from holdfast.persist.lineage import Lineage
-from holdfast.persist.mailbox import Mailbox
 from holdfast.persist.publish import begin, new_attempt, publish
+from holdfast.persist.shown import shown
 from holdfast.persist.write import drop_travel_files, write_blocks
 from holdfast.plan.save import SavePlan
 from holdfast.plan.values import value_fields
@@ -71,7 +66,7 @@ class Saver:
             files = [(file.name, file.size) for file in plan.files]
             if isinstance(self._storage, SharedStorage):
                 begun = {"step": step, "world": ranks.world, "bytes": sum(size for _, size in files)}
-                self._stack.enter_context(_shown(self._storage, attempt, begun))
+                self._stack.enter_context(shown(self._storage, attempt, begun))
             begin(self._storage, attempt, folder, files)
             return attempt
 
@@ -90,21 +85,3 @@ class Saver:
             return
         drop_travel_files(plan, self._storage, attempt)
         publish(self._storage, attempt, folder, manifest, small)
-
-
-@contextmanager
-def _shown(storage: SharedStorage, attempt: str, begun: Mapping[str, Any]) -> Iterator[None]:
-    """Show starts of other runs, also on other hosts, that the attempt is being written: by notes that change."""
-    mailbox = Mailbox(storage, attempt)
-    mailbox.make()
-    hold = storage.hold(mailbox.folder)
-    try:
-        mailbox.post(mail.HOST, host_identity())
-        mailbox.post(mail.BEGUN, begun)
-        with Beat(mailbox, 0, begun["bytes"]) as beat:
-            beat.phase = "writing"
-            yield
-    finally:
-        hold.release()
-        with contextlib.suppress(HoldfastError):  # the next start removes it
-            mailbox.discard()

@@ -11,6 +11,7 @@ from holdfast.core.errors import InvalidArgument
 from holdfast.core.notices import warn
 from holdfast.core.ranks import Ranks, together
 from holdfast.format.dtypes import dtype_named
+from holdfast.mapping.choose import check_given
 
 if TYPE_CHECKING:
     from holdfast.adapters.consensus import Agreement, TensorName
@@ -41,6 +42,8 @@ class SaveOptions:
 
     def __post_init__(self) -> None:
         limits.parse_bytes(self.max_shard_size)
+        if self.mapping is not None:
+            check_given(self.mapping)
         if self.model_dtype is not None:
             name = str(self.model_dtype).removeprefix("torch.")
             object.__setattr__(self, "model_dtype", dtype_named(name).name)

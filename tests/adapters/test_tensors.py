@@ -41,9 +41,9 @@ def test_every_dtype_round_trips_bit_for_bit(tmp_path: Path, dtype: str) -> None
     fresh = {"w": {key: torch.empty_like(value) for key, value in state["w"].items()}}
     holdfast.load(tmp_path / "x", fresh)
     assert {key: bits(value) for key, value in fresh["w"].items()} == truth
-    name, place = checkpoint.find("a")
-    assert checkpoint.logical_dtype(name, place) == dtype
-    assert checkpoint.logical_shape(name, place) == (5, 7)
+    found = checkpoint.find("a")
+    assert found.logical == dtype
+    assert found.logical_shape == (5, 7)
     array = checkpoint.read("a")
     if dtype == "complex32":
         assert array.dtype == np.complex64  # numpy has no smaller one

@@ -59,7 +59,7 @@ def test_a_flipped_bit_is_found_and_the_keys_of_its_block_are_named(step):
 def test_only_the_keys_of_the_damaged_block_are_named(tmp_path):
     tensors = {name: torch.zeros(4096, dtype=torch.uint8) for name in "abcd"}
     holdfast.save(tmp_path / "c", {"model": tensors}, block_bytes=4096)
-    place = holdfast.open(tmp_path / "c").find("c")[1]
+    place = holdfast.open(tmp_path / "c").find("c").recipe.sources()[0]
     flip(tmp_path / "c" / MODEL, place.end - 1)
     (damage,) = json.loads(call("verify", tmp_path / "c", "--json").output)["damage"]
     assert damage["keys"] == ["c", "d"]

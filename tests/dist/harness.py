@@ -88,7 +88,9 @@ def _start(
     for rank, (_, sender) in enumerate(pipes):
         host = hosts[rank] if hosts else None
         process = CONTEXT.Process(
-            target=_rank_main, args=(rank, world, folder, host, sender, _environment(), function, arguments), daemon=True
+            target=_rank_main,
+            args=(rank, world, folder, host, sender, _environment(), function, arguments),
+            daemon=True,
         )
         process.start()
         sender.close()

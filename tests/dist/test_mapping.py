@@ -20,7 +20,8 @@ from dist.harness import run_ranks
 HEADS, GROUPS, HEAD, HIDDEN, FEED, VOCAB, LAYERS = 6, 3, 5, 22, 53, 37, 2
 PROGRAM = """
 # what the file calls q, k and v is one weight in memory, group by group
-layers.$LAYER_ID.q.weight, layers.$LAYER_ID.k.weight, layers.$LAYER_ID.v.weight -> layers.$LAYER_ID.qkv.weight, fused_qkv, num_heads=6, num_key_value_groups=3, axis=0
+layers.$LAYER_ID.q.weight, layers.$LAYER_ID.k.weight, layers.$LAYER_ID.v.weight ->
+    layers.$LAYER_ID.qkv.weight, fused_qkv, num_heads=6, num_key_value_groups=3, axis=0
 layers.$LAYER_ID.gate.weight, layers.$LAYER_ID.up.weight -> layers.$LAYER_ID.gate_up.weight, axis=0
 layers.$LAYER_ID.out.weight^T -> layers.$LAYER_ID.turned.weight
 embed.weight -> tokens.weight
@@ -133,11 +134,11 @@ def check(state: dict[str, Any], *, fused: bool) -> None:
         moments = state["optimizer"].state[parameter]
         found = [(parameter, weights), (moments["exp_avg"], first), (moments["exp_avg_sq"], second)]
         for tensor, truth in found:
-            expected = truth[key]
+            own, expected = tensor, truth[key]
             if isinstance(tensor, DTensor):
                 expected = distribute_tensor(expected, tensor.device_mesh, tensor.placements).to_local()
-                tensor = tensor.to_local()
-            assert torch.equal(tensor, expected), key
+                own = tensor.to_local()
+            assert torch.equal(own, expected), key
         assert moments["step"] == 7
     assert state["optimizer"].param_groups[0]["lr"] == 0.125
 
@@ -233,3 +234,28 @@ def test_what_does_not_fit_is_named(tmp_path: Path) -> None:
     report = holdfast.load(tmp_path / "separate", state, mapping=removed)
     assert not state["model"].tokens.weight.any(), "it keeps its value"
     assert not report.missing and not report.unexpected
+
+
+FFN = "gate, up -> fused, fused_ffn"
+
+
+def _interleaved(path: str, back: str) -> None:
+    """Column shards of a fused weight hold their own gate and up, by the degree of the live mesh."""
+    rank = dist.get_rank()
+    mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
+    state = {"model": {"fused": distribute_tensor(torch.zeros(5, 16), mesh, [Shard(1)])}}
+    holdfast.load(path, state, mapping=FFN)
+    gate, up = torch.arange(40.0).reshape(5, 8), -torch.arange(40.0).reshape(5, 8)
+    own = slice(rank * 4, rank * 4 + 4)
+    assert torch.equal(state["model"]["fused"].to_local(), torch.cat([gate[:, own], up[:, own]], dim=1))
+    holdfast.save(back, state, mapping="fused -> gate, up, fused_ffn")
+
+
+def test_the_degree_of_interleaved_weights_is_that_of_the_live_mesh(tmp_path: Path) -> None:
+    gate, up = torch.arange(40.0).reshape(5, 8), -torch.arange(40.0).reshape(5, 8)
+    holdfast.save(tmp_path / "separate", {"model": {"gate": gate, "up": up}})
+    run_ranks(2, _interleaved, str(tmp_path / "separate"), str(tmp_path / "back"))
+    assert digests(tmp_path / "back") == digests(tmp_path / "separate")
+    alone = {"model": {"fused": torch.zeros(5, 16)}}
+    holdfast.load(tmp_path / "separate", alone, mapping=FFN)
+    assert torch.equal(alone["model"]["fused"], torch.cat([gate, up], dim=1))

@@ -1,7 +1,7 @@
 """The fuzzer: `python -m tests.fuzz [--minutes 10] [--seed N] [--only TARGET] [--replay FILE]`.
 
-Mutates headers, indexes, manifests, states, cards, tags and notes, and their JSON trees, and
-gives them to the parsers. A crash, a hang or 200 MiB of memory is a finding: it is made small
+Mutates headers, indexes, manifests, states, cards, tags and notes, and their JSON trees, pickles and
+foreign checkpoints, and gives them to the parsers. A crash, a hang or 200 MiB of memory is a finding: it is made small
 and saved under out/fuzz. Exit 1 if there is one.
 """
 

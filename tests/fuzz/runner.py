@@ -31,7 +31,7 @@ MEMORY_BYTES = 200 << 20
 INPUT_S = 1.0  # of the processor
 SILENCE_S = 20.0
 _NOTE_BYTES = 8 << 20
-_VARIABLE = re.compile(r"'[^']*'|\"[^\"]*\"|\[[^\]]*\]|[0-9a-f]{32}|-?[0-9.]+")
+_VARIABLE = re.compile(r"`.*`|'[^']*'|\"[^\"]*\"|\[[^\]]*\]|[0-9a-f]{32}|-?[0-9.]+")
 
 
 class Hang(BaseException):

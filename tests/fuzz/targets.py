@@ -6,12 +6,14 @@ import json
 import os
 import struct
 import tempfile
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from tests.fuzz.foreign import foreign_targets
+from tests.fuzz.mappings import mapping_seeds, parse_mapping, seal_mapping, unseal_mapping
+from tests.fuzz.paddle_targets import paddle_targets
+from tests.fuzz.target import Target
 
 from holdfast.core.errors import NotFound
 from holdfast.format import statejson, strictjson
@@ -29,17 +31,6 @@ from holdfast.persist.retention import remembered
 from holdfast.persist.tags import read_tags
 
 _TAIL = b"\x00" * 22
-
-
-@dataclass(frozen=True, slots=True)
-class Target:
-    """One parser. `unseal` finds the JSON inside an input, `seal` makes an input of changed JSON."""
-
-    name: str
-    seeds: tuple[bytes, ...]
-    parse: Callable[[bytes], object]
-    unseal: Callable[[bytes], bytes] = bytes
-    seal: Callable[[bytes], bytes] = bytes
 
 
 class OneFolder:
@@ -187,5 +178,8 @@ TARGETS = {
         Target("tag", (b'{"step":3,"attempt":".attempt-0"}',), _parse_tag),
         Target("policy", (b'[["last",[3]],["best",[2,"loss","min"]],["newer_than",[60.0]]]',), _parse_policy),
         Target("note", (_NOTE,), _parse_note),
+        Target("mapping", mapping_seeds(), parse_mapping, unseal_mapping, seal_mapping),
+        *paddle_targets(),
+        *(Target(*fields) for fields in foreign_targets()),
     )
 }

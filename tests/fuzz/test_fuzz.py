@@ -23,7 +23,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_the_parsers_stand_three_seconds(tmp_path: Path) -> None:
     total = run(TARGETS, 3.0, seed=7, out=tmp_path, quiet=True)
     assert total.findings == []
-    assert total.executions > 500
+    assert total.executions > 200
     assert total.grown_bytes < runner.MEMORY_BYTES
     assert {name for name, _ in total.fresh} == set(TARGETS)
 

@@ -24,11 +24,12 @@ from holdfast.format.dtypes import DType, dtype_named
 from holdfast.layout.box import Box
 from holdfast.layout.placement import Part
 from holdfast.layout.spread import Boxes, How, OnMesh, Whole
-from holdfast.mapping.choose import programs
-from holdfast.mapping.contents import Mapped, Same, is_rename, map_contents, mapped_entry
+from holdfast.mapping.choose import Around, programs
+from holdfast.mapping.contents import Mapped, Same, map_contents, mapped_entry
 from holdfast.plan.contents import Contents, Group
 from holdfast.plan.files import Place, TensorSpec
 from holdfast.plan.recipe import Recipe, Term
+from holdfast.plan.terms import turning
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +65,7 @@ class StoredKeys:
                 yield offer  # of a group that joined after the mapping was worked out
             return
         for group, key, recipe in self.uses[name]:
-            if is_rename(recipe):
+            if recipe.is_whole(recipe.terms[0].source.spec.shape):
                 yield replace(offer, group=group, key=key)
                 continue
             for term in recipe.terms:
@@ -79,12 +80,9 @@ def _term_offers(offer: Offer, group: str, key: str, recipe: Recipe[Place], term
         common = part.box.intersect(term.part)
         if common is None:
             continue
-        view = part_view(offer.holder, part)[common.within(part.box)].permute(term.order)
-        offsets = tuple(
-            at + common.offsets[dim] - term.part.offsets[dim]
-            for at, dim in zip(term.box.offsets, term.order, strict=True)
-        )
-        box = Box(offsets, tuple(common.sizes[dim] for dim in term.order))
+        dropped, moved, raised = turning(term.order, len(common.sizes))
+        view = part_view(offer.holder, part)[common.within(part.box)][dropped].permute(moved)[raised]
+        box = term.placed(common)
         parts = (Part(box, Box.full(box.sizes)),)
         holder = Holder(offer.holder.logical, recipe.shape, parts, view, Boxes((box,)))
         yield replace(offer, group=group, key=key, holder=holder, cast=cast)
@@ -106,9 +104,14 @@ def work_out(ranks: Ranks, collected: Collected, given: Any, state: Mapping[str,
     def work() -> None:
         contents = _contents_of(everyone)
         configs = {name: config for answer in everyone for name, config in answer["configs"].items() if config}
-        modules = [name for name, group in contents.groups.items() if group.kind in ("module", "tensors")]
+        named = {name: group for name, group in contents.groups.items() if "/" not in name}
+        modules = [name for name, group in named.items() if group.kind in ("module", "tensors")]
         mapped = []
-        for module, program in programs(given, modules, configs.get).items():
+
+        def around(module: str) -> Around:
+            return Around(configs.get(module), contents.groups[module].tensors)
+
+        for module, program in programs(given, modules, around).items():
             mapped.append((module, map_contents(contents, module, program)))
             contents = mapped[-1][1].contents
         made.append(_stored_keys(contents, mapped))
@@ -120,7 +123,7 @@ def work_out(ranks: Ranks, collected: Collected, given: Any, state: Mapping[str,
 def config_of(module: Any) -> dict[str, Any] | None:
     """The config of a model that has one, as its config.json says it."""
     config = getattr(unwrap(module), "config", None) if isinstance(module, nn.Module) else None
-    return dict(config.to_dict()) if hasattr(config, "to_dict") else None
+    return dict(config.to_dict()) if config is not None and hasattr(config, "to_dict") else None
 
 
 def _describe(collected: Collected, configs: Mapping[str, Any]) -> dict[str, Any]:
@@ -212,7 +215,13 @@ def map_stored(
                 wanted.setdefault(group, {})[key] = (spec, degree)
     kept: frozenset[str] = frozenset()
     same: tuple[Same, ...] = ()
-    for module, program in programs(given, list(wanted), config, reverse=reverse).items():
+
+    def around(module: str) -> Around:
+        stored = contents.groups[module].tensors if module in contents.groups else None
+        live = wanted[module]
+        return Around(config(module), *((live, stored) if reverse else (stored, live)))
+
+    for module, program in programs(given, list(wanted), around, reverse=reverse).items():
         targets = wanted[module]
         specs = {key: spec for key, (spec, _) in targets.items()}
         degrees = {key: degree for key, (_, degree) in targets.items()}

@@ -105,6 +105,8 @@ class Targets:
         for key, tensor in view.tensors.items():
             stored = view.stored_key(key)
             chosen = self.wants.choice.takes(name, stored, *view.aliases_of(stored))
+            if chosen and key != stored:
+                self.wants.findings.wanted.append(f"{name}: {key}")  # other tools store tied weights twice
             if not chosen or (stored, id(tensor)) in seen:
                 continue
             if key in view.copies:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fnmatch
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -17,37 +16,10 @@ from holdfast.format.dtypes import dtype_named
 from holdfast.layout.box import Box
 from holdfast.layout.placement import Part
 from holdfast.plan.arrays import Destination, RawArray
+from holdfast.plan.choice import Choice
 from holdfast.plan.contents import Contents, StoredTensor
 from holdfast.plan.files import Place
 from holdfast.plan.terms import destinations_of
-
-
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """Which keys are loaded: all, or those that patterns name.
-
-    A pattern fits a key, "group/key", or a group, which then stands for all of it. `used`
-    collects the patterns that fitted anything: one that never does is a mistake.
-    """
-
-    only: tuple[str, ...] = ()
-    ignore: tuple[str, ...] = ()
-    used: set[str] = field(default_factory=set)
-
-    def takes(self, group: str, key: str, *aliases: str) -> bool:
-        keys = (key, *aliases)
-        labels = (*keys, *(f"{group}/{label}" for label in keys), group)
-        fits = [self._fits(patterns, labels) for patterns in (self.only, self.ignore)]
-        return not fits[1] and (fits[0] or not self.only)
-
-    def _fits(self, patterns: tuple[str, ...], labels: tuple[str, ...]) -> bool:
-        found = {pattern for pattern in patterns for label in labels if fnmatch.fnmatchcase(label, pattern)}
-        self.used.update(found)
-        return bool(found)
-
-    def takes_entry(self, name: str) -> bool:
-        """Whether a value that is not a tensor is loaded; patterns fit its name."""
-        return self.takes(name, name)
 
 
 @dataclass(slots=True)

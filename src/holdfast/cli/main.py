@@ -17,6 +17,7 @@ _COMMANDS = {
     "show": "Show what a checkpoint holds.",
     "verify": "Read every byte of a checkpoint and check every digest.",
     "diff": "Compare two checkpoints: keys, shapes, dtypes and values.",
+    "convert": "Convert a checkpoint to other names, shapes, dtypes or formats.",
     "gc": "Take away what no policy keeps, and what dead saves left behind.",
     "tag": "Name a step, so that retention never removes it.",
     "top": "Follow a run live: the save in flight, the steps committed.",
@@ -54,6 +55,7 @@ def cli() -> None:
     holdfast show runs/llama               keys, shapes and sizes of the newest one
     holdfast verify runs/llama/step-...    is every byte as it was written
     holdfast diff A B                      what differs, and by how much
+    holdfast convert A B --to hf            another format, naming or dtype
     holdfast top runs/llama                watch the run save
     holdfast tag runs/llama best           keep the newest step for good
     holdfast gc runs/llama --dry-run       what retention would take away

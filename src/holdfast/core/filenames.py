@@ -10,7 +10,7 @@ from holdfast.core import limits
 from holdfast.core.errors import Damaged
 
 MANIFEST = "holdfast.json"  # its presence is the commit
-_COMPONENT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]*")
+_COMPONENT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]*|\.metadata")  # the one hidden file is torch's
 _DEVICES = frozenset({"con", "prn", "aux", "nul"} | {f"{d}{n}" for d in ("com", "lpt") for n in range(1, 10)})
 
 

@@ -19,7 +19,7 @@ JSON_CONTAINERS = 4_000_000
 MANIFEST_FILES = 100_000
 BLOCKS_PER_FILE = 1_000_000
 
-MAPPING_BYTES = 1 * MIB
+MAPPING_BYTES = 16 * MIB
 MAPPING_STATEMENTS = 100_000
 MAPPING_WORK = 4_000_000  # names, terms and comparisons that the statements of a mapping come to
 

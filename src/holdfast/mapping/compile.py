@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from holdfast.core import limits
 from holdfast.core.errors import Mismatch
 from holdfast.mapping.evaluate import Recipes, Surroundings, evaluate
-from holdfast.mapping.expand import Expansion, Step, Work, expand
+from holdfast.mapping.expand import Work, expand
+from holdfast.mapping.expansion import Expansion, Step
 from holdfast.mapping.foresee import Foresight
 from holdfast.mapping.names import nearest
 from holdfast.mapping.values import Spec, Statement
 from holdfast.plan.recipe import Recipe
 
+Trace = Callable[[int, Step, Recipes], None]
 TargetTP = Callable[[str], int | None] | int | None
 
 
@@ -46,20 +48,23 @@ class _Value:
 
 
 def compile_program(
-    statements: Iterable[Statement],
+    statements: Sequence[Statement],
     sources: Mapping[str, Spec],
     targets: Mapping[str, Spec | None] | None,
     *,
     source_tp: int | None = None,
     target_tp: TargetTP = None,
     max_work: int = limits.MAPPING_WORK,
+    trace: Trace | None = None,
 ) -> Compiled:
-    """Run the statements over the sources. Raises Mismatch where they do not fit."""
+    """Run the statements over the sources. Raises Mismatch where they do not fit.
+
+    `trace` hears of every step: the number of its statement, and what its sources are.
+    """
     work = Work(max_work)
     expansions = list(expand(statements, sources, targets, work))
-    foresight = Foresight(expansions, targets or {})
-    around = Surroundings(source_tp, _degree_lookup(target_tp), foresight.shape, work)
-    run = _Run(sources, targets, around, work)
+    around = Surroundings(source_tp, _degree_lookup(target_tp), Foresight(expansions, targets or {}), work)
+    run = _Run(sources, targets, around, work, trace)
     for number, expansion in enumerate(expansions):
         run.do(number, expansion)
     return run.result()
@@ -75,6 +80,7 @@ class _Run:
     targets: Mapping[str, Spec | None] | None
     around: Surroundings
     work: Work
+    trace: Trace | None
     values: dict[str, _Value] = field(default_factory=dict)
     gone: dict[str, Statement] = field(default_factory=dict)
     removed: dict[str, None] = field(default_factory=dict)
@@ -115,6 +121,8 @@ class _Run:
 
     def _evaluated(self, number: int, statement: Statement, step: Step) -> Recipes:
         sources = [self._use(name, statement) for name in step.lefts]
+        if self.trace is not None:
+            self.trace(number, step, sources)
         terms = sum(len(source.terms) for source in sources)
         self.work.spend(terms + len(step.rights), statement)
         recipes = evaluate(statement, number, step, sources, self.around)

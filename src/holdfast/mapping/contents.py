@@ -86,7 +86,7 @@ def tied_targets(compiled: Compiled, named: Compiled, aliases: Mapping[str, str]
     by_alias = {t for t, recipe in named.recipes.items() if not aliases.keys().isdisjoint(recipe.sources())}
     for target in sorted(compiled.recipes, key=lambda t: t in by_alias):
         recipe = compiled.recipes[target]
-        if not is_rename(recipe):
+        if not _is_rename(recipe, compiled):
             continue
         other = first.setdefault(recipe, target)
         if other != target and target in by_alias:
@@ -94,9 +94,9 @@ def tied_targets(compiled: Compiled, named: Compiled, aliases: Mapping[str, str]
     return out
 
 
-def is_rename(recipe: Recipe[Any]) -> bool:
-    """Whether a tensor is a source as it is."""
-    return len(recipe.terms) == 1 and recipe.terms[0].is_plain and recipe.terms[0].part.sizes == recipe.shape
+def _is_rename(recipe: Recipe[str], compiled: Compiled) -> bool:
+    sources = recipe.sources()
+    return len(sources) == 1 and recipe.is_whole(tuple(compiled.sources[sources[0]].shape))
 
 
 def _module_group(group: Group, compiled: Compiled, named: Compiled) -> Group:
@@ -116,10 +116,9 @@ def _logical(group: Group, compiled: Compiled) -> dict[str, str]:
         special = [key for key in recipe.sources() if key in group.logical]
         if not special:
             continue
-        if not is_rename(recipe):
-            raise Unsupported(
-                f"{special[0]} is {group.logical[special[0]]}, kept as pairs or packed bytes: a mapping can rename it only"
-            )
+        if not _is_rename(recipe, compiled):
+            kept = f"{special[0]} is {group.logical[special[0]]}, kept as pairs or packed bytes"
+            raise Unsupported(f"{kept}: a mapping can rename it, and nothing else")
         out[target] = group.logical[special[0]]
     return out
 
@@ -175,9 +174,8 @@ class _Follower:
         self, group: str, states: Mapping[str, Recipe[Place]], suffix: str, prefix: str = ""
     ) -> dict[str, Recipe[Place]]:
         own = {key: recipe for key, recipe in states.items() if key in self._specs}
-        specs = {key: TensorSpec(key, recipe.dtype, recipe.shape) for key, recipe in own.items()}
         out = {}
-        for target, made in follow(self.compiled, specs, self._specs).items():
+        for target, made in follow(self.compiled, own, self._specs).items():
             if isinstance(made, Scalar):
                 self.same.append(Same(f"{group}: {prefix}{target}{suffix}", tuple(own[s] for s in made.sources)))
                 out[target] = own[made.sources[0]]

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from holdfast.mapping.expand import Step, Work
+from holdfast.mapping.expand import Work
+from holdfast.mapping.expansion import Step
+from holdfast.mapping.foresee import Foresight
 from holdfast.mapping.fused import Unfit, fuse, part_sizes, segment_count, segments_of, unfuse
 from holdfast.mapping.values import UNKNOWN, Statement
 from holdfast.plan.recipe import Recipe
@@ -15,11 +17,11 @@ Recipes = list[Recipe[str]]
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """What a step may ask for beside its sources: TP degrees, the shapes that its results will have, work."""
+    """What a step may ask for beside its sources: TP degrees, what becomes of its results, work."""
 
     source_tp: int | None
     target_tp: Callable[[str], int | None]
-    part_shape: Callable[[int, str], tuple[int, ...] | None]
+    foresight: Foresight
     work: Work
 
 
@@ -28,11 +30,15 @@ def evaluate(statement: Statement, number: int, step: Step, sources: Recipes, ar
     _check_source_dtypes(statement, step, sources)
     made = [recipe.transposed() if turn else recipe for recipe, turn in zip(sources, step.left_turned, strict=True)]
     if statement.options.fused is not None:
-        made = _fused(statement, step, made, around)
-    elif len(made) > 1:
+        made = _fused(statement, number, step, made, around)
+    elif statement.stacks:
+        made = [_stack(statement, step, made)]
+    elif len(made) > 1 or (len(step.rights) == 1 and isinstance(statement.options.sizes, tuple)):
         made = [_concat(statement, step, made)]
     made = [_cast(statement, _permute(statement, step, recipe)) for recipe in made]
-    if len(made) == 1 and len(step.rights) > 1:
+    if statement.unstacks:
+        made = _unstack(statement, step, made[0])
+    elif len(made) == 1 and len(step.rights) > 1:
         made = _split(statement, number, step, made[0], around)
     return [recipe.transposed() if turn else recipe for recipe, turn in zip(made, step.right_turned, strict=True)]
 
@@ -58,17 +64,18 @@ def _check_source_dtypes(statement: Statement, step: Step, sources: Recipes) -> 
             raise statement.refusal(f"{name!r} is {recipe.dtype.name}, not the {wanted.name} that src_dtype= says")
 
 
-def _check_alike(statement: Statement, step: Step, parts: Recipes, dim: int) -> None:
-    """Parts that are joined differ in one dim only."""
+def _check_alike(statement: Statement, step: Step, parts: Recipes, dim: int | None) -> None:
+    """Parts that are joined differ in one dim only, and those that are stacked in none."""
     first = parts[0]
     for part in parts[1:]:
         alike = len(part.shape) == len(first.shape) and all(
             a == b for d, (a, b) in enumerate(zip(part.shape, first.shape, strict=True)) if d != dim
         )
         if not alike:
-            raise statement.refusal(
-                f"parts that are joined along axis {dim} must be equal in all other dims: {shown(step.lefts, parts)}"
+            rule = (
+                "stacked must be equal" if dim is None else f"joined along axis {dim} must be equal in all other dims"
             )
+            raise statement.refusal(f"parts that are {rule}: {shown(step.lefts, parts)}")
         if part.dtype is not first.dtype:
             raise statement.refusal(
                 f"parts that are joined must have one dtype, not {first.dtype.name} and {part.dtype.name}: "
@@ -81,9 +88,27 @@ def _concat(statement: Statement, step: Step, parts: Recipes) -> Recipe[str]:
     _check_alike(statement, step, parts, dim)
     sizes = statement.options.sizes
     found = tuple(part.shape[dim] for part in parts)
-    if isinstance(sizes, tuple) and len(step.lefts) > 1 and sizes != found:
+    if sizes == "equal":
+        sizes = found[:1] * len(found)
+    if isinstance(sizes, tuple) and sizes != found:
         raise statement.refusal(f"sizes={list(sizes)}, but the parts have {list(found)}: {shown(step.lefts, parts)}")
     return Recipe.concat(parts, dim)
+
+
+def _stack(statement: Statement, step: Step, parts: Recipes) -> Recipe[str]:
+    dim = dim_of(statement, len(parts[0].shape) + 1)
+    _check_alike(statement, step, parts, None)
+    return Recipe.concat([part.raised(dim) for part in parts], dim)
+
+
+def _unstack(statement: Statement, step: Step, whole: Recipe[str]) -> Recipes:
+    dim = dim_of(statement, len(whole.shape))
+    if whole.shape[dim] != len(step.rights):
+        raise statement.refusal(
+            f"{step.lefts[0]!r} {list(whole.shape)} has {whole.shape[dim]} slices along axis {dim}, but there are "
+            f"{len(step.rights)} keys for them: {', '.join(map(repr, step.rights[:6]))}"
+        )
+    return [part.dropped(dim) for part in whole.split(dim, (1,) * len(step.rights))]
 
 
 def _permute(statement: Statement, step: Step, recipe: Recipe[str]) -> Recipe[str]:
@@ -122,7 +147,7 @@ def _split_sizes(
     wanted = statement.options.sizes
     if wanted == "targets":
         wanted = _sizes_of_targets(statement, number, step, size, dim, around)
-    if wanted is None:
+    if wanted is None or wanted == "equal":
         if size % count:
             raise statement.refusal(f"{what} is not {count} equal parts; give sizes=[...]")
         return (size // count,) * count
@@ -138,7 +163,7 @@ def _sizes_of_targets(
 ) -> tuple[int, ...]:
     sizes: list[int | None] = []
     for name, turned in zip(step.rights, step.right_turned, strict=True):
-        shape = around.part_shape(number, name)
+        shape = around.foresight.shape(number, name)
         if shape is not None and dim < len(shape):
             sizes.append(shape[::-1][dim] if turned else shape[dim])
         else:
@@ -153,26 +178,27 @@ def _sizes_of_targets(
     return tuple(rest if found is None else found for found in sizes)
 
 
-def _fused(statement: Statement, step: Step, made: Recipes, around: Surroundings) -> Recipes:
+def _fused(statement: Statement, number: int, step: Step, made: Recipes, around: Surroundings) -> Recipes:
     dim = dim_of(statement, len(made[0].shape), default=1)
     try:
         if len(made) > 1:
             _check_alike(statement, step, made, dim)
-            return [_fuse(statement, step, made, dim, around)]
+            return [_fuse(statement, made, dim, _target_degree(statement, number, step, around), around.work)]
         options = statement.options
         degree = _source_degree(statement, len(step.rights), around)
         sizes = part_sizes(options, made[0].shape[dim], degree)
         around.work.spend(segment_count(options, degree), statement)
         parts = unfuse(made[0], segments_of(options, sizes, degree), dim)
-        return parts if len(step.rights) > 1 else [_fuse(statement, step, parts, dim, around)]
+        if len(step.rights) > 1:
+            return parts
+        return [_fuse(statement, parts, dim, _target_degree(statement, number, step, around), around.work)]
     except Unfit as problem:
         raise statement.refusal(f"{problem}: {shown(step.lefts, made)}, axis {dim}") from None
 
 
-def _fuse(statement: Statement, step: Step, parts: Recipes, dim: int, around: Surroundings) -> Recipe[str]:
+def _fuse(statement: Statement, parts: Recipes, dim: int, degree: int, work: Work) -> Recipe[str]:
     sizes = [part.shape[dim] for part in parts]
-    degree = _target_degree(statement, step, around)
-    around.work.spend(segment_count(statement.options, degree), statement)
+    work.spend(segment_count(statement.options, degree), statement)
     return fuse(parts, segments_of(statement.options, sizes, degree), dim)
 
 
@@ -182,10 +208,22 @@ def _source_degree(statement: Statement, rights: int, around: Surroundings) -> i
     return _known_degree(statement, given or around.source_tp, "source")
 
 
-def _target_degree(statement: Statement, step: Step, around: Surroundings) -> int:
+def _target_degree(statement: Statement, number: int, step: Step, around: Surroundings) -> int:
     options = statement.options
     given = options.dst_tp_degree or options.tp_degree
-    return _known_degree(statement, given or around.target_tp(step.rights[0]) or around.source_tp, "target")
+    if given is None and options.fused != "fused_qkv":
+        given = _degree_of_goals(statement, number, step.rights[0], around)
+    return _known_degree(statement, given or around.source_tp, "target")
+
+
+def _degree_of_goals(statement: Statement, number: int, name: str, around: Surroundings) -> int | None:
+    """The degree of the target, also where the statement makes a temporary on the way to it."""
+    degrees = {goal: around.target_tp(goal) for goal in sorted(around.foresight.goals(number, name))}
+    found = {degree for degree in degrees.values() if degree is not None}
+    if len(found) > 1:
+        told = ", ".join(f"{goal!r} {degree}" for goal, degree in degrees.items())
+        raise statement.refusal(f"{name!r} goes into targets of several TP degrees: {told}; add tp_degree=")
+    return next(iter(found), None)
 
 
 def _known_degree(statement: Statement, degree: int | None, side: str) -> int:

@@ -2,32 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from holdfast.core import limits
 from holdfast.core.errors import InvalidArgument
+from holdfast.mapping.expansion import Expansion, Step
 from holdfast.mapping.join import Row, joined
-from holdfast.mapping.names import Names, moved, nearest
-from holdfast.mapping.values import STAR, Hole, Key, Statement
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """One statement for one combination of ids: names without holes. Marks of `^T` go along."""
-
-    lefts: tuple[str, ...]
-    rights: tuple[str, ...]
-    left_turned: tuple[bool, ...] = ()
-    right_turned: tuple[bool, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Expansion:
-    """A statement and its steps, which happen at once: all read before any makes a name."""
-
-    statement: Statement
-    steps: tuple[Step, ...]
+from holdfast.mapping.later import Later, bound_key, filled
+from holdfast.mapping.names import Names, nearest
+from holdfast.mapping.shapes import Shapes, stack_dim
+from holdfast.mapping.values import STAR, Key, Spec, Statement
 
 
 class Work:
@@ -43,20 +27,24 @@ class Work:
 
 
 def expand(
-    statements: Iterable[Statement], sources: Iterable[str], targets: Iterable[str] | None, work: Work
+    statements: Sequence[Statement], sources: Mapping[str, Spec | None], targets: Iterable[str] | None, work: Work
 ) -> Iterator[Expansion]:
     """Each statement with its steps, in order. `targets` None: they are not known."""
-    return _Expander(Names(sources), None if targets is None else Names(targets), work).run(statements)
+    known = None if targets is None else Names(targets)
+    return _Expander(Names(sources), known, Shapes(sources), work).run(statements)
 
 
 class _Expander:
-    def __init__(self, names: Names, targets: Names | None, work: Work) -> None:
+    def __init__(self, names: Names, targets: Names | None, shapes: Shapes, work: Work) -> None:
         self._names = names
         self._targets = targets
+        self._shapes = shapes
         self._work = work
 
-    def run(self, statements: Iterable[Statement]) -> Iterator[Expansion]:
-        for statement in statements:
+    def run(self, statements: Sequence[Statement]) -> Iterator[Expansion]:
+        self._later = Later(statements, self._targets, self._work.spend)
+        for number, statement in enumerate(statements):
+            self._number = number
             if not statement.lefts:
                 steps = self._additions(statement)
             elif not statement.rights:
@@ -65,19 +53,20 @@ class _Expander:
                 steps = self._makings(statement)
                 _check_made_once(statement, steps)
                 for step in steps:
+                    self._shapes.follow(statement, step)
                     for name in step.rights:
                         self._names.add(name)
             yield Expansion(statement, tuple(steps))
 
     def _additions(self, statement: Statement) -> list[Step]:
         steps = []
-        for key in _keys(statement.rights):
+        for key in self._single(statement, statement.rights):
             if self._targets is None and key.holes:
-                raise statement.refusal(f"which keys {key.pattern} stands for is known only where the targets are")
-            found = [name for name, _ in self._targets.match(key)] if self._targets else [_literal(key)]
-            if not found:
+                continue  # where the targets are what is made, there are no others to keep
+            found = [filled(key, "0")] if self._targets is None else [name for name, _ in self._targets.match(key)]
+            if not found and not statement.options.optional:
                 raise statement.refusal(
-                    f"there is no target {key.pattern}{nearest(_literal(key), self._targets or ())}"
+                    f"there is no target {key.pattern}{nearest(filled(key, '0'), self._targets or ())}"
                 )
             self._work.spend(len(found), statement)
             for name in found:
@@ -87,76 +76,74 @@ class _Expander:
 
     def _removals(self, statement: Statement) -> list[Step]:
         names: dict[str, None] = {}
-        for key in _keys(statement.lefts):
+        for key in self._single(statement, statement.lefts):
             found = [name for name, _ in self._names.match(key)]
             self._work.spend(len(found) + 1, statement)
             if not found and not statement.options.optional:
-                raise statement.refusal(f"there is no {key.pattern} to remove{nearest(_literal(key), self._names)}")
+                raise statement.refusal(f"there is no {key.pattern} to remove{nearest(filled(key, '0'), self._names)}")
             names.update(dict.fromkeys(found))
         for name in names:
             self._names.discard(name)
         return [Step((name,), ()) for name in names]
 
+    def _single(self, statement: Statement, keys: Iterable[Key]) -> list[Key]:
+        """The keys with every array as its members."""
+        self._work.spend(sum(key.count for key in keys), statement)
+        return [single for key in keys for single in key.with_array()]
+
     def _makings(self, statement: Statement) -> list[Step]:
-        lefts = _keys(statement.lefts)
-        rights = _keys(statement.rights)
-        self._work.spend(len(lefts) + len(rights), statement)
+        lefts = self._single(statement, statement.lefts)
+        rights = self._single(statement, statement.rights)
         return [self._step(statement, rights, row) for row in joined(statement, lefts, self._names, self._work.spend)]
 
     def _step(self, statement: Statement, keys: Sequence[Key], row: Row) -> Step:
         rights: list[str] = []
         turned: list[bool] = []
         for key in keys:
-            names = self._right_names(statement, key, row.ids)
+            names = self._right_names(statement, key, row)
             rights.extend(names)
             turned.extend([key.transposed] * len(names))
         self._work.spend(len(rights), statement)
         _check_parts(statement, len(row.names))
         return Step(row.names, tuple(rights), row.turned, tuple(turned))
 
-    def _right_names(self, statement: Statement, key: Key, ids: dict[str, str]) -> list[str]:
-        pieces: list[str | Hole] = []
-        for piece in key.pieces:
-            if isinstance(piece, Hole) and piece.name in ids:
-                digits = moved(ids[piece.name], piece.offset)
-                if digits is None:
-                    raise statement.refusal(
-                        f"${piece.name} is {ids[piece.name]}: {piece.offset:+} from it is no number"
-                    )
-                pieces.append(digits)
-            else:
-                pieces.append(piece)
-        left_open = Key(tuple(pieces))
+    def _right_names(self, statement: Statement, key: Key, row: Row) -> list[str]:
+        left_open = bound_key(key, row.ids)
+        if left_open is None:
+            known = ", ".join(f"${name} is {value}" for name, value in row.ids.items())
+            raise statement.refusal(f"{known}: that gives no number for {key.pattern}")
         if not left_open.holes:
-            return [_literal(left_open)]
+            return [filled(left_open, "")]
         if len({hole.name for hole in left_open.holes}) > 1:
             raise statement.refusal(f"of {left_open.pattern}, one hole at most can stand on the right only")
-        if statement.options.parts is not None:
-            self._work.spend(statement.options.parts, statement)
-            return [_filled(left_open, number) for number in range(statement.options.parts)]
+        count = statement.options.parts or self._slices(statement, left_open, row)
+        if count is not None:
+            self._work.spend(count, statement)
+            return [filled(left_open, str(number)) for number in range(count)]
         return self._target_names(statement, left_open)
+
+    def _slices(self, statement: Statement, key: Key, row: Row) -> int | None:
+        """How many slices a tensor is unstacked to, if its shape tells and no target or later statement does."""
+        if not statement.unstacks or len(statement.rights) > 1:
+            return None
+        shape = self._shapes.whole(statement, Step(row.names, (), row.turned))
+        dim = None if shape is None else stack_dim(statement, len(shape))
+        if shape is None or dim is None or (self._targets is not None and self._later.numbers(key, self._number)):
+            return None
+        return shape[dim]
 
     def _target_names(self, statement: Statement, key: Key) -> list[str]:
         if self._targets is None:
             raise statement.refusal(
                 f"how many keys {key.pattern} stands for is known only where the targets are: add parts="
             )
-        found = sorted((int(next(iter(values.values()))), name) for name, values in self._targets.match(key))
-        if not found:
-            raise statement.refusal(f"no target matches {key.pattern}{nearest(_literal(key), self._targets)}")
-        return [name for _, name in found]
-
-
-def _keys(keys: Iterable[Key]) -> list[Key]:
-    return [single for key in keys for single in key.with_array()]
-
-
-def _literal(key: Key) -> str:
-    return "".join("0" if isinstance(piece, Hole) else piece for piece in key.pieces)
-
-
-def _filled(key: Key, number: int) -> str:
-    return "".join(str(max(number + piece.offset, 0)) if isinstance(piece, Hole) else piece for piece in key.pieces)
+        numbers = self._later.numbers(key, self._number)
+        if not numbers:
+            raise statement.refusal(
+                f"no target matches {key.pattern}{nearest(filled(key, '0'), self._targets)}; if it is a temporary, "
+                "add parts="
+            )
+        return [filled(key, number) for number in numbers]
 
 
 def _check_parts(statement: Statement, count: int) -> None:

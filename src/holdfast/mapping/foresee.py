@@ -1,11 +1,12 @@
-"""Foresight: the shape that a name will need to have, from what later statements make of it."""
+"""Foresight: the shape that a name will need to have and the targets it goes into, from later statements."""
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 
-from holdfast.mapping.expand import Expansion, Step
+from holdfast.mapping.expansion import Expansion, Step
+from holdfast.mapping.shapes import stack_dim
 from holdfast.mapping.values import Spec, Statement
 
 Shape = tuple[int, ...]
@@ -13,7 +14,7 @@ _FURTHEST = 50  # statements in a row
 
 
 class Foresight:
-    """Answers for splits whose sizes are those of the targets. Built when first asked."""
+    """Answers for splits whose sizes are those of the targets, and for fused temporaries. Built when first asked."""
 
     def __init__(self, expansions: Sequence[Expansion], targets: Mapping[str, Spec | None]) -> None:
         self._expansions = expansions
@@ -23,22 +24,34 @@ class Foresight:
 
     def shape(self, number: int, name: str, far: int = _FURTHEST) -> Shape | None:
         """The shape of the name that statement `number` makes; None if it cannot be known."""
-        uses = self._index().get(name, [])
-        first = bisect_right([at for at, _ in uses], number)
-        makes = self._makes.get(name, [])
-        next_make = bisect_right(makes, number)
-        replaced = makes[next_make] if next_make < len(makes) else None
-        if replaced is None:
-            spec = self._targets.get(name)
-            if spec is not None:
-                return tuple(spec.shape)
-        for at, step in uses[first:]:
-            if far <= 0 or (replaced is not None and at > replaced):
-                return None
+        uses, replaced = self._uses_of(number, name)
+        spec = self._targets.get(name)
+        if not replaced and spec is not None:
+            return tuple(spec.shape)
+        for at, step in uses if far > 0 else ():
             found = self._through(at, step, far - 1)
             if found is not None:
                 return found
         return None
+
+    def goals(self, number: int, name: str, far: int = _FURTHEST) -> set[str]:
+        """The last names that what statement `number` makes goes into: itself, if nothing uses it."""
+        uses, replaced = self._uses_of(number, name)
+        found = {name} if not uses or (name in self._targets and not replaced) else set()
+        for at, step in uses if far > 0 else ():
+            for right in step.rights:
+                found |= self.goals(at, right, far - 1)
+        return found
+
+    def _uses_of(self, number: int, name: str) -> tuple[list[tuple[int, Step]], bool]:
+        """The steps that use what statement `number` made, and whether the name is made again after them."""
+        uses = self._index().get(name, [])
+        first = bisect_right(uses, number, key=_number)
+        makes = self._makes.get(name, [])
+        next_make = bisect_right(makes, number)
+        if next_make == len(makes):
+            return uses[first:], False
+        return uses[first : bisect_right(uses, makes[next_make], key=_number)], True
 
     def _index(self) -> dict[str, list[tuple[int, Step]]]:
         if self._uses is None:
@@ -54,7 +67,7 @@ class Foresight:
     def _through(self, number: int, step: Step, far: int) -> Shape | None:
         """The shape of a step's only source, from the shapes of its results."""
         statement = self._expansions[number].statement
-        if len(step.lefts) != 1 or not step.rights or statement.options.fused == "fused_qkv_old":
+        if len(step.lefts) != 1 or not step.rights or statement.options.fused == "fused_qkv_old" or statement.stacks:
             return None
         shapes = []
         for name, turned in zip(step.rights, step.right_turned, strict=True):
@@ -66,7 +79,14 @@ class Foresight:
         return None if whole is None else _unturned(statement, step, whole)
 
 
+def _number(use: tuple[int, Step]) -> int:
+    return use[0]
+
+
 def _whole(statement: Statement, shapes: Sequence[Shape]) -> Shape | None:
+    if statement.unstacks:
+        dim = stack_dim(statement, len(shapes[0]) + 1)
+        return None if dim is None else (*shapes[0][:dim], len(shapes), *shapes[0][dim:])
     if len(shapes) == 1:
         return shapes[0]
     axis = statement.options.axis if statement.options.axis is not None else 1

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from holdfast.mapping.values import Key, Options, Statement
+from dataclasses import replace
+
+from holdfast.mapping.values import Options, Statement, is_many
 
 _FUSED_COUNTS = {
     "fused_ffn": ((2, 1), (1, 2), (1, 1)),
@@ -19,29 +21,37 @@ def form_problem(statement: Statement) -> str | None:
     lefts, rights, options = statement.lefts, statement.rights, statement.options
     if not lefts or not rights:
         return _one_sided_problem(statement)
-    bound = {hole.name for key in lefts for hole in key.holes}
-    free = any(hole.name not in bound for key in rights for hole in key.holes)
-    right_many = _is_many(rights) or free
+    free = _has_free_holes(statement)
+    right_many = is_many(rights) or free
     if options.fused is not None:
         return _fused_problem(statement, free) or _cast_problem(options)
     for name in (*_TP, *_HEADS):
         if getattr(options, name) is not None:
             return f"{name} belongs to the fused forms: add fused_ffn, fused_qkv or fused_qkv_old"
-    if _is_many(lefts) and right_many:
+    if is_many(lefts) and right_many:
         return "only one side can have several keys; to treat many keys one by one, use an id such as $LAYER_ID for *"
-    return _parts_problem(options, _is_many(lefts), right_many) or _cast_problem(options)
+    return _parts_problem(options, is_many(lefts), right_many) or _cast_problem(options)
 
 
-def _is_many(keys: tuple[Key, ...]) -> bool:
-    """Whether the keys can stand for several."""
-    return len(keys) > 1 or any(key.has_star or key.array is not None for key in keys)
+def directed(statement: Statement) -> Statement:
+    """The statement with `unstack` where several right keys show that `stack` means that."""
+    options = statement.options
+    cuts = not is_many(statement.lefts) and (is_many(statement.rights) or _has_free_holes(statement))
+    if not (options.stack and cuts) or options.unstack:
+        return statement
+    return replace(statement, options=replace(options, stack=False, unstack=True))
+
+
+def _has_free_holes(statement: Statement) -> bool:
+    """Whether a hole stands on the right only."""
+    bound = {hole.name for key in statement.lefts for hole in key.holes}
+    return any(hole.name not in bound for key in statement.rights for hole in key.holes)
 
 
 def _one_sided_problem(statement: Statement) -> str | None:
     what = "removes sources" if statement.lefts else "leaves targets as they are"
-    allowed = Options(optional=statement.options.optional and bool(statement.lefts))
-    if statement.options != allowed:
-        return f"a statement that {what} takes no options{' but optional' if statement.lefts else ''}"
+    if statement.options != Options(optional=statement.options.optional):
+        return f"a statement that {what} takes no options but optional"
     if any(key.transposed for key in (*statement.lefts, *statement.rights)):
         return f"a statement that {what} has nothing to transpose"
     return None
@@ -49,8 +59,13 @@ def _one_sided_problem(statement: Statement) -> str | None:
 
 def _parts_problem(options: Options, left_many: bool, right_many: bool) -> str | None:
     many = left_many or right_many
-    if many and options.axis is None:
+    stacked = options.stack or options.unstack
+    if (many or stacked) and options.axis is None:
         return f"axis= is missing: along which dim are the parts {'joined' if left_many else 'cut'}?"
+    if stacked and options.sizes is not None:
+        return "stack takes no sizes=: every part is one slice"
+    if options.unstack and (left_many or options.stack):
+        return "unstack cuts one tensor into the slices of a dim; stack joins several"
     if options.sizes is not None and not many:
         return "sizes= belongs to a statement with several keys on one side"
     if options.sizes == "targets" and not right_many:
@@ -79,6 +94,8 @@ def _fused_problem(statement: Statement, free: bool) -> str | None:
     if counts not in _FUSED_COUNTS[form]:
         reorder = "" if form == "fused_qkv" else f" or `w -> w2, {form}`"
         return f"{form} is written `{parts} -> w, {form}` or `w -> {parts}, {form}`{reorder}"
+    if options.stack or options.unstack:
+        return f"{form} does not go with stack: fuse to a name of its own first, then stack"
     if options.sizes is not None or options.parts is not None:
         return f"{form} takes neither sizes= nor parts=: they follow from the heads and degrees"
     heads = [name for name in _HEADS if getattr(options, name) is not None]

@@ -80,13 +80,7 @@ def unfuse(fused: Recipe[S], segments: Sequence[Segment], dim: int) -> list[Reci
     found: dict[int, dict[int, Recipe[S]]] = {}
     for segment, piece in zip(segments, pieces, strict=True):
         found.setdefault(segment.part, {}).setdefault(segment.begin, piece)
-    return [
-        Recipe.concat([piece for _, piece in sorted(of.items(), key=_begin)], dim) for _, of in sorted(found.items())
-    ]
-
-
-def _begin(item: tuple[int, object]) -> int:
-    return item[0]
+    return [Recipe.concat([of[begin] for begin in sorted(of)], dim) for _, of in sorted(found.items())]
 
 
 def _ffn(sizes: Sequence[int], degree: int) -> list[Segment]:

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 
 from holdfast.core import limits
 from holdfast.core.errors import InvalidArgument
-from holdfast.mapping.forms import form_problem
+from holdfast.mapping.forms import directed, form_problem
 from holdfast.mapping.options import NAMES, options_of
 from holdfast.mapping.tokens import ARROW, END, WORD, Token, tokens_of
 from holdfast.mapping.values import FLAGS, STAR, Hole, Key, Statement
@@ -41,7 +41,7 @@ class _Parser:
         self._tokens = tokens
         self._at = 0
         self._origin = origin
-        self._text = text[tokens[0].begin : tokens[-1].begin].strip()
+        self._text = text[tokens[0].begin : tokens[-2].end]
 
     def statement(self) -> Statement:
         first = self._next
@@ -55,7 +55,7 @@ class _Parser:
         problem = form_problem(statement)
         if problem:
             raise statement.refusal(problem, InvalidArgument)
-        return statement
+        return directed(statement)
 
     @property
     def _next(self) -> Token:
@@ -172,7 +172,11 @@ class _Parser:
                 known = ", ".join([*FLAGS, *(f"{known}=" for known in NAMES)])
                 raise self._refusal(token, f"{token.shown!r} is not an option; there are {known}")
             self._take()
-            yield token, str(name), self._numbers() if self._next.kind == "[" else self._expect(WORD, "a value")
+            yield (
+                token,
+                str(name),
+                self._numbers() if self._next.kind == "[" else self._expect(WORD, f"{name}= takes a value"),
+            )
         self._expect(END, "keys and options are parted by commas")
 
     def _numbers(self) -> list[int]:

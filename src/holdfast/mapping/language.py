@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import os
 from collections import abc
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any, TypeAlias
 
 from holdfast.core import limits
 from holdfast.core.errors import InvalidArgument, NotFound
 from holdfast.format import strictjson
+from holdfast.mapping import families
 from holdfast.mapping.compile import Compiled, TargetTP, compile_program
+from holdfast.mapping.explain import Keys, explain, specs_of
 from holdfast.mapping.grammar import statements_of
+from holdfast.mapping.pin import pinned
+from holdfast.mapping.reverse import reversed_program
 from holdfast.mapping.values import Spec, Statement
 
-if TYPE_CHECKING:
-    Written = str | os.PathLike[str] | Sequence[str] | abc.Mapping[str, Sequence[str]] | "Mapping"
+Written: TypeAlias = "str | os.PathLike[str] | Sequence[str] | abc.Mapping[str, Sequence[str]] | Mapping"
 
 _AOA = "aoa_statements"
 
@@ -29,22 +32,45 @@ class Mapping:
     statements: tuple[Statement, ...] = ()
 
     @staticmethod
-    def parse(written: Written) -> Mapping:
-        """A mapping from a text, a file, a list of statements or {"aoa_statements": [...]}.
+    def parse(
+        written: Written, config: abc.Mapping[str, Any] | None = None, keys: Iterable[str] | None = None
+    ) -> Mapping:
+        """A mapping from a text, a file, a list of statements, {"aoa_statements": [...]} or a built-in name.
 
-        A file holds the text, or the list or the object as JSON. A text in one line without `->` is
-        the name of a file. Raises InvalidArgument with line and column, NotFound for a missing file.
+        A file holds the text, or the list or the object as JSON. A text in one line without `->` is a
+        built-in name (see `families`) or that of a file. `config` is the model's config.json and `keys`
+        are those on the hub's side, where known: built-in mappings look at them.
+        Raises InvalidArgument with line and column, NotFound for a missing file.
         """
         if isinstance(written, Mapping):
             return written
         if isinstance(written, str):
-            return _from_text(written)
+            return _from_text(written, config, keys)
         if isinstance(written, os.PathLike):
             return _from_file(Path(written))
         return _from_value(written, "")
 
     def __str__(self) -> str:
         return "".join(f"{statement}\n" for statement in self.statements)
+
+    def reverse(self, shapes: abc.Mapping[str, Sequence[int]] | None = None) -> Mapping:
+        """The mapping that makes the sources again of the targets.
+
+        What was joined is cut by `sizes=`, by `shapes` of the sources, or else by the shapes that the
+        targets of the reverse have when it is compiled. Raises InvalidArgument for a statement without an inverse.
+        """
+        known = None if shapes is None else specs_of(shapes)
+        statements = self.statements if known is None else pinned(self.statements, known)
+        return Mapping(tuple(reversed_program(statements)))
+
+    def explain(
+        self, keys: Keys, targets: Keys | None = None, *, source_tp: int | None = None, target_tp: TargetTP = None
+    ) -> str:
+        """For every target where it comes from: its boxes, the source's boxes, the order of dims, casts.
+
+        `keys` are {key: shape}, {key: (shape, dtype)} or specs; of keys alone only the names are told.
+        """
+        return explain(self.statements, keys, targets, source_tp=source_tp, target_tp=target_tp)
 
     def compile(
         self,
@@ -63,9 +89,13 @@ class Mapping:
         return compile_program(self.statements, sources, targets, source_tp=source_tp, target_tp=target_tp)
 
 
-def _from_text(text: str) -> Mapping:
+def _from_text(text: str, config: abc.Mapping[str, Any] | None, keys: Iterable[str] | None) -> Mapping:
     if "->" in text or "\n" in text or not text.partition("#")[0].strip():
         return _limited(statements_of(text))
+    if families.is_name(text):
+        program = families.named(text, config, keys)
+        mapping = _limited(statements_of(program.text, f"{text}, "))
+        return mapping.reverse() if program.reversed else mapping
     try:
         is_file = Path(text).is_file()
     except (OSError, ValueError):  # no name that a file could have
@@ -73,7 +103,8 @@ def _from_text(text: str) -> Mapping:
     if is_file:
         return _from_file(Path(text))
     raise InvalidArgument(
-        f"{text[:200]!r} is no mapping: neither a statement such as `a -> b`, nor a file that is there"
+        f"{text[:200]!r} is no mapping: neither a statement such as `a -> b`, nor a file that is there, nor a "
+        f"built-in name; {families.nearest(text[:200])}"
     )
 
 
@@ -110,14 +141,18 @@ def _from_value(value: object, origin: str) -> Mapping:
 
 def _listed(items: Sequence[object], origin: str) -> Iterator[Statement]:
     """Statements of a list; the line is the place in it."""
+    size = 0
     for number, item in enumerate(items):
         if not isinstance(item, str):
             raise InvalidArgument(f"{origin}line {number + 1}: a statement is a text, not {type(item).__name__}")
+        size += len(item)
+        if size > limits.MAPPING_BYTES:
+            raise InvalidArgument(f"{origin}line {number + 1}: a mapping has at most {limits.MAPPING_BYTES} bytes")
         yield from statements_of(item, origin, number + 1)
 
 
 def _limited(statements: Iterator[Statement]) -> Mapping:
-    found = []
+    found: list[Statement] = []
     for statement in statements:
         if len(found) >= limits.MAPPING_STATEMENTS:
             raise statement.refusal(f"more than {limits.MAPPING_STATEMENTS} statements", InvalidArgument)

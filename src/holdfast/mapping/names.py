@@ -136,5 +136,5 @@ def moved(digits: str, offset: int) -> str | None:
 def nearest(name: str, names: Iterable[str]) -> str:
     """A hint that names those which `name` may be a misspelling of; empty if there is none."""
     close = (other for other in names if abs(len(other) - len(name)) <= 10)
-    found = difflib.get_close_matches(name, list(itertools.islice(close, _NEAREST_AMONG)), 3, 0.7)
+    found = difflib.get_close_matches(name, list(itertools.islice(close, _NEAREST_AMONG)), 3, 0.6)
     return f"; near it: {', '.join(map(repr, found))}" if found else ""

@@ -38,8 +38,8 @@ def _value(token: Token, name: str, value: Value, refuse: Refuse) -> object:
     if value is None:
         return name if name.startswith("fused_") else True
     if name == "sizes":
-        if isinstance(value, Token) and value.bare == "targets":
-            return "targets"
+        if isinstance(value, Token) and value.bare in ("equal", "targets"):
+            return value.bare
         return tuple(_list(token, name, value, refuse))
     if name == "permute":
         order = tuple(_list(token, name, value, refuse))

@@ -11,7 +11,7 @@ from holdfast.core.errors import HoldfastError, Mismatch
 from holdfast.format.dtypes import DType
 
 STAR = "*"
-FLAGS = ("fused_ffn", "fused_qkv", "fused_qkv_old", "optional")
+FLAGS = ("fused_ffn", "fused_qkv", "fused_qkv_old", "stack", "unstack", "optional")
 UNKNOWN = DType("unknown", "", 0, "unknown")  # for explaining shapes without dtypes
 
 _SHOWN_CHARS = 200
@@ -79,6 +79,11 @@ class Key:
     def __str__(self) -> str:
         return self.pattern + ("^T" if self.transposed else "")
 
+    @property
+    def count(self) -> int:
+        """How many keys an array stands for."""
+        return 1 if self.array is None else self.array[1] - self.array[0]
+
     def with_array(self) -> Iterator[Key]:
         """The keys that an array stands for; a key without one is itself."""
         if self.array is None:
@@ -86,6 +91,11 @@ class Key:
             return
         for number in range(*self.array):
             yield Key((*self.pieces, f"_{number}"), None, self.transposed, self.column)
+
+
+def is_many(keys: tuple[Key, ...]) -> bool:
+    """Whether keys can stand for several."""
+    return len(keys) > 1 or any(key.has_star or key.array is not None for key in keys)
 
 
 def _written(piece: str | Hole, following: str | Hole | None) -> str:
@@ -102,16 +112,18 @@ def _written(piece: str | Hole, following: str | Hole | None) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What is written after the keys. `sizes` are numbers, or "targets": those that the targets have."""
+    """What is written after the keys. `sizes` are numbers, "equal", or "targets": those that the targets have."""
 
     axis: int | None = None
-    sizes: tuple[int, ...] | Literal["targets"] | None = None
+    sizes: tuple[int, ...] | Literal["equal", "targets"] | None = None
     parts: int | None = None
     permute: Permutation | None = None
     dtype: DType | None = None
     src_dtype: DType | None = None
     dst_dtype: DType | None = None
     fused: str | None = None
+    stack: bool = False
+    unstack: bool = False
     num_heads: int | None = None
     num_key_value_groups: int | None = None
     tp_degree: int | None = None
@@ -159,6 +171,24 @@ class Statement:
     def __str__(self) -> str:
         sides = (", ".join(map(str, keys)) or "_" for keys in (self.lefts, self.rights))
         return " -> ".join(sides) + str(self.options)
+
+    @property
+    def stacks(self) -> bool:
+        """Whether the left keys become slices of a new dim."""
+        return self.options.stack
+
+    @property
+    def unstacks(self) -> bool:
+        """Whether the right keys are the slices of a dim, and lose it."""
+        return self.options.unstack
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether tensors stay as they are, whatever their names."""
+        options = self.options
+        turned = any(key.transposed for key in (*self.lefts, *self.rights))
+        stacked = options.stack or options.unstack
+        return not (turned or stacked) and options.permute is None and options.cast is None and options.fused is None
 
     @property
     def where(self) -> str:

@@ -19,7 +19,7 @@ from holdfast.format.digest import digest_hex
 from holdfast.format.dtypes import dtype_named, numpy_dtype
 from holdfast.format.header import LENGTH_BYTES, decode_header, header_bytes
 from holdfast.format.index import decode_index
-from holdfast.format.manifest import FileRecord, GroupRecord, Manifest, decode_manifest
+from holdfast.format.manifest import FileRecord, Manifest, decode_manifest
 from holdfast.layout.box import Box
 from holdfast.layout.mesh import tp_degree_of
 from holdfast.persist.read import PORTION_BYTES, Loading, Progress
@@ -42,7 +42,7 @@ def no_progress(count: int) -> None:
 
 
 class Checkpoint:
-    """One committed checkpoint, or a plain Hugging Face folder, open for reading."""
+    """One committed checkpoint, open for reading."""
 
     def __init__(self, storage: Readable, folder: str) -> None:
         self.storage = storage
@@ -68,29 +68,11 @@ class Checkpoint:
         try:
             data = self._pin.read(names.MANIFEST, limits.JSON_BYTES)
         except NotFound:
-            return self._foreign_manifest()
-        return decode_manifest(data, self.path)
-
-    def _foreign_manifest(self) -> Manifest:
-        """A manifest for a Hugging Face folder: its weights as the group "model", without digests."""
-        files = self._pin.files()
-        single, index = "model.safetensors", names.index_file("model")
-        if single in files:
-            members = [single]
-        elif index in files:
-            weight_map = decode_index(self._pin.read(index, limits.JSON_BYTES), f"{self.path}/{index}")
-            members = sorted(set(weight_map.values()))
-        else:
             raise NotFound(
-                f"{self.path}: neither {names.MANIFEST} nor {single} nor {index}: not a checkpoint; "
-                "if it is a run's root, name one of its steps"
-            )
-        missing = [member for member in members if member not in files]
-        if missing:
-            raise Damaged(f"{self.path}: {index} names {missing[0]}, which is not there")
-        group = GroupRecord("module", tuple(members), sum(files[member] for member in members))
-        records = {member: FileRecord(files[member], ()) for member in members}
-        return Manifest(None, None, "", "", limits.BLOCK_BYTES, {"model": group}, records, {})
+                f"{self.path}: there is no {names.MANIFEST} in it, and no weights of another tool that are read: "
+                "not a checkpoint; if it is a run's root, name one of its steps"
+            ) from None
+        return decode_manifest(data, self.path)
 
     @property
     def groups(self) -> tuple[str, ...]:

@@ -19,11 +19,15 @@ from holdfast.layout.box import Box
 S = TypeVar("S")
 R = TypeVar("R")
 
+NEW = -1  # in the order of a term: a dim of size 1 that the source does not have
+
 
 @dataclass(frozen=True, slots=True)
 class Term(Generic[S]):
     """`box` of the target is `part` of `source`: dim d of the target is dim `order[d]` of the source.
 
+    Source and target may differ in rank: a target dim whose order is NEW has size 1 in the box, and a
+    source dim that no target dim takes has size 1 in the part.
     Elements are cast to each of `casts` in turn: rounding to a narrow dtype on the way is kept.
     """
 
@@ -42,14 +46,23 @@ class Term(Generic[S]):
             return self
         offsets, sizes = list(self.part.offsets), list(self.part.sizes)
         for dim, source_dim in enumerate(self.order):
-            offsets[source_dim] += common.offsets[dim] - self.box.offsets[dim]
-            sizes[source_dim] = common.sizes[dim]
+            if source_dim != NEW:
+                offsets[source_dim] += common.offsets[dim] - self.box.offsets[dim]
+                sizes[source_dim] = common.sizes[dim]
         return replace(self, box=common, part=Box(tuple(offsets), tuple(sizes)))
+
+    def placed(self, part: Box) -> Box:
+        """The box of the target that a box inside `self.part` becomes."""
+        offsets = tuple(
+            at if dim == NEW else at + part.offsets[dim] - self.part.offsets[dim]
+            for at, dim in zip(self.box.offsets, self.order, strict=True)
+        )
+        return Box(offsets, tuple(1 if dim == NEW else part.sizes[dim] for dim in self.order))
 
     @property
     def is_plain(self) -> bool:
         """Whether bytes go over as they are, dim by dim."""
-        return not self.casts and self.order == tuple(range(len(self.order)))
+        return not self.casts and self.order == tuple(range(len(self.part.sizes)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,15 +82,31 @@ class Recipe(Generic[S]):
     def permuted(self, order: Sequence[int]) -> Recipe[S]:
         """The same with its dims taken in another order, as numpy's transpose takes them."""
         order = tuple(order)
-        terms = (
-            replace(term, box=_permuted(term.box, order), order=tuple(term.order[dim] for dim in order))
+        terms = [
+            Term(_permuted(term.box, order), term.source, term.part, _taken(term.order, order), term.casts)
             for term in self.terms
-        )
-        return Recipe(tuple(self.shape[dim] for dim in order), self.dtype, tuple(terms))
+        ]
+        return Recipe(_taken(self.shape, order), self.dtype, tuple(terms))
 
     def transposed(self) -> Recipe[S]:
         """The same with all its dims reversed."""
         return self.permuted(range(len(self.shape) - 1, -1, -1))
+
+    def raised(self, dim: int) -> Recipe[S]:
+        """The same with a new dim of size 1 before `dim`."""
+        terms = (
+            replace(term, box=_raised(term.box, dim), order=(*term.order[:dim], _spare_dim(term), *term.order[dim:]))
+            for term in self.terms
+        )
+        return Recipe((*self.shape[:dim], 1, *self.shape[dim:]), self.dtype, tuple(terms))
+
+    def dropped(self, dim: int) -> Recipe[S]:
+        """The same without `dim`, whose size is 1."""
+        terms = (
+            replace(term, box=_dropped(term.box, dim), order=(*term.order[:dim], *term.order[dim + 1 :]))
+            for term in self.terms
+        )
+        return Recipe((*self.shape[:dim], *self.shape[dim + 1 :]), self.dtype, tuple(terms))
 
     def cast(self, dtype: DType) -> Recipe[S]:
         if dtype is self.dtype:
@@ -124,8 +153,10 @@ class Recipe(Generic[S]):
         at = 0
         for part in parts:
             for term in part.terms:
-                offsets = tuple(o + at if d == dim else o for d, o in enumerate(term.box.offsets))
-                terms.append(replace(term, box=Box(offsets, term.box.sizes)))
+                offsets = list(term.box.offsets)
+                offsets[dim] += at
+                box = Box(tuple(offsets), term.box.sizes)
+                terms.append(Term(box, term.source, term.part, term.order, term.casts))
             at += part.shape[dim]
         shape = tuple(at if d == dim else size for d, size in enumerate(parts[0].shape))
         return Recipe(shape, parts[0].dtype, tuple(_joined(terms, dim)))
@@ -135,14 +166,14 @@ class Recipe(Generic[S]):
         terms: list[Term[R]] = []
         for term in self.terms:
             for inner in find(term.source).overlapping(term.part):
-                offsets = tuple(
-                    box_offset + inner.box.offsets[dim] - term.part.offsets[dim]
-                    for box_offset, dim in zip(term.box.offsets, term.order, strict=True)
-                )
-                box = Box(offsets, tuple(inner.box.sizes[dim] for dim in term.order))
-                order = tuple(inner.order[dim] for dim in term.order)
-                terms.append(Term(box, inner.source, inner.part, order, (*inner.casts, *term.casts)))
+                order = tuple(NEW if dim == NEW else inner.order[dim] for dim in term.order)
+                casts = (*inner.casts, *term.casts)
+                terms.append(Term(term.placed(inner.box), inner.source, inner.part, order, casts))
         return Recipe(self.shape, self.dtype, tuple(terms))
+
+    def is_whole(self, shape: tuple[int, ...]) -> bool:
+        """Whether it is one source of `shape` as it is."""
+        return len(self.terms) == 1 and self.terms[0].is_plain and self.terms[0].part == Box.full(shape)
 
     def sources(self) -> list[S]:
         """What it is made of, each once, in the order of the terms."""
@@ -154,15 +185,34 @@ def _shifted(term: Term[S], dim: int, begin: int, size: int, origin: int) -> Ter
     offsets, sizes = list(term.box.offsets), list(term.box.sizes)
     part_offsets, part_sizes = list(term.part.offsets), list(term.part.sizes)
     source_dim = term.order[dim]
-    part_offsets[source_dim] += begin - offsets[dim]
+    if source_dim != NEW:
+        part_offsets[source_dim] += begin - offsets[dim]
+        part_sizes[source_dim] = size
     offsets[dim] = begin - origin
-    sizes[dim] = part_sizes[source_dim] = size
+    sizes[dim] = size
     part = Box(tuple(part_offsets), tuple(part_sizes))
     return Term(Box(tuple(offsets), tuple(sizes)), term.source, part, term.order, term.casts)
 
 
 def _permuted(box: Box, order: tuple[int, ...]) -> Box:
-    return Box(tuple(box.offsets[dim] for dim in order), tuple(box.sizes[dim] for dim in order))
+    return Box(_taken(box.offsets, order), _taken(box.sizes, order))
+
+
+def _taken(values: tuple[int, ...], order: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple([values[dim] for dim in order])
+
+
+def _raised(box: Box, dim: int) -> Box:
+    return Box((*box.offsets[:dim], 0, *box.offsets[dim:]), (*box.sizes[:dim], 1, *box.sizes[dim:]))
+
+
+def _dropped(box: Box, dim: int) -> Box:
+    return Box((*box.offsets[:dim], *box.offsets[dim + 1 :]), (*box.sizes[:dim], *box.sizes[dim + 1 :]))
+
+
+def _spare_dim(term: Term[S]) -> int:
+    """A dim of the source that nothing takes, so that what was cut apart along it joins again; else NEW."""
+    return next((dim for dim in range(len(term.part.sizes)) if dim not in term.order), NEW)
 
 
 def _joined(terms: Sequence[Term[S]], dim: int) -> Iterator[Term[S]]:
@@ -182,6 +232,8 @@ def _joined(terms: Sequence[Term[S]], dim: int) -> Iterator[Term[S]]:
 
 
 def _follows(last: Term[S], term: Term[S], dim: int) -> bool:
+    if last.order[dim] == NEW:
+        return False
     same = last.source == term.source and last.order == term.order and last.casts == term.casts
     return same and _adjacent(last.box, term.box, dim) and _adjacent(last.part, term.part, last.order[dim])
 

@@ -10,23 +10,38 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from holdfast.core.errors import NotFound
+from holdfast.core.errors import Damaged, NotFound
 from holdfast.core.filenames import MANIFEST
 from holdfast.persist.checkpoint import Checkpoint
+from holdfast.sources.dcp.reader import read_dcp
 from holdfast.sources.foreign import Folder, Foreign, Found
+from holdfast.sources.huggingface import read_huggingface
+from holdfast.sources.paddle_flex import read_flex
+from holdfast.sources.paddle_params import read_params
+from holdfast.sources.paddle_unified import read_unified
+from holdfast.sources.torchfiles.reader import read_torch
 from holdfast.storage import locate
 
 __all__ = ["open_stored"]
 
-READERS: tuple[Callable[[Folder], Found | None], ...] = ()
+READERS: tuple[Callable[[Folder], Found | None], ...] = (
+    read_unified,
+    read_flex,
+    read_dcp,
+    read_huggingface,
+    read_params,
+    read_torch,
+)
 
 
 def open_stored(path: str | os.PathLike[str]) -> Checkpoint:
     """Open a checkpoint of any format that Holdfast reads: a folder, or a single file of tensors."""
     storage, name = locate(path)
-    single = isinstance(path, str | os.PathLike) and "://" not in str(path) and Path(path).is_file()
+    single = "://" not in str(path) and Path(path).expanduser().is_file()
+    if single:  # who names a link means what it leads to
+        storage, name = locate(os.path.realpath(Path(path).expanduser()))
     folder = Folder(storage, "", only=name) if single else Folder(storage, name)
-    if MANIFEST in folder.files and not single:
+    if not single and _has_manifest(folder):
         return Checkpoint(storage, name)
     for reader in READERS:
         found = reader(folder)
@@ -35,3 +50,16 @@ def open_stored(path: str | os.PathLike[str]) -> Checkpoint:
     if single:
         raise NotFound(f"{folder.path}/{name}: not a file of tensors that Holdfast reads")
     return Checkpoint(storage, name)
+
+
+def _has_manifest(folder: Folder) -> bool:
+    """Whether a folder has a manifest; one that is a link or a pipe is a damaged one, not none."""
+    if MANIFEST in folder.files:
+        return True
+    try:
+        folder.open(MANIFEST).close()
+    except NotFound:
+        return False
+    except Damaged:
+        return True
+    return True

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -14,7 +15,11 @@ from holdfast.format.manifest import FileRecord, GroupRecord, Manifest
 from holdfast.format.names import natural_key
 from holdfast.persist.checkpoint import Checkpoint
 from holdfast.plan.contents import Contents, StoredTensor
-from holdfast.storage.base import Readable, Reader
+from holdfast.storage.base import Pin, Readable, Reader
+from holdfast.storage.local import LocalPin
+
+_SIDE = re.compile(r"(?!\.)[A-Za-z0-9_.\-]+\.(?:json|model|txt|jinja|tiktoken)|tokenizer[A-Za-z0-9_.\-]*")
+_NOT_SIDE = (".index.json", "holdfast.json", ".safetensors", ".bin", ".pt")
 
 
 class Folder:
@@ -23,10 +28,18 @@ class Folder:
     def __init__(self, storage: Readable, name: str, only: str | None = None) -> None:
         self.storage = storage
         self.name = name
-        self.pin = storage.pin(name)
-        found = self.pin.files()
         self.only = only
-        self.files: Mapping[str, int] = found if only is None else {only: found[only]}
+        try:
+            pin = storage.pin(name)
+        except NotFound:
+            raise NotFound(f"{self.path}: there is no such checkpoint") from None
+        self.pin: Pin = pin.following_blobs() if isinstance(pin, LocalPin) else pin
+        self.files: Mapping[str, int] = self.pin.files() if only is None else {only: self._size(only)}
+
+    def _size(self, name: str) -> int:
+        reader = self.pin.open(name)
+        reader.close()
+        return reader.size
 
     @property
     def path(self) -> str:
@@ -39,17 +52,29 @@ class Folder:
     def open(self, name: str) -> Reader:
         return self.pin.open(name)
 
+    def read_begin(self, name: str, size: int) -> bytes:
+        """The first bytes of a file: `size`, or all if it is shorter."""
+        reader = self.open(name)
+        try:
+            data = bytearray(min(size, reader.size))
+            reader.read_into(0, [memoryview(data)])
+            return bytes(data)
+        finally:
+            reader.close()
+
 
 @dataclass(frozen=True, slots=True)
 class Found:
     """What a reader found: the format's name, the contents, and small files that are in memory alone.
 
     A value that had to be computed lies in a file of `made`; no file of the folder has such a name.
+    `notes` say what was left out, or is not certain.
     """
 
     format: str
     contents: Contents
     made: Mapping[str, bytes] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
 
 
 class Foreign(Checkpoint):
@@ -59,6 +84,7 @@ class Foreign(Checkpoint):
         self._found = found
         self._source = folder
         super().__init__(folder.storage, folder.name)
+        self._pin = folder.pin
 
     @property
     def path(self) -> str:
@@ -68,6 +94,11 @@ class Foreign(Checkpoint):
     def format(self) -> str:
         """The name of the format."""
         return self._found.format
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What was left out of it, or is not certain."""
+        return self._found.notes
 
     def __repr__(self) -> str:
         return f"Foreign({self.path!r}, format={self.format!r}, groups={list(self.groups)})"
@@ -80,7 +111,8 @@ class Foreign(Checkpoint):
             total = sum(place.spec.bytes for place in places)
             files = tuple(sorted({place.file for place in places}, key=natural_key))
             groups[name] = GroupRecord(group.kind, files, total, group.aliases, group.logical)
-        records = {file.name: FileRecord(self._size(file.name), ()) for file in contents.files}
+        names = {name for record in groups.values() for name in record.files}
+        records = {name: FileRecord(self._size(name), ()) for name in sorted(names)}
         return Manifest(contents.step, None, "", "", limits.BLOCK_BYTES, groups, records, {})
 
     def _size(self, name: str) -> int:
@@ -105,12 +137,30 @@ class Foreign(Checkpoint):
     def _tensor(self, group: str, key: str) -> StoredTensor | None:
         return self.contents.find(group, key)
 
+    def side_files(self) -> list[str]:
+        """Small files beside the tensors that a copy of the model wants too: its config, its tokenizer."""
+        return [name for name in self._source.files if _SIDE.fullmatch(name) and not name.endswith(_NOT_SIDE)]
+
+    def read_side_file(self, name: str) -> bytes:
+        """One of the small files beside the tensors."""
+        if name not in self.side_files():
+            raise NotFound(f"{self.path} has no small file {name[:80]!r}")
+        return self._source.read(name, limits.JSON_BYTES)
+
     def config(self) -> dict[str, Any] | None:
         try:
             fields = strictjson.loads(self._source.read("config.json", limits.JSON_BYTES), f"{self.path}/config.json")
         except NotFound:
             return None
         return fields if isinstance(fields, dict) else None
+
+
+def seen_as(checkpoint: Checkpoint, contents: Contents, made: Mapping[str, bytes]) -> Foreign:
+    """The same folder seen otherwise, with more values that are in memory alone."""
+    if isinstance(checkpoint, Foreign):
+        found = checkpoint._found
+        return Foreign(checkpoint._source, replace(found, contents=contents, made={**found.made, **made}))
+    return Foreign(Folder(checkpoint.storage, checkpoint.folder), Found("holdfast", contents, made))
 
 
 class MadeReader:

@@ -23,6 +23,7 @@ from holdfast.core import limits
 from holdfast.core.errors import Damaged, HoldfastError, NotFound, StorageError
 from holdfast.core.filenames import MANIFEST, attempt_named, check_file
 from holdfast.storage import linux
+from holdfast.storage.blobs import blob_of, blob_size
 
 _CALL_BUFFERS = 512
 _REMOVED = ".removed-"  # folders whose removal was cut short, or waits for readers
@@ -44,15 +45,19 @@ def _failing_as_storage_error(doing: str) -> Iterator[None]:
 
 
 class LocalReader:
-    """A committed file, opened without following links, by its path or by its name in an open folder."""
+    """A committed file, opened without following links, by its path or by its name in an open folder.
 
-    def __init__(self, path: Path, *, mappable: bool = False, at: int | None = None) -> None:
+    With `blobs`, links as the Hugging Face cache has them are followed to their blobs.
+    """
+
+    def __init__(self, path: Path, *, mappable: bool = False, at: int | None = None, blobs: bool = False) -> None:
         self.path = path
         self.mappable = mappable
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         with _failing_as_storage_error(f"opening {path}"):
             try:
-                self._descriptor = os.open(path if at is None else path.name, flags, dir_fd=at)
+                blob = blob_of(path.name, at) if blobs and at is not None else None
+                self._descriptor = os.open(blob or (path if at is None else path.name), flags, dir_fd=at)
             except OSError as error:
                 if error.errno == errno.ELOOP:
                     raise Damaged(f"{path} is a symbolic link, not a file") from None
@@ -160,12 +165,17 @@ class LocalHold:
 class LocalPin:
     """A folder kept open: its files are found in it wherever it is renamed to."""
 
-    def __init__(self, path: Path, *, mappable: bool) -> None:
+    def __init__(self, path: Path, *, mappable: bool, blobs: bool = False) -> None:
         self._path = path
         self._mappable = mappable
+        self._blobs = blobs
         with _failing_as_storage_error(f"opening {path}"):
             self._descriptor = os.open(path, _OPEN_FOLDER)
         weakref.finalize(self, os.close, self._descriptor)
+
+    def following_blobs(self) -> LocalPin:
+        """The same folder with links into the Hugging Face cache followed, as only a foreign folder may have them."""
+        return LocalPin(self._path, mappable=self._mappable, blobs=True)
 
     def files(self) -> dict[str, int]:
         with _failing_as_storage_error(f"listing {self._path}"):
@@ -177,6 +187,10 @@ class LocalPin:
                 if entry.is_file(follow_symlinks=False):
                     with contextlib.suppress(FileNotFoundError):  # a note that is replaced while we look
                         yield prefix + entry.name, entry.stat(follow_symlinks=False).st_size
+                elif self._blobs and entry.is_symlink():
+                    size = blob_size(entry.name, folder)
+                    if size is not None:
+                        yield prefix + entry.name, size
                 elif entry.is_dir(follow_symlinks=False) and not prefix:
                     with _opened(entry.name, folder) as inner:
                         yield from self._files(inner, f"{entry.name}/")
@@ -192,9 +206,9 @@ class LocalPin:
         check_file(name, str(self._path))
         path = self._path / name
         if "/" not in name:
-            return LocalReader(path, mappable=self._mappable, at=self._descriptor)
+            return LocalReader(path, mappable=self._mappable, at=self._descriptor, blobs=self._blobs)
         with _failing_as_storage_error(f"opening {path.parent}"), _opened(path.parent.name, self._descriptor) as inner:
-            return LocalReader(path, mappable=self._mappable, at=inner)
+            return LocalReader(path, mappable=self._mappable, at=inner, blobs=self._blobs)
 
     def hold(self) -> LocalHold:
         with _failing_as_storage_error(f"holding {self._path}"):

@@ -1,0 +1,175 @@
+"""`holdfast convert`: from any format that Holdfast reads to one that it writes, streaming."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any
+
+import click
+
+from holdfast.cli.render import clean, count, print_json, print_table, progress, size_text
+from holdfast.convert.mapping import MappingOptions
+from holdfast.convert.opening import open_source
+from holdfast.convert.ranks import launched_ranks
+from holdfast.convert.replacing import check_free
+from holdfast.convert.run import Conversion, Converted, ConvertOptions, convert
+from holdfast.convert.sinks import FORMATS
+from holdfast.convert.summary import Summary, summary_of
+from holdfast.core.errors import InvalidArgument, Mismatch, StorageError, Unsupported
+from holdfast.core.ranks import Ranks
+from holdfast.storage import locate
+
+_HINTS = {
+    "holdfast": "holdfast show {path}",
+    "hf": 'AutoModelForCausalLM.from_pretrained("{path}")',
+    "dcp": 'torch.distributed.checkpoint.load(state, checkpoint_id="{path}")',
+    "paddle": "PaddleFormers, with resume_from_checkpoint={path}",
+}
+
+
+@click.command("convert", context_settings={"help_option_names": ["-h", "--help"]})
+@click.argument("source", metavar="SRC")
+@click.argument("destination", metavar="DST")
+@click.option("--map", "mapping", metavar="FILE|NAME", help="A file of statements, or the name of a built-in mapping.")
+@click.option("--reverse", is_flag=True, help="Use the mapping the other way round.")
+@click.option(
+    "--to",
+    "form",
+    default="holdfast",
+    show_default=True,
+    metavar="FORMAT",
+    help=f"One of {', '.join(FORMATS)}.",
+)
+@click.option("--dtype", help="Cast the model to bfloat16, float16, float32 or float64; optimizer and masters stay.")
+@click.option("--only", multiple=True, metavar="PATTERN", help="Only keys, groups or group/key that fit. Repeatable.")
+@click.option("--remove", multiple=True, metavar="PATTERN", help="Leave out what fits, with its state. Repeatable.")
+@click.option("--max-shard-size", default="5GB", show_default=True, help="The size of a file at most.")
+@click.option("--tp-degree", type=click.IntRange(1), help="The TP degree of fused weights, where it matters.")
+@click.option("--dry-run", is_flag=True, help="Only say what would be written; reads headers, no tensors.")
+@click.option("--force", is_flag=True, help="Replace a checkpoint at DST, at once and whole.")
+@click.option("--no-verify", is_flag=True, help="Do not check the digests of the source.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def command(
+    source: str,
+    destination: str,
+    mapping: str | None,
+    reverse: bool,
+    form: str,
+    dtype: str | None,
+    only: tuple[str, ...],
+    remove: tuple[str, ...],
+    max_shard_size: str,
+    tp_degree: int | None,
+    dry_run: bool,
+    force: bool,
+    no_verify: bool,
+    as_json: bool,
+) -> None:
+    """Convert the checkpoint SRC, of any format that Holdfast reads, and write it as DST.
+
+    \b
+    holdfast convert runs/llama exported --to hf --dtype bfloat16
+    holdfast convert runs/llama fused --map fused.aoa
+    holdfast convert fused separate --map fused.aoa --reverse
+    holdfast convert dcp-folder run/step-000000000100
+    holdfast convert runs/llama small --only model --remove "*.rotary_emb.inv_freq"
+    torchrun --nproc-per-node 8 -m holdfast convert SRC DST
+
+    SRC may be a run's root: then its newest step is taken. Tensors stream through memory of a few
+    blocks, and DST appears whole or not at all. A mapping renames and reshapes; the state of the
+    optimizer follows its parameters. --dry-run shows what would be written and everything that
+    does not fit. Exit code 0: written, or it would be. 1: SRC is damaged, or a dry run finds that
+    it would fail. 2: the call was wrong.
+    """
+    if mapping is None and reverse:
+        raise InvalidArgument("--reverse needs a mapping to reverse: give one with --map")
+    options = ConvertOptions(
+        to=form,
+        dtype=dtype,
+        only=only,
+        remove=remove,
+        max_shard_size=max_shard_size,
+        verify=not no_verify,
+        force=force,
+        mapping=MappingOptions(mapping, reverse, tp_degree),
+    )
+    if dry_run:
+        _dry_run(source, destination, options, as_json=as_json)
+        return
+    with launched_ranks() as ranks:
+        done = _convert(source, destination, options, ranks)
+        if ranks.rank == 0:
+            _tell(done, as_json=as_json)
+
+
+def _convert(source: str, destination: str, options: ConvertOptions, ranks: Ranks) -> Converted:
+    def watched(total: int) -> Any:
+        return progress("converting", total // ranks.world if ranks.rank == 0 else 0)
+
+    return convert(source, destination, options, ranks, watched)
+
+
+def _tell(done: Converted, *, as_json: bool) -> None:
+    if as_json:
+        print_json(asdict(done))
+        return
+    for note in done.notes:
+        click.echo(clean(f"note: {note}"))
+    rate = size_text(done.bytes / max(done.seconds, 1e-9))
+    written = f"{count(done.files, 'file')}, {size_text(done.bytes)} in {done.seconds:.1f} s ({rate}/s)"
+    click.echo(clean(f"wrote {done.path}: {written}"))
+    if done.format in _HINTS:
+        click.echo(clean(f"open it with: {_HINTS[done.format].format(path=done.path)}"))
+
+
+def _dry_run(source: str, destination: str, options: ConvertOptions, *, as_json: bool) -> None:
+    problems: list[str] = []
+
+    def look(work: Callable[[], Any]) -> Any:
+        try:
+            return work()
+        except (Mismatch, Unsupported, StorageError) as error:
+            problems.append(str(error))
+            return None
+
+    def check_destination() -> None:
+        try:
+            check_free(*locate(destination), force=options.force)
+        except InvalidArgument as error:
+            problems.append(str(error))
+
+    opened = open_source(source)
+    look(check_destination)
+    conversion = look(lambda: Conversion(opened, options))
+    found = None if conversion is None else summary_of(conversion.output)
+    notes = () if conversion is None else conversion.notes
+    if as_json:
+        facts = {} if found is None else asdict(found) | {"bytes": found.bytes}
+        print_json({"source": opened.path, "to": options.to, **facts, "notes": list(notes), "problems": problems})
+    else:
+        _print_dry_run(opened.path, found, notes, problems)
+    raise click.exceptions.Exit(1 if problems else 0)
+
+
+def _print_dry_run(source: str, found: Summary | None, notes: tuple[str, ...], problems: list[str]) -> None:
+    if found is not None:
+        rows = [
+            [group.name, str(group.tensors), str(group.files), size_text(group.bytes), _dtypes(group.dtypes)]
+            for group in found.groups
+        ]
+        print_table(("group", "tensors", "files", "size", "dtypes"), rows, right=(1, 2, 3))
+        for cast in found.casts:
+            click.echo(clean(f"cast: {count(cast.tensors, 'tensor')} of {cast.group}, {cast.source} to {cast.target}"))
+        if found.turned or found.joined:
+            click.echo(f"reshaped: {found.joined} joined of several, {found.turned} turned")
+        for note in notes:
+            click.echo(clean(f"note: {note}"))
+        files = f"{count(len(found.files), 'tensor file')}, {size_text(found.bytes)}"
+        click.echo(clean(f"from {source}: would write {files}"))
+    for problem in problems:
+        click.echo(clean(f"would fail: {problem}", keep="\n"))
+
+
+def _dtypes(found: dict[str, int]) -> str:
+    return ", ".join(f"{name} x{number}" for name, number in found.items())

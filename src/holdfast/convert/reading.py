@@ -1,0 +1,60 @@
+"""Source files, opened when they are needed: ranges read into place, windows seen without a copy."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+
+from holdfast.plan.arrays import RawArray
+from holdfast.storage.base import Reader
+
+_OPEN_FILES = 64
+
+
+class Source(Protocol):
+    """A checkpoint whose files are read."""
+
+    @property
+    def path(self) -> str: ...
+
+    def open_file(self, name: str) -> Reader: ...
+
+
+class SourceFiles:
+    """The files of a source, a limited number of them open at a time. For one thread."""
+
+    def __init__(self, source: Source, lock: threading.Lock) -> None:
+        self._source = source
+        self._lock = lock
+        self._open: OrderedDict[str, Reader] = OrderedDict()
+
+    def reader(self, name: str) -> Reader:
+        if name in self._open:
+            self._open.move_to_end(name)
+            return self._open[name]
+        if len(self._open) >= _OPEN_FILES:
+            self._open.popitem(last=False)[1].close()
+        with self._lock:  # a checkpoint may be asked by one thread at a time
+            self._open[name] = self._source.open_file(name)
+        return self._open[name]
+
+    def read_into(self, name: str, offset: int, buffers: Sequence[memoryview]) -> None:
+        self.reader(name).read_into(offset, buffers)
+
+    def window(self, name: str, offset: int, size: int, *, whole: bool) -> RawArray:
+        """Bytes of a file: mapped where that works, so that what is not looked at costs nothing; else read."""
+        reader = self.reader(name)
+        if reader.mappable:
+            return np.frombuffer(reader.map(offset, size, whole=whole), np.uint8)
+        buffer = np.empty(size, np.uint8)
+        reader.read_into(offset, [buffer.data])
+        return buffer
+
+    def close(self) -> None:
+        for reader in self._open.values():
+            reader.close()
+        self._open.clear()

@@ -1,0 +1,213 @@
+"""The way of a conversion: open, map, lay out, stream, publish. Collective over all ranks."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass, field
+
+from holdfast.convert.mapping import MappingOptions, mapped
+from holdfast.convert.opening import open_source
+from holdfast.convert.pull import Pull
+from holdfast.convert.replacing import check_free
+from holdfast.convert.select import cast_models, chosen, model_dtype
+from holdfast.convert.sidefiles import side_files, with_dtype
+from holdfast.convert.sinks import sink_named
+from holdfast.convert.sinks.base import Output, Request, Scene
+from holdfast.convert.spans import dealt, first_touches, plan_spans
+from holdfast.convert.stream import Stream
+from holdfast.core import limits
+from holdfast.core.errors import Unsupported
+from holdfast.core.ranks import Alone, Ranks, together
+from holdfast.persist import start
+from holdfast.persist.checkpoint import Checkpoint, no_progress
+from holdfast.persist.commit import BlockReport
+from holdfast.persist.publish import new_attempt
+from holdfast.persist.read import Progress
+from holdfast.persist.same import require_same
+from holdfast.persist.shown import shown
+from holdfast.sources.foreign import Foreign
+from holdfast.sources.paddle_names import as_torch
+from holdfast.sources.paddle_powers import as_paddle
+from holdfast.storage import locate
+from holdfast.storage.base import SharedStorage, Storage
+from holdfast.storage.local import LocalStorage
+
+_SILENCE_S = 60.0
+
+Watch = Callable[[int], AbstractContextManager[Progress]]
+
+
+@contextmanager
+def unwatched(total: int) -> Iterator[Progress]:
+    """The progress of a conversion that nobody watches."""
+    yield no_progress
+
+
+@dataclass(frozen=True, slots=True)
+class ConvertOptions:
+    """What is converted, and to what."""
+
+    to: str = "holdfast"
+    dtype: str | None = None
+    only: tuple[str, ...] = ()
+    remove: tuple[str, ...] = ()
+    max_shard_size: int | str = "5GB"
+    block_bytes: int = limits.BLOCK_BYTES
+    verify: bool = True
+    force: bool = False
+    mapping: MappingOptions = field(default_factory=MappingOptions)
+
+
+@dataclass(frozen=True, slots=True)
+class Converted:
+    """What a conversion wrote."""
+
+    path: str
+    format: str
+    files: int
+    bytes: int
+    seconds: float
+    notes: tuple[str, ...]
+
+
+class Conversion:
+    """A source that is laid out for a format: what would be written is known, no tensor has been read."""
+
+    def __init__(self, source: Checkpoint, options: ConvertOptions) -> None:
+        sink = sink_named(options.to)
+        dtype = None if options.dtype is None else model_dtype(options.dtype)
+        self.source = as_paddle(source) if options.to == "paddle" else as_torch(source)
+        self.options = options
+        small = side_files(source)
+        contents, self.same = mapped(self.source.contents, options.mapping, small)
+        contents = chosen(contents, options.only, options.remove)
+        self.contents = contents if dtype is None else cast_models(contents, dtype)
+        manifest = source.manifest
+        request = Request(
+            max_shard_bytes=limits.parse_bytes(options.max_shard_size),
+            block_bytes=options.block_bytes,
+            side_files=with_dtype(small, dtype),
+            writer=manifest.writer,
+            metrics=manifest.metrics,
+        )
+        self.output: Output = sink(self.contents, request)
+
+    @property
+    def bytes(self) -> int:
+        """How much the tensor files will take."""
+        return sum(file.plan.size for file in self.output.files)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What the user should know: what was left out of the source, and what the format cannot hold."""
+        of_source = self.source.notes if isinstance(self.source, Foreign) else ()
+        return (*of_source, *self.output.notes)
+
+    def write(self, ranks: Ranks, storage: Storage, attempt: str, progress: Progress) -> list[BlockReport]:
+        """Write this rank's share of the tensor files; returns the reports of all ranks."""
+        together(ranks, lambda: require_same(self.source, self.same))
+        stored = self.source.contents.files
+        if self.output.write is not None:
+            together(ranks, lambda: self._write_by_sink(ranks, storage, attempt, progress))
+            return []
+        spans = plan_spans(self.output.files, stored, self.options.block_bytes)
+        fresh = first_touches(spans)
+        own = dealt(spans, ranks.rank, ranks.world, whole_files=storage.whole_files)
+        stream = Stream(self.source, stored, progress, verify=self.options.verify)
+
+        def work() -> list[list[object]]:
+            reports = stream.run([spans[n] for n in own], [fresh[n] for n in own], storage, attempt)
+            return [[report.file, report.offset, report.size, report.digest] for report in reports]
+
+        answers = together(ranks, work)
+        return [BlockReport(*report) for answer in answers for report in answer]  # type: ignore[arg-type]
+
+    def _write_by_sink(self, ranks: Ranks, storage: Storage, attempt: str, progress: Progress) -> None:
+        assert self.output.write is not None
+        if not isinstance(storage, LocalStorage):
+            raise Unsupported(f"{storage.name}: the format {self.options.to} can be written to a local folder only")
+        pull = Pull(self.source, self.source.contents.files, verify=self.options.verify)
+        with pull.running():
+            self.output.write(Scene(ranks, storage.root / attempt, pull.read, progress))
+
+
+def convert(
+    source: str | os.PathLike[str],
+    destination: str | os.PathLike[str],
+    options: ConvertOptions,
+    ranks: Ranks | None = None,
+    watch: Watch = unwatched,
+) -> Converted:
+    """Convert a checkpoint of any format that Holdfast reads; the folder appears whole or not at all.
+
+    Collective: every rank calls it and does its share of the work, or raises the same error.
+    """
+    ranks = Alone() if ranks is None else ranks
+    began = time.monotonic()
+    made: list[tuple[Conversion, SharedStorage, str]] = []
+    with ExitStack() as stack:
+
+        def prepare() -> None:
+            storage, folder = locate(destination)
+            check_free(storage, folder, force=options.force)
+            opened = open_source(source)
+            stack.enter_context(opened.held())
+            made.append((Conversion(opened, options), storage, folder))
+
+        together(ranks, prepare)
+        conversion, storage, folder = made[0]
+        progress = stack.enter_context(watch(conversion.bytes))
+        _write(conversion, ranks, storage, folder, progress)
+    files = storage.files(folder)
+    path, seconds = f"{storage.name}/{folder}", time.monotonic() - began
+    return Converted(path, options.to, len(files), sum(files.values()), seconds, conversion.notes)
+
+
+def _write(conversion: Conversion, ranks: Ranks, storage: SharedStorage, folder: str, progress: Progress) -> None:
+    """Write an attempt and publish it; on any failure nothing is left of it."""
+    with ExitStack() as stack:
+        attempt = _begin(conversion, ranks, storage, stack)
+
+        def publish(reports: Sequence[BlockReport]) -> None:
+            if ranks.rank:
+                return
+            for name, data in conversion.output.small_files(attempt, reports).items():
+                storage.put(attempt, name, data)
+            check_free(storage, folder, force=conversion.options.force)  # again: it took a while
+            storage.publish(attempt, folder)
+
+        try:
+            reports = conversion.write(ranks, storage, attempt, progress)
+            together(ranks, lambda: publish(reports))
+        except BaseException:
+            if ranks.rank == 0:
+                storage.discard(attempt)
+            raise
+
+
+def _begin(conversion: Conversion, ranks: Ranks, storage: SharedStorage, stack: ExitStack) -> str:
+    """Rank 0 sweeps what dead attempts left and makes a new one; the others learn its name."""
+    attempt = new_attempt()
+
+    def work() -> str | None:
+        if ranks.rank:
+            return None
+        if storage.exists():
+            start.clean_storage(storage, start.dead_attempts(storage, _SILENCE_S))
+        files = conversion.output.files if conversion.output.write is None else ()
+        begun = {"step": conversion.contents.step, "world": ranks.world, "bytes": conversion.bytes}
+        stack.enter_context(shown(storage, attempt, begun))
+        storage.begin(attempt)
+        for file in files:
+            storage.create(attempt, file.plan.name, file.plan.size)
+        return attempt
+
+    try:
+        return str(together(ranks, work)[0])
+    except BaseException:
+        if ranks.rank == 0:
+            storage.discard(attempt)
+        raise

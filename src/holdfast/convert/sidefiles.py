@@ -1,0 +1,61 @@
+"""Small files that go with a model: configs, tokenizers, templates."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from holdfast.core.filenames import is_plain
+from holdfast.format import names, strictjson
+from holdfast.format.dtypes import DType
+from holdfast.persist.checkpoint import Checkpoint
+from holdfast.sources.foreign import Foreign
+
+_NOT = (".index.json", "trainer_state.json")
+_CONFIG = "config.json"
+_DTYPE_FIELDS = ("dtype", "torch_dtype")
+
+
+def side_files(checkpoint: Checkpoint) -> dict[str, bytes]:
+    """The small files of a checkpoint that are neither tensors nor Holdfast's own."""
+    if checkpoint.manifest.writer:
+        found = [name for name in checkpoint.manifest.files if _goes_along(name)]
+        return {name: checkpoint.read_file(name) for name in found}
+    if isinstance(checkpoint, Foreign):
+        return {name: checkpoint.read_side_file(name) for name in checkpoint.side_files() if _goes_along(name)}
+    return {}
+
+
+def _goes_along(name: str) -> bool:
+    own = name in (names.MANIFEST, names.STATE) or names.is_tensor_file(name)
+    return is_plain(name) and not own and not name.endswith(_NOT)
+
+
+def with_dtype(files: Mapping[str, bytes], dtype: DType | None) -> dict[str, bytes]:
+    """The files with configs that say the dtype the weights are cast to."""
+    if dtype is None:
+        return dict(files)
+    return {
+        name: _cast_config(data, name, dtype.name) if name.rpartition("/")[2] == _CONFIG else data
+        for name, data in files.items()
+    }
+
+
+def _cast_config(data: bytes, name: str, dtype: str) -> bytes:
+    config = strictjson.loads(data, name)
+    if not isinstance(config, dict):
+        return data
+    _set_dtype(config, dtype)
+    if not any(field in config for field in _DTYPE_FIELDS):
+        config["torch_dtype"] = dtype
+    return (json.dumps(config, indent=2, sort_keys=True) + "\n").encode()
+
+
+def _set_dtype(config: dict[str, Any], dtype: str) -> None:
+    """Models of several parts have a config in the config for each."""
+    for field, value in config.items():
+        if field in _DTYPE_FIELDS:
+            config[field] = dtype
+        elif isinstance(value, dict) and field.endswith("_config") and field != "quantization_config":
+            _set_dtype(value, dtype)

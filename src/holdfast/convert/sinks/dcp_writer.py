@@ -1,0 +1,95 @@
+"""Writing a DCP folder with torch's own writer, a chunk of a tensor at a time. Imports torch."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
+from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
+from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, WriteItem, WriteItemType
+from torch.distributed.checkpoint.state_dict_saver import save
+
+from holdfast.convert.assemble import tiles
+from holdfast.convert.sinks.base import Scene
+from holdfast.convert.sinks.dcp_state import NestedState, Pending
+from holdfast.core.errors import HoldfastError, StorageError
+from holdfast.core.limits import MIB
+from holdfast.layout.box import Box
+from holdfast.plan.contents import Contents
+from holdfast.plan.files import Place, TensorSpec
+
+_CHUNK_BYTES = 32 * MIB
+
+
+def write_folder(contents: Contents, scene: Scene) -> None:
+    """Write the scene's folder; every rank writes a file of its own. Collective."""
+    nested = NestedState(contents)
+    writer = FileSystemWriter(scene.folder, single_file_per_rank=True, sync_files=True, per_thread_copy_ahead=0)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
+        try:
+            save(nested.state, storage_writer=writer, planner=_Planner(nested, scene))
+        except CheckpointException as error:  # holds what went wrong on each rank; it is no Exception of Python's own
+            raise _first_failure(error) from None
+
+
+def _first_failure(error: CheckpointException) -> HoldfastError:
+    failures = [failure for failure, _ in error.failures.values()]
+    known = [failure for failure in failures if isinstance(failure, HoldfastError)]
+    return known[0] if known else StorageError(f"writing the DCP folder: {failures[0]}")
+
+
+class _Planner(DefaultSavePlanner):
+    """Gives the chunks of every tensor to ranks in turn, and reads each when it is written."""
+
+    def __init__(self, nested: NestedState, scene: Scene) -> None:
+        super().__init__()
+        self._nested = nested
+        self._scene = scene
+
+    def create_local_plan(self) -> SavePlan:
+        ranks = self._scene.ranks
+        items = [item for turn, item in enumerate(self._tensor_items()) if turn % ranks.world == ranks.rank]
+        if self.is_coordinator:
+            items += [
+                WriteItem(MetadataIndex(key), WriteItemType.BYTE_IO)
+                for key, value in self.state_dict.items()
+                if not isinstance(value, torch.Tensor)
+            ]
+        self.plan = dataclasses.replace(SavePlan(items), planner_data=self.mappings)
+        return self.plan
+
+    def _tensor_items(self) -> Iterator[WriteItem]:
+        for key, value in self.state_dict.items():
+            if isinstance(value, torch.Tensor):
+                pending = self._nested.pending(value)
+                for box in _chunks(key, pending):
+                    chunk = ChunkStorageMetadata(torch.Size(box.offsets), torch.Size(box.sizes))
+                    data = TensorWriteData(chunk, TensorProperties(dtype=pending.dtype), torch.Size(pending.shape))
+                    yield WriteItem(MetadataIndex(key, chunk.offsets), WriteItemType.SHARD, tensor_data=data)
+
+    def resolve_data(self, write_item: WriteItem) -> torch.Tensor | io.BytesIO:
+        if write_item.tensor_data is None:
+            found: Any = super().resolve_data(write_item)
+            assert isinstance(found, io.BytesIO)
+            return found
+        chunk = write_item.tensor_data.chunk
+        box = Box(tuple(chunk.offsets), tuple(chunk.sizes))
+        pending = self._nested.pending(self.state_dict[write_item.index.fqn])
+        raw = self._scene.read(pending.recipe, pending.stored_box(box))
+        self._scene.progress(raw.nbytes)
+        return pending.tensor(raw, box)
+
+
+def _chunks(key: str, pending: Pending) -> Iterator[Box]:
+    """A tensor cut into boxes that fit into memory many times."""
+    place = Place(TensorSpec(key, pending.logical, pending.shape), "", 0)
+    full = Box.full(pending.shape)
+    yield from tiles(full, place, _CHUNK_BYTES) if full.volume else [full]

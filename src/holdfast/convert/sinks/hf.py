@@ -1,0 +1,58 @@
+"""The sink of a plain Hugging Face folder: one model's weights, its config and its tokenizer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from holdfast.convert.sinks.base import Output, Request, tensor_files
+from holdfast.core.errors import NotFound, Unsupported
+from holdfast.format import names
+from holdfast.format.index import encode_index
+from holdfast.persist.commit import BlockReport
+from holdfast.plan.contents import Contents, Group
+from holdfast.plan.files import FilePlan, TensorSpec, split_group
+
+_SINGLE = "model.safetensors"
+
+
+def plan(contents: Contents, request: Request) -> Output:
+    """The files that `from_pretrained` looks for: weights of the one model, an index if there are several files."""
+    name, group = _model(contents)
+    if group.logical:
+        raise Unsupported(
+            f"{name}: a Hugging Face folder cannot say that {sorted(group.logical)[0]!r} has the dtype "
+            f"{group.logical[sorted(group.logical)[0]]}; leave it out with --remove"
+        )
+    specs = [TensorSpec(key, recipe.dtype, recipe.shape) for key, recipe in group.tensors.items()]
+    planned: Sequence[FilePlan] = split_group("model", specs, request.max_shard_bytes)
+    folder = names.group_folder(name)
+    small = {file.removeprefix(folder): data for file, data in request.side_files.items() if file.startswith(folder)}
+    small = {file: data for file, data in small.items() if "/" not in file}
+    if len(planned) == 1:
+        planned = [_renamed(planned[0], _SINGLE)]
+    else:
+        weight_map = {place.spec.key: file.name for file in planned for place in file.places}
+        small[names.index_file("model")] = encode_index(weight_map, sum(spec.bytes for spec in specs))
+
+    def small_files(attempt: str, reports: Sequence[BlockReport]) -> Mapping[str, bytes]:
+        return small
+
+    others = sorted(other for other in contents.groups if other != name)
+    notes = [f"a Hugging Face folder holds the model alone: {', '.join(others)} left out"] if others else []
+    return Output(tuple(tensor_files(name, planned, group.tensors)), small_files, tuple(notes))
+
+
+def _model(contents: Contents) -> tuple[str, Group]:
+    """The module to write: "model", or the only one there is."""
+    if "model" in contents.groups:
+        return "model", contents.groups["model"]
+    modules = {name: group for name, group in contents.groups.items() if group.kind == "module"}
+    if len(modules) != 1:
+        found = f"several modules: {', '.join(sorted(modules))}" if modules else "no module"
+        raise NotFound(f"a Hugging Face folder holds one model, and there is {found}; choose one with --only GROUP")
+    return next(iter(modules.items()))
+
+
+def _renamed(file: FilePlan, name: str) -> FilePlan:
+    return replace(file, name=name, places=tuple(replace(place, file=name) for place in file.places))

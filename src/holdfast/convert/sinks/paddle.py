@@ -1,0 +1,144 @@
+"""The sink of Paddle's unified checkpoint: what PaddleFormers resumes from.
+
+Models are laid out as Hugging Face has them; masters and moments are those of Paddle's own
+layers, whose Linear weights are [in, out].
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from holdfast.convert.sinks.base import Output, Request, TensorFile, tensor_files
+from holdfast.core.errors import NotFound, Unsupported
+from holdfast.format import names
+from holdfast.persist.commit import BlockReport
+from holdfast.plan.contents import Contents, Group
+from holdfast.plan.files import FilePlan, Place, TensorSpec, split_group
+from holdfast.plan.recipe import Recipe
+from holdfast.sources.paddle_names import is_moment, is_paddle_state
+
+_MODEL, _MASTERS, _OPTIMIZER = "model", "master_weights", "optimizer"
+_LINEAR = re.compile(
+    r"(?:.*\.)?"
+    r"(?:\w*_proj|kv_a_proj_with_mqa|in_proj_(?:ba|qkvz)|mtp_linear_proj\.\d+|proj|qkv"
+    r"|gate|shared_expert_gate|fc\d+|linear_\d+|linear_fc\d+|merger\.mlp\.\d+)\.weight"
+)  # what PaddleFormers turns in its models, all of them together
+_FROM_HIDDEN = re.compile(r".*\.(?:[qkv]_proj|qkv_proj|gate_proj|up_proj|gate_up_proj)\.weight")
+_TO_HIDDEN = re.compile(r".*\.(?:o_proj|down_proj)\.weight")
+
+Tensors = dict[str, Recipe[Place]]
+
+
+def plan(contents: Contents, request: Request) -> Output:
+    """Files of the model, its masters and its optimizer, each group with its index."""
+    model = _module(contents)
+    if contents.groups[model].logical:
+        key, dtype = next(iter(contents.groups[model].logical.items()))
+        raise Unsupported(f"{model}: Paddle's files cannot say that {key!r} has the dtype {dtype}; leave it out")
+    tensors = _laid_out(contents, model)
+    small = {file: data for file, data in request.side_files.items() if "/" not in file}
+    files: list[TensorFile] = []
+    for group, own in tensors.items():
+        specs = [TensorSpec(key, recipe.dtype, recipe.shape) for key, recipe in own.items()]
+        planned = split_group(group, specs, request.max_shard_bytes)
+        files += tensor_files(group, planned, own)
+        extra = {"master_weights": _MASTERS in tensors} if group == _OPTIMIZER else {}
+        small[names.index_file(group)] = _index(planned, sum(spec.bytes for spec in specs), extra)
+    if contents.step is not None:
+        small["trainer_state.json"] = json.dumps({"global_step": contents.step}).encode() + b"\n"
+
+    def small_files(attempt: str, reports: Sequence[BlockReport]) -> Mapping[str, bytes]:
+        return small
+
+    return Output(tuple(files), small_files, tuple(_notes(contents, model, tensors)))
+
+
+def _module(contents: Contents) -> str:
+    """The module to write: "model", or the only one there is."""
+    modules = [name for name, group in contents.groups.items() if group.kind == "module"]
+    if _MODEL in modules:
+        return _MODEL
+    if len(modules) != 1:
+        found = f"several modules: {', '.join(sorted(modules))}" if modules else "no module"
+        raise NotFound(f"a Paddle checkpoint holds one model, and there is {found}; choose one with --only GROUP")
+    return modules[0]
+
+
+def _laid_out(contents: Contents, model: str) -> dict[str, Tensors]:
+    """The tensors of each group that is written, in the layout that Paddle expects of it."""
+    weights = dict(contents.groups[model].tensors)
+    linear = {key for key, recipe in weights.items() if len(recipe.shape) == 2 and is_linear(key)}
+    turn_model = is_paddle_layout({key: recipe.shape for key, recipe in weights.items()})
+    out: dict[str, Tensors] = {
+        _MODEL: {key: _turned(recipe, turn_model and key in linear) for key, recipe in weights.items()}
+    }
+    for group in contents.groups.values():
+        if group.kind == "masters" and set(group.tensors) <= weights.keys():
+            out[_MASTERS] = {
+                key: _turned(recipe, not turn_model and key in linear) for key, recipe in group.tensors.items()
+            }
+    states = _states(contents)
+    if states:
+        out[_OPTIMIZER] = {
+            key: _turned(recipe, not turn_model and is_moment(key) and key.rpartition("/")[0] in linear)
+            for key, recipe in states.items()
+        }
+    return out
+
+
+def _states(contents: Contents) -> Tensors:
+    """The optimizer's states that Paddle has; other groups' and other optimizers' are left out."""
+    group = contents.groups.get(_OPTIMIZER) or next(_optimizers(contents), None)
+    if group is None or group.kind != "optimizer":
+        return {}
+    return {key: recipe for key, recipe in group.tensors.items() if is_paddle_state(key)}
+
+
+def _optimizers(contents: Contents) -> Any:
+    return (group for group in contents.groups.values() if group.kind == "optimizer")
+
+
+def _turned(recipe: Recipe[Place], turn: bool) -> Recipe[Place]:
+    return recipe.transposed() if turn and len(recipe.shape) == 2 else recipe
+
+
+def is_linear(key: str) -> bool:
+    """Whether a weight is that of a Linear, which Paddle keeps as [in, out]."""
+    return "lora" not in key and _LINEAR.fullmatch(key) is not None
+
+
+def is_paddle_layout(shapes: Mapping[str, tuple[int, ...]]) -> bool:
+    """Whether a model's Linear weights are [in, out], by those that begin or end at the width of its embedding."""
+    widths = {shape[1] for key, shape in shapes.items() if key.endswith("embed_tokens.weight") and len(shape) == 2}
+    votes = {True: 0, False: 0}
+    for key, shape in shapes.items():
+        if len(shape) != 2 or shape[0] == shape[1] or not is_linear(key):
+            continue
+        inputs_first = shape[0] in widths if _FROM_HIDDEN.fullmatch(key) else shape[1] in widths
+        outputs_first = shape[1] in widths if _FROM_HIDDEN.fullmatch(key) else shape[0] in widths
+        if (_FROM_HIDDEN.fullmatch(key) or _TO_HIDDEN.fullmatch(key)) and inputs_first != outputs_first:
+            votes[inputs_first] += 1
+    return votes[True] > votes[False]
+
+
+def _index(planned: Sequence[FilePlan], total: int, extra: Mapping[str, Any]) -> bytes:
+    weight_map = {place.spec.key: file.name for file in planned for place in file.places}
+    index = {"metadata": {"total_size": total}, "weight_map": weight_map, **extra}
+    return json.dumps(index, indent=4, ensure_ascii=False).encode() + b"\n"
+
+
+def _notes(contents: Contents, model: str, tensors: Mapping[str, Tensors]) -> list[str]:
+    """What the format has no place for."""
+    written = {model, _OPTIMIZER} | {name for name, group in contents.groups.items() if group.kind == "masters"}
+    others = sorted(name for name in contents.groups if name not in written)
+    notes = [f"a Paddle checkpoint holds a model and its optimizer: {', '.join(others)} left out"] if others else []
+    group: Group | None = contents.groups.get(_OPTIMIZER)
+    lost = sorted({key.rpartition("/")[2] for key in group.tensors if not is_paddle_state(key)}) if group else []
+    if lost:
+        notes.append(f"Paddle's optimizers have no {', '.join(lost)}: left out")
+    if group is not None and _OPTIMIZER not in tensors:
+        notes.append("no state of the optimizer is one that Paddle has: it is left out")
+    return notes

@@ -1,0 +1,135 @@
+"""The work of a conversion as values: blocks to write, and the source blocks that each touches."""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from holdfast.convert.sinks.base import TensorFile
+from holdfast.layout.box import Box
+from holdfast.plan.files import Place
+from holdfast.plan.load import StoredFile
+from holdfast.plan.pieces import Run, runs_in
+from holdfast.plan.recipe import Recipe
+
+SPAN_BLOCKS = 3
+_WIDE = 4
+
+SourceBlock = tuple[str, int]  # a file of the source, and the number of one of its blocks
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A block of a file to be written, as runs of its tensors."""
+
+    file: TensorFile
+    offset: int
+    size: int
+
+    @property
+    def header(self) -> bytes:
+        return self.file.plan.header[self.offset : self.offset + self.size]
+
+    def runs(self) -> Iterator[tuple[Run, Recipe[Place]]]:
+        places = self.file.plan.places
+        begins = [place.begin for place in places]
+        recipes = dict(zip(places, self.file.recipes, strict=True))
+        for run in runs_in(places, begins, self.offset, self.size):
+            yield run, recipes[run.place]
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Blocks that are put together at once, and the source blocks they take bytes from.
+
+    Mostly one block. Where a block takes a little from all over a large source, as in a transpose,
+    several share one way through that source.
+    """
+
+    blocks: tuple[Block, ...]
+    touches: tuple[SourceBlock, ...]
+
+    @property
+    def file(self) -> str:
+        return self.blocks[0].file.plan.name
+
+
+def plan_spans(files: Sequence[TensorFile], sources: Sequence[StoredFile], block_bytes: int) -> list[Span]:
+    """Every block of the files in their order."""
+    finder = Finder(sources)
+    spans: list[Span] = []
+    for file in files:
+        wide: list[Span] = []
+        for offset in range(0, file.plan.size, block_bytes):
+            span, is_wide = finder.span(Block(file, offset, min(block_bytes, file.plan.size - offset)))
+            if wide and (not is_wide or len(wide) == SPAN_BLOCKS):
+                spans.append(_joined(wide))
+                wide = []
+            if is_wide:
+                wide.append(span)
+            else:
+                spans.append(span)
+        if wide:
+            spans.append(_joined(wide))
+    return spans
+
+
+def _joined(spans: Sequence[Span]) -> Span:
+    touches = dict.fromkeys(touched for span in spans for touched in span.touches)
+    return Span(tuple(block for span in spans for block in span.blocks), tuple(touches))
+
+
+class Finder:
+    """Finds the blocks of source files that a block to be written takes bytes from."""
+
+    def __init__(self, sources: Sequence[StoredFile]) -> None:
+        self._offsets = {file.name: [block.offset for block in file.blocks] for file in sources}
+
+    def span(self, block: Block) -> tuple[Span, bool]:
+        touches: dict[SourceBlock, None] = {}
+        reach = 0
+        for run, recipe in block.runs():
+            for term in recipe.overlapping(run.box):
+                begin, end = byte_hull(term.source, term.part)
+                reach += end - begin
+                touches |= dict.fromkeys(self._touched(term.source.file, begin, end))
+        return Span((block,), tuple(touches)), reach > _WIDE * block.size
+
+    def touched(self, recipe: Recipe[Place], box: Box) -> Iterator[SourceBlock]:
+        """The blocks that a box of a recipe's tensor takes bytes from; one may come several times."""
+        for term in recipe.overlapping(box):
+            yield from self._touched(term.source.file, *byte_hull(term.source, term.part))
+
+    def _touched(self, file: str, begin: int, end: int) -> Iterator[SourceBlock]:
+        offsets = self._offsets[file]
+        first = bisect.bisect_right(offsets, begin) - 1
+        for number in range(max(0, first), bisect.bisect_left(offsets, end)):
+            yield file, number
+
+
+def byte_hull(place: Place, part: Box) -> tuple[int, int]:
+    """The bytes of a file from the first to the last element of a part of a tensor."""
+    shape, item = place.spec.shape, place.spec.dtype.bytes
+    last = Box(tuple(stop - 1 for stop in part.stops), (1,) * len(part.sizes))
+    return place.begin + part.flat_offset(shape) * item, place.begin + (last.flat_offset(shape) + 1) * item
+
+
+def dealt(spans: Sequence[Span], rank: int, world: int, *, whole_files: bool) -> list[int]:
+    """The numbers of the spans that a rank does: in turn, or by file where one process must write all of it."""
+    if not whole_files:
+        return list(range(rank, len(spans), world))
+    files = list(dict.fromkeys(span.file for span in spans))
+    own = set(files[rank::world])
+    return [number for number, span in enumerate(spans) if span.file in own]
+
+
+def first_touches(spans: Sequence[Span]) -> Mapping[int, list[SourceBlock]]:
+    """The source blocks by the span that touches them first: whoever does it verifies them."""
+    seen: set[SourceBlock] = set()
+    out: dict[int, list[SourceBlock]] = {}
+    for number, span in enumerate(spans):
+        fresh = [touched for touched in span.touches if touched not in seen]
+        seen.update(fresh)
+        out[number] = fresh
+    return out

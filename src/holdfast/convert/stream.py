@@ -1,0 +1,139 @@
+"""Streaming: one rank's blocks assembled, digested and written, each on a thread of its own.
+
+Memory is a fixed number of block buffers that go round: whoever is slowest sets the pace.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Sequence
+
+from holdfast.convert.assemble import Gathered, gather
+from holdfast.convert.reading import Source, SourceFiles
+from holdfast.convert.spans import SPAN_BLOCKS, SourceBlock, Span
+from holdfast.convert.verifying import Verifier
+from holdfast.format.digest import Digest
+from holdfast.persist.commit import BlockReport
+from holdfast.persist.read import Progress
+from holdfast.plan.arrays import RawArray, aligned_buffer
+from holdfast.plan.load import StoredFile
+from holdfast.storage.base import Storage, Writer
+
+_LOOK_S = 0.2
+
+
+class Workers:
+    """Threads beside this one; the first failure of any stops all of them."""
+
+    def __init__(self) -> None:
+        self.stop = threading.Event()
+        self._failure: BaseException | None = None
+        self._threads: list[threading.Thread] = []
+
+    def start(self, name: str, work: Callable[[], None]) -> None:
+        thread = threading.Thread(target=self._guarded, args=(work,), name=f"holdfast-{name}", daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def _guarded(self, work: Callable[[], None]) -> None:
+        try:
+            work()
+        except BaseException as error:  # noqa: BLE001  (raised again on the thread that waits)
+            self._failure = self._failure or error
+            self.stop.set()
+
+    def check(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+
+    def join(self) -> None:
+        """Wait for all to end; `check` tells how it went."""
+        for thread in self._threads:
+            while thread.is_alive():
+                thread.join(_LOOK_S)  # not for ever at once: an interrupt must come through
+
+
+class Stream:
+    """Converts spans from a source into files of an attempt."""
+
+    def __init__(self, source: Source, stored: Sequence[StoredFile], progress: Progress, *, verify: bool) -> None:
+        self._source = source
+        self._stored = stored
+        self._progress = progress
+        self._verify = verify
+        self._free: queue.SimpleQueue[RawArray] = queue.SimpleQueue()
+        self._filled: queue.SimpleQueue[Gathered | None] = queue.SimpleQueue()
+        self._touched: queue.SimpleQueue[SourceBlock | None] = queue.SimpleQueue()
+        self._reports: list[BlockReport] = []
+
+    def run(
+        self, spans: Sequence[Span], touches: Sequence[Sequence[SourceBlock]], storage: Storage, attempt: str
+    ) -> list[BlockReport]:
+        """Write the spans; `touches` are the source blocks that are to be verified with each.
+
+        Returns when all of it is durable and verified.
+        """
+        largest = max((block.size for span in spans for block in span.blocks), default=0)
+        for _ in range(SPAN_BLOCKS if spans else 0):
+            self._free.put(aligned_buffer(largest))
+        workers, lock = Workers(), threading.Lock()
+        writers: dict[str, Writer] = {}
+        files = SourceFiles(self._source, lock)
+        try:
+            if self._verify:
+                verifier = Verifier(self._source, self._stored, lock)
+                workers.start("verify", lambda: verifier.run(self._touched, workers.stop))
+            workers.start("write", lambda: self._write(writers, storage, attempt, workers.stop))
+            for span, fresh in zip(spans, touches, strict=True):
+                self._assemble(span, fresh, files, workers)
+            self._end()
+            workers.join()
+            workers.check()
+            for writer in writers.values():
+                writer.sync()
+        finally:
+            workers.stop.set()
+            self._end()
+            workers.join()
+            files.close()
+            for writer in writers.values():
+                writer.close()
+        return self._reports
+
+    def _end(self) -> None:
+        self._filled.put(None)
+        self._touched.put(None)
+
+    def _assemble(self, span: Span, fresh: Sequence[SourceBlock], files: SourceFiles, workers: Workers) -> None:
+        blocks = [Gathered(block, self._buffer(workers)) for block in span.blocks]
+        for block in fresh if self._verify else ():
+            self._touched.put(block)
+        gather(files, blocks)
+        for gathered in blocks:
+            self._filled.put(gathered)
+
+    def _buffer(self, workers: Workers) -> RawArray:
+        while True:
+            workers.check()
+            try:
+                return self._free.get(timeout=_LOOK_S)
+            except queue.Empty:
+                continue
+
+    def _write(self, writers: dict[str, Writer], storage: Storage, attempt: str, stop: threading.Event) -> None:
+        while not stop.is_set() and (filled := self._filled.get()) is not None:
+            name = filled.block.file.plan.name
+            if name not in writers:
+                writers[name] = storage.writer(attempt, name)
+            self._write_block(filled, writers[name])
+
+    def _write_block(self, gathered: Gathered, writer: Writer) -> None:
+        block, digest = gathered.block, Digest()
+        parts = gathered.parts()  # the maps end with this call
+        for part in parts:
+            digest.update(part)
+        writer.write(block.offset, parts)
+        self._reports.append(BlockReport(block.file.plan.name, block.offset, block.size, digest.hex()))
+        self._progress(block.size)
+        self._free.put(gathered.buffer)

@@ -1,0 +1,134 @@
+"""The reverse of a program: what makes the sources again of the targets.
+
+Statements are undone from the last to the first. A value that several statements used comes back
+through the first of them that can be undone; what the others made is removed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from holdfast.core.errors import InvalidArgument
+from holdfast.mapping.expand import Work
+from holdfast.mapping.invert import inverse, no_inverse, one_sided
+from holdfast.mapping.values import Key, Statement
+
+
+@dataclass(slots=True, eq=False)
+class _Value:
+    """What a key stands for between two statements that make it."""
+
+    key: Key
+    made_by: int | None
+    uses: list[int] = field(default_factory=list)
+    removed_by: int | None = None
+    wanted: bool = False  # by `a -> a`: it is a target itself, whatever else uses it
+    back_by: int | None = None
+    is_back: bool = False
+
+
+@dataclass(slots=True)
+class _Flow:
+    """The values that one statement uses and makes."""
+
+    statement: Statement
+    lefts: list[_Value]
+    rights: list[_Value]
+
+
+def reversed_program(statements: Sequence[Statement]) -> Iterator[Statement]:
+    """The statements of the reverse; raises InvalidArgument for one that has no inverse."""
+    flows, sources = _flows(statements)
+    _find_ways_back(flows)
+    for value in sources:
+        if value.uses and not value.is_back:
+            raise _refusal(value, flows)
+    for number in range(len(flows) - 1, -1, -1):
+        yield from _undone(number, flows[number])
+
+
+def _flows(statements: Sequence[Statement]) -> tuple[list[_Flow], list[_Value]]:
+    current: dict[str, _Value] = {}
+    sources: list[_Value] = []
+    flows: list[_Flow] = []
+    work = Work()
+    for number, statement in enumerate(statements):
+        work.spend(sum(key.count for key in (*statement.lefts, *statement.rights)), statement)
+        lefts: list[_Value] = []
+        for key in _keys(statement.lefts):
+            if key.pattern not in current:
+                current[key.pattern] = _Value(key, None)
+                sources.append(current[key.pattern])
+            lefts.append(current[key.pattern])
+        rights = [_Value(key, number) for key in _keys(statement.rights)]
+        for value in lefts:
+            if statement.rights:
+                value.uses.append(number)
+            else:
+                value.removed_by = number
+                current.pop(value.key.pattern, None)
+        for value in rights:
+            value.wanted = statement.lefts == statement.rights and statement.is_plain
+            current[value.key.pattern] = value
+        flows.append(_Flow(statement, lefts, rights))
+    return flows, sources
+
+
+def _keys(keys: Sequence[Key]) -> list[Key]:
+    return [single for key in keys for single in key.with_array()]
+
+
+def _find_ways_back(flows: Sequence[_Flow]) -> None:
+    """From the last statement to the first: which values come back, and through which statement."""
+    for number in range(len(flows) - 1, -1, -1):
+        flow = flows[number]
+        for value in flow.rights:
+            value.is_back = value.wanted or value.back_by is not None or (not value.uses and value.removed_by is None)
+        if flow.lefts and flow.rights and not no_inverse(flow.statement) and all(v.is_back for v in flow.rights):
+            for value in flow.lefts:
+                value.back_by = number
+                value.is_back = True  # the first statement that uses it is the last to be looked at
+
+
+def _undone(number: int, flow: _Flow) -> Iterator[Statement]:
+    statement = flow.statement
+    if not flow.lefts:
+        yield one_sided(statement, lefts=statement.rights)
+        return
+    if not flow.rights:
+        alone = [value.key for value in flow.lefts if not value.uses and value.made_by is None]
+        if alone:
+            yield one_sided(statement, rights=alone)
+        return
+    if not any(value.back_by == number and not value.wanted for value in flow.lefts):
+        there = [value.key for value in flow.rights if value.is_back]
+        if there:
+            yield one_sided(statement, lefts=there)
+        return
+    already = [value.key for value in flow.lefts if value.wanted]
+    if already:
+        yield one_sided(statement, lefts=already)  # it is made again, from a copy of itself
+    yield inverse(statement)
+    twice = [value.key for value in flow.lefts if value.back_by != number and not value.wanted]
+    if twice:
+        yield one_sided(statement, lefts=twice)
+
+
+def _refusal(value: _Value, flows: Sequence[_Flow]) -> Exception:
+    """The first statement on the way of a value that cannot be undone."""
+    for _ in range(len(flows)):
+        flow = flows[value.uses[0]]
+        problem = no_inverse(flow.statement)
+        if problem:
+            return flow.statement.refusal(f"it has no inverse: {problem}", InvalidArgument)
+        value = next(made for made in flow.rights if not made.is_back)
+        if not value.uses:
+            break
+    assert value.removed_by is not None  # a value that is neither used nor removed is there
+    removing = flows[value.removed_by].statement
+    return removing.refusal(
+        f"it has no inverse: {value.key.pattern} is a part that {flow.statement.where} makes, and without it the whole "
+        "cannot be made again",
+        InvalidArgument,
+    )

@@ -1,0 +1,1 @@
+"""Checkpoints of torch.distributed.checkpoint, which Megatron calls torch_dist."""

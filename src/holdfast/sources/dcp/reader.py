@@ -1,0 +1,108 @@
+"""Opens a folder of torch.distributed.checkpoint: `.metadata` beside `*.distcp` files."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from holdfast.core.errors import Damaged, HoldfastError
+from holdfast.sources.dcp.chunks import leaf_of
+from holdfast.sources.dcp.items import Items
+from holdfast.sources.dcp.metadata import METADATA, DcpMetadata, read_metadata
+from holdfast.sources.foreign import Folder, Found
+from holdfast.sources.grouping import found_in
+from holdfast.sources.leaves import has_leaf
+from holdfast.sources.torchfiles.archive import read_archive
+from holdfast.sources.torchfiles.trees import Planter, tree_of
+
+FORMAT = "torch DCP"
+_COMMON = "common.pt"  # what Megatron puts beside
+_NOTES = 20
+
+
+def read_dcp(folder: Folder) -> Found | None:
+    """What a checkpoint of torch.distributed.checkpoint holds; None if the folder is none."""
+    if METADATA not in folder.files or folder.only is not None:
+        return None
+    reader = folder.open(METADATA)
+    try:
+        metadata = read_metadata(reader, f"{folder.path}/{METADATA}")
+    finally:
+        reader.close()
+    items, notes = Items(folder), list[str]()
+    try:
+        tree, made = _tree(folder, metadata, items, notes)
+    finally:
+        items.close()
+    common = _common(folder, notes)
+    known = {str(name) for name in tree} | {"optimizer"}
+    tree |= {name: value for name, value in common.items() if name not in known and not has_leaf(value)}
+    found = found_in(FORMAT, tree, folder.path, made)
+    contents = replace(found.contents, tp_degree=_tp_degree(common))
+    return replace(found, contents=contents, notes=(*found.notes, *notes[:_NOTES]))
+
+
+def _tree(
+    folder: Folder, metadata: DcpMetadata, items: Items, notes: list[str]
+) -> tuple[dict[Any, Any], dict[str, bytes]]:
+    """The dict that was saved, with its tensors as leaves."""
+    tree: dict[Any, Any] = {}
+    planters: dict[str, Planter] = {}
+    for key, stored in metadata.tensors.items():
+        _put(tree, metadata.paths[key], leaf_of(key, stored, items, folder.path), folder.path)
+    for key, item in metadata.values.items():
+        where = f"{folder.path}/{item.file}: {key[:80]!r}"
+        try:
+            archive = items.archive(item, where)
+            planter = planters.setdefault(item.file, Planter(item.file, items.reader(item.file), folder.path))
+            value = planter.tree(archive.value, archive.storages, (key,))
+        except HoldfastError as error:
+            notes.append(f"left out: {error}")
+            continue
+        _put(tree, metadata.paths[key], value, folder.path)
+    made = {name: data for planter in planters.values() for name, data in planter.made.items()}
+    return {name: _with_lists(value, str(name)) for name, value in tree.items()}, made
+
+
+def _put(tree: dict[Any, Any], path: tuple[str | int, ...], value: Any, where: str) -> None:
+    node = tree
+    for part in path[:-1]:
+        node = node.setdefault(part, {})
+        if not isinstance(node, dict):
+            raise Damaged(f"{where}: the path {'.'.join(map(str, path))[:80]!r} leads through a tensor or a value")
+    if path[-1] in node:
+        raise Damaged(f"{where}: two entries have the path {'.'.join(map(str, path))[:80]!r}")
+    node[path[-1]] = value
+
+
+def _with_lists(value: Any, name: str) -> Any:
+    """A tree in which dicts of all numbers from 0 on are lists again, but for the states of an optimizer."""
+    if not isinstance(value, dict):
+        return value
+    inner = {key: _with_lists(item, str(key)) for key, item in value.items()}
+    if name == "state" or not inner or set(inner) != set(range(len(inner))):
+        return inner
+    return [inner[index] for index in range(len(inner))]
+
+
+def _common(folder: Folder, notes: list[str]) -> Mapping[str, Any]:
+    """What Megatron keeps beside the tensors, as far as it is plain."""
+    if _COMMON not in folder.files:
+        return {}
+    where = f"{folder.path}/{_COMMON}"
+    reader = folder.open(_COMMON)
+    try:
+        tree, _ = tree_of(read_archive(reader, where), _COMMON, reader, where)
+    except HoldfastError as error:
+        notes.append(f"left out: {error}")
+        return {}
+    finally:
+        reader.close()
+    return {name: value for name, value in tree.items() if type(name) is str} if isinstance(tree, dict) else {}
+
+
+def _tp_degree(common: Mapping[str, Any]) -> int | None:
+    options = common.get("args")
+    degree = options.get("tensor_model_parallel_size") if isinstance(options, dict) else None
+    return degree if type(degree) is int and 0 < degree < 2**20 else None

@@ -1,0 +1,107 @@
+"""Opens safetensors files: folders of Hugging Face with or without an index, adapters, single files."""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Iterator, Sequence
+
+from holdfast.core import limits
+from holdfast.core.errors import Damaged
+from holdfast.core.filenames import is_plain
+from holdfast.format.header import LENGTH_BYTES, decode_header, header_bytes
+from holdfast.format.index import decode_index
+from holdfast.plan.contents import Contents, Group
+from holdfast.plan.files import Place, TensorSpec
+from holdfast.plan.recipe import Recipe
+from holdfast.sources.foreign import Folder, Found
+from holdfast.sources.laying import lay_files
+
+FORMAT = "Hugging Face"
+_ENDING = ".safetensors"
+_INDEX_ENDING = ".safetensors.index.json"
+_SINGLE = "model.safetensors"
+_NUMBERED = re.compile(r"(.+)-([0-9]{5,})-of-([0-9]{5,})\.safetensors")
+
+
+def read_huggingface(folder: Folder) -> Found | None:
+    """The weights of a folder or a file as the group "model"; None if there is no safetensors file."""
+    members = _members(folder)
+    if not members:
+        return None
+    places: dict[str, Place] = {}
+    for name in members:
+        for place in safetensors_places(folder, name):
+            if place.spec.key in places:
+                raise Damaged(
+                    f"{folder.path}: model has {place.spec.key!r} in two files, {places[place.spec.key].file} and "
+                    f"{name}; if they are two models, name one of the files"
+                )
+            places[place.spec.key] = place
+    recipes = {key: Recipe.whole(place, place.spec.shape, place.spec.dtype) for key, place in places.items()}
+    groups = {"model": Group("module", recipes)}
+    return Found(FORMAT, Contents(groups, lay_files(groups.values(), folder.path)))
+
+
+def safetensors_places(folder: Folder, name: str) -> Iterator[Place]:
+    """The tensors of one safetensors file, from its header alone."""
+    where = f"{folder.path}/{name}"
+    reader = folder.open(name)
+    try:
+        prefix = bytearray(min(LENGTH_BYTES, reader.size))
+        reader.read_into(0, [memoryview(prefix)])
+        data = bytearray(header_bytes(bytes(prefix), reader.size, where))
+        reader.read_into(0, [memoryview(data)])
+        size = reader.size
+    finally:
+        reader.close()
+    for entry in decode_header(bytes(data), size, where):
+        yield Place(TensorSpec(entry.key, entry.dtype, entry.shape), name, len(data) + entry.begin)
+
+
+def _members(folder: Folder) -> Sequence[str]:
+    if folder.only is not None:
+        return [folder.only] if folder.only.endswith(_ENDING) or _is_safetensors(folder, folder.only) else []
+    if _SINGLE in folder.files:
+        return [_SINGLE]
+    indexes = [name for name in folder.files if name.endswith(_INDEX_ENDING) and "/" not in name and is_plain(name)]
+    if f"model{_INDEX_ENDING}" in indexes or len(indexes) == 1:
+        return _indexed(folder, f"model{_INDEX_ENDING}" if f"model{_INDEX_ENDING}" in indexes else indexes[0])
+    found = [name for name in folder.files if name.endswith(_ENDING) and "/" not in name and is_plain(name)]
+    _require_all_numbers(found, folder.path)
+    return found
+
+
+def _is_safetensors(folder: Folder, name: str) -> bool:
+    """Whether a file that is called otherwise begins as a safetensors file does."""
+    start = bytearray(min(LENGTH_BYTES + 1, folder.files[name]))
+    reader = folder.open(name)
+    try:
+        reader.read_into(0, [memoryview(start)])
+    finally:
+        reader.close()
+    if len(start) <= LENGTH_BYTES or start[LENGTH_BYTES:] != b"{":
+        return False
+    length: int = struct.unpack("<Q", start[:LENGTH_BYTES])[0]
+    return LENGTH_BYTES + length <= folder.files[name]
+
+
+def _indexed(folder: Folder, index: str) -> list[str]:
+    weight_map = decode_index(folder.read(index, limits.JSON_BYTES), f"{folder.path}/{index}")
+    members = sorted(set(weight_map.values()))
+    missing = [member for member in members if member not in folder.files]
+    if missing:
+        raise Damaged(f"{folder.path}: {index} names {missing[0]}, which is not there")
+    return members
+
+
+def _require_all_numbers(names: Sequence[str], where: str) -> None:
+    """Raise Damaged if one of several numbered files is missing."""
+    found: dict[tuple[str, int], set[int]] = {}
+    for name in names:
+        match = _NUMBERED.fullmatch(name)
+        if match is not None:
+            found.setdefault((match[1], int(match[3])), set()).add(int(match[2]))
+    for (stem, count), numbers in found.items():
+        if count > limits.MANIFEST_FILES or len(numbers) != count:
+            raise Damaged(f"{where}: {len(numbers)} files of {stem!r} are there, their names say {count}")

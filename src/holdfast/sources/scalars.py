@@ -1,0 +1,40 @@
+"""Single numbers of a checkpoint, many at once: file by file, in the order of their bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from holdfast.core.errors import Damaged
+from holdfast.format.dtypes import numpy_dtype
+from holdfast.persist.checkpoint import Checkpoint
+from holdfast.plan.files import Place
+from holdfast.plan.recipe import Recipe
+from holdfast.plan.terms import cast_raw
+
+
+def read_scalars(checkpoint: Checkpoint, recipes: Mapping[str, Recipe[Place]]) -> dict[str, float]:
+    """The values of tensors of one element; raises Damaged, with the key, for one that has more or none.
+
+    Digests are not compared: that would take the whole block around each of them.
+    """
+    by_file: dict[str, list[tuple[Place, str]]] = {}
+    for key, recipe in recipes.items():
+        sources = recipe.sources()
+        if len(sources) != 1 or sources[0].spec.bytes != sources[0].spec.dtype.bytes:
+            raise Damaged(f"{checkpoint.path}: {key!r} has the shape {list(recipe.shape)}, expected one number")
+        by_file.setdefault(sources[0].file, []).append((sources[0], key))
+    out: dict[str, float] = {}
+    for file, wanted in by_file.items():
+        reader = checkpoint.open_file(file)
+        try:
+            for place, key in sorted(wanted, key=lambda item: item[0].begin):
+                data = bytearray(place.spec.bytes)
+                reader.read_into(place.begin, [memoryview(data)])
+                raw = np.frombuffer(data, dtype=f"u{place.spec.dtype.bytes}")
+                raw = cast_raw(raw, place.spec.dtype, recipes[key].terms[0].casts)
+                out[key] = float(raw.view(numpy_dtype(recipes[key].dtype.name))[0])
+        finally:
+            reader.close()
+    return out

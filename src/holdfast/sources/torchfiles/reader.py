@@ -1,0 +1,81 @@
+"""Opens what torch.save wrote: a single file, or a folder of Hugging Face with `pytorch_model*.bin`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from holdfast.core import limits
+from holdfast.core.errors import Damaged, Unsupported
+from holdfast.core.filenames import is_plain
+from holdfast.format.index import decode_index
+from holdfast.sources.foreign import Folder, Found
+from holdfast.sources.grouping import found_in
+from holdfast.sources.torchfiles.archive import is_torch_file, read_archive
+from holdfast.sources.torchfiles.trees import tree_of
+
+FORMAT = "torch"
+_ENDINGS = (".pt", ".pth", ".bin", ".ckpt")
+_SINGLE = "pytorch_model.bin"
+_INDEX = "pytorch_model.bin.index.json"
+_START_BYTES = 16
+
+
+def read_torch(folder: Folder) -> Found | None:
+    """What a torch.save file holds; None if there is none, or it is not clear which one is meant."""
+    members = _members(folder)
+    if not members:
+        return None
+    tree: dict[Any, Any] = {}
+    made: dict[str, bytes] = {}
+    for name in members:
+        part, own = _read(folder, name)
+        if len(members) == 1:
+            return found_in(FORMAT, part, f"{folder.path}/{name}", own)
+        if not isinstance(part, dict) or not part.keys().isdisjoint(tree):
+            raise Damaged(f"{folder.path}/{name}: not a part of a model: it is no dict, or has keys of another part")
+        tree |= part
+        made |= own
+    return found_in(FORMAT, tree, folder.path, made)
+
+
+def _members(folder: Folder) -> Sequence[str]:
+    if folder.only is not None:
+        return [folder.only] if _is_torch(folder, folder.only) else []
+    if _SINGLE in folder.files:
+        return [_SINGLE]
+    if _INDEX in folder.files:
+        return _indexed(folder)
+    found = [name for name in folder.files if name.endswith(_ENDINGS) and "/" not in name and is_plain(name)]
+    return found if len(found) == 1 and _is_torch(folder, found[0]) else []
+
+
+def _indexed(folder: Folder) -> list[str]:
+    where = f"{folder.path}/{_INDEX}"
+    members = sorted(set(decode_index(folder.read(_INDEX, limits.JSON_BYTES), where).values()))
+    for name in members:
+        if name not in folder.files:
+            raise Damaged(f"{folder.path}: {_INDEX} names {name[:80]!r}, which is not there")
+    return members
+
+
+def _is_torch(folder: Folder, name: str) -> bool:
+    size = min(_START_BYTES, folder.files[name])
+    reader = folder.open(name)
+    try:
+        start = bytearray(size)
+        reader.read_into(0, [memoryview(start)])
+    finally:
+        reader.close()
+    return is_torch_file(bytes(start))
+
+
+def _read(folder: Folder, name: str) -> tuple[Any, dict[str, bytes]]:
+    where = f"{folder.path}/{name}"
+    if not _is_torch(folder, name):
+        raise Unsupported(f"{where}: not a file of torch.save")
+    reader = folder.open(name)
+    try:
+        return tree_of(read_archive(reader, where), name, reader, where)
+    finally:
+        reader.close()

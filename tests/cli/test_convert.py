@@ -1,0 +1,179 @@
+import json
+import os
+
+import numpy as np
+import pytest
+import torch
+
+import holdfast
+from cli.calls import call, process
+from holdfast.core.errors import Damaged, InvalidArgument, NotFound
+from holdfast.persist.read import Loading
+from holdfast.storage.local import LocalReader
+
+MAPPING = "0.weight^T -> first.kernel  # Paddle's orientation\n2.weight -> last.a, last.b, axis=1\n"
+
+
+@pytest.fixture
+def source(tmp_path):
+    torch.manual_seed(5)
+    model = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.ReLU(), torch.nn.Linear(8, 4))
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.ones(1, 6)).sum().backward()
+    optimizer.step()
+    holdfast.save(tmp_path / "a", {"model": model, "optimizer": optimizer, "note": {"epoch": 2}}, step=9)
+    (tmp_path / "m.aoa").write_text(MAPPING)
+    return tmp_path / "a"
+
+
+def test_a_conversion_says_what_it_wrote_and_how_to_open_it(source, tmp_path):
+    done = process("convert", source, tmp_path / "b", "--map", tmp_path / "m.aoa")
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    files = len(os.listdir(tmp_path / "b"))
+    assert lines[0].startswith(f"wrote {tmp_path}/b: {files} files, ") and " in 0." in lines[0]
+    assert lines[1] == f"open it with: holdfast show {tmp_path}/b"
+    a, b = holdfast.open(source), holdfast.open(tmp_path / "b")
+    assert np.array_equal(b.read("first.kernel"), a.read("0.weight").T)
+    assert call("show", tmp_path / "b").exit_code == 0 and call("verify", tmp_path / "b").exit_code == 0
+
+
+def test_there_and_back_is_the_same(source, tmp_path):
+    assert call("convert", source, tmp_path / "b", "--map", tmp_path / "m.aoa").exit_code == 0
+    assert call("convert", tmp_path / "b", tmp_path / "c", "--map", tmp_path / "m.aoa", "--reverse").exit_code == 0
+    assert call("diff", source, tmp_path / "c").exit_code == 0
+
+
+@pytest.mark.parametrize("name", ["fused", "llama-fused-grouped", "megatron", "llama-paddle"])
+def test_a_built_in_mapping_by_its_name_there_and_back(tmp_path, name):
+    transformers = pytest.importorskip("transformers", reason="its config says which family a model is of")
+    config = transformers.LlamaConfig(
+        hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+        vocab_size=64,
+    )  # fmt: skip
+    model = transformers.LlamaForCausalLM(config)
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.arange(5)[None], labels=torch.arange(5)[None]).loss.backward()
+    optimizer.step()
+    holdfast.save(tmp_path / "a", {"model": model, "optimizer": optimizer})
+    assert call("convert", tmp_path / "a", tmp_path / "b", "--map", name).exit_code == 0
+    assert call("diff", tmp_path / "a", tmp_path / "b").exit_code == 1
+    assert call("convert", tmp_path / "b", tmp_path / "c", "--map", name, "--reverse").exit_code == 0
+    assert call("diff", tmp_path / "a", tmp_path / "c").exit_code == 0
+
+
+def test_json(source, tmp_path):
+    fields = json.loads(call("convert", source, tmp_path / "b", "--to", "hf", "--only", "model", "--json").output)
+    assert fields["path"] == str(tmp_path / "b") and fields["format"] == "hf" and fields["files"] == 1
+    assert fields["bytes"] == (tmp_path / "b" / "model.safetensors").stat().st_size
+
+
+def test_a_dry_run_is_a_table_and_writes_nothing(source, tmp_path):
+    done = call("convert", source, tmp_path / "b", "--dry-run", "--map", tmp_path / "m.aoa", "--dtype", "bfloat16")
+    assert done.exit_code == 0
+    lines = done.output.splitlines()
+    assert lines[0].split() == ["group", "tensors", "files", "size", "dtypes"]
+    assert lines[1].split()[:3] == ["model", "5", "1"] and lines[1].endswith("bfloat16 x5")
+    assert lines[2].split()[:3] == ["optimizer", "15", "1"] and lines[2].endswith("float32 x15")
+    assert "cast: 5 tensors of model, float32 to bfloat16" in lines
+    assert "reshaped: 0 joined of several, 3 turned" in lines
+    assert lines[-1].startswith(f"from {source}: would write 2 tensor files, ")
+    assert not (tmp_path / "b").exists()
+    converted = json.loads(
+        call("convert", source, tmp_path / "b", "--map", tmp_path / "m.aoa", "--dtype", "bfloat16", "--json").output
+    )
+    fields = json.loads(
+        call(
+            *("convert", source, tmp_path / "c", "--dry-run", "--json", "--map", tmp_path / "m.aoa"),
+            *("--dtype", "bfloat16"),
+        ).output
+    )
+    assert fields["problems"] == []
+    assert fields["files"] == {path.name: path.stat().st_size for path in (tmp_path / "b").glob("*.safetensors")}
+    assert fields["bytes"] < converted["bytes"]
+
+
+def test_a_dry_run_reads_headers_alone(source, tmp_path, monkeypatch):
+    ends = {}
+    for path in source.glob("*.safetensors"):
+        ends[path.name] = 8 + int.from_bytes(path.read_bytes()[:8], "little")
+    read = LocalReader.read_into
+
+    def read_into(self, offset, buffers):
+        if self.path.name in ends:
+            assert offset + sum(buffer.nbytes for buffer in buffers) <= ends[self.path.name], "read tensors"
+        read(self, offset, buffers)
+
+    def refuse(*arguments, **options):
+        raise AssertionError("read tensors")
+
+    monkeypatch.setattr(LocalReader, "read_into", read_into)
+    monkeypatch.setattr(LocalReader, "map", refuse)
+    monkeypatch.setattr(Loading, "run_read", refuse)
+    for form in ("holdfast", "hf", "dcp"):
+        arguments = ("--dry-run", "--map", tmp_path / "m.aoa", "--to", form, "--dtype", "float16")
+        done = call("convert", source, tmp_path / "b", *arguments)
+        assert done.exit_code == 0, done.output
+
+
+def test_a_dry_run_that_would_fail_says_everything_and_exits_with_1(source, tmp_path):
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "x").write_text("")
+    (tmp_path / "bad.aoa").write_text("0.weight, 2.weight -> both, axis=0\n")
+    done = call("convert", source, tmp_path / "b", "--dry-run", "--map", tmp_path / "bad.aoa")
+    assert done.exit_code == 1
+    problems = [line for line in done.output.splitlines() if line.startswith("would fail: ")]
+    assert "b exists; choose another folder" in problems[0]
+    assert "line 1" in problems[1] and "0.weight" in problems[1]
+    done = call("convert", source, tmp_path / "c", "--dry-run", "--json", "--map", tmp_path / "bad.aoa")
+    assert done.exit_code == 1 and len(json.loads(done.output)["problems"]) == 1
+
+
+def test_what_is_wrong_with_a_call(source, tmp_path):
+    def refused(error, match, *arguments):
+        found = call("convert", *arguments).exception
+        assert isinstance(found, error) and match in str(found), found
+
+    refused(NotFound, "there is nothing here", tmp_path / "none", tmp_path / "b")
+    refused(InvalidArgument, "--reverse needs a mapping", source, tmp_path / "b", "--reverse")
+    refused(InvalidArgument, "there is no format 'onnx' to write; there are holdfast, hf", source, "b", "--to", "onnx")
+    refused(InvalidArgument, "not a size: 'five'", source, tmp_path / "b", "--max-shard-size", "five")
+    refused(InvalidArgument, "fits the pattern 'nothing*'", source, tmp_path / "b", "--only", "nothing*")
+    refused(InvalidArgument, "--dtype int8", source, tmp_path / "b", "--dtype", "int8")
+    (tmp_path / "bad.aoa").write_text("# fine\n0.weight => 1.weight\n")
+    refused(InvalidArgument, "line 2", source, tmp_path / "b", "--map", tmp_path / "bad.aoa")
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "holdfast.json").write_text("{}")
+    refused(InvalidArgument, "exists; choose another folder, or replace it with --force", source, tmp_path / "b")
+    assert sorted(os.listdir(tmp_path)) == ["a", "b", "bad.aoa", "m.aoa"]
+
+
+def test_damage_is_exit_code_1_and_no_verify_goes_on(source, tmp_path):
+    path = source / "model-00001-of-00001.safetensors"
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    done = process("convert", source, tmp_path / "b")
+    assert done.returncode == 1 and "the manifest says" in done.stderr and len(done.stderr.splitlines()) == 1
+    assert isinstance(call("convert", source, tmp_path / "b").exception, Damaged)
+    assert call("convert", source, tmp_path / "b", "--no-verify").exit_code == 0
+
+
+def test_help_teaches():
+    text = call("convert", "--help").output
+    assert "holdfast convert runs/llama exported --to hf --dtype bfloat16" in text
+    assert "torchrun --nproc-per-node 8 -m holdfast convert SRC DST" in text
+    assert all(form in text for form in ("holdfast", "hf", "dcp"))
+
+
+def test_torch_is_not_imported(source, tmp_path):
+    code = (
+        "import sys; sys.argv = ['holdfast', 'convert', *sys.argv[1:]]\n"
+        "from holdfast.cli.main import main\n"
+        "try:\n    main()\nexcept SystemExit as stop:\n    assert not stop.code, stop.code\n"
+        "assert 'torch' not in sys.modules\n"
+    )
+    import subprocess
+    import sys
+
+    subprocess.run([sys.executable, "-c", code, source, tmp_path / "b"], check=True, timeout=60)

@@ -1,0 +1,78 @@
+import json
+import os
+
+import numpy as np
+import pytest
+import torch
+
+import holdfast
+from convert.states import save
+from holdfast.convert.run import ConvertOptions, convert
+from holdfast.core.errors import InvalidArgument, NotFound, Unsupported
+
+
+def llama():
+    transformers = pytest.importorskip("transformers", reason="transformers opens what was written")
+    config = transformers.LlamaConfig(
+        hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+        vocab_size=64, tie_word_embeddings=True,
+    )  # fmt: skip
+    torch.manual_seed(1)
+    return transformers, transformers.LlamaForCausalLM(config)
+
+
+def test_a_plain_folder_without_a_manifest_that_transformers_opens(tmp_path):
+    transformers, model = llama()
+    optimizer = torch.optim.AdamW(model.parameters())
+    holdfast.save(tmp_path / "a", {"model": model, "optimizer": optimizer})
+    done = convert(tmp_path / "a", tmp_path / "b", ConvertOptions(to="hf"))
+    assert sorted(os.listdir(tmp_path / "b")) == ["config.json", "generation_config.json", "model.safetensors"]
+    assert done.notes == ("a Hugging Face folder holds the model alone: optimizer left out",)
+    opened = transformers.LlamaForCausalLM.from_pretrained(tmp_path / "b")
+    assert all(torch.equal(a, b) for a, b in zip(opened.parameters(), model.parameters(), strict=True))
+
+
+def test_dtype_shards_and_removal(tmp_path):
+    transformers, model = llama()
+    holdfast.save(tmp_path / "a", {"model": model})
+    options = ConvertOptions(to="hf", dtype="bfloat16", max_shard_size=8000, remove=("*.up_proj.weight",))
+    convert(tmp_path / "a", tmp_path / "b", options)
+    index = json.loads((tmp_path / "b" / "model.safetensors.index.json").read_text())
+    assert len(set(index["weight_map"].values())) > 2 and not any("up_proj" in key for key in index["weight_map"])
+    config = json.loads((tmp_path / "b" / "config.json").read_text())
+    assert "bfloat16" in (config.get("dtype"), config.get("torch_dtype"))
+    read = holdfast.open(tmp_path / "b").read("model.norm.weight")
+    assert read.dtype.name == "bfloat16"
+    convert(tmp_path / "a", tmp_path / "c", ConvertOptions(to="hf", dtype="bfloat16"))
+    opened = transformers.LlamaForCausalLM.from_pretrained(tmp_path / "c")
+    assert opened.dtype == torch.bfloat16
+
+
+def test_a_plain_folder_converts_back(tmp_path):
+    save(tmp_path / "a")
+    convert(tmp_path / "a", tmp_path / "b", ConvertOptions(to="hf"))
+    convert(tmp_path / "b", tmp_path / "c", ConvertOptions())
+    a, c = holdfast.open(tmp_path / "a"), holdfast.open(tmp_path / "c")
+    assert c.groups == ("model",) and c.verify().good
+    assert all(np.array_equal(a.read(key, "model"), c.read(key, "model")) for key in a.keys("model"))
+
+
+def test_one_model_or_an_error_that_lists_them(tmp_path):
+    modules = {"actor": torch.nn.Linear(2, 2), "critic": torch.nn.Linear(2, 1)}
+    holdfast.save(tmp_path / "a", modules)
+    with pytest.raises(NotFound, match="several modules: actor, critic; choose one with --only"):
+        convert(tmp_path / "a", tmp_path / "b", ConvertOptions(to="hf"))
+    convert(tmp_path / "a", tmp_path / "b", ConvertOptions(to="hf", only=("critic",)))
+    assert holdfast.open(tmp_path / "b").read("weight").shape == (1, 2)
+
+
+def test_a_dtype_that_the_format_cannot_say_is_refused(tmp_path):
+    holdfast.save(tmp_path / "a", {"model": {"wave": torch.zeros(2, dtype=torch.complex128)}})
+    with pytest.raises(Unsupported, match="cannot say that 'wave' has the dtype complex128"):
+        convert(tmp_path / "a", tmp_path / "b", ConvertOptions(to="hf"))
+
+
+def test_an_unknown_format_lists_those_there_are(tmp_path):
+    save(tmp_path / "a")
+    with pytest.raises(InvalidArgument, match="there is no format 'onnx' to write; there are holdfast, hf, dcp"):
+        convert(tmp_path / "a", tmp_path / "b", ConvertOptions(to="onnx"))

@@ -1,0 +1,226 @@
+"""Checkpoints of torch.distributed.checkpoint: plain, flattened, and as Megatron lays them out."""
+
+from __future__ import annotations
+
+import argparse
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from tests.sources.made import save_dcp, torch_file, trained
+from torch.distributed.checkpoint import metadata as dcp_metadata
+from torch.distributed.checkpoint.filesystem import _StorageInfo
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict
+
+import holdfast
+from holdfast.core.errors import Damaged, HoldfastError, Unsupported
+from holdfast.sources import open_stored
+
+
+def moments(model, optimizer) -> dict[str, torch.Tensor]:
+    names = {param: name for name, param in model.named_parameters()}
+    return {f"{names[p]}/{n}": v for p, states in optimizer.state.items() for n, v in states.items()}
+
+
+def same(found, group: str, tensors: dict[str, torch.Tensor]) -> None:
+    assert set(found.keys(group)) == set(tensors)
+    for key, tensor in tensors.items():
+        assert np.array_equal(found.read(key, group), tensor.detach().numpy()), key
+
+
+@pytest.mark.parametrize("flat", [False, True])
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_model_optimizer_and_values(tmp_path, flat, wrapped):
+    model, optimizer = trained(tied=False)
+    options = StateDictOptions(flatten_optimizer_state_dict=flat)
+    model_state, optimizer_state = get_state_dict(model, optimizer, options=options)
+    state = {"model": model_state, "optimizer": optimizer_state, "step": 9, "list": [1, torch.ones(2), {"x": None}]}
+    found = open_stored(save_dcp(tmp_path / "c", {"app": state} if wrapped else state))
+    assert (found.format, found.step, found.notes) == ("torch DCP", 9, ())
+    same(found, "model", model_state)
+    same(found, "optimizer", moments(model, optimizer))
+    assert found.state["optimizer"]["groups"][0]["options"]["lr"] == 0.125
+    assert sorted(found.state["optimizer"]["groups"][0]["params"]) == sorted(n for n, _ in model.named_parameters())
+    assert found.read("1", "list").tolist() == [1, 1]
+
+
+@pytest.mark.parametrize("flat", [False, True])
+def test_it_is_loaded_into_live_objects(tmp_path, flat):
+    model, optimizer = trained(tied=False)
+    options = StateDictOptions(flatten_optimizer_state_dict=flat)
+    state = dict(zip(("model", "optimizer"), get_state_dict(model, optimizer, options=options), strict=True))
+    save_dcp(tmp_path / "c", state)
+    live, live_optimizer = trained(seed=1, tied=False)
+    live_optimizer.param_groups[0]["lr"] = 7.0
+    holdfast.load(tmp_path / "c", {"model": live, "optimizer": live_optimizer})
+    for key, tensor in model.state_dict().items():
+        assert torch.equal(live.state_dict()[key], tensor), key
+    for key, tensor in moments(model, optimizer).items():
+        assert torch.equal(moments(live, live_optimizer)[key], tensor), key
+    assert live_optimizer.param_groups[0]["lr"] == 0.125
+
+
+def test_a_flat_model_beside_an_optimizer(tmp_path):
+    """As torchtitan saves: the model's keys at the top."""
+    model, optimizer = trained(tied=False)
+    options = StateDictOptions(flatten_optimizer_state_dict=True)
+    model_state, optimizer_state = get_state_dict(model, optimizer, options=options)
+    found = open_stored(
+        save_dcp(tmp_path / "c", {**model_state, "optimizer": optimizer_state, "train_state": {"n": 1}})
+    )
+    same(found, "model", model_state)
+    same(found, "optimizer", moments(model, optimizer))
+    assert found.value("train_state") == {"n": 1}
+
+
+def test_numbered_parameters_are_named_after_the_model(tmp_path):
+    model, optimizer = trained(tied=False)
+    found = open_stored(save_dcp(tmp_path / "c", {"model": model.state_dict(), "optimizer": optimizer.state_dict()}))
+    same(found, "optimizer", moments(model, optimizer))
+
+
+def test_odd_tensors(tmp_path):
+    tensors = {
+        "scalar": torch.tensor(2.5),
+        "empty": torch.empty(0, 3),
+        "bf16": torch.arange(5).bfloat16(),
+        "complex": torch.full((2,), 1 + 2j, dtype=torch.complex128),
+        "turned": torch.arange(6.0).reshape(2, 3).T,
+        "bool": torch.tensor([True, False]),
+        "fp8": torch.ones(3).to(torch.float8_e4m3fn),
+    }
+    found = open_stored(save_dcp(tmp_path / "c", {"model": tensors}))
+    for key, tensor in tensors.items():
+        array = found.read(key)
+        assert array.shape == tuple(tensor.shape), key
+        expected = tensor.to(torch.complex128).numpy() if key == "complex" else tensor.double().numpy()
+        assert np.array_equal(array.astype(expected.dtype), expected), key
+
+
+def megatron(folder: Path) -> dict[str, torch.Tensor]:
+    """Layers stacked in front, state names before keys, options in common.pt."""
+    torch.manual_seed(0)
+    keys = {"embedding.word_embeddings.weight": (8, 4), "decoder.layers.self_attention.linear_qkv.weight": (3, 12, 4)}
+    state: dict[str, torch.Tensor] = {}
+    for key, shape in keys.items():
+        state[key] = torch.randn(shape).bfloat16()
+        for name in ("exp_avg", "exp_avg_sq", "fp32_param"):
+            state[f"chained_0.optimizer.state.{name}.{key}"] = torch.randn(shape)
+    save_dcp(folder, state)
+    common = {
+        "args": argparse.Namespace(tensor_model_parallel_size=2, lr=0.1),
+        "iteration": 40,
+        "checkpoint_version": 3.0,
+    }
+    (folder / "common.pt").write_bytes(torch_file(common))
+    (folder / "metadata.json").write_text('{"sharded_backend": "torch_dist"}')
+    return state
+
+
+def test_megatron_torch_dist(tmp_path):
+    state = megatron(tmp_path / "iter_0000040")
+    found = open_stored(tmp_path / "iter_0000040")
+    assert (found.groups, found.step, found.contents.tp_degree) == (("model", "optimizer", "master_weights"), 40, 2)
+    assert found.value("checkpoint_version") == 3.0
+    for key, tensor in state.items():
+        group, name, rest = "model", "", key
+        if "optimizer.state." in key:
+            name, _, rest = key.partition("optimizer.state.")[2].partition(".")
+            group = "master_weights" if name == "fp32_param" else "optimizer"
+        kept = f"{rest}/{name}" if group == "optimizer" else rest
+        assert np.array_equal(found.read(kept, group).astype(np.float32), tensor.float().numpy()), key
+
+
+def flattened(folder: Path, shape=(4, 6), grid=(2, 2)) -> np.ndarray:
+    """A tensor whose parts were flattened and cut among ranks, as the distributed optimizer of Megatron writes it."""
+    array = np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
+    cell = tuple(n // g for n, g in zip(shape, grid, strict=True))
+    volume = int(np.prod(cell))
+    data, chunks, places = b"", [], {}
+    for index in np.ndindex(*grid):
+        part = array[tuple(slice(i * c, (i + 1) * c) for i, c in zip(index, cell, strict=True))].ravel()
+        for begin, stop in ((0, 4), (4, volume)):
+            item = torch_file(torch.from_numpy(part[begin:stop].copy()).reshape(*(1,) * len(grid), -1))
+            offsets = (*index, begin)
+            chunks.append(dcp_metadata.ChunkStorageMetadata(offsets, (*(1,) * len(grid), stop - begin)))
+            places[dcp_metadata.MetadataIndex("k", offsets)] = _StorageInfo("__0_0.distcp", len(data), len(item))
+            data += item
+    entry = dcp_metadata.TensorStorageMetadata(dcp_metadata.TensorProperties(), (*grid, volume), chunks)
+    top = dcp_metadata.Metadata({"k": entry}, None, places)
+    top.mcore_data = {"k": {"nd_reformulated_orig_global_shape": shape}}
+    folder.mkdir()
+    (folder / ".metadata").write_bytes(pickle.dumps(top))
+    (folder / "__0_0.distcp").write_bytes(data)
+    return array
+
+
+@pytest.mark.parametrize(("shape", "grid"), [((4, 6), (2, 2)), ((6, 2, 3), (3, 1, 1)), ((12,), (2,))])
+def test_parts_that_megatron_flattened_have_their_shape_again(tmp_path, shape, grid):
+    array = flattened(tmp_path / "c", shape, grid)
+    assert np.array_equal(open_stored(tmp_path / "c").read("k"), array)
+
+
+def rewrite(folder: Path, change) -> None:
+    top = pickle.loads((folder / ".metadata").read_bytes())
+    change(top)
+    (folder / ".metadata").write_bytes(pickle.dumps(top))
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda top: top.state_dict_metadata["w"].chunks.clear(), "do not fill"),
+        (lambda top: top.storage_data.clear(), "in no file"),
+        (lambda top: setattr(top.state_dict_metadata["w"], "size", torch.Size([9])), "do not fill"),
+        (lambda top: setattr(top.state_dict_metadata["w"], "size", torch.Size([2])), "outside of it"),
+        (lambda top: setattr(top.state_dict_metadata["w"].properties, "dtype", torch.float64), "the metadata says"),
+        (lambda top: _place(top, relative_path="../x"), "not an allowed file name"),
+        (lambda top: _place(top, relative_path="__9_9.distcp"), "which is not there"),
+        (lambda top: _place(top, offset=10**9), "ends behind the end"),
+        (lambda top: _place(top, length=100), "."),
+        (lambda top: _place(top, transform_descriptors=["zstd"]), "transformed by"),
+        (lambda top: setattr(top, "storage_data", [1]), "storage_data is not a dict"),
+    ],
+)
+def test_metadata_that_does_not_fit_is_refused(tmp_path, change, says):
+    save_dcp(tmp_path / "c", {"w": torch.ones(4)})
+    rewrite(tmp_path / "c", change)
+    with pytest.raises(HoldfastError, match=says):
+        open_stored(tmp_path / "c")
+
+
+def _place(top, **fields) -> None:
+    for info in top.storage_data.values():
+        for name, value in fields.items():
+            setattr(info, name, value)
+
+
+def test_a_value_that_is_not_read_is_left_out_and_said(tmp_path):
+    found = open_stored(save_dcp(tmp_path / "c", {"w": torch.ones(4), "odd": argparse.ArgumentParser}))
+    assert "argparse.ArgumentParser" in found.notes[0] and "odd" not in found.state
+
+
+def test_a_cut_file_is_refused(tmp_path):
+    save_dcp(tmp_path / "c", {"w": torch.ones(400)})
+    file = next((tmp_path / "c").glob("*.distcp"))
+    file.write_bytes(file.read_bytes()[:-100])
+    with pytest.raises(Damaged):
+        open_stored(tmp_path / "c")
+
+
+def test_an_item_of_another_layout_is_not_taken_for_a_known_one(tmp_path):
+    """Items of one length whose beginnings differ are read each on its own."""
+    tensors = {f"w{n}": torch.full((64,), float(n), dtype=torch.float32) for n in range(5)}
+    tensors |= {f"h{n}": torch.full((128,), float(n), dtype=torch.float16) for n in range(5)}
+    found = open_stored(save_dcp(tmp_path / "c", {"model": tensors}))
+    for key, tensor in tensors.items():
+        assert np.array_equal(found.read(key), tensor.numpy())
+
+
+def test_unsupported_dtypes_are_refused_by_name(tmp_path):
+    save_dcp(tmp_path / "c", {"w": torch.ones(4)})
+    rewrite(tmp_path / "c", lambda top: setattr(top.state_dict_metadata["w"].properties, "dtype", torch.qint8))
+    with pytest.raises(Unsupported, match=r"torch\.qint8"):
+        open_stored(tmp_path / "c")
