@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from tests.spmd.cases import Case, is_free, placements_of
 from tests.spmd.table import Operation
 from torch.distributed.device_mesh import DeviceMesh
@@ -31,7 +32,7 @@ class Verdict:
 
 
 class Listener(TorchDispatchMode):
-    """Counts the bytes that collectives are given."""
+    """Counts the bytes that collectives move to this rank."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -41,8 +42,18 @@ class Listener(TorchDispatchMode):
         if any(issubclass(kind, DTensor) for kind in types):
             return NotImplemented
         if func.namespace in COLLECTIVES and func._opname not in QUIET:
-            self.bytes += sum(leaf.nbytes for leaf in _tensors(args))
+            self.bytes += _wire(func._opname, args)
         return func(*args, **(kwargs or {}))
+
+
+def _wire(name: str, args: Any) -> int:
+    """What a rank receives in a collective, as rings do it."""
+    given = sum(leaf.nbytes for leaf in _tensors(args))
+    group = next((value for value in reversed(args) if isinstance(value, str)), None)
+    ranks = dist.distributed_c10d._resolve_process_group(group).size() if group else dist.get_world_size()
+    if "gather" in name:
+        return given * (ranks - 1)
+    return given * (ranks - 1) // ranks * (2 if "reduce" in name and "scatter" not in name else 1)
 
 
 def _tensors(value: Any) -> list[torch.Tensor]:

@@ -6,12 +6,14 @@ nothing rather than guess. Within a known version a missing name of one operator
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Placement, Replicate
+from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 
 try:
     from torch.distributed._functional_collectives import _are_we_tracing
@@ -218,3 +220,27 @@ def is_pointwise(op: Operator) -> bool:
 def is_tracing() -> bool:
     """Whether torch.compile or export is looking: rules read values, which a trace has not."""
     return bool(_are_we_tracing())
+
+
+def decision_fits(info: Any) -> bool:
+    """Whether, as torch decides a reshape, every rank's part has as many elements after as before."""
+    try:
+        sharding = dispatcher().sharding_propagator.propagate_op_sharding_non_cached(info.schema)
+    except RuntimeError:
+        return False
+    moved = decided_specs(sharding)
+    before, after = (moved[0] if moved else info.schema.args_schema[0]), sharding.output_spec
+    if not all(type(place) in (Shard, Replicate, Partial) for spec in (before, after) for place in spec.placements):
+        return True  # strided shards are torch's own affair
+    coordinates = itertools.product(*(range(size) for size in before.mesh.shape))
+    return all(_elements(before, at) == _elements(after, at) for at in coordinates)
+
+
+def _elements(spec: Any, coordinate: Sequence[int]) -> int:
+    """How many elements the rank at a coordinate has of a tensor."""
+    sizes = list(spec.shape)
+    for axis, place in enumerate(spec.placements):
+        if type(place) is Shard:
+            step = -(-sizes[place.dim] // spec.mesh.size(axis))
+            sizes[place.dim] = max(0, min(step, sizes[place.dim] - step * coordinate[axis]))
+    return math.prod(sizes)

@@ -22,6 +22,10 @@ def index_put(call: Call) -> Any:
         return gather_and_run(call)
     if not any(is_shard(place) for place in target.placements):
         return gather_and_run(call) if any(_is_sharded(tensor) for _, tensor in call.spots()) else LEAVE
+    masks = any(index is not None and index.dtype == torch.bool for index in indices)
+    indexed = {dim for dim, index in enumerate(indices) if index is not None}
+    if not masks and not any(is_shard(place) and place.dim in indexed for place in target.placements):
+        return LEAVE
     first = indices[0] if len(indices) == 1 else None
     if first is None:
         return gather_and_run(call)

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from holdfast.spmd.call import Call, Spot
+from holdfast.spmd.call import LEAVE, Call, Spot
 from holdfast.spmd.registry import Rule
 from holdfast.spmd.rules.pointwise import aligned
 from holdfast.spmd.ways import Chosen, Signature, run_sharded
@@ -17,29 +17,28 @@ NONE, MEAN, SUM = 0, 1, 2
 
 def elementwise(call: Call) -> Any:
     """A loss of elements that are compared one by one."""
+    if call["reduction"] != MEAN:
+        return LEAVE
     broadcast = aligned(call, 1)
-    if call["reduction"] == NONE:
-        return run_sharded(call, broadcast)
     signature = Signature(broadcast.inputs, ("",), broadcast.free)
 
     def local(chosen: Chosen, tensors: dict[Spot, torch.Tensor]) -> torch.Tensor:
         total: torch.Tensor = call.run(tensors, reduction=SUM)
-        return total / _elements(chosen) if call["reduction"] == MEAN else total
+        return total / _elements(chosen)
 
     return run_sharded(call, signature, local)
 
 
 def elementwise_backward(call: Call) -> Any:
     """The gradient of such a loss: of the sum, divided by the number of all elements."""
-    broadcast = aligned(call, 1)
+    if call["reduction"] != MEAN:
+        return LEAVE
 
     def local(chosen: Chosen, tensors: dict[Spot, torch.Tensor]) -> torch.Tensor:
-        if call["reduction"] != MEAN:
-            return call.run(tensors)  # type: ignore[no-any-return]
         gradient: torch.Tensor = call.run(tensors, reduction=SUM)
         return gradient / _elements(chosen)
 
-    return run_sharded(call, broadcast, local)
+    return run_sharded(call, aligned(call, 1), local)
 
 
 def _elements(chosen: Chosen) -> int:
@@ -52,7 +51,7 @@ RULES = [
     Rule(
         "loss",
         (*(f"{name}.default" for name in FORWARD), "binary_cross_entropy_with_logits.default"),
-        "every dim; a scalar result is Partial",
+        "every dim; the mean is Partial",
         WHY,
         elementwise,
     ),

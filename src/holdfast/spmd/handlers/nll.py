@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -30,7 +31,10 @@ def forward(call: Call) -> Any:
     scores, target, free = _letters(call)
     inputs = (scores, target, "c") if call["weight"] is not None else (scores, target)
     none = call["reduction"] == NONE
-    signature = Signature(inputs, (target if none else "", ""), free, same=tuple((1, letter) for letter in free))
+    mean = call["reduction"] == MEAN  # only the mean reads the total weight: otherwise it may stay in parts
+    signature = Signature(
+        inputs, (target if none else "", ""), free, same=tuple((1, letter) for letter in free) if mean else ()
+    )
 
     def local(chosen: Chosen, tensors: dict[Spot, torch.Tensor]) -> Any:
         own = {**tensors, (1,): _own_targets(chosen, tensors, call["ignore_index"])}
@@ -38,14 +42,19 @@ def forward(call: Call) -> Any:
             loss, weight = call.run(own, ignore_index=IGNORED)
             return loss, weight
         loss, _ = call.run(own, reduction=SUM, ignore_index=IGNORED)
-        weight = reduced(_weight(tensors, own[1,]), call.mesh, sharded_axes(chosen.inputs[0])).to(loss.dtype)
-        return (loss / weight if call["reduction"] == MEAN else loss), weight
+        weight = _weight(tensors, own[1,]).to(loss.dtype)
+        if not mean:
+            return loss, weight
+        weight = reduced(weight, call.mesh, sharded_axes(chosen.inputs[0]))
+        return loss / weight, weight
 
     return _run(call, signature, local)
 
 
 def backward(call: Call) -> Any:
     """Each shard's own targets are all that it needs."""
+    if call["reduction"] != MEAN:
+        call = replace(call, values=(*call.values[:6], torch.ones((), dtype=call["self"].dtype)))
     scores, target, free = _letters(call)
     none = call["reduction"] == NONE
     inputs = (target if none else "", scores, target, *(["c"] if call["weight"] is not None else []), "")

@@ -19,11 +19,7 @@ def reshape(call: Call) -> Any:
     tensor = call.values[0]
     if not isinstance(tensor, DTensor) or all(_is_even(tensor, dim) for dim in _sharded(tensor.placements)):
         return LEAVE
-    size = list(call.values[1])
-    known = -math.prod(size) if -1 in size else 1
-    if -1 in size and known > 0:
-        size[size.index(-1)] = tensor.numel() // known
-    if all(_stays(tensor, dim, size) for dim in _sharded(tensor.placements)):
+    if private.decision_fits(call.info):
         return LEAVE
     return window(gather_and_run(call), call) if private.is_view(call.op) else gather_and_run(call)
 
@@ -41,17 +37,11 @@ def _is_even(tensor: DTensor, dim: int) -> bool:
     return bool(tensor.shape[dim] % ranks == 0)
 
 
-def _stays(tensor: DTensor, dim: int, size: list[int]) -> bool:
-    """Whether some dim of the result is this dim: as long, with as many elements before it."""
-    before = math.prod(tensor.shape[:dim])
-    return any(size[place] == tensor.shape[dim] and math.prod(size[:place]) == before for place in range(len(size)))
-
-
 RULES = [
     Rule(
         "view",
         ("view.default", "_unsafe_view.default", "reshape.default"),
-        "every dim that is even or stays as it is",
+        "as torch, where every rank's part fits",
         "torch raises where an uneven dim is split or merged",
         reshape,
     ),

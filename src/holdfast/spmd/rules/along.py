@@ -58,14 +58,14 @@ def _shards(tensor: DTensor) -> bool:
 RULES = [
     Rule(
         "along",
-        ("scatter_reduce.two", "unfold.default", "scatter_add.default"),
+        ("scatter_reduce.two", "unfold.default"),
         "every dim but `dim`, where the sizes agree",
         "torch has no strategy, or gathers when rows are fewer than ranks",
         along(),
     ),
     Rule(
         "along",
-        ("gather.default", "sort.default", "sort.stable", "topk.default"),
+        ("gather.default", "scatter_add.default", "sort.default", "sort.stable", "topk.default"),
         "every dim but `dim`, where the sizes agree",
         "torch gathers when rows are fewer than ranks",
         _when_empty,

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from torch.distributed.tensor import DTensor, Replicate
+from torch.distributed.tensor import DTensor
 
-from holdfast.spmd.call import LEAVE, Call
+from holdfast.spmd.call import LEAVE, Call, is_shard
 from holdfast.spmd.empties import has_empty
 from holdfast.spmd.registry import Rule
 from holdfast.spmd.ways import parse, run_sharded
@@ -57,7 +57,6 @@ LINES: dict[str, str] = {
     "linalg_solve_triangular.default": "t**, t** -> t",
     "tril.default": "t** -> t",
     "triu.default": "t** -> t",
-    "diag_embed.default": "t* -> t",
     # distances between rows
     "_cdist_forward.default": "n*, c* -> nc",
     "_cdist_backward.default": "nc, n*, c*, nc -> n",
@@ -85,9 +84,7 @@ def rule_of(text: str) -> Callable[[Call], Any]:
 
     def run(call: Call) -> Any:
         tensors = [tensor for _, tensor in call.spots()]
-        if [tensor.ndim for tensor in tensors] != [len(word) for word in words] or _is_whole(tensors):
-            return LEAVE
-        if call.op._schema.name == "aten::diag_embed" and call.values[1:] != (0, -2, -1):
+        if [tensor.ndim for tensor in tensors] != [len(word) for word in words] or not _helps(tensors, words):
             return LEAVE
         return run_sharded(call, parse(plain, call))
 
@@ -99,9 +96,13 @@ def _when_empty(text: str) -> Callable[[Call], Any]:
     return lambda call: run(call) if has_empty(call) else LEAVE
 
 
-def _is_whole(tensors: list[Any]) -> bool:
-    return all(
-        isinstance(place, Replicate) for tensor in tensors if isinstance(tensor, DTensor) for place in tensor.placements
+def _helps(tensors: list[Any], words: list[str]) -> bool:
+    """Whether some tensor is sharded along a letter."""
+    return any(
+        is_shard(place) and word[place.dim] != "*"
+        for tensor, word in zip(tensors, words, strict=True)
+        if isinstance(tensor, DTensor)
+        for place in tensor.placements
     )
 
 
