@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from holdfast.spmd.call import LEAVE, Call, Spot
+from holdfast.spmd.empties import has_empty
 from holdfast.spmd.registry import Rule
 from holdfast.spmd.rules.pointwise import aligned
 from holdfast.spmd.ways import Chosen, Signature, run_sharded
@@ -17,9 +18,11 @@ NONE, MEAN, SUM = 0, 1, 2
 
 def elementwise(call: Call) -> Any:
     """A loss of elements that are compared one by one."""
+    broadcast = aligned(call, 1)
+    if call["reduction"] == NONE and has_empty(call):
+        return run_sharded(call, broadcast)
     if call["reduction"] != MEAN:
         return LEAVE
-    broadcast = aligned(call, 1)
     signature = Signature(broadcast.inputs, ("",), broadcast.free)
 
     def local(chosen: Chosen, tensors: dict[Spot, torch.Tensor]) -> torch.Tensor:

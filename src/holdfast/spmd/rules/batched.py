@@ -42,6 +42,7 @@ LINES: dict[str, str] = {
     "grid_sampler_2d_backward.default": "nc**, nc**, n*** -> nc, n",
     "im2col.default": "n*** -> n",
     "col2im.default": "n** -> n",
+    "channel_shuffle.default": "n*hw -> n*hw",
     "pixel_shuffle.default": "n*** -> n",
     "pixel_unshuffle.default": "n*** -> n",
     # linear algebra of stacks of matrices: the stack
@@ -85,7 +86,7 @@ def rule_of(text: str) -> Callable[[Call], Any]:
     def run(call: Call) -> Any:
         tensors = [tensor for _, tensor in call.spots()]
         if [tensor.ndim for tensor in tensors] != [len(word) for word in words] or not _helps(tensors, words):
-            return LEAVE
+            return run_sharded(call, parse(plain, call)) if "shuffle" in call.op._schema.name else LEAVE
         return run_sharded(call, parse(plain, call))
 
     return run
