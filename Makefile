@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 PADDLE_VENV := .venv-paddle
 PADDLE_READY := $(PADDLE_VENV)/.ready
 
-.PHONY: demo test check layouts faults fuzz interop bench clean help
+.PHONY: demo test check layouts faults fuzz interop bench clean help spmd
 
 help:
 	@echo "make demo    train on 4 ranks, kill one, resume on another layout, open with transformers (sets itself up)"
@@ -16,6 +16,7 @@ help:
 	@echo "make faults  every fault at its full count, as a table: lost, wrong and hung must be 0"
 	@echo "make fuzz    ten minutes of mutated headers, indexes, manifests and states (MINUTES=, SEED=)"
 	@echo "make interop with the real paddlepaddle, in an environment of its own: reads and is read, bit for bit"
+	@echo "make spmd    DTensor's operators with and without holdfast.spmd, as a table (EVERY=1 for all of them)"
 	@echo "make bench   save and load beside PyTorch's own checkpointing, convert beside cp, as ratios"
 
 $(READY): requirements/torch.txt requirements/dev.txt pyproject.toml
@@ -56,6 +57,11 @@ $(PADDLE_READY): requirements/paddle.txt
 
 interop: $(READY) $(PADDLE_READY)
 	HOLDFAST_PADDLE_PYTHON=$(PADDLE_VENV)/bin/python $(BIN)/python -m pytest tests/interop
+
+EVERY ?= 7
+spmd: $(READY)
+	$(BIN)/python -m tests.spmd --ranks threads --every $(EVERY)
+	$(BIN)/python -m benchmarks.spmd
 
 bench: $(READY)
 	$(BIN)/python -m benchmarks.save_load

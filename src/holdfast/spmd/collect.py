@@ -1,0 +1,56 @@
+"""Small collectives that handlers need, over the mesh axes that they name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import torch
+import torch.distributed._functional_collectives as functional
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import Placement
+
+from holdfast.spmd.call import is_shard
+
+
+def reduced(tensor: torch.Tensor, mesh: DeviceMesh, axes: Iterable[int], how: str = "sum") -> torch.Tensor:
+    """The sum (or "max", "min") of every rank's tensor along mesh axes, on each of them."""
+    result = tensor.contiguous()
+    for axis in axes:
+        if mesh.size(axis) > 1:
+            result = functional.all_reduce(result, how, (mesh, axis))
+            if isinstance(result, functional.AsyncCollectiveTensor):
+                result = result.wait()
+    return result
+
+
+def sharded_axes(placements: Sequence[Placement], dims: Iterable[int] | None = None) -> list[int]:
+    """The mesh axes that shard a tensor (along one of `dims`)."""
+    wanted = None if dims is None else set(dims)
+    return [
+        axis
+        for axis, placement in enumerate(placements)
+        if is_shard(placement) and (wanted is None or placement.dim in wanted)
+    ]
+
+
+def has_empty_shard(shape: Sequence[int], mesh: DeviceMesh, placements: Sequence[Placement]) -> bool:
+    """Whether some rank's shard of a tensor of `shape` is empty though the tensor is not."""
+    for dim, size in enumerate(shape):
+        sizes = {size}
+        for axis in sharded_axes(placements, (dim,)):
+            sizes = {part for whole in sizes for part in chunk_sizes(whole, mesh.size(axis))}
+        if size and 0 in sizes:
+            return True
+    return False
+
+
+def chunk_sizes(size: int, ranks: int) -> list[int]:
+    """The lengths of the shards of a dim."""
+    step = -(-size // ranks)
+    return [max(0, min(step, size - step * place)) for place in range(ranks)]
+
+
+def gathered(tensor: torch.Tensor, mesh: DeviceMesh, axis: int) -> torch.Tensor:
+    """Every rank's tensor along one mesh axis, stacked in the order of the ranks; all must have one shape."""
+    result = functional.all_gather_tensor(tensor.contiguous().unsqueeze(0), 0, (mesh, axis))
+    return result.wait() if isinstance(result, functional.AsyncCollectiveTensor) else result

@@ -1,0 +1,61 @@
+"""Calls in which some rank has an empty shard: where a kernel refuses, the answer for nothing is known anyway."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor, Partial
+
+from holdfast.spmd import torch_private as private
+from holdfast.spmd.call import Call
+from holdfast.spmd.collect import has_empty_shard
+
+IDENTITY = {"sum": 0.0, "avg": 0.0, "max": float("-inf"), "min": float("inf"), "product": 1.0}
+
+
+def has_empty(call: Call) -> bool:
+    """Whether some rank holds none of an input that is not empty; the same answer on every rank."""
+    return any(
+        isinstance(tensor, DTensor) and has_empty_shard(tensor.shape, tensor.device_mesh, tensor.placements)
+        for _, tensor in call.spots()
+    )
+
+
+def will_have_empty(sharding: Any) -> bool:
+    """Whether what torch decided gives some rank an empty part of an input."""
+    return any(has_empty_shard(spec.shape, spec.mesh, spec.placements) for spec in private.decided_specs(sharding))
+
+
+def run_decision(call: Call, args: Any, kwargs: Any, sharding: Any) -> Any:
+    """Carry out what torch decided, but where this rank's kernel fails on nothing, put nothing's result."""
+    call.info.output_sharding = sharding
+    try:
+        local = private.local_results(call.op, args, call.info)
+    except Exception:
+        if not any(isinstance(part, torch.Tensor) and part.numel() == 0 for part in private.local_inputs(call.info)):
+            raise
+        local = _of_nothing(call, sharding.output_spec)
+    return private.wrap_results(local, sharding.output_spec)
+
+
+def carry_out(op: Any, args: Any, kwargs: Any, info: Any, sharding: Any) -> Any:
+    """Do in Python what torch's dispatcher does with its decision."""
+    info.output_sharding = sharding
+    return private.finish(op, args, kwargs, info, private.local_results(op, args, info))
+
+
+def _of_nothing(call: Call, spec: Any) -> Any:
+    if isinstance(spec, (tuple, list)):
+        return tuple(_of_nothing(call, item) for item in spec)
+    if spec is None:
+        return None
+    sizes, _ = private.local_box(spec.shape, spec.mesh, spec.placements)
+    value = 0.0
+    for placement in spec.placements:
+        if isinstance(placement, Partial):
+            value = IDENTITY[str(placement.reduce_op)]
+    dtype = spec.tensor_meta.dtype
+    if not dtype.is_floating_point:
+        value = 0 if value == 0 else (torch.iinfo(dtype).min if value < 0 else torch.iinfo(dtype).max)
+    return torch.full(sizes, value, dtype=dtype, device=private.local_inputs(call.info)[0].device)

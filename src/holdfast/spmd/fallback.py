@@ -1,0 +1,64 @@
+"""What is done where torch has no way at all: gather, compute everywhere, and keep what an in-place call must keep."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor, Partial, Replicate
+
+from holdfast.spmd import torch_private as private
+from holdfast.spmd.call import Call, moved, replicated, whole
+
+
+def gather_and_run(call: Call) -> Any:
+    """The call on whole tensors: always right, whatever the operator; results are replicated.
+
+    An error of the operator itself (an index out of range) is the same on all ranks, since all have the same input.
+    """
+    if call.is_inplace:
+        return _inplace(call)
+    tensors = {spot: whole(tensor) for spot, tensor in call.spots()}
+    return replicated(call.run(tensors), call.mesh)
+
+
+def _inplace(call: Call) -> Any:
+    """Run on whole copies, then put each rank's part back into what was written to."""
+    written = {
+        (position,)
+        for position, argument in enumerate(call.op._schema.arguments)
+        if argument.alias_info is not None and argument.alias_info.is_write
+    }
+    tensors = {}
+    for spot, tensor in call.spots():
+        everything = whole(tensor)
+        shares = isinstance(tensor, DTensor) and everything is private.local_of(tensor)
+        tensors[spot] = everything.clone() if spot in written and not shares else everything
+    result = call.run(tensors)
+    for spot, tensor in call.spots():
+        if (spot in written or spot[:1] in written) and isinstance(tensor, DTensor):
+            put_back(tensor, tensors[spot])
+    return _originals(call, result)
+
+
+def put_back(tensor: DTensor, contents: torch.Tensor) -> None:
+    """Make `tensor` hold `contents`, which every rank has, without changing its shards' places."""
+    if private.local_of(tensor) is contents:
+        return
+    if any(isinstance(placement, Partial) for placement in tensor.placements):
+        kept = [Replicate() if isinstance(placement, Partial) else placement for placement in tensor.placements]
+        private.replace_contents(tensor, moved(contents, kept, tensor.device_mesh).clone(), kept)
+        return
+    private.local_of(tensor).copy_(moved(contents, tensor.placements, tensor.device_mesh))
+
+
+def _originals(call: Call, result: Any) -> Any:
+    """An in-place call returns the tensors that it was given."""
+    returned = [
+        tensor
+        for argument, tensor in zip(call.op._schema.arguments, call.values, strict=True)
+        if argument.alias_info is not None and argument.alias_info.is_write
+    ]
+    if not call.op._schema.returns:
+        return None
+    return returned[0] if len(call.op._schema.returns) == 1 else replicated(result, call.mesh)

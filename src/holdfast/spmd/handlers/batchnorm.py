@@ -1,0 +1,137 @@
+"""batch_norm over any shards: the statistics are summed over the ranks, the activations stay where they are."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
+
+from holdfast.spmd import torch_private as private
+from holdfast.spmd.call import LEAVE, Call, is_shard, moved, wrap
+from holdfast.spmd.collect import reduced
+from holdfast.spmd.registry import Rule
+
+
+class Laid:
+    """How a tensor with channels in dim 1 lies on the mesh, and what follows for one value per channel."""
+
+    def __init__(self, source: DTensor):
+        self.mesh = source.device_mesh
+        self.shape = source.shape
+        self.places: list[Placement] = [p if is_shard(p) else Replicate() for p in source.placements]
+        self.channels: list[Placement] = [
+            Shard(0) if is_shard(place) and place.dim == 1 else Replicate() for place in self.places
+        ]
+        self.summed_axes = [axis for axis, place in enumerate(self.places) if is_shard(place) and place.dim != 1]
+        self.count = source.numel() // max(source.shape[1], 1)
+
+    def local(self, tensor: Any) -> torch.Tensor:
+        return moved(tensor, self.places, self.mesh)
+
+    def per_channel(self, tensor: Any) -> torch.Tensor | None:
+        return None if tensor is None else moved(tensor, self.channels, self.mesh)
+
+    def total(self, local: torch.Tensor) -> torch.Tensor:
+        """Sum over everything but channels, over all ranks."""
+        own = local.sum([dim for dim in range(local.ndim) if dim != 1])
+        return reduced(own, self.mesh, self.summed_axes)
+
+    def wrap(self, local: torch.Tensor) -> DTensor:
+        return wrap(local, self.mesh, self.places, self.shape)
+
+    def wrap_channels(self, local: torch.Tensor) -> DTensor:
+        return wrap(local, self.mesh, self.channels, (self.shape[1],))
+
+
+def _any(call: Call, *names: str) -> Any:
+    """The argument that goes by one of these names, which differ between the kernels."""
+    return next(call[name] for name in names if name in call.names)
+
+
+def _wide(values: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    return values.view([1, -1] + [1] * (like.ndim - 2))
+
+
+def forward(call: Call) -> Any:
+    """Normalise with the statistics of all ranks, and update the running ones."""
+    source = call["input"]
+    training = call["training"]
+    if not isinstance(source, DTensor) or source.ndim < 2 or source.numel() == 0:
+        return LEAVE
+    laid = Laid(source)
+    local = laid.local(source)
+    if training:
+        exact = local if local.dtype == torch.float64 else local.float()
+        mean = laid.total(exact) / laid.count
+        centred = exact - _wide(mean, local)
+        variance = laid.total(centred * centred) / laid.count
+        _update(call, laid, mean, variance)
+        saved = (mean, torch.rsqrt(variance + _any(call, "eps", "epsilon")))
+    else:
+        mean, variance = laid.per_channel(call["running_mean"]), laid.per_channel(call["running_var"])  # type: ignore[assignment]
+        centred = local - _wide(mean, local)
+        saved = (mean.new_empty(0), mean.new_empty(0))
+    out = centred * _wide(torch.rsqrt(variance + _any(call, "eps", "epsilon")), local)
+    weight, bias = laid.per_channel(call["weight"]), laid.per_channel(call["bias"])
+    out = out if weight is None else out * _wide(weight, local)
+    out = out if bias is None else out + _wide(bias, local)
+    everywhere = [Replicate()] * call.mesh.ndim
+    rest = [laid.wrap_channels(item) if training else wrap(item, call.mesh, everywhere, (0,)) for item in saved]
+    if len(call.op._schema.returns) == 4:  # cuDNN's notes to itself, which the backward here does not read
+        rest.append(wrap(local.new_empty(0, dtype=torch.uint8), call.mesh, everywhere, (0,)))
+    return laid.wrap(out.to(local.dtype)), *rest
+
+
+def _update(call: Call, laid: Laid, mean: torch.Tensor, variance: torch.Tensor) -> None:
+    """Move the running statistics, wherever they are, towards this batch's."""
+    momentum = _any(call, "momentum", "exponential_average_factor")
+    unbiased = variance * (laid.count / max(laid.count - 1, 1))
+    for name, value in (("running_mean", mean), ("running_var", unbiased)):
+        running = call[name]
+        if running is None:
+            continue
+        if isinstance(running, DTensor):
+            own = moved(laid.wrap_channels(value), running.placements, call.mesh)
+            local = private.local_of(running)
+        else:
+            own, local = moved(laid.wrap_channels(value), [Replicate()] * call.mesh.ndim, call.mesh), running
+        local.mul_(1 - momentum).add_(own.to(local.dtype), alpha=momentum)
+
+
+def backward(call: Call) -> Any:
+    """Two sums per channel over all ranks; then every rank works alone."""
+    source = call["input"]
+    if not isinstance(source, DTensor) or source.ndim < 2 or source.numel() == 0:
+        return LEAVE
+    laid = Laid(source)
+    gradient, local = laid.local(_any(call, "grad_out", "grad_output")), laid.local(source)
+    weight = laid.per_channel(call["weight"])
+    train = call["train"] if "train" in call.names else True  # cuDNN has a backward for training only
+    if train:
+        mean, scale = laid.per_channel(call["save_mean"]), laid.per_channel(_any(call, "save_invstd", "save_var"))
+    else:
+        mean, running = laid.per_channel(call["running_mean"]), laid.per_channel(call["running_var"])
+        scale = None if running is None else torch.rsqrt(running + _any(call, "eps", "epsilon"))
+    assert mean is not None and scale is not None
+    normal = (local - _wide(mean, local)) * _wide(scale, local)
+    total, total_normal = laid.total(gradient), laid.total(gradient * normal)
+    inner = gradient
+    if train:
+        inner = gradient - _wide(total / laid.count, local) - normal * _wide(total_normal / laid.count, local)
+    factor = scale if weight is None else scale * weight
+    wanted = call["output_mask"] if "output_mask" in call.names else (True, weight is not None, weight is not None)
+    return (
+        laid.wrap((inner * _wide(factor, local)).to(local.dtype)) if wanted[0] else None,
+        laid.wrap_channels(total_normal) if wanted[1] else None,
+        laid.wrap_channels(total) if wanted[2] else None,
+    )
+
+
+WHY = "torch gathers the activations, forgets running statistics of channel shards, and hangs on empty shards"
+FORWARD = ("native_batch_norm.default", "cudnn_batch_norm.default")
+BACKWARD = ("native_batch_norm_backward.default", "cudnn_batch_norm_backward.default")
+RULES = [
+    Rule("norm", FORWARD, "batch, channels, space", WHY, forward),
+    Rule("norm", BACKWARD, "batch, channels, space", WHY, backward),
+]

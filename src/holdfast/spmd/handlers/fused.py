@@ -1,0 +1,52 @@
+"""Fused optimizer steps: element by element, each parameter where it lies."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor, Partial
+
+from holdfast.spmd import torch_private as private
+from holdfast.spmd.call import LEAVE, Call, Spot, moved, whole
+from holdfast.spmd.registry import Rule
+
+
+def fused(call: Call) -> Any:
+    """Gradients come to their parameter's placement; what is written must be there already."""
+    parameters = call.values[0]
+    written = {
+        position
+        for position, argument in enumerate(call.op._schema.arguments)
+        if argument.alias_info is not None and argument.alias_info.is_write
+    }
+    if not all(isinstance(p, DTensor) and not _is_partial(p) for p in parameters):
+        return LEAVE
+    tensors: dict[Spot, torch.Tensor] = {}
+    for spot, tensor in call.spots():
+        parameter = parameters[spot[1]] if len(spot) == 2 else None
+        if parameter is None or tensor.shape != parameter.shape or not isinstance(tensor, DTensor):
+            tensors[spot] = whole(tensor)
+        elif tuple(tensor.placements) == tuple(parameter.placements):
+            tensors[spot] = private.local_of(tensor)
+        elif spot[0] in written and call.names[spot[0]] != "grads":
+            return LEAVE
+        else:
+            tensors[spot] = moved(tensor, parameter.placements, call.mesh)
+    call.run(tensors)
+    return None
+
+
+def _is_partial(tensor: DTensor) -> bool:
+    return any(isinstance(place, Partial) for place in tensor.placements)
+
+
+RULES = [
+    Rule(
+        "optimizer",
+        ("_fused_sgd_.default", "_fused_sgd_.tensor_lr", "_fused_adagrad_.default", "_fused_adagrad_.tensor_lr"),
+        "every dim",
+        "torch has no strategy",
+        fused,
+    ),
+]

@@ -1,0 +1,99 @@
+"""group_norm by batch, and by channels where every shard has whole groups."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
+
+from holdfast.spmd.call import Call, Spot, is_shard, moved, wrap
+from holdfast.spmd.registry import Rule
+
+
+def _ranks(call: Call, places: Sequence[Placement]) -> int:
+    """How many shards the channels are in."""
+    axes = (axis for axis, place in enumerate(places) if is_shard(place) and place.dim == 1)
+    return math.prod(call.mesh.size(axis) for axis in axes)
+
+
+def _places(call: Call, source: DTensor) -> list[Placement]:
+    """Batch shards stay; channel shards stay where they hold whole groups; the rest is gathered."""
+    kept: list[Placement] = [
+        place if is_shard(place) and place.dim == 0 else Replicate() for place in source.placements
+    ]
+    channels = [axis for axis, place in enumerate(source.placements) if is_shard(place) and place.dim == 1]
+    ranks = 1
+    for axis in sorted(channels, key=lambda axis: -call.mesh.size(axis)):  # the largest axis first
+        if call["group"] % (ranks * call.mesh.size(axis)) == 0:
+            ranks *= call.mesh.size(axis)
+            kept[axis] = Shard(1)
+    return kept
+
+
+def _channels(places: list[Placement]) -> list[Placement]:
+    """Where a tensor of one value per channel goes."""
+    return [Shard(0) if is_shard(place) and place.dim == 1 else Replicate() for place in places]
+
+
+def _local_sizes(call: Call, places: list[Placement], local: torch.Tensor) -> dict[str, Any]:
+    ranks = _ranks(call, places)
+    return {"N": local.shape[0], "C": local.shape[1], "group": call["group"] // ranks}
+
+
+def forward(call: Call) -> Any:
+    """The normalised tensor, and the mean and deviation of each group."""
+    source = call["input"]
+    places = _places(call, source)
+    local = moved(source, places, call.mesh)
+    tensors: dict[Spot, torch.Tensor] = {(0,): local}
+    for position in (1, 2):
+        if call.values[position] is not None:
+            tensors[position,] = moved(call.values[position], _channels(places), call.mesh)
+    sizes = _local_sizes(call, places, local)
+    if local.numel():
+        out, mean, deviation = call.run(tensors, **sizes)
+    else:
+        out, mean = torch.empty_like(local), local.new_empty(sizes["N"], sizes["group"])
+        deviation = mean.clone()
+    groups = (call["N"], call["group"])
+    return (
+        wrap(out, call.mesh, places, source.shape),
+        wrap(mean, call.mesh, places, groups),
+        wrap(deviation, call.mesh, places, groups),
+    )
+
+
+def backward(call: Call) -> Any:
+    """The gradients of weight and bias are summed over the batch shards."""
+    source = call["input"]
+    places = _places(call, source)
+    tensors: dict[Spot, torch.Tensor] = {
+        (position,): moved(call.values[position], places, call.mesh) for position in range(4)
+    }
+    if call["weight"] is not None:
+        tensors[4,] = moved(call["weight"], _channels(places), call.mesh)
+    local = tensors[1,]
+    if local.numel():
+        gradients = call.run(tensors, **_local_sizes(call, places, local))
+    else:
+        channels = local.new_zeros(local.shape[1])
+        wanted = call["output_mask"]
+        gradients = [g if keep else None for g, keep in zip((local, channels, channels), wanted, strict=True)]
+    summed: list[Placement] = [
+        Partial() if is_shard(place) and place.dim == 0 else new
+        for place, new in zip(places, _channels(places), strict=True)
+    ]
+    return (
+        None if gradients[0] is None else wrap(gradients[0], call.mesh, places, source.shape),
+        *(None if item is None else wrap(item, call.mesh, summed, (call["C"],)) for item in gradients[1:]),
+    )
+
+
+WHY = "torch gathers channel groups, and its backward raises for batch shards and without weight"
+RULES = [
+    Rule("norm", ("native_group_norm.default",), "batch, whole channel groups", WHY, forward),
+    Rule("norm", ("native_group_norm_backward.default",), "batch, whole channel groups", WHY, backward),
+]

@@ -1,0 +1,85 @@
+"""x[index] = value and x[mask] = value: each rank writes the rows that are its own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor, Replicate
+
+from holdfast.spmd import torch_private as private
+from holdfast.spmd.call import LEAVE, Call, is_shard, moved, whole, wrap
+from holdfast.spmd.fallback import gather_and_run
+from holdfast.spmd.registry import Rule
+
+
+def index_put(call: Call) -> Any:
+    """Row indices and full masks stay local; every other form is done on the whole tensor."""
+    target, indices = call.values[0], call["indices"]
+    if not isinstance(target, DTensor) or not all(
+        is_shard(place) or isinstance(place, Replicate) for place in target.placements
+    ):
+        return gather_and_run(call)
+    if not any(is_shard(place) for place in target.placements):
+        return gather_and_run(call) if any(_is_sharded(tensor) for _, tensor in call.spots()) else LEAVE
+    masks = any(index is not None and index.dtype == torch.bool for index in indices)
+    indexed = {dim for dim, index in enumerate(indices) if index is not None}
+    if not masks and not any(is_shard(place) and place.dim in indexed for place in target.placements):
+        return LEAVE
+    first = indices[0] if len(indices) == 1 else None
+    if first is None:
+        return gather_and_run(call)
+    if first.dtype == torch.bool and first.shape == target.shape and call["values"].numel() == 1:
+        return _masked(call, target, first)
+    if first.dtype != torch.bool and all(not is_shard(p) or p.dim == 0 for p in target.placements):
+        return _rows(call, target, first)
+    return gather_and_run(call)
+
+
+def _is_sharded(tensor: Any) -> bool:
+    return isinstance(tensor, DTensor) and not all(place.is_replicate() for place in tensor.placements)
+
+
+def _written(call: Call, target: DTensor) -> tuple[torch.Tensor, DTensor]:
+    """The local tensor to write into, and the tensor to return."""
+    if call.is_inplace:
+        return private.local_of(target), target
+    local = private.local_of(target).clone()
+    return local, wrap(local, call.mesh, target.placements, target.shape)
+
+
+def _masked(call: Call, target: DTensor, mask: DTensor) -> DTensor:
+    local, result = _written(call, target)
+    own, value = moved(mask, target.placements, call.mesh), whole(call["values"]).reshape(())
+    if call["accumulate"]:
+        local.copy_(torch.where(own, local + value, local))
+    else:
+        local.masked_fill_(own, value)
+    return result
+
+
+def _rows(call: Call, target: DTensor, index: Any) -> DTensor:
+    rows = whole(index)
+    count = target.shape[0]
+    wrong = rows[(rows < -count) | (rows >= count)]
+    if wrong.numel():
+        raise IndexError(f"index {int(wrong[0])} is out of bounds for dimension 0 with size {count}")
+    sizes, offsets = private.local_box(target.shape, call.mesh, target.placements)
+    local, result = _written(call, target)
+    values = whole(call["values"]).expand(*rows.shape, *target.shape[1:])
+    place = torch.where(rows < 0, rows + count, rows) - offsets[0]
+    own = (place >= 0) & (place < sizes[0])
+    if bool(own.any()):
+        local.index_put_((place[own],), values[own], call["accumulate"])
+    return result
+
+
+RULES = [
+    Rule(
+        "indexing",
+        ("index_put.default", "index_put_.default", "_index_put_impl_.default"),
+        "rows by index; every dim by a mask of the same shape and one value",
+        "torch raises on the sharded dim and for plain indices",
+        index_put,
+    ),
+]

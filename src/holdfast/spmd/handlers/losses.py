@@ -1,0 +1,62 @@
+"""Losses: shards are summed, and the mean is taken over all elements, not over each rank's own."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from holdfast.spmd.call import LEAVE, Call, Spot
+from holdfast.spmd.empties import has_empty
+from holdfast.spmd.registry import Rule
+from holdfast.spmd.rules.pointwise import aligned
+from holdfast.spmd.ways import Chosen, Signature, run_sharded
+
+NONE, MEAN, SUM = 0, 1, 2
+
+
+def elementwise(call: Call) -> Any:
+    """A loss of elements that are compared one by one."""
+    broadcast = aligned(call, 1)
+    if call["reduction"] == NONE and has_empty(call):
+        return run_sharded(call, broadcast)
+    if call["reduction"] != MEAN:
+        return LEAVE
+    signature = Signature(broadcast.inputs, ("",), broadcast.free)
+
+    def local(chosen: Chosen, tensors: dict[Spot, torch.Tensor]) -> torch.Tensor:
+        total: torch.Tensor = call.run(tensors, reduction=SUM)
+        return total / _elements(chosen)
+
+    return run_sharded(call, signature, local)
+
+
+def elementwise_backward(call: Call) -> Any:
+    """The gradient of such a loss: of the sum, divided by the number of all elements."""
+    if call["reduction"] != MEAN:
+        return LEAVE
+
+    def local(chosen: Chosen, tensors: dict[Spot, torch.Tensor]) -> torch.Tensor:
+        gradient: torch.Tensor = call.run(tensors, reduction=SUM)
+        return gradient / _elements(chosen)
+
+    return run_sharded(call, aligned(call, 1), local)
+
+
+def _elements(chosen: Chosen) -> int:
+    return math.prod(chosen.size(letter) for letter in chosen.signature.free)
+
+
+FORWARD = ("mse_loss", "smooth_l1_loss", "huber_loss", "binary_cross_entropy", "soft_margin_loss")
+WHY = "torch takes the mean of each shard: the gradient is times the world size, and an empty shard gives NaN"
+RULES = [
+    Rule(
+        "loss",
+        (*(f"{name}.default" for name in FORWARD), "binary_cross_entropy_with_logits.default"),
+        "every dim; the mean is Partial",
+        WHY,
+        elementwise,
+    ),
+    Rule("loss", tuple(f"{name}_backward.default" for name in FORWARD), "every dim", WHY, elementwise_backward),
+]

@@ -1,0 +1,108 @@
+"""Negative log likelihood: batch shards, and class shards that each look up the targets that are theirs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from holdfast.spmd import torch_private as private
+from holdfast.spmd.call import Call, Spot, is_shard
+from holdfast.spmd.collect import reduced, sharded_axes
+from holdfast.spmd.handlers.losses import MEAN, NONE, SUM
+from holdfast.spmd.registry import Rule
+from holdfast.spmd.ways import Chosen, Signature, run_sharded
+
+IGNORED = -100
+
+
+def _letters(call: Call) -> tuple[str, str, str]:
+    """Letters of the input, of the target, and all that are free."""
+    dims = call["self"].ndim
+    if dims == 1:
+        return "c", "", "c"
+    spatial = "hw"[: dims - 2]
+    return f"nc{spatial}", f"n{spatial}", f"nc{spatial}"
+
+
+def forward(call: Call) -> Any:
+    """The loss and the total weight; the mean needs one scalar summed over the shards."""
+    scores, target, free = _letters(call)
+    inputs = (scores, target, "c") if call["weight"] is not None else (scores, target)
+    none = call["reduction"] == NONE
+    mean = call["reduction"] == MEAN  # only the mean reads the total weight: otherwise it may stay in parts
+    signature = Signature(
+        inputs, (target if none else "", ""), free, same=tuple((1, letter) for letter in free) if mean else ()
+    )
+
+    def local(chosen: Chosen, tensors: dict[Spot, torch.Tensor]) -> Any:
+        own = {**tensors, (1,): _own_targets(chosen, tensors, call["ignore_index"])}
+        if none:
+            loss, weight = call.run(own, ignore_index=IGNORED)
+            return loss, weight
+        loss, _ = call.run(own, reduction=SUM, ignore_index=IGNORED)
+        weight = _weight(tensors, own[1,]).to(loss.dtype)
+        if not mean:
+            return loss, weight
+        weight = reduced(weight, call.mesh, sharded_axes(chosen.inputs[0]))
+        return loss / weight, weight
+
+    return _run(call, signature, local)
+
+
+def backward(call: Call) -> Any:
+    """Each shard's own targets are all that it needs."""
+    if call["reduction"] != MEAN:
+        call = replace(call, values=(*call.values[:6], torch.ones((), dtype=call["self"].dtype)))
+    scores, target, free = _letters(call)
+    none = call["reduction"] == NONE
+    inputs = (target if none else "", scores, target, *(["c"] if call["weight"] is not None else []), "")
+    signature = Signature(inputs, (scores,), free)
+
+    def local(chosen: Chosen, tensors: dict[Spot, torch.Tensor]) -> Any:
+        own = {**tensors, (2,): _own_targets(chosen, tensors, call["ignore_index"], position=2)}
+        if call["reduction"] != MEAN:
+            return call.run(own, ignore_index=IGNORED)
+        own[0,] = tensors[0,] / tensors[6,]
+        return call.run(own, reduction=SUM, ignore_index=IGNORED)
+
+    return run_sharded(call, signature, local)
+
+
+def _own_targets(chosen: Chosen, tensors: dict[Spot, torch.Tensor], ignore: int, position: int = 1) -> torch.Tensor:
+    """Targets counted from the first class of this shard; IGNORED where another shard has the class."""
+    target = tensors[position,]
+    scores = chosen.inputs[position - 1]
+    letters = chosen.signature.inputs[position - 1]
+    dim = letters.index("c")
+    valid = target != ignore
+    classes = chosen.size("c")
+    if target.device.type == "cpu" and bool(((target < 0) | (target >= classes))[valid].any()):
+        raise IndexError(f"a target is out of bounds: expected 0 to {classes - 1} or {ignore} (ignore_index)")
+    if not any(is_shard(placement) and placement.dim == dim for placement in scores):
+        return torch.where(valid, target, IGNORED)
+    shape = [chosen.size(letter) for letter in letters]
+    sizes, offsets = private.local_box(shape, chosen.call.mesh, scores)
+    inside = valid & (target >= offsets[dim]) & (target < offsets[dim] + sizes[dim])
+    return torch.where(inside, target - offsets[dim], IGNORED)
+
+
+def _weight(tensors: dict[Spot, torch.Tensor], target: torch.Tensor) -> torch.Tensor:
+    """The weight of all targets that this shard counts."""
+    counted = target != IGNORED
+    scores = tensors[0,]
+    if (2,) in tensors:
+        return tensors[2,][target[counted]].sum()
+    return counted.sum().to(scores.dtype)
+
+
+def _run(call: Call, signature: Signature, local: Any) -> Any:
+    return run_sharded(call, signature, local, skip_empty=False)
+
+
+WHY = "torch divides each shard by its own weight, gathers the classes, and refuses uneven batches"
+RULES = [
+    Rule("loss", ("nll_loss_forward.default", "nll_loss2d_forward.default"), "batch, classes, space", WHY, forward),
+    Rule("loss", ("nll_loss_backward.default", "nll_loss2d_backward.default"), "batch, classes, space", WHY, backward),
+]

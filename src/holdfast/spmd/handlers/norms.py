@@ -1,0 +1,47 @@
+"""Infinity norms: the largest or smallest magnitude, reduced at once, where an empty shard has no say."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor
+
+from holdfast.spmd.call import LEAVE, Call
+from holdfast.spmd.registry import Rule
+
+
+def vector_norm(call: Call) -> Any:
+    """torch.linalg.vector_norm with ord=inf or -inf; other orders are torch's."""
+    tensor = call.values[0]
+    order = float(call["ord"])
+    if order not in (float("inf"), float("-inf")) or tensor.numel() == 0 or not _is_placed(tensor):
+        return LEAVE
+    return _extreme(tensor, order, call["dim"], call["keepdim"], call["dtype"])
+
+
+def foreach_norm(call: Call) -> Any:
+    """The same for each of a list, as clip_grad_norm_ asks for it."""
+    tensors, order = call.values[0], float(call["ord"])
+    if order != float("inf") or not all(isinstance(t, DTensor) and t.numel() for t in tensors):
+        return LEAVE
+    if not any(_is_placed(tensor) for tensor in tensors):
+        return LEAVE
+    return [_extreme(tensor, order, None, False, call["dtype"]) for tensor in tensors]
+
+
+def _is_placed(tensor: Any) -> bool:
+    return isinstance(tensor, DTensor) and not all(place.is_replicate() for place in tensor.placements)
+
+
+def _extreme(tensor: Any, order: float, dim: Any, keepdim: bool, dtype: torch.dtype | None) -> Any:
+    magnitude = torch.ops.aten.abs.default(tensor if dtype is None else tensor.to(dtype))
+    reduce = torch.ops.aten.amax.default if order > 0 else torch.ops.aten.amin.default
+    return reduce(magnitude, [] if dim is None else dim, keepdim)
+
+
+WHY = "torch leaves a Partial whose gradient forgets ties, and an empty shard spoils or hangs it"
+RULES = [
+    Rule("reduction", ("linalg_vector_norm.default",), "every dim, for ord=inf and -inf", WHY, vector_norm),
+    Rule("reduction", ("_foreach_norm.Scalar",), "every dim, for ord=inf", WHY, foreach_norm),
+]

@@ -1,0 +1,81 @@
+"""Random numbers on a CPU mesh: every shard draws its own, every replica the same.
+
+Ranks must have the same seed, as torch asks on GPUs too. Each draw takes one number from the rank's generator, and
+a shard's numbers depend on that number and on the shard's place alone.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor, Partial, Replicate
+
+from holdfast.spmd import torch_private as private
+from holdfast.spmd.call import LEAVE, Call, moved, wrap
+from holdfast.spmd.registry import Rule
+
+PRIME = 0x9E3779B97F4A7C15
+LARGEST = 2**63 - 1
+
+
+def draw(call: Call) -> Any:
+    """Run the operator on this rank's shard, with numbers that are the shard's own."""
+    tensor = call.values[0]
+    if call.mesh.device_type != "cpu" or not isinstance(tensor, DTensor):
+        return LEAVE
+    places = [Replicate() if isinstance(place, Partial) else place for place in tensor.placements]
+    local = moved(tensor, places, call.mesh)
+    if call.is_inplace and any(isinstance(place, Partial) for place in tensor.placements):
+        private.replace_contents(tensor, local.clone(), places)
+        local = private.local_of(tensor)
+    generator = call["generator"] if "generator" in call.names else None
+    with _own_numbers(_shard_number(call, places), generator):
+        result = call.run({(0,): local})
+    if call.is_inplace:
+        return tensor
+    if isinstance(result, torch.Tensor):
+        return wrap(result, call.mesh, places, tensor.shape)
+    return tuple(wrap(item, call.mesh, places, tensor.shape) for item in result)
+
+
+def _shard_number(call: Call, places: list[Any]) -> int:
+    coordinate = call.mesh.get_coordinate()
+    assert coordinate is not None
+    number = 0
+    for axis, place in enumerate(places):
+        if not place.is_replicate():
+            number = number * call.mesh.size(axis) + coordinate[axis]
+    return number
+
+
+class _own_numbers:  # noqa: N801 - used as a function
+    """Within a block the generator gives the numbers of one shard; then it goes on where it was, one draw further."""
+
+    def __init__(self, shard: int, generator: torch.Generator | None):
+        self._shard = shard
+        self._generator = torch.default_generator if generator is None else generator
+
+    def __enter__(self) -> None:
+        base = int(torch.randint(LARGEST, (), generator=self._generator))
+        self._state = self._generator.get_state()
+        self._generator.manual_seed((base + self._shard * PRIME) % LARGEST)
+
+    def __exit__(self, *_: object) -> None:
+        self._generator.set_state(self._state)
+
+
+RULES = [
+    Rule(
+        "random",
+        (
+            *("rand_like.default", "randn_like.default", "randint_like.default", "randint_like.low_dtype"),
+            *("native_dropout.default", "bernoulli.default", "bernoulli.p", "bernoulli_.float", "bernoulli_.Tensor"),
+            *("normal_.default", "uniform_.default", "exponential_.default", "random_.default", "random_.from"),
+            *("random_.to", "poisson.default", "geometric_.default", "log_normal_.default", "cauchy_.default"),
+        ),
+        "every dim",
+        "torch draws the same numbers in every shard on a CPU mesh, or has no strategy",
+        draw,
+    ),
+]

@@ -1,0 +1,29 @@
+"""What is installed, in words."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from holdfast.spmd.switch import SWITCH
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One operator: its rule, what may stay sharded, and why the rule exists; or why it was left out."""
+
+    operator: str
+    family: str
+    placements: str
+    why: str
+    is_installed: bool
+
+
+def report() -> list[Line]:
+    """Every rule that is on, every operator that fell back to gathering, and what was left out, with the reason."""
+    lines = [Line(str(op), rule.family, rule.placements, rule.why, True) for op, rule in SWITCH.rules.items()]
+    lines += [
+        Line(name, "fallback", "none: gathered, computed on every rank", f"torch refused {count} calls so far", True)
+        for name, count in SWITCH.gathered.items()
+    ]
+    lines += [Line(name, "", "", why, False) for name, why in SWITCH.left_out]
+    return sorted(lines, key=lambda line: (not line.is_installed, line.family, line.operator))

@@ -1,0 +1,109 @@
+"""The way of a call that the dispatcher's cache does not know: a rule, or torch, or the whole tensors."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from holdfast.spmd import torch_private as private
+from holdfast.spmd.call import LEAVE, Call, bind
+from holdfast.spmd.empties import carry_out, has_empty, run_decision, will_have_empty
+from holdfast.spmd.fallback import gather_and_run
+from holdfast.spmd.registry import Rule
+from holdfast.spmd.rules.pointwise import pointwise
+from holdfast.spmd.windows import window
+
+
+@dataclass(slots=True)
+class Switch:
+    """What is installed, and what was there before."""
+
+    rules: dict[Any, Rule] = field(default_factory=dict)
+    left_out: list[tuple[str, str]] = field(default_factory=list)
+    displaced: dict[Any, Any] = field(default_factory=dict)
+    added: list[Any] = field(default_factory=list)
+    gathered: Counter[str] = field(default_factory=Counter)  # calls that torch refused and that were run on the whole
+    fallback: bool = False
+    is_on: bool = False
+
+
+class _Known(threading.local):
+    """torch's decisions that stand as they are, for calls that the dispatcher's own cache cannot name.
+
+    Of one thread, as torch's cache is: ranks may be threads, and a decision holds its rank's mesh.
+    """
+
+    def __init__(self) -> None:
+        self.decisions: dict[Hashable, Any] = {}
+
+
+def make_route(switch: Switch, torch_way: Callable[..., Any]) -> Callable[..., Any]:
+    """What stands between the dispatcher's cache and torch's propagation.
+
+    A call that torch does right is answered with torch's decision, which the dispatcher caches as ever. What is
+    returned that is no decision is the result of the call, and is not cached.
+    """
+    known = _Known()
+
+    def slow_path(op: Any, args: Any, kwargs: Any, info: Any, try_cache: bool) -> Any:
+        if private.is_tracing():
+            return torch_way(op, args, kwargs, info, try_cache)
+        key = _name(op, args, kwargs, info, op in switch.rules) if try_cache else None
+        if key is not None and (decision := known.decisions.get(key)) is not None:
+            return decision
+        answer = _answer(switch, torch_way, bind(op, args, kwargs, info), (op, args, kwargs, info, try_cache))
+        if key is not None and private.is_decision(answer):
+            known.decisions[key] = answer
+        return answer
+
+    return slow_path
+
+
+def _name(op: Any, args: Any, kwargs: Any, info: Any, ruled: bool) -> Hashable | None:
+    """What a decision depends on: torch's description, and for an operator with a rule every other argument too."""
+    if not ruled:
+        return info.schema  # type: ignore[no-any-return]
+    if kwargs:
+        return None
+    rest = [tuple(value) if isinstance(value, list) else value for value in args if not isinstance(value, torch.Tensor)]
+    if any(isinstance(item, torch.Tensor) for value in rest if isinstance(value, tuple) for item in value):
+        return None
+    return info.schema, tuple(rest)
+
+
+def _answer(switch: Switch, torch_way: Callable[..., Any], call: Call, given: tuple[Any, ...]) -> Any:
+    op, args, kwargs, info, _ = given
+    rule = switch.rules.get(op)
+    if rule is not None:
+        result = rule.run(call)
+        if result is not LEAVE:
+            return result
+        if op in switch.displaced:
+            return switch.displaced[op](op, args, kwargs)
+    if not switch.fallback:
+        return torch_way(*given)
+    try:
+        sharding = torch_way(*given)
+    except Exception:  # noqa: BLE001 - whatever stopped torch, the gathered call answers or raises its own error
+        switch.gathered[str(op)] += 1
+        return window(gather_and_run(call), call) if private.is_view(op) else gather_and_run(call)
+    if not private.is_decision(sharding):
+        return sharding
+    if private.is_view(op) and private.moves_first(sharding, info):
+        return window(carry_out(op, args, kwargs, info, sharding), call)
+    return _despite_empties(call, args, kwargs, sharding) if private.is_plain_call(op) else sharding
+
+
+def _despite_empties(call: Call, args: Any, kwargs: Any, sharding: Any) -> Any:
+    """torch's decision, unless some rank has an empty part: then what nothing needs to talk about stays silent."""
+    moves = bool(private.decided_specs(sharding))
+    if has_empty(call):
+        if private.is_pointwise(call.op):
+            return pointwise(call) if moves else sharding
+        return run_decision(call, args, kwargs, sharding)
+    return run_decision(call, args, kwargs, sharding) if will_have_empty(sharding) else sharding

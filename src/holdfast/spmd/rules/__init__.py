@@ -1,0 +1,1 @@
+"""Rules stated as dims and reductions, one file per family."""

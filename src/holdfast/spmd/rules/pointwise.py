@@ -1,0 +1,75 @@
+"""Operators that work element by element: any dim may be sharded, nothing is ever sent."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from holdfast.spmd.call import LEAVE, Call
+from holdfast.spmd.registry import Rule
+from holdfast.spmd.ways import FIXED, Signature, run_sharded
+
+LETTERS = "abcdefghijklmnopqrstuvwxyz"
+
+
+def aligned(call: Call, outputs: int) -> Signature:
+    """Letters for tensors that are broadcast together: dims are counted from the right, and size 1 is not sharded."""
+    tensors = [tensor for _, tensor in call.spots()]
+    shape = torch.broadcast_shapes(*(tensor.shape for tensor in tensors))  # type: ignore[no-untyped-call]
+    letters = LETTERS[: len(shape)]
+    inputs = []
+    for tensor in tensors:
+        own = letters[len(letters) - tensor.ndim :] if tensor.ndim else ""
+        inputs.append(
+            "".join(
+                FIXED if size == 1 and shape[place - tensor.ndim] != 1 else letter
+                for place, (letter, size) in enumerate(zip(own, tensor.shape, strict=True))
+            )
+        )
+    return Signature(tuple(inputs), (letters,) * outputs, letters)
+
+
+def pointwise(call: Call) -> Any:
+    """Run an elementwise operator on shards."""
+    if call.is_inplace:
+        return LEAVE
+    return run_sharded(call, aligned(call, len(call.op._schema.returns)))
+
+
+ACTIVATIONS = (
+    "hardtanh_backward.default",
+    "hardswish_backward.default",
+    "hardsigmoid_backward.default",
+    "hardshrink_backward.default",
+    "softshrink_backward.default",
+    "log_sigmoid_backward.default",
+    "_prelu_kernel_backward.default",
+    "__lshift__.Scalar",
+    "__lshift__.Tensor",
+    "__rshift__.Scalar",
+    "__rshift__.Tensor",
+    "frexp.Tensor",
+    "heaviside.default",
+    "nextafter.default",
+    "polar.default",
+    "complex.default",
+    "gcd.default",
+    "lcm.default",
+    "ldexp.Tensor",
+    "hypot.default",
+    "copysign.Tensor",
+    "fmax.default",
+    "fmin.default",
+)
+
+
+RULES = [
+    Rule(
+        "pointwise",
+        ACTIVATIONS,
+        "every dim of every argument",
+        "torch has no strategy for these operators, so calls on DTensors raise",
+        pointwise,
+    ),
+]

@@ -1,0 +1,51 @@
+"""Operators that are not linear: a Partial is reduced before them, and always in the same way.
+
+In the same way, because what compares a tensor with its own maximum must see the same rounding twice.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch.distributed.tensor import DTensor, Partial, Replicate
+
+from holdfast.spmd.call import LEAVE, Call, apply, moved, wrap
+from holdfast.spmd.registry import Rule
+
+
+def settle(tensor: Any) -> Any:
+    """The tensor with every Partial reduced; its shards stay."""
+    if not isinstance(tensor, DTensor) or not any(isinstance(place, Partial) for place in tensor.placements):
+        return tensor
+    places = [Replicate() if isinstance(place, Partial) else place for place in tensor.placements]
+    return wrap(moved(tensor, places, tensor.device_mesh), tensor.device_mesh, places, tensor.shape)
+
+
+def settled(call: Call) -> Any:
+    """Reduce what is Partial, and call again."""
+    if call.is_inplace or not any(
+        isinstance(tensor, DTensor) and any(isinstance(place, Partial) for place in tensor.placements)
+        for _, tensor in call.spots()
+    ):
+        return LEAVE
+    return apply(
+        call.op,
+        [[settle(item) for item in value] if isinstance(value, list) else settle(value) for value in call.values],
+    )
+
+
+COMPARISONS = tuple(f"{name}.{kind}" for name in ("eq", "ne", "lt", "le", "gt", "ge") for kind in ("Tensor", "Scalar"))
+OTHERS = (
+    *("reciprocal.default", "lerp.Tensor", "addcdiv.default", "sign.default", "sgn.default", "isnan.default"),
+    *("isinf.default", "signbit.default", "logical_not.default", "bitwise_not.default", "pow.Tensor_Scalar"),
+)
+
+RULES = [
+    Rule(
+        "pointwise",
+        COMPARISONS + OTHERS,
+        "every dim; a Partial is reduced first",
+        "torch compares or inverts each rank's part of a Partial in some of these",
+        settled,
+    ),
+]

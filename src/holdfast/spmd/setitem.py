@@ -1,0 +1,108 @@
+"""y[1:3] = v for ints and slices: each rank writes its own part, and nothing is gathered but v."""
+
+from __future__ import annotations
+
+from types import EllipsisType
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor, Partial, Replicate
+
+from holdfast.spmd import torch_private as private
+from holdfast.spmd.call import is_shard, whole
+from holdfast.spmd.windows import Window
+
+Bounds = tuple[tuple[int, int, int, bool], ...]  # start, stop, step, and whether an int chose it: for each dim
+
+
+def set_item(self: DTensor, key: Any, value: Any) -> None:
+    """DTensor.__setitem__: what is no plain region goes torch's way, through windows."""
+    bounds = _bounds(key, self.shape)
+    regular = isinstance(value, (int, float, bool, torch.Tensor))
+    boxed = all(is_shard(place) or isinstance(place, (Replicate, Partial)) for place in self.placements)
+    if bounds is None or not regular or not boxed or isinstance(self, Window):
+        torch.Tensor.__setitem__(self, key, value)
+        return
+    _Put.apply(self, value, bounds, key)  # type: ignore[no-untyped-call]
+
+
+def _bounds(key: Any, shape: torch.Size) -> Bounds | None:
+    """The region that a key of ints, slices and one ellipsis names; None for any other key."""
+    items = list(key) if isinstance(key, tuple) else [key]
+    if any(not isinstance(item, (slice, EllipsisType)) and type(item) is not int for item in items):
+        return None
+    if sum(item is Ellipsis for item in items) > 1 or len(items) - (Ellipsis in items) > len(shape):
+        return None
+    place = items.index(Ellipsis) if Ellipsis in items else len(items)
+    missing = len(shape) - len(items) + (Ellipsis in items)
+    items = [*items[:place], *[slice(None)] * missing, *items[place + 1 :]]
+    bounds = []
+    for item, size in zip(items, shape, strict=True):
+        if isinstance(item, slice):
+            start, stop, step = item.indices(size)
+            if step < 0:
+                return None
+            bounds.append((start, max(stop, start), step, False))
+        elif not -size <= item < size:
+            return None
+        else:
+            bounds.append((item % size, item % size + 1, 1, True))
+    return tuple(bounds)
+
+
+def _own(bounds: Bounds, tensor: DTensor) -> tuple[tuple[slice, ...], tuple[Any, ...]] | None:
+    """The slices of this rank's part that lie in the region, and the slices of the region that they are."""
+    sizes, offsets = private.local_box(tensor.shape, tensor.device_mesh, tensor.placements)
+    here, there = [], []
+    for (start, stop, step, chosen), size, offset in zip(bounds, sizes, offsets, strict=True):
+        skipped = max(0, -(-(offset - start) // step))
+        first = start + skipped * step
+        count = max(0, -(-(min(stop, offset + size) - first) // step))
+        if size == 0 or count == 0:
+            return None
+        here.append(slice(first - offset, first - offset + (count - 1) * step + 1, step))
+        if not chosen:
+            there.append(slice(skipped, skipped + count))
+    return tuple(here), tuple(there)
+
+
+class _Put(torch.autograd.Function):
+    """Writes into a region of a DTensor in place."""
+
+    @staticmethod
+    def forward(ctx: Any, target: DTensor, value: Any, bounds: Bounds, key: Any) -> DTensor:
+        if any(isinstance(place, Partial) for place in target.placements):
+            places = [private.REPLICATE if isinstance(place, Partial) else place for place in target.placements]
+            private.replace_contents(target, private.redistribute_local(target, places).clone(), places)
+        _write(target, whole(value) if isinstance(value, torch.Tensor) else value, bounds)
+        ctx.bounds, ctx.key = bounds, key
+        ctx.shape = value.shape if isinstance(value, torch.Tensor) else None
+        ctx.mark_dirty(target)
+        return target
+
+    @staticmethod
+    def backward(ctx: Any, gradient: DTensor) -> Any:
+        kept = inner = None
+        if ctx.needs_input_grad[1]:
+            inner = gradient[ctx.key].sum_to_size(ctx.shape)
+        if ctx.needs_input_grad[0]:
+            kept = gradient.clone()
+            _write(kept, 0.0, ctx.bounds)
+        return kept, inner, None, None
+
+
+def _write(target: Any, value: Any, bounds: Bounds) -> None:
+    own = _own(bounds, target)
+    if isinstance(value, torch.Tensor):  # also where this rank has no part: a value that does not fit raises on all
+        shape = [-(-(stop - start) // step) for start, stop, step, chosen in bounds if not chosen]
+        while value.ndim > len(shape) and value.shape[0] == 1:
+            value = value[0]
+        value = value.expand(shape)
+    if own is None:
+        return
+    here, there = own
+    if isinstance(value, torch.Tensor):
+        region = private.local_of(target)[here]
+        region.copy_(value[there].reshape(region.shape))
+    else:
+        private.local_of(target)[here] = value

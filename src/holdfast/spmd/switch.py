@@ -1,0 +1,95 @@
+"""Turning the rules on and off: the only state of holdfast.spmd, kept in torch's own dispatcher."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor
+
+from holdfast.spmd import torch_private as private
+from holdfast.spmd.methods import install_methods, remove_methods
+from holdfast.spmd.plain import INDEXING, accept_plain
+from holdfast.spmd.registry import Rule, all_rules
+from holdfast.spmd.route import Switch, make_route
+
+SWITCH = Switch()
+
+
+def enable(only: Sequence[str] = ("*",), exclude: Sequence[str] = ()) -> list[str]:
+    """Give DTensor the rules that torch lacks or gets wrong; returns what was left out, and why.
+
+    `only` and `exclude` are patterns over families ("indexing") and operators ("mse_loss.default"); "fallback" is
+    the gathering of calls that torch refuses. Calling it again replaces the choice.
+    """
+    disable()
+    problem = private.check()
+    if problem is not None:
+        SWITCH.left_out = [("*", problem)]
+        return [problem]
+    for rule in all_rules():
+        for name in rule.operators:
+            _add(rule, name, only, exclude)
+    SWITCH.fallback = _is_chosen(("fallback",), only, exclude)
+    slow_path = make_route(SWITCH, getattr(private.dispatcher(), private.SLOW_PATH))
+    private.override(private.SLOW_PATH, slow_path)
+    for name in INDEXING if _is_chosen(("plain",), only, exclude) else ():
+        if (op := private.operator(name)) is not None:
+            private.handlers()[op] = accept_plain(slow_path)
+            SWITCH.added.append(op)
+    private.override(private.REPLICATE_PLAIN, _replicate_plain(getattr(private.dispatcher(), private.REPLICATE_PLAIN)))
+    if _is_chosen(("methods",), only, exclude):
+        install_methods()
+    private.forget_decisions()
+    SWITCH.is_on = True
+    return [f"{name}: {why}" for name, why in SWITCH.left_out]
+
+
+def disable() -> None:
+    """Put torch back exactly as it was."""
+    if not SWITCH.is_on:
+        return
+    private.restore(private.SLOW_PATH)
+    private.restore(private.REPLICATE_PLAIN)
+    table = private.handlers()
+    for op in SWITCH.added:
+        table.pop(op, None)
+    for op, handler in SWITCH.displaced.items():
+        table[op] = handler
+    remove_methods()
+    private.forget_decisions()
+    SWITCH.rules, SWITCH.left_out, SWITCH.displaced, SWITCH.added, SWITCH.is_on = {}, [], {}, [], False
+
+
+def _is_chosen(words: Sequence[str], only: Sequence[str], exclude: Sequence[str]) -> bool:
+    def matches(patterns: Sequence[str]) -> bool:
+        return any(fnmatch.fnmatchcase(word, pattern) for word in words for pattern in patterns)
+
+    return matches(only) and not matches(exclude)
+
+
+def _add(rule: Rule, name: str, only: Sequence[str], exclude: Sequence[str]) -> None:
+    op = private.operator(name)
+    if not _is_chosen((rule.family, name), only, exclude):
+        SWITCH.left_out.append((name, "not chosen"))
+    elif op is None:
+        SWITCH.left_out.append((name, f"torch {torch.__version__} has no such operator"))
+    else:
+        SWITCH.rules[op] = rule
+        table = private.handlers()
+        if op in table:  # torch's own handler would come before ours
+            SWITCH.displaced[op] = table.pop(op)
+
+
+def _replicate_plain(torch_way: Callable[..., Any]) -> Callable[..., Any]:
+    """Plain integer and bool tensors are indices and masks: the same on every rank."""
+
+    def replicate(op: Any, tensor: torch.Tensor, mesh: Any) -> Any:
+        if tensor.dtype.is_floating_point or tensor.dtype.is_complex or isinstance(tensor, DTensor):
+            return torch_way(op, tensor, mesh)
+        placements = [private.REPLICATE] * mesh.ndim
+        return private.make_spec(mesh, placements, tensor.shape, tensor.stride(), tensor.dtype)
+
+    return replicate

@@ -1,0 +1,246 @@
+"""Every private name of torch that holdfast.spmd touches, and what is known of each torch version.
+
+What is not known: how DTensor dispatches on a version outside KNOWN. `check` says so, and `enable` then installs
+nothing rather than guess. Within a known version a missing name of one operator leaves out that operator's rule only.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
+
+try:
+    from torch.distributed._functional_collectives import _are_we_tracing
+    from torch.distributed.tensor import _api as dtensor_api
+    from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
+    from torch.distributed.tensor._op_schema import OutputSharding
+    from torch.distributed.tensor._redistribute import redistribute_local_tensor
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+    from torch.distributed.tensor.debug import _clear_sharding_prop_cache
+    from torch.utils._mode_utils import no_dispatch
+    from torch.utils._pytree import tree_leaves
+except ImportError as error:
+    MISSING = f"torch {torch.__version__} lacks what holdfast.spmd builds on: {error}"
+else:
+    MISSING = ""
+
+KNOWN = ("2.11", "2.13")
+SLOW_PATH = "_propagate_op_sharding_dispatch_slow_path"
+REPLICATE = Replicate()
+REPLICATE_PLAIN = "_try_replicate_spec_for_scalar_tensor"
+
+Operator = Any  # torch._ops.OpOverload: not typed by torch
+Handler = Callable[[Operator, tuple[object, ...], dict[str, object]], object]
+
+
+def check() -> str | None:
+    """Why this torch cannot be served, or None."""
+    if MISSING:
+        return MISSING
+    version = ".".join(torch.__version__.split(".")[:2])
+    if version not in KNOWN:
+        return f"torch {version} is not known to holdfast.spmd (known: {', '.join(KNOWN)}): no rule is installed"
+    missing = [name for name in (SLOW_PATH, REPLICATE_PLAIN, "_custom_op_handlers") if not hasattr(dispatcher(), name)]
+    return f"torch {torch.__version__} has no {', '.join(missing)} in DTensor's dispatcher" if missing else None
+
+
+def dispatcher() -> Any:
+    """DTensor's one dispatcher."""
+    return dtensor_api.DTensor._op_dispatcher
+
+
+def operator(name: str) -> Operator | None:
+    """The aten operator `name.overload`, or None where this torch has none."""
+    packet, _, overload = name.partition(".")
+    return getattr(getattr(torch.ops.aten, packet, None), overload or "default", None)
+
+
+def override(name: str, value: Any) -> None:
+    """Put `value` before the dispatcher's own method of that name."""
+    setattr(dispatcher(), name, value)
+
+
+def restore(name: str) -> None:
+    """Take away what `override` put there."""
+    if name in vars(dispatcher()):
+        delattr(dispatcher(), name)
+
+
+def handlers() -> dict[Operator, Handler]:
+    """The dispatcher's table of operators that bypass sharding propagation."""
+    table: dict[Operator, Handler] = dispatcher()._custom_op_handlers
+    return table
+
+
+def forget_decisions() -> None:
+    """Drop every cached sharding decision: those made under other rules must not live on."""
+    _clear_sharding_prop_cache()  # type: ignore[no-untyped-call]
+
+
+def spec_of(tensor: DTensor) -> Any:
+    return tensor._spec
+
+
+def local_of(tensor: DTensor) -> torch.Tensor:
+    """The rank's own tensor, outside of autograd."""
+    return tensor._local_tensor
+
+
+def replace_contents(tensor: DTensor, local: torch.Tensor, placements: Sequence[Placement]) -> None:
+    """Make `tensor` hold other contents under other placements: what an in-place call on a Partial has to do."""
+    tensor._local_tensor = local
+    tensor._spec = make_spec(tensor.device_mesh, placements, tensor.shape, tensor.stride(), local.dtype)
+
+
+def make_spec(
+    mesh: DeviceMesh, placements: Sequence[Placement], shape: Sequence[int], stride: Sequence[int], dtype: torch.dtype
+) -> Any:
+    return DTensorSpec(mesh, tuple(placements), tensor_meta=TensorMeta(torch.Size(shape), tuple(stride), dtype))
+
+
+def redistribute_local(tensor: DTensor, placements: Sequence[Placement]) -> torch.Tensor:
+    """What this rank holds of `tensor` under other placements; collective."""
+    spec = spec_of(tensor)
+    target = DTensorSpec(spec.mesh, tuple(placements), tensor_meta=spec.tensor_meta)
+    moved: torch.Tensor = redistribute_local_tensor(local_of(tensor), spec, target)
+    wait = getattr(moved, "wait", None)
+    return wait() if wait is not None else moved
+
+
+def wrap(local: torch.Tensor, spec: Any) -> DTensor:
+    return DTensor(local, spec, requires_grad=False)  # type: ignore[no-untyped-call]
+
+
+def local_box(
+    shape: Sequence[int], mesh: DeviceMesh, placements: Sequence[Placement]
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The sizes and offsets of this rank's box of a tensor of `shape`."""
+    sizes, offsets = compute_local_shape_and_global_offset(torch.Size(shape), mesh, tuple(placements))
+    return tuple(sizes), tuple(offsets)
+
+
+def global_outputs(op_info: Any) -> Any:
+    """Shape, stride and dtype of a call's outputs on one device."""
+    return dispatcher().sharding_propagator._propagate_tensor_meta_non_cached(op_info.schema)
+
+
+def is_decision(value: Any) -> bool:
+    """Whether the slow path answered with a sharding, and not with a result."""
+    return isinstance(value, OutputSharding)
+
+
+def is_plain_call(op: Operator) -> bool:
+    """Neither in place, nor into a given result, nor random, nor a view: its results can be wrapped as they are."""
+    schema = op._schema
+    if schema.is_mutable or is_view(op) or not schema.returns:
+        return False
+    return op not in dispatcher()._random_ops and op is not torch.ops.aten.equal.default
+
+
+def local_results(op: Operator, args: tuple[object, ...], info: Any) -> Any:
+    """Carry out the sharding in `info` on this rank: move the inputs, call the kernel."""
+    return dispatcher()._dispatch_get_local_results_slow_path(op, args, info)
+
+
+def local_inputs(info: Any) -> list[Any]:
+    """What this rank's kernel was given."""
+    return [part for part in info.local_args if isinstance(part, torch.Tensor)]
+
+
+def wrap_results(local: Any, spec: Any) -> Any:
+    return dispatcher().wrap(local, spec)
+
+
+def unwrap(op: Operator, args: tuple[object, ...], kwargs: dict[str, object]) -> Any:
+    """The dispatcher's own description of a call."""
+    return dispatcher().unwrap_to_op_info(op, args, kwargs)
+
+
+def finish(op: Operator, args: tuple[object, ...], kwargs: dict[str, object], info: Any, local: Any) -> Any:
+    """What torch returns once the kernel has run: the written tensor of an in-place call, or wrapped results."""
+    if op._schema.is_mutable:
+        return dispatcher()._dispatch_fast_path_python_tail(
+            op, args, kwargs, info.compute_mesh, info.output_sharding, local, True, True, False
+        )
+    return wrap_results(local, info.output_sharding.output_spec)
+
+
+def is_view(op: Operator) -> bool:
+    """Whether the results of `op` are views of its first argument."""
+    schema = op._schema
+    if not schema.arguments or not schema.returns:
+        return False
+    alias = schema.arguments[0].alias_info
+    return alias is not None and not alias.is_write
+
+
+def moves_first(sharding: Any, info: Any) -> bool:
+    """Whether carrying out a decision changes the placements of the first argument."""
+    wanted = sharding.redistribute_schema
+    if not sharding.needs_redistribute or wanted is None:
+        return False
+    present, after = info.schema.args_schema[0], wanted.args_schema[0]
+    return getattr(present, "placements", None) != getattr(after, "placements", None)
+
+
+def wrap_as(kind: type, local: torch.Tensor, spec: Any) -> Any:
+    """A DTensor of a subclass."""
+    return kind(local, spec, requires_grad=False)
+
+
+def turn(
+    op: Operator, tensor: DTensor, local: torch.Tensor, placements: Sequence[Placement], rest: tuple[Any, ...]
+) -> None:
+    """Carry out an in-place change of shape: on the wrapper itself, and with another local tensor."""
+    with no_dispatch():
+        op(tensor, *rest)
+    tensor._local_tensor = local
+    tensor._spec = make_spec(tensor.device_mesh, placements, tensor.shape, tensor.stride(), local.dtype)
+
+
+def decided_specs(sharding: Any) -> list[Any]:
+    """The specs of the inputs as a decision will have moved them; none where nothing moves."""
+    if not sharding.needs_redistribute or sharding.redistribute_schema is None:
+        return []
+    leaves = tree_leaves(sharding.redistribute_schema.args_schema, is_leaf=lambda item: isinstance(item, DTensorSpec))
+    return [leaf for leaf in leaves if isinstance(leaf, DTensorSpec)]
+
+
+def is_pointwise(op: Operator) -> bool:
+    """Whether torch itself says that `op` works element by element."""
+    return torch.Tag.pointwise in op.tags
+
+
+def is_tracing() -> bool:
+    """Whether torch.compile or export is looking: rules read values, which a trace has not."""
+    return bool(_are_we_tracing())
+
+
+def decision_fits(info: Any) -> bool:
+    """Whether, as torch decides a reshape, every rank's part has as many elements after as before."""
+    try:
+        sharding = dispatcher().sharding_propagator.propagate_op_sharding_non_cached(info.schema)
+    except RuntimeError:
+        return False
+    moved = decided_specs(sharding)
+    before, after = (moved[0] if moved else info.schema.args_schema[0]), sharding.output_spec
+    if not all(type(place) in (Shard, Replicate, Partial) for spec in (before, after) for place in spec.placements):
+        return True  # strided shards are torch's own affair
+    coordinates = itertools.product(*(range(size) for size in before.mesh.shape))
+    return all(_elements(before, at) == _elements(after, at) for at in coordinates)
+
+
+def _elements(spec: Any, coordinate: Sequence[int]) -> int:
+    """How many elements the rank at a coordinate has of a tensor."""
+    sizes = list(spec.shape)
+    for axis, place in enumerate(spec.placements):
+        if type(place) is Shard:
+            step = -(-sizes[place.dim] // spec.mesh.size(axis))
+            sizes[place.dim] = max(0, min(step, sizes[place.dim] - step * coordinate[axis]))
+    return math.prod(sizes)

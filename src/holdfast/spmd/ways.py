@@ -1,0 +1,194 @@
+"""From letters to placements: which dims of a call may stay sharded, chosen axis by axis for the fewest bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
+
+from holdfast.spmd import torch_private as private
+from holdfast.spmd.call import Call, Spot, is_shard, moved, wrap
+
+FIXED = "_"  # the letter of a dim that may not be sharded
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """A letter for each dim of each tensor that goes in or comes out.
+
+    A `free` letter may be sharded: a result that has it is sharded too, and one that lacks it is a sum over the
+    shards. `same` names results, by place and letter, that every shard of a letter that they lack has whole.
+    """
+
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    free: str
+    same: tuple[tuple[int, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """On one mesh axis: the placement of each tensor that goes in, and of each that comes out."""
+
+    inputs: tuple[Placement, ...]
+    outputs: tuple[Placement, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """The placements, over all axes, of every input and output of a call."""
+
+    call: Call
+    signature: Signature
+    inputs: tuple[tuple[Placement, ...], ...]
+    outputs: tuple[tuple[Placement, ...], ...]
+
+    def size(self, letter: str) -> int:
+        """The length, on one device, of the dims called `letter`."""
+        for (_, tensor), letters in zip(self.call.spots(), self.signature.inputs, strict=True):
+            if letter in letters:
+                return int(tensor.shape[letters.index(letter)])
+        raise KeyError(letter)
+
+    def is_sharded(self, letter: str) -> bool:
+        return any(
+            is_shard(placement) and letters[placement.dim] == letter
+            for letters, placements in zip(self.signature.inputs, self.inputs, strict=True)
+            for placement in placements
+        )
+
+
+Local = Callable[[Chosen, dict[Spot, torch.Tensor]], Any]
+
+
+def parse(
+    text: str,
+    call: Call,
+) -> Signature:
+    """The signature that a text like "nc*, c -> nc*, c" says; `*` stands for any number of dims that stay whole."""
+    before, _, after = text.partition("->")
+    tensors = [tensor for _, tensor in call.spots()]
+    words = [word.strip() for word in before.split(",")]
+    inputs = tuple(_expand(word, tensor.ndim) for word, tensor in zip(words, tensors, strict=True))
+    outputs = tuple(word.strip() for word in after.split(","))
+    letters = "".join(sorted({letter for word in inputs for letter in word if letter.isalpha()}))
+    return Signature(inputs, outputs, letters)
+
+
+def _expand(word: str, dims: int) -> str:
+    if "*" in word:
+        return word.replace("*", FIXED * (dims - len(word) + 1))
+    if len(word) != dims:
+        raise ValueError(f"a tensor of {dims} dims where the rule says {word!r}")
+    return word
+
+
+def ways_of(signature: Signature) -> Iterator[Way]:
+    """Every way to run on one mesh axis; the last is to have everything everywhere."""
+    for letter in signature.free:
+        inputs = tuple(_shard(letters, letter, Replicate()) for letters in signature.inputs)
+        outputs = tuple(
+            _shard(letters, letter, Replicate() if (place, letter) in signature.same else Partial())
+            for place, letters in enumerate(signature.outputs)
+        )
+        yield Way(inputs, outputs)
+    yield Way(tuple(Replicate() for _ in signature.inputs), tuple(Replicate() for _ in signature.outputs))
+
+
+def _shard(letters: str, letter: str, otherwise: Placement) -> Placement:
+    return Shard(letters.index(letter)) if letter in letters else otherwise
+
+
+def choose(call: Call, signature: Signature) -> Chosen:
+    """The cheapest way on each axis."""
+    tensors = [tensor for _, tensor in call.spots()]
+    picked = [
+        min(ways_of(signature), key=lambda way: _cost(tensors, way, axis, call)) for axis in range(call.mesh.ndim)
+    ]
+    order = range(call.mesh.ndim)
+    return Chosen(
+        call,
+        signature,
+        tuple(tuple(picked[axis].inputs[i] for axis in order) for i in range(len(signature.inputs))),
+        tuple(tuple(picked[axis].outputs[i] for axis in order) for i in range(len(signature.outputs))),
+    )
+
+
+def _cost(tensors: Sequence[torch.Tensor], way: Way, axis: int, call: Call) -> tuple[float, int]:
+    """Bytes moved, then how many placements change."""
+    moved_bytes, changes = 0.0, 0
+    for tensor, wanted in zip(tensors, way.inputs, strict=True):
+        present = tensor.placements[axis] if isinstance(tensor, DTensor) else Replicate()
+        if present != wanted:
+            changes += 1
+            moved_bytes += axis_cost(present, wanted, tensor.numel() * tensor.element_size(), call.mesh.size(axis))
+    return moved_bytes, changes
+
+
+def axis_cost(present: Placement, wanted: Placement, whole_bytes: int, ranks: int) -> float:
+    """Bytes that each rank receives to go from one placement to another on one axis."""
+    if present == wanted:
+        return 0.0
+    share = whole_bytes * (ranks - 1) / ranks
+    if present.is_replicate():
+        return 0.0 if not wanted.is_partial() else float("inf")
+    if wanted.is_partial():
+        return float("inf")
+    if present.is_partial():
+        return share if is_shard(wanted) else 2 * share
+    return share / ranks if is_shard(wanted) else share
+
+
+def run_sharded(call: Call, signature: Signature, local: Local | None = None, *, skip_empty: bool = True) -> Any:
+    """Move the inputs as the signature allows, run on what this rank then has, and wrap the results.
+
+    `skip_empty=False` calls `local` on empty shards too: it must when it communicates.
+    """
+    chosen = choose(call, signature)
+    spots = list(call.spots())
+    tensors = {
+        spot: moved(tensor, placements, call.mesh)
+        for (spot, tensor), placements in zip(spots, chosen.inputs, strict=True)
+    }
+    if skip_empty and any(
+        part.numel() == 0 and tensor.numel() for part, (_, tensor) in zip(tensors.values(), spots, strict=True)
+    ):
+        return _nothing(chosen, spots[0][1])
+    result = call.run(tensors) if local is None else local(chosen, tensors)
+    return _wrapped(chosen, result)
+
+
+def _nothing(chosen: Chosen, like: torch.Tensor) -> Any:
+    """The results of a rank whose shard is empty: empty shards, and zeros where the ranks' results are summed."""
+    metas = private.global_outputs(chosen.call.info)
+    several = not hasattr(metas, "dtype")
+    results: list[Any] = []
+    for meta, placements in zip(metas if several else [metas], chosen.outputs, strict=False):
+        if meta is None:
+            results.append(None)
+            continue
+        sizes, _ = private.local_box(meta.shape, chosen.call.mesh, placements)
+        local = torch.zeros(sizes, dtype=meta.dtype, device=private.local_of(like).device)  # type: ignore[arg-type]
+        results.append(wrap(local, chosen.call.mesh, placements, meta.shape))
+    return tuple(results) if several else results[0]
+
+
+def _wrapped(chosen: Chosen, result: Any) -> Any:
+    if isinstance(result, torch.Tensor):
+        return _wrap_one(chosen, result, 0)
+    wrapped = [
+        _wrap_one(chosen, item, place) if isinstance(item, torch.Tensor) else item for place, item in enumerate(result)
+    ]
+    return wrapped if isinstance(result, list) else tuple(wrapped)
+
+
+def _wrap_one(chosen: Chosen, local: torch.Tensor, place: int) -> DTensor:
+    placements, letters = chosen.outputs[place], chosen.signature.outputs[place]
+    shape = list(local.shape)
+    for placement in placements:
+        if is_shard(placement):
+            shape[placement.dim] = chosen.size(letters[placement.dim])
+    return wrap(local, chosen.call.mesh, placements, shape)

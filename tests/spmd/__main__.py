@@ -1,0 +1,89 @@
+"""`python -m tests.spmd`: the matrix with and without holdfast.spmd, as a table."""
+
+from __future__ import annotations
+
+import argparse
+import fnmatch
+import json
+import sys
+import time
+from collections import Counter
+from itertools import chain
+from pathlib import Path
+
+from tests.spmd.cases import Case, cases_of
+from tests.spmd.ops import all_operations
+from tests.spmd.team import Finding, Team
+
+OUTCOMES = ("right", "talk", "raise", "wrong", "hang")
+
+
+def main() -> int:
+    arguments = _arguments()
+    operations = all_operations()
+    chosen = [name for name in operations if any(fnmatch.fnmatchcase(name, only) for only in arguments.only)]
+    if arguments.family:
+        chosen = [name for name in chosen if operations[name].family in arguments.family]
+    cases = [case for name in chosen for case in cases_of(operations[name])][arguments.offset :: arguments.every]
+    families = {name: operation.family for name, operation in operations.items()}
+    bad = 0
+    for enable in {"both": (False, True), "on": (True,), "off": (False,)}[arguments.mode]:
+        findings = _run(cases, enable, arguments)
+        _print_table(findings, families, "with holdfast.spmd" if enable else "torch alone")
+        bad += enable and sum(finding.outcome in ("wrong", "hang") for finding in findings)
+    return 1 if bad else 0
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="tests.spmd")
+    parser.add_argument("--only", nargs="*", default=["*"], help="operations, as patterns")
+    parser.add_argument("--family", nargs="*", default=[])
+    parser.add_argument("--every", type=int, default=1, help="only every so-manieth case")
+    parser.add_argument("--offset", type=int, default=0)
+    parser.add_argument("--mode", choices=("both", "on", "off"), default="both")
+    parser.add_argument("--ranks", choices=("processes", "threads"), default="processes")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--out", type=Path, help="a folder for the findings, one JSON line each")
+    parser.add_argument("--show", action="store_true", help="print each finding that is not right")
+    return parser.parse_args()
+
+
+def _run(cases: list[Case], enable: bool, arguments: argparse.Namespace) -> list[Finding]:
+    findings: list[Finding] = []
+    began = time.monotonic()
+    threads = arguments.ranks == "threads"
+    random = {name for name, operation in all_operations().items() if operation.random}
+    common = [case for case in cases if not threads or case.operation not in random]
+    apart = [case for case in cases if threads and case.operation in random]  # threads share one generator
+    with Team(enable, threads, arguments.device) as team, Team(enable, device=arguments.device) as processes:
+        for finding in chain(team.find(common), processes.find(apart)):
+            findings.append(finding)
+            if arguments.show and finding.outcome != "right":
+                print(f"{finding.outcome:5} {finding.case} {finding.detail}", flush=True)
+            if len(findings) % 1000 == 0:
+                print(
+                    f"  {len(findings)} of {len(cases)}, {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True
+                )
+    if arguments.out:
+        arguments.out.mkdir(parents=True, exist_ok=True)
+        with (arguments.out / f"{'on' if enable else 'off'}.jsonl").open("w") as file:
+            for finding in findings:
+                words = [str(finding.case), finding.case.operation, finding.outcome, finding.detail, finding.bytes]
+                file.write(json.dumps(words) + "\n")
+    return findings
+
+
+def _print_table(findings: list[Finding], families: dict[str, str], title: str) -> None:
+    counts: dict[str, Counter[str]] = {}
+    for finding in findings:
+        for row in (families[finding.case.operation], "all"):
+            counts.setdefault(row, Counter())[finding.outcome] += 1
+    print(f"\n{title}: {len(findings)} cases of {len({finding.case.operation for finding in findings})} operations")
+    print(f"{'family':12}" + "".join(f"{name:>9}" for name in ("cases", *OUTCOMES)))
+    for row in sorted(counts, key=lambda row: (row == "all", row)):
+        numbers = (counts[row].total(), *(counts[row][outcome] for outcome in OUTCOMES))
+        print(f"{row:12}" + "".join(f"{number:>9}" for number in numbers))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,87 @@
+"""The full product: every operation x size x mesh x placement x where the other inputs lie."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from tests.spmd.table import SIZES, Operation
+from torch.distributed.tensor import Partial, Placement, Replicate, Shard
+
+MESHES = {"4": (4,), "2x2": (2, 2)}
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One call to make, as words that travel between processes."""
+
+    operation: str
+    size: str
+    mesh: str
+    first: tuple[str, ...]  # the first placed input's placement on each axis: "R", "P" or the sharded dim
+    others: str  # "follow": the other inputs are sharded along the same letters; "whole": replicated
+
+    def __str__(self) -> str:
+        return f"{self.operation}[{self.size} {self.mesh} {','.join(self.first)} {self.others}]"
+
+
+def cases_of(operation: Operation) -> Iterator[Case]:
+    """Every case of one operation."""
+    placed = [given for given in operation.inputs if not given.is_plain]
+    dims = len(placed[0].letters)
+    partial = operation.partial and placed[0].is_float and not operation.random
+    choices = ("follow", "whole") if len(placed) > 1 else ("follow",)
+    for size in SIZES:
+        for mesh, first in _placements(dims, partial):
+            for others in choices if any(word != "R" for word in first) else ("follow",):
+                yield Case(operation.name, size, mesh, first, others)
+
+
+def _placements(dims: int, partial: bool) -> Iterator[tuple[str, tuple[str, ...]]]:
+    shards = [str(dim) for dim in range(dims)]
+    for word in ["R", *shards, *(["P"] if partial else [])]:
+        yield "4", (word,)
+    for shard in shards:
+        yield "2x2", ("0", shard)
+    if partial:
+        yield "2x2", ("P", "0")
+        yield "2x2", (shards[-1], "P")
+
+
+def placements_of(case: Case, operation: Operation) -> list[tuple[Placement, ...] | None]:
+    """The placements of each input; None for a plain tensor."""
+    leader = next(given for given in operation.inputs if not given.is_plain)
+    result: list[tuple[Placement, ...] | None] = []
+    for given in operation.inputs:
+        if given.is_plain:
+            result.append(None)
+        elif given is leader:
+            result.append(tuple(_placement(word, given.letters, given.letters) for word in case.first))
+        elif case.others == "whole":
+            result.append(tuple(Replicate() for _ in case.first))
+        else:
+            follows = [_placement(word, leader.letters, given.letters) for word in case.first]
+            if not given.is_float:
+                follows = [Replicate() if placement.is_partial() else placement for placement in follows]
+            result.append(tuple(follows))
+    return result
+
+
+def _placement(word: str, leader: str, letters: str) -> Placement:
+    if word == "R":
+        return Replicate()
+    if word == "P":
+        return Partial()
+    letter = leader[int(word)]
+    return Shard(letters.index(letter)) if letter in letters else Replicate()
+
+
+def is_free(case: Case, operation: Operation, placements: list[tuple[Placement, ...] | None]) -> bool:
+    """Whether the table says that these shards need no communication at all."""
+    for given, places in zip(operation.inputs, placements, strict=True):
+        for place in places or ():
+            if place.is_partial():
+                return False
+            if isinstance(place, Shard) and given.letters[place.dim] not in operation.free:
+                return False
+    return bool(operation.free) and (case.others == "follow" or len(operation.inputs) == 1)

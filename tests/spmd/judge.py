@@ -1,0 +1,194 @@
+"""One case on one rank: the call on DTensors against the same call on one device."""
+
+from __future__ import annotations
+
+import hashlib
+import zlib
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from tests.spmd.cases import Case, is_free, placements_of
+from tests.spmd.table import Operation
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
+from torch.utils._python_dispatch import TorchDispatchMode
+
+WEIGHTS = (0.5, 0.25, 0.15, 0.1)  # of each rank's share in a Partial
+COLLECTIVES = ("_c10d_functional", "c10d", "_dtensor", "_c10d_functional_autograd")
+QUIET = ("wait_tensor", "_wrap_tensor_autograd")
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What one rank found: `right`, `wrong` or `raise`, and the bytes that it sent for."""
+
+    outcome: str
+    detail: str = ""
+    bytes: int = 0
+    free: bool = False
+    digest: str = ""
+
+
+class Listener(TorchDispatchMode):
+    """Counts the bytes that collectives move to this rank."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bytes = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(issubclass(kind, DTensor) for kind in types):
+            return NotImplemented
+        if func.namespace in COLLECTIVES and func._opname not in QUIET:
+            self.bytes += _wire(func._opname, args)
+        return func(*args, **(kwargs or {}))
+
+
+def _wire(name: str, args: Any) -> int:
+    """What a rank receives in a collective, as rings do it."""
+    given = sum(leaf.nbytes for leaf in _tensors(args))
+    group = next((value for value in reversed(args) if isinstance(value, str)), None)
+    ranks = dist.distributed_c10d._resolve_process_group(group).size() if group else dist.get_world_size()
+    if "gather" in name:
+        return given * (ranks - 1)
+    return given * (ranks - 1) // ranks * (2 if "reduce" in name and "scatter" not in name else 1)
+
+
+def _tensors(value: Any) -> list[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        return [value]
+    if isinstance(value, (list, tuple)):
+        return [leaf for item in value for leaf in _tensors(item)]
+    return []
+
+
+def place(whole: torch.Tensor, mesh: DeviceMesh, placements: tuple[Placement, ...]) -> DTensor:
+    """This rank's share of a tensor that every rank has, without any communication."""
+    local = whole
+    coordinate = mesh.get_coordinate()
+    assert coordinate is not None
+    for axis, placement in enumerate(placements):
+        if isinstance(placement, Shard):
+            chunks = list(torch.chunk(local, mesh.size(axis), dim=placement.dim)) if local.shape[placement.dim] else []
+            empty = local.narrow(placement.dim, 0, 0)
+            local = chunks[coordinate[axis]] if coordinate[axis] < len(chunks) else empty
+        elif isinstance(placement, Partial):
+            share = WEIGHTS[coordinate[axis]] / sum(WEIGHTS[: mesh.size(axis)])
+            local = local * share
+    local = local.clone(memory_format=torch.contiguous_format)
+    return DTensor.from_local(
+        local, mesh, placements, run_check=False, shape=whole.shape, stride=whole.contiguous().stride()
+    )
+
+
+def judge(case: Case, operation: Operation, mesh: DeviceMesh) -> Verdict:
+    """Run one case; never raises."""
+    generator = torch.Generator().manual_seed(zlib.crc32(f"{case.operation} {case.size}".encode()))
+    wholes = [given.make(case.size, generator).to(mesh.device_type) for given in operation.inputs]
+    torch.manual_seed(7)
+    expected, failure = _expected(operation, wholes)
+    placements = placements_of(case, operation)
+    free = is_free(case, operation, placements)
+    listener = Listener()
+    try:
+        torch.manual_seed(7)
+        found = _found(operation, wholes, placements, mesh, listener)
+    except Exception as error:  # noqa: BLE001 - any error is a finding
+        if failure is not None:
+            return Verdict("right", "as one device raises", listener.bytes)
+        return Verdict("raise", f"{type(error).__name__}: {str(error)[:300]}")
+    if failure is not None:
+        return Verdict("wrong", f"one device raises {failure}, but this did not")
+    if operation.random:
+        return _judge_random(found, expected, listener.bytes)
+    problem = _difference(found, expected, operation.tolerance)
+    return Verdict("wrong", problem) if problem else Verdict("right", "", listener.bytes, free)
+
+
+def _leaves(operation: Operation, wholes: list[Any]) -> list[Any]:
+    return [
+        whole.detach().requires_grad_(operation.grad and given.is_float and given.kind not in ("constant", "variance"))
+        for given, whole in zip(operation.inputs, wholes, strict=True)
+    ]
+
+
+def _expected(operation: Operation, wholes: list[torch.Tensor]) -> tuple[list[torch.Tensor | None], str | None]:
+    leaves = _leaves(operation, wholes)
+    try:
+        outputs = _tensors(operation.call(*leaves))
+        return [*outputs, *_gradients(operation, outputs, leaves, None)], None
+    except Exception as error:  # noqa: BLE001 - any error is a finding
+        return [], f"{type(error).__name__}: {error}"
+
+
+def _found(
+    operation: Operation,
+    wholes: list[torch.Tensor],
+    placements: list[tuple[Placement, ...] | None],
+    mesh: DeviceMesh,
+    listener: Listener,
+) -> list[torch.Tensor | None]:
+    inputs = [
+        whole if places is None else place(whole, mesh, places)
+        for whole, places in zip(wholes, placements, strict=True)
+    ]
+    leaves = _leaves(operation, inputs)
+    with listener:
+        outputs = _tensors(operation.call(*leaves))
+        gradients = _gradients(operation, outputs, leaves, mesh)
+    return [_whole(value) for value in (*outputs, *gradients)]
+
+
+def _gradients(operation: Operation, outputs: list[Any], leaves: list[Any], mesh: Any) -> list[Any]:
+    if not operation.grad:
+        return []
+    live = [output for output in outputs if output.requires_grad]
+    wanted = [leaf for leaf in leaves if leaf.requires_grad]
+    cotangents = []
+    for position, output in enumerate(live):
+        generator = torch.Generator().manual_seed(100 + position)
+        whole = torch.randn(output.shape, generator=generator, dtype=torch.float64).to(output.dtype).to(output.device)
+        if isinstance(output, DTensor):
+            places = [p if isinstance(p, Shard) else Replicate() for p in output.placements]
+            whole = place(whole, output.device_mesh, tuple(places))
+        cotangents.append(whole)
+    if not live:
+        return []
+    return list(torch.autograd.grad(live, wanted, cotangents, allow_unused=True))
+
+
+def _whole(value: Any) -> Any:
+    return value.full_tensor().detach() if isinstance(value, DTensor) else value
+
+
+def _difference(found: list[Any], expected: list[Any], tolerance: float = 1e-8) -> str:
+    if len(found) != len(expected):
+        return f"{len(found)} results instead of {len(expected)}"
+    for position, (ours, theirs) in enumerate(zip(found, expected, strict=True)):
+        if (ours is None) != (theirs is None):
+            if ours is None and not theirs.any():
+                continue
+            if theirs is None and not ours.any():
+                continue
+            return f"result {position}: {'none' if ours is None else 'some'}"
+        if ours is None:
+            continue
+        if ours.shape != theirs.shape or ours.dtype != theirs.dtype:
+            return f"result {position}: {tuple(ours.shape)} {ours.dtype}, not {tuple(theirs.shape)} {theirs.dtype}"
+        if not torch.allclose(ours, theirs, rtol=tolerance, atol=tolerance / 10, equal_nan=True):
+            gap = (ours.to(torch.float64) - theirs.to(torch.float64)).abs().max()
+            return f"result {position} is off by {gap:.3g}"
+    return ""
+
+
+def _judge_random(found: list[Any], expected: list[Any], moved: int) -> Verdict:
+    (ours,), (theirs,) = found, expected
+    if ours.shape != theirs.shape:
+        return Verdict("wrong", f"shape {tuple(ours.shape)}")
+    drawn = ours[ours != 0]
+    if drawn.unique().numel() != drawn.numel():
+        return Verdict("wrong", "shards drew the same numbers")
+    digest = hashlib.sha256(ours.contiguous().numpy().tobytes()).hexdigest()
+    return Verdict("right", "", moved, digest=digest)

@@ -1,0 +1,72 @@
+"""A slice of the matrix on every run of the tests; `make spmd` runs more of it, `make spmd EVERY=1` all."""
+
+from __future__ import annotations
+
+import pytest
+from tests.spmd.cases import Case, cases_of
+from tests.spmd.ops import all_operations
+from tests.spmd.raises import reason
+from tests.spmd.team import Finding, Team
+
+OPERATIONS = all_operations()
+CASES = [case for operation in OPERATIONS.values() for case in cases_of(operation)]
+
+
+def test_the_table_is_large_and_complete():
+    assert len(CASES) >= 4500
+    assert len({case.operation for case in CASES}) == len(OPERATIONS)
+    assert len(set(CASES)) == len(CASES)
+
+
+@pytest.mark.timeout(600)
+def test_a_slice_with_the_rules_is_never_wrong_and_never_hangs():
+    cases = [case for case in CASES if not OPERATIONS[case.operation].random][5::307]
+    with Team(enable=True, threads=True) as team:
+        findings = list(team.find(cases))
+    assert _bad(findings) == []
+
+
+@pytest.mark.timeout(600)
+def test_random_numbers_and_silent_errors_on_processes():
+    """What torch alone gets wrong without a word, on real ranks."""
+    cases = [
+        Case("rand_like", "even", "2x2", ("0", "1"), "follow"),
+        Case("dropout", "uneven", "4", ("0",), "follow"),
+        Case("normal_", "even", "4", ("R",), "follow"),
+        Case("mse_loss_mean", "uneven", "4", ("0",), "follow"),
+        Case("set_slice", "even", "4", ("0",), "follow"),
+        Case("row_mul_", "even", "4", ("0",), "follow"),
+        Case("item", "even", "4", ("P",), "follow"),
+        Case("cumsum_-2", "even", "4", ("0",), "follow"),
+        Case("amin_full", "few", "4", ("0",), "follow"),
+        Case("batch_norm_running", "even", "4", ("1",), "whole"),
+        Case("cross_entropy_ignore_mean", "uneven", "4", ("0",), "follow"),
+        Case("conv2d", "even", "4", ("1",), "whole"),
+        Case("lerp_tensor", "even", "4", ("P",), "follow"),
+        Case("argmax_full", "few", "2x2", ("0", "0"), "follow"),
+    ]
+    with Team(enable=True) as team:
+        findings = list(team.find(cases))
+    assert [finding for finding in findings if finding.outcome != "right"] == []
+
+
+@pytest.mark.timeout(600)
+def test_without_the_rules_the_same_cases_are_wrong():
+    """The matrix can tell: torch alone fails what the rules mend."""
+    cases = [
+        Case("mse_loss_mean", "uneven", "4", ("0",), "follow"),
+        Case("set_slice", "even", "4", ("0",), "follow"),
+        Case("item", "even", "4", ("P",), "follow"),
+        Case("scatter_reduce_sum", "even", "4", ("1",), "follow"),
+    ]
+    with Team(enable=False, threads=True) as team:
+        findings = list(team.find(cases))
+    assert [finding.outcome for finding in findings] == ["wrong", "wrong", "wrong", "raise"]
+
+
+def _bad(findings: list[Finding]) -> list[Finding]:
+    return [
+        finding
+        for finding in findings
+        if finding.outcome in ("wrong", "hang") or (finding.outcome == "raise" and not reason(finding.case.operation))
+    ]

@@ -1,0 +1,94 @@
+"""Views that had to be gathered still behave as views."""
+
+from __future__ import annotations
+
+import torch
+from tests.dist.harness import run_ranks
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+
+
+def _pair():
+    import holdfast.spmd
+
+    holdfast.spmd.enable()
+    mesh = init_device_mesh("cpu", (2,))
+    whole = torch.arange(24.0).reshape(6, 4)
+    return distribute_tensor(whole.clone(), mesh, [Shard(0)]), whole
+
+
+def _both(act):
+    """The same actions on a DTensor and on one device; whether they leave the same."""
+    placed, whole = _pair()
+    seen, expected = act(placed), act(whole)
+    seen = seen.full_tensor() if isinstance(seen, DTensor) else seen
+    return torch.equal(placed.full_tensor(), whole) and torch.equal(seen, expected)
+
+
+def _sees_later_writes(y):
+    rows = y[1:4]
+    y.mul_(2.0)
+    return rows + 0
+
+
+def _writes_through_two_views(y):
+    y[1:5][::2].add_(100.0)
+    return y[1:5] + 0
+
+
+def _two_windows_of_one_tensor(y):
+    first, second = y[0:4], y[2:6]
+    first.zero_()
+    second.add_(1.0)
+    return first + second
+
+
+def _unbound_rows(y):
+    rows = torch.unbind(y, 0)
+    rows[1].mul_(5.0)
+    rows[5].zero_()
+    return rows[1] + 0
+
+
+def _turned_then_sliced(y):
+    y.t()[:, 2:5].fill_(-1.0)
+    return y.t() + 0
+
+
+def _assigned_and_read_back(y):
+    y[-2:] = y[:2] * 10
+    y[::3] = 7.0
+    y[4, 1:3] = torch.tensor([1.0, 2.0])
+    return y[3:] + 0
+
+
+ACTS = (
+    *(_sees_later_writes, _writes_through_two_views, _two_windows_of_one_tensor),
+    *(_unbound_rows, _turned_then_sliced, _assigned_and_read_back),
+)
+
+
+def _all():
+    return {act.__name__: _both(act) for act in ACTS}
+
+
+def test_views_of_sharded_dims_are_views():
+    for found in run_ranks(2, _all, deadline_s=120):
+        assert found == {act.__name__: True for act in ACTS}
+
+
+def _gradients():
+    placed, whole = _pair()
+    results = []
+    for tensor in (placed, whole):
+        leaf = tensor.detach().clone().requires_grad_()
+        copy = leaf * 1
+        copy[1:4].mul_(3.0)
+        copy[0] = copy[5] * 2
+        (copy * copy).sum().backward()
+        results.append(leaf.grad.full_tensor() if isinstance(leaf.grad, DTensor) else leaf.grad)
+    return torch.allclose(*results)
+
+
+def test_gradients_pass_through_what_was_written():
+    assert run_ranks(2, _gradients, deadline_s=120) == [True, True]
