@@ -184,7 +184,8 @@ def test_the_newest_step_of_a_run_is_taken(tmp_path):
 
 
 BIG = """
-import sys
+import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # who runs in the background inherits that it is ignored
 from holdfast.convert.run import ConvertOptions, convert
 from holdfast.convert.mapping import MappingOptions
 assert "torch" not in sys.modules
