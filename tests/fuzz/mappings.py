@@ -44,7 +44,8 @@ def mapping_seeds() -> tuple[bytes, ...]:
         _seed(["n.$LAYER_ID_OFFSET.w -> n.$LAYER_ID_OFFSET.w", "c -> x[0:3], axis=0"], offsets),
         _seed(["e.${X+1}.w -> e.$X.w", "f -> t.*, axis=0, parts=2", "t.$N -> t2.$N, optional"], offsets),
         _seed(
-            ["m.$L.e.*.g -> s.$L, axis=0, stack", "s.$L -> u.$L.*, axis=1, unstack", "f -> v.*, axis=0, stack"], layers
+            ["m.$L.e.*.g -> s.$L, axis=0, stack", "s.$L -> u.$L.*, axis=1, unstack", "f -> v.*, axis=0, stack"],
+            {**layers, "f": [2, 3]},
         ),
         _seed([f"q,k,v -> w, fused_qkv, {heads}", "g,u -> f, fused_ffn", "f -> h, fused_ffn, tp_degree=4"], qkv),
         _seed([f"q,k,v -> w, fused_qkv_old, {heads}, tp_degree=4", f"w -> x, fused_qkv_old, {heads}"], qkv),
