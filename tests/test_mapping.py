@@ -263,3 +263,17 @@ def test_a_kept_target_is_not_asked_of_the_file(tmp_path: Path) -> None:
         state["model"]["a"].zero_()
         assert checkpointer.restore(state) == 1
     assert torch.equal(state["model"]["a"], torch.full((2,), 7.0))
+
+
+def test_a_dict_of_tensors_goes_there_and_back_to_every_byte(tmp_path: Path) -> None:
+    from holdfast.convert.mapping import MappingOptions
+    from holdfast.convert.run import ConvertOptions, convert
+
+    tensors = {name: torch.randn(4, 3) for name in ("z", "q", "k", "v", "a")}
+    holdfast.save(tmp_path / "start", {"model": tensors})
+    program = "q, k, v -> w, axis=0, sizes=[4, 4, 4]"
+    convert(tmp_path / "start", tmp_path / "fused", ConvertOptions(mapping=MappingOptions(program)))
+    convert(tmp_path / "fused", tmp_path / "back", ConvertOptions(mapping=MappingOptions(program, reverse=True)))
+    for path in (tmp_path / "start").iterdir():
+        if path.name != "holdfast.json":
+            assert (tmp_path / "back" / path.name).read_bytes() == path.read_bytes(), path.name

@@ -242,10 +242,12 @@ def _kept_logical(group: Group, tensors: Mapping[str, Any]) -> dict[str, str]:
 
 
 def mapped_entry(name: str, entry: Any, module: str, became: Mapping[str, tuple[str, ...]]) -> Any:
-    """A state.json entry under the keys of the target: only an optimizer's names parameters.
+    """A state.json entry under the keys of the target: an optimizer's, or that of a dict of tensors.
 
     Raises Mismatch where parameters with different options or plain values become one.
     """
+    if entry.get("kind") == "tensors" and name == module:
+        return _mapped_dict(entry, became)
     if entry.get("kind", "optimizer") != "optimizer" or entry.get("numbered"):
         return entry
     prefix = _prefix((param for group in entry["groups"] for param in group["params"]), module, became)
@@ -271,3 +273,17 @@ def mapped_entry(name: str, entry: Any, module: str, became: Mapping[str, tuple[
                 raise Mismatch(f"{name}: {target} is made of parameters with different plain values, such as {param}")
     stateless = dict.fromkeys(target for param in entry.get("stateless", ()) for target in targets_of(param))
     return {**entry, "groups": groups, "scalars": scalars, "stateless": sorted(stateless)}
+
+
+def _mapped_dict(entry: Mapping[str, Any], became: Mapping[str, tuple[str, ...]]) -> Any:
+    """A flat dict of tensors that refers to what they became, in their order: there and back is the same."""
+    value = entry.get("value")
+    if not isinstance(value, dict) or any(key.startswith("$") for key in value):
+        return entry
+    out: dict[str, Any] = {}
+    for key, item in value.items():
+        if item == {"$tensor": key} and key in became:
+            out |= {target: {"$tensor": target} for target in became[key] if target not in out}
+        else:
+            out[key] = item
+    return {**entry, "value": out}
