@@ -11,11 +11,11 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from holdfast.adapters.module import ModuleView, unwrap, view_module
-from holdfast.adapters.optimizer import MASTERS, is_optimizer
+from holdfast.adapters.optimizer import is_optimizer
 from holdfast.adapters.tensors import mesh_of
 from holdfast.adapters.tree import contains_tensor
 from holdfast.core.errors import Unsupported
-from holdfast.format.names import check_group
+from holdfast.format.names import check_group, masters_group
 from holdfast.layout.mesh import Mesh
 
 
@@ -101,11 +101,6 @@ def merge_owners(everyone: Iterable[Mapping[str, list[str]]]) -> dict[str, list[
             known = merged.setdefault(name, [])
             known += [owner for owner in owners if owner not in known]
     return merged
-
-
-def masters_group(module: str) -> str:
-    """The group of a module's fp32 masters; modules other than "model" put their name before it."""
-    return MASTERS if module == "model" else f"{module}.{MASTERS}"
 
 
 def sort_state(state: Mapping[str, Any], ties: Mapping[str, str]) -> LiveState:

@@ -11,8 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from holdfast.adapters.entries import LiveState, masters_group
+from holdfast.adapters.entries import LiveState
 from holdfast.adapters.optimizer import group_options, is_master, key_of_param, shaped_like_parameter
+from holdfast.format.names import masters_group
 from holdfast.plan.contents import Contents, Group
 
 _BY_KEY = "or save it by key: make it with model.named_parameters(), or save what get_state_dict gives"

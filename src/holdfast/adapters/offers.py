@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from holdfast.adapters.entries import LiveState, masters_group
+from holdfast.adapters.entries import LiveState
 from holdfast.adapters.fingerprint import fingerprint
 from holdfast.adapters.huggingface import config_files
 from holdfast.adapters.module import memory_identity, view_module
@@ -20,7 +20,7 @@ from holdfast.adapters.tree import Tree, flatten
 from holdfast.core.errors import Unsupported
 from holdfast.format import statejson
 from holdfast.format.dtypes import DType, dtype_named
-from holdfast.format.names import check_key
+from holdfast.format.names import check_key, masters_group
 from holdfast.layout.box import Box
 from holdfast.layout.coordinates import key_at
 from holdfast.layout.placement import Part

@@ -11,9 +11,7 @@ from torch.distributed.tensor import DTensor
 
 from holdfast.adapters.tensors import FlatShard, LikeShard
 from holdfast.core.errors import LayoutError, Unsupported
-
-MASTERS = "master_weights"
-_MASTER_NAMES = frozenset({"master", "master_param", "master_weight", "master_weights"})
+from holdfast.format.names import MASTER_STATES
 
 StateTensor = torch.Tensor | FlatShard | LikeShard
 
@@ -111,7 +109,7 @@ def view_optimizer(name: str, optimizer: Any, key_of: Mapping[int, str]) -> Opti
 
 def is_master(state_name: str) -> bool:
     """Whether a state is an fp32 master of its parameter, by the names that optimizers give it."""
-    return state_name in _MASTER_NAMES
+    return state_name in MASTER_STATES
 
 
 def _master_name(optimizer: Any) -> str | None:

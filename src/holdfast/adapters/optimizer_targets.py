@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from holdfast.adapters.entries import LiveState, masters_group
+from holdfast.adapters.entries import LiveState
 from holdfast.adapters.offers import decode_options
 from holdfast.adapters.optimizer import (
     OptimizerView,
@@ -23,6 +23,7 @@ from holdfast.adapters.optimizer import (
 )
 from holdfast.adapters.wants import Wants
 from holdfast.format import statejson
+from holdfast.format.names import masters_group
 from holdfast.plan.contents import StoredTensor
 
 Action = Callable[[], object]

@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from holdfast.adapters.entries import masters_group
 from holdfast.adapters.optimizer import StateTensor
 from holdfast.adapters.stored import StoredState
 from holdfast.adapters.tensors import Holder, holder_of, part_view, raw_array
 from holdfast.core.errors import Unsupported
 from holdfast.format.dtypes import dtype_named
+from holdfast.format.names import masters_group
 from holdfast.layout.box import Box
 from holdfast.layout.placement import Part
 from holdfast.plan.arrays import Destination, RawArray

@@ -9,6 +9,7 @@ from typing import Any
 
 from holdfast.core.errors import InvalidArgument, NotFound
 from holdfast.format.dtypes import DType, dtype_named
+from holdfast.format.names import masters_group
 from holdfast.plan.choice import Choice
 from holdfast.plan.contents import Contents, Group
 
@@ -123,7 +124,7 @@ def cast_models(contents: Contents, dtype: DType, known: Mapping[str, Group]) ->
 
 def with_masters(name: str, group: Group, dtype: DType, known: Mapping[str, Group]) -> Group:
     """A model with its masters in the place of weights, where only they have the dtype."""
-    masters = known.get("master_weights" if name == "model" else f"{name}.master_weights")
+    masters = known.get(masters_group(name))
     if masters is None:
         return group
     better = {

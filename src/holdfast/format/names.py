@@ -10,6 +10,8 @@ from holdfast.core.filenames import is_plain
 
 MANIFEST = filenames.MANIFEST
 STATE = "state.json"
+MASTERS = "master_weights"
+MASTER_STATES = frozenset({"master", "master_param", "master_weight", MASTERS})  # as optimizers call theirs
 
 _DIGITS = re.compile(rb"([0-9]+)")
 _TENSOR_FILE = re.compile(r"(?P<group>.+)-(?P<number>[0-9]{5,})-of-(?P<count>[0-9]{5,})\.safetensors")
@@ -60,6 +62,11 @@ def check_group(group: str) -> None:
             f"the name {group[:80]!r} cannot name a group of tensors: "
             "use letters, digits, '_', '.' and '-', and no device name such as 'con'"
         )
+
+
+def masters_group(module: str) -> str:
+    """The group of a module's fp32 masters; modules other than "model" put their name before it."""
+    return MASTERS if module == "model" else f"{module}.{MASTERS}"
 
 
 def tensor_file(group: str, number: int, count: int) -> str:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from holdfast.core.errors import Mismatch, Unsupported
+from holdfast.format.names import masters_group
 from holdfast.mapping.compile import Compiled
 from holdfast.mapping.follow import Scalar, follow
 from holdfast.mapping.language import Mapping as Program
@@ -177,9 +178,8 @@ class _Follower:
 
     def group(self, name: str, group: Group) -> Group:
         """A group under the keys of the target, if it belongs to the module; else as it is."""
-        masters = "master_weights" if self._module == "model" else f"{self._module}.master_weights"
         averages = group.kind == "module" and name.endswith(f"/{self._module}")
-        if name == masters or averages:
+        if name == masters_group(self._module) or averages:
             tensors = self._followed(name, group.tensors, "")
             aliases = {}
             if averages:

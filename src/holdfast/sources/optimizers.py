@@ -12,11 +12,11 @@ from typing import Any
 
 from holdfast.core.errors import Unsupported
 from holdfast.format import statejson, strictjson
+from holdfast.format.names import MASTER_STATES
 from holdfast.sources.leaves import Leaf
 
 _MEGATRON_MASTERS = frozenset({"fp32_param", "param"})
-_MASTERS = frozenset({"master", "master_param", "master_weight", "master_weights"})  # as optimizers of torch call them
-MASTERS = _MASTERS | _MEGATRON_MASTERS
+MASTERS = MASTER_STATES | _MEGATRON_MASTERS
 _STATE_NAMES = "exp_avg|exp_avg_sq|max_exp_avg_sq|momentum_buffer|step|master_exp_avg|" + "|".join(sorted(MASTERS))
 _STATE_FIRST = re.compile(rf"state\.({_STATE_NAMES})\.(.+)")  # as Megatron has it
 _PARAM_FIRST = re.compile(r"state\.(.+)\.([^.]+)")
@@ -101,7 +101,7 @@ def _flat(value: Mapping[str, Any]) -> OptimizerState | None:
 def master_name(found: OptimizerState) -> str | None:
     """What the optimizer itself calls the masters that it keeps; Megatron keeps them elsewhere."""
     names = (name for states in found.state.values() for name, value in states.items() if isinstance(value, Leaf))
-    return next((name for name in names if name in _MASTERS), None)
+    return next((name for name in names if name in MASTER_STATES), None)
 
 
 def encoded_options(options: Mapping[str, Any], where: str) -> Any:
