@@ -21,14 +21,16 @@ from torch.distributed.tensor import DTensor, Shard
 import holdfast
 from dist.harness import Victims, run_ranks, tell_parent
 from dist.test_background import weights
+from holdfast.leftovers import Leftovers
 from holdfast.persist import start
 from holdfast.persist.arena import find_files
 from holdfast.persist.card import read_cards
+from holdfast.storage.local import LocalStorage
 
 
 def leftovers(root: Path) -> list[str]:
     """What is under the root beside committed steps, and in shared memory for it."""
-    run = start.run_id(holdfast.storage.local.LocalStorage(root))
+    run = start.run_id(LocalStorage(root))
     hidden = [path.name for path in root.iterdir() if path.name.startswith(".")] if root.exists() else []
     return hidden + [path.name for path in find_files(run)]
 
@@ -259,7 +261,7 @@ def test_a_host_that_lost_its_memory_means_the_older_checkpoint(tmp_path: Path, 
     victims = Victims(4, fail_on_two_hosts, str(tmp_path), hosts=HOSTS)
     victims.hear()
     victims.kill()
-    run = start.run_id(holdfast.storage.local.LocalStorage(tmp_path))
+    run = start.run_id(LocalStorage(tmp_path))
     wait_until(lambda: sum(path.name.endswith(".card") for path in find_files(run)) == 4)
     for path in find_files(run):
         if path.name.endswith(".card") and f'"host":"{gone}"' in path.read_text():
@@ -275,7 +277,7 @@ def test_spoiled_memory_of_several_hosts_is_not_written(tmp_path: Path) -> None:
     victims = Victims(4, fail_on_two_hosts, str(tmp_path), hosts=HOSTS)
     victims.hear()
     victims.kill()
-    run = start.run_id(holdfast.storage.local.LocalStorage(tmp_path))
+    run = start.run_id(LocalStorage(tmp_path))
     wait_until(lambda: sum(path.name.endswith(".card") for path in find_files(run)) == 4)
     arena = next(path for path in find_files(run) if not path.name.endswith(".card"))
     with arena.open("r+b") as file:
@@ -388,7 +390,7 @@ def test_who_asks_for_an_older_step_leaves_memory_alone(tmp_path: Path) -> None:
 
 def spoil_and_die(root: str) -> None:
     """Adopt memory that was spoiled, and die before it is given back."""
-    holdfast.leftovers.Leftovers.drop = lambda self, ranks: (tell_parent(True), time.sleep(600))  # type: ignore
+    Leftovers.drop = lambda self, ranks: (tell_parent(True), time.sleep(600))  # type: ignore
     holdfast.Checkpointer(root, deadline_s=60).restore(row_state(0))
 
 
@@ -396,7 +398,7 @@ def test_spoiled_memory_gets_no_new_card(tmp_path: Path) -> None:
     victims = Victims(4, fail_on_two_hosts, str(tmp_path), hosts=HOSTS)
     victims.hear()
     victims.kill()
-    run = start.run_id(holdfast.storage.local.LocalStorage(tmp_path))
+    run = start.run_id(LocalStorage(tmp_path))
     wait_until(lambda: sum(path.name.endswith(".card") for path in find_files(run)) == 4)
     for card in read_cards([path for path in find_files(run) if path.name.endswith(".card")]):
         for _, _, copies in card.job["travel"]:
@@ -427,7 +429,7 @@ def test_memory_that_was_spoiled_is_not_restored_from(tmp_path: Path) -> None:
     victims = Victims(2, fail_to_write, str(tmp_path))
     victims.hear()
     victims.kill()
-    run = start.run_id(holdfast.storage.local.LocalStorage(tmp_path))
+    run = start.run_id(LocalStorage(tmp_path))
     arenas = [path for path in find_files(run) if not path.name.endswith(".card")]
     wait_until(lambda: len(start.captured_sets(run)) == 1)
     with arenas[0].open("r+b") as file:
