@@ -6,7 +6,7 @@
 A dense decoder of about one billion parameters trains in bf16 with fp32 parameters and AdamW.
 The matrix rate is that of large bf16 products, measured here. The work of a step counts six
 operations per matrix parameter and token, and attention's two products; nothing that is
-computed again counts. Rounds of steps with a save every 20 alternate with rounds without.
+computed again counts. Rounds of 20 steps with a save in the middle alternate with rounds without.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import json
 import shutil
 import statistics
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -49,9 +50,10 @@ def sized(tiny: bool) -> ModelConfig:
     )
 
 
-def synchronize(device: torch.device) -> None:
+def finish(device: torch.device) -> None:
+    """Wait for what the caller's own stream was given."""
     if device.type == "cuda":
-        torch.cuda.synchronize()
+        torch.cuda.current_stream().synchronize()
 
 
 def matrix_rate(device: torch.device, size: int) -> float:
@@ -59,11 +61,11 @@ def matrix_rate(device: torch.device, size: int) -> float:
     a, b = (torch.randn(size, size, device=device, dtype=torch.bfloat16) for _ in range(2))
     rates = []
     for _ in range(6):
-        synchronize(device)
+        finish(device)
         began = time.perf_counter()
         for _ in range(10):
             torch.mm(a, b)
-        synchronize(device)
+        finish(device)
         rates.append(10 * 2 * size**3 / (time.perf_counter() - began))
     return max(rates)
 
@@ -76,6 +78,14 @@ def step_work(config: ModelConfig, parameters: int, batch: int, length: int) -> 
     return batch * length * (6 * matrices + attention)
 
 
+@dataclass(frozen=True, slots=True)
+class Round:
+    """Seconds per step of some steps, and how long each save among them held the caller."""
+
+    step_s: float
+    stalls_ms: list[float]
+
+
 class Run:
     def __init__(self, config: ModelConfig, device: torch.device, batch: int, length: int) -> None:
         self.device = device
@@ -85,21 +95,24 @@ class Run:
         self.batch = MicroBatch(ids[:, :-1].contiguous(), ids[:, 1:].contiguous())
         self.number = 0
 
-    def steps(self, count: int, checkpointer: holdfast.Checkpointer | None = None) -> list[float]:
-        """Seconds of each step; the saves of a round are called inside of it and written beside it."""
-        seconds = []
-        for _ in range(count):
-            synchronize(self.device)
-            began = time.perf_counter()
+    def round(self, count: int, checkpointer: holdfast.Checkpointer | None = None) -> Round:
+        """So many steps; with a checkpointer, the state is saved in the middle and written beside the rest.
+
+        The clock waits for the work of the steps, not for the device: a copy that is still under way
+        on a stream of its own holds nobody up, unless the steps after it have to wait for it.
+        """
+        stalls = []
+        finish(self.device)
+        began = time.perf_counter()
+        for number in range(count):
             self.trainee.forward_backward([self.batch])
             self.trainee.clip(1.0)
             self.optimizer.step()
             self.number += 1
-            if checkpointer is not None and self.number % SAVE_EVERY == 0:
-                checkpointer.save(self.number, self.trainee.state())
-            synchronize(self.device)
-            seconds.append(time.perf_counter() - began)
-        return seconds
+            if checkpointer is not None and number == count // 2:
+                stalls.append(checkpointer.save(self.number, self.trainee.state()).stall_ms)
+        finish(self.device)
+        return Round((time.perf_counter() - began) / count, stalls)
 
 
 def main() -> None:
@@ -107,7 +120,7 @@ def main() -> None:
     parser.add_argument("--tiny", action="store_true")
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--length", type=int, default=4096)
-    parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--folder", type=Path, default=Path("out/train_gpu"))
     options = parser.parse_args()
     device = torch.device("cpu" if options.tiny else "cuda")
@@ -115,19 +128,20 @@ def main() -> None:
     config = sized(options.tiny)
     rate = matrix_rate(device, 512 if options.tiny else 8192)
     run = Run(config, device, batch, length)
-    run.steps(5)
+    run.round(5)
     shutil.rmtree(options.folder, ignore_errors=True)
-    plain: list[float] = []
-    saved: list[float] = []
+    plain: list[Round] = []
+    saved: list[Round] = []
     with holdfast.Checkpointer(options.folder, keep=holdfast.keep.last(1)) as checkpointer:
         checkpointer.prepare(run.trainee.state())
-        run.steps(SAVE_EVERY, checkpointer)  # the first save is apart: it takes memory
+        run.round(SAVE_EVERY, checkpointer)  # the first save is apart: it takes memory
         for _ in range(options.rounds):
-            plain += run.steps(SAVE_EVERY)
-            saved += run.steps(SAVE_EVERY, checkpointer)
+            plain.append(run.round(SAVE_EVERY))
+            saved.append(run.round(SAVE_EVERY, checkpointer))
     shutil.rmtree(options.folder, ignore_errors=True)
     parameters = sum(p.numel() for p in run.trainee.module.parameters())
-    step_s = statistics.median(plain)
+    step_s = statistics.median(each.step_s for each in plain)
+    costs = [with_save.step_s / without.step_s - 1 for without, with_save in zip(plain, saved, strict=True)]
     told = {
         "torch": torch.__version__,
         "parameters": parameters,
@@ -137,7 +151,9 @@ def main() -> None:
         "matrix_tflops": round(rate / 1e12, 1),
         "training_tflops": round(step_work(config, parameters, batch, length) / step_s / 1e12, 1),
         "share_of_matrix_rate": round(step_work(config, parameters, batch, length) / step_s / rate, 3),
-        "saves_cost_percent": round(100 * (sum(saved) / sum(plain) - 1), 3),
+        "save_cost_percent": round(100 * statistics.median(costs), 3),
+        "save_cost_percent_of_rounds": [round(100 * cost, 3) for cost in costs],
+        "save_stall_ms": [round(stall, 2) for each in saved for stall in each.stalls_ms],
     }
     print(json.dumps(told, indent=2))
 
