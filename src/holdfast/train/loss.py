@@ -90,12 +90,12 @@ class Objective:
     def __init__(self, config: ModelConfig, tp_group: dist.ProcessGroup | None) -> None:
         self._config = config
         self._tp_group = tp_group
-        self._totals = (1, 1)
+        self._totals = (torch.ones(()), torch.ones(()))
         self._noted: list[torch.Tensor] = []
 
-    def begin(self, tokens: int, sequences: int) -> None:
+    def begin(self, tokens: torch.Tensor, sequences: torch.Tensor) -> None:
         """Start a batch that has so many tokens and sequences on all ranks together."""
-        self._totals = (max(1, tokens), max(1, sequences))
+        self._totals = (tokens.clamp(min=1), sequences.clamp(min=1))
         self._noted = []
 
     def __call__(self, output: torch.Tensor | tuple[torch.Tensor, torch.Tensor], labels: torch.Tensor) -> torch.Tensor:

@@ -99,18 +99,18 @@ class Trainee:
         self.module.train()
         for parameter in self.module.parameters():
             parameter.grad = None
-        tokens, sequences = self._begin(micro_batches)
+        counts = self._begin(micro_batches)
         if self._pipeline is not None:
             self._pipeline.run(micro_batches, training=True)
         else:
             self._accumulate(micro_batches)
         finish_gradients(self.parameters(), self._summing)
-        return self._sums(tokens, sequences)
+        return self._sums(counts)
 
     def evaluate(self, micro_batches: Sequence[MicroBatch]) -> LossSums:
         """The losses alone, without dropout. Ranks must bring equally many micro batches, of one shape."""
         self.module.eval()
-        tokens, sequences = self._begin(micro_batches)
+        counts = self._begin(micro_batches)
         if self._pipeline is not None:
             self._pipeline.run(micro_batches, training=False)
         else:
@@ -118,7 +118,7 @@ class Trainee:
                 for batch in micro_batches:
                     self._objective(self.module(batch.input_ids), batch.labels)
         self.module.train()
-        return self._sums(tokens, sequences)
+        return self._sums(counts)
 
     def gradient_norm(self) -> float:
         """The norm over all parameters of all ranks, each element once."""
@@ -136,8 +136,11 @@ class Trainee:
                 self.module.set_requires_gradient_sync(number == len(micro_batches) - 1)
             self._objective(self.module(batch.input_ids), batch.labels).backward()  # type: ignore[no-untyped-call]
 
-    def _begin(self, micro_batches: Sequence[MicroBatch]) -> tuple[int, int]:
-        """Count the tokens of the global batch before any gradient is taken."""
+    def _begin(self, micro_batches: Sequence[MicroBatch]) -> torch.Tensor:
+        """Tokens and sequences of the global batch, before any gradient is taken.
+
+        They stay on the device: the host would wait for them behind a save's copies.
+        """
         if not micro_batches:
             raise InvalidArgument("there are no micro batches")
         for batch in micro_batches:
@@ -145,18 +148,17 @@ class Trainee:
                 raise InvalidArgument(f"sequences of {batch.input_ids.shape[1]} do not divide by tp={self.layout.tp}")
         counts = torch.zeros(2, dtype=torch.int64, device=self.device)
         if self._counts:
-            counts[0] = sum(int((batch.labels != IGNORED).sum()) for batch in micro_batches)
+            counts[0] = torch.stack([(batch.labels != IGNORED).sum() for batch in micro_batches]).sum()
             counts[1] = sum(batch.labels.shape[0] for batch in micro_batches)
-        tokens, sequences = (int(number) for number in self._summed(counts).tolist())
-        self._objective.begin(tokens, sequences)
-        return tokens, sequences
+        self._objective.begin(*self._summed(counts))
+        return counts
 
-    def _sums(self, tokens: int, sequences: int) -> LossSums:
+    def _sums(self, counts: torch.Tensor) -> LossSums:
         sums = torch.zeros(2, dtype=torch.float64, device=self.device)
         if self._counts:
             sums += self._objective.sums()
-        loss, aux = self._summed(sums).tolist()
-        return LossSums(loss, tokens, aux, sequences, self.config.router_aux_loss_coef)
+        loss, aux, tokens, sequences = torch.cat((self._summed(sums), counts.double())).tolist()
+        return LossSums(loss, int(tokens), aux, int(sequences), self.config.router_aux_loss_coef)
 
     @property
     def _counts(self) -> bool:
