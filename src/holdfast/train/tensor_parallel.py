@@ -57,9 +57,9 @@ def _block_plan(block: Any) -> dict[str, Any]:
         plan |= {"self_attn.q_norm": _on_slices(heads), "self_attn.k_norm": _on_slices(heads)}
     if not isinstance(block.mlp, SparseMoe):
         return plan | _feed_forward_plan("mlp")
-    plan["mlp.gate"] = _on_slices(0)
+    plan["mlp.gate"] = _on_slices(SEQUENCE)
     if block.mlp.shared_expert is not None:
-        plan |= _feed_forward_plan("mlp.shared_expert") | {"mlp.shared_expert_gate": _on_slices(0)}
+        plan |= _feed_forward_plan("mlp.shared_expert") | {"mlp.shared_expert_gate": _on_slices(SEQUENCE)}
     return plan
 
 

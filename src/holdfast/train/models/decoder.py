@@ -13,7 +13,7 @@ from holdfast.train.collectives import sum_shared
 from holdfast.train.models.attention import Attention, Rotation, rotation
 from holdfast.train.models.config import ModelConfig
 from holdfast.train.models.layers import Linear, RMSNorm, SwiGLU
-from holdfast.train.models.moe import SparseMoe, no_sums
+from holdfast.train.models.moe import SparseMoe
 from holdfast.train.models.stored import StoredConfig
 
 TIES = {"lm_head.weight": "model.embed_tokens.weight"}
@@ -110,14 +110,15 @@ class Decoder(nn.Module):
         if self.is_first:
             x = self.dropout(self.model.embed_tokens(x).to(self.compute_dtype))
         by = rotation(self.config.model, length, x.device)
-        here = []
+        own: torch.Tensor | None = None
         for block in self.model.layers.values():
             x, sums = block(x, by)
-            here += [] if sums is None else [sums]
+            if sums is not None:
+                own = sums if own is None else own + sums
         if self.is_last:
             x = self.lm_head(self.model.norm(x))
-        if not here:
+        if own is None:
             return x
-        before = no_sums(self.config.model, x) if chosen is None else chosen
-        own = torch.stack(here).sum(0)
-        return x, before + (own if self.tp_group is None else sum_shared(own, self.tp_group))
+        if self.tp_group is not None:
+            own = sum_shared(own, self.tp_group)
+        return x, own if chosen is None else chosen + own
