@@ -77,8 +77,8 @@ def balance_sum(chosen: torch.Tensor, config: ModelConfig, length: int) -> torch
     Of each sequence and not of the batch: only so it is the same however a batch is divided.
     """
     rows = float(length * config.num_hidden_layers)
-    how_often, how_likely = (chosen / rows).unbind(1)
-    return config.num_experts * (how_often.detach() * how_likely).sum()
+    how_often, how_likely = chosen.detach()[:, 0] / rows, chosen[:, 1] / rows
+    return config.num_experts * (how_often * how_likely).sum()
 
 
 class Objective:

@@ -53,12 +53,13 @@ class Cover:
         return min((own, below), key=lambda cut: (_least_held(cut) > most, *_cost(cut)))
 
     def _own(self, name: str, terms: tuple[Terms, ...]) -> list[Part] | None:
-        branch = self.branch(name)
+        names = [other for other, role in self._roles.items() if role == self._roles[name]]
+        names = [other for other in names if other in self._recording.calls]
+        # The first may stand at the model's input, which has no gradients: the second stands for all.
+        branch = self.branch(names[1] if len(names) > 1 else name)
         if branch is None:
             return None
         options = self._explorer.options(branch, terms)
-        names = [other for other, role in self._roles.items() if role == self._roles[name]]
-        names = [other for other in names if other in self._recording.calls]
         return [Part(branch, self._roles[name], tuple(names), tuple(options))] if options else None
 
     def branch(self, name: str) -> Branch | None:

@@ -39,7 +39,8 @@ class Found:
 
     @property
     def rank(self) -> tuple[float, float, float]:
-        return self.excess, self.selection.score + self.threaded.moved, self.selection.kept
+        work = self.selection.score - self.selection.moved
+        return self.excess, work + self.threaded.moved, self.selection.kept
 
 
 def plan(
@@ -129,7 +130,7 @@ def _plan(
 ) -> Plan:
     names = mesh.mesh_dim_names or tuple(f"axis{axis}" for axis in range(mesh.ndim))
     streams = [
-        (tuple(term.stream for term in one.terms), one.selection.moved + one.threaded.moved, one.excess)
+        (tuple(term.stream for term in one.terms), one.threaded.moved, one.excess)
         for one in found
     ]
     keys = dict.fromkeys(value.key for value in recording.values if value.key is not None)
@@ -139,7 +140,7 @@ def _plan(
         tuple((name, mesh.size(axis)) for axis, name in enumerate(names)),
         tuple(parameters.items()),
         tuple(best.threaded.activations.items()),
-        round(best.selection.moved + best.threaded.moved),
+        round(best.threaded.moved),
         round(best.selection.held),
         round(best.selection.kept),
         reasons(best.selection, tuple(term.stream for term in best.terms), streams, roles),

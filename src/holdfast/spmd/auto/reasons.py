@@ -31,7 +31,7 @@ def reasons(
 
 def _line(part: Part, chosen: Option) -> str:
     times = f" x{part.times}" if part.times > 1 else ""
-    line = f"{part.role}{times}: {_weights(chosen, part)}{round(chosen.moved)} bytes"
+    line = f"{part.role or 'the model'}{times}: {_weights(chosen, part)}{round(chosen.moved)} bytes"
     rest = [option for option in part.options if option is not chosen]
     if not rest:
         return line
@@ -41,7 +41,7 @@ def _line(part: Part, chosen: Option) -> str:
 
 
 def _weights(option: Option, part: Part) -> str:
-    prefix = f"{part.branch.name}."
+    prefix = f"{part.branch.name}." if part.branch.name else ""
     shown = [
         f"{key.removeprefix(prefix).removesuffix('.weight')} {_words(option.places(key))}"
         for key in option.walks[0].parameters

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from holdfast.spmd.auto.cover import Cover
@@ -16,7 +16,7 @@ from holdfast.spmd.auto.walk import Stuck, Terms, settle, walk
 
 @dataclass(frozen=True, slots=True)
 class Threaded:
-    """The pins by role, the places of parameters by role, and what moves beside the branches."""
+    """The places of parameters and the pins by role, and all the bytes that a rank receives."""
 
     parameters: dict[str, Places]
     activations: dict[str, Pins]
@@ -38,16 +38,33 @@ def thread(
     options = {
         name: option for part, option in zip(selection.parts, selection.options, strict=True) for name in part.names
     }
-    moved = 0.0
-    axes = []
+    followers = [
+        _Follower(recording, cover, options, one, axis, parameters, roles) for axis, one in enumerate(terms)
+    ]
     try:
-        for axis, one in enumerate(terms):
-            follower = _Follower(recording, cover, options, one, axis, parameters, roles)
-            axes.append(follower.run())
-            moved += follower.moved
+        axes = [follower.run() for follower in followers]
     except Stuck:
         return None
+    moved = _moved(recording, [follower.moves for follower in followers], axes, terms)
     return Threaded(parameters, _activations(recording, cover, selection, axes, roles), moved)
+
+
+def _moved(
+    recording: Recording,
+    moves: Sequence[Sequence[tuple[int, float]]],
+    axes: Sequence[Mapping[int, int]],
+    terms: Sequence[Terms],
+) -> float:
+    """Every move along its axis, of the part of the tensor that the other axes leave a rank."""
+    total = 0.0
+    for axis, own in enumerate(moves):
+        for number, units in own:
+            size = units * recording.values[number].bytes * (terms[axis].ranks - 1) / terms[axis].ranks
+            for other, places in enumerate(axes):
+                if other != axis and places.get(number, WHOLE) >= 0:
+                    size /= terms[other].ranks
+            total += size
+    return total
 
 
 def _parameters(recording: Recording, selection: Selection, roles: Mapping[str, str]) -> dict[str, Places]:
@@ -90,7 +107,7 @@ class _Follower:
         self._recording, self._cover, self._options, self._terms = recording, cover, options, terms
         self._axis, self._parameters, self._roles = axis, parameters, roles
         self._places: dict[int, int] = {}
-        self.moved = 0.0
+        self.moves: list[tuple[int, float]] = []
 
     def run(self) -> dict[int, int]:
         """The place of every value."""
@@ -107,12 +124,8 @@ class _Follower:
                 self._through(branch)
         for number in self._recording.outputs:
             if self._places.get(number) == PARTIAL:
-                self._move(number, 2.0)
+                self.moves.append((number, 2.0))
         return self._places
-
-    def _move(self, number: int, units: float) -> None:
-        ranks = self._terms.ranks
-        self.moved += units * self._recording.values[number].bytes * (ranks - 1) / ranks
 
     def _divides(self, number: int, place: int) -> bool:
         shape = self._recording.values[number].shape
@@ -133,11 +146,14 @@ class _Follower:
         if value.has_gradient and (present := self._places.get(branch.first, WHOLE)) != stream:
             if present != WHOLE:
                 raise Stuck
-            self._move(branch.first, 1.0)  # sliced for nothing; the gradients are gathered
-        keys = {self._recording.values[number].key for step in branch.steps for number in step.inputs}
+            self.moves.append((branch.first, 1.0))  # sliced for nothing; the gradients are gathered
+        used = {number for step in branch.steps for number in step.inputs}
+        keys = {self._recording.values[number].key for number in used}
         own = {key: self._parameters[parameter_role(key, self._roles)][self._axis] for key in keys if key is not None}
+        self._places |= {n: own[k] for n in used if (k := self._recording.values[n].key) is not None}
         done = walk(self._recording, branch, self._terms, self._options[name].walks[self._axis].takes, own)
         if done is None:
             raise Stuck
+        self.moves += done.moves
         within = {number for step in branch.steps for number in step.outputs}
         self._places |= {number: place for number, place in done.places.items() if number in within}

@@ -106,8 +106,9 @@ class _Walker:
             return
         flow = settle(step, present, self._divides, lambda number: self._can_slice(number))
         divided = any(place >= 0 for place in flow.inputs)
+        sums = divided and PARTIAL not in flow.outputs  # else the gradient that comes back is whole on every rank
         for number, place, wanted in zip(step.inputs, present, flow.inputs, strict=True):
-            if divided and place == wanted == WHOLE and self._values[number].has_gradient:
+            if sums and place == wanted == WHOLE and self._values[number].has_gradient:
                 self._partial.add(number)
         self._finish(step, flow.outputs, divided)
 
