@@ -7,7 +7,6 @@ its number among all experts (see `stored.py`).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
@@ -15,10 +14,8 @@ from torch import nn
 from torch.distributed.tensor import DTensor, Partial, Placement
 from torch.nn import functional
 
+from holdfast.core.placing import PARTIAL, WHOLE, UnitWay
 from holdfast.train.collectives import exchange
-
-if TYPE_CHECKING:
-    from holdfast.spmd.auto.units import UnitWay
 
 Weights = tuple[torch.Tensor, torch.Tensor]
 
@@ -87,9 +84,7 @@ class Experts(nn.Module):
         done = done * weights.flatten()[order, None]
         return torch.zeros_like(tokens).index_add(0, sources, done).view_as(x)
 
-    def _spread(
-        self, rows: torch.Tensor, counts: torch.Tensor, own: Weights, group: dist.ProcessGroup
-    ) -> torch.Tensor:
+    def _spread(self, rows: torch.Tensor, counts: torch.Tensor, own: Weights, group: dist.ProcessGroup) -> torch.Tensor:
         """Send rows, sorted by expert, to the ranks that have the experts, and get them back."""
         ranks = group.size()
         arriving = torch.empty_like(counts)  # [sender, local expert]
@@ -106,9 +101,7 @@ class Experts(nn.Module):
         return exchange(done[back], receives, sends, group)
 
     def placement_ways(self, x: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor) -> list[UnitWay]:
-        """How a plan may place them along one axis: the words of `holdfast.spmd.auto.units`."""
-        from holdfast.spmd.auto.units import PARTIAL, WHOLE, UnitWay
-
+        """How a plan may place them along one axis: for `holdfast.spmd.plan`, which does not look inside."""
         whole, spread = ({"gate_up_proj": place, "down_proj": place} for place in (WHOLE, 0))
         ways = [UnitWay(whole, (WHOLE,) * 3, WHOLE), UnitWay(spread, (WHOLE,) * 3, PARTIAL)]
         for dim in range(x.ndim - 1):

@@ -75,7 +75,7 @@ def _placed(parameter: nn.Parameter, mesh: DeviceMesh, placements: list[Placemen
     whole = distribute_tensor(parameter.detach(), mesh, placements)
     made = nn.Parameter(whole, requires_grad=parameter.requires_grad)
     if made.requires_grad:
-        made.register_hook(lambda gradient: _redistributed(gradient, placements))
+        made.register_hook(lambda gradient: _redistributed(gradient, placements))  # type: ignore[no-untyped-call]
     return made
 
 

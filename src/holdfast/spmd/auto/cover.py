@@ -38,7 +38,6 @@ class Cover:
         self._explorer = explorer
         self._recording = explorer.recording
         self.leaves = _leaf_results(self._modules, self._recording)
-        self._last = _last_module(self._recording)
 
     def parts(self, terms: tuple[Terms, ...]) -> list[Part] | None:
         """The parts of the whole model; None where it cannot be cut so under these terms."""
@@ -68,7 +67,8 @@ class Cover:
         if call is None or call.first is None or call.result is None:
             return None
         steps = tuple(self._recording.under(name))
-        return Branch(name, steps, self.leaves, call.first, call.result, name == self._last)
+        is_last = call.result in self._recording.outputs[:1]  # left as it comes: what uses it is not known here
+        return Branch(name, steps, self.leaves, call.first, call.result, is_last)
 
     def _below(self, name: str, terms: tuple[Terms, ...]) -> list[Part] | None:
         """The children's parts; None where the module uses parameters itself, or a child cannot be cut."""
@@ -110,10 +110,3 @@ def _leaf_results(modules: Mapping[str, nn.Module], recording: Recording) -> fro
         if has_own and call.result is not None:
             found.add(call.result)
     return frozenset(found)
-
-
-def _last_module(recording: Recording) -> str | None:
-    """The largest module, but for the model, that makes the first output."""
-    wanted = recording.outputs[0] if recording.outputs else None
-    made = [name for name, call in recording.calls.items() if name and call.result == wanted]
-    return min(made, key=lambda name: name.count("."), default=None)

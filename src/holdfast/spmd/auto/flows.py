@@ -12,7 +12,8 @@ from typing import Any
 
 import torch
 
-WHOLE, PARTIAL = -1, -2  # beside the dims, which count from 0
+from holdfast.core.placing import PARTIAL, WHOLE
+
 Shape = tuple[int, ...]
 
 
@@ -59,7 +60,7 @@ def _pointwise(deed: Deed) -> list[Flow]:
 def _view(deed: Deed) -> list[Flow]:
     """A dim stays sharded where it leads the dims that it is joined with or split into."""
     before, after = deed.inputs[0], deed.outputs[0]
-    found = []
+    found: list[Flow] = []
     left = right = 0
     while left < len(before) and right < len(after):
         begin, end = left, right
@@ -113,7 +114,8 @@ def _sum(deed: Deed) -> list[Flow]:
     dims = len(deed.inputs[0])
     told = deed.arguments[1] if len(deed.arguments) > 1 else None
     named = {dim % dims for dim in (told or range(dims))}
-    return [*_except(1)(Deed((None, tuple(named)), deed.inputs, deed.outputs)), *(Flow((d,), (PARTIAL,)) for d in named)]
+    kept = _except(1)(Deed((None, tuple(named)), deed.inputs, deed.outputs))
+    return [*kept, *(Flow((dim,), (PARTIAL,)) for dim in named)]
 
 
 def _stack(deed: Deed) -> list[Flow]:

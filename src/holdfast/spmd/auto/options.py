@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from holdfast.spmd.auto.flows import WHOLE
+from holdfast.core.placing import WHOLE
 from holdfast.spmd.auto.recording import VIEWS, Recording
-from holdfast.spmd.auto.walk import Branch, Terms, Walk, walk
+from holdfast.spmd.auto.walk import Branch, Terms, Undecided, Walk, walk
 
 MOST_MATRICES = 6  # of one branch: their choices are tried together
 MOST_PER_AXIS = 48  # walks of one axis that are tried with those of the others
@@ -36,10 +37,12 @@ class Option:
 class Explorer:
     """Finds the options of branches under given terms, and remembers them."""
 
-    def __init__(self, recording: Recording, followers: Mapping[str, str], flops_per_byte: float) -> None:
+    def __init__(self, recording: Recording, biases: Mapping[str, str], flops_per_byte: float) -> None:
         self.recording = recording
-        self._followers = followers  # biases, by the weight whose rows they belong to
+        self._biases = biases  # by the weight whose rows they belong to
         self._flops_per_byte = flops_per_byte
+        uses = {(number, step.module) for step in recording.steps for number in step.inputs}
+        self._users = Counter(number for number, _ in uses)  # modules that share a tied parameter hold it together
         self._known: dict[tuple[str, tuple[Terms, ...]], list[Option]] = {}
         self._walks: dict[tuple[str, Terms], list[Walk]] = {}
 
@@ -78,23 +81,27 @@ class Explorer:
 
     def _along(self, branch: Branch, terms: Terms) -> list[Walk]:
         if (branch.name, terms) not in self._walks:
-            tries = (walk(self.recording, branch, terms, takes, p) for takes, p in self._choices(branch, terms))
-            self._walks[branch.name, terms] = [one for one in tries if one is not None]
+            shape = self.recording.values[branch.first].shape
+            fits = 0 <= terms.stream < len(shape) and shape[terms.stream] % terms.ranks == 0
+            inputs = (terms.stream, WHOLE) if fits else (WHOLE,)
+            found = [one for takes in inputs for one in self._from(branch, terms, takes, {})]
+            self._walks[branch.name, terms] = found
         return self._walks[branch.name, terms]
 
-    def _choices(self, branch: Branch, terms: Terms) -> Iterator[tuple[int, dict[str, int]]]:
-        values = self.recording.values
-        shape = values[branch.first].shape
-        fits = 0 <= terms.stream < len(shape) and shape[terms.stream] % terms.ranks == 0
-        numbers = self.matrices(branch)
-        places = [[WHOLE, *_dims(values[number].shape, terms.ranks)] for number in numbers]
-        for chosen in itertools.product(*places):
-            parameters = {str(values[n].key): place for n, place in zip(numbers, chosen, strict=True)}
-            for bias, weight in self._followers.items():
-                if weight in parameters:
-                    parameters[bias] = 0 if parameters[weight] == 0 else WHOLE
-            for takes in (terms.stream, WHOLE) if fits else (WHOLE,):
-                yield takes, parameters
+    def _from(self, branch: Branch, terms: Terms, takes: int, parameters: dict[str, int]) -> Iterator[Walk]:
+        """Every walk that begins with these places: what is stuck early is not tried further."""
+        try:
+            one = walk(self.recording, branch, terms, takes, parameters)
+        except Undecided as at:
+            shape = next(value.shape for value in self.recording.values if value.key == at.key)
+            for place in (WHOLE, *_dims(shape, terms.ranks)):
+                places = {**parameters, at.key: place}
+                if at.key in self._biases:
+                    places[self._biases[at.key]] = 0 if place == 0 else WHOLE
+                yield from self._from(branch, terms, takes, places)
+        else:
+            if one is not None:
+                yield one
 
     def _option(self, branch: Branch, terms: tuple[Terms, ...], walks: tuple[Walk, ...]) -> Option:
         values = self.recording.values
@@ -117,8 +124,8 @@ class Explorer:
         for place, step in enumerate(branch.steps):
             shared = [ranks[axis] for axis, one in enumerate(walks) if one.divided[place]]
             flops += step.flops / _product(shared)
-        own = {n for step in branch.steps for n in step.inputs if values[n].key is not None}
-        held = 2 * sum(part(number) for number in own)
+        uses = {(n, step.module) for step in branch.steps for n in step.inputs if values[n].key is not None}
+        held = 2 * sum(part(number) / self._users[number] for number, _ in uses)
         kept = sum(part(number) for step in branch.steps if step.name not in VIEWS for number in step.outputs)
         return Option(walks, moved, flops, held, kept, moved + flops / self._flops_per_byte)
 

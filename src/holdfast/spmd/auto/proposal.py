@@ -12,8 +12,8 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from holdfast.core.errors import InvalidArgument, Unsupported
+from holdfast.core.placing import WHOLE
 from holdfast.spmd.auto.cover import Cover
-from holdfast.spmd.auto.flows import WHOLE
 from holdfast.spmd.auto.options import Explorer
 from holdfast.spmd.auto.reasons import reasons
 from holdfast.spmd.auto.recording import Recording, record, tensors_in
@@ -25,7 +25,7 @@ from holdfast.spmd.auto.walk import Terms
 
 FLOPS_PER_BYTE = 1000.0  # what an accelerator computes while its link brings one byte
 STREAMS = (WHOLE, 0, 1)  # between branches: whole, or by batch, or by sequence (of images: by channel)
-SLACK = 1.05  # over an even division of the matrices, where no memory is given
+SLACK = 1.1  # over an even division of the matrices, where no memory is given
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,13 +56,13 @@ def plan(
     Nothing is computed and nothing communicated: the forward is recorded on tensors without contents, and every way
     to place a branch is costed by the bytes that a rank receives and by the work that it does, of which
     `flops_per_byte` weigh as much as one byte. A rank holds at most `memory` bytes of parameters, gradients and
-    results kept for backward; without it, no more of the matrices than an even division over the last axis leaves.
+    results kept for backward; without it, at most a tenth more than if the last axis divided every matrix evenly.
     The model is not changed, and every rank finds the same plan. Raises InvalidArgument where no plan keeps the
     memory, Unsupported where a module looks at values and is no unit.
     """
     recording = record(model, example_inputs)
     roles = roles_of(model)
-    explorer = Explorer(recording, _followers(model), flops_per_byte)
+    explorer = Explorer(recording, _biases(model), flops_per_byte)
     cover = Cover(model, roles, explorer)
     limit = _even_limit(recording, mesh) if memory is None else Limit(math.inf, memory)
     found = []
@@ -113,15 +113,15 @@ def _even_limit(recording: Recording, mesh: DeviceMesh) -> Limit:
     return Limit(total, math.inf)
 
 
-def _followers(model: nn.Module) -> dict[str, str]:
-    """Biases, by key, and the weights whose rows they belong to."""
+def _biases(model: nn.Module) -> dict[str, str]:
+    """Biases by the weights whose rows they belong to."""
     found = {}
     for name, module in model.named_modules():
         own = dict(module.named_parameters(recurse=False))
         weight, bias = own.get("weight"), own.get("bias")
         if weight is not None and bias is not None and weight.ndim > 1 and bias.shape == weight.shape[:1]:
             prefix = f"{name}." if name else ""
-            found[f"{prefix}bias"] = f"{prefix}weight"
+            found[f"{prefix}weight"] = f"{prefix}bias"
     return found
 
 
@@ -129,10 +129,7 @@ def _plan(
     recording: Recording, mesh: DeviceMesh, best: Found, found: Sequence[Found], roles: Mapping[str, str]
 ) -> Plan:
     names = mesh.mesh_dim_names or tuple(f"axis{axis}" for axis in range(mesh.ndim))
-    streams = [
-        (tuple(term.stream for term in one.terms), one.threaded.moved, one.excess)
-        for one in found
-    ]
+    streams = [(tuple(term.stream for term in one.terms), one.threaded.moved, one.excess) for one in found]
     keys = dict.fromkeys(value.key for value in recording.values if value.key is not None)
     whole = {parameter_role(key, roles): (WHOLE,) * mesh.ndim for key in keys}
     parameters = whole | best.threaded.parameters

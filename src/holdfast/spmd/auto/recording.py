@@ -15,8 +15,9 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from holdfast.core.errors import InvalidArgument, Unsupported
+from holdfast.core.placing import UnitWay
 from holdfast.spmd.auto.flows import Deed, Flow, Shape, flows_of
-from holdfast.spmd.auto.units import UnitWay, is_unit
+from holdfast.spmd.auto.units import Unit, is_unit
 
 # Kept whole: what they decompose into has fewer ways than they have.
 COMPOSITES: dict[Callable[..., Any], str] = {
@@ -160,11 +161,12 @@ class _Pen:
         flows = flows_of(name, tags, deed)
         self.recording.steps.append(Step(name, self.module, inputs, outputs, flows, _flops(name, deed)))
 
-    def unit(self, module: nn.Module, args: tuple[Any, ...]) -> Any:
+    def unit(self, module: Unit, args: tuple[Any, ...]) -> Any:
         """A unit is one step: its inside is not looked at."""
         self.is_quiet = True
         out, said, flops = module.rehearse(*args), module.placement_ways(*args), module.flops(*args)
         self.is_quiet = False
+        assert isinstance(module, nn.Module)
         weights = [self.number(parameter) for _, parameter in module.named_parameters()]
         given = [self.number(tensor) for tensor in tensors_in(args)]
         outputs = tuple(self.note(tensor, None, True) for tensor in tensors_in(out))
@@ -261,9 +263,13 @@ def _leaving(pen: _Pen, name: str) -> Callable[..., None]:
 
 
 @contextmanager
-def _played(module: nn.Module, pen: _Pen) -> Iterator[None]:
+def _played(module: Unit, pen: _Pen) -> Iterator[None]:
+    before = vars(module).get("forward")  # some wrappers set it on the instance
     object.__setattr__(module, "forward", lambda *args: pen.unit(module, args))
     try:
         yield
     finally:
-        object.__delattr__(module, "forward")
+        if before is None:
+            object.__delattr__(module, "forward")
+        else:
+            object.__setattr__(module, "forward", before)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from holdfast.core.placing import PARTIAL, WHOLE
 from holdfast.spmd.auto.cover import Cover
-from holdfast.spmd.auto.flows import PARTIAL, WHOLE
 from holdfast.spmd.auto.options import Option
 from holdfast.spmd.auto.recording import Recording, Step, is_under
 from holdfast.spmd.auto.selection import Selection
@@ -38,9 +38,7 @@ def thread(
     options = {
         name: option for part, option in zip(selection.parts, selection.options, strict=True) for name in part.names
     }
-    followers = [
-        _Follower(recording, cover, options, one, axis, parameters, roles) for axis, one in enumerate(terms)
-    ]
+    followers = [_Follower(recording, cover, options, one, axis, parameters, roles) for axis, one in enumerate(terms)]
     try:
         axes = [follower.run() for follower in followers]
     except Stuck:
@@ -154,6 +152,7 @@ class _Follower:
         done = walk(self._recording, branch, self._terms, self._options[name].walks[self._axis].takes, own)
         if done is None:
             raise Stuck
-        self.moves += done.moves
+        summed = {number for number, _ in self.moves if self._recording.values[number].key is not None}
+        self.moves += [move for move in done.moves if move[0] not in summed]  # a tied parameter's gradient, once
         within = {number for step in branch.steps for number in step.outputs}
         self._places |= {number: place for number, place in done.places.items() if number in within}

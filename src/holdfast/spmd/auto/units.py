@@ -2,31 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol, TypeGuard
 
-from torch import nn
+import torch
 
-from holdfast.spmd.auto.flows import PARTIAL, WHOLE
-
-__all__ = ["PARTIAL", "WHOLE", "UnitWay", "is_unit"]
+from holdfast.core.placing import UnitWay
 
 
-@dataclass(frozen=True, slots=True)
-class UnitWay:
-    """How a unit runs along one mesh axis. Numbers are dims, or WHOLE, or for the output PARTIAL.
+class Unit(Protocol):
+    """What a module has beside `forward`, of the same inputs, to be planned without being looked into."""
 
-    `exchanged` is what goes through the unit's own collectives in forward and backward together, as a multiple of
-    the rank's part of its first input.
-    """
+    def placement_ways(self, *inputs: Any) -> list[UnitWay]:
+        """Every way to run along one mesh axis."""
 
-    parameters: Mapping[str, int]
-    inputs: tuple[int, ...]
-    output: int
-    exchanged: float = 0.0
+    def rehearse(self, *inputs: Any) -> torch.Tensor:
+        """The result without its values."""
+
+    def flops(self, *inputs: Any) -> int:
+        """The work of forward and backward."""
 
 
-def is_unit(module: nn.Module | Any) -> bool:
-    """Whether a module says how it may be placed: `placement_ways`, `rehearse` and `flops`, of its forward's inputs."""
+def is_unit(module: object) -> TypeGuard[Unit]:
+    """Whether a module says how it may be placed."""
     return all(callable(getattr(module, name, None)) for name in ("placement_ways", "rehearse", "flops"))

@@ -13,7 +13,7 @@ from typing import Any
 from torch.distributed.tensor import Placement, Replicate, Shard
 
 from holdfast.core.errors import InvalidArgument, NotFound
-from holdfast.spmd.auto.flows import WHOLE
+from holdfast.core.placing import WHOLE
 
 VERSION = 1
 MANIFEST = "holdfast.json"  # where a checkpoint keeps the plan of its model
@@ -81,8 +81,10 @@ class Plan:
             mesh,
             tuple((role, _required(words, len(mesh), role)) for role, words in parameters.items()),
             tuple((role, _pins(words, len(mesh), role)) for role, words in activations.items()),
-            *(_count(value[name], name) for name in ("moved_bytes", "held_bytes", "kept_bytes")),
-            tuple(why),
+            moved_bytes=_count(value["moved_bytes"], "moved_bytes"),
+            held_bytes=_count(value["held_bytes"], "held_bytes"),
+            kept_bytes=_count(value["kept_bytes"], "kept_bytes"),
+            why=tuple(why),
         )
 
     def save(self, path: str | os.PathLike[str]) -> None:

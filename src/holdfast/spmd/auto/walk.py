@@ -7,10 +7,11 @@ of what every rank has whole but used for shards of the work.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from holdfast.spmd.auto.flows import PARTIAL, WHOLE, Flow
+from holdfast.core.placing import PARTIAL, WHOLE
+from holdfast.spmd.auto.flows import Flow
 from holdfast.spmd.auto.recording import PASSING, Recording, Step
 
 
@@ -51,10 +52,19 @@ class Stuck(Exception):
     """The branch cannot run this way without communicating inside."""
 
 
-def walk(
-    recording: Recording, branch: Branch, terms: Terms, takes: int, parameters: Mapping[str, int]
-) -> Walk | None:
-    """Go through a branch along one axis; None where it cannot run that way."""
+class Undecided(Exception):
+    """The walk came to a matrix that has no place yet."""
+
+    def __init__(self, key: str) -> None:
+        super().__init__(key)
+        self.key = key
+
+
+def walk(recording: Recording, branch: Branch, terms: Terms, takes: int, parameters: Mapping[str, int]) -> Walk | None:
+    """Go through a branch along one axis; None where it cannot run that way.
+
+    Raises Undecided at the first matrix that `parameters` do not name.
+    """
     done = Walk(takes, dict(parameters))
     try:
         _Walker(recording, branch, terms, done).run()
@@ -83,6 +93,8 @@ class _Walker:
     def _place(self, number: int) -> int:
         value, places = self._values[number], self._done.places
         if value.key is not None:
+            if len(value.shape) > 1 and value.key not in self._done.parameters:
+                raise Undecided(value.key)
             return self._done.parameters.get(value.key, WHOLE)
         if number not in places:
             if number == self._branch.first:
@@ -104,7 +116,7 @@ class _Walker:
         if step.ways:
             self._take_unit(step, present)
             return
-        flow = settle(step, present, self._divides, lambda number: self._can_slice(number))
+        flow = settle(step, present, self._divides, self._can_slice)
         divided = any(place >= 0 for place in flow.inputs)
         sums = divided and PARTIAL not in flow.outputs  # else the gradient that comes back is whole on every rank
         for number, place, wanted in zip(step.inputs, present, flow.inputs, strict=True):
@@ -138,10 +150,10 @@ class _Walker:
     def _finish(self, step: Step, places: Sequence[int], divided: bool) -> None:
         self._done.divided.append(divided)
         for number, place in zip(step.outputs, places, strict=False):
-            if place == PARTIAL and number in self._branch.leaves:
-                place = self._fitting(number)
+            is_pinned = place == PARTIAL and number in self._branch.leaves
+            if is_pinned:
                 self._done.moves.append((number, 2.0))  # reduced to all; or scattered, and the gradients gathered
-            self._done.places[number] = place
+            self._done.places[number] = self._fitting(number) if is_pinned else place
 
     def _leave(self) -> None:
         number = self._branch.result
@@ -169,30 +181,30 @@ class _Walker:
         number = self._branch.first
         if not self._values[number].has_gradient:
             return
-        here = self._fitting(number)
-        is_sum = number in self._partial
-        if here == self._done.takes:
-            units = 2.0 if is_sum else 0.0
-        else:
-            units = 2.0 if is_sum else 1.0
-        if units:
-            self._done.moves.append((number, units))
+        moves_both_ways = number in self._partial
+        if moves_both_ways or self._fitting(number) != self._done.takes:
+            self._done.moves.append((number, 2.0 if moves_both_ways else 1.0))
 
 
-def settle(step: Step, present: tuple[int, ...], divides: object, can_slice: object) -> Flow:
+def settle(
+    step: Step,
+    present: tuple[int, ...],
+    divides: Callable[[int, int], bool],
+    can_slice: Callable[[int], bool],
+) -> Flow:
     """The flow that a step takes when its inputs lie so; raises Stuck where there is none."""
-    assert callable(divides) and callable(can_slice)
     if PARTIAL in present:
-        sums = [place for number, place in zip(step.inputs, present, strict=True) if place == PARTIAL]
-        if step.name not in PASSING or len(sums) != len(present):
+        if step.name not in PASSING or any(place != PARTIAL for place in present):
             raise Stuck
         return Flow(present, (PARTIAL,) * len(step.outputs))
     if all(place == WHOLE for place in present):
         return Flow(present, (WHOLE,) * len(step.outputs))
     for flow in step.flows:
-        if all(
+        fits = all(
             place == wanted or (place == WHOLE and can_slice(number))
             for number, place, wanted in zip(step.inputs, present, flow.inputs, strict=True)
-        ) and all(divides(*dim) for dim in zip((*step.inputs, *step.outputs), (*flow.inputs, *flow.outputs), strict=False)):
+        )
+        values, places = (*step.inputs, *step.outputs), (*flow.inputs, *flow.outputs)
+        if fits and all(divides(*dim) for dim in zip(values, places, strict=False)):
             return flow
     raise Stuck

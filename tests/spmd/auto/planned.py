@@ -43,8 +43,8 @@ def by_hand(config: ModelConfig, batch: MicroBatch) -> Listener:
     return heard
 
 
-def by_plan(config: ModelConfig, batch: MicroBatch, fields: dict[str, Any]) -> tuple[Listener, Listener, float, float]:
-    """Listen to a model that a plan placed: all, and the loss alone; and how far loss and gradients are from one device."""
+def by_plan(config: ModelConfig, batch: MicroBatch, fields: dict[str, Any]) -> dict[str, Any]:
+    """Listen to a model that a plan placed; and how far its loss and gradients are from those of one device."""
     import holdfast.spmd
 
     holdfast.spmd.enable()
@@ -52,10 +52,14 @@ def by_plan(config: ModelConfig, batch: MicroBatch, fields: dict[str, Any]) -> t
     made = holdfast.spmd.distribute(whole_decoder(config), mesh, holdfast.spmd.Plan.from_dict(fields))
     with Listener(dist.get_world_size()) as heard:
         out = made(batch.input_ids)
-        forward = heard.received.copy()
         labels = distribute_tensor(batch.labels, mesh, [Replicate()], src_data_rank=None)
-        loss = Objective(config, None)(out, labels)
+        kept = out if isinstance(out, tuple) else (out,)
+        leaves = tuple(tensor.detach().requires_grad_() for tensor in kept)
+        before = heard.bytes
+        loss = Objective(config, None)(leaves if isinstance(out, tuple) else leaves[0], labels)
         loss.backward()
+        of_loss = heard.bytes - before
+        torch.autograd.backward(kept, [leaf.grad for leaf in leaves])
     expected, gradients = alone(config, batch)
     furthest = 0.0
     for key, parameter in made.named_parameters():
@@ -63,7 +67,13 @@ def by_plan(config: ModelConfig, batch: MicroBatch, fields: dict[str, Any]) -> t
         assert isinstance(gradient, DTensor) and gradient.placements == parameter.placements, key
         difference = (gradient.full_tensor() - gradients[key]).abs().max() / gradients[key].abs().max()
         furthest = max(furthest, difference.item())
-    return heard, forward, abs(loss.full_tensor().item() - expected) / abs(expected), furthest
+    return {
+        "planned": heard.bytes,
+        "loss bytes": of_loss,
+        "heard": dict(heard.received),
+        "loss": abs(loss.full_tensor().item() - expected) / abs(expected),
+        "gradients": furthest,
+    }
 
 
 def compare(family: str, changes: dict[str, Any], fields: dict[str, Any]) -> dict[str, Any]:
@@ -71,13 +81,9 @@ def compare(family: str, changes: dict[str, Any], fields: dict[str, Any]) -> dic
     torch.set_num_threads(1)
     config, batch = model(family, **changes), batches(1)[0]
     hand = by_hand(config, batch)
-    heard, forward, loss, gradients = by_plan(config, batch, fields)
-    return {
-        "hand": hand.bytes,
-        "planned": heard.bytes,
-        "heard": dict(heard.received),
-        "forward": dict(forward),
-        "by hand": dict(hand.received),
-        "loss": loss,
-        "gradients": gradients,
-    }
+    return {"hand": hand.bytes, "by hand": dict(hand.received), **by_plan(config, batch, fields)}
+
+
+def compare_all(cases: list[tuple[str, dict[str, Any], dict[str, Any]]]) -> list[dict[str, Any]]:
+    """On a rank: every case in turn, so that DTensor learns each operator's sharding once."""
+    return [compare(*case) for case in cases]
