@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from click.testing import CliRunner
+from tests.cli.calls import call
 from tests.dist.harness import run_ranks
 from tests.spmd.auto.meshes import pretended_mesh
 from tests.spmd.auto.models import Images, transformer
@@ -52,14 +52,14 @@ def _on_two_by_two(folder: str) -> dict[str, Any]:
     import holdfast.spmd
 
     holdfast.spmd.enable()
-    model = transformer()
+    model = transformer(layers=1)
     found = _trained(model, IDS, (2, 2), flops_per_byte=1e-3)
     holdfast.save(f"{folder}/blocking", {"model": model})
     with holdfast.Checkpointer(f"{folder}/run") as checkpointer:
         for step in (1, 2):  # the second save recalls what the first one learned
             checkpointer.save(step, {"model": model}).result(60)
     dist.barrier()
-    return {"transformer": found, "images": _trained(Images().double(), torch.ones(4, 3, 8, 8).double(), (2, 2))}
+    return {"transformer": found, "images": _trained(Images().double(), torch.ones(4, 3, 8, 8).double(), (4,))}
 
 
 def test_two_axes_train_as_one_device_does_and_the_manifest_has_the_plan(tmp_path: Path) -> None:
@@ -72,10 +72,7 @@ def test_two_axes_train_as_one_device_does_and_the_manifest_has_the_plan(tmp_pat
     assert {"S0"} < {word for places in kept.to_dict()["parameters"].values() for word in places}
     for folder in ("blocking", "run/step-000000000001", "run/step-000000000002"):
         assert Plan.load(tmp_path / folder) == kept
-
-    from holdfast.cli.main import main
-
-    shown = CliRunner().invoke(main, ["show", str(tmp_path / "blocking")])
+    shown = call("show", tmp_path / "blocking")
     assert shown.exit_code == 0
     assert "model was placed by a plan of holdfast.spmd: 15 roles" in shown.output
 
@@ -83,7 +80,7 @@ def test_two_axes_train_as_one_device_does_and_the_manifest_has_the_plan(tmp_pat
 def test_a_plan_of_another_mesh_or_model_is_refused() -> None:
     with pretended_mesh("tp", 2) as mesh:
         found = plan(transformer(), mesh, [IDS])
-        with pytest.raises(Mismatch, match=r"it has \[1-2\].down.bias.* which this one has not"):
+        with pytest.raises(Mismatch, match=r"it has .*\[1-2\].down.bias.* which this one has not"):
             distribute(transformer(3), mesh, found)
         with pytest.raises(Mismatch, match=r"lacks head.bias.*it has 0.weight"):
             distribute(Images(), mesh, found)
