@@ -23,6 +23,7 @@ SLICED = {
     "test_train_gradients.py": 7,
     "test_train_checkpoints.py": 8,
     "test_train_options.py": 4,
+    "test_train_dropout.py": 20,  # one layout, and one run that moves
     "test_resume_exactly.py": 4,
     "test_resume_elsewhere.py": 0,  # five layouts in a chain
     "test_train_evaluation.py": 0,
