@@ -19,21 +19,19 @@ def made(rate: float) -> tuple[Attention, torch.Tensor]:
     return attention, torch.randn(2, LENGTH, config.hidden_size)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_by_hand_it_is_what_the_fused_kernel_gives(dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(("dtype", "near"), [(torch.float32, 1e-5), (torch.bfloat16, 0.02)])
+def test_by_hand_it_is_what_the_fused_kernel_gives(dtype: torch.dtype, near: float) -> None:
     attention, x = made(0.0)
     by = rotation(model("qwen3"), LENGTH, x.device)
     fused = attention(x.to(dtype), by)
     by_hand = attention(x.to(dtype), by, attention_grid(sample_keys(1, 1, 0, 2), 0, HEADS, LENGTH))
     assert by_hand.dtype == dtype
-    torch.testing.assert_close(
-        by_hand, fused, rtol=1e-5 if dtype == torch.float32 else 0.05, atol=1e-2 * x.std().item()
-    )
+    torch.testing.assert_close(by_hand, fused, rtol=near, atol=near)
 
 
 def test_a_dropped_key_gives_its_query_nothing() -> None:
     """Values that are one at a single position show what weight it has."""
-    attention, x = made(0.5)
+    attention, _ = made(0.5)
     grid = attention_grid(sample_keys(1, 1, 0, 2), 0, HEADS, LENGTH)
     gone = dropped(grid, 0.5, "layers/3/attention")
     q, k = torch.zeros(2, HEADS, LENGTH, 8), torch.zeros(2, 2, LENGTH, 8)
