@@ -10,9 +10,11 @@ import pytest
 import torch
 
 from dist.harness import run_ranks
-from dist.resume_cases import config, finish, losses
+from dist.resume_cases import config, losses
 from dist.train_cases import LAYOUTS, assemble, batches, keyed, model, pieces, share
+from holdfast.train.config import RunConfig
 from holdfast.train.layout import Layout
+from holdfast.train.loop import Trainer
 from holdfast.train.parallel import build
 
 # First the layout that cuts sequences, heads and layers: `make test` runs it alone.
@@ -50,15 +52,20 @@ def test_layout_drops_what_one_process_drops(layout: str) -> None:
         assert [rank[option][1] for rank in found] == pytest.approx([total] * len(found), rel=1e-5)
 
 
+def _train(settings: RunConfig) -> int:
+    return Trainer(settings).run().resumed_from
+
+
 @pytest.mark.timeout(300)
 def test_a_run_with_dropout_goes_on_elsewhere(tmp_path: Path) -> None:
     """Three steps on two ranks, then three on one: the six steps of one rank alone."""
     options: dict[str, Any] = {"sparse": True, "train__micro_batch": 1}
-    run_ranks(1, finish, config(tmp_path / "whole", {}, dropout=True, train__steps=6, **options), deadline_s=DEADLINE_S)
+    whole = config(tmp_path / "whole", {}, dropout=True, train__steps=6, **options)
+    run_ranks(1, _train, whole, deadline_s=DEADLINE_S)
     spread = config(tmp_path / "moved", {"dp_shard": 2}, dropout=True, train__steps=3, schedule__steps=6, **options)
-    run_ranks(2, finish, spread, deadline_s=DEADLINE_S)
+    run_ranks(2, _train, spread, deadline_s=DEADLINE_S)
     moved = config(tmp_path / "moved", {}, dropout=True, train__steps=6, **options)
-    assert [start for start, _ in run_ranks(1, finish, moved, deadline_s=DEADLINE_S)] == [3]
-    whole = losses(tmp_path / "whole")
-    assert losses(tmp_path / "moved") == pytest.approx(whole, rel=1e-5)
-    assert len(whole) == 6
+    assert run_ranks(1, _train, moved, deadline_s=DEADLINE_S) == [3]
+    expected = losses(tmp_path / "whole")
+    assert losses(tmp_path / "moved") == pytest.approx(expected, rel=1e-5)
+    assert len(expected) == 6
