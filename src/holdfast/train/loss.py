@@ -19,10 +19,12 @@ class MicroBatch:
     """Token ids [batch, length], and for each position the token that follows; -100 counts for nothing.
 
     Pipeline stages between first and last need no values: tensors on the meta device will do.
+    `keys` [batch] is what dropout draws by (see models.dropout.sample_keys), on every stage.
     """
 
     input_ids: torch.Tensor
     labels: torch.Tensor
+    keys: torch.Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
