@@ -90,8 +90,14 @@ def _replica(tensor: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
 
 
 def _hook(module: nn.Module, mesh: DeviceMesh, pins: Pins, *, is_root: bool) -> None:
+    # Whole numbers that a model computes with before it calls its modules, as masks and keys are, stay plain.
+    leaves_numbers = is_root and pins.takes is None
+
+    def given(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor if leaves_numbers and not tensor.is_floating_point() else _replica(tensor, mesh)
+
     def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        args, kwargs = _each((args, kwargs), lambda tensor: _replica(tensor, mesh))
+        args, kwargs = _each((args, kwargs), given)
         return _first(args, _pin(pins.takes)), kwargs
 
     def after(module: nn.Module, args: tuple[Any, ...], out: Any) -> Any:
