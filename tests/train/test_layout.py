@@ -38,6 +38,7 @@ REFUSED: list[tuple[ModelConfig, int, dict[str, Any], str, dict[str, Any]]] = [
     (DENSE, 4, {"pp": 4}, "6 layers do not divide into 4 stages", {"pp": 2, "dp_shard": 2}),
     (DENSE, 2, {"pp": 2, "stages_per_rank": 2}, "schedule 1f1b has 1 stage per rank, not 2", {"pp": 2}),
     (DENSE, 2, {"pp": 2, "schedule": "interleaved"}, "interleaved needs .* stages_per_rank of 2", {"pp": 2}),
+    (DENSE, 2, {"pp": 2, "schedule": "interleaved"}, "layout pp=2 schedule=interleaved cannot be", {"pp": 2}),
     (DENSE, 2, {"dp_shard": 2, "ep": 2}, "a llama has no experts", {"dp_shard": 2}),
     (DENSE, 4, {"dp_replicate": 2, "dp_shard": 2, "zero1": True}, "zero1 goes with dp_replicate", {}),
     (SPARSE, 4, {"pp": 2, "dp_shard": 2, "ep": 4}, "ep=4 does not divide the 2 data-parallel", {}),

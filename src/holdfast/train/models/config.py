@@ -73,7 +73,7 @@ class ModelConfig:
             raise InvalidArgument(f"model family {self.family!r}: choose one of {', '.join(FAMILIES)}")
         if not self.head_dim:
             object.__setattr__(self, "head_dim", self.hidden_size // max(1, self.num_attention_heads))
-        _check_positive(self)
+        _check_sizes(self)
         if self.num_attention_heads % self.num_key_value_heads:
             raise InvalidArgument(
                 f"num_attention_heads={self.num_attention_heads} is not a multiple of "
@@ -140,7 +140,7 @@ def _shared_names(traits: Family) -> list[str]:
     return [field.name for field in fields(ModelConfig) if field.name not in ours]
 
 
-def _check_positive(config: ModelConfig) -> None:
+def _check_sizes(config: ModelConfig) -> None:
     needed = [
         "vocab_size",
         "hidden_size",
@@ -158,5 +158,12 @@ def _check_positive(config: ModelConfig) -> None:
     for name in needed:
         if getattr(config, name) < 1:
             raise InvalidArgument(f"model {name}={getattr(config, name)}: a {config.family} needs at least 1")
+    for name in ("attention_dropout", "residual_dropout", "embedding_dropout"):
+        if not 0.0 <= getattr(config, name) < 1.0:
+            raise InvalidArgument(f"model {name}={getattr(config, name)}: give a share, from 0 to below 1")
+    if config.rms_norm_eps < 0 or not config.rope_theta > 0:
+        raise InvalidArgument(
+            f"model rms_norm_eps={config.rms_norm_eps}, rope_theta={config.rope_theta}: from 0 on, and above 0"
+        )
     if config.head_dim % 2:
         raise InvalidArgument(f"model head_dim={config.head_dim}: rotary positions turn pairs, so it must be even")
