@@ -23,6 +23,8 @@ SLICED = {
     "test_train_gradients.py": 7,
     "test_train_checkpoints.py": 8,
     "test_train_options.py": 4,
+    "test_train_sizes.py": 9,
+    "test_train_start.py": 0,  # transformers' folders of five families
     "test_resume_exactly.py": 4,
     "test_resume_elsewhere.py": 0,  # five layouts in a chain
     "test_train_evaluation.py": 0,
