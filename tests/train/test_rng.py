@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
 import holdfast
@@ -78,6 +79,42 @@ def test_elsewhere_they_are_derived_anew_and_say_so():
 def test_an_unknown_purpose_is_refused():
     with pytest.raises(holdfast.InvalidArgument, match="shared, distinct, expert"), RandomStreams(1, spot()).use("x"):
         pass
+
+
+class _Noise(nn.Module):
+    """A user's own module on one rank of a tensor group, with each purpose where it belongs."""
+
+    def __init__(self, streams: RandomStreams) -> None:
+        super().__init__()
+        self.streams = streams
+
+    def forward(self, whole: torch.Tensor, part: torch.Tensor, routed: int) -> list[torch.Tensor]:
+        """`whole` is on every rank of the group, `part` is this rank's slice, and so many rows were sent here."""
+        with self.streams.use(SHARED):
+            whole = whole + torch.randn_like(whole)
+        with self.streams.use(EXPERT):
+            rows = torch.randn(routed, 3)
+        return [whole, part + torch.randn_like(part), rows]
+
+
+def _noise(streams: RandomStreams, routed: int) -> list[torch.Tensor]:
+    """As the trainer does it: all of a forward pass within DISTINCT."""
+    with streams.use(DISTINCT):
+        return _Noise(streams)(torch.zeros(6), torch.zeros(3), routed)
+
+
+def test_which_purpose_is_for_what():
+    ranks = [RandomStreams(5, spot(tp=(place, 2))) for place in range(2)]
+    other = RandomStreams(5, spot(tp=(0, 2)))
+    for routed in (1, 9, 2):
+        outs = [_noise(ranks[0], 4), _noise(ranks[1], routed)]
+        assert torch.equal(outs[0][0], outs[1][0]), "what the group has whole stays the same on every rank"
+        assert not torch.equal(outs[0][1], outs[1][1]), "slices of one activation get noise of their own"
+        assert not torch.equal(outs[0][2][0], outs[1][2][0]), "and so do experts"
+        elsewhere = _noise(other, 7 * routed)
+        assert torch.equal(elsewhere[0], outs[0][0]) and torch.equal(elsewhere[1], outs[0][1]), (
+            "however many rows an expert got, it disturbs no other stream"
+        )
 
 
 def _mesh_streams(sizes: tuple[int, int]) -> tuple[RandomStreams, Any]:

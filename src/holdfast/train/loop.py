@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +22,11 @@ from holdfast.train.datasets import open_datasets
 from holdfast.train.evaluation import Evaluation
 from holdfast.train.feed import Feed
 from holdfast.train.identity import Identity, check_same_model
-from holdfast.train.loss import LossSums
+from holdfast.train.loss import LossSums, MicroBatch
 from holdfast.train.meshes import AXES
 from holdfast.train.metrics import Metrics
 from holdfast.train.models.decoder import TIES
+from holdfast.train.models.dropout import sample_keys
 from holdfast.train.optimizer import keep_options, set_learning_rate
 from holdfast.train.parallel import build
 from holdfast.train.plot import plot_metrics
@@ -145,8 +146,8 @@ class Trainer:
         """One optimizer step on the next global batch."""
         began = time.perf_counter()
         optimizer, train = self.config.optimizer, self.config.train
-        micro_batches = self._feed.micro_batches(self.position.shares(self.batches, self.trainee.meshes.dp_rank))
-        with self.streams.use(DISTINCT):
+        micro_batches = self._next_batch(step)
+        with self.streams.use(DISTINCT):  # nothing here draws; a module of the user's own may
             sums = self.trainee.forward_backward(micro_batches)
         norm = self.trainee.clip(optimizer.clip) if optimizer.clip else self.trainee.gradient_norm()
         rate = optimizer.lr * learning_rate_share(self.config.schedule, step, train.steps)
@@ -157,6 +158,16 @@ class Trainer:
         self.position.advance(self.batches)
         self.streams.step = step
         return self._note(step, sums, norm, rate, time.perf_counter() - began)
+
+    def _next_batch(self, step: int) -> list[MicroBatch]:
+        rank = self.trainee.meshes.dp_rank
+        micro_batches = self._feed.micro_batches(self.position.shares(self.batches, rank))
+        if not self.config.model.drops:
+            return micro_batches
+        first, count = self.position.first(self.batches, rank), self.batches.rank_batch
+        keys = sample_keys(self.config.train.seed, step, first, count, self.trainee.device)
+        each = torch.split(keys, self.batches.micro_batch)
+        return [replace(batch, keys=part) for batch, part in zip(micro_batches, each, strict=True)]
 
     def _note(self, step: int, sums: LossSums, norm: float, rate: float, seconds: float) -> Progress:
         consumed, per_s = self.position.consumed_samples, sums.tokens / seconds

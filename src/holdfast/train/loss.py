@@ -20,10 +20,12 @@ class MicroBatch:
 
     Nor does a sequence of which no token counts: not in the balancing loss either.
     Pipeline stages between first and last need no values: tensors on the meta device will do.
+    `keys` [batch] is what dropout draws by (see models.dropout.sample_keys), on every stage.
     """
 
     input_ids: torch.Tensor
     labels: torch.Tensor
+    keys: torch.Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,10 +15,10 @@ from holdfast.core.errors import InvalidArgument, Mismatch
 
 _LOG = logging.getLogger("holdfast")
 
-# What each purpose does not depend on: ranks along that axis draw the same numbers.
-SHARED = "shared"  # for activations that every rank of a tensor group has
+SHARED = "shared"  # for activations that every rank of a tensor group has whole
 DISTINCT = "distinct"  # for activations that a tensor group has cut between its ranks
 EXPERT = "expert"  # within experts, whose number of draws follows the routing and must disturb no other stream
+# What each purpose does not depend on: ranks along that axis draw the same numbers.
 _SAME_ALONG: dict[str, frozenset[str]] = {
     SHARED: frozenset({"tp"}),
     DISTINCT: frozenset(),
@@ -49,6 +49,10 @@ def derive_seed(seed: int, step: int, purpose: str, spot: Spot) -> int:
 
 class RandomStreams:
     """One random stream per purpose. Within `use(purpose)`, torch's own generator draws from it.
+
+    For modules of the user's own: the trainer's dropout draws from none (see models/dropout.py).
+    The trainer's forward passes run within `use(DISTINCT)`; another purpose may be used inside.
+    A block that is computed again finds the outer stream as it was, but one used inside has gone on.
 
     Put it into the state: every rank's streams are saved under its place in the mesh. On the
     same mesh they go on bit for bit; on another they are derived anew from (seed, step, place),

@@ -45,7 +45,7 @@ def _block_plan(block: Any) -> dict[str, Any]:
         "input_layernorm": _on_slices(SEQUENCE),
         "post_attention_layernorm": _on_slices(SEQUENCE),
         "self_attn": PrepareModuleInput(
-            input_layouts=(Shard(SEQUENCE), None), desired_input_layouts=(Replicate(), None)
+            input_layouts=(Shard(SEQUENCE), None, None), desired_input_layouts=(Replicate(), None, None)
         ),
         "self_attn.q_proj": ColwiseParallel(),
         "self_attn.k_proj": ColwiseParallel(),

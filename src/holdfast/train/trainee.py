@@ -99,6 +99,7 @@ class Trainee:
         self.module.train()
         for parameter in self.module.parameters():
             parameter.grad = None
+        self._check_keys(micro_batches)
         counts = self._begin(micro_batches)
         if self._pipeline is not None:
             self._pipeline.run(micro_batches, training=True)
@@ -130,11 +131,19 @@ class Trainee:
         clip_gradients(self.parameters(), norm, max_norm)
         return norm
 
+    def _check_keys(self, micro_batches: Sequence[MicroBatch]) -> None:
+        if self.config.drops and any(batch.keys is None for batch in micro_batches):
+            raise InvalidArgument(
+                "the model has dropout and a micro batch has no keys, so that nothing would be dropped: give each "
+                "MicroBatch its keys, of models.dropout.sample_keys, or set the model's dropout to 0"
+            )
+
     def _accumulate(self, micro_batches: Sequence[MicroBatch]) -> None:
         for number, batch in enumerate(micro_batches):
             if isinstance(self.module, FSDPModule):
                 self.module.set_requires_gradient_sync(number == len(micro_batches) - 1)
-            self._objective(self.module(batch.input_ids), batch.labels).backward()  # type: ignore[no-untyped-call]
+            loss = self._objective(self.module(batch.input_ids, keys=batch.keys), batch.labels)
+            loss.backward()  # type: ignore[no-untyped-call]
 
     def _begin(self, micro_batches: Sequence[MicroBatch]) -> torch.Tensor:
         """Tokens and sequences of the global batch, before any gradient is taken.
