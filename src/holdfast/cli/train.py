@@ -83,11 +83,13 @@ def _check(config: RunConfig, nproc: int | None) -> None:
 
 
 def _train(config: RunConfig, as_json: bool) -> None:
+    from holdfast.train.config import check_run
     from holdfast.train.launch import is_rank, pick_device, process_group
     from holdfast.train.loop import Trainer
 
     if not is_rank() and config.layout.world > 1:
         world = config.layout.world
+        check_run(config, world)  # what is wrong on any number of ranks comes first
         raise InvalidArgument(
             f"layout {config.layout} takes {world} ranks, and this is one process: start it with --nproc {world}, "
             "or under torchrun"
