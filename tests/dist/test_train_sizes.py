@@ -46,11 +46,11 @@ CASES = {
     "four slices of a sequence": Case(
         model("llama", num_key_value_heads=4, tie_word_embeddings=True), Layout(tp=4), 2, 3, 4, blank=(0,)
     ),
-    "three stages, four micro batches": Case(
-        model("llama", num_hidden_layers=3, tie_word_embeddings=True), Layout(pp=3), 4, 1, 7
+    "three stages of five layers, four micro batches": Case(
+        model("llama", num_hidden_layers=5, tie_word_embeddings=True), Layout(pp=3), 4, 1, 7
     ),
     "three ranks interleave": Case(
-        model("qwen2_moe", num_hidden_layers=6),
+        model("qwen2_moe", num_hidden_layers=7),
         *(Layout(pp=3, schedule="interleaved", stages_per_rank=2), 6, 1, 5, (2,)),
     ),
     "sharded experts in stages": Case(

@@ -140,6 +140,11 @@ def check_run(config: RunConfig, world: int) -> Batches:
     Raises InvalidArgument, with the nearest that can be.
     """
     config.layout.check(world, config.model, config.data.sequence)
+    if config.data.sequence > config.model.max_position_embeddings:
+        raise InvalidArgument(
+            f"data.sequence={config.data.sequence} is longer than model.max_position_embeddings="
+            f"{config.model.max_position_embeddings}: whoever opens the checkpoint would take it for too long; raise it"
+        )
     if config.train.evaluate_every and not config.data.evaluation_samples:
         raise InvalidArgument(
             f"train.evaluate_every={config.train.evaluate_every}, but data.evaluation_samples=0 sets none aside: "

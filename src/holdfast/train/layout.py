@@ -70,8 +70,9 @@ class Layout:
         return self.dp // (self.ep * self.expert_shard)
 
     def layers_of(self, stage: int, model: ModelConfig) -> range:
-        each = model.num_hidden_layers // self.stages
-        return range(stage * each, (stage + 1) * each)
+        """The layers of one stage: as even as they come, where they do not divide."""
+        layers = model.num_hidden_layers
+        return range(stage * layers // self.stages, (stage + 1) * layers // self.stages)
 
     def stages_of(self, pp_rank: int) -> list[int]:
         """The stages of one rank of the pipeline; interleaved, they go around."""
@@ -106,8 +107,8 @@ class Layout:
             yield f"sequences of {sequence} tokens do not divide by tp={self.tp}"
         yield from self._tensor_problems(model)
         yield from self._expert_problems(model)
-        if model.num_hidden_layers % self.stages:
-            yield f"{model.num_hidden_layers} layers do not divide into {self.stages} stages (pp x stages_per_rank)"
+        if model.num_hidden_layers < self.stages:
+            yield f"{model.num_hidden_layers} layers are too few for {self.stages} stages (pp x stages_per_rank)"
         if self.schedule == "1f1b" and self.stages_per_rank != 1:
             yield f"schedule 1f1b has 1 stage per rank, not {self.stages_per_rank}; interleaved has several"
         if self.schedule == "interleaved" and (self.stages_per_rank == 1 or self.pp == 1):
