@@ -116,7 +116,7 @@ class RandomStreams:
         mine, saved = self._spot.fields(), state["spot"]
         if state["seed"] != self._seed:
             return (
-                f"random streams derived anew: they were saved with seed {state['seed']} and the run has {self._seed}"
+                f"random streams derived anew: saved with seed {state['seed']}, the run has {self._seed}"
             )
         if saved == mine and state["device"] == self._device.type:
             return ""
