@@ -45,7 +45,8 @@ full: check
 
 layouts: $(READY)
 	$(BIN)/python -m pytest --full tests/dist/test_train_gradients.py tests/dist/test_train_checkpoints.py \
-		tests/dist/test_train_options.py tests/dist/test_train_dropout.py tests/dist/test_train_evaluation.py \
+		tests/dist/test_train_options.py tests/dist/test_train_sizes.py tests/dist/test_train_start.py \
+		tests/dist/test_train_dropout.py tests/dist/test_train_evaluation.py \
 		tests/dist/test_resume_exactly.py tests/dist/test_resume_elsewhere.py
 
 faults: $(READY)

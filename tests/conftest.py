@@ -38,6 +38,8 @@ SLICED = {
     "dist/test_train_evaluation.py": 0,
     "dist/test_train_gradients.py": 7,
     "dist/test_train_options.py": 4,
+    "dist/test_train_sizes.py": 9,
+    "dist/test_train_start.py": 0,  # transformers' folders of five families
     "objects/test_faults.py": 3,
     "objects/test_runs.py": 2,
 }

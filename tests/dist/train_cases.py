@@ -51,6 +51,8 @@ DENSE = {
     "pp-4": Layout(pp=4),
     "zero1-2": Layout(dp_replicate=2, zero1=True),
     "tp-2-pp-2-dp-2": Layout(tp=2, pp=2, dp_shard=2),
+    "zero1-2-pp-2": Layout(dp_replicate=2, pp=2, zero1=True),
+    "hsdp-2x2-tp-2": Layout(dp_replicate=2, dp_shard=2, tp=2),
 }
 SPARSE = {
     "ep-4": Layout(dp_shard=4, ep=4),
@@ -60,6 +62,7 @@ SPARSE = {
     "ep-4-hsdp-2x2": Layout(dp_replicate=2, dp_shard=2, ep=4),
     "ep-2-pp-2": Layout(pp=2, dp_shard=2, ep=2),
     "ep-2-tp-2": Layout(tp=2, dp_shard=2, ep=2),
+    "ep-2-tp-2-pp-2": Layout(tp=2, pp=2, dp_shard=2, ep=2),
 }
 LAYOUTS = DENSE | SPARSE
 

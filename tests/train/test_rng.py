@@ -148,3 +148,11 @@ def test_every_rank_gets_its_own_back_and_another_mesh_derives(tmp_path: Path):
     assert len({str(each) for each, _ in turned}) == 4
     alone = run_ranks(1, _load, root, (1, 1), deadline_s=60)
     assert "one rank" in alone[0][1]
+
+
+def test_another_seed_derives_and_says_so() -> None:
+    streams, other = RandomStreams(3, spot()), RandomStreams(4, spot())
+    fresh = other.state_dict()["streams"][SHARED]
+    other.load_state_dict(streams.state_dict())
+    assert "seed 3" in other.derived and "has 4" in other.derived
+    assert torch.equal(other.state_dict()["streams"][SHARED], fresh)

@@ -99,7 +99,7 @@ class RandomStreams:
     def state_dict(self) -> dict[str, Any]:
         streams = {purpose: state.clone() for purpose, state in self._states.items()}
         spot = self._spot.fields()
-        return {"step": self.step, "spot": spot, "device": self._device.type, "streams": streams}
+        return {"seed": self._seed, "step": self.step, "spot": spot, "device": self._device.type, "streams": streams}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.step = int(state["step"])
@@ -114,6 +114,10 @@ class RandomStreams:
 
     def _difference(self, state: Mapping[str, Any]) -> str:
         mine, saved = self._spot.fields(), state["spot"]
+        if state["seed"] != self._seed:
+            return (
+                f"random streams derived anew: saved with seed {state['seed']}, the run has {self._seed}"
+            )
         if saved == mine and state["device"] == self._device.type:
             return ""
         told = [", ".join(f"{axis}={size}" for axis, (_, size) in spot.items()) or "one rank" for spot in (saved, mine)]

@@ -26,7 +26,7 @@ SEQUENCE = 1  # the dim of activations that is cut
 
 
 def cut_by_tensor(stage: Decoder, mesh: DeviceMesh) -> None:
-    """Cut all of a stage but its experts, which `shard_experts` spreads."""
+    """Cut all of a stage but its experts, which `spread_experts` spreads."""
     plan: dict[str, Any] = {}
     if stage.is_first:
         plan["model.embed_tokens"] = RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(SEQUENCE))

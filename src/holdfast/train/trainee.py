@@ -16,7 +16,7 @@ from holdfast.mapping.language import Mapping
 from holdfast.train.clip import clip_gradients, gradient_norm
 from holdfast.train.gradients import Summing, finish_gradients
 from holdfast.train.layout import Layout
-from holdfast.train.loss import IGNORED, LossSums, MicroBatch, Objective
+from holdfast.train.loss import IGNORED, LossSums, MicroBatch, Objective, counted_sequences
 from holdfast.train.meshes import Meshes
 from holdfast.train.models.config import ModelConfig
 from holdfast.train.models.decoder import Decoder
@@ -152,13 +152,15 @@ class Trainee:
         """
         if not micro_batches:
             raise InvalidArgument("there are no micro batches")
+        if not self.layout.takes(len(micro_batches)):
+            raise InvalidArgument(f"the pipeline of layout {self.layout} takes no {len(micro_batches)} micro batches")
         for batch in micro_batches:
             if batch.input_ids.shape[1] % self.layout.tp:
                 raise InvalidArgument(f"sequences of {batch.input_ids.shape[1]} do not divide by tp={self.layout.tp}")
         counts = torch.zeros(2, dtype=torch.int64, device=self.device)
         if self._counts:
             counts[0] = torch.stack([(batch.labels != IGNORED).sum() for batch in micro_batches]).sum()
-            counts[1] = sum(batch.labels.shape[0] for batch in micro_batches)
+            counts[1] = torch.stack([counted_sequences(batch.labels).sum() for batch in micro_batches]).sum()
         self._objective.begin(*self._summed(counts))
         return counts
 

@@ -75,7 +75,7 @@ class ModelConfig:
             raise InvalidArgument(f"model family {self.family!r}: choose one of {', '.join(FAMILIES)}")
         if not self.head_dim:
             object.__setattr__(self, "head_dim", self.hidden_size // max(1, self.num_attention_heads))
-        _check_positive(self)
+        _check_sizes(self)
         _check_dropout(self)
         if self.num_attention_heads % self.num_key_value_heads:
             raise InvalidArgument(
@@ -154,7 +154,7 @@ def _check_dropout(config: ModelConfig) -> None:
             raise InvalidArgument(f"model {name}={getattr(config, name)}: a share of 0 or more, and less than 1")
 
 
-def _check_positive(config: ModelConfig) -> None:
+def _check_sizes(config: ModelConfig) -> None:
     needed = [
         "vocab_size",
         "hidden_size",
@@ -172,5 +172,9 @@ def _check_positive(config: ModelConfig) -> None:
     for name in needed:
         if getattr(config, name) < 1:
             raise InvalidArgument(f"model {name}={getattr(config, name)}: a {config.family} needs at least 1")
+    if config.rms_norm_eps < 0 or not config.rope_theta > 0:
+        raise InvalidArgument(
+            f"model rms_norm_eps={config.rms_norm_eps}, rope_theta={config.rope_theta}: from 0 on, and above 0"
+        )
     if config.head_dim % 2:
         raise InvalidArgument(f"model head_dim={config.head_dim}: rotary positions turn pairs, so it must be even")
