@@ -115,9 +115,7 @@ class RandomStreams:
     def _difference(self, state: Mapping[str, Any]) -> str:
         mine, saved = self._spot.fields(), state["spot"]
         if state["seed"] != self._seed:
-            return (
-                f"random streams derived anew: saved with seed {state['seed']}, the run has {self._seed}"
-            )
+            return f"random streams derived anew: saved with seed {state['seed']}, the run has {self._seed}"
         if saved == mine and state["device"] == self._device.type:
             return ""
         told = [", ".join(f"{axis}={size}" for axis, (_, size) in spot.items()) or "one rank" for spot in (saved, mine)]
