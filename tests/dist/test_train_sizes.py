@@ -53,6 +53,9 @@ CASES = {
         model("qwen2_moe", num_hidden_layers=7),
         *(Layout(pp=3, schedule="interleaved", stages_per_rank=2), 6, 1, 5, (2,)),
     ),
+    "one micro batch for four stages": Case(
+        model("llama", num_hidden_layers=5), Layout(pp=2, schedule="interleaved", stages_per_rank=2), 1, 2, 4
+    ),
     "sharded experts in stages": Case(
         model("qwen3_moe", tie_word_embeddings=True), Layout(dp_shard=4, ep=2, pp=2), 8, 1, 8
     ),

@@ -105,7 +105,7 @@ def read_config(path: str | Path, sets: Iterable[str] = ()) -> RunConfig:
 def plan_batches(config: RunConfig) -> Batches:
     """The batch sizes of a run on its layout. Where little is said: one sequence per forward pass.
 
-    A pipeline needs a micro batch for each of its stages, and an interleaved one equal rounds of them;
+    A pipeline needs a micro batch for each of its ranks, or equal rounds of them where it is interleaved;
     raises InvalidArgument before anything starts.
     """
     train, layout = config.train, config.layout
@@ -117,7 +117,7 @@ def plan_batches(config: RunConfig) -> Batches:
     batches = derive_batches(
         global_batch=train.global_batch, micro_batch=micro_batch, accumulation=accumulation, data_parallel=layout.dp
     )
-    if layout.pp > 1 and batches.accumulation < layout.stages:
+    if layout.schedule == "1f1b" and not layout.takes(batches.accumulation):
         least = layout.stages * layout.dp * batches.micro_batch
         raise InvalidArgument(
             f"a pipeline of {layout.stages} stages needs {layout.stages} micro batches at least, and there are "

@@ -85,9 +85,9 @@ class Layout:
         """
         if self.pp == 1:
             return True
-        return micro_batches >= self.stages and (
-            self.schedule != "interleaved" or micro_batches % (micro_batches // self.pp) == 0
-        )
+        if self.schedule == "interleaved":
+            return micro_batches % max(1, micro_batches // self.pp) == 0
+        return micro_batches >= self.stages
 
     def check(self, world: int, model: ModelConfig, sequence: int | None = None) -> None:
         """Refuse a layout that cannot be, with the nearest that can. Nothing has started yet.
