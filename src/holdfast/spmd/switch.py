@@ -10,6 +10,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from holdfast.spmd import torch_private as private
+from holdfast.spmd.lossparallel import loss_handlers
 from holdfast.spmd.methods import install_methods, remove_methods
 from holdfast.spmd.plain import INDEXING, accept_plain
 from holdfast.spmd.registry import Rule, all_rules
@@ -40,8 +41,11 @@ def enable(only: Sequence[str] = ("*",), exclude: Sequence[str] = ()) -> list[st
             private.handlers()[op] = accept_plain(slow_path)
             SWITCH.added.append(op)
     private.override(private.REPLICATE_PLAIN, _replicate_plain(getattr(private.dispatcher(), private.REPLICATE_PLAIN)))
+    if _is_chosen(("loss", "loss_parallel"), only, exclude):
+        SWITCH.losses = dict(private.loss_parallel_table())
+        private.loss_parallel_table().update(loss_handlers(SWITCH.losses))
     if _is_chosen(("methods",), only, exclude):
-        install_methods()
+        SWITCH.replaced = install_methods()
     private.forget_decisions()
     SWITCH.is_on = True
     return [f"{name}: {why}" for name, why in SWITCH.left_out]
@@ -58,9 +62,11 @@ def disable() -> None:
         table.pop(op, None)
     for op, handler in SWITCH.displaced.items():
         table[op] = handler
-    remove_methods()
+    private.loss_parallel_table().update(SWITCH.losses)
+    remove_methods(SWITCH.replaced)
     private.forget_decisions()
     SWITCH.rules, SWITCH.left_out, SWITCH.displaced, SWITCH.added, SWITCH.is_on = {}, [], {}, [], False
+    SWITCH.losses, SWITCH.replaced = {}, []
 
 
 def _is_chosen(words: Sequence[str], only: Sequence[str], exclude: Sequence[str]) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -22,6 +23,7 @@ try:
     from torch.distributed.tensor._op_schema import OutputSharding
     from torch.distributed.tensor._redistribute import redistribute_local_tensor
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+    from torch.distributed.tensor.parallel import loss as loss_module
     from torch.distributed.tensor.debug import _clear_sharding_prop_cache
     from torch.utils._mode_utils import no_dispatch
     from torch.utils._pytree import tree_leaves
@@ -76,6 +78,30 @@ def handlers() -> dict[Operator, Handler]:
     """The dispatcher's table of operators that bypass sharding propagation."""
     table: dict[Operator, Handler] = dispatcher()._custom_op_handlers
     return table
+
+
+def loss_parallel_table() -> dict[Operator, Handler]:
+    """What torch's loss_parallel puts into the table of handlers."""
+    table: dict[Operator, Handler] = loss_module.customized_loss_ops
+    return table
+
+
+def training_functions() -> list[tuple[str, Any, str]]:
+    """Functions that optimizers and clipping call: what each does, the module whose name is looked up, the name."""
+    grouping = "_group_tensors_by_device_and_dtype"
+    clipping = sys.modules["torch.nn.utils.clip_grad"]
+    found = [
+        ("grouping", sys.modules["torch.optim.optimizer"], grouping),
+        ("grouping", clipping, grouping),
+        ("total_norm", clipping, "_get_total_norm"),
+        ("clip", clipping, "_clip_grads_with_norm_"),
+    ]
+    return [entry for entry in found if hasattr(entry[1], entry[2])]
+
+
+def mesh_ranks(mesh: DeviceMesh) -> list[int]:
+    """The global ranks of a mesh."""
+    return [int(rank) for rank in mesh.mesh.flatten()]
 
 
 def forget_decisions() -> None:

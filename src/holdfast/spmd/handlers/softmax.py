@@ -28,10 +28,16 @@ def _kept(tensor: DTensor) -> list[Placement]:
 
 def forward(call: Call) -> Any:
     """Two numbers per row are reduced."""
-    tensor, dim = call.values[0], call["dim"]
+    tensor = call.values[0]
     axes = _axes(call, tensor)
     if not axes or call["half_to_float"] or any(isinstance(place, Partial) for place in tensor.placements):
         return LEAVE
+    return normalised(call, axes)
+
+
+def normalised(call: Call, axes: list[int]) -> DTensor:
+    """The (log) softmax of scores whose normalised dim is sharded by `axes`."""
+    tensor, dim = call.values[0], call["dim"]
     local = moved(tensor, _kept(tensor), call.mesh)
     exact = local.float() if local.dtype in (torch.float16, torch.bfloat16) else local
     shape = list(local.shape)
@@ -46,16 +52,24 @@ def forward(call: Call) -> Any:
 
 def backward(call: Call) -> Any:
     """One number per row is reduced."""
-    gradient, output, dim = call["grad_output"], call["output"], call["dim"]
+    output = call["output"]
     axes = _axes(call, output)
     if not axes or call["input_dtype"] != output.dtype:
         return LEAVE
+    return gradient_of(call, axes)
+
+
+def gradient_of(call: Call, axes: list[int], row_sums: torch.Tensor | None = None) -> DTensor:
+    """The gradient of the scores; `row_sums`, where they are known, spare the reduction of log_softmax."""
+    gradient, output, dim = call["grad_output"], call["output"], call["dim"]
     places = _kept(output)
     grad, out = moved(gradient, places, call.mesh), moved(output, places, call.mesh)
     exact = torch.float32 if out.dtype in (torch.float16, torch.bfloat16) else out.dtype
     grad, values = grad.to(exact), out.to(exact)
     if "log" in call.op._schema.name:
-        inner = grad - values.exp() * reduced(grad.sum(dim, keepdim=True), call.mesh, axes)
+        if row_sums is None:
+            row_sums = reduced(grad.sum(dim, keepdim=True), call.mesh, axes)
+        inner = grad - values.exp() * row_sums
     else:
         inner = values * (grad - reduced((grad * values).sum(dim, keepdim=True), call.mesh, axes))
     return wrap(inner.to(out.dtype), call.mesh, places, output.shape)
