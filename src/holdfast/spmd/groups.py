@@ -20,7 +20,7 @@ class _Key(tuple[Any, ...]):
     """A device and a dtype, twice in one dict: equal to nothing but itself."""
 
     __eq__ = object.__eq__
-    __hash__ = object.__hash__  # type: ignore[assignment]
+    __hash__ = object.__hash__
 
 
 def parted(torch_way: Callable[..., Any]) -> Callable[..., Any]:
@@ -35,6 +35,21 @@ def parted(torch_way: Callable[..., Any]) -> Callable[..., Any]:
             for chosen in _positions(members[0]).values():
                 kept = [[own[place] for place in chosen] if own else own for own in members]
                 result[_Key(key)] = (kept, [indices[place] for place in chosen] if indices else indices)
+        return result
+
+    return group
+
+
+def parted_lists(torch_way: Callable[..., Any]) -> Callable[..., Any]:
+    """The same for a grouping that gives no indices: Adafactor's own."""
+
+    def group(lists: Any) -> Any:
+        if not _is_mixed(lists[0]):
+            return torch_way(lists)
+        result = {}
+        for chosen in _positions(lists[0]).values():
+            parts = torch_way([[own[place] for place in chosen] for own in lists])
+            result.update({_Key(key): part for key, part in parts.items()})
         return result
 
     return group

@@ -69,10 +69,10 @@ def _log_softmax_backward(call: Call, axes: list[int]) -> Any:
 
 
 def _loss(call: Call, axes: list[int]) -> Any:
-    """The loss is reduced over the classes at once, as loss_parallel promises; over batch shards it may stay Partial."""
+    """The loss is reduced over the classes at once, as loss_parallel promises; over batch shards it stays Partial."""
     loss, weight = nll.forward(call)
     places = [
-        Replicate() if axis in axes or not isinstance(place, Partial) and not is_shard(place) else place
+        Replicate() if axis in axes or (not isinstance(place, Partial) and not is_shard(place)) else place
         for axis, place in enumerate(loss.placements)
     ]
     return loss.redistribute(loss.device_mesh, places), weight

@@ -11,7 +11,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from holdfast.spmd import torch_private as private
-from holdfast.spmd.groups import clip_with_norm, parted, total_norm
+from holdfast.spmd.groups import clip_with_norm, parted, parted_lists, total_norm
 from holdfast.spmd.setitem import set_item
 from holdfast.spmd.syncnorm import forward_of
 
@@ -38,7 +38,7 @@ def _stands() -> list[Stand]:
         Stand(nn.utils, "get_total_norm", total_norm),
         Stand(nn.utils, "clip_grads_with_norm_", clip_with_norm),
     ]
-    makers = {"grouping": parted, "total_norm": total_norm, "clip": clip_with_norm}
+    makers = {"grouping": parted, "lists": parted_lists, "total_norm": total_norm, "clip": clip_with_norm}
     return stands + [Stand(owner, name, makers[role]) for role, owner, name in private.training_functions()]
 
 

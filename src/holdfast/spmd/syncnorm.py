@@ -28,8 +28,8 @@ def forward_of(torch_way: Callable[..., torch.Tensor]) -> Callable[..., torch.Te
         self._check_non_zero_input_channels(input)
         means = (self.running_mean, self.running_var) if self.track_running_stats else (None, None)
         momentum = _momentum(self)
-        output: torch.Tensor = _Synchronised.apply(input, self.weight, self.bias, *means, self.eps, momentum, group)
-        return output
+        arguments = (input, self.weight, self.bias, *means, self.eps, momentum, group)
+        return _Synchronised.apply(*arguments)  # type: ignore[no-any-return, no-untyped-call]
 
     return forward
 
@@ -94,12 +94,8 @@ class _Synchronised(torch.autograd.Function):
         exact = gradient.to(normal.dtype)
         own = torch.cat([_per_channel(exact), _per_channel(exact * normal)])
         of_bias, of_weight = own.chunk(2)
-        first, second = (_summed(own, ctx.group) * scale.new_ones(()).div(ctx.total)).chunk(2)
-        if weight is not None:
-            first, second, factor = first * weight, second * weight, scale
-            exact = exact * _wide(weight, normal)
-        else:
-            factor = scale
+        first, second = (_summed(own, ctx.group) / ctx.total).chunk(2)
+        factor = scale if weight is None else scale * weight
         inner = (exact - _wide(first, normal) - normal * _wide(second, normal)) * _wide(factor, normal)
         learned = (None, None) if weight is None else (of_weight.to(weight.dtype), of_bias.to(weight.dtype))
         return inner.to(gradient.dtype), *learned, None, None, None, None, None

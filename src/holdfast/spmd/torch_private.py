@@ -23,8 +23,8 @@ try:
     from torch.distributed.tensor._op_schema import OutputSharding
     from torch.distributed.tensor._redistribute import redistribute_local_tensor
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
-    from torch.distributed.tensor.parallel import loss as loss_module
     from torch.distributed.tensor.debug import _clear_sharding_prop_cache
+    from torch.distributed.tensor.parallel import loss as loss_module
     from torch.utils._mode_utils import no_dispatch
     from torch.utils._pytree import tree_leaves
 except ImportError as error:
@@ -82,8 +82,7 @@ def handlers() -> dict[Operator, Handler]:
 
 def loss_parallel_table() -> dict[Operator, Handler]:
     """What torch's loss_parallel puts into the table of handlers."""
-    table: dict[Operator, Handler] = loss_module.customized_loss_ops
-    return table
+    return loss_module.customized_loss_ops  # type: ignore[return-value]
 
 
 def training_functions() -> list[tuple[str, Any, str]]:
@@ -93,6 +92,7 @@ def training_functions() -> list[tuple[str, Any, str]]:
     found = [
         ("grouping", sys.modules["torch.optim.optimizer"], grouping),
         ("grouping", clipping, grouping),
+        ("lists", sys.modules.get("torch.optim._adafactor"), "_group_tensors_by_device_dtype_and_is_multidim"),
         ("total_norm", clipping, "_get_total_norm"),
         ("clip", clipping, "_clip_grads_with_norm_"),
     ]
