@@ -30,13 +30,13 @@ SLICED = {
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--full", action="store_true", help="run every layout of the trainer, not a slice of them")
+    parser.addoption("--full", action="store_true", help="run every layout and way to shard, not a slice of them")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if config.getoption("--full"):
         return
-    left_out = []
+    left_out = [item for item in items if item.get_closest_marker("full")]
     for name, every in SLICED.items():
         own = [item for item in items if item.path.name == name]
         left_out += [item for number, item in enumerate(own) if not every or number % every]
