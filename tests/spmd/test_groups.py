@@ -21,7 +21,7 @@ OPTIMIZERS = {
     "Adafactor": lambda p: torch.optim.Adafactor(p, lr=0.05),
     "Adafactor foreach": lambda p: torch.optim.Adafactor(p, lr=0.05, foreach=True),
     "Muon": lambda p: torch.optim.Muon([q for q in p if q.ndim == 2], lr=0.05),
-    "LBFGS": lambda p: torch.optim.LBFGS(p, lr=0.5, line_search_fn="strong_wolfe"),
+    "LBFGS": lambda p: torch.optim.LBFGS(p, lr=0.5, max_iter=4, line_search_fn="strong_wolfe"),
 }
 SHAPES = ((7, 5), (3, 5), (2,))  # uneven, and fewer rows than ranks
 

@@ -45,7 +45,7 @@ def _all():
     findings = Findings()
     line, square = init_device_mesh("cpu", (4,)), init_device_mesh("cpu", (2, 2))
     ways = ((line, [Shard(1)]), (square, [Shard(0), Shard(1)]), (square, [Shard(1), Shard(1)]))
-    for (mesh, places), classes, smoothing in itertools.product(ways, (16, 13, 3), (0.0, 0.1)):
+    for (mesh, places), classes, smoothing in itertools.product(ways, (13, 3), (0.0, 0.1)):
         for reduction, weighted, inside in itertools.product(("mean", "sum", "none"), (False, True), (False, True)):
             options = {"reduction": reduction, "label_smoothing": smoothing}
             findings.check(
@@ -57,7 +57,7 @@ def _all():
 
 def test_every_reduction_weight_and_smoothing():
     for count, bad in run_ranks(4, _all, deadline_s=240):
-        assert (count, bad) == (216, {})
+        assert (count, bad) == (144, {})
 
 
 def _bytes():
