@@ -11,7 +11,7 @@ from torch.distributed.tensor import DTensor
 
 from holdfast.spmd import torch_private as private
 from holdfast.spmd.methods import install_methods, remove_methods
-from holdfast.spmd.plain import INDEXING, accept_plain
+from holdfast.spmd.plain import INDEXING, MASKING, ON_DEMAND, take_masks, take_plain
 from holdfast.spmd.registry import Rule, all_rules
 from holdfast.spmd.route import Switch, make_route
 
@@ -35,10 +35,8 @@ def enable(only: Sequence[str] = ("*",), exclude: Sequence[str] = ()) -> list[st
     SWITCH.fallback = _is_chosen(("fallback",), only, exclude)
     slow_path = make_route(SWITCH, getattr(private.dispatcher(), private.SLOW_PATH))
     private.override(private.SLOW_PATH, slow_path)
-    for name in INDEXING if _is_chosen(("plain",), only, exclude) else ():
-        if (op := private.operator(name)) is not None:
-            private.handlers()[op] = accept_plain(slow_path)
-            SWITCH.added.append(op)
+    if _is_chosen(("plain",), only, exclude):
+        _accept_plain()
     private.override(private.REPLICATE_PLAIN, _replicate_plain(getattr(private.dispatcher(), private.REPLICATE_PLAIN)))
     if _is_chosen(("methods",), only, exclude):
         install_methods()
@@ -54,13 +52,22 @@ def disable() -> None:
     private.restore(private.SLOW_PATH)
     private.restore(private.REPLICATE_PLAIN)
     table = private.handlers()
-    for op in SWITCH.added:
+    for op in (*SWITCH.added, *map(private.operator, ON_DEMAND)):
         table.pop(op, None)
     for op, handler in SWITCH.displaced.items():
         table[op] = handler
     remove_methods()
     private.forget_decisions()
     SWITCH.rules, SWITCH.left_out, SWITCH.displaced, SWITCH.added, SWITCH.is_on = {}, [], {}, [], False
+
+
+def _accept_plain() -> None:
+    """Put handlers before the dispatcher's own check, which refuses plain tensors."""
+    for names, handler in ((INDEXING, take_plain), (MASKING, take_masks)):
+        for name in names:
+            if (op := private.operator(name)) is not None:
+                private.handlers()[op] = handler
+                SWITCH.added.append(op)
 
 
 def _is_chosen(words: Sequence[str], only: Sequence[str], exclude: Sequence[str]) -> bool:

@@ -87,6 +87,36 @@ def spec_of(tensor: DTensor) -> Any:
     return tensor._spec
 
 
+def slow_path() -> Callable[..., Any]:
+    """What the dispatcher asks where its cache has no answer."""
+    way: Callable[..., Any] = getattr(dispatcher(), SLOW_PATH)
+    return way
+
+
+def lie_alike(one: Any, other: Any) -> bool:
+    """Whether two DTensors have the same shape and the same shards or replicas, whatever their dtypes; no Partial."""
+    if type(one) is not DTensor or type(other) is not DTensor:
+        return False
+    here, there = one._spec, other._spec
+    return (
+        here.mesh is there.mesh
+        and here.placements == there.placements
+        and here.tensor_meta.shape == there.tensor_meta.shape
+        and here.tensor_meta.stride == there.tensor_meta.stride
+        and not any(place.is_partial() for place in here.placements)
+    )
+
+
+def in_gradient() -> bool:
+    """Whether autograd is calling: what it makes, it makes alike on every rank."""
+    return torch._C._current_autograd_node() is not None
+
+
+def leaves(values: Any) -> list[Any]:
+    """Everything in nested lists and tuples."""
+    return tree_leaves(values)  # type: ignore[no-any-return]
+
+
 def local_of(tensor: DTensor) -> torch.Tensor:
     """The rank's own tensor, outside of autograd."""
     return tensor._local_tensor
