@@ -19,8 +19,8 @@ from tests.spmd.judge import Verdict
 
 WORLD = 4
 START_S = 90.0
-CASE_S = 30.0  # for the first answer
-STRAGGLER_S = 5.0  # for the last answer after the first
+CASE_S = 120.0  # for the first answer
+STRAGGLER_S = 15.0  # for the last answer after the first
 
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(["torch", "torch._dynamo", "torch.distributed.tensor", "tests.spmd.rank"])

@@ -40,6 +40,8 @@ def enable(only: Sequence[str] = ("*",), exclude: Sequence[str] = ()) -> list[st
     private.override(private.REPLICATE_PLAIN, _replicate_plain(getattr(private.dispatcher(), private.REPLICATE_PLAIN)))
     if _is_chosen(("methods",), only, exclude):
         install_methods()
+    if SWITCH.fallback:
+        private.allow_empty_shards()
     private.forget_decisions()
     SWITCH.is_on = True
     return [f"{name}: {why}" for name, why in SWITCH.left_out]
@@ -51,6 +53,7 @@ def disable() -> None:
         return
     private.restore(private.SLOW_PATH)
     private.restore(private.REPLICATE_PLAIN)
+    private.forbid_empty_shards()
     table = private.handlers()
     for op in (*SWITCH.added, *map(private.operator, ON_DEMAND)):
         table.pop(op, None)
