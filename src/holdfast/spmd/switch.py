@@ -10,6 +10,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from holdfast.spmd import torch_private as private
+from holdfast.spmd.functions import install_functions, remove_functions
 from holdfast.spmd.methods import install_methods, remove_methods
 from holdfast.spmd.plain import INDEXING, MASKING, ON_DEMAND, take_masks, take_plain
 from holdfast.spmd.registry import Rule, all_rules
@@ -40,6 +41,8 @@ def enable(only: Sequence[str] = ("*",), exclude: Sequence[str] = ()) -> list[st
     private.override(private.REPLICATE_PLAIN, _replicate_plain(getattr(private.dispatcher(), private.REPLICATE_PLAIN)))
     if _is_chosen(("methods",), only, exclude):
         install_methods()
+    if _is_chosen(("functions",), only, exclude):
+        install_functions()
     if SWITCH.fallback:
         private.allow_empty_shards()
     private.forget_decisions()
@@ -60,6 +63,7 @@ def disable() -> None:
     for op, handler in SWITCH.displaced.items():
         table[op] = handler
     remove_methods()
+    remove_functions()
     private.forget_decisions()
     SWITCH.rules, SWITCH.left_out, SWITCH.displaced, SWITCH.added, SWITCH.is_on = {}, [], {}, [], False
 

@@ -103,8 +103,8 @@ def lie_alike(one: Any, other: Any) -> bool:
     return (
         here.mesh is there.mesh
         and here.placements == there.placements
-        and here.tensor_meta.shape == there.tensor_meta.shape
-        and here.tensor_meta.stride == there.tensor_meta.stride
+        and one.shape == other.shape
+        and one.stride() == other.stride()
         and not any(place.is_partial() for place in here.placements)
     )
 
@@ -116,7 +116,7 @@ def in_gradient() -> bool:
 
 def leaves(values: Any) -> list[Any]:
     """Everything in nested lists and tuples."""
-    return tree_leaves(values)  # type: ignore[no-any-return]
+    return tree_leaves(values)
 
 
 def local_of(tensor: DTensor) -> torch.Tensor:

@@ -45,7 +45,7 @@ TABLE.add("layer_norm_plain", lambda x: F.layer_norm(x, x.shape[-1:]), "nlm", fr
 TABLE.add("layer_norm_two", lambda x: F.layer_norm(x, x.shape[-2:]), "nlm", free="n")
 TABLE.add("rms_norm", lambda x, w: F.rms_norm(x, x.shape[-1:], w), "nlm", "m")
 TABLE.add("rms_norm_plain", lambda x: F.rms_norm(x, x.shape[-1:]), "nlm", free="nl")
-TABLE.add("local_response_norm", lambda x: F.local_response_norm(x, 2), "nchw", free="nhw")
+TABLE.add("local_response_norm", lambda x: F.local_response_norm(x, 2), "nchw", free="n")
 
 TABLE.add("conv2d", lambda x, w, b: F.conv2d(x, w, b, padding=1), "nchw", "oc33".replace("3", "2"), "o")
 TABLE.add("conv2d_plain", F.conv2d, "nchw", "oc22")
