@@ -19,8 +19,9 @@ from tests.spmd.judge import Verdict
 
 WORLD = 4
 START_S = 90.0
-CASE_S = 30.0  # for the first answer
-STRAGGLER_S = 5.0  # for the last answer after the first
+CASE_S = 120.0  # for the first answer
+STRAGGLER_S = 15.0  # for the last answer after the first; torch alone, which hangs often, is waited for less long
+ALONE_STRAGGLER_S = 5.0
 
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(["torch", "torch._dynamo", "torch.distributed.tensor", "tests.spmd.rank"])
@@ -31,9 +32,13 @@ class Finding:
     """What four ranks found together."""
 
     case: Case
-    outcome: str  # right, wrong, raise, hang, or talk: right, but with bytes that the table says are needless
+    outcome: str  # right, wrong, raise, hang, or talk: right, but with more bytes than the table declares
     detail: str
     bytes: int
+
+    @property
+    def is_right(self) -> bool:
+        return self.outcome in ("right", "talk")
 
 
 class Team:
@@ -105,7 +110,7 @@ class Team:
         for pipe in self._pipes:
             with contextlib.suppress(BrokenPipeError):
                 pipe.send(case)
-        verdicts = self._hear(CASE_S, STRAGGLER_S)
+        verdicts = self._hear(CASE_S, STRAGGLER_S if self._enable else ALONE_STRAGGLER_S)
         if None in verdicts:
             self._end()
             raised = [verdict.detail for verdict in verdicts if verdict and verdict.outcome == "raise"]
@@ -135,6 +140,7 @@ def conclude(case: Case, verdicts: list[Verdict]) -> Finding:
         return Finding(case, "hang", next(v.detail for v in verdicts if v.outcome == "raise"), moved)
     if len({verdict.digest for verdict in verdicts}) > 1:
         return Finding(case, "wrong", "replicas drew different numbers", moved)
-    if verdicts[0].free and moved:
-        return Finding(case, "talk", f"{moved} bytes where none are needed", moved)
+    allowed = verdicts[0].allowed
+    if allowed is not None and moved > allowed:
+        return Finding(case, "talk", f"{moved} bytes where the table allows {allowed}", moved)
     return Finding(case, "right", verdicts[0].detail, moved)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -21,6 +22,7 @@ try:
     from torch.distributed.tensor import _api as dtensor_api
     from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
     from torch.distributed.tensor._op_schema import OutputSharding
+    from torch.distributed.tensor._ops import _matrix_ops, utils
     from torch.distributed.tensor._redistribute import redistribute_local_tensor
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
     from torch.distributed.tensor.debug import _clear_sharding_prop_cache
@@ -111,6 +113,36 @@ def forget_decisions() -> None:
 
 def spec_of(tensor: DTensor) -> Any:
     return tensor._spec
+
+
+def slow_path() -> Callable[..., Any]:
+    """What the dispatcher asks where its cache has no answer."""
+    way: Callable[..., Any] = getattr(dispatcher(), SLOW_PATH)
+    return way
+
+
+def lie_alike(one: Any, other: Any) -> bool:
+    """Whether two DTensors have the same shape and the same shards or replicas, whatever their dtypes; no Partial."""
+    if type(one) is not DTensor or type(other) is not DTensor:
+        return False
+    here, there = one._spec, other._spec
+    return (
+        here.mesh is there.mesh
+        and here.placements == there.placements
+        and one.shape == other.shape
+        and one.stride() == other.stride()
+        and not any(place.is_partial() for place in here.placements)
+    )
+
+
+def in_gradient() -> bool:
+    """Whether autograd is calling: what it makes, it makes alike on every rank."""
+    return torch._C._current_autograd_node() is not None
+
+
+def leaves(values: Any) -> list[Any]:
+    """Everything in nested lists and tuples."""
+    return tree_leaves(values)
 
 
 def local_of(tensor: DTensor) -> torch.Tensor:
@@ -234,13 +266,69 @@ def decided_specs(sharding: Any) -> list[Any]:
     """The specs of the inputs as a decision will have moved them; none where nothing moves."""
     if not sharding.needs_redistribute or sharding.redistribute_schema is None:
         return []
-    leaves = tree_leaves(sharding.redistribute_schema.args_schema, is_leaf=lambda item: isinstance(item, DTensorSpec))
+    return _specs(sharding.redistribute_schema.args_schema)
+
+
+class _Patience(threading.local):
+    """Whether this thread asks for decisions that give some rank an empty shard, which torch never makes."""
+
+    asked = False
+
+
+PATIENCE = _Patience()
+SHARDABLE = "is_tensor_shardable"
+
+
+def allow_empty_shards() -> None:
+    """Let `quiet_decision` ask for what torch's strategies otherwise leave out."""
+    for module in (utils, _matrix_ops):
+        torch_way = getattr(module, SHARDABLE)
+
+        def shardable(*args: Any, _torch_way: Any = torch_way, **kwargs: Any) -> bool:
+            return PATIENCE.asked or _torch_way(*args, **kwargs)
+
+        shardable.torch_way = torch_way  # type: ignore[attr-defined]
+        setattr(module, SHARDABLE, shardable)
+
+
+def forbid_empty_shards() -> None:
+    """Undo `allow_empty_shards`."""
+    for module in (utils, _matrix_ops):
+        installed = getattr(module, SHARDABLE)
+        setattr(module, SHARDABLE, getattr(installed, "torch_way", installed))
+
+
+def quiet_decision(info: Any) -> Any:
+    """torch's decision as it would be if empty shards did not matter; None unless it needs no communication at all."""
+    PATIENCE.asked = True
+    try:
+        sharding = dispatcher().sharding_propagator.propagate_op_sharding_non_cached(info.schema)
+    except Exception:  # noqa: BLE001 - whatever stops torch here, there is no such decision
+        return None
+    finally:
+        PATIENCE.asked = False
+    outputs = _specs(sharding.output_spec)
+    if not outputs or needs_talk(sharding, info):
+        return None
+    return None if any(place.is_partial() for spec in outputs for place in spec.placements) else sharding
+
+
+def needs_talk(sharding: Any, info: Any) -> bool:
+    """Whether carrying out a decision moves anything but slices of what every rank has."""
+    wanted = sharding.redistribute_schema
+    if not sharding.needs_redistribute or wanted is None:
+        return False
+    before, after = _specs(info.schema.args_schema), _specs(wanted.args_schema)
+    return any(
+        present != then and not present.is_replicate()
+        for here, there in zip(before, after, strict=True)
+        for present, then in zip(here.placements, there.placements, strict=True)
+    )
+
+
+def _specs(values: Any) -> list[Any]:
+    leaves = tree_leaves(values, is_leaf=lambda item: isinstance(item, DTensorSpec))
     return [leaf for leaf in leaves if isinstance(leaf, DTensorSpec)]
-
-
-def is_pointwise(op: Operator) -> bool:
-    """Whether torch itself says that `op` works element by element."""
-    return torch.Tag.pointwise in op.tags
 
 
 def is_tracing() -> bool:

@@ -45,10 +45,14 @@ TABLE.add("layer_norm_plain", lambda x: F.layer_norm(x, x.shape[-1:]), "nlm", fr
 TABLE.add("layer_norm_two", lambda x: F.layer_norm(x, x.shape[-2:]), "nlm", free="n")
 TABLE.add("rms_norm", lambda x, w: F.rms_norm(x, x.shape[-1:], w), "nlm", "m")
 TABLE.add("rms_norm_plain", lambda x: F.rms_norm(x, x.shape[-1:]), "nlm", free="nl")
-TABLE.add("local_response_norm", lambda x: F.local_response_norm(x, 2), "nchw", free="nhw")
+TABLE.add("local_response_norm", lambda x: F.local_response_norm(x, 2), "nchw", free="n")
 
 TABLE.add("conv2d", lambda x, w, b: F.conv2d(x, w, b, padding=1), "nchw", "oc33".replace("3", "2"), "o")
 TABLE.add("conv2d_plain", F.conv2d, "nchw", "oc22")
+TABLE.add("conv2d_weight", lambda w, x: F.conv2d(x, w, padding=1), "oc22", "nchw", free="o")
+TABLE.add(
+    "conv2d_depthwise_weight", lambda w, x: F.conv2d(x, w, padding=1, groups=x.shape[1]), "c122", "nchw", free="c"
+)
 TABLE.add("conv2d_same", lambda x, w, b: F.conv2d(x, w, b, dilation=2, padding=1), "nchw", "oc22", "o")
 TABLE.add("conv2d_same_wide", lambda x, w: F.conv2d(x, w.repeat(1, 1, 2, 2)[..., :3, :3], padding=1), "nchw", "oc22")
 TABLE.add(
@@ -121,6 +125,7 @@ TABLE.add("addmm", torch.addmm, "nk", "nm", "mk")
 TABLE.add("addmv", torch.addmv, "n", "nm", "m")
 TABLE.add("baddbmm", torch.baddbmm, "tnk", "tnm", "tmk", free="t")
 TABLE.add("linear", F.linear, "nm", "om", "o")
+TABLE.add("linear_weight", lambda w, x: F.linear(x, w), "om", "nm")
 TABLE.add("linear_3d", F.linear, "nlm", "om", "o")
 TABLE.add("bilinear", F.bilinear, "nm", "nk", "omk", "o")
 TABLE.add("einsum", lambda x, y: torch.einsum("nlm,om->nlo", x, y), "nlm", "om")

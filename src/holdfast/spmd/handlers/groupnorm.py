@@ -27,7 +27,7 @@ def _places(call: Call, source: DTensor) -> list[Placement]:
     channels = [axis for axis, place in enumerate(source.placements) if is_shard(place) and place.dim == 1]
     ranks = 1
     for axis in sorted(channels, key=lambda axis: -call.mesh.size(axis)):  # the largest axis first
-        if call["group"] % (ranks * call.mesh.size(axis)) == 0:
+        if call["group"] == call["C"] or call["group"] % (ranks * call.mesh.size(axis)) == 0:
             ranks *= call.mesh.size(axis)
             kept[axis] = Shard(1)
     return kept
@@ -39,8 +39,8 @@ def _channels(places: list[Placement]) -> list[Placement]:
 
 
 def _local_sizes(call: Call, places: list[Placement], local: torch.Tensor) -> dict[str, Any]:
-    ranks = _ranks(call, places)
-    return {"N": local.shape[0], "C": local.shape[1], "group": call["group"] // ranks}
+    groups = local.shape[1] if call["group"] == call["C"] else call["group"] // _ranks(call, places)
+    return {"N": local.shape[0], "C": local.shape[1], "group": groups}
 
 
 def forward(call: Call) -> Any:

@@ -11,6 +11,8 @@ from holdfast.spmd import torch_private as private
 from holdfast.spmd.call import LEAVE, Call, is_shard, moved, whole, wrap
 from holdfast.spmd.fallback import gather_and_run
 from holdfast.spmd.registry import Rule
+from holdfast.spmd.rules.pointwise import LETTERS
+from holdfast.spmd.ways import FIXED, Signature, run_sharded
 
 
 def index_put(call: Call) -> Any:
@@ -20,6 +22,8 @@ def index_put(call: Call) -> Any:
         is_shard(place) or isinstance(place, Replicate) for place in target.placements
     ):
         return gather_and_run(call)
+    if (signature := _beside(call, target)) is not None:
+        return run_sharded(call, signature)
     if not any(is_shard(place) for place in target.placements):
         return gather_and_run(call) if any(_is_sharded(tensor) for _, tensor in call.spots()) else LEAVE
     masks = any(index is not None and index.dtype == torch.bool for index in indices)
@@ -34,6 +38,22 @@ def index_put(call: Call) -> Any:
     if first.dtype != torch.bool and all(not is_shard(p) or p.dim == 0 for p in target.placements):
         return _rows(call, target, first)
     return gather_and_run(call)
+
+
+def _beside(call: Call, target: DTensor) -> Signature | None:
+    """The letters of a call that puts whole rows, sharded along other dims, into a copy; None for any other call."""
+    indices, values = call["indices"], call["values"]
+    if call.is_inplace or len(indices) != 1 or indices[0].dtype == torch.bool or not _is_sharded(values):
+        return None
+    index = indices[0]
+    if _is_sharded(index) or list(values.shape) != [*index.shape, *target.shape[1:]]:
+        return None
+    rest = LETTERS[: target.ndim - 1]
+    if any(is_shard(place) and place.dim < index.ndim for place in values.placements):
+        return None
+    if any(place.is_partial() for place in (*values.placements, *target.placements)):
+        return None
+    return Signature((FIXED + rest, FIXED * index.ndim, FIXED * index.ndim + rest), (FIXED + rest,), rest)
 
 
 def _is_sharded(tensor: Any) -> bool:
