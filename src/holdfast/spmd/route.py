@@ -15,7 +15,7 @@ from holdfast.spmd.call import LEAVE, Call, bind
 from holdfast.spmd.empties import carry_out, has_empty, run_decision, will_have_empty
 from holdfast.spmd.fallback import gather_and_run
 from holdfast.spmd.registry import Rule
-from holdfast.spmd.windows import window
+from holdfast.spmd.windows import is_window, look_through, window
 
 
 @dataclass(slots=True)
@@ -54,6 +54,8 @@ def make_route(switch: Switch, torch_way: Callable[..., Any]) -> Callable[..., A
     def slow_path(op: Any, args: Any, kwargs: Any, info: Any, try_cache: bool) -> Any:
         if private.is_tracing():
             return torch_way(op, args, kwargs, info, try_cache)
+        if not private.asks_subclasses() and any(is_window(value) for value in (*args, *kwargs.values())):
+            return look_through(op, args, kwargs)
         key = _name(op, args, kwargs, info, op in switch.rules) if try_cache else None
         if key is not None and (decision := known.decisions.get(key)) is not None:
             return decision

@@ -6,6 +6,7 @@ nothing rather than guess. Within a known version a missing name of one operator
 
 from __future__ import annotations
 
+import copy
 import itertools
 import math
 import sys
@@ -250,6 +251,24 @@ def moves_first(sharding: Any, info: Any) -> bool:
 def wrap_as(kind: type, local: torch.Tensor, spec: Any) -> Any:
     """A DTensor of a subclass."""
     return kind(local, spec, requires_grad=False)
+
+
+def asks_subclasses() -> bool:
+    """Whether the dispatcher calls the __torch_dispatch__ of a subclass of DTensor: 2.11 does not."""
+    return not torch.__version__.startswith("2.11")
+
+
+def apart(spec: Any) -> Any:
+    """The same spec on a mesh of another name, so that no cached decision fits and the slow path is asked."""
+    mesh = copy.copy(spec.mesh)
+    mesh._mesh_dim_names = tuple(f"window {axis}" for axis in range(mesh.ndim))
+    mesh._hash = None
+    return moved_to(spec, mesh)
+
+
+def moved_to(spec: Any, mesh: DeviceMesh) -> Any:
+    """The same placements on another mesh."""
+    return spec if spec.mesh is mesh else DTensorSpec(mesh, spec.placements, tensor_meta=spec.tensor_meta)
 
 
 def turn(
