@@ -25,38 +25,48 @@ METHODS: dict[str, Any] = {"tolist": _tolist, "__setitem__": set_item}
 
 @dataclass(frozen=True, slots=True)
 class Stand:
-    """A function of torch, and what makes ours of it."""
+    """A function of torch, what makes ours of it, and why."""
 
     owner: Any
     name: str
     make: Callable[[Callable[..., Any]], Callable[..., Any]]
+    why: str
+
+    @property
+    def title(self) -> str:
+        return f"{self.owner.__name__}.{self.name}"
 
 
-def _stands() -> list[Stand]:
-    stands = [
-        Stand(nn.SyncBatchNorm, "forward", forward_of),
-        Stand(nn.utils, "get_total_norm", total_norm),
-        Stand(nn.utils, "clip_grads_with_norm_", clip_with_norm),
+MIXED = "torch refuses parameters of several meshes, or plain ones beside DTensors, in one list"
+REFUSED = "torch refuses CPU tensors and DTensors"
+MAKERS = {"grouping": parted, "lists": parted_lists, "total_norm": total_norm, "clip": clip_with_norm}
+
+
+def stands() -> list[Stand]:
+    """Every function that is replaced."""
+    return [
+        Stand(nn.SyncBatchNorm, "forward", forward_of, REFUSED),
+        Stand(nn.utils, "get_total_norm", total_norm, MIXED),
+        Stand(nn.utils, "clip_grads_with_norm_", clip_with_norm, MIXED),
+        *(Stand(owner, name, MAKERS[role], MIXED) for role, owner, name in private.training_functions()),
     ]
-    makers = {"grouping": parted, "lists": parted_lists, "total_norm": total_norm, "clip": clip_with_norm}
-    return stands + [Stand(owner, name, makers[role]) for role, owner, name in private.training_functions()]
 
 
-def install_methods() -> list[tuple[Any, str, Any]]:
+def install_methods() -> list[tuple[Stand, Any]]:
     """Put ours in place; returns what stood there."""
     for name, method in METHODS.items():
         setattr(DTensor, name, method)
     replaced = []
-    for stand in _stands():
+    for stand in stands():
         torch_way = getattr(stand.owner, stand.name)
         setattr(stand.owner, stand.name, functools.wraps(torch_way)(stand.make(torch_way)))
-        replaced.append((stand.owner, stand.name, torch_way))
+        replaced.append((stand, torch_way))
     return replaced
 
 
-def remove_methods(replaced: list[tuple[Any, str, Any]]) -> None:
+def remove_methods(replaced: list[tuple[Stand, Any]]) -> None:
     for name, method in METHODS.items():
         if vars(DTensor).get(name) is method:
             delattr(DTensor, name)
-    for owner, name, torch_way in replaced:
-        setattr(owner, name, torch_way)
+    for stand, torch_way in replaced:
+        setattr(stand.owner, stand.name, torch_way)

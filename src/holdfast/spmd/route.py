@@ -26,7 +26,7 @@ class Switch:
     left_out: list[tuple[str, str]] = field(default_factory=list)
     displaced: dict[Any, Any] = field(default_factory=dict)
     added: list[Any] = field(default_factory=list)
-    replaced: list[tuple[Any, str, Any]] = field(default_factory=list)  # functions of torch: owner, name, torch's own
+    replaced: list[tuple[Any, Any]] = field(default_factory=list)  # functions of torch: the stand-in, torch's own
     losses: dict[Any, Any] = field(default_factory=dict)  # what loss_parallel would have installed
     gathered: Counter[str] = field(default_factory=Counter)  # calls that torch refused and that were run on the whole
     fallback: bool = False
