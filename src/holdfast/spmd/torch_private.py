@@ -169,7 +169,8 @@ def redistribute_local(tensor: DTensor, placements: Sequence[Placement]) -> torc
     target = DTensorSpec(spec.mesh, tuple(placements), tensor_meta=spec.tensor_meta)
     moved: torch.Tensor = redistribute_local_tensor(local_of(tensor), spec, target)
     wait = getattr(moved, "wait", None)
-    return wait() if wait is not None else moved
+    moved = wait() if wait is not None else moved
+    return moved.contiguous() if tensor.is_contiguous() else moved  # 2.11 gathers other dims than the first transposed
 
 
 def wrap(local: torch.Tensor, spec: Any) -> DTensor:
@@ -253,9 +254,14 @@ def wrap_as(kind: type, local: torch.Tensor, spec: Any) -> Any:
     return kind(local, spec, requires_grad=False)
 
 
+def is_oldest() -> bool:
+    """Whether this is torch 2.11, some of whose rules are wrong where later ones are right."""
+    return torch.__version__.startswith("2.11")
+
+
 def asks_subclasses() -> bool:
     """Whether the dispatcher calls the __torch_dispatch__ of a subclass of DTensor: 2.11 does not."""
-    return not torch.__version__.startswith("2.11")
+    return not is_oldest()
 
 
 def apart(spec: Any) -> Any:
