@@ -251,6 +251,7 @@ class _Patience(threading.local):
 
 PATIENCE = _Patience()
 SHARDABLE = "is_tensor_shardable"
+SUMS = (torch.ops.aten.sum.default, torch.ops.aten.sum.dim_IntList, torch.ops.aten.mm.default)  # of nothing: zero
 
 
 def allow_empty_shards() -> None:
@@ -284,7 +285,9 @@ def quiet_decision(info: Any) -> Any:
     outputs = _specs(sharding.output_spec)
     if not outputs or needs_talk(sharding, info):
         return None
-    return None if any(place.is_partial() for spec in outputs for place in spec.placements) else sharding
+    sums = info.schema.op in SUMS
+    parts = [place for spec in outputs for place in spec.placements if place.is_partial()]
+    return sharding if all(sums and place.reduce_op == "sum" for place in parts) else None
 
 
 def needs_talk(sharding: Any, info: Any) -> bool:

@@ -21,7 +21,7 @@ def index_put(call: Call) -> Any:
     if not isinstance(target, DTensor) or not all(
         is_shard(place) or isinstance(place, Replicate) for place in target.placements
     ):
-        return gather_and_run(call)
+        return LEAVE if call["accumulate"] else gather_and_run(call)  # what is added may be added to a Partial
     if (signature := _beside(call, target)) is not None:
         return run_sharded(call, signature)
     if not any(is_shard(place) for place in target.placements):

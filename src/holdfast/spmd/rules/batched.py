@@ -43,8 +43,6 @@ LINES: dict[str, str] = {
     "im2col.default": "n*** -> n",
     "col2im.default": "n** -> n",
     "channel_shuffle.default": "n*hw -> n*hw",
-    "pixel_shuffle.default": "n*** -> n",
-    "pixel_unshuffle.default": "n*** -> n",
     # linear algebra of stacks of matrices: the stack
     "_linalg_eigh.default": "t** -> t, t",
     "linalg_qr.default": "t** -> t, t",
@@ -92,6 +90,24 @@ def rule_of(text: str) -> Callable[[Call], Any]:
     return run
 
 
+def pixel_shuffle(call: Call) -> Any:
+    """Batch shards; torch moves even shards of space along, but raises on uneven ones."""
+    tensor = call.values[0]
+    factor = call["upscale_factor"] if "upscale_factor" in call.names else call["downscale_factor"]
+    if tensor.ndim != 4 or all(_is_even(tensor, place, axis, factor) for axis, place in enumerate(tensor.placements)):
+        return LEAVE
+    return run_sharded(call, parse("n___ -> n", call))
+
+
+def _is_even(tensor: DTensor, place: Any, axis: int, factor: int) -> bool:
+    """Whether a placement cuts a dim of batch or space, one that no other axis cuts, into equal whole blocks."""
+    if not is_shard(place):
+        return True
+    alone = sum(is_shard(other) and other.dim == place.dim for other in tensor.placements) == 1
+    blocks = tensor.shape[place.dim] / (tensor.device_mesh.size(axis) * (1 if place.dim == 0 else factor))
+    return place.dim != 1 and alone and blocks.is_integer() and blocks > 0
+
+
 def _when_empty(text: str) -> Callable[[Call], Any]:
     run = rule_of(text)
     return lambda call: run(call) if has_empty(call) else LEAVE
@@ -108,15 +124,25 @@ def _helps(tensors: list[Any], words: list[str]) -> bool:
 
 
 RULES = [
+    *(
+        Rule(
+            "batched",
+            (name,),
+            f"the letters of {text}",
+            "torch has no strategy, or gathers, or hangs when a shard is empty",
+            rule_of(text),
+        )
+        for name, text in LINES.items()
+    ),
     Rule(
         "batched",
-        (name,),
-        f"the letters of {text}",
-        "torch has no strategy, or gathers, or hangs when a shard is empty",
-        rule_of(text),
-    )
-    for name, text in LINES.items()
-] + [
-    Rule("batched", (name,), f"the letters of {text}", "torch gathers when a shard is empty", _when_empty(text))
-    for name, text in WHEN_EMPTY.items()
+        ("pixel_shuffle.default", "pixel_unshuffle.default"),
+        "batch; space where its shards are whole blocks",
+        "torch raises in the backward of uneven shards",
+        pixel_shuffle,
+    ),
+    *(
+        Rule("batched", (name,), f"the letters of {text}", "torch gathers when a shard is empty", _when_empty(text))
+        for name, text in WHEN_EMPTY.items()
+    ),
 ]
