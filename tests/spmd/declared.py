@@ -26,9 +26,10 @@ ROUNDS: dict[str, int] = {
     # a view of the sharded dim is gathered when it is taken, and what it was taken of when it is written through
     "row_mul_* slice_zero_* step_add_ narrow_copy_ select_fill_ transpose_slice_ view_mul_": 5,
     # gradients that compare, divide and select
-    "scatter_reduce_* renorm corrcoef": 4,
+    "scatter_reduce_* renorm corrcoef": 7,
     "atan2 copysign fmax fmin maximum minimum pow_tensor sinc isclose xlogy cumprod_* prod_* logcumsumexp_*": 2,
-    "all_* any_* vector_norm_* lp_pool2d": 2,
+    "vector_norm_* lp_pool2d pad?d_circular": 2,
+    "all_* any_*": 3,
     "cosine_* kl_div_* kron matrix_power bilinear repeat_interleave diagonal take F.normalize cdist cov": 2,
     # a gradient of a gradient
     "*_double_backward": 3,
