@@ -33,6 +33,7 @@ else:
     MISSING = ""
 
 KNOWN = ("2.11", "2.13")
+AT_LEAST_2_13 = tuple(int(number) for number in torch.__version__.split(".")[:2]) >= (2, 13)
 SLOW_PATH = "_propagate_op_sharding_dispatch_slow_path"
 REPLICATE = Replicate()
 REPLICATE_PLAIN = "_try_replicate_spec_for_scalar_tensor"
@@ -61,6 +62,18 @@ def operator(name: str) -> Operator | None:
     """The aten operator `name.overload`, or None where this torch has none."""
     packet, _, overload = name.partition(".")
     return getattr(getattr(torch.ops.aten, packet, None), overload or "default", None)
+
+
+def operators(prefix: str) -> tuple[str, ...]:
+    """The names, with their overloads, of every aten operator whose name begins so."""
+    names = (schema.name.removeprefix("aten::") for schema in torch._C._jit_get_all_schemas())
+    packets = sorted({name for name in names if name.startswith(prefix)})
+    return tuple(
+        f"{packet}.{overload}"
+        for packet in packets
+        for overload in getattr(torch.ops.aten, packet).overloads()
+        if not overload.endswith("out")
+    )
 
 
 def override(name: str, value: Any) -> None:
@@ -274,7 +287,12 @@ def forbid_empty_shards() -> None:
 
 
 def quiet_decision(info: Any) -> Any:
-    """torch's decision as it would be if empty shards did not matter; None unless it needs no communication at all."""
+    """torch's decision as it would be if empty shards did not matter; None unless it needs no communication at all.
+
+    Before 2.13 strategies are written by hand, and some count on shards that are not empty.
+    """
+    if not AT_LEAST_2_13:
+        return None
     PATIENCE.asked = True
     try:
         sharding = dispatcher().sharding_propagator.propagate_op_sharding_non_cached(info.schema)

@@ -47,7 +47,11 @@ def forward(call: Call) -> Any:
         weight = _weight(tensors, own[1,]).to(loss.dtype)
         if not mean:
             return loss, weight
-        weight = reduced(weight, call.mesh, sharded_axes(chosen.inputs[0]))
+        axes = sharded_axes(chosen.inputs[0])
+        if call["weight"] is None:  # then every shard of the classes can count for itself
+            weight = (tensors[1,] != call["ignore_index"]).sum().to(loss.dtype)
+            axes = sharded_axes(chosen.inputs[1])
+        weight = reduced(weight, call.mesh, axes)
         return loss / weight, weight
 
     return _run(call, signature, local)

@@ -47,10 +47,11 @@ def forward(call: Call) -> Any:
 def backward(call: Call) -> Any:
     """One number per row is reduced."""
     gradient, output, dim = call["grad_output"], call["output"], call["dim"]
-    axes = _axes(call, output)
+    sharded = output if _axes(call, output) else gradient
+    axes = _axes(call, sharded)
     if not axes or call["input_dtype"] != output.dtype:
         return LEAVE
-    places = _kept(output)
+    places = _kept(sharded)
     grad, out = moved(gradient, places, call.mesh), moved(output, places, call.mesh)
     exact = torch.float32 if out.dtype in (torch.float16, torch.bfloat16) else out.dtype
     grad, values = grad.to(exact), out.to(exact)

@@ -12,6 +12,7 @@ from typing import Any
 from torch.distributed.tensor import DTensor
 
 from holdfast.spmd.call import LEAVE, Call, is_shard
+from holdfast.spmd.collect import chunk_sizes
 from holdfast.spmd.empties import has_empty
 from holdfast.spmd.registry import Rule
 from holdfast.spmd.ways import parse, run_sharded
@@ -91,21 +92,26 @@ def rule_of(text: str) -> Callable[[Call], Any]:
 
 
 def pixel_shuffle(call: Call) -> Any:
-    """Batch shards; torch moves even shards of space along, but raises on uneven ones."""
+    """Batch shards; torch moves shards of space along, but raises where the new ones would be cut elsewhere."""
     tensor = call.values[0]
-    factor = call["upscale_factor"] if "upscale_factor" in call.names else call["downscale_factor"]
-    if tensor.ndim != 4 or all(_is_even(tensor, place, axis, factor) for axis, place in enumerate(tensor.placements)):
+    up = "upscale_factor" in call.names
+    factor = call["upscale_factor"] if up else 1 / call["downscale_factor"]
+    if tensor.ndim != 4 or all(
+        _moves_along(tensor, place, axis, factor) for axis, place in enumerate(tensor.placements)
+    ):
         return LEAVE
     return run_sharded(call, parse("n___ -> n", call))
 
 
-def _is_even(tensor: DTensor, place: Any, axis: int, factor: int) -> bool:
-    """Whether a placement cuts a dim of batch or space, one that no other axis cuts, into equal whole blocks."""
+def _moves_along(tensor: DTensor, place: Any, axis: int, factor: float) -> bool:
+    """Whether the shards of a dim of batch or space, one that no other axis cuts, grow or shrink each by itself."""
     if not is_shard(place):
         return True
-    alone = sum(is_shard(other) and other.dim == place.dim for other in tensor.placements) == 1
-    blocks = tensor.shape[place.dim] / (tensor.device_mesh.size(axis) * (1 if place.dim == 0 else factor))
-    return place.dim != 1 and alone and blocks.is_integer() and blocks > 0
+    if place.dim == 1 or sum(is_shard(other) and other.dim == place.dim for other in tensor.placements) > 1:
+        return False
+    growth, size, ranks = (1 if place.dim == 0 else factor), tensor.shape[place.dim], tensor.device_mesh.size(axis)
+    before, after = chunk_sizes(size, ranks), chunk_sizes(round(size * growth), ranks)
+    return min(before) > 0 and [length * growth for length in before] == after
 
 
 def _when_empty(text: str) -> Callable[[Call], Any]:
