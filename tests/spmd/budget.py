@@ -3,7 +3,7 @@
 Shards along a `free` letter send nothing. Along a letter of `reduced` only the named sums or edges are sent. Along any
 other letter the rule is to gather: each input that is sharded so once forward and, with gradients, once again for what
 autograd kept of it. A Partial is reduced once forward, and twice more for a gradient: formulas use what they kept for
-a comparison and for a product, say. `rounds` says how often more a composite does all that.
+a comparison and for a product, say. `rounds_of` says how often a composite does all that.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import math
 import re
 
 from tests.spmd.cases import MESHES, Case, placements_of
+from tests.spmd.declared import free_of, rounds_of
 from tests.spmd.table import SIZES, Input, Operation
 from torch.distributed.tensor import Placement, Shard
 
@@ -21,7 +22,7 @@ def budget(case: Case, operation: Operation) -> int:
     ranks = MESHES[case.mesh]
     moved = 0.0
     for given, places in zip(operation.inputs, placements_of(case, operation), strict=True):
-        moved += operation.rounds * _brought(operation, given, places or (), case.size, ranks)
+        moved += rounds_of(operation.name) * _brought(operation, given, places or (), case.size, ranks)
     return math.ceil(moved + _sums(case, operation))
 
 
@@ -34,7 +35,7 @@ def _brought(
     for axis, place in enumerate(places):
         if isinstance(place, Shard):
             sizes[place.dim] = -(-sizes[place.dim] // ranks[axis])
-            if given.letters[place.dim] not in operation.free + "".join(operation.reduced):
+            if given.letters[place.dim] not in operation.free + free_of(operation.name) + "".join(operation.reduced):
                 order.insert(0, axis)
     item = 1 if "bool" in given.kind else 8
     received = 0.0

@@ -75,7 +75,6 @@ class Operation:
     reduced: dict[str, str] = field(
         default_factory=dict
     )  # letters whose shards reduce so much: {"n": "4c"}, 4 x c numbers
-    rounds: int = 1  # how often a composite gathers what must be gathered, each way
     grad: bool = True
     partial: bool = True
     random: bool = False

@@ -9,6 +9,8 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own name for it
 from torch.distributed.tensor import DTensor
 
+from holdfast.spmd.call import is_shard
+
 
 def _instance_norm(torch_way: Callable[..., Any]) -> Callable[..., Any]:
     """Without running statistics it is group_norm with a group per channel, which keeps batch and channel shards.
@@ -57,10 +59,12 @@ def _pad(torch_way: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _is_circular(tensor: DTensor, pad: Sequence[int]) -> bool:
-    """Whether these paddings are ones that torch takes: neither negative nor longer than their dim."""
+    """Whether these paddings are ones that torch takes, neither negative nor longer than their dim, of whole dims."""
     sizes = [tensor.shape[tensor.ndim - 1 - place // 2] for place in range(len(pad))]
     known = len(pad) % 2 == 0 and len(pad) == 2 * (tensor.ndim - 2) and len(pad) > 0
-    return known and all(0 <= length <= size for length, size in zip(pad, sizes, strict=True))
+    padded = {tensor.ndim - 1 - place // 2 for place, length in enumerate(pad) if length}
+    cut = any(is_shard(place) and place.dim in padded for place in tensor.placements)
+    return known and not cut and all(0 <= length <= size for length, size in zip(pad, sizes, strict=True))
 
 
 FUNCTIONS: dict[str, Callable[..., Any]] = {"instance_norm": _instance_norm, "pad": _pad}

@@ -36,6 +36,7 @@ else:
     MISSING = ""
 
 KNOWN = ("2.11", "2.13")
+AT_LEAST_2_13 = tuple(int(number) for number in torch.__version__.split(".")[:2]) >= (2, 13)
 SLOW_PATH = "_propagate_op_sharding_dispatch_slow_path"
 REPLICATE = Replicate()
 REPLICATE_PLAIN = "_try_replicate_spec_for_scalar_tensor"
@@ -64,6 +65,18 @@ def operator(name: str) -> Operator | None:
     """The aten operator `name.overload`, or None where this torch has none."""
     packet, _, overload = name.partition(".")
     return getattr(getattr(torch.ops.aten, packet, None), overload or "default", None)
+
+
+def operators(prefix: str) -> tuple[str, ...]:
+    """The names, with their overloads, of every aten operator whose name begins so."""
+    names = (schema.name.removeprefix("aten::") for schema in torch._C._jit_get_all_schemas())
+    packets = sorted({name for name in names if name.startswith(prefix)})
+    return tuple(
+        f"{packet}.{overload}"
+        for packet in packets
+        for overload in getattr(torch.ops.aten, packet).overloads()
+        if not overload.endswith("out")
+    )
 
 
 def override(name: str, value: Any) -> None:
@@ -302,6 +315,7 @@ class _Patience(threading.local):
 
 PATIENCE = _Patience()
 SHARDABLE = "is_tensor_shardable"
+SUMS = (torch.ops.aten.sum.default, torch.ops.aten.sum.dim_IntList, torch.ops.aten.mm.default)  # of nothing: zero
 
 
 def allow_empty_shards() -> None:
@@ -324,7 +338,12 @@ def forbid_empty_shards() -> None:
 
 
 def quiet_decision(info: Any) -> Any:
-    """torch's decision as it would be if empty shards did not matter; None unless it needs no communication at all."""
+    """torch's decision as it would be if empty shards did not matter; None unless it needs no communication at all.
+
+    Before 2.13 strategies are written by hand, and some count on shards that are not empty.
+    """
+    if not AT_LEAST_2_13:
+        return None
     PATIENCE.asked = True
     try:
         sharding = dispatcher().sharding_propagator.propagate_op_sharding_non_cached(info.schema)
@@ -335,7 +354,9 @@ def quiet_decision(info: Any) -> Any:
     outputs = _specs(sharding.output_spec)
     if not outputs or needs_talk(sharding, info):
         return None
-    return None if any(place.is_partial() for spec in outputs for place in spec.placements) else sharding
+    sums = info.schema.op in SUMS
+    parts = [place for spec in outputs for place in spec.placements if place.is_partial()]
+    return sharding if all(sums and place.reduce_op == "sum" for place in parts) else None
 
 
 def needs_talk(sharding: Any, info: Any) -> bool:

@@ -26,6 +26,6 @@ WHY = "torch's gradient formula makes a plain tensor, which its dispatcher then 
 COMPLEX = "torch has no strategy, and cannot hash the complex number in the gradient formula"
 RULES = [
     Rule("reduction", ("prod.dim_int",), "as torch", WHY, _demanding("cat.default")),
-    Rule("scan", ("cumprod.default",), EVERY_OTHER, WHY, _demanding("where.self", run=from_the_front)),
+    Rule("scan", ("cumprod.default",), EVERY_OTHER, WHY, _demanding("where.self", "cat.default", run=from_the_front)),
     Rule("pointwise", ("polar.default",), "every dim", COMPLEX, _demanding("mul.Scalar", run=pointwise)),
 ]

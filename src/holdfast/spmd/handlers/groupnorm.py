@@ -47,7 +47,7 @@ def forward(call: Call) -> Any:
     """The normalised tensor, and the mean and deviation of each group."""
     source = call["input"]
     places = _places(call, source)
-    local = moved(source, places, call.mesh)
+    local = moved(source, places, call.mesh).contiguous()
     tensors: dict[Spot, torch.Tensor] = {(0,): local}
     for position in (1, 2):
         if call.values[position] is not None:
@@ -71,7 +71,7 @@ def backward(call: Call) -> Any:
     source = call["input"]
     places = _places(call, source)
     tensors: dict[Spot, torch.Tensor] = {
-        (position,): moved(call.values[position], places, call.mesh) for position in range(4)
+        (position,): moved(call.values[position], places, call.mesh).contiguous() for position in range(4)
     }
     if call["weight"] is not None:
         tensors[4,] = moved(call["weight"], _channels(places), call.mesh)

@@ -9,6 +9,7 @@ from typing import Any
 
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 
+from holdfast.spmd import torch_private as private
 from holdfast.spmd.call import LEAVE, Call, apply, is_shard, moved, wrap
 from holdfast.spmd.registry import Rule
 
@@ -55,6 +56,14 @@ def settled(call: Call) -> Any:
     )
 
 
+def divided(call: Call) -> Any:
+    """Reduce what is divided by; what is divided may stay in parts."""
+    above, below = call.values[:2]
+    if not isinstance(below, DTensor) or not any(isinstance(place, Partial) for place in below.placements):
+        return LEAVE
+    return apply(call.op, [above, settle(below), *call.values[2:]])
+
+
 COMPARISONS = tuple(f"{name}.{kind}" for name in ("eq", "ne", "lt", "le", "gt", "ge") for kind in ("Tensor", "Scalar"))
 OTHERS = (
     *("reciprocal.default", "lerp.Tensor", "addcdiv.default", "sign.default", "sgn.default", "isnan.default"),
@@ -70,3 +79,13 @@ RULES = [
         settled,
     ),
 ]
+if not private.AT_LEAST_2_13:
+    RULES.append(
+        Rule(
+            "pointwise",
+            ("div.Tensor", "div.Tensor_mode"),
+            "every dim; a Partial that is divided by is reduced first",
+            "torch divides by each rank's part",
+            divided,
+        )
+    )
