@@ -54,7 +54,7 @@ def make_route(switch: Switch, torch_way: Callable[..., Any]) -> Callable[..., A
     def slow_path(op: Any, args: Any, kwargs: Any, info: Any, try_cache: bool) -> Any:
         if private.is_tracing():
             return torch_way(op, args, kwargs, info, try_cache)
-        if not private.asks_subclasses() and any(is_window(value) for value in (*args, *kwargs.values())):
+        if private.is_oldest() and any(is_window(value) for value in (*args, *kwargs.values())):
             return look_through(op, args, kwargs)
         key = _name(op, args, kwargs, info, op in switch.rules) if try_cache else None
         if key is not None and (decision := known.decisions.get(key)) is not None:

@@ -11,7 +11,6 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from holdfast.core.errors import Unsupported
-from holdfast.spmd import torch_private as private
 
 
 def forward_of(torch_way: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
@@ -37,7 +36,7 @@ def forward_of(torch_way: Callable[..., torch.Tensor]) -> Callable[..., torch.Te
 def _check_ranks(group: Any, tensor: DTensor) -> None:
     """A DTensor's statistics are those of its mesh: a rank outside of it could not be heard."""
     ranks = set(dist.get_process_group_ranks(group)) if group is not None else set()
-    here = set(private.mesh_ranks(tensor.device_mesh))
+    here = {int(rank) for rank in tensor.device_mesh.mesh.flatten()}
     if not ranks <= here:
         raise Unsupported(
             f"SyncBatchNorm: the process group has ranks {sorted(ranks)}, the mesh of the input only {sorted(here)}; "

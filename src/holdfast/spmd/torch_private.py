@@ -115,11 +115,6 @@ def training_functions() -> list[tuple[str, Any, str]]:
     return [entry for entry in found if hasattr(entry[1], entry[2])]
 
 
-def mesh_ranks(mesh: DeviceMesh) -> list[int]:
-    """The global ranks of a mesh."""
-    return [int(rank) for rank in mesh.mesh.flatten()]
-
-
 def forget_decisions() -> None:
     """Drop every cached sharding decision: those made under other rules must not live on."""
     _clear_sharding_prop_cache()  # type: ignore[no-untyped-call]
@@ -268,13 +263,8 @@ def wrap_as(kind: type, local: torch.Tensor, spec: Any) -> Any:
 
 
 def is_oldest() -> bool:
-    """Whether this is torch 2.11, some of whose rules are wrong where later ones are right."""
+    """Whether this is torch 2.11, which asks no subclass of DTensor, and some of whose rules were mended later."""
     return torch.__version__.startswith("2.11")
-
-
-def asks_subclasses() -> bool:
-    """Whether the dispatcher calls the __torch_dispatch__ of a subclass of DTensor: 2.11 does not."""
-    return not is_oldest()
 
 
 def apart(spec: Any) -> Any:

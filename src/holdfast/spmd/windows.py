@@ -71,7 +71,7 @@ def _window(item: Any, base: DTensor, views: tuple[Any, ...]) -> Any:
     if not isinstance(item, DTensor):
         return item
     spec = private.spec_of(item)
-    made = private.wrap_as(Window, private.local_of(item), spec if private.asks_subclasses() else private.apart(spec))
+    made = private.wrap_as(Window, private.local_of(item), private.apart(spec) if private.is_oldest() else spec)
     made._base_tensor, made._views, made._seen, made._real_mesh = base, views, base._version, item.device_mesh
     return made
 
