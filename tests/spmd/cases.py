@@ -74,14 +74,3 @@ def _placement(word: str, leader: str, letters: str) -> Placement:
         return Partial()
     letter = leader[int(word)]
     return Shard(letters.index(letter)) if letter in letters else Replicate()
-
-
-def is_free(case: Case, operation: Operation, placements: list[tuple[Placement, ...] | None]) -> bool:
-    """Whether the table says that these shards need no communication at all."""
-    for given, places in zip(operation.inputs, placements, strict=True):
-        for place in places or ():
-            if place.is_partial():
-                return False
-            if isinstance(place, Shard) and given.letters[place.dim] not in operation.free:
-                return False
-    return bool(operation.free) and (case.others == "follow" or len(operation.inputs) == 1)

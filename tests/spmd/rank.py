@@ -15,6 +15,7 @@ import torch.distributed as dist
 from tests.spmd.cases import MESHES
 from tests.spmd.judge import judge
 from tests.spmd.ops import all_operations
+from tests.spmd.together import decide_together
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor._sharding_prop import ShardingPropagator
 
@@ -36,6 +37,7 @@ def host_main(world: int, pipes: list[Any], enable: bool, device: str) -> None:
     torch._C._distributed_c10d._set_thread_isolation_mode(True)
     ShardingPropagator._fake_mode_lock = threading.RLock()
     _install_threaded_pg()
+    decide_together()
     store = dist.HashStore()
 
     def run(rank: int) -> None:

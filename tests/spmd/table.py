@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -72,6 +72,9 @@ class Operation:
     call: Callable[..., Any]
     inputs: tuple[Input, ...]
     free: str = ""  # letters whose shards need not talk, forward or backward
+    reduced: dict[str, str] = field(
+        default_factory=dict
+    )  # letters whose shards reduce so much: {"n": "4c"}, 4 x c numbers
     grad: bool = True
     partial: bool = True
     random: bool = False

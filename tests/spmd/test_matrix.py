@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import fnmatch
+
 import pytest
 from tests.spmd.cases import Case, cases_of
+from tests.spmd.named import NAMED
 from tests.spmd.ops import all_operations
 from tests.spmd.raises import reason
 from tests.spmd.team import Finding, Team
@@ -16,6 +19,13 @@ def test_the_table_is_large_and_complete():
     assert len(CASES) >= 4500
     assert len({case.operation for case in CASES}) == len(OPERATIONS)
     assert len(set(CASES)) == len(CASES)
+
+
+@pytest.mark.parametrize("section", NAMED)
+def test_every_operator_that_was_measured_is_in_the_table(section):
+    for name, patterns in NAMED[section].items():
+        for pattern in patterns.split():
+            assert fnmatch.filter(OPERATIONS, pattern), f"{name}: the table has no {pattern}"
 
 
 @pytest.mark.timeout(600)

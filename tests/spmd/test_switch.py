@@ -7,11 +7,14 @@ from torch.distributed.tensor import DTensor
 
 import holdfast.spmd
 from holdfast.spmd import switch, torch_private
+from holdfast.spmd.methods import stands
 
 
 def _state():
     dispatcher = torch_private.dispatcher()
-    return dict(vars(dispatcher)), dict(dispatcher._custom_op_handlers), dict(vars(DTensor))
+    functions = [getattr(stand.owner, stand.name) for stand in stands()]
+    losses = dict(torch_private.loss_parallel_table())
+    return dict(vars(dispatcher)), dict(dispatcher._custom_op_handlers), dict(vars(DTensor)), functions, losses
 
 
 def test_disable_restores_torch_exactly():

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from holdfast.spmd import torch_private as private
@@ -14,32 +14,74 @@ from holdfast.spmd.empties import carry_out
 
 INDEXING = (
     *("index.Tensor", "index_put.default", "index_put_.default", "_index_put_impl_.default", "masked_select.default"),
+    *("masked_fill_.Scalar",),
     *("masked_scatter.default", "masked_scatter_.default", "scatter_add.default", "scatter_add_.default"),
     *("scatter.src", "scatter.value", "index_add.default", "index_copy.default", "index_select.default"),
     *("index_fill.int_Scalar", "index_fill.int_Tensor", "take.default", "put.default", "searchsorted.Tensor"),
     *("repeat_interleave.Tensor", "select_scatter.default", "slice_scatter.default", "diagonal_scatter.default"),
     *("_embedding_bag.default", "_embedding_bag_forward_only.default", "_embedding_bag_backward.default"),
 )
+MASKING = ("masked_fill.Scalar", "masked_fill.Tensor")
+# taken over only once a gradient formula that needs it has been seen: the dispatcher's own way is faster
+ON_DEMAND = ("cat.default", "mul.Scalar", "where.self")
 
 
-def accept_plain(slow_path: Callable[..., Any]) -> Callable[..., Any]:
-    """A handler that takes plain tensors for replicated ones, and then goes the common way."""
+def take_plain(op: Any, args: Any, kwargs: Any) -> Any:
+    """A handler that takes every plain tensor for a replicated one, and then goes the common way."""
+    return _go(op, *_replicated(bind(op, args, kwargs).mesh, args, kwargs))
 
-    def handle(op: Any, args: Any, kwargs: Any) -> Any:
-        mesh = bind(op, args, kwargs).mesh
 
-        def placed(value: Any) -> Any:
-            if isinstance(value, (list, tuple)):
-                return type(value)(placed(item) for item in value)
-            if isinstance(value, torch.Tensor) and not isinstance(value, DTensor):
-                return replicated(value, mesh)
-            return value
+def take_masks(op: Any, args: Any, kwargs: Any) -> Any:
+    """masked_fill with a plain mask; where the mask lies as the tensor does, the shortest way."""
+    tensor, mask, value = args
+    if private.lie_alike(mask, tensor) and not isinstance(value, torch.Tensor):
+        filled = op(private.local_of(tensor), private.local_of(mask), value)
+        return private.wrap(filled, private.spec_of(tensor))
+    _refuse_plain(op, args, masks=True)
+    return take_plain(op, args, kwargs)
 
-        args, kwargs = placed(tuple(args)), {name: placed(value) for name, value in kwargs.items()}
-        info = private.unwrap(op, args, kwargs)
-        sharding = slow_path(op, args, kwargs, info, True)
-        if not private.is_decision(sharding):
-            return sharding
-        return carry_out(op, args, kwargs, info, sharding)
 
-    return handle
+def take_made(op: Any, args: Any, kwargs: Any) -> Any:
+    """The same for what torch's gradient formulas make, which is the same on every rank; never for a user's tensors."""
+    if private.in_gradient():
+        return take_plain(op, args, kwargs)
+    _refuse_plain(op, args)
+    return _go(op, args, kwargs)
+
+
+def demand(*names: str) -> None:
+    """From now on let these operators take what gradient formulas make."""
+    for name in names:
+        if (op := private.operator(name)) is not None:
+            private.handlers().setdefault(op, take_made)
+
+
+def _refuse_plain(op: Any, args: Any, masks: bool = False) -> None:
+    """Raise as torch does: a plain tensor may differ from rank to rank; only masks are taken to be the same."""
+    for item in private.leaves(args):
+        if not isinstance(item, torch.Tensor) or isinstance(item, DTensor) or item.numel() == 1:
+            continue
+        if not masks or item.dtype != torch.bool:
+            raise RuntimeError(
+                f"{op} got mixed torch.Tensor and DTensor: a plain tensor of {item.dtype} and shape "
+                f"{tuple(item.shape)} may differ from rank to rank; make it a DTensor first (distribute_tensor)"
+            )
+
+
+def _replicated(mesh: DeviceMesh, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    def placed(value: Any) -> Any:
+        if isinstance(value, (list, tuple)):
+            return type(value)(placed(item) for item in value)
+        if isinstance(value, torch.Tensor) and not isinstance(value, DTensor):
+            return replicated(value, mesh)
+        return value
+
+    return placed(tuple(args)), {name: placed(value) for name, value in kwargs.items()}
+
+
+def _go(op: Any, args: Any, kwargs: Any) -> Any:
+    info = private.unwrap(op, args, kwargs)
+    sharding = private.slow_path()(op, args, kwargs, info, True)
+    if not private.is_decision(sharding):
+        return sharding
+    return carry_out(op, args, kwargs, info, sharding)

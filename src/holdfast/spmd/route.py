@@ -15,8 +15,7 @@ from holdfast.spmd.call import LEAVE, Call, bind
 from holdfast.spmd.empties import carry_out, has_empty, run_decision, will_have_empty
 from holdfast.spmd.fallback import gather_and_run
 from holdfast.spmd.registry import Rule
-from holdfast.spmd.rules.pointwise import pointwise
-from holdfast.spmd.windows import window
+from holdfast.spmd.windows import is_window, look_through, window
 
 
 @dataclass(slots=True)
@@ -27,6 +26,8 @@ class Switch:
     left_out: list[tuple[str, str]] = field(default_factory=list)
     displaced: dict[Any, Any] = field(default_factory=dict)
     added: list[Any] = field(default_factory=list)
+    replaced: list[tuple[Any, Any]] = field(default_factory=list)  # functions of torch: the stand-in, torch's own
+    losses: dict[Any, Any] = field(default_factory=dict)  # what loss_parallel would have installed
     gathered: Counter[str] = field(default_factory=Counter)  # calls that torch refused and that were run on the whole
     fallback: bool = False
     is_on: bool = False
@@ -53,6 +54,8 @@ def make_route(switch: Switch, torch_way: Callable[..., Any]) -> Callable[..., A
     def slow_path(op: Any, args: Any, kwargs: Any, info: Any, try_cache: bool) -> Any:
         if private.is_tracing():
             return torch_way(op, args, kwargs, info, try_cache)
+        if private.is_oldest() and any(is_window(value) for value in (*args, *kwargs.values())):
+            return look_through(op, args, kwargs)
         key = _name(op, args, kwargs, info, op in switch.rules) if try_cache else None
         if key is not None and (decision := known.decisions.get(key)) is not None:
             return decision
@@ -87,23 +90,26 @@ def _answer(switch: Switch, torch_way: Callable[..., Any], call: Call, given: tu
             return switch.displaced[op](op, args, kwargs)
     if not switch.fallback:
         return torch_way(*given)
-    try:
-        sharding = torch_way(*given)
-    except Exception:  # noqa: BLE001 - whatever stopped torch, the gathered call answers or raises its own error
+    sharding = _decision(torch_way, call, given)
+    if sharding is None:
         switch.gathered[str(op)] += 1
         return window(gather_and_run(call), call) if private.is_view(op) else gather_and_run(call)
     if not private.is_decision(sharding):
         return sharding
     if private.is_view(op) and private.moves_first(sharding, info):
         return window(carry_out(op, args, kwargs, info, sharding), call)
-    return _despite_empties(call, args, kwargs, sharding) if private.is_plain_call(op) else sharding
-
-
-def _despite_empties(call: Call, args: Any, kwargs: Any, sharding: Any) -> Any:
-    """torch's decision, unless some rank has an empty part: then what nothing needs to talk about stays silent."""
-    moves = bool(private.decided_specs(sharding))
-    if has_empty(call):
-        if private.is_pointwise(call.op):
-            return pointwise(call) if moves else sharding
+    if private.is_plain_call(op) and (has_empty(call) or will_have_empty(sharding)):
         return run_decision(call, args, kwargs, sharding)
-    return run_decision(call, args, kwargs, sharding) if will_have_empty(sharding) else sharding
+    return sharding
+
+
+def _decision(torch_way: Callable[..., Any], call: Call, given: tuple[Any, ...]) -> Any:
+    """torch's decision, but where some rank has an empty part a silent one if there is any; None if torch has none."""
+    try:
+        sharding = torch_way(*given)
+    except Exception:  # noqa: BLE001 - whatever stopped torch, the gathered call answers or raises its own error
+        sharding = None
+    else:
+        if not private.is_decision(sharding) or not private.needs_talk(sharding, call.info):
+            return sharding
+    return (private.quiet_decision(call.info) if has_empty(call) else None) or sharding

@@ -6,10 +6,10 @@ from types import EllipsisType
 from typing import Any
 
 import torch
-from torch.distributed.tensor import DTensor, Partial, Replicate
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
 from holdfast.spmd import torch_private as private
-from holdfast.spmd.call import is_shard, whole
+from holdfast.spmd.call import is_shard, moved, whole
 from holdfast.spmd.windows import Window
 
 Bounds = tuple[tuple[int, int, int, bool], ...]  # start, stop, step, and whether an int chose it: for each dim
@@ -74,7 +74,7 @@ class _Put(torch.autograd.Function):
         if any(isinstance(place, Partial) for place in target.placements):
             places = [private.REPLICATE if isinstance(place, Partial) else place for place in target.placements]
             private.replace_contents(target, private.redistribute_local(target, places).clone(), places)
-        _write(target, whole(value) if isinstance(value, torch.Tensor) else value, bounds)
+        _put(target, value, bounds)
         ctx.bounds, ctx.key = bounds, key
         ctx.shape = value.shape if isinstance(value, torch.Tensor) else None
         ctx.mark_dirty(target)
@@ -91,10 +91,34 @@ class _Put(torch.autograd.Function):
         return kept, inner, None, None
 
 
+def _put(target: DTensor, value: Any, bounds: Bounds) -> None:
+    """Write a value into a region; of one as large as the region a rank needs only what lies beside its own part."""
+    if not isinstance(value, DTensor) or list(value.shape) != _region(bounds):
+        _write(target, whole(value) if isinstance(value, torch.Tensor) else value, bounds)
+        return
+    kept = [dim for dim, (*_, chosen) in enumerate(bounds) if not chosen]
+    entire = [dim for dim in kept if bounds[dim][:3] == (0, target.shape[dim], 1)]
+    places = [
+        Shard(kept.index(place.dim)) if is_shard(place) and place.dim in entire else Replicate()
+        for place in target.placements
+    ]
+    beside = moved(value, places, target.device_mesh)
+    if (own := _own(bounds, target)) is not None:
+        here, there = own
+        region = private.local_of(target)[here]
+        wanted = tuple(slice(None) if dim in entire else part for dim, part in zip(kept, there, strict=True))
+        region.copy_(beside[wanted].reshape(region.shape))
+
+
+def _region(bounds: Bounds) -> list[int]:
+    """The shape of a region; a dim chosen by an int is gone."""
+    return [-(-(stop - start) // step) for start, stop, step, chosen in bounds if not chosen]
+
+
 def _write(target: Any, value: Any, bounds: Bounds) -> None:
     own = _own(bounds, target)
     if isinstance(value, torch.Tensor):  # also where this rank has no part: a value that does not fit raises on all
-        shape = [-(-(stop - start) // step) for start, stop, step, chosen in bounds if not chosen]
+        shape = _region(bounds)
         while value.ndim > len(shape) and value.shape[0] == 1:
             value = value[0]
         value = value.expand(shape)

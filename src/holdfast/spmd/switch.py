@@ -10,8 +10,10 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from holdfast.spmd import torch_private as private
+from holdfast.spmd.functions import install_functions, remove_functions
+from holdfast.spmd.lossparallel import loss_handlers
 from holdfast.spmd.methods import install_methods, remove_methods
-from holdfast.spmd.plain import INDEXING, accept_plain
+from holdfast.spmd.plain import INDEXING, MASKING, ON_DEMAND, take_masks, take_plain
 from holdfast.spmd.registry import Rule, all_rules
 from holdfast.spmd.route import Switch, make_route
 
@@ -35,13 +37,18 @@ def enable(only: Sequence[str] = ("*",), exclude: Sequence[str] = ()) -> list[st
     SWITCH.fallback = _is_chosen(("fallback",), only, exclude)
     slow_path = make_route(SWITCH, getattr(private.dispatcher(), private.SLOW_PATH))
     private.override(private.SLOW_PATH, slow_path)
-    for name in INDEXING if _is_chosen(("plain",), only, exclude) else ():
-        if (op := private.operator(name)) is not None:
-            private.handlers()[op] = accept_plain(slow_path)
-            SWITCH.added.append(op)
+    if _is_chosen(("plain",), only, exclude):
+        _accept_plain()
     private.override(private.REPLICATE_PLAIN, _replicate_plain(getattr(private.dispatcher(), private.REPLICATE_PLAIN)))
+    if _is_chosen(("loss", "loss_parallel"), only, exclude):
+        SWITCH.losses = dict(private.loss_parallel_table())
+        private.loss_parallel_table().update(loss_handlers(SWITCH.losses))
     if _is_chosen(("methods",), only, exclude):
-        install_methods()
+        SWITCH.replaced = install_methods()
+    if _is_chosen(("functions",), only, exclude):
+        install_functions()
+    if SWITCH.fallback:
+        private.allow_empty_shards()
     private.forget_decisions()
     SWITCH.is_on = True
     return [f"{name}: {why}" for name, why in SWITCH.left_out]
@@ -53,14 +60,27 @@ def disable() -> None:
         return
     private.restore(private.SLOW_PATH)
     private.restore(private.REPLICATE_PLAIN)
+    private.forbid_empty_shards()
     table = private.handlers()
-    for op in SWITCH.added:
+    for op in (*SWITCH.added, *map(private.operator, ON_DEMAND)):
         table.pop(op, None)
     for op, handler in SWITCH.displaced.items():
         table[op] = handler
-    remove_methods()
+    private.loss_parallel_table().update(SWITCH.losses)
+    remove_methods(SWITCH.replaced)
+    remove_functions()
     private.forget_decisions()
     SWITCH.rules, SWITCH.left_out, SWITCH.displaced, SWITCH.added, SWITCH.is_on = {}, [], {}, [], False
+    SWITCH.losses, SWITCH.replaced = {}, []
+
+
+def _accept_plain() -> None:
+    """Put handlers before the dispatcher's own check, which refuses plain tensors."""
+    for names, handler in ((INDEXING, take_plain), (MASKING, take_masks)):
+        for name in names:
+            if (op := private.operator(name)) is not None:
+                private.handlers()[op] = handler
+                SWITCH.added.append(op)
 
 
 def _is_chosen(words: Sequence[str], only: Sequence[str], exclude: Sequence[str]) -> bool:

@@ -6,8 +6,11 @@ nothing rather than guess. Within a known version a missing name of one operator
 
 from __future__ import annotations
 
+import copy
 import itertools
 import math
+import sys
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -20,9 +23,11 @@ try:
     from torch.distributed.tensor import _api as dtensor_api
     from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
     from torch.distributed.tensor._op_schema import OutputSharding
+    from torch.distributed.tensor._ops import _matrix_ops, utils
     from torch.distributed.tensor._redistribute import redistribute_local_tensor
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
     from torch.distributed.tensor.debug import _clear_sharding_prop_cache
+    from torch.distributed.tensor.parallel import loss as loss_module
     from torch.utils._mode_utils import no_dispatch
     from torch.utils._pytree import tree_leaves
 except ImportError as error:
@@ -31,6 +36,7 @@ else:
     MISSING = ""
 
 KNOWN = ("2.11", "2.13")
+AT_LEAST_2_13 = tuple(int(number) for number in torch.__version__.split(".")[:2]) >= (2, 13)
 SLOW_PATH = "_propagate_op_sharding_dispatch_slow_path"
 REPLICATE = Replicate()
 REPLICATE_PLAIN = "_try_replicate_spec_for_scalar_tensor"
@@ -61,6 +67,18 @@ def operator(name: str) -> Operator | None:
     return getattr(getattr(torch.ops.aten, packet, None), overload or "default", None)
 
 
+def operators(prefix: str) -> tuple[str, ...]:
+    """The names, with their overloads, of every aten operator whose name begins so."""
+    names = (schema.name.removeprefix("aten::") for schema in torch._C._jit_get_all_schemas())
+    packets = sorted({name for name in names if name.startswith(prefix)})
+    return tuple(
+        f"{packet}.{overload}"
+        for packet in packets
+        for overload in getattr(torch.ops.aten, packet).overloads()
+        if not overload.endswith("out")
+    )
+
+
 def override(name: str, value: Any) -> None:
     """Put `value` before the dispatcher's own method of that name."""
     setattr(dispatcher(), name, value)
@@ -78,6 +96,25 @@ def handlers() -> dict[Operator, Handler]:
     return table
 
 
+def loss_parallel_table() -> dict[Operator, Handler]:
+    """What torch's loss_parallel puts into the table of handlers."""
+    return loss_module.customized_loss_ops  # type: ignore[return-value]
+
+
+def training_functions() -> list[tuple[str, Any, str]]:
+    """Functions that optimizers and clipping call: what each does, the module whose name is looked up, the name."""
+    grouping = "_group_tensors_by_device_and_dtype"
+    clipping = sys.modules["torch.nn.utils.clip_grad"]
+    found = [
+        ("grouping", sys.modules["torch.optim.optimizer"], grouping),
+        ("grouping", clipping, grouping),
+        ("lists", sys.modules.get("torch.optim._adafactor"), "_group_tensors_by_device_dtype_and_is_multidim"),
+        ("total_norm", clipping, "_get_total_norm"),
+        ("clip", clipping, "_clip_grads_with_norm_"),
+    ]
+    return [entry for entry in found if hasattr(entry[1], entry[2])]
+
+
 def forget_decisions() -> None:
     """Drop every cached sharding decision: those made under other rules must not live on."""
     _clear_sharding_prop_cache()  # type: ignore[no-untyped-call]
@@ -85,6 +122,36 @@ def forget_decisions() -> None:
 
 def spec_of(tensor: DTensor) -> Any:
     return tensor._spec
+
+
+def slow_path() -> Callable[..., Any]:
+    """What the dispatcher asks where its cache has no answer."""
+    way: Callable[..., Any] = getattr(dispatcher(), SLOW_PATH)
+    return way
+
+
+def lie_alike(one: Any, other: Any) -> bool:
+    """Whether two DTensors have the same shape and the same shards or replicas, whatever their dtypes; no Partial."""
+    if type(one) is not DTensor or type(other) is not DTensor:
+        return False
+    here, there = one._spec, other._spec
+    return (
+        here.mesh is there.mesh
+        and here.placements == there.placements
+        and one.shape == other.shape
+        and one.stride() == other.stride()
+        and not any(place.is_partial() for place in here.placements)
+    )
+
+
+def in_gradient() -> bool:
+    """Whether autograd is calling: what it makes, it makes alike on every rank."""
+    return torch._C._current_autograd_node() is not None
+
+
+def leaves(values: Any) -> list[Any]:
+    """Everything in nested lists and tuples."""
+    return tree_leaves(values)
 
 
 def local_of(tensor: DTensor) -> torch.Tensor:
@@ -110,7 +177,8 @@ def redistribute_local(tensor: DTensor, placements: Sequence[Placement]) -> torc
     target = DTensorSpec(spec.mesh, tuple(placements), tensor_meta=spec.tensor_meta)
     moved: torch.Tensor = redistribute_local_tensor(local_of(tensor), spec, target)
     wait = getattr(moved, "wait", None)
-    return wait() if wait is not None else moved
+    moved = wait() if wait is not None else moved
+    return moved.contiguous() if tensor.is_contiguous() else moved  # 2.11 gathers other dims than the first transposed
 
 
 def wrap(local: torch.Tensor, spec: Any) -> DTensor:
@@ -194,6 +262,24 @@ def wrap_as(kind: type, local: torch.Tensor, spec: Any) -> Any:
     return kind(local, spec, requires_grad=False)
 
 
+def is_oldest() -> bool:
+    """Whether this is torch 2.11, which asks no subclass of DTensor, and some of whose rules were mended later."""
+    return torch.__version__.startswith("2.11")
+
+
+def apart(spec: Any) -> Any:
+    """The same spec on a mesh of another name, so that no cached decision fits and the slow path is asked."""
+    mesh = copy.copy(spec.mesh)
+    mesh._mesh_dim_names = tuple(f"window {axis}" for axis in range(mesh.ndim))
+    mesh._hash = None
+    return moved_to(spec, mesh)
+
+
+def moved_to(spec: Any, mesh: DeviceMesh) -> Any:
+    """The same placements on another mesh."""
+    return spec if spec.mesh is mesh else DTensorSpec(mesh, spec.placements, tensor_meta=spec.tensor_meta)
+
+
 def turn(
     op: Operator, tensor: DTensor, local: torch.Tensor, placements: Sequence[Placement], rest: tuple[Any, ...]
 ) -> None:
@@ -208,13 +294,77 @@ def decided_specs(sharding: Any) -> list[Any]:
     """The specs of the inputs as a decision will have moved them; none where nothing moves."""
     if not sharding.needs_redistribute or sharding.redistribute_schema is None:
         return []
-    leaves = tree_leaves(sharding.redistribute_schema.args_schema, is_leaf=lambda item: isinstance(item, DTensorSpec))
+    return _specs(sharding.redistribute_schema.args_schema)
+
+
+class _Patience(threading.local):
+    """Whether this thread asks for decisions that give some rank an empty shard, which torch never makes."""
+
+    asked = False
+
+
+PATIENCE = _Patience()
+SHARDABLE = "is_tensor_shardable"
+SUMS = (torch.ops.aten.sum.default, torch.ops.aten.sum.dim_IntList, torch.ops.aten.mm.default)  # of nothing: zero
+
+
+def allow_empty_shards() -> None:
+    """Let `quiet_decision` ask for what torch's strategies otherwise leave out."""
+    for module in (utils, _matrix_ops):
+        torch_way = getattr(module, SHARDABLE)
+
+        def shardable(*args: Any, _torch_way: Any = torch_way, **kwargs: Any) -> bool:
+            return PATIENCE.asked or _torch_way(*args, **kwargs)
+
+        shardable.torch_way = torch_way  # type: ignore[attr-defined]
+        setattr(module, SHARDABLE, shardable)
+
+
+def forbid_empty_shards() -> None:
+    """Undo `allow_empty_shards`."""
+    for module in (utils, _matrix_ops):
+        installed = getattr(module, SHARDABLE)
+        setattr(module, SHARDABLE, getattr(installed, "torch_way", installed))
+
+
+def quiet_decision(info: Any) -> Any:
+    """torch's decision as it would be if empty shards did not matter; None unless it needs no communication at all.
+
+    Before 2.13 strategies are written by hand, and some count on shards that are not empty.
+    """
+    if not AT_LEAST_2_13:
+        return None
+    PATIENCE.asked = True
+    try:
+        sharding = dispatcher().sharding_propagator.propagate_op_sharding_non_cached(info.schema)
+    except Exception:  # noqa: BLE001 - whatever stops torch here, there is no such decision
+        return None
+    finally:
+        PATIENCE.asked = False
+    outputs = _specs(sharding.output_spec)
+    if not outputs or needs_talk(sharding, info):
+        return None
+    sums = info.schema.op in SUMS
+    parts = [place for spec in outputs for place in spec.placements if place.is_partial()]
+    return sharding if all(sums and place.reduce_op == "sum" for place in parts) else None
+
+
+def needs_talk(sharding: Any, info: Any) -> bool:
+    """Whether carrying out a decision moves anything but slices of what every rank has."""
+    wanted = sharding.redistribute_schema
+    if not sharding.needs_redistribute or wanted is None:
+        return False
+    before, after = _specs(info.schema.args_schema), _specs(wanted.args_schema)
+    return any(
+        present != then and not present.is_replicate()
+        for here, there in zip(before, after, strict=True)
+        for present, then in zip(here.placements, there.placements, strict=True)
+    )
+
+
+def _specs(values: Any) -> list[Any]:
+    leaves = tree_leaves(values, is_leaf=lambda item: isinstance(item, DTensorSpec))
     return [leaf for leaf in leaves if isinstance(leaf, DTensorSpec)]
-
-
-def is_pointwise(op: Operator) -> bool:
-    """Whether torch itself says that `op` works element by element."""
-    return torch.Tag.pointwise in op.tags
 
 
 def is_tracing() -> bool:

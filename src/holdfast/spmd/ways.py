@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -121,14 +122,27 @@ def _cost(tensors: Sequence[torch.Tensor], way: Way, axis: int, call: Call) -> t
     """Bytes moved, then how many placements change."""
     moved_bytes, changes = 0.0, 0
     for tensor, wanted in zip(tensors, way.inputs, strict=True):
-        present = tensor.placements[axis] if isinstance(tensor, DTensor) else Replicate()
-        if present != wanted:
-            changes += 1
-            moved_bytes += axis_cost(present, wanted, tensor.numel() * tensor.element_size(), call.mesh.size(axis))
+        placements = tensor.placements if isinstance(tensor, DTensor) else [Replicate()] * call.mesh.ndim
+        if placements[axis] == wanted:
+            continue
+        changes += 1
+        others = {number: place.dim for number, place in enumerate(placements) if number != axis and is_shard(place)}
+        held = tensor.numel() * tensor.element_size() / math.prod(call.mesh.size(number) for number in others)
+        moved_bytes += _axis_cost(placements[axis], wanted, held, tensor.shape, call, axis)
+        if is_shard(wanted) and wanted.dim in others.values() and not placements[axis].is_replicate():
+            moved_bytes += 2 * held  # shards of shards: what the other axis holds has to be gathered and cut again
     return moved_bytes, changes
 
 
-def axis_cost(present: Placement, wanted: Placement, whole_bytes: int, ranks: int) -> float:
+def _axis_cost(present: Placement, wanted: Placement, held: float, shape: torch.Size, call: Call, axis: int) -> float:
+    """As `axis_cost`; but torch has no exchange of shards on CPUs, and gathers padded ones instead."""
+    ranks = call.mesh.size(axis)
+    if is_shard(present) and is_shard(wanted) and call.mesh.device_type == "cpu" and shape[wanted.dim]:
+        return held * (ranks - 1) / ranks * (-(-shape[wanted.dim] // ranks) * ranks / shape[wanted.dim])
+    return axis_cost(present, wanted, held, ranks)
+
+
+def axis_cost(present: Placement, wanted: Placement, whole_bytes: float, ranks: int) -> float:
     """Bytes that each rank receives to go from one placement to another on one axis."""
     if present == wanted:
         return 0.0

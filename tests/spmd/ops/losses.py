@@ -67,6 +67,7 @@ for _how in REDUCTIONS:
         f"triplet_{_how}", lambda x, y, z, _h=_how: F.triplet_margin_loss(x, y, z, reduction=_h), "nm", "nm", "nm"
     )
     TABLE.add(f"cross_entropy_{_how}", lambda x, t, _h=_how: F.cross_entropy(x, t, reduction=_h), "nc", "int:n<c")
+    TABLE.add(f"cross_entropy_wide_{_how}", lambda x, t, _h=_how: F.cross_entropy(x, t, reduction=_h), "nv", "int:n<v")
     TABLE.add(
         f"cross_entropy_ignore_{_how}",
         lambda x, t, _h=_how: F.cross_entropy(x, t, ignore_index=1, reduction=_h),

@@ -24,9 +24,20 @@ def _batch_norm_eval(x: Any, mean: Any, var: Any, weight: Any, bias: Any) -> Any
     return F.batch_norm(x, mean, var, weight, bias, training=False)
 
 
-TABLE.add("batch_norm_train", _batch_norm, "nchw", "c", "c", free="c")
-TABLE.add("batch_norm_plain", lambda x: F.batch_norm(x, None, None, training=True), "nc", free="c")
-TABLE.add("batch_norm_running", _batch_norm_running, "nchw", "constant:c", "variance:c", free="c", grad=False)
+STATISTICS = dict.fromkeys("nhwl", "4c")  # two sums per channel each way
+AND_RUNNING = {**STATISTICS, "c": "2c"}  # running statistics that are not sharded as the channels are
+TABLE.add("batch_norm_train", _batch_norm, "nchw", "c", "c", free="c", reduced=STATISTICS)
+TABLE.add("batch_norm_plain", lambda x: F.batch_norm(x, None, None, training=True), "nc", free="c", reduced=STATISTICS)
+TABLE.add(
+    "batch_norm_running",
+    _batch_norm_running,
+    "nchw",
+    "constant:c",
+    "variance:c",
+    free="c",
+    grad=False,
+    reduced=AND_RUNNING,
+)
 TABLE.add(
     "batch_norm_running_grad",
     lambda x, m, v: _batch_norm_running(x, m, v)[0],
@@ -34,8 +45,19 @@ TABLE.add(
     "constant:c",
     "variance:c",
     free="c",
+    reduced=AND_RUNNING,
 )
-TABLE.add("batch_norm_eval", _batch_norm_eval, "nchw", "constant:c", "variance:c", "c", "c", free="c")
+TABLE.add(
+    "batch_norm_eval",
+    _batch_norm_eval,
+    "nchw",
+    "constant:c",
+    "variance:c",
+    "c",
+    "c",
+    free="c",
+    reduced=STATISTICS,
+)
 TABLE.add("instance_norm", F.instance_norm, "nchw", free="nc")
 TABLE.add("instance_norm_affine", lambda x, w, b: F.instance_norm(x, weight=w, bias=b), "nchw", "c", "c", free="c")
 TABLE.add("group_norm", lambda x, w, b: F.group_norm(x, 2, w, b), "nchw", "c", "c")
@@ -45,10 +67,14 @@ TABLE.add("layer_norm_plain", lambda x: F.layer_norm(x, x.shape[-1:]), "nlm", fr
 TABLE.add("layer_norm_two", lambda x: F.layer_norm(x, x.shape[-2:]), "nlm", free="n")
 TABLE.add("rms_norm", lambda x, w: F.rms_norm(x, x.shape[-1:], w), "nlm", "m")
 TABLE.add("rms_norm_plain", lambda x: F.rms_norm(x, x.shape[-1:]), "nlm", free="nl")
-TABLE.add("local_response_norm", lambda x: F.local_response_norm(x, 2), "nchw", free="nhw")
+TABLE.add("local_response_norm", lambda x: F.local_response_norm(x, 2), "nchw", free="n")
 
 TABLE.add("conv2d", lambda x, w, b: F.conv2d(x, w, b, padding=1), "nchw", "oc33".replace("3", "2"), "o")
 TABLE.add("conv2d_plain", F.conv2d, "nchw", "oc22")
+TABLE.add("conv2d_weight", lambda w, x: F.conv2d(x, w, padding=1), "oc22", "nchw", free="o")
+TABLE.add(
+    "conv2d_depthwise_weight", lambda w, x: F.conv2d(x, w, padding=1, groups=x.shape[1]), "c122", "nchw", free="c"
+)
 TABLE.add("conv2d_same", lambda x, w, b: F.conv2d(x, w, b, dilation=2, padding=1), "nchw", "oc22", "o")
 TABLE.add("conv2d_same_wide", lambda x, w: F.conv2d(x, w.repeat(1, 1, 2, 2)[..., :3, :3], padding=1), "nchw", "oc22")
 TABLE.add(
@@ -121,6 +147,7 @@ TABLE.add("addmm", torch.addmm, "nk", "nm", "mk")
 TABLE.add("addmv", torch.addmv, "n", "nm", "m")
 TABLE.add("baddbmm", torch.baddbmm, "tnk", "tnm", "tmk", free="t")
 TABLE.add("linear", F.linear, "nm", "om", "o")
+TABLE.add("linear_weight", lambda w, x: F.linear(x, w), "om", "nm")
 TABLE.add("linear_3d", F.linear, "nlm", "om", "o")
 TABLE.add("bilinear", F.bilinear, "nm", "nk", "omk", "o")
 TABLE.add("einsum", lambda x, y: torch.einsum("nlm,om->nlo", x, y), "nlm", "om")
@@ -146,8 +173,9 @@ TABLE.add("conv2d_double_backward", _gradient_penalty, "nchw", "oc22")
 TABLE.add("linalg.eigh", lambda x: torch.linalg.eigh(x)[0], "spd:tmm", free="t")
 TABLE.add("linalg.svdvals", torch.linalg.svdvals, "tnm", free="t")
 TABLE.add("linalg.qr", lambda x: torch.linalg.qr(x)[1].abs(), "tnm", free="t", grad=False)
-TABLE.add("linalg.cholesky", torch.linalg.cholesky, "spd:tmm", free="t")
-TABLE.add("linalg.inv", torch.linalg.inv, "spd:tmm", free="t")
-TABLE.add("linalg.solve", torch.linalg.solve, "spd:tmm", "tmk", free="t")
+FAILURES = {"t": "2t"}  # every rank must know whether some matrix has no solution
+TABLE.add("linalg.cholesky", torch.linalg.cholesky, "spd:tmm", free="t", reduced=FAILURES)
+TABLE.add("linalg.inv", torch.linalg.inv, "spd:tmm", free="t", reduced=FAILURES)
+TABLE.add("linalg.solve", torch.linalg.solve, "spd:tmm", "tmk", free="t", reduced=FAILURES)
 TABLE.add("linalg.det", torch.linalg.det, "spd:tmm", free="t")
 TABLE.add("linalg.matrix_norm", torch.linalg.matrix_norm, "tnm", free="t")

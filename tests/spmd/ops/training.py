@@ -32,12 +32,14 @@ def _steps(name: str, **options: Any) -> Callable[..., Any]:
     return run
 
 
+LOSSES = {"n": "6", "m": "6"}  # two numbers a step, which the closure adds up
 for _name in "SGD Adam AdamW Adagrad Adadelta Adamax NAdam RAdam RMSprop Rprop ASGD".split():
     for _how, _options in (("plain", {"foreach": False}), ("foreach", {"foreach": True})):
-        TABLE.add(f"{_name}_{_how}", _steps(_name, **_options), "nm", "nm", grad=False)
+        _sums = {} if (_name, _how) == ("Rprop", "foreach") else LOSSES  # which torch refuses: it is gathered
+        TABLE.add(f"{_name}_{_how}", _steps(_name, **_options), "nm", "nm", grad=False, reduced=_sums)
 for _name in "SGD Adam AdamW Adagrad".split():
-    TABLE.add(f"{_name}_fused", _steps(_name, fused=True), "nm", "nm", grad=False)
-TABLE.add("SGD_momentum", _steps("SGD", momentum=0.9, nesterov=True), "nm", "nm", grad=False)
+    TABLE.add(f"{_name}_fused", _steps(_name, fused=True), "nm", "nm", grad=False, reduced=LOSSES)
+TABLE.add("SGD_momentum", _steps("SGD", momentum=0.9, nesterov=True), "nm", "nm", grad=False, reduced=LOSSES)
 TABLE.add("Adafactor", _steps("Adafactor"), "nm", "nm", grad=False)
 TABLE.add("Muon", _steps("Muon"), "nm", "nm", grad=False, partial=False, tolerance=0.1)  # bfloat16
 TABLE.add("LBFGS", _steps("LBFGS"), "nm", "nm", grad=False)

@@ -22,7 +22,7 @@ RULES = [
     Rule(
         "reduction",
         (
-            *("sum.dim_IntList", "mean.dim", "nansum.default", "var.correction", "std.correction"),
+            *("sum.dim_IntList", "nansum.default", "var.correction", "std.correction"),
             *("var_mean.correction", "std_mean.correction", "count_nonzero.dim_IntList"),
         ),
         "every dim",

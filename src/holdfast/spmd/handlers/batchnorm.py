@@ -11,6 +11,7 @@ from holdfast.spmd import torch_private as private
 from holdfast.spmd.call import LEAVE, Call, is_shard, moved, wrap
 from holdfast.spmd.collect import reduced
 from holdfast.spmd.registry import Rule
+from holdfast.spmd.rules.settled import settled_places
 
 
 class Laid:
@@ -19,7 +20,7 @@ class Laid:
     def __init__(self, source: DTensor):
         self.mesh = source.device_mesh
         self.shape = source.shape
-        self.places: list[Placement] = [p if is_shard(p) else Replicate() for p in source.placements]
+        self.places: list[Placement] = settled_places(source)
         self.channels: list[Placement] = [
             Shard(0) if is_shard(place) and place.dim == 1 else Replicate() for place in self.places
         ]

@@ -8,46 +8,65 @@ import torch
 from torch.distributed.tensor import Partial, Placement, Replicate, Shard
 
 from holdfast.spmd import torch_private as private
-from holdfast.spmd.call import LEAVE, Call, is_shard, moved, wrap
-from holdfast.spmd.fallback import gather_and_run
+from holdfast.spmd.call import LEAVE, Call, Spot, is_shard, moved, whole, wrap
 from holdfast.spmd.registry import Rule
+from holdfast.spmd.rules.pointwise import LETTERS
+from holdfast.spmd.ways import FIXED, Chosen, Signature, run_sharded
 
 
 def lookup(call: Call) -> Any:
-    """Each rank looks up the rows that it has; the results are summed."""
+    """Each rank looks up the rows and columns that it has; where rows are missing the results are summed."""
     table, indices = call["weight"], call["indices"]
-    rows = [axis for axis, place in enumerate(table.placements) if is_shard(place) and place.dim == 0]
-    if not rows:
+    boxed = all(type(place) in (Shard, Replicate, Partial) for place in (*table.placements, *indices.placements))
+    if not boxed or all(place.is_replicate() for place in (*table.placements, *indices.placements)):
         return LEAVE
     sizes, offsets = private.local_box(table.shape, call.mesh, table.placements)
-    kept: list[Placement] = [place if place == Shard(0) else Replicate() for place in table.placements]
-    places: list[Placement] = []
-    for axis, place in enumerate(indices.placements):
-        places.append(place if axis not in rows and is_shard(place) else Replicate())
-    own, local = moved(indices, places, call.mesh), moved(table, kept, call.mesh)
+    places: list[Placement] = [
+        there if here.is_replicate() else Replicate()
+        for here, there in zip(table.placements, indices.placements, strict=True)
+    ]
+    own, local = moved(indices, places, call.mesh), private.local_of(table)
     if own.device.type == "cpu" and (wrong := own[(own < 0) | (own >= table.shape[0])]).numel():
         raise IndexError(f"index {int(wrong[0])} is out of range for a table of {table.shape[0]} rows")
-    out = local.new_zeros(*own.shape, table.shape[1])
+    out = local.new_zeros(*own.shape, sizes[1])
     if sizes[0]:
         place = own - offsets[0]
         inside = (place >= 0) & (place < sizes[0])
         out = torch.where(inside.unsqueeze(-1), local[place.clamp(0, sizes[0] - 1)], out)
-    results = [Partial() if axis in rows else there for axis, there in enumerate(places)]
+    results = [_result(here, there, indices.ndim) for here, there in zip(table.placements, places, strict=True)]
     return wrap(out, call.mesh, results, (*indices.shape, table.shape[1]))
 
 
+def _result(table: Placement, indices: Placement, columns: int) -> Placement:
+    """Rows sharded or in parts: a sum. Columns sharded: columns of the result. A whole table: as the indices."""
+    if table.is_replicate():
+        return indices
+    return Shard(columns) if is_shard(table) and table.dim == 1 else Partial()
+
+
 def table_gradient(call: Call) -> Any:
-    """How often a row was used is known only to all shards together."""
-    return gather_and_run(call) if call["scale_grad_by_freq"] else LEAVE
+    """Summed over the shards of the indices; how often a row was used is known only to all of them together."""
+    rest = LETTERS[: call["indices"].ndim]
+    signature = Signature((rest + "z", rest), (FIXED + "z",), rest + "z")
+    if not call["scale_grad_by_freq"]:
+        return run_sharded(call, signature)
+    uses = torch.bincount(whole(call["indices"]).flatten(), minlength=call["num_weights"])
+
+    def local(chosen: Chosen, tensors: dict[Spot, torch.Tensor]) -> torch.Tensor:
+        gradient, indices = tensors[0,], tensors[1,]
+        scaled = gradient / uses[indices].clamp(min=1).unsqueeze(-1)
+        return call.run({(0,): scaled, (1,): indices}, scale_grad_by_freq=False)  # type: ignore[no-any-return]
+
+    return run_sharded(call, signature, local)
 
 
 WHY = "torch's result can be read only once, and the masks of several axes are mixed up"
 RULES = [
-    Rule("embedding", ("embedding.default",), "rows, by any axes", WHY, lookup),
+    Rule("embedding", ("embedding.default",), "rows and columns by any axes, indices", WHY, lookup),
     Rule(
         "embedding",
         ("embedding_dense_backward.default",),
-        "as torch; whole with scale_grad_by_freq",
+        "indices and columns; with scale_grad_by_freq every rank sees all indices",
         "torch counts the uses of a row on each shard by itself",
         table_gradient,
     ),

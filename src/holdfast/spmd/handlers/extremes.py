@@ -12,6 +12,7 @@ from holdfast.spmd.collect import reduced
 from holdfast.spmd.empties import has_empty
 from holdfast.spmd.fallback import gather_and_run
 from holdfast.spmd.registry import Rule
+from holdfast.spmd.rules.settled import settled_places
 
 
 def extreme(call: Call) -> Any:
@@ -26,7 +27,7 @@ def extreme(call: Call) -> Any:
         isinstance(place, Replicate) or (is_shard(place) and place.dim not in over) for place in tensor.placements
     ) and not has_empty(call):
         return LEAVE
-    kept = [place if is_shard(place) else Replicate() for place in tensor.placements]
+    kept = settled_places(tensor)  # as comparisons with the result will have it: with the same rounding
     local = moved(tensor, kept, call.mesh)
     order = sorted(over)
     if any(local.shape[dim] == 0 for dim in order):

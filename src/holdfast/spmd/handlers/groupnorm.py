@@ -27,7 +27,7 @@ def _places(call: Call, source: DTensor) -> list[Placement]:
     channels = [axis for axis, place in enumerate(source.placements) if is_shard(place) and place.dim == 1]
     ranks = 1
     for axis in sorted(channels, key=lambda axis: -call.mesh.size(axis)):  # the largest axis first
-        if call["group"] % (ranks * call.mesh.size(axis)) == 0:
+        if call["group"] == call["C"] or call["group"] % (ranks * call.mesh.size(axis)) == 0:
             ranks *= call.mesh.size(axis)
             kept[axis] = Shard(1)
     return kept
@@ -39,15 +39,15 @@ def _channels(places: list[Placement]) -> list[Placement]:
 
 
 def _local_sizes(call: Call, places: list[Placement], local: torch.Tensor) -> dict[str, Any]:
-    ranks = _ranks(call, places)
-    return {"N": local.shape[0], "C": local.shape[1], "group": call["group"] // ranks}
+    groups = local.shape[1] if call["group"] == call["C"] else call["group"] // _ranks(call, places)
+    return {"N": local.shape[0], "C": local.shape[1], "group": groups}
 
 
 def forward(call: Call) -> Any:
     """The normalised tensor, and the mean and deviation of each group."""
     source = call["input"]
     places = _places(call, source)
-    local = moved(source, places, call.mesh)
+    local = moved(source, places, call.mesh).contiguous()
     tensors: dict[Spot, torch.Tensor] = {(0,): local}
     for position in (1, 2):
         if call.values[position] is not None:
@@ -71,7 +71,7 @@ def backward(call: Call) -> Any:
     source = call["input"]
     places = _places(call, source)
     tensors: dict[Spot, torch.Tensor] = {
-        (position,): moved(call.values[position], places, call.mesh) for position in range(4)
+        (position,): moved(call.values[position], places, call.mesh).contiguous() for position in range(4)
     }
     if call["weight"] is not None:
         tensors[4,] = moved(call["weight"], _channels(places), call.mesh)

@@ -5,12 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.distributed.tensor import DTensor, Replicate
+from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from holdfast.spmd import torch_private as private
 from holdfast.spmd.call import LEAVE, Call, is_shard, moved, whole, wrap
 from holdfast.spmd.fallback import gather_and_run
 from holdfast.spmd.registry import Rule
+from holdfast.spmd.rules.pointwise import LETTERS
+from holdfast.spmd.ways import FIXED, Signature, run_sharded
 
 
 def index_put(call: Call) -> Any:
@@ -19,21 +21,53 @@ def index_put(call: Call) -> Any:
     if not isinstance(target, DTensor) or not all(
         is_shard(place) or isinstance(place, Replicate) for place in target.placements
     ):
-        return gather_and_run(call)
+        return LEAVE if call["accumulate"] else gather_and_run(call)  # what is added may be added to a Partial
+    if (signature := _beside(call, target)) is not None:
+        return run_sharded(call, signature)
     if not any(is_shard(place) for place in target.placements):
         return gather_and_run(call) if any(_is_sharded(tensor) for _, tensor in call.spots()) else LEAVE
     masks = any(index is not None and index.dtype == torch.bool for index in indices)
-    indexed = {dim for dim, index in enumerate(indices) if index is not None}
-    if not masks and not any(is_shard(place) and place.dim in indexed for place in target.placements):
+    indexed = _indexed(indices)
+    if not any(is_shard(place) and place.dim in indexed for place in target.placements) and not (
+        masks and any(_is_sharded(index) for index in indices)
+    ):
         return LEAVE
     first = indices[0] if len(indices) == 1 else None
     if first is None:
         return gather_and_run(call)
     if first.dtype == torch.bool and first.shape == target.shape and call["values"].numel() == 1:
         return _masked(call, target, first)
-    if first.dtype != torch.bool and all(not is_shard(p) or p.dim == 0 for p in target.placements):
+    if first.dtype != torch.bool:
         return _rows(call, target, first)
     return gather_and_run(call)
+
+
+def _beside(call: Call, target: DTensor) -> Signature | None:
+    """The letters of a call that puts whole rows, sharded along other dims, into a copy; None for any other call."""
+    indices, values = call["indices"], call["values"]
+    if call.is_inplace or len(indices) != 1 or indices[0].dtype == torch.bool or not _is_sharded(values):
+        return None
+    index = indices[0]
+    if _is_sharded(index) or list(values.shape) != [*index.shape, *target.shape[1:]]:
+        return None
+    rest = LETTERS[: target.ndim - 1]
+    if any(is_shard(place) and place.dim < index.ndim for place in values.placements):
+        return None
+    if any(place.is_partial() for place in (*values.placements, *target.placements)):
+        return None
+    return Signature((FIXED + rest, FIXED * index.ndim, FIXED * index.ndim + rest), (FIXED + rest,), rest)
+
+
+def _indexed(indices: Any) -> set[int]:
+    """The dims that indices choose from; a mask has several."""
+    found: set[int] = set()
+    dim = 0
+    for index in indices:
+        covered = index.ndim if index is not None and index.dtype == torch.bool else 1
+        if index is not None:
+            found |= set(range(dim, dim + covered))
+        dim += covered
+    return found
 
 
 def _is_sharded(tensor: Any) -> bool:
@@ -66,12 +100,22 @@ def _rows(call: Call, target: DTensor, index: Any) -> DTensor:
         raise IndexError(f"index {int(wrong[0])} is out of bounds for dimension 0 with size {count}")
     sizes, offsets = private.local_box(target.shape, call.mesh, target.placements)
     local, result = _written(call, target)
-    values = whole(call["values"]).expand(*rows.shape, *target.shape[1:])
+    values = _values_beside(call, target, (*rows.shape, *target.shape[1:]))
     place = torch.where(rows < 0, rows + count, rows) - offsets[0]
     own = (place >= 0) & (place < sizes[0])
     if bool(own.any()):
         local.index_put_((place[own],), values[own], call["accumulate"])
     return result
+
+
+def _values_beside(call: Call, target: DTensor, shape: tuple[int, ...]) -> torch.Tensor:
+    """The values of every row, cut along the other dims as the target is."""
+    values = call["values"]
+    ahead = len(shape) - target.ndim
+    places = [Shard(p.dim + ahead) if is_shard(p) and p.dim else Replicate() for p in target.placements]
+    if not isinstance(values, DTensor) or tuple(values.shape) != shape:
+        values = whole(values).expand(shape)
+    return moved(values, places, call.mesh)
 
 
 RULES = [

@@ -6,8 +6,9 @@ import math
 from typing import Any
 
 import torch
+from torch.distributed.tensor import DTensor
 
-from holdfast.spmd.call import LEAVE, Call, Spot
+from holdfast.spmd.call import LEAVE, Call, Spot, is_shard
 from holdfast.spmd.empties import has_empty
 from holdfast.spmd.registry import Rule
 from holdfast.spmd.rules.pointwise import aligned
@@ -21,9 +22,11 @@ def elementwise(call: Call) -> Any:
     broadcast = aligned(call, 1)
     if call["reduction"] == NONE and has_empty(call):
         return run_sharded(call, broadcast)
+    signature = Signature(broadcast.inputs, ("",), broadcast.free)
+    if call["reduction"] == SUM and has_empty(call):
+        return run_sharded(call, signature)
     if call["reduction"] != MEAN:
         return LEAVE
-    signature = Signature(broadcast.inputs, ("",), broadcast.free)
 
     def local(chosen: Chosen, tensors: dict[Spot, torch.Tensor]) -> torch.Tensor:
         total: torch.Tensor = call.run(tensors, reduction=SUM)
@@ -34,7 +37,7 @@ def elementwise(call: Call) -> Any:
 
 def elementwise_backward(call: Call) -> Any:
     """The gradient of such a loss: of the sum, divided by the number of all elements."""
-    if call["reduction"] != MEAN:
+    if call["reduction"] != MEAN or (_is_linear(call) and not _has_shards(call)):
         return LEAVE
 
     def local(chosen: Chosen, tensors: dict[Spot, torch.Tensor]) -> torch.Tensor:
@@ -42,6 +45,15 @@ def elementwise_backward(call: Call) -> Any:
         return gradient / _elements(chosen)
 
     return run_sharded(call, aligned(call, 1), local)
+
+
+def _is_linear(call: Call) -> bool:
+    """Whether a Partial may stay one, as torch has it: for the difference that is the gradient of mse_loss."""
+    return bool(call.op._schema.name == "aten::mse_loss_backward")
+
+
+def _has_shards(call: Call) -> bool:
+    return any(is_shard(place) for _, t in call.spots() if isinstance(t, DTensor) for place in t.placements)
 
 
 def _elements(chosen: Chosen) -> int:

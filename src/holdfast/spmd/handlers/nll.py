@@ -6,9 +6,10 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from holdfast.spmd import torch_private as private
-from holdfast.spmd.call import Call, Spot, is_shard
+from holdfast.spmd.call import Call, Spot, is_shard, moved, wrap
 from holdfast.spmd.collect import reduced, sharded_axes
 from holdfast.spmd.handlers.losses import MEAN, NONE, SUM
 from holdfast.spmd.registry import Rule
@@ -28,6 +29,7 @@ def _letters(call: Call) -> tuple[str, str, str]:
 
 def forward(call: Call) -> Any:
     """The loss and the total weight; the mean needs one scalar summed over the shards."""
+    call = _with_weight_beside(call)
     scores, target, free = _letters(call)
     inputs = (scores, target, "c") if call["weight"] is not None else (scores, target)
     none = call["reduction"] == NONE
@@ -45,7 +47,11 @@ def forward(call: Call) -> Any:
         weight = _weight(tensors, own[1,]).to(loss.dtype)
         if not mean:
             return loss, weight
-        weight = reduced(weight, call.mesh, sharded_axes(chosen.inputs[0]))
+        axes = sharded_axes(chosen.inputs[0])
+        if call["weight"] is None:  # then every shard of the classes can count for itself
+            weight = (tensors[1,] != call["ignore_index"]).sum().to(loss.dtype)
+            axes = sharded_axes(chosen.inputs[1])
+        weight = reduced(weight, call.mesh, axes)
         return loss / weight, weight
 
     return _run(call, signature, local)
@@ -55,6 +61,7 @@ def backward(call: Call) -> Any:
     """Each shard's own targets are all that it needs."""
     if call["reduction"] != MEAN:
         call = replace(call, values=(*call.values[:6], torch.ones((), dtype=call["self"].dtype)))
+    call = _with_weight_beside(call)
     scores, target, free = _letters(call)
     none = call["reduction"] == NONE
     inputs = (target if none else "", scores, target, *(["c"] if call["weight"] is not None else []), "")
@@ -68,6 +75,19 @@ def backward(call: Call) -> Any:
         return call.run(own, reduction=SUM, ignore_index=IGNORED)
 
     return run_sharded(call, signature, local)
+
+
+def _with_weight_beside(call: Call) -> Call:
+    """The class weights, which are few, follow the classes of the scores: not the other way round."""
+    scores, weight = call["self"], call["weight"]
+    if not isinstance(weight, DTensor) or not isinstance(scores, DTensor):
+        return call
+    classes = min(1, scores.ndim - 1)
+    places = [Shard(0) if is_shard(p) and p.dim == classes else Replicate() for p in scores.placements]
+    beside = wrap(moved(weight, places, call.mesh), call.mesh, places, weight.shape)
+    values = list(call.values)
+    values[call.names.index("weight")] = beside
+    return replace(call, values=tuple(values))
 
 
 def _own_targets(chosen: Chosen, tensors: dict[Spot, torch.Tensor], ignore: int, position: int = 1) -> torch.Tensor:

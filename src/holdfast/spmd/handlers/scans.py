@@ -20,11 +20,12 @@ def from_the_front(call: Call) -> Any:
     return apply(call.op, values)
 
 
+EVERY_OTHER = "every dim but the scanned one"
 RULES = [
     Rule(
         "scan",
-        tuple(f"{name}.default" for name in ("cumsum", "cumprod", "logcumsumexp", "cummax", "cummin", "_logcumsumexp")),
-        "every dim but the scanned one",
+        tuple(f"{name}.default" for name in ("cumsum", "logcumsumexp", "cummax", "cummin", "_logcumsumexp")),
+        EVERY_OTHER,
         "torch takes a negative dim for another dim than the sharded one, and scans each shard by itself",
         from_the_front,
     ),

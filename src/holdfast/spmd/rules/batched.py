@@ -12,13 +12,13 @@ from typing import Any
 from torch.distributed.tensor import DTensor
 
 from holdfast.spmd.call import LEAVE, Call, is_shard
+from holdfast.spmd.collect import chunk_sizes
 from holdfast.spmd.empties import has_empty
 from holdfast.spmd.registry import Rule
 from holdfast.spmd.ways import parse, run_sharded
 
 LINES: dict[str, str] = {
     # pooling, padding and sampling of images: batch and channels
-    "avg_pool2d_backward.default": "nc**, nc** -> nc",
     "avg_pool3d_backward.default": "nc***, nc*** -> nc",
     "_adaptive_avg_pool2d_backward.default": "nc**, nc** -> nc",
     "_adaptive_avg_pool3d_backward.default": "nc***, nc*** -> nc",
@@ -26,8 +26,6 @@ LINES: dict[str, str] = {
     "adaptive_max_pool2d_backward.default": "nc**, nc**, nc** -> nc",
     "adaptive_max_pool3d.default": "nc*** -> nc, nc",
     "adaptive_max_pool3d_backward.default": "nc***, nc***, nc*** -> nc",
-    "max_pool2d_with_indices.default": "nc** -> nc, nc",
-    "max_pool2d_with_indices_backward.default": "nc**, nc**, nc** -> nc",
     **{
         f"{kind}_pad{dims}d.default": f"nc{'*' * dims} -> nc"
         for kind in ("reflection", "replication")
@@ -43,8 +41,6 @@ LINES: dict[str, str] = {
     "im2col.default": "n*** -> n",
     "col2im.default": "n** -> n",
     "channel_shuffle.default": "n*hw -> n*hw",
-    "pixel_shuffle.default": "n*** -> n",
-    "pixel_unshuffle.default": "n*** -> n",
     # linear algebra of stacks of matrices: the stack
     "_linalg_eigh.default": "t** -> t, t",
     "linalg_qr.default": "t** -> t, t",
@@ -65,7 +61,6 @@ LINES: dict[str, str] = {
 
 # what torch does well unless a shard is empty: then it gathers
 WHEN_EMPTY: dict[str, str] = {
-    "avg_pool2d.default": "nc** -> nc",
     "avg_pool3d.default": "nc*** -> nc",
     "_adaptive_avg_pool2d.default": "nc** -> nc",
     "_adaptive_avg_pool3d.default": "nc*** -> nc",
@@ -92,6 +87,29 @@ def rule_of(text: str) -> Callable[[Call], Any]:
     return run
 
 
+def pixel_shuffle(call: Call) -> Any:
+    """Batch shards; torch moves shards of space along, but raises where the new ones would be cut elsewhere."""
+    tensor = call.values[0]
+    up = "upscale_factor" in call.names
+    factor = call["upscale_factor"] if up else 1 / call["downscale_factor"]
+    if tensor.ndim != 4 or all(
+        _moves_along(tensor, place, axis, factor) for axis, place in enumerate(tensor.placements)
+    ):
+        return LEAVE
+    return run_sharded(call, parse("n___ -> n", call))
+
+
+def _moves_along(tensor: DTensor, place: Any, axis: int, factor: float) -> bool:
+    """Whether the shards of a dim of batch or space, one that no other axis cuts, grow or shrink each by itself."""
+    if not is_shard(place):
+        return True
+    if place.dim == 1 or sum(is_shard(other) and other.dim == place.dim for other in tensor.placements) > 1:
+        return False
+    growth, size, ranks = (1 if place.dim == 0 else factor), tensor.shape[place.dim], tensor.device_mesh.size(axis)
+    before, after = chunk_sizes(size, ranks), chunk_sizes(round(size * growth), ranks)
+    return min(before) > 0 and [length * growth for length in before] == after
+
+
 def _when_empty(text: str) -> Callable[[Call], Any]:
     run = rule_of(text)
     return lambda call: run(call) if has_empty(call) else LEAVE
@@ -108,15 +126,25 @@ def _helps(tensors: list[Any], words: list[str]) -> bool:
 
 
 RULES = [
+    *(
+        Rule(
+            "batched",
+            (name,),
+            f"the letters of {text}",
+            "torch has no strategy, or gathers, or hangs when a shard is empty",
+            rule_of(text),
+        )
+        for name, text in LINES.items()
+    ),
     Rule(
         "batched",
-        (name,),
-        f"the letters of {text}",
-        "torch has no strategy, or gathers, or hangs when a shard is empty",
-        rule_of(text),
-    )
-    for name, text in LINES.items()
-] + [
-    Rule("batched", (name,), f"the letters of {text}", "torch gathers when a shard is empty", _when_empty(text))
-    for name, text in WHEN_EMPTY.items()
+        ("pixel_shuffle.default", "pixel_unshuffle.default"),
+        "batch; space where its shards are whole blocks",
+        "torch raises in the backward of uneven shards",
+        pixel_shuffle,
+    ),
+    *(
+        Rule("batched", (name,), f"the letters of {text}", "torch gathers when a shard is empty", _when_empty(text))
+        for name, text in WHEN_EMPTY.items()
+    ),
 ]

@@ -7,17 +7,39 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch.distributed.tensor import DTensor, Partial, Replicate
+from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 
-from holdfast.spmd.call import LEAVE, Call, apply, moved, wrap
+from holdfast.spmd import torch_private as private
+from holdfast.spmd.call import LEAVE, Call, apply, is_shard, moved, wrap
 from holdfast.spmd.registry import Rule
 
 
+def settled_places(tensor: DTensor) -> list[Placement]:
+    """Where a tensor goes to be no Partial: reduced straight into shards of its longest free dim, for half the bytes.
+
+    Its own shards stay. Where no free dim has a row for every rank, it is reduced on all of them.
+    """
+    places: list[Placement] = []
+    taken = {place.dim for place in tensor.placements if is_shard(place)}
+    for axis, place in enumerate(tensor.placements):
+        if not isinstance(place, Partial):
+            places.append(place)
+            continue
+        sizes = {dim: size for dim, size in enumerate(tensor.shape) if dim not in taken}
+        dim = max(sizes, key=lambda dim: sizes[dim], default=None)
+        if dim is None or sizes[dim] < tensor.device_mesh.size(axis) or place.reduce_op != "sum":
+            places.append(Replicate())
+            continue
+        taken.add(dim)
+        places.append(Shard(dim))
+    return places
+
+
 def settle(tensor: Any) -> Any:
-    """The tensor with every Partial reduced; its shards stay."""
+    """The tensor with every Partial reduced."""
     if not isinstance(tensor, DTensor) or not any(isinstance(place, Partial) for place in tensor.placements):
         return tensor
-    places = [Replicate() if isinstance(place, Partial) else place for place in tensor.placements]
+    places = settled_places(tensor)
     return wrap(moved(tensor, places, tensor.device_mesh), tensor.device_mesh, places, tensor.shape)
 
 
@@ -32,6 +54,14 @@ def settled(call: Call) -> Any:
         call.op,
         [[settle(item) for item in value] if isinstance(value, list) else settle(value) for value in call.values],
     )
+
+
+def divided(call: Call) -> Any:
+    """Reduce what is divided by; what is divided may stay in parts."""
+    above, below = call.values[:2]
+    if not isinstance(below, DTensor) or not any(isinstance(place, Partial) for place in below.placements):
+        return LEAVE
+    return apply(call.op, [above, settle(below), *call.values[2:]])
 
 
 COMPARISONS = tuple(f"{name}.{kind}" for name in ("eq", "ne", "lt", "le", "gt", "ge") for kind in ("Tensor", "Scalar"))
@@ -49,3 +79,13 @@ RULES = [
         settled,
     ),
 ]
+if not private.AT_LEAST_2_13:
+    RULES.append(
+        Rule(
+            "pointwise",
+            ("div.Tensor", "div.Tensor_mode"),
+            "every dim; a Partial that is divided by is reduced first",
+            "torch divides by each rank's part",
+            divided,
+        )
+    )

@@ -1,0 +1,84 @@
+"""Functions that take a tensor apart before DTensor's dispatcher sees what was asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812 - torch's own name for it
+from torch.distributed.tensor import DTensor
+
+from holdfast.spmd.call import is_shard
+
+
+def _instance_norm(torch_way: Callable[..., Any]) -> Callable[..., Any]:
+    """Without running statistics it is group_norm with a group per channel, which keeps batch and channel shards.
+
+    torch flattens batch and channels into one dim, for which either would be gathered.
+    """
+
+    def instance_norm(
+        input: Any,  # noqa: A002 - torch's own name for it
+        running_mean: Any = None,
+        running_var: Any = None,
+        weight: Any = None,
+        bias: Any = None,
+        use_input_stats: bool = True,
+        momentum: float = 0.1,
+        eps: float = 1e-5,
+    ) -> Any:
+        plain = running_mean is None and running_var is None and use_input_stats
+        if not isinstance(input, DTensor) or not plain or input.ndim < 3 or input.shape[2:].numel() == 1:
+            return torch_way(input, running_mean, running_var, weight, bias, use_input_stats, momentum, eps)
+        return F.group_norm(input, input.shape[1], weight, bias, eps)
+
+    return instance_norm
+
+
+def _pad(torch_way: Callable[..., Any]) -> Callable[..., Any]:
+    """Circular padding as a join of slices: torch copies them into a new tensor, which has no shards."""
+
+    def pad(
+        input: Any,  # noqa: A002 - torch's own name for it
+        pad: Sequence[int],
+        mode: str = "constant",
+        value: float | None = None,
+    ) -> Any:
+        if mode != "circular" or not isinstance(input, DTensor) or not _is_circular(input, pad):
+            return torch_way(input, pad, mode, value)
+        for place in range(len(pad) // 2):
+            dim = input.ndim - 1 - place
+            before, after, size = pad[2 * place], pad[2 * place + 1], input.shape[dim]
+            ends = [input.narrow(dim, size - before, before)] if before else []
+            starts = [input.narrow(dim, 0, after)] if after else []
+            input = torch.cat([*ends, input, *starts], dim) if ends or starts else input
+        return input
+
+    return pad
+
+
+def _is_circular(tensor: DTensor, pad: Sequence[int]) -> bool:
+    """Whether these paddings are ones that torch takes, neither negative nor longer than their dim, of whole dims."""
+    sizes = [tensor.shape[tensor.ndim - 1 - place // 2] for place in range(len(pad))]
+    known = len(pad) % 2 == 0 and len(pad) == 2 * (tensor.ndim - 2) and len(pad) > 0
+    padded = {tensor.ndim - 1 - place // 2 for place, length in enumerate(pad) if length}
+    cut = any(is_shard(place) and place.dim in padded for place in tensor.placements)
+    return known and not cut and all(0 <= length <= size for length, size in zip(pad, sizes, strict=True))
+
+
+FUNCTIONS: dict[str, Callable[..., Any]] = {"instance_norm": _instance_norm, "pad": _pad}
+
+
+def install_functions() -> None:
+    for name, make in FUNCTIONS.items():
+        torch_way = getattr(F, name)
+        ours = make(torch_way)
+        ours.torch_way = torch_way
+        setattr(F, name, ours)
+
+
+def remove_functions() -> None:
+    for name in FUNCTIONS:
+        installed = getattr(F, name)
+        setattr(F, name, getattr(installed, "torch_way", installed))
