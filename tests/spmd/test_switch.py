@@ -11,7 +11,9 @@ from holdfast.spmd import switch, torch_private
 
 def _state():
     dispatcher = torch_private.dispatcher()
-    return dict(vars(dispatcher)), dict(dispatcher._custom_op_handlers), dict(vars(DTensor))
+    shardable = torch_private.utils.is_tensor_shardable, torch_private._matrix_ops.is_tensor_shardable
+    functions = torch.nn.functional.pad, torch.nn.functional.instance_norm
+    return dict(vars(dispatcher)), dict(dispatcher._custom_op_handlers), dict(vars(DTensor)), shardable, functions
 
 
 def test_disable_restores_torch_exactly():
