@@ -31,6 +31,8 @@ def _brought(
 ) -> float:
     """The bytes of gathering or reducing one input wherever the declaration does not let it be."""
     sizes = [SIZES[size][letter] for letter in given.letters]
+    cut = {place.dim for place in places if isinstance(place, Shard)}
+    entire = [size for dim, size in enumerate(sizes) if dim not in cut]
     order: list[int] = []  # the axes to gather, the last first
     for axis, place in enumerate(places):
         if isinstance(place, Shard):
@@ -40,21 +42,23 @@ def _brought(
     item = 1 if "bool" in given.kind else 8
     received = 0.0
     for axis in order:
-        received += (ranks[axis] - 1) * _padded(sizes, ranks[axis]) * item * (2 if operation.grad else 1)
+        received += (
+            (ranks[axis] - 1) * math.prod(sizes) * _padding(entire, ranks[axis]) * item * (2 if operation.grad else 1)
+        )
         sizes[places[axis].dim] *= ranks[axis]  # type: ignore[attr-defined]
     for axis, place in enumerate(places):
         if place.is_partial():
             share = (ranks[axis] - 1) / ranks[axis] * item * (3 if operation.grad else 1)
-            received += 2 * share * _padded(sizes, ranks[axis])
+            received += 2 * share * math.prod(sizes) * _padding(entire, ranks[axis])
     return received
 
 
-def _padded(sizes: list[int], ranks: int) -> float:
-    """The elements of a tensor of which one dim, whichever costs the most, is padded to be cut evenly.
+def _padding(sizes: list[int], ranks: int) -> float:
+    """How much longer a tensor is when one of its whole dims, whichever costs the most, is padded to be cut evenly.
 
     Where the ranks exchange shards of one dim for shards of another, CPUs gather padded shards of the other.
     """
-    return math.prod(sizes) * max((-(-size // ranks) * ranks / size for size in sizes if size), default=1.0)
+    return max((-(-size // ranks) * ranks / size for size in sizes if size >= ranks), default=1.0)
 
 
 def _sums(case: Case, operation: Operation) -> float:

@@ -6,10 +6,10 @@ import fnmatch
 
 import pytest
 from tests.spmd.cases import Case, cases_of
+from tests.spmd.compare import failures, grown, spoilt
 from tests.spmd.named import NAMED
 from tests.spmd.ops import all_operations
-from tests.spmd.raises import reason
-from tests.spmd.team import Finding, Team
+from tests.spmd.team import Team
 
 OPERATIONS = all_operations()
 CASES = [case for operation in OPERATIONS.values() for case in cases_of(operation)]
@@ -29,11 +29,24 @@ def test_every_operator_that_was_measured_is_in_the_table(section):
 
 
 @pytest.mark.timeout(600)
-def test_a_slice_with_the_rules_is_never_wrong_and_never_hangs():
+def test_a_slice_is_never_wrong_never_hangs_and_moves_what_is_declared():
     cases = [case for case in CASES if not OPERATIONS[case.operation].random][5::307]
     with Team(enable=True, threads=True) as team:
         findings = list(team.find(cases))
-    assert _bad(findings) == []
+    assert failures(findings) == []
+
+
+@pytest.mark.timeout(600)
+def test_a_slice_that_torch_alone_has_right_stays_right_for_no_more_bytes():
+    cases = [case for case in CASES if not OPERATIONS[case.operation].random][11::997]
+    with Team(enable=False, threads=True) as team:
+        alone = list(team.find(cases))
+    right = [finding.case for finding in alone if finding.is_right]
+    with Team(enable=True, threads=True) as team:
+        ours = list(team.find(right))
+    assert len(right) >= 10
+    assert spoilt(alone, ours) == []
+    assert grown(alone, ours) == []
 
 
 @pytest.mark.timeout(600)
@@ -72,11 +85,3 @@ def test_without_the_rules_the_same_cases_are_wrong():
     with Team(enable=False, threads=True) as team:
         findings = list(team.find(cases))
     assert [finding.outcome for finding in findings] == ["wrong", "wrong", "wrong", "raise"]
-
-
-def _bad(findings: list[Finding]) -> list[Finding]:
-    return [
-        finding
-        for finding in findings
-        if finding.outcome in ("wrong", "hang") or (finding.outcome == "raise" and not reason(finding.case.operation))
-    ]
