@@ -97,7 +97,7 @@ def _every_way():
         yield pytest.param(kind, way, world, marks=() if quick else pytest.mark.full)
 
 
-@pytest.mark.parametrize(("kind", "way", "world"), _every_way())
+@pytest.mark.parametrize(("kind", "way", "world"), list(_every_way()))
 def test_ten_steps_have_the_losses_of_one_device(kind, way, world):
     for alone, together in run_ranks(world, _train, kind, way, deadline_s=240):
         assert together == pytest.approx(alone, abs=1e-6)
