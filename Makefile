@@ -6,13 +6,14 @@ READY := $(VENV)/.ready
 PADDLE_VENV := .venv-paddle
 PADDLE_READY := $(PADDLE_VENV)/.ready
 
-.PHONY: demo test check layouts faults fuzz interop bench clean help spmd
+.PHONY: demo test check layouts full faults fuzz interop bench clean help spmd
 
 help:
 	@echo "make demo    train on 4 ranks, kill one, resume on another layout, open with transformers (sets itself up)"
 	@echo "make test    checks and tests (sets itself up)"
 	@echo "make check   lint, types, layers"
 	@echo "make layouts every layout of the trainer: gradients, checkpoints, exact resume (make test runs a slice)"
+	@echo "make full    every case of every test (make test runs a slice of the layouts and faults)"
 	@echo "make faults  every fault at its full count, as a table: lost, wrong and hung must be 0"
 	@echo "make fuzz    ten minutes of mutated headers, indexes, manifests and states (MINUTES=, SEED=)"
 	@echo "make interop with the real paddlepaddle, in an environment of its own: reads and is read, bit for bit"
@@ -39,9 +40,14 @@ check: $(READY)
 test: check
 	$(BIN)/python -m pytest
 
+full: check
+	$(BIN)/python -m pytest --full
+
 layouts: $(READY)
 	$(BIN)/python -m pytest --full tests/dist/test_train_gradients.py tests/dist/test_train_checkpoints.py \
-		tests/dist/test_train_options.py tests/dist/test_train_evaluation.py tests/dist/test_resume_exactly.py tests/dist/test_resume_elsewhere.py
+		tests/dist/test_train_options.py tests/dist/test_train_sizes.py tests/dist/test_train_start.py \
+		tests/dist/test_train_dropout.py tests/dist/test_train_evaluation.py \
+		tests/dist/test_resume_exactly.py tests/dist/test_resume_elsewhere.py
 
 faults: $(READY)
 	$(BIN)/python -m tests.faults

@@ -140,3 +140,10 @@ def test_nothing_is_kept_alive() -> None:
     gc.collect()
     assert weight() is None and moment() is None
     assert roster is not None
+
+
+def test_the_plan_of_a_placed_module_is_recalled() -> None:
+    state = make()
+    state["model"].holdfast_plan = {"version": 1}
+    recalled = learned(state).recall(state, Holders(), None)
+    assert recalled is not None and recalled.plans == look(state).plans == {"model": {"version": 1}}

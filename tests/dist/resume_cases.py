@@ -15,6 +15,7 @@ from holdfast.train.config import RunConfig, parse_config
 from holdfast.train.experts import Experts
 from holdfast.train.loop import Progress, Trainer
 from holdfast.train.metrics import read_metrics
+from holdfast.train.models.decoder import Block
 
 _CONFIG = """
 [model]
@@ -88,9 +89,21 @@ def losses(folder: str | Path) -> dict[int, float]:
     return {record["step"]: record["loss"] for record in steps}
 
 
+def _noisy(trainer: Trainer) -> Trainer:
+    """Add what a user's own module might: noise from torch's generator, which the trainer's streams stand behind."""
+
+    def add_noise(module: Any, arguments: Any, out: tuple[torch.Tensor, Any]) -> tuple[torch.Tensor, Any]:
+        return out[0] + 0.01 * torch.randn_like(out[0]), out[1]
+
+    for module in trainer.trainee.module.modules():
+        if isinstance(module, Block):
+            module.register_forward_hook(add_noise)
+    return trainer
+
+
 def finish(settings: RunConfig) -> tuple[int, dict[str, str]]:
-    """Train to the end; the step it resumed from, and what this rank has then."""
-    trainer = Trainer(settings)
+    """Train to the end, with noise; the step it resumed from, and what this rank has then."""
+    trainer = _noisy(Trainer(settings))
     outcome = trainer.run()
     assert outcome.step == settings.train.steps
     return outcome.resumed_from, held(trainer)
@@ -104,7 +117,7 @@ def train_until_killed(settings: RunConfig, hold_at: int) -> None:
             tell_parent("held")
             time.sleep(600)
 
-    Trainer(settings).run(wait)
+    _noisy(Trainer(settings)).run(wait)
 
 
 def finish_then_train(done: RunConfig, doomed: RunConfig, hold_at: int) -> None:

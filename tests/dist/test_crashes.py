@@ -492,13 +492,14 @@ def lose_one_of_two(root: str) -> None:
     time.sleep(600)
 
 
+@pytest.mark.full
 def test_a_writer_does_not_wait_for_the_dead(tmp_path: Path) -> None:
     victims = Victims(2, lose_one_of_two, str(tmp_path))
     writers = victims.hear()
     victims.processes[1].kill()
     os.kill(writers[1], signal.SIGKILL)
     victims.kill()
-    wait_until(lambda: not Path(f"/proc/{writers[0]}").exists(), 30.0)
+    wait_until(lambda: not Path(f"/proc/{writers[0]}").exists(), 60.0)
     for found, _, _ in run_ranks(2, begin_again, str(tmp_path)):
         assert found == 1
     wait_until(lambda: not leftovers(tmp_path))

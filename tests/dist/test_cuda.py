@@ -15,6 +15,7 @@ from torch.distributed.tensor import DTensor, Shard
 
 import holdfast
 from dist.harness import run_ranks
+from holdfast.train.models.dropout import attention_grid, dropped, feature_grid, sample_keys
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
@@ -113,3 +114,9 @@ def test_two_ranks_on_one_gpu_share_a_file(tmp_path: Path) -> None:
     assert run_ranks(1, _save_in_background, str(tmp_path / "one"), "cuda") == [True]
     name = "step-000000000002"
     assert tensor_files(tmp_path / "two" / name) == tensor_files(tmp_path / "one" / name)
+
+
+@pytest.mark.parametrize("make", [feature_grid, attention_grid])
+def test_dropout_is_the_same_on_the_device(make: Any):
+    masks = [dropped(make(sample_keys(7, 3, 2**33, 8, device), 5, 16, 300), 0.1, "here") for device in ("cpu", "cuda")]
+    assert torch.equal(masks[0], masks[1].cpu())

@@ -38,7 +38,7 @@ def _tensor_bytes(path: Path) -> dict[str, bytes]:
     return {file.name: file.read_bytes() for file in path.iterdir() if "safetensors" in file.name}
 
 
-@pytest.fixture(scope="module", params=[True, False], ids=["tied", "untied"])
+@pytest.fixture(scope="module", params=[pytest.param(True, marks=pytest.mark.full), False], ids=["tied", "untied"])
 def saved(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[bool, Path]:
     root = tmp_path_factory.mktemp("layouts")
     for layout, (world, _) in LAYOUTS.items():

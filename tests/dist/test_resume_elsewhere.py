@@ -1,4 +1,4 @@
-"""One run over five layouts: it follows the run of one rank that never stopped, step by step."""
+"""One run over five layouts: it follows the run of one rank that never stopped, step by step, dropout off and on."""
 
 from __future__ import annotations
 
@@ -27,11 +27,12 @@ NEAR = 1e-5
 Chosen = dict[tuple[int, int], np.ndarray]
 
 
-def _settings(folder: Path, layout: dict[str, Any], steps: int) -> RunConfig:
+def _settings(folder: Path, layout: dict[str, Any], steps: int, dropout: bool) -> RunConfig:
     return config(
         folder,
         layout,
         sparse=True,
+        dropout=dropout,
         layers=LAYERS,
         train__steps=steps,
         train__micro_batch=1,
@@ -88,12 +89,14 @@ def _apart(one: Path, other: Path) -> dict[str, float]:
 
 
 @pytest.mark.timeout(900)
-def test_five_layouts_follow_the_run_that_never_stopped(tmp_path: Path):
+@pytest.mark.parametrize("dropout", [False, True], ids=["dropout-off", "dropout-on"])
+def test_five_layouts_follow_the_run_that_never_stopped(tmp_path: Path, dropout: bool):
     steps = EACH * len(CHAIN)
-    whole = run_ranks(1, _train, _settings(tmp_path / "whole", {}, steps), deadline_s=240)
+    whole = run_ranks(1, _train, _settings(tmp_path / "whole", {}, steps, dropout), deadline_s=240)
     expected = _reference(whole[0])
     for index, (name, world, layout) in enumerate(CHAIN):
-        ranks = run_ranks(world, _train, _settings(tmp_path / "chain", layout, EACH * (index + 1)), deadline_s=240)
+        settings = _settings(tmp_path / "chain", layout, EACH * (index + 1), dropout)
+        ranks = run_ranks(world, _train, settings, deadline_s=240)
         assert {rank["from"] for rank in ranks} == {EACH * index}
         assert all(bool(rank["derived"]) == (index > 0) for rank in ranks), name
         chosen = _whole(ranks, EACH * index + 1)

@@ -1,4 +1,4 @@
-"""Kill -9 and resume on the same layout: every number is the one it would have been, with dropout on."""
+"""Kill -9 and resume on the same layout: every number is the one it would have been, with dropout and noise on."""
 
 from __future__ import annotations
 

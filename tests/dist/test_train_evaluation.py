@@ -16,6 +16,7 @@ LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {
     "fsdp-2": (2, {"dp_shard": 2}),
     "tp-2-pp-2": (4, {"tp": 2, "pp": 2}),
     "ep-2": (2, {"dp_shard": 2, "ep": 2}),
+    "pp-2-interleaved": (2, {"pp": 2, "schedule": "interleaved", "stages_per_rank": 2}),
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from holdfast.layout.box import Box
 from holdfast.train.layout import Layout
 from holdfast.train.loss import MicroBatch
 from holdfast.train.models.config import ModelConfig
+from holdfast.train.models.dropout import sample_keys
 from holdfast.train.parallel import build
 
 VOCAB, LENGTH = 64, 8
@@ -49,6 +51,8 @@ DENSE = {
     "pp-4": Layout(pp=4),
     "zero1-2": Layout(dp_replicate=2, zero1=True),
     "tp-2-pp-2-dp-2": Layout(tp=2, pp=2, dp_shard=2),
+    "zero1-2-pp-2": Layout(dp_replicate=2, pp=2, zero1=True),
+    "hsdp-2x2-tp-2": Layout(dp_replicate=2, dp_shard=2, tp=2),
 }
 SPARSE = {
     "ep-4": Layout(dp_shard=4, ep=4),
@@ -58,6 +62,7 @@ SPARSE = {
     "ep-4-hsdp-2x2": Layout(dp_replicate=2, dp_shard=2, ep=4),
     "ep-2-pp-2": Layout(pp=2, dp_shard=2, ep=2),
     "ep-2-tp-2": Layout(tp=2, dp_shard=2, ep=2),
+    "ep-2-tp-2-pp-2": Layout(tp=2, pp=2, dp_shard=2, ep=2),
 }
 LAYOUTS = DENSE | SPARSE
 
@@ -72,6 +77,12 @@ def batches(count: int, seed: int = 0) -> list[MicroBatch]:
         labels[torch.rand(labels.shape, generator=generator) < 0.2] = -100
         made.append(MicroBatch(ids[:, :-1].contiguous(), labels))
     return made
+
+
+def keyed(whole: list[MicroBatch]) -> list[MicroBatch]:
+    """A global batch that dropout can be drawn for, as the samples from 1000 on of a run."""
+    keys = sample_keys(3, 17, 1000, 2 * len(whole)).split(2)
+    return [replace(batch, keys=part) for batch, part in zip(whole, keys, strict=True)]
 
 
 def share(trainee: Any, whole: list[MicroBatch]) -> list[MicroBatch]:

@@ -37,6 +37,21 @@ def resigned(change):
     return strictjson.dumps(fields) + b"\n"
 
 
+PLANS = {"model": {"version": 1, "mesh": [["tp", 2]]}}
+
+
+def test_a_manifest_keeps_the_plans_of_its_modules_and_lacks_the_field_without():
+    kept = replace(SMALL, plans=PLANS)
+    assert decode_manifest(encode_manifest(kept), "run/step").plans == PLANS
+    assert b'"plans"' not in encode_manifest(SMALL)
+
+
+@pytest.mark.parametrize("plans", [[], {"model": 3}, {"../model": {}}])
+def test_plans_that_are_none_are_damage(plans):
+    with pytest.raises(HoldfastError):
+        decode_manifest(resigned(lambda fields: fields.update(plans=plans)), "run/step")
+
+
 def test_a_manifest_round_trips():
     assert decode_manifest(encode_manifest(SMALL), "run/step") == SMALL
 

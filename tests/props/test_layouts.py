@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -23,7 +25,7 @@ def numbered(shape: tuple[int, ...]) -> np.ndarray:
     return np.arange(int(np.prod(shape)), dtype=np.uint32).reshape(shape)
 
 
-@settings(max_examples=10_000)
+@settings(max_examples=10_000 if "--full" in sys.argv else 3_000)
 @given(st.data())
 def test_parts_are_what_numpy_slices(data: st.DataObject) -> None:
     shape = data.draw(shapes())

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 import torch.distributed as dist
+from tests.spmd.auto.meshes import pretended_mesh
+from tests.spmd.listening import Listener
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from holdfast.core.errors import InvalidArgument
@@ -25,9 +29,34 @@ def test_each_axis_says_its_collective_and_bytes(tensor):
     whole = 16 * 8 * 4
     moves = redistribute_cost(tensor, [Replicate(), Shard(1)])
     assert [(move.axis, move.collective, move.bytes) for move in moves] == [
-        (0, "all_gather", whole // 2),
-        (1, "reduce_scatter", whole // 2),
+        (1, "reduce_scatter", whole // 4),  # of the half that a rank has
+        (0, "all_gather", whole // 4),  # of the columns that are left to it
     ]
+
+
+class _Heard(Listener):
+    """Counts by the ranks of each collective's own group."""
+
+    def _bytes(self, name, args):
+        if name in ("all_gather_into_tensor", "reduce_scatter_tensor", "all_reduce"):
+            self._ranks = dist.distributed_c10d._resolve_process_group(args[-1]).size()
+        return super()._bytes(name, args)
+
+
+@pytest.mark.parametrize("sizes", [(8, 8), (7, 5)], ids=["even", "uneven"])
+@pytest.mark.parametrize("axes", [("a", 4), ("a", 2, "b", 2), ("a", 2, "b", 4)], ids=["4", "2x2", "2x4"])
+def test_what_is_said_is_what_a_redistribution_moves(axes, sizes):
+    whole, places = torch.Size(sizes), (Replicate(), Shard(0), Shard(1), Partial())
+    with pretended_mesh(*axes) as mesh:
+        for present in itertools.product(places, repeat=mesh.ndim):
+            shards = [Replicate() if isinstance(place, Partial) else place for place in present]
+            local = distribute_tensor(torch.zeros(sizes), mesh, shards, src_data_rank=None).to_local()
+            tensor = DTensor.from_local(local, mesh, present, run_check=False, shape=whole, stride=(sizes[1], 1))
+            for wanted in itertools.product(places[:3], repeat=mesh.ndim):
+                with _Heard(1) as heard:
+                    tensor.redistribute(placements=wanted)
+                said = redistribute_cost(tensor, wanted)
+                assert sum(move.bytes for move in said) == heard.bytes, (present, wanted, said, heard.received)
 
 
 def test_nothing_moves_to_where_it_is(tensor):

@@ -7,13 +7,16 @@ from torch.distributed.tensor import DTensor
 
 import holdfast.spmd
 from holdfast.spmd import switch, torch_private
+from holdfast.spmd.methods import stands
 
 
 def _state():
     dispatcher = torch_private.dispatcher()
-    shardable = torch_private.utils.is_tensor_shardable, torch_private._matrix_ops.is_tensor_shardable
-    functions = torch.nn.functional.pad, torch.nn.functional.instance_norm
-    return dict(vars(dispatcher)), dict(dispatcher._custom_op_handlers), dict(vars(DTensor)), shardable, functions
+    functions = [getattr(stand.owner, stand.name) for stand in stands()]
+    functions += [torch.nn.functional.pad, torch.nn.functional.instance_norm]
+    functions += [torch_private.utils.is_tensor_shardable, torch_private._matrix_ops.is_tensor_shardable]
+    losses = dict(torch_private.loss_parallel_table())
+    return dict(vars(dispatcher)), dict(dispatcher._custom_op_handlers), dict(vars(DTensor)), functions, losses
 
 
 def test_disable_restores_torch_exactly():

@@ -1,127 +1,104 @@
-"""Networks that train on shards as on one device: ten steps, loss by loss."""
+"""Networks that train on shards as on one device: ten steps, loss by loss.
+
+`make test` runs a few ways to shard; `pytest --full tests/spmd/test_training.py` runs all, on two ranks and on four.
+"""
 
 from __future__ import annotations
+
+import itertools
 
 import pytest
 import torch
 import torch.nn.functional as F
 from tests.dist.harness import run_ranks
+from tests.spmd.models import Diffuser, Residual
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 STEPS = 10
+BATCH = 7  # divides by no number of ranks
+WAYS = ("batch", "channels", "space", "batch and space")
+QUICK = {("residual", "space", 2), ("diffuser", "channels", 2), ("diffuser", "batch and space", 2)}
 
 
-class Block(nn.Module):
-    """A residual block as in ResNet-18."""
-
-    def __init__(self, before: int, after: int, stride: int):
-        super().__init__()
-        self.conv1 = nn.Conv2d(before, after, 3, stride, 1, bias=False)
-        self.norm1 = nn.BatchNorm2d(after)
-        self.conv2 = nn.Conv2d(after, after, 3, 1, 1, bias=False)
-        self.norm2 = nn.BatchNorm2d(after)
-        self.short = nn.Conv2d(before, after, 1, stride, bias=False) if stride > 1 or before != after else nn.Identity()
-
-    def forward(self, x):
-        y = F.relu(self.norm1(self.conv1(x)))
-        return F.relu(self.norm2(self.conv2(y)) + self.short(x))
-
-
-class Residual(nn.Module):
-    """A small ResNet: stem, pooling, blocks, classifier."""
-
-    def __init__(self):
-        super().__init__()
-        self.stem = nn.Conv2d(4, 8, 3, 1, 1)
-        self.norm = nn.BatchNorm2d(8)
-        self.blocks = nn.Sequential(Block(8, 8, 1), Block(8, 16, 2))
-        self.head = nn.Linear(16, 5)
-
-    def forward(self, x):
-        x = F.max_pool2d(F.relu(self.norm(self.stem(x))), 3, 2, 1)
-        return self.head(self.blocks(x).mean((2, 3)))
-
-
-class Diffuser(nn.Module):
-    """A UNet block of a diffusion model: group norms, a time embedding, down, up, a skip, attention in the middle."""
-
-    def __init__(self):
-        super().__init__()
-        self.enter = nn.Conv2d(4, 8, 3, 1, 1)
-        self.norm1 = nn.GroupNorm(4, 8)
-        self.down = nn.Conv2d(8, 16, 3, 2, 1)
-        self.time = nn.Linear(6, 16)
-        self.norm2 = nn.GroupNorm(4, 16)
-        self.attend = nn.Linear(16, 48)
-        self.up = nn.ConvTranspose2d(16, 8, 2, 2)
-        self.leave = nn.Conv2d(16, 5, 1)
-
-    def forward(self, x):
-        first = F.silu(self.norm1(self.enter(x)))
-        y = self.down(first)
-        times = x.mean((2, 3))
-        y = y + self.time(torch.cat([times, times[:, :2]], 1))[:, :, None, None]
-        y = F.silu(self.norm2(y))
-        rows = y.flatten(2).transpose(1, 2)
-        query, key, value = self.attend(rows).chunk(3, -1)
-        mixed = F.scaled_dot_product_attention(query[:, None], key[:, None], value[:, None])[:, 0]
-        y = y + mixed.transpose(1, 2).reshape(y.shape)
-        return self.leave(torch.cat([self.up(y), first], 1)).mean((2, 3))
-
-
-def _data():
+def _data(kind):
     generator = torch.Generator().manual_seed(3)
-    images = torch.randn(8, 4, 8, 8, generator=generator, dtype=torch.float64)
-    return images, torch.randint(0, 5, (8,), generator=generator)
+    side = 32 if kind == "residual" else 8
+    images = torch.randn(BATCH, 3, side, side, generator=generator, dtype=torch.float64)
+    if kind == "residual":
+        return [images, torch.randint(0, 5, (BATCH,), generator=generator)]
+    moments = torch.rand(BATCH, generator=generator, dtype=torch.float64)
+    return [images, moments, torch.randn(images.shape, generator=generator, dtype=torch.float64)]
 
 
-def _losses(model, images, labels):
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+def _loss(kind, model, data):
+    if kind == "residual":
+        images, labels = data
+        return F.cross_entropy(model(images), labels, label_smoothing=0.1)
+    images, moments, noise = data
+    return F.mse_loss(model(images + noise, moments), noise)
+
+
+def _losses(kind, model, data):
+    if kind == "residual":
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    else:
+        optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     losses = []
     for _ in range(STEPS):
         optimizer.zero_grad()
-        loss = F.cross_entropy(model(images), labels)
+        loss = _loss(kind, model, data)
         loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         losses.append(loss.item())
     return losses
 
 
-def _train(kind: str, how: str) -> tuple[list[float], list[float]]:
+def _train(kind: str, way: str) -> tuple[list[float], list[float]]:
     import holdfast.spmd
 
-    torch.set_num_threads(1)
     holdfast.spmd.enable()
-    mesh = init_device_mesh("cpu", (torch.distributed.get_world_size(),))
-    images, labels = _data()
+    world = torch.distributed.get_world_size()
+    mesh = init_device_mesh("cpu", (2, world // 2) if way == "batch and space" else (world,))
     models = []
     for _ in range(2):
         torch.manual_seed(5)
         models.append({"residual": Residual, "diffuser": Diffuser}[kind]().double())
-    alone = _losses(models[0], images, labels)
-    _place(models[1], mesh, how)
-    shards = {"batch": Shard(0), "channels": Shard(1), "space": Shard(2), "weights": Replicate()}
-    placed = distribute_tensor(images, mesh, [shards[how]])
-    targets = distribute_tensor(labels, mesh, [Shard(0) if how == "batch" else Replicate()])
-    return alone, _losses(models[1], placed, targets)
+    data = _data(kind)
+    alone = _losses(kind, models[0], data)
+    _place(models[1], mesh, way)
+    placed = [distribute_tensor(item, mesh, _places(way, item)) for item in data]
+    return alone, _losses(kind, models[1], placed)
 
 
-def _place(model, mesh, how):
-    """Parameters are replicated; for "weights" the convolutions are sharded by output channels."""
+def _places(way, item):
+    """Where a tensor of the batch goes: vectors have no space."""
+    batch, space = Shard(0), Shard(2) if item.ndim == 4 else Replicate()
+    return {"batch": [batch], "channels": [Replicate()], "space": [space], "batch and space": [batch, space]}[way]
+
+
+def _place(model, mesh, way):
+    """Parameters are replicated; by "channels" every layer keeps a part of what it gives out."""
     for module in model.modules():
+        turned = isinstance(module, nn.ConvTranspose2d)
         for name, parameter in list(module.named_parameters(recurse=False)):
-            split = how == "weights" and isinstance(module, nn.Conv2d)
-            place = [Shard(0)] if split else [Replicate()]
-            setattr(module, name, nn.Parameter(distribute_tensor(parameter.data, mesh, place)))
+            cut = Shard(1 if turned and name == "weight" else 0)
+            places = [cut if way == "channels" else Replicate()] * mesh.ndim
+            setattr(module, name, nn.Parameter(distribute_tensor(parameter.data, mesh, places)))
         for name, buffer in list(module.named_buffers(recurse=False)):
-            module.register_buffer(name, distribute_tensor(buffer, mesh, [Replicate()]))
+            module.register_buffer(name, distribute_tensor(buffer, mesh, [Replicate()] * mesh.ndim))
 
 
-@pytest.mark.parametrize("how", ["batch", "channels", "space", "weights"])
-@pytest.mark.parametrize("kind", ["residual", "diffuser"])
-def test_ten_steps_have_the_losses_of_one_device(kind, how):
-    for alone, together in run_ranks(2, _train, kind, how, deadline_s=240):
+def _every_way():
+    for kind, way, world in itertools.product(("residual", "diffuser"), WAYS, (2, 4)):
+        quick = (kind, way, world) in QUICK
+        yield pytest.param(kind, way, world, marks=() if quick else pytest.mark.full)
+
+
+@pytest.mark.parametrize(("kind", "way", "world"), _every_way())
+def test_ten_steps_have_the_losses_of_one_device(kind, way, world):
+    for alone, together in run_ranks(world, _train, kind, way, deadline_s=240):
         assert together == pytest.approx(alone, abs=1e-6)
         assert alone[-1] < alone[0]

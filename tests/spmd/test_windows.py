@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from tests.dist.harness import run_ranks
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Partial, Shard, distribute_tensor
 
 
 def _pair():
@@ -92,3 +92,24 @@ def _gradients():
 
 def test_gradients_pass_through_what_was_written():
     assert run_ranks(2, _gradients, deadline_s=120) == [True, True]
+
+
+def _into_partial():
+    """Writing into a view of a Partial: the tensor that was viewed is reduced, and has what was written."""
+    import holdfast.spmd
+
+    holdfast.spmd.enable()
+    mesh = init_device_mesh("cpu", (2,))
+    found = []
+    for write in (lambda y: y[::2].add_(1.0), lambda y: y.t()[0].fill_(3.0), lambda y: y.view(-1)[2:5].mul_(y[0, 1])):
+        whole = torch.arange(1.0, 9.0).reshape(4, 2)
+        share = 0.25 if torch.distributed.get_rank() else 0.75
+        placed = DTensor.from_local(whole * share, mesh, [Partial()], run_check=False)
+        write(whole)
+        write(placed)
+        found.append(torch.allclose(placed.full_tensor(), whole))
+    return found
+
+
+def test_a_view_of_a_partial_writes_through():
+    assert run_ranks(2, _into_partial, deadline_s=120) == [[True] * 3] * 2

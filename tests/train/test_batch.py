@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import re
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import holdfast
 from holdfast.train.batch import Batches, derive_batches
@@ -80,7 +83,8 @@ def test_trl_grpo_refuses_part_of_a_group():
         derive_batches(global_batch=20, rollouts_per_prompt=8, micro_batch=1, data_parallel=4, accumulation=5)
     assert "global_batch=20" in str(caught.value)
     assert "rollouts_per_prompt=8" in str(caught.value)
-    assert "global_batch=16 or global_batch=24" in str(caught.value)
+    # One optimizer step takes 20: what is advised must fit that too.
+    assert "take global_batch=40, or else rollouts_per_prompt=5 or rollouts_per_prompt=10" in str(caught.value)
 
 
 # verl, verl/workers/fsdp_workers.py ("normalize config"): ppo_mini_batch_size *= rollout.n, then
@@ -123,7 +127,7 @@ def test_what_verl_would_round_down_is_refused():
         derive_batches(prompts=200, mini_batch=100, micro_batch=1, data_parallel=8)
     text = str(caught.value)
     assert "mini_batch=100 is not a multiple of micro_batch x data_parallel = 1 x 8 = 8" in text
-    assert "take mini_batch=96 or mini_batch=104" in text
+    assert "take mini_batch=40 or mini_batch=200" in text, "multiples of 8 of which 200 samples are whole mini batches"
     assert "data_parallel=5 or data_parallel=10" in text
 
 
@@ -137,7 +141,7 @@ def test_all_given_and_wrong_names_both_numbers_and_every_way_out():
         derive_batches(global_batch=32, micro_batch=2, accumulation=3, data_parallel=4)
     text = str(caught.value)
     assert "global_batch=32 is not micro_batch x accumulation x data_parallel = 2 x 3 x 4 = 24" in text
-    assert "take global_batch=24 or accumulation=4, or leave one of them out" in text
+    assert "take global_batch=24, or else accumulation=4, or leave one of them out" in text
 
 
 def test_supervised_training_has_one_mini_batch():
@@ -172,3 +176,25 @@ def test_every_answer_satisfies_the_products_and_nothing_is_rounded():
         else:
             assert fits
             assert batches.micro_batch * batches.accumulation * batches.data_parallel == total
+
+
+_NAMES = ("global_batch", "micro_batch", "accumulation", "data_parallel", "prompts", "rollouts_per_prompt")
+_SIZES = st.dictionaries(st.sampled_from((*_NAMES, "mini_batch", "mini_batches")), st.integers(1, 60), min_size=2)
+
+
+@given(_SIZES)
+def test_whatever_is_given_holds_and_whatever_is_advised_can_be(sizes: dict[str, int]):
+    try:
+        batches = derive_batches(**sizes)
+    except holdfast.InvalidArgument as error:
+        assert any(name in str(error) for name in sizes), "names what was given"
+        for name, size in re.findall(r"(\w+)=(\d+)", str(error).partition(": take ")[2]):
+            try:
+                assert getattr(derive_batches(**{**sizes, name: int(size)}), name) == int(size)
+            except holdfast.InvalidArgument as still:
+                assert "leaves batch sizes open" in str(still)
+    else:
+        assert {name: getattr(batches, name) for name in sizes} == sizes
+        assert batches.global_batch == batches.prompts * batches.rollouts_per_prompt
+        assert batches.global_batch == batches.mini_batches * batches.mini_batch
+        assert batches.mini_batch == batches.micro_batch * batches.accumulation * batches.data_parallel

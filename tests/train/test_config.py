@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import holdfast
-from holdfast.train.config import RunConfig, parse_config, plan_batches, read_config
+from holdfast.train.config import RunConfig, check_run, parse_config, plan_batches, read_config
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 MODEL = """
@@ -51,6 +51,15 @@ def test_only_the_model_must_be_given():
         ("optimizer.eps=-1", r"optimizer\.eps"),
         ("checkpoint.keep_last=-1", "keep_last"),
         ("schedule.kind=step", "cosine, linear, constant"),
+        ("optimizer.clip=nan", r"optimizer\.clip = nan: .* finite"),
+        ("optimizer.lr=inf", r"optimizer\.lr = inf: .* finite"),
+        ("data.seed=-1", r"data\.seed=-1"),
+        ("model.attention_dropout=1.5", "attention_dropout=1.5"),
+        ("model.rms_norm_eps=-1.0", "rms_norm_eps"),
+        ("model.rope_theta=0", "rope_theta"),
+        ("ema.decay=2.0", r"ema\.decay"),
+        ("ema.every=0", r"ema\.every"),
+        ("ema.device=gpu", r"ema\.device"),
     ],
 )
 def test_settings_that_make_no_sense(assignment: str, match: str):
@@ -79,6 +88,29 @@ def test_batches_follow_the_layout():
 def test_a_pipeline_needs_enough_micro_batches():
     with pytest.raises(holdfast.InvalidArgument, match=r"4 stages needs 4 .* there are 2: take train\.global_batch=16"):
         plan_batches(parse_config(MODEL, ["train.global_batch=8", "train.micro_batch=4", "layout.pp=4"]))
+
+
+def test_an_interleaved_pipeline_goes_in_equal_rounds():
+    """As torch's schedule does: of 4 ranks, 10 micro batches are two rounds of 5, and 9 are none."""
+    interleaved = ["layout.pp=2", "layout.stages_per_rank=2", "layout.schedule=interleaved"]
+    for count in (4, 6, 8):
+        assert _planned(*interleaved, f"train.global_batch={count}")[2] == count
+    with pytest.raises(holdfast.InvalidArgument, match=r"5 micro batches .* take train\.global_batch=4 or 6"):
+        plan_batches(parse_config(MODEL, [*interleaved, "train.global_batch=5"]))
+
+
+@pytest.mark.parametrize(
+    ("assignments", "world", "match"),
+    [
+        (["layout.tp=2", "data.sequence=7"], 2, r"sequences of 7 tokens do not divide by tp=2.*2 ranks: dp_shard=2"),
+        (["layout.tp=2"], 4, "takes 2 ranks .* but there are 4"),
+        (["train.evaluate_every=5"], 1, r"data\.evaluation_samples=0"),
+        (["train.global_batch=3", "layout.dp_shard=2"], 2, "global_batch=3 is not a multiple"),
+    ],
+)
+def test_a_run_that_cannot_be_is_refused_before_anything_starts(assignments: list[str], world: int, match: str):
+    with pytest.raises(holdfast.InvalidArgument, match=match):
+        check_run(parse_config(MODEL, assignments), world)
 
 
 def test_policies_and_occasions():

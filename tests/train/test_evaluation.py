@@ -34,6 +34,18 @@ def test_evaluation_counts_every_sample_once(tmp_path: Path):
     assert Trainer(config(tmp_path, {}, data__evaluation_samples=0)).evaluate() is None
 
 
+def test_what_fills_up_a_batch_counts_in_no_loss(tmp_path: Path):
+    """Nor in the balance of experts: seven sequences, whatever the rounds are."""
+    found = []
+    for batch in (8, 7, 3):
+        sets = {"train__global_batch": batch, "train__micro_batch": 1, "data__evaluation_samples": 7}
+        sums = Trainer(config(tmp_path, {}, sparse=True, **sets)).evaluate()
+        assert sums is not None
+        assert (sums.tokens, sums.sequences) == (7 * 8, 7)
+        found.append(sums.total)
+    assert found == pytest.approx([found[0]] * 3, rel=1e-6)
+
+
 def test_shares_of_an_evaluation_cover_it():
     batches = derive_batches(global_batch=12, micro_batch=2, data_parallel=3)
     rounds = [list(evaluation_shares(31, batches, rank)) for rank in range(3)]

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -49,6 +54,30 @@ def test_ranks_that_end_well_and_ranks_that_do_not(tmp_path: Path):
     assert "holdfast" in (tmp_path / "good" / "rank-1.log").read_text()
     with pytest.raises(holdfast.PeerFailed, match=r"(?s)ended with 2.*No such command"):
         LocalRanks(1, ["nonsense"], tmp_path / "bad").finish(60)
+
+
+_LONG = (
+    "import signal, sys, time; print('ready', flush=True); signal.signal(15, lambda *_: sys.exit(7)); time.sleep(99)"
+)
+_PARENT = """
+import sys
+from holdfast.train import launch
+launch.local_ranks_command = lambda count, arguments: [sys.executable, "-c", arguments[0]]
+sys.exit(launch.run_local_ranks(2, sys.argv[1:]))
+"""
+
+
+def test_what_ends_the_parent_ends_the_ranks(tmp_path: Path):
+    """`kill` of `holdfast train --nproc`: nothing trains on behind its back, and it waits until they are gone."""
+    quiet = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
+    parent = subprocess.Popen([sys.executable, "-c", _PARENT, _LONG], stdout=subprocess.PIPE, text=True, env=quiet)
+    assert parent.stdout is not None
+    assert parent.stdout.readline() == "ready\n"
+    time.sleep(0.2)
+    parent.send_signal(signal.SIGTERM)
+    assert parent.wait(30) == 128 + signal.SIGTERM
+    assert parent.stdout.read() == "", "the pipe is closed: whoever had the other end is gone"
+    parent.stdout.close()
 
 
 def test_a_killed_rank_is_told_of_and_late_ones_are_ended(tmp_path: Path):

@@ -30,14 +30,16 @@ SPARSE = ModelConfig(
     moe_intermediate_size=16,
 )
 
+INTERLEAVED = {"pp": 2, "stages_per_rank": 2, "schedule": "interleaved"}
 REFUSED: list[tuple[ModelConfig, int, dict[str, Any], str, dict[str, Any]]] = [
     # model, ranks, layout, what is said, the nearest that can be
     (DENSE, 4, {"dp_shard": 2}, "takes 2 ranks .* but there are 4", {"dp_shard": 4}),
     (DENSE, 4, {"tp": 4}, "2 key-value heads do not divide by tp=4", {"tp": 2, "dp_shard": 2}),
     (DENSE, 3, {"tp": 3}, "8 attention heads do not divide by tp=3", {"dp_shard": 3}),
-    (DENSE, 4, {"pp": 4}, "6 layers do not divide into 4 stages", {"pp": 2, "dp_shard": 2}),
-    (DENSE, 2, {"pp": 2, "stages_per_rank": 2}, "schedule 1f1b has 1 stage per rank, not 2", {"pp": 2}),
+    (DENSE, 8, {"pp": 8}, "6 layers are too few for 8 stages", {"pp": 4, "dp_shard": 2}),
+    (DENSE, 2, {"pp": 2, "stages_per_rank": 2}, "schedule 1f1b has 1 stage per rank, not 2", INTERLEAVED),
     (DENSE, 2, {"pp": 2, "schedule": "interleaved"}, "interleaved needs .* stages_per_rank of 2", {"pp": 2}),
+    (DENSE, 2, {"pp": 2, "schedule": "interleaved"}, "layout pp=2 schedule=interleaved cannot be", {"pp": 2}),
     (DENSE, 2, {"dp_shard": 2, "ep": 2}, "a llama has no experts", {"dp_shard": 2}),
     (DENSE, 4, {"dp_replicate": 2, "dp_shard": 2, "zero1": True}, "zero1 goes with dp_replicate", {}),
     (SPARSE, 4, {"pp": 2, "dp_shard": 2, "ep": 4}, "ep=4 does not divide the 2 data-parallel", {}),
@@ -107,3 +109,15 @@ def test_a_world_that_no_layout_fills_says_so() -> None:
     )
     with pytest.raises(InvalidArgument, match="dp_shard=5"):
         Layout(tp=5).check(5, odd)
+
+
+def test_which_counts_of_micro_batches_torch_makes_a_schedule_for() -> None:
+    layout = Layout(pp=2, schedule="interleaved", stages_per_rank=2)
+    assert [count for count in range(1, 13) if layout.takes(count)] == [1, 2, 3, 4, 6, 8, 10, 12]
+    assert [count for count in range(1, 5) if Layout(pp=3).takes(count)] == [3, 4]
+
+
+def test_layers_that_do_not_divide_are_spread_as_evenly_as_they_can_be() -> None:
+    layout = Layout(pp=4)
+    layout.check(4, DENSE)
+    assert [list(layout.layers_of(stage, DENSE)) for stage in range(4)] == [[0], [1, 2], [3], [4, 5]]

@@ -51,7 +51,7 @@ def test_a_batch_where_nothing_counts_has_a_loss_of_zero() -> None:
     trainee = build(model("llama"), Layout())
     batch = batches(1)[0]
     batch.labels.fill_(-100)
-    assert trainee.forward_backward([batch]) == LossSums(0.0, 0, 0.0, 2, 0.001)
+    assert trainee.forward_backward([batch]) == LossSums(0.0, 0, 0.0, 0, 0.001)
     assert trainee.clip(1.0) == 0.0
 
 

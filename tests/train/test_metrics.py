@@ -9,6 +9,7 @@ import pytest
 
 import holdfast
 from holdfast.train.metrics import Metrics, read_metrics
+from holdfast.train.plot import plot_metrics
 
 
 def test_steps_and_events(tmp_path: Path):
@@ -34,6 +35,20 @@ def test_a_killed_run_is_taken_up(tmp_path: Path):
     metrics.close()
     steps, _ = read_metrics(path)
     assert [(record["step"], record["loss"]) for record in steps] == [(1, 3), (2, 2.25), (3, 1.5)]
+
+
+def test_what_is_not_finite_is_null_and_the_line_is_still_json(tmp_path: Path):
+    metrics = Metrics(tmp_path / "m.jsonl")
+    metrics.step(1, loss=float("nan"), gradient_norm=float("inf"))
+    metrics.event("evaluated", 1, loss=float("nan"))
+    metrics.step(2, loss=1.0)
+    metrics.close()
+    for line in (tmp_path / "m.jsonl").read_text().splitlines():
+        json.loads(line, parse_constant=lambda word: pytest.fail(f"{word} is not JSON"))
+    steps, _ = read_metrics(tmp_path / "m.jsonl")
+    assert steps[0] == {"step": 1, "loss": None, "gradient_norm": None}
+    plot_metrics(tmp_path / "m.jsonl", tmp_path / "m.png")
+    assert (tmp_path / "m.png").exists()
 
 
 def test_without_a_path_nothing_is_kept():

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
 import holdfast
@@ -80,6 +81,42 @@ def test_an_unknown_purpose_is_refused():
         pass
 
 
+class _Noise(nn.Module):
+    """A user's own module on one rank of a tensor group, with each purpose where it belongs."""
+
+    def __init__(self, streams: RandomStreams) -> None:
+        super().__init__()
+        self.streams = streams
+
+    def forward(self, whole: torch.Tensor, part: torch.Tensor, routed: int) -> list[torch.Tensor]:
+        """`whole` is on every rank of the group, `part` is this rank's slice, and so many rows were sent here."""
+        with self.streams.use(SHARED):
+            whole = whole + torch.randn_like(whole)
+        with self.streams.use(EXPERT):
+            rows = torch.randn(routed, 3)
+        return [whole, part + torch.randn_like(part), rows]
+
+
+def _noise(streams: RandomStreams, routed: int) -> list[torch.Tensor]:
+    """As the trainer does it: all of a forward pass within DISTINCT."""
+    with streams.use(DISTINCT):
+        return _Noise(streams)(torch.zeros(6), torch.zeros(3), routed)
+
+
+def test_which_purpose_is_for_what():
+    ranks = [RandomStreams(5, spot(tp=(place, 2))) for place in range(2)]
+    other = RandomStreams(5, spot(tp=(0, 2)))
+    for routed in (1, 9, 2):
+        outs = [_noise(ranks[0], 4), _noise(ranks[1], routed)]
+        assert torch.equal(outs[0][0], outs[1][0]), "what the group has whole stays the same on every rank"
+        assert not torch.equal(outs[0][1], outs[1][1]), "slices of one activation get noise of their own"
+        assert not torch.equal(outs[0][2][0], outs[1][2][0]), "and so do experts"
+        elsewhere = _noise(other, 7 * routed)
+        assert torch.equal(elsewhere[0], outs[0][0]) and torch.equal(elsewhere[1], outs[0][1]), (
+            "however many rows an expert got, it disturbs no other stream"
+        )
+
+
 def _mesh_streams(sizes: tuple[int, int]) -> tuple[RandomStreams, Any]:
     mesh = init_device_mesh("cpu", sizes, mesh_dim_names=("dp_shard", "tp"))
     place = {axis: (mesh.get_local_rank(axis), mesh[axis].size()) for axis in ("dp_shard", "tp")}
@@ -111,3 +148,11 @@ def test_every_rank_gets_its_own_back_and_another_mesh_derives(tmp_path: Path):
     assert len({str(each) for each, _ in turned}) == 4
     alone = run_ranks(1, _load, root, (1, 1), deadline_s=60)
     assert "one rank" in alone[0][1]
+
+
+def test_another_seed_derives_and_says_so() -> None:
+    streams, other = RandomStreams(3, spot()), RandomStreams(4, spot())
+    fresh = other.state_dict()["streams"][SHARED]
+    other.load_state_dict(streams.state_dict())
+    assert "seed 3" in other.derived and "has 4" in other.derived
+    assert torch.equal(other.state_dict()["streams"][SHARED], fresh)

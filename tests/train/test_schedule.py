@@ -52,7 +52,8 @@ def test_as_torch_has_them():
 def test_the_end_may_be_given_and_one_step_is_enough():
     assert learning_rate_share(ScheduleConfig("linear", steps=11, floor=0), 6, 100) == pytest.approx(0.5)
     assert learning_rate_share(ScheduleConfig("linear", floor=0.5), 1, 1) == 0.5
-    assert learning_rate_share(ScheduleConfig("cosine", warmup_steps=5), 5, 5) == pytest.approx(0.1)
+    warming = [learning_rate_share(ScheduleConfig("cosine", warmup_steps=5), step, 5) for step in range(1, 7)]
+    assert warming == pytest.approx([0.2, 0.4, 0.6, 0.8, 1.0, 0.1]), "a warm-up ends at the peak, also as the last step"
 
 
 @pytest.mark.parametrize("wrong", [{"kind": "step"}, {"floor": 1.5}, {"warmup_steps": -1}])

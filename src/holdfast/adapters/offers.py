@@ -26,7 +26,7 @@ from holdfast.layout.coordinates import key_at
 from holdfast.layout.placement import Part
 from holdfast.plan.arrays import RawArray
 from holdfast.plan.files import Place
-from holdfast.plan.values import DEALT, FILE, FILE_PREFIX, OPTIMIZER, TREE, Told
+from holdfast.plan.values import DEALT, FILE, FILE_PREFIX, OPTIMIZER, PLAN, PLAN_PREFIX, TREE, Told
 
 _CACHED_TENSORS = 2
 
@@ -65,6 +65,7 @@ class Collected:
     tree_kinds: dict[str, str] = field(default_factory=dict)
     optimizers: dict[str, Any] = field(default_factory=dict)
     files: dict[str, bytes] = field(default_factory=dict)
+    plans: dict[str, Any] = field(default_factory=dict)
     owners: dict[str, list[str]] = field(default_factory=dict)
     live_optimizers: list[Any] = field(default_factory=list)
     holders: Holders = field(default_factory=Holders)
@@ -112,6 +113,8 @@ class Collected:
             out[name] = Told.of(OPTIMIZER, content)
         for name, data in self.files.items():
             out[FILE_PREFIX + name] = Told.of(FILE, data.decode())
+        for name, plan in self.plans.items():
+            out[PLAN_PREFIX + name] = Told.of(PLAN, plan)
         return out
 
     def told_dealt(self, name: str) -> Told | None:
@@ -188,8 +191,15 @@ def _collect_module(out: Collected, live: LiveState, name: str, target: DType | 
             out.offer(masters_group(name), stored, role, tensor)
     if view.extra:
         out.trees[name], out.tree_kinds[name] = flatten(name, dict(view.extra)), "module"
+    out.plans |= plan_of(name, view.module)
     if name == "model":
         out.files |= model_files(view.module, target.name if target else None)
+
+
+def plan_of(name: str, module: Any) -> dict[str, Any]:
+    """The plan by which `holdfast.spmd.distribute` placed a module, as JSON values, under the module's name."""
+    plan = getattr(module, "holdfast_plan", None)
+    return {name: plan} if isinstance(plan, dict) else {}
 
 
 def model_files(module: Any, model_dtype: str | None) -> dict[str, bytes]:

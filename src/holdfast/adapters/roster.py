@@ -18,7 +18,7 @@ from torch.distributed.tensor import DTensor
 
 from holdfast.adapters.entries import LiveState, sort_state
 from holdfast.adapters.module import unwrap
-from holdfast.adapters.offers import Collected, Offer, collect_values, model_files, option_groups
+from holdfast.adapters.offers import Collected, Offer, collect_values, model_files, option_groups, plan_of
 from holdfast.adapters.optimizer import inner_optimizer
 from holdfast.adapters.tensors import Holder, Holders
 from holdfast.format import statejson
@@ -123,6 +123,8 @@ class Roster:
         )
         if facts.files:
             out.files |= model_files(unwrap(state["model"]), model_dtype)
+        for name in self._modules:
+            out.plans |= plan_of(name, unwrap(state[name]))
         known = self._modules.keys() | self._optimizers.keys()
         collect_values(out, sort_state({name: value for name, value in state.items() if name not in known}, {}))
         return out

@@ -74,7 +74,8 @@ def main() -> None:
             cli.invoke(context)
     except click.exceptions.Exit as stop:
         sys.exit(stop.exit_code)
-    except click.Abort:
+    except (click.Abort, KeyboardInterrupt):
+        click.echo("holdfast: interrupted", err=True)
         sys.exit(130)
     except click.ClickException as error:
         error.show()

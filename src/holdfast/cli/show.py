@@ -63,6 +63,7 @@ def _fields(checkpoint: Checkpoint, groups: list[str]) -> dict[str, Any]:
         "created": manifest.created,
         "bytes": manifest.total_bytes,
         "writer": dict(manifest.writer),
+        "plans": dict(manifest.plans),
         "groups": {},
         "values": {name: entry["kind"] for name, entry in checkpoint.state.items()},
     }
@@ -96,9 +97,18 @@ def _print_head(checkpoint: Checkpoint) -> None:
         click.echo(clean(f"{who}, world {writer.get('world')}, hosts {writer.get('hosts')}, mesh {mesh}"))
         for name in writer.get("first_replica", []):
             click.echo(f"replicas differed, the first was saved: {clean(name)}")
+        for name, plan in manifest.plans.items():
+            click.echo(clean(f"{name} was placed by a plan of {_plan_text(plan)}"))
     else:
         what = f"{checkpoint.format}, " if isinstance(checkpoint, Foreign) else ""
         click.echo(f"{what}not written by Holdfast: no digests")
+
+
+def _plan_text(plan: dict[str, Any]) -> str:
+    """A plan in a line; a manifest promises only that it is JSON."""
+    parameters, moved = plan.get("parameters"), plan.get("moved_bytes")
+    roles = count(len(parameters), "role") if isinstance(parameters, dict) else "no roles"
+    return f"holdfast.spmd: {roles}, {size_text(moved) if type(moved) is int else '?'} moved per rank and batch"
 
 
 def _print_group(checkpoint: Checkpoint, group: str) -> None:

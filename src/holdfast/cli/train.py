@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from holdfast.core.errors import InvalidArgument
+
 if TYPE_CHECKING:
     from holdfast.train.config import RunConfig
     from holdfast.train.loop import Outcome, Progress, Watcher
@@ -51,7 +53,7 @@ def command(config_path: str, sets: tuple[str, ...], nproc: int | None, check: b
     follow. The run's folder gets config.toml, metrics.jsonl, curve.png and checkpoints/, which
     transformers opens as they are. SIGTERM saves, and ends the run.
     """
-    from holdfast.train.config import read_config
+    from holdfast.train.config import check_run, read_config
 
     config = read_config(config_path, sets)
     if check:
@@ -59,6 +61,7 @@ def command(config_path: str, sets: tuple[str, ...], nproc: int | None, check: b
     elif nproc is not None and nproc > 1:
         from holdfast.train.launch import run_local_ranks
 
+        check_run(config, nproc)
         given = [part for assignment in sets for part in ("--set", assignment)]
         code = run_local_ranks(nproc, ["train", config_path, *given, *(["--json"] if as_json else [])])
         if code:
@@ -69,10 +72,9 @@ def command(config_path: str, sets: tuple[str, ...], nproc: int | None, check: b
 
 def _check(config: RunConfig, nproc: int | None) -> None:
     """Everything that can be wrong before ranks start."""
-    from holdfast.train.config import plan_batches
+    from holdfast.train.config import check_run
 
-    config.layout.check(nproc or config.layout.world, config.model)
-    batches = plan_batches(config)
+    batches = check_run(config, nproc or config.layout.world)
     click.echo(f"{config.model.family} on {config.layout}: {config.layout.world} ranks")
     click.echo(
         f"global batch {batches.global_batch} = micro batch {batches.micro_batch} x accumulation "
@@ -81,9 +83,17 @@ def _check(config: RunConfig, nproc: int | None) -> None:
 
 
 def _train(config: RunConfig, as_json: bool) -> None:
-    from holdfast.train.launch import pick_device, process_group
+    from holdfast.train.config import check_run
+    from holdfast.train.launch import is_rank, pick_device, process_group
     from holdfast.train.loop import Trainer
 
+    if not is_rank() and config.layout.world > 1:
+        world = config.layout.world
+        check_run(config, world)  # what is wrong on any number of ranks comes first
+        raise InvalidArgument(
+            f"layout {config.layout} takes {world} ranks, and this is one process: start it with --nproc {world}, "
+            "or under torchrun"
+        )
     warnings.filterwarnings("ignore", module="torch")
     device = pick_device(config.train.device)
     with process_group(device):
@@ -91,12 +101,18 @@ def _train(config: RunConfig, as_json: bool) -> None:
         if not trainer.is_first:
             trainer.run()
         elif as_json:
-            outcome = trainer.run(lambda progress: click.echo(json.dumps(asdict(progress))))
+            outcome = trainer.run(_print_json)
             click.echo(json.dumps({"outcome": asdict(outcome)}))
         elif sys.stdout.isatty():
             _told(config, _with_bar(config, trainer.run))
         else:
             _told(config, trainer.run(_print_line))
+
+
+def _print_json(progress: Progress) -> None:
+    from holdfast.train.metrics import finite_or_none
+
+    click.echo(json.dumps({name: finite_or_none(value) for name, value in asdict(progress).items()}))
 
 
 def _print_line(progress: Progress) -> None:

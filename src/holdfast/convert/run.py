@@ -96,6 +96,7 @@ class Conversion:
             side_files=with_dtype(small, dtype),
             writer=manifest.writer,
             metrics=manifest.metrics,
+            plans=manifest.plans if options.mapping is None else {},  # a mapping changes the keys that plans name
         )
         self.output: Output = sink(self.contents, request)
 

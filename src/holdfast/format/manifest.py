@@ -69,6 +69,7 @@ class Manifest:
     metrics: Mapping[str, float | None] = field(default_factory=dict)
     abandons: tuple[tuple[int, str], ...] = ()  # steps and attempts that a rewind gave up
     skips: tuple[tuple[int, str], ...] = ()  # damaged ones that a restore passed over
+    plans: Mapping[str, Any] = field(default_factory=dict)  # by module: how holdfast.spmd placed it
 
     @property
     def total_bytes(self) -> int:
@@ -98,6 +99,8 @@ def encode_manifest(manifest: Manifest) -> bytes:
     for name in ("abandons", "skips"):
         if getattr(manifest, name):
             fields[name] = [list(left) for left in getattr(manifest, name)]
+    if manifest.plans:
+        fields["plans"] = dict(manifest.plans)
     fields["digest"] = digest_hex(strictjson.dumps(fields))
     return strictjson.dumps(fields) + b"\n"
 
@@ -164,7 +167,16 @@ def _from_fields(fields: dict[str, Any], where: str) -> Manifest:
         metrics=_metrics(fields.get("metrics", {})),
         abandons=_left(fields.get("abandons", []), "abandons"),
         skips=_left(fields.get("skips", []), "skips"),
+        plans=_plans(fields.get("plans", {})),
     )
+
+
+def _plans(fields: Any) -> dict[str, Any]:
+    if not isinstance(fields, dict) or not all(isinstance(plan, dict) for plan in fields.values()):
+        raise ValueError("plans are not plans by module")
+    for name in fields:
+        check_group(name)
+    return dict(fields)
 
 
 def _left(fields: Any, name: str) -> tuple[tuple[int, str], ...]:

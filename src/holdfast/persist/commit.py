@@ -18,7 +18,7 @@ from holdfast.format.manifest import Block, FileRecord, GroupRecord, Manifest
 from holdfast.layout.mesh import Mesh
 from holdfast.persist.lineage import Lineage
 from holdfast.plan.files import FilePlan
-from holdfast.plan.values import merge_files, merge_values, values_from
+from holdfast.plan.values import Told, merge_files, merge_plans, merge_values, values_from
 from holdfast.version import __version__
 
 
@@ -93,7 +93,8 @@ class Commit:
         Raises StorageError if a byte was written by nobody, LayoutError if the values of ranks
         do not go together.
         """
-        small = self._small_files(values)
+        told = values_from(values)
+        small = self._small_files(told)
         records = file_records(self.files, reports)
         records |= {name: small_file_record(data, self.block_bytes) for name, data in sorted(small.items())}
         writer: dict[str, Any] = {
@@ -119,11 +120,11 @@ class Commit:
             metrics=lineage.metrics,
             abandons=lineage.abandons,
             skips=lineage.skips,
+            plans=merge_plans(told),
         )
         return manifest, small
 
-    def _small_files(self, values: Sequence[Mapping[str, Any]]) -> dict[str, bytes]:
-        told = values_from(values)
+    def _small_files(self, told: Sequence[Mapping[str, Told]]) -> dict[str, bytes]:
         small = merge_files(told)
         entries = merge_values(told, self.axes, self.mesh, self.keys)
         small[names.STATE] = strictjson.dumps({"version": 1, "entries": entries}) + b"\n"

@@ -17,7 +17,7 @@ from holdfast.format.names import natural_key
 from holdfast.layout.coordinates import axis_sizes, coordinate_on, label
 from holdfast.layout.mesh import Mesh
 
-TREE, DEALT, OPTIMIZER, FILE = "tree", "dealt", "optimizer", "file"
+TREE, DEALT, OPTIMIZER, FILE, PLAN = "tree", "dealt", "optimizer", "file", "plan"
 
 
 class Changed(LayoutError):
@@ -78,7 +78,7 @@ def merge_values(
     each other.
     """
     entries: dict[str, Any] = {}
-    for name in sorted({name for own in everyone for name, told in own.items() if told.kind != FILE}):
+    for name in sorted({name for own in everyone for name, told in own.items() if told.kind not in (FILE, PLAN)}):
         told = [own.get(name) for own in everyone]
         kinds = {value.kind for value in told if value is not None}
         if kinds == {OPTIMIZER}:
@@ -91,7 +91,7 @@ def merge_values(
     return entries
 
 
-FILE_PREFIX = "file:"  # no other value can have such a name
+FILE_PREFIX, PLAN_PREFIX = "file:", "plan:"  # no other value can have such a name
 
 
 def merge_files(everyone: Sequence[Mapping[str, Told]]) -> dict[str, bytes]:
@@ -102,6 +102,16 @@ def merge_files(everyone: Sequence[Mapping[str, Told]]) -> dict[str, bytes]:
             if told.kind == FILE:
                 files.setdefault(name.removeprefix(FILE_PREFIX), told.content.encode())
     return files
+
+
+def merge_plans(everyone: Sequence[Mapping[str, Told]]) -> dict[str, Any]:
+    """How modules were placed, by name; raises LayoutError where ranks followed different plans."""
+    plans: dict[str, Told] = {}
+    for own in everyone:
+        for name, told in own.items():
+            if told.kind == PLAN and plans.setdefault(name.removeprefix(PLAN_PREFIX), told).digest != told.digest:
+                raise LayoutError(f"{name.removeprefix(PLAN_PREFIX)}: ranks placed it by different plans")
+    return {name: told.content for name, told in sorted(plans.items())}
 
 
 def merge_dealt(name: str, told: Sequence[Told | None]) -> dict[str, Any]:

@@ -1,8 +1,20 @@
 """The sharding rules that DTensor lacks or gets wrong: `holdfast.spmd.enable()`."""
 
-from holdfast.spmd.auto import Plan, distribute, plan
+from holdfast.spmd.auto import Pins, Plan, UnitWay, distribute, plan
 from holdfast.spmd.cost import Move, redistribute_cost
 from holdfast.spmd.reporting import Line, report
 from holdfast.spmd.switch import disable, enable
 
-__all__ = ["Line", "Move", "Plan", "disable", "distribute", "enable", "plan", "redistribute_cost", "report"]
+__all__ = [
+    "Line",
+    "Move",
+    "Pins",
+    "Plan",
+    "UnitWay",
+    "disable",
+    "distribute",
+    "enable",
+    "plan",
+    "redistribute_cost",
+    "report",
+]

@@ -1,22 +1,37 @@
-"""What a redistribution will move, before it is made."""
+"""What a redistribution will move, before it is made: torch's own steps, gone through on a tensor without contents."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Partial, Placement, Replicate
+from torch.distributed.tensor import DTensor, Partial, Placement
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from holdfast.core.errors import InvalidArgument
-from holdfast.spmd.call import is_shard
-from holdfast.spmd.ways import axis_cost
+
+# What each rank receives, as a multiple of what it gives, among so many ranks.
+RECEIVED = {
+    "all_gather_into_tensor": lambda ranks: ranks - 1,
+    "reduce_scatter_tensor": lambda ranks: (ranks - 1) / ranks,
+    "all_reduce": lambda ranks: 2 * (ranks - 1) / ranks,
+    "all_to_all_single": lambda ranks: (ranks - 1) / ranks,
+    "shard_dim_alltoall": lambda ranks: (ranks - 1) / ranks,
+}
+WORDS = {
+    "all_gather_into_tensor": "all_gather",
+    "reduce_scatter_tensor": "reduce_scatter",
+    "all_to_all_single": "all_to_all",
+    "shard_dim_alltoall": "all_to_all",
+}
 
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """What happens on one mesh axis, and the bytes that each of its ranks receives."""
+    """What happens on one mesh axis, and the bytes that this rank receives."""
 
     axis: int
     present: Placement
@@ -26,39 +41,58 @@ class Move:
 
 
 def redistribute_cost(tensor: DTensor, placements: Sequence[Placement]) -> tuple[Move, ...]:
-    """The moves that take `tensor` to `placements`; empty when it is there already.
+    """The moves that take `tensor` to `placements`, in their order; empty when it is there already.
 
-    The sum of their bytes is what one rank receives. Raises InvalidArgument when the placements do not fit the mesh.
+    The sum of their bytes is what this rank receives. An axis may have several moves where torch goes through
+    other placements. Nothing is sent. Raises InvalidArgument when the placements do not fit the mesh.
     """
-    if len(placements) != tensor.device_mesh.ndim:
+    mesh = tensor.device_mesh
+    if len(placements) != mesh.ndim:
         raise InvalidArgument(
-            f"{len(placements)} placements for a mesh of {tensor.device_mesh.ndim} axes: give one placement per axis"
+            f"{len(placements)} placements for a mesh of {mesh.ndim} axes: give one placement per axis"
         )
-    return moves(tensor.shape, tensor.dtype, tensor.device_mesh, tensor.placements, placements)
-
-
-def moves(
-    shape: torch.Size, dtype: torch.dtype, mesh: DeviceMesh, present: Sequence[Placement], wanted: Sequence[Placement]
-) -> tuple[Move, ...]:
-    """The moves between two placements of a tensor that need not exist."""
-    found = []
-    for axis, (before, after) in enumerate(zip(present, wanted, strict=True)):
-        if before == after or mesh.size(axis) == 1:
-            continue
-        if isinstance(after, Partial):
+    for axis, (before, after) in enumerate(zip(tensor.placements, placements, strict=True)):
+        if isinstance(after, Partial) and before != after:
             raise InvalidArgument(f"axis {axis}: nothing is redistributed to {after}: ask for Replicate or Shard")
-        held = shape.numel() * dtype.itemsize
-        for other, place in enumerate(present):
-            if other != axis and is_shard(place) and is_shard(wanted[other]):
-                held = -(-held // mesh.size(other))
-        cost = axis_cost(before, after, held, mesh.size(axis))
-        found.append(Move(axis, before, after, _collective(before, after), round(cost)))
+    with torch.no_grad():
+        empty = DTensor.from_local(
+            torch.empty_like(tensor.to_local(), device="meta"),
+            mesh,
+            tensor.placements,
+            run_check=False,
+            shape=tensor.shape,
+            stride=tensor.stride(),
+        )
+        with _Listener(mesh) as heard:
+            empty.redistribute(placements=placements)
+    return _moves(tensor.placements, tuple(placements), mesh, heard.heard)
+
+
+def _moves(
+    present: Sequence[Placement], wanted: Sequence[Placement], mesh: DeviceMesh, heard: Sequence[tuple[int, str, int]]
+) -> tuple[Move, ...]:
+    found = [Move(axis, present[axis], wanted[axis], word, count) for axis, word, count in heard]
+    talked = {axis for axis, _, _ in heard}
+    for axis, (before, after) in enumerate(zip(present, wanted, strict=True)):
+        if before != after and axis not in talked and mesh.size(axis) > 1:
+            found.append(Move(axis, before, after, "slice", 0))
     return tuple(found)
 
 
-def _collective(before: Placement, after: Placement) -> str:
-    if isinstance(before, Replicate):
-        return "slice"
-    if isinstance(before, Partial):
-        return "reduce_scatter" if is_shard(after) else "all_reduce"
-    return "all_to_all" if is_shard(after) else "all_gather"
+class _Listener(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Writes down collectives: the axis, the word for it, and the bytes that this rank would receive."""
+
+    def __init__(self, mesh: DeviceMesh) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.heard: list[tuple[int, str, int]] = []
+        self._mesh = mesh
+        self._axes = {mesh.get_group(axis).group_name: axis for axis in range(mesh.ndim)}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(issubclass(kind, DTensor) for kind in types):
+            return NotImplemented
+        name = func._opname
+        if name in RECEIVED and (axis := self._axes.get(args[-1])) is not None:
+            count = round(args[0].nbytes * RECEIVED[name](self._mesh.size(axis)))
+            self.heard.append((axis, WORDS.get(name, name), count))
+        return func(*args, **(kwargs or {}))

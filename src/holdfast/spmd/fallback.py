@@ -47,9 +47,25 @@ def put_back(tensor: DTensor, contents: torch.Tensor) -> None:
         return
     if any(isinstance(placement, Partial) for placement in tensor.placements):
         kept = [Replicate() if isinstance(placement, Partial) else placement for placement in tensor.placements]
+        if settle_base(tensor):
+            private.local_of(tensor).copy_(moved(contents, kept, tensor.device_mesh))
+            private.replace_contents(tensor, private.local_of(tensor), kept)
+            return
         private.replace_contents(tensor, moved(contents, kept, tensor.device_mesh).clone(), kept)
         return
     private.local_of(tensor).copy_(moved(contents, tensor.placements, tensor.device_mesh))
+
+
+def settle_base(view: DTensor) -> bool:
+    """Where a view of a Partial is written: reduce what it is a view of, in the memory that both have."""
+    base = view._base
+    if not isinstance(base, DTensor) or not any(isinstance(place, Partial) for place in base.placements):
+        return False
+    places = [Replicate() if isinstance(place, Partial) else place for place in base.placements]
+    local = private.local_of(base)
+    local.copy_(moved(base, places, base.device_mesh))
+    private.replace_contents(base, local, places)
+    return True
 
 
 def _originals(call: Call, result: Any) -> Any:

@@ -1,12 +1,19 @@
-"""Methods of DTensor that never reach its dispatcher."""
+"""Methods and functions of torch that act before DTensor's dispatcher is asked: what stands in for them."""
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
+from torch import nn
 from torch.distributed.tensor import DTensor
 
+from holdfast.spmd import torch_private as private
+from holdfast.spmd.groups import clip_with_norm, parted, parted_lists, total_norm
 from holdfast.spmd.setitem import set_item
+from holdfast.spmd.syncnorm import forward_of
 
 
 def _tolist(self: DTensor) -> Any:
@@ -16,12 +23,50 @@ def _tolist(self: DTensor) -> Any:
 METHODS: dict[str, Any] = {"tolist": _tolist, "__setitem__": set_item}
 
 
-def install_methods() -> None:
+@dataclass(frozen=True, slots=True)
+class Stand:
+    """A function of torch, what makes ours of it, and why."""
+
+    owner: Any
+    name: str
+    make: Callable[[Callable[..., Any]], Callable[..., Any]]
+    why: str
+
+    @property
+    def title(self) -> str:
+        return f"{self.owner.__name__}.{self.name}"
+
+
+MIXED = "torch refuses parameters of several meshes, or plain ones beside DTensors, in one list"
+REFUSED = "torch refuses CPU tensors and DTensors"
+MAKERS = {"grouping": parted, "lists": parted_lists, "total_norm": total_norm, "clip": clip_with_norm}
+
+
+def stands() -> list[Stand]:
+    """Every function that is replaced."""
+    return [
+        Stand(nn.SyncBatchNorm, "forward", forward_of, REFUSED),
+        Stand(nn.utils, "get_total_norm", total_norm, MIXED),
+        Stand(nn.utils, "clip_grads_with_norm_", clip_with_norm, MIXED),
+        *(Stand(owner, name, MAKERS[role], MIXED) for role, owner, name in private.training_functions()),
+    ]
+
+
+def install_methods() -> list[tuple[Stand, Any]]:
+    """Put ours in place; returns what stood there."""
     for name, method in METHODS.items():
         setattr(DTensor, name, method)
+    replaced = []
+    for stand in stands():
+        torch_way = getattr(stand.owner, stand.name)
+        setattr(stand.owner, stand.name, functools.wraps(torch_way)(stand.make(torch_way)))
+        replaced.append((stand, torch_way))
+    return replaced
 
 
-def remove_methods() -> None:
+def remove_methods(replaced: list[tuple[Stand, Any]]) -> None:
     for name, method in METHODS.items():
         if vars(DTensor).get(name) is method:
             delattr(DTensor, name)
+    for stand, torch_way in replaced:
+        setattr(stand.owner, stand.name, torch_way)

@@ -14,6 +14,7 @@ from holdfast.spmd.empties import carry_out
 
 INDEXING = (
     *("index.Tensor", "index_put.default", "index_put_.default", "_index_put_impl_.default", "masked_select.default"),
+    *("masked_fill_.Scalar",),
     *("masked_scatter.default", "masked_scatter_.default", "scatter_add.default", "scatter_add_.default"),
     *("scatter.src", "scatter.value", "index_add.default", "index_copy.default", "index_select.default"),
     *("index_fill.int_Scalar", "index_fill.int_Tensor", "take.default", "put.default", "searchsorted.Tensor"),

@@ -6,6 +6,10 @@ from dataclasses import dataclass
 
 from holdfast.spmd.switch import SWITCH
 
+LOSSES = (
+    "torch's loss_parallel lacks label smoothing and means on several axes, and hangs with fewer classes than ranks"
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Line:
@@ -24,6 +28,11 @@ def report() -> list[Line]:
     lines += [
         Line(name, "fallback", "none: gathered, computed on every rank", f"torch refused {count} calls so far", True)
         for name, count in SWITCH.gathered.items()
+    ]
+    lines += [Line(stand.title, "methods", "any", stand.why, True) for stand, _ in SWITCH.replaced]
+    lines += [
+        Line(f"loss_parallel: {op}", "loss", "classes, by any axes; batch beside them", LOSSES, True)
+        for op in SWITCH.losses
     ]
     lines += [Line(name, "", "", why, False) for name, why in SWITCH.left_out]
     return sorted(lines, key=lambda line: (not line.is_installed, line.family, line.operator))

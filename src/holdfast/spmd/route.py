@@ -15,7 +15,7 @@ from holdfast.spmd.call import LEAVE, Call, bind
 from holdfast.spmd.empties import carry_out, has_empty, run_decision, will_have_empty
 from holdfast.spmd.fallback import gather_and_run
 from holdfast.spmd.registry import Rule
-from holdfast.spmd.windows import window
+from holdfast.spmd.windows import is_window, look_through, window
 
 
 @dataclass(slots=True)
@@ -26,6 +26,8 @@ class Switch:
     left_out: list[tuple[str, str]] = field(default_factory=list)
     displaced: dict[Any, Any] = field(default_factory=dict)
     added: list[Any] = field(default_factory=list)
+    replaced: list[tuple[Any, Any]] = field(default_factory=list)  # functions of torch: the stand-in, torch's own
+    losses: dict[Any, Any] = field(default_factory=dict)  # what loss_parallel would have installed
     gathered: Counter[str] = field(default_factory=Counter)  # calls that torch refused and that were run on the whole
     fallback: bool = False
     is_on: bool = False
@@ -52,6 +54,8 @@ def make_route(switch: Switch, torch_way: Callable[..., Any]) -> Callable[..., A
     def slow_path(op: Any, args: Any, kwargs: Any, info: Any, try_cache: bool) -> Any:
         if private.is_tracing():
             return torch_way(op, args, kwargs, info, try_cache)
+        if private.is_oldest() and any(is_window(value) for value in (*args, *kwargs.values())):
+            return look_through(op, args, kwargs)
         key = _name(op, args, kwargs, info, op in switch.rules) if try_cache else None
         if key is not None and (decision := known.decisions.get(key)) is not None:
             return decision

@@ -11,6 +11,7 @@ from torch.distributed.tensor import DTensor
 
 from holdfast.spmd import torch_private as private
 from holdfast.spmd.functions import install_functions, remove_functions
+from holdfast.spmd.lossparallel import loss_handlers
 from holdfast.spmd.methods import install_methods, remove_methods
 from holdfast.spmd.plain import INDEXING, MASKING, ON_DEMAND, take_masks, take_plain
 from holdfast.spmd.registry import Rule, all_rules
@@ -43,8 +44,11 @@ def enable(only: Sequence[str] = ("*",), exclude: Sequence[str] = ()) -> list[st
     if _is_chosen(("plain",), only, exclude):
         _accept_plain()
     private.override(private.REPLICATE_PLAIN, _replicate_plain(getattr(private.dispatcher(), private.REPLICATE_PLAIN)))
+    if _is_chosen(("loss", "loss_parallel"), only, exclude):
+        SWITCH.losses = dict(private.loss_parallel_table())
+        private.loss_parallel_table().update(loss_handlers(SWITCH.losses))
     if _is_chosen(("methods",), only, exclude):
-        install_methods()
+        SWITCH.replaced = install_methods()
     if _is_chosen(("functions",), only, exclude):
         install_functions()
     if SWITCH.fallback:
@@ -68,10 +72,12 @@ def disable() -> None:
         table.pop(op, None)
     for op, handler in SWITCH.displaced.items():
         table[op] = handler
-    remove_methods()
+    private.loss_parallel_table().update(SWITCH.losses)
+    remove_methods(SWITCH.replaced)
     remove_functions()
     private.forget_decisions()
     SWITCH.rules, SWITCH.left_out, SWITCH.displaced, SWITCH.added, SWITCH.is_on = {}, [], {}, [], False
+    SWITCH.losses, SWITCH.replaced = {}, []
 
 
 def _accept_plain() -> None:

@@ -6,8 +6,10 @@ nothing rather than guess. Within a known version a missing name of one operator
 
 from __future__ import annotations
 
+import copy
 import itertools
 import math
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -25,6 +27,7 @@ try:
     from torch.distributed.tensor._redistribute import redistribute_local_tensor
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
     from torch.distributed.tensor.debug import _clear_sharding_prop_cache
+    from torch.distributed.tensor.parallel import loss as loss_module
     from torch.utils._mode_utils import no_dispatch
     from torch.utils._pytree import tree_leaves
 except ImportError as error:
@@ -98,6 +101,25 @@ def handlers() -> dict[Operator, Handler]:
     return table
 
 
+def loss_parallel_table() -> dict[Operator, Handler]:
+    """What torch's loss_parallel puts into the table of handlers."""
+    return loss_module.customized_loss_ops  # type: ignore[return-value]
+
+
+def training_functions() -> list[tuple[str, Any, str]]:
+    """Functions that optimizers and clipping call: what each does, the module whose name is looked up, the name."""
+    grouping = "_group_tensors_by_device_and_dtype"
+    clipping = sys.modules["torch.nn.utils.clip_grad"]
+    found = [
+        ("grouping", sys.modules["torch.optim.optimizer"], grouping),
+        ("grouping", clipping, grouping),
+        ("lists", sys.modules.get("torch.optim._adafactor"), "_group_tensors_by_device_dtype_and_is_multidim"),
+        ("total_norm", clipping, "_get_total_norm"),
+        ("clip", clipping, "_clip_grads_with_norm_"),
+    ]
+    return [entry for entry in found if hasattr(entry[1], entry[2])]
+
+
 def forget_decisions() -> None:
     """Drop every cached sharding decision: those made under other rules must not live on."""
     _clear_sharding_prop_cache()  # type: ignore[no-untyped-call]
@@ -160,7 +182,8 @@ def redistribute_local(tensor: DTensor, placements: Sequence[Placement]) -> torc
     target = DTensorSpec(spec.mesh, tuple(placements), tensor_meta=spec.tensor_meta)
     moved: torch.Tensor = redistribute_local_tensor(local_of(tensor), spec, target)
     wait = getattr(moved, "wait", None)
-    return wait() if wait is not None else moved
+    moved = wait() if wait is not None else moved
+    return moved.contiguous() if tensor.is_contiguous() else moved  # 2.11 gathers other dims than the first transposed
 
 
 def wrap(local: torch.Tensor, spec: Any) -> DTensor:
@@ -242,6 +265,24 @@ def moves_first(sharding: Any, info: Any) -> bool:
 def wrap_as(kind: type, local: torch.Tensor, spec: Any) -> Any:
     """A DTensor of a subclass."""
     return kind(local, spec, requires_grad=False)
+
+
+def is_oldest() -> bool:
+    """Whether this is torch 2.11, which asks no subclass of DTensor, and some of whose rules were mended later."""
+    return torch.__version__.startswith("2.11")
+
+
+def apart(spec: Any) -> Any:
+    """The same spec on a mesh of another name, so that no cached decision fits and the slow path is asked."""
+    mesh = copy.copy(spec.mesh)
+    mesh._mesh_dim_names = tuple(f"window {axis}" for axis in range(mesh.ndim))
+    mesh._hash = None
+    return moved_to(spec, mesh)
+
+
+def moved_to(spec: Any, mesh: DeviceMesh) -> Any:
+    """The same placements on another mesh."""
+    return spec if spec.mesh is mesh else DTensorSpec(mesh, spec.placements, tensor_meta=spec.tensor_meta)
 
 
 def turn(

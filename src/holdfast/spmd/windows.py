@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_map
 
@@ -21,24 +22,37 @@ from holdfast.spmd.fallback import put_back
 class Window(DTensor):
     """A DTensor that is a view by promise, not by memory."""
 
-    __slots__ = ("_base_tensor", "_seen", "_views")
+    __slots__ = ("_base_tensor", "_real_mesh", "_seen", "_views")
 
     _base_tensor: DTensor
+    _real_mesh: DeviceMesh  # its spec may name another, by which the dispatcher's cache does not know it
     _views: tuple[Call, ...]
     _seen: int
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
-        call = bind(func, args, kwargs or {})
-        plain = Call(func, tuple(tree_map(_plain, list(call.values))), call.mesh)
-        result = apply(func, plain.values)
-        written = call.values[0] if call.values else None
-        if call.is_inplace and isinstance(written, Window):
-            _put_through(written, plain.values[0])
-            return written
-        if isinstance(written, Window) and private.is_view(func):
-            return tree_map(lambda item: _window(item, written._base_tensor, (*written._views, call)), result)
-        return result
+        return look_through(func, args, kwargs or {})
+
+
+def is_window(value: Any) -> bool:
+    """Whether an argument is a window, or a list with one in it."""
+    if isinstance(value, (list, tuple)):
+        return any(type(item) is Window for item in value)
+    return type(value) is Window
+
+
+def look_through(func: Any, args: Any, kwargs: Any) -> Any:
+    """A call among whose arguments are windows: on what they show, and what is written goes where it came from."""
+    call = bind(func, args, kwargs)
+    plain = Call(func, tuple(tree_map(_plain, list(call.values))), call.mesh)
+    result = apply(func, plain.values)
+    written = call.values[0] if call.values else None
+    if call.is_inplace and isinstance(written, Window):
+        _put_through(written, plain.values[0])
+        return written
+    if isinstance(written, Window) and private.is_view(func):
+        return tree_map(lambda item: _window(item, written._base_tensor, (*written._views, call)), result)
+    return result
 
 
 def window(result: Any, call: Call) -> Any:
@@ -58,8 +72,9 @@ def _pick(place: int) -> Any:
 def _window(item: Any, base: DTensor, views: tuple[Any, ...]) -> Any:
     if not isinstance(item, DTensor):
         return item
-    made = private.wrap_as(Window, private.local_of(item), private.spec_of(item))
-    made._base_tensor, made._views, made._seen = base, views, base._version
+    spec = private.spec_of(item)
+    made = private.wrap_as(Window, private.local_of(item), private.apart(spec) if private.is_oldest() else spec)
+    made._base_tensor, made._views, made._seen, made._real_mesh = base, views, base._version, item.device_mesh
     return made
 
 
@@ -68,10 +83,10 @@ def _plain(value: Any) -> Any:
     if not isinstance(value, Window):
         return value
     if value._base_tensor._version != value._seen:
-        fresh = replicated(_look(whole(value._base_tensor), value._views), value.device_mesh)
+        fresh = replicated(_look(whole(value._base_tensor), value._views), value._real_mesh)
         private.replace_contents(value, private.local_of(fresh).clone(), fresh.placements)
         value._seen = value._base_tensor._version
-    return private.wrap(private.local_of(value), private.spec_of(value))
+    return private.wrap(private.local_of(value), private.moved_to(private.spec_of(value), value._real_mesh))
 
 
 def _look(everything: torch.Tensor, views: tuple[Any, ...]) -> Any:
@@ -88,7 +103,7 @@ def _put_through(written: Window, contents: DTensor) -> None:
     everything = whole(base).clone()
     _look(everything, written._views).copy_(value)
     if isinstance(base, Window):
-        _put_through(base, replicated(everything, base.device_mesh))
+        _put_through(base, replicated(everything, base._real_mesh))
     else:
         put_back(base, everything)
     private.replace_contents(written, private.local_of(contents), contents.placements)

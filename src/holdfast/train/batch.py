@@ -39,6 +39,7 @@ _MEANINGS = {
 # Tried one after the other, only where the products leave a size open: the plain case.
 _USUAL = ("rollouts_per_prompt", "mini_batches")
 _OF_ROLLOUTS = ("prompts", "rollouts_per_prompt", "mini_batches", "mini_batch")
+_TRIES = 1000  # how many values of one size are tried, each way, for an error's advice
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,21 +99,44 @@ def derive_batches(
         "accumulation": accumulation,
         "data_parallel": data_parallel,
     }
-    sizes = {name: _whole(name, size) for name, size in given.items() if size is not None}
+    told = {name: _whole(name, size) for name, size in given.items() if size is not None}
+    update_epochs = _whole("update_epochs", update_epochs)
+    try:
+        sizes = _derived(told)
+    except _Misfit as misfit:
+        raise InvalidArgument(f"{misfit}{_source(told, misfit)}{_ways_out(told, misfit)}") from None
+    open_sizes = [name for name in given if name not in sizes and not (_is_supervised(told) and name in _OF_ROLLOUTS)]
+    if open_sizes:
+        options = "; ".join(f"{name} ({_MEANINGS[name]})" for name in open_sizes)
+        raise InvalidArgument(f"{_listed(told) or 'no size'} leaves batch sizes open: give one more of {options}")
+    return Batches(**sizes, update_epochs=update_epochs)
+
+
+class _Misfit(Exception):
+    """A product that does not hold: what it is of, and the words for it."""
+
+    def __init__(self, whole: str, words: str, *, full: bool) -> None:
+        super().__init__(words)
+        self.whole = whole
+        self.full = full  # every size of the product is known: one of them is too many
+
+
+def _derived(given: Mapping[str, int]) -> dict[str, int]:
+    """All sizes that follow from those that are given; raises _Misfit for those that cannot all be."""
+    sizes = dict(given)
     # A loop that names no size of rollouts has one mini batch: a factor too many is a mistake there, not a second one.
-    supervised = not any(name in sizes for name in _OF_ROLLOUTS)
-    _solve(sizes, _SUPERVISED if supervised else _ROLLOUTS)
+    products = _SUPERVISED if _is_supervised(given) else _ROLLOUTS
+    _solve(sizes, products)
     for name in _USUAL:
         if name not in sizes:
             sizes[name] = 1
-            _solve(sizes, _SUPERVISED if supervised else _ROLLOUTS)
+            _solve(sizes, products)
     _solve(sizes, _ROLLOUTS)
-    open_sizes = [name for name in given if name not in sizes and not (supervised and name in _OF_ROLLOUTS)]
-    if open_sizes:
-        options = "; ".join(f"{name} ({_MEANINGS[name]})" for name in open_sizes)
-        told = ", ".join(f"{name}={size}" for name, size in given.items() if size is not None) or "no size"
-        raise InvalidArgument(f"{told} leaves batch sizes open: give one more of {options}")
-    return Batches(**sizes, update_epochs=_whole("update_epochs", update_epochs))
+    return sizes
+
+
+def _is_supervised(given: Mapping[str, int]) -> bool:
+    return not any(name in given for name in _OF_ROLLOUTS)
 
 
 def _whole(name: str, size: object) -> int:
@@ -143,27 +167,14 @@ def _missing(sizes: Mapping[str, int], whole: str, parts: tuple[str, ...], unkno
         return product
     quotient, rest = divmod(sizes[whole], product)
     if rest or not quotient:
-        low, high = quotient * product, (quotient + 1) * product
-        nearest = " or ".join(f"{whole}={size}" for size in (low, high) if size)
-        raise InvalidArgument(
-            f"{whole}={sizes[whole]} is not a multiple of {_spelled(sizes, known)}: "
-            f"take {nearest}{_other_ways(sizes, whole, known)}"
-        )
+        words = f"{whole}={sizes[whole]} is not a multiple of {_spelled(sizes, known)}"
+        raise _Misfit(whole, words, full=False)
     return quotient
 
 
 def _check(sizes: Mapping[str, int], whole: str, parts: tuple[str, ...]) -> None:
-    product = math.prod(sizes[part] for part in parts)
-    if product == sizes[whole]:
-        return
-    ways = [f"{whole}={product}"]
-    for part in parts:
-        quotient, rest = divmod(sizes[whole] * sizes[part], product)
-        if not rest:
-            ways.append(f"{part}={quotient}")
-    raise InvalidArgument(
-        f"{whole}={sizes[whole]} is not {_spelled(sizes, parts)}: take {' or '.join(ways)}, or leave one of them out"
-    )
+    if math.prod(sizes[part] for part in parts) != sizes[whole]:
+        raise _Misfit(whole, f"{whole}={sizes[whole]} is not {_spelled(sizes, parts)}", full=True)
 
 
 def _spelled(sizes: Mapping[str, int], names: tuple[str, ...] | list[str]) -> str:
@@ -174,21 +185,55 @@ def _spelled(sizes: Mapping[str, int], names: tuple[str, ...] | list[str]) -> st
     return f"{' x '.join(names)} = {numbers} = {math.prod(sizes[name] for name in names)}"
 
 
-def _other_ways(sizes: Mapping[str, int], whole: str, known: list[str]) -> str:
-    """The nearest values of each factor for which the whole would divide."""
+def _listed(given: Mapping[str, int]) -> str:
+    return ", ".join(f"{name}={size}" for name, size in given.items())
+
+
+def _source(given: Mapping[str, int], misfit: _Misfit) -> str:
+    """Where a size that nobody gave comes from."""
+    return "" if misfit.whole in given else f" (from {_listed(given)})"
+
+
+def _ways_out(given: Mapping[str, int], misfit: _Misfit) -> str:
+    """The nearest values of each given size, the others as they are, with which everything would fit."""
     ways = []
-    for name in known:
-        others = math.prod(sizes[other] for other in known if other != name)
-        if sizes[whole] % others == 0:
-            near = _nearest_divisors(sizes[whole] // others, sizes[name])
-            ways.append(" or ".join(f"{name}={size}" for size in near))
-    return f", or else {', or '.join(ways)}" if ways else ""
+    for name in sorted(given, key=lambda name: name != misfit.whole):
+        near = [f"{name}={size}" for size in _nearest(given, name)]
+        ways += [" or ".join(near)] if near else []
+    if not ways:
+        return ": no change of one size alone makes all of them fit; leave one of them out"
+    first, *others = ways
+    last = ", or leave one of them out" if misfit.full else ""
+    return f": take {first}{''.join(f', or else {way}' for way in others)}{last}"
 
 
-def _nearest_divisors(number: int, size: int) -> list[int]:
-    """The greatest divisor below `size` and the least above it."""
-    small = [divisor for divisor in range(1, math.isqrt(number) + 1) if number % divisor == 0]
-    divisors = sorted({*small, *(number // divisor for divisor in small)})
-    below = [divisor for divisor in divisors if divisor < size]
-    above = [divisor for divisor in divisors if divisor > size]
-    return [*below[-1:], *above[:1]]
+def _nearest(given: Mapping[str, int], name: str) -> list[int]:
+    """The nearest sizes below and above that fit, as far as a search of reasonable length finds them."""
+    grain, size = _grain(given, name), given[name]
+    below = range((size - 1) // grain * grain, 0, -grain)[:_TRIES]
+    above = range((size // grain + 1) * grain, (size // grain + 1 + _TRIES) * grain, grain)
+    found = (next((other for other in way if _fits({**given, name: other})), None) for way in (below, above))
+    return [other for other in found if other is not None]
+
+
+def _grain(given: Mapping[str, int], name: str) -> int:
+    """What a size that fits is a multiple of, by the sizes that divide it."""
+    step = math.prod(given[part] for part in _STEP if part in given)
+    if name == "mini_batch":
+        return step
+    parts = [given[part] for part in _OF_ROLLOUTS if part in given and part != name]
+    if name == "global_batch":
+        return math.lcm(step, *parts)
+    if name == "prompts" and not {"global_batch", "mini_batches"} & given.keys():
+        rollouts = given.get("rollouts_per_prompt", 1)
+        whole = math.lcm(step, given.get("mini_batch", 1))
+        return whole // math.gcd(whole, rollouts)
+    return 1
+
+
+def _fits(given: Mapping[str, int]) -> bool:
+    try:
+        _derived(given)
+    except _Misfit:
+        return False
+    return True

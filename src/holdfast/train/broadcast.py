@@ -69,7 +69,7 @@ def encode(batch: Any) -> torch.Tensor:
     head = len(structure).to_bytes(8, "little") + structure
     parts = [np.frombuffer(head.ljust(_aligned(len(head)), b"\0"), np.uint8)]
     for tensor in tensors:
-        flat = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+        flat = tensor.detach().cpu().resolve_conj().contiguous().reshape(-1).view(torch.uint8).numpy()
         parts.append(np.pad(flat, (0, _aligned(len(flat)) - len(flat))))
     return torch.from_numpy(np.concatenate(parts))
 

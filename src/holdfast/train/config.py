@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -60,6 +61,14 @@ class EmaConfig:
     every: int = 1
     device: str = "same"
 
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.decay < 1.0:
+            raise InvalidArgument(f"ema.decay={self.decay!r}: from 0 (no average) to below 1")
+        if self.every < 1:
+            raise InvalidArgument(f"ema.every={self.every}: an average takes every step, or every 2nd, or every ...")
+        if self.device not in ("same", "cpu"):
+            raise InvalidArgument(f"ema.device={self.device!r}: choose same or cpu")
+
 
 @dataclass(frozen=True, slots=True)
 class RunConfig:
@@ -96,7 +105,8 @@ def read_config(path: str | Path, sets: Iterable[str] = ()) -> RunConfig:
 def plan_batches(config: RunConfig) -> Batches:
     """The batch sizes of a run on its layout. Where little is said: one sequence per forward pass.
 
-    A pipeline needs a micro batch for each of its stages; raises InvalidArgument before anything starts.
+    A pipeline needs a micro batch for each of its ranks, or equal rounds of them where it is interleaved;
+    raises InvalidArgument before anything starts.
     """
     train, layout = config.train, config.layout
     micro_batch, accumulation = train.micro_batch, train.accumulation
@@ -107,10 +117,37 @@ def plan_batches(config: RunConfig) -> Batches:
     batches = derive_batches(
         global_batch=train.global_batch, micro_batch=micro_batch, accumulation=accumulation, data_parallel=layout.dp
     )
-    if layout.pp > 1 and batches.accumulation < layout.stages:
+    if layout.schedule == "1f1b" and not layout.takes(batches.accumulation):
         least = layout.stages * layout.dp * batches.micro_batch
         raise InvalidArgument(
             f"a pipeline of {layout.stages} stages needs {layout.stages} micro batches at least, and there are "
             f"{batches.accumulation}: take train.global_batch={least} or more, or a smaller train.micro_batch"
         )
+    if not layout.takes(batches.accumulation):
+        low = next(count for count in range(batches.accumulation, 0, -1) if layout.takes(count))
+        high = next(count for count in itertools.count(batches.accumulation) if layout.takes(count))
+        each = layout.dp * batches.micro_batch
+        raise InvalidArgument(
+            f"an interleaved pipeline of {layout.pp} ranks goes in equal rounds, and {batches.accumulation} micro "
+            f"batches have none: take train.global_batch={low * each} or {high * each}, or schedule 1f1b"
+        )
     return batches
+
+
+def check_run(config: RunConfig, world: int) -> Batches:
+    """Refuse a run that cannot be on so many ranks, before anything starts; returns its batch sizes.
+
+    Raises InvalidArgument, with the nearest that can be.
+    """
+    config.layout.check(world, config.model, config.data.sequence)
+    if config.data.sequence > config.model.max_position_embeddings:
+        raise InvalidArgument(
+            f"data.sequence={config.data.sequence} is longer than model.max_position_embeddings="
+            f"{config.model.max_position_embeddings}: whoever opens the checkpoint would take it for too long; raise it"
+        )
+    if config.train.evaluate_every and not config.data.evaluation_samples:
+        raise InvalidArgument(
+            f"train.evaluate_every={config.train.evaluate_every}, but data.evaluation_samples=0 sets none aside: "
+            "give a number of samples, or evaluate_every=0"
+        )
+    return plan_batches(config)

@@ -52,9 +52,13 @@ class Position:
         """Whole passes over the dataset so far."""
         return self.consumed_samples // self._length
 
+    def first(self, batches: Batches, data_rank: int) -> int:
+        """The number, among all samples of the run, of this rank's first sample of the next global batch."""
+        return self.consumed_samples + data_rank * batches.rank_batch
+
     def shares(self, batches: Batches, data_rank: int) -> list[NDArray[np.int64]]:
         """This data-parallel rank's samples of the next global batch, one array per micro batch."""
-        first = self.consumed_samples + data_rank * batches.rank_batch
+        first = self.first(batches, data_rank)
         mine = sample_indices(self._length, self._seed, first, batches.rank_batch)
         return [mine[begin : begin + batches.micro_batch] for begin in range(0, len(mine), batches.micro_batch)]
 

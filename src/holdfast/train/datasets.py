@@ -52,6 +52,8 @@ class DataConfig:
             raise InvalidArgument(f"data.dtype={self.dtype!r}: choose uint16 or uint32")
         if self.sequence < 1 or self.samples < 1 or self.evaluation_samples < 0:
             raise InvalidArgument("data.sequence and data.samples must be 1 or more, data.evaluation_samples 0 or more")
+        if self.seed < 0:
+            raise InvalidArgument(f"data.seed={self.seed}: give a whole number from 0 on")
 
 
 class PackedTokens:

@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
 
+from holdfast.core.errors import InvalidArgument
 from holdfast.train.broadcast import broadcast_batch
 from holdfast.train.datasets import Dataset
 from holdfast.train.loss import IGNORED, MicroBatch
@@ -40,8 +41,18 @@ class Feed:
     def _read(self, shares: Shares) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         """Tokens and labels by micro batch; a sample numbered -1 fills up a batch and counts for nothing."""
         tokens = torch.from_numpy(self._dataset.read(np.maximum(np.concatenate(shares), 0)))
+        self._check(tokens)
         labels = tokens[:, 1:].clone()
         labels[torch.from_numpy(np.concatenate(shares) < 0)] = IGNORED
         ends = np.cumsum([len(share) for share in shares])
         rows = [slice(end - len(share), end) for share, end in zip(shares, ends, strict=True)]
         return [tokens[these] for these in rows], [labels[these] for these in rows]
+
+    def _check(self, tokens: torch.Tensor) -> None:
+        """A token that no word of the vocabulary has would be an error on one rank, and a silent zero on several."""
+        known, highest = self._trainee.config.vocab_size, int(tokens.max())
+        if highest >= known or int(tokens.min()) < 0:
+            raise InvalidArgument(
+                f"{self._dataset.name} has the token {highest}, and model.vocab_size={known} goes up to {known - 1}: "
+                "give the model a larger vocabulary, or check data.path and data.dtype"
+            )

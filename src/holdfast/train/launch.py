@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from types import FrameType
 
 import torch
 import torch.distributed as dist
@@ -31,7 +33,28 @@ def run_local_ranks(count: int, arguments: Sequence[str]) -> int:
         raise InvalidArgument("--nproc starts ranks, and this process is one already: leave it to torchrun")
     environment = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // count)), "TORCH_CPP_LOG_LEVEL": "ERROR"}
     command = local_ranks_command(count, arguments)
-    return subprocess.run(command, check=False, env=environment | os.environ).returncode  # noqa: S603  (our own words)
+    # In a session of its own: what ends this process is passed on below, once, and not by the terminal too.
+    process = subprocess.Popen(command, env=environment | os.environ, start_new_session=True)  # noqa: S603  (our own words)
+    with _passed_on(process, (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)) as came:
+        code = process.wait()
+    return 128 + came[0] if came else code
+
+
+@contextmanager
+def _passed_on(process: subprocess.Popen[bytes], signals: Sequence[int]) -> Iterator[list[int]]:
+    """Within, signals to this process go to another, which would live on without it; those that came are listed."""
+    came: list[int] = []
+
+    def pass_on(number: int, frame: FrameType | None) -> None:
+        came.append(number)
+        process.send_signal(number)
+
+    before = {number: signal.signal(number, pass_on) for number in signals}
+    try:
+        yield came
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def pick_device(wanted: str) -> torch.device:

@@ -70,28 +70,45 @@ class Layout:
         return self.dp // (self.ep * self.expert_shard)
 
     def layers_of(self, stage: int, model: ModelConfig) -> range:
-        each = model.num_hidden_layers // self.stages
-        return range(stage * each, (stage + 1) * each)
+        """The layers of one stage: as even as they come, where they do not divide."""
+        layers = model.num_hidden_layers
+        return range(stage * layers // self.stages, (stage + 1) * layers // self.stages)
 
     def stages_of(self, pp_rank: int) -> list[int]:
         """The stages of one rank of the pipeline; interleaved, they go around."""
         return list(range(pp_rank, self.stages, self.pp))
 
-    def check(self, world: int, model: ModelConfig) -> None:
-        """Refuse a layout that cannot be, with the nearest that can. Nothing has started yet."""
-        problems = list(self._problems(world, model))
+    def takes(self, micro_batches: int) -> bool:
+        """Whether the pipeline's schedule can be made for so many micro batches of a rank; all do without one.
+
+        torch's interleaved schedule goes in rounds of about `pp` micro batches, all rounds alike.
+        """
+        if self.pp == 1:
+            return True
+        if self.schedule == "interleaved":
+            return micro_batches % max(1, micro_batches // self.pp) == 0
+        return micro_batches >= self.stages
+
+    def check(self, world: int, model: ModelConfig, sequence: int | None = None) -> None:
+        """Refuse a layout that cannot be, with the nearest that can. Nothing has started yet.
+
+        `sequence` is the length of the sequences to train on, where it is known.
+        """
+        problems = list(self._problems(world, model, sequence))
         if problems:
-            nearest = nearest_layouts(self, world, model)
+            nearest = nearest_layouts(self, world, model, sequence)
             hint = "none fits this model" if not nearest else "; ".join(map(str, nearest))
             raise InvalidArgument(f"layout {self} cannot be: {'; '.join(problems)}. Nearest for {world} ranks: {hint}")
 
-    def _problems(self, world: int, model: ModelConfig) -> Iterator[str]:
+    def _problems(self, world: int, model: ModelConfig, sequence: int | None) -> Iterator[str]:
         if self.world != world:
             yield f"it takes {self.world} ranks (pp x dp_replicate x dp_shard x tp), but there are {world}"
+        if sequence is not None and sequence % self.tp:
+            yield f"sequences of {sequence} tokens do not divide by tp={self.tp}"
         yield from self._tensor_problems(model)
         yield from self._expert_problems(model)
-        if model.num_hidden_layers % self.stages:
-            yield f"{model.num_hidden_layers} layers do not divide into {self.stages} stages (pp x stages_per_rank)"
+        if model.num_hidden_layers < self.stages:
+            yield f"{model.num_hidden_layers} layers are too few for {self.stages} stages (pp x stages_per_rank)"
         if self.schedule == "1f1b" and self.stages_per_rank != 1:
             yield f"schedule 1f1b has 1 stage per rank, not {self.stages_per_rank}; interleaved has several"
         if self.schedule == "interleaved" and (self.stages_per_rank == 1 or self.pp == 1):
@@ -127,14 +144,16 @@ class Layout:
         shown = [f"{name}={getattr(self, name)}" for name in ("dp_replicate", "dp_shard", "tp", "pp", "ep")]
         if self.stages_per_rank > 1:
             shown.append(f"stages_per_rank={self.stages_per_rank}")
+        if self.schedule != SCHEDULES[0]:
+            shown.append(f"schedule={self.schedule}")
         if self.zero1:
             shown.append("zero1")
         return " ".join([part for part in shown if not part.endswith("=1")] or ["one rank"])
 
 
-def nearest_layouts(wanted: Layout, world: int, model: ModelConfig) -> list[Layout]:
+def nearest_layouts(wanted: Layout, world: int, model: ModelConfig, sequence: int | None = None) -> list[Layout]:
     """Up to three layouts that can be, those first that change least of what was wanted."""
-    found = [layout for layout in _candidates(wanted, world) if not list(layout._problems(world, model))]
+    found = [layout for layout in _candidates(wanted, world) if not list(layout._problems(world, model, sequence))]
     return sorted(found, key=lambda layout: _preference(wanted, layout))[:_SUGGESTED]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,16 +16,18 @@ from holdfast.checkpointer import Checkpointer
 from holdfast.core.events import Event, log_event
 from holdfast.ema import EMA
 from holdfast.train.checkpoints import open_checkpointer
-from holdfast.train.config import FILE, RunConfig, plan_batches
+from holdfast.train.config import FILE, RunConfig, check_run
 from holdfast.train.data import Position
 from holdfast.train.datasets import open_datasets
 from holdfast.train.evaluation import Evaluation
 from holdfast.train.feed import Feed
-from holdfast.train.loss import LossSums
+from holdfast.train.identity import Identity, check_same_model
+from holdfast.train.loss import LossSums, MicroBatch
 from holdfast.train.meshes import AXES
 from holdfast.train.metrics import Metrics
 from holdfast.train.models.decoder import TIES
-from holdfast.train.optimizer import set_learning_rate
+from holdfast.train.models.dropout import sample_keys
+from holdfast.train.optimizer import keep_options, set_learning_rate
 from holdfast.train.parallel import build
 from holdfast.train.plot import plot_metrics
 from holdfast.train.rng import DISTINCT, RandomStreams, Spot
@@ -65,7 +67,7 @@ class Trainer:
     def __init__(self, config: RunConfig, device: torch.device | str = "cpu") -> None:
         self.config = config
         train, layout = config.train, config.layout
-        self.batches = plan_batches(config)
+        self.batches = check_run(config, dist.get_world_size() if dist.is_initialized() else 1)
         self.trainee = build(
             config.model, layout, device, getattr(torch, train.dtype), train.seed, recompute=train.recompute
         )
@@ -89,7 +91,8 @@ class Trainer:
 
     def state(self) -> dict[str, Any]:
         """All that a resumed run needs, as Holdfast saves it."""
-        state = {**self.trainee.state(), "data": self.position, "random": self.streams}
+        identity = Identity(self.config.model)
+        state = {**self.trainee.state(), "identity": identity, "data": self.position, "random": self.streams}
         return state if self.ema is None else {**state, "ema": self.ema}
 
     def run(self, watch: Watcher | None = None) -> Outcome:
@@ -97,9 +100,6 @@ class Trainer:
 
         A save that fails on the way is told of and does not stop training; the last one raises.
         """
-        if self.is_first:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            (self.folder / FILE).write_text(self.config.to_toml(), encoding="utf-8")
         try:
             with self._checkpointer() as checkpointer:
                 outcome = self._train(checkpointer, watch)
@@ -111,7 +111,8 @@ class Trainer:
 
     def _train(self, checkpointer: Checkpointer, watch: Watcher | None) -> Outcome:
         steps, state = self.config.train.steps, self.state()
-        start = checkpointer.restore(state) or 0
+        with keep_options(self.optimizer):
+            start = checkpointer.restore(state) or 0
         if not start and self.config.train.start_from:
             self._take_weights(self.config.train.start_from)
         self._tell_start(start)
@@ -136,6 +137,7 @@ class Trainer:
 
     def _take_weights(self, path: str) -> None:
         """Begin with another model's weights, stored in whatever layout, format or dtype."""
+        check_same_model(path, self.config.model)
         state: dict[str, Any] = {"model": self.trainee.module}
         load(path, state, mapping=self.trainee.load_mapping, ties=self._ties, mesh=self.trainee.meshes.dense, cast=True)
         self.metrics.event("took weights", 0, path=path)
@@ -144,8 +146,8 @@ class Trainer:
         """One optimizer step on the next global batch."""
         began = time.perf_counter()
         optimizer, train = self.config.optimizer, self.config.train
-        micro_batches = self._feed.micro_batches(self.position.shares(self.batches, self.trainee.meshes.dp_rank))
-        with self.streams.use(DISTINCT):
+        micro_batches = self._next_batch(step)
+        with self.streams.use(DISTINCT):  # nothing here draws; a module of the user's own may
             sums = self.trainee.forward_backward(micro_batches)
         norm = self.trainee.clip(optimizer.clip) if optimizer.clip else self.trainee.gradient_norm()
         rate = optimizer.lr * learning_rate_share(self.config.schedule, step, train.steps)
@@ -156,6 +158,16 @@ class Trainer:
         self.position.advance(self.batches)
         self.streams.step = step
         return self._note(step, sums, norm, rate, time.perf_counter() - began)
+
+    def _next_batch(self, step: int) -> list[MicroBatch]:
+        rank = self.trainee.meshes.dp_rank
+        micro_batches = self._feed.micro_batches(self.position.shares(self.batches, rank))
+        if not self.config.model.drops:
+            return micro_batches
+        first, count = self.position.first(self.batches, rank), self.batches.rank_batch
+        keys = sample_keys(self.config.train.seed, step, first, count, self.trainee.device)
+        each = torch.split(keys, self.batches.micro_batch)
+        return [replace(batch, keys=part) for batch, part in zip(micro_batches, each, strict=True)]
 
     def _note(self, step: int, sums: LossSums, norm: float, rate: float, seconds: float) -> Progress:
         consumed, per_s = self.position.consumed_samples, sums.tokens / seconds
@@ -201,6 +213,9 @@ class Trainer:
             self.metrics.event(event.name, event.step, seconds=round(event.seconds, 3), detail=event.detail)
 
     def _tell_start(self, start: int) -> None:
+        if self.is_first:  # not before: a run that was refused must leave the config of the one that is there
+            self.folder.mkdir(parents=True, exist_ok=True)
+            (self.folder / FILE).write_text(self.config.to_toml(), encoding="utf-8")
         layout = str(self.config.layout)
         if start:
             self.metrics.event("resumed", start, layout=layout, consumed_samples=self.position.consumed_samples)

@@ -18,16 +18,19 @@ IGNORED = -100
 class MicroBatch:
     """Token ids [batch, length], and for each position the token that follows; -100 counts for nothing.
 
+    Nor does a sequence of which no token counts: not in the balancing loss either.
     Pipeline stages between first and last need no values: tensors on the meta device will do.
+    `keys` [batch] is what dropout draws by (see models.dropout.sample_keys), on every stage.
     """
 
     input_ids: torch.Tensor
     labels: torch.Tensor
+    keys: torch.Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class LossSums:
-    """Sums over the global batch: token losses, tokens that count, balancing losses, sequences."""
+    """Sums over the global batch: token losses, tokens that count, balancing losses, sequences that count."""
 
     loss_sum: float
     tokens: int
@@ -71,14 +74,19 @@ def token_loss_sum(logits: torch.Tensor, labels: torch.Tensor, group: dist.Proce
     return ((normaliser - target) * (wanted != IGNORED)).sum()
 
 
+def counted_sequences(labels: torch.Tensor) -> torch.Tensor:
+    """Which sequences count: those with a token that does."""
+    return (labels != IGNORED).any(1)
+
+
 def balance_sum(chosen: torch.Tensor, config: ModelConfig, length: int) -> torch.Tensor:
     """The load-balancing loss as transformers computes it, of each sequence, summed over sequences.
 
     Of each sequence and not of the batch: only so it is the same however a batch is divided.
     """
     rows = float(length * config.num_hidden_layers)
-    how_often, how_likely = (chosen / rows).unbind(1)
-    return config.num_experts * (how_often.detach() * how_likely).sum()
+    how_often, how_likely = chosen.detach()[:, 0] / rows, chosen[:, 1] / rows
+    return config.num_experts * (how_often * how_likely).sum()
 
 
 class Objective:
@@ -101,7 +109,9 @@ class Objective:
     def __call__(self, output: torch.Tensor | tuple[torch.Tensor, torch.Tensor], labels: torch.Tensor) -> torch.Tensor:
         logits, chosen = output if isinstance(output, tuple) else (output, None)
         loss = token_loss_sum(logits, labels, self._tp_group)
-        aux = torch.zeros_like(loss) if chosen is None else balance_sum(chosen, self._config, labels.shape[1])
+        aux = torch.zeros_like(loss)
+        if chosen is not None:
+            aux = balance_sum(chosen * counted_sequences(labels)[:, None, None], self._config, labels.shape[1])
         self._noted.append(torch.stack((loss, aux)).detach())
         tokens, sequences = self._totals
         return loss / tokens + (self._config.router_aux_loss_coef / sequences) * aux

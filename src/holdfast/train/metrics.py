@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import threading
 import time
 from collections.abc import Iterable
@@ -38,7 +39,7 @@ class Metrics:
                 return
             if self._file is None:
                 self._file = _open_at_a_line(self._path)
-            self._file.write(json.dumps(record) + "\n")
+            self._file.write(json.dumps({key: finite_or_none(value) for key, value in record.items()}) + "\n")
             self._file.flush()
 
     def close(self) -> None:
@@ -48,6 +49,11 @@ class Metrics:
             if self._file is not None:
                 self._file.close()
                 self._file = None
+
+
+def finite_or_none(value: Any) -> Any:
+    """JSON has no word for a number that is not finite: it becomes null, as it does in a manifest."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _open_at_a_line(path: Path) -> TextIO:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,6 +33,15 @@ class OptimizerConfig:
         """What torch.optim.AdamW takes."""
         betas = (self.beta1, self.beta2)
         return {"lr": self.lr, "betas": betas, "eps": self.eps, "weight_decay": self.weight_decay}
+
+
+@contextmanager
+def keep_options(optimizer: Any) -> Iterator[None]:
+    """Within, a state may be restored; afterwards the options are those of the config again, not the stored ones."""
+    before = [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
+    yield
+    for group, options in zip(optimizer.param_groups, before, strict=True):
+        group.update(options)
 
 
 def set_learning_rate(optimizer: Any, rate: float) -> None:

@@ -61,9 +61,11 @@ class Pipeline:
             inputs = (torch.cat([batch.input_ids for batch in micro_batches]),)
         if self._layout.stages - 1 in numbers:
             target = torch.cat([batch.labels for batch in micro_batches])
+        keys = [batch.keys for batch in micro_batches if batch.keys is not None]
+        drawn = {"keys": torch.cat(keys)} if training and keys else {}
         losses: list[torch.Tensor] | None = [] if target is not None else None
         if training:
-            schedule.step(*inputs, target=target, losses=losses, return_outputs=False)
+            schedule.step(*inputs, target=target, losses=losses, return_outputs=False, **drawn)
         else:
             with torch.no_grad():
                 schedule.eval(*inputs, target=target, losses=losses)

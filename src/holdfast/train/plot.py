@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from holdfast.train.canvas import LETTER_WIDTH, Canvas, Colour
 from holdfast.train.metrics import read_metrics
@@ -126,8 +127,12 @@ def _draw_saves(canvas: Canvas, above: Panel, saves: Sequence[tuple[int, float]]
 def plot_metrics(metrics: Path, picture: Path, title: str = "loss") -> None:
     """Draw a run's metrics file."""
     steps, events = read_metrics(metrics)
-    curve = Curve("training", [(record["step"], record["loss"]) for record in steps if "loss" in record])
-    tested = [(event["step"], event["loss"]) for event in events if event["event"] == "evaluated"]
+    curve = Curve("training", [(record["step"], record["loss"]) for record in steps if _has_loss(record)])
+    tested = [(event["step"], event["loss"]) for event in events if event["event"] == "evaluated" and _has_loss(event)]
     saves = [(event["step"], event["stall_ms"]) for event in events if event["event"] == "save"]
     resumed = [(event["step"], "resumed") for event in events if event["event"] == "resumed"]
     draw_run(picture, [curve, *([Curve("evaluation", tested)] if tested else [])], saves, resumed, title)
+
+
+def _has_loss(record: dict[str, Any]) -> bool:
+    return isinstance(record.get("loss"), int | float)  # null is a loss that was not finite

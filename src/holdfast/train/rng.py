@@ -15,10 +15,10 @@ from holdfast.core.errors import InvalidArgument, Mismatch
 
 _LOG = logging.getLogger("holdfast")
 
-# What each purpose does not depend on: ranks along that axis draw the same numbers.
-SHARED = "shared"  # for activations that every rank of a tensor group has
+SHARED = "shared"  # for activations that every rank of a tensor group has whole
 DISTINCT = "distinct"  # for activations that a tensor group has cut between its ranks
 EXPERT = "expert"  # within experts, whose number of draws follows the routing and must disturb no other stream
+# What each purpose does not depend on: ranks along that axis draw the same numbers.
 _SAME_ALONG: dict[str, frozenset[str]] = {
     SHARED: frozenset({"tp"}),
     DISTINCT: frozenset(),
@@ -49,6 +49,10 @@ def derive_seed(seed: int, step: int, purpose: str, spot: Spot) -> int:
 
 class RandomStreams:
     """One random stream per purpose. Within `use(purpose)`, torch's own generator draws from it.
+
+    For modules of the user's own: the trainer's dropout draws from none (see models/dropout.py).
+    The trainer's forward passes run within `use(DISTINCT)`; another purpose may be used inside.
+    A block that is computed again finds the outer stream as it was, but one used inside has gone on.
 
     Put it into the state: every rank's streams are saved under its place in the mesh. On the
     same mesh they go on bit for bit; on another they are derived anew from (seed, step, place),
@@ -95,7 +99,7 @@ class RandomStreams:
     def state_dict(self) -> dict[str, Any]:
         streams = {purpose: state.clone() for purpose, state in self._states.items()}
         spot = self._spot.fields()
-        return {"step": self.step, "spot": spot, "device": self._device.type, "streams": streams}
+        return {"seed": self._seed, "step": self.step, "spot": spot, "device": self._device.type, "streams": streams}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.step = int(state["step"])
@@ -110,6 +114,8 @@ class RandomStreams:
 
     def _difference(self, state: Mapping[str, Any]) -> str:
         mine, saved = self._spot.fields(), state["spot"]
+        if state["seed"] != self._seed:
+            return f"random streams derived anew: saved with seed {state['seed']}, the run has {self._seed}"
         if saved == mine and state["device"] == self._device.type:
             return ""
         told = [", ".join(f"{axis}={size}" for axis, (_, size) in spot.items()) or "one rank" for spot in (saved, mine)]

@@ -38,7 +38,7 @@ def learning_rate_share(config: ScheduleConfig, step: int, run_steps: int) -> fl
     """
     if step < 1:
         raise InvalidArgument(f"step={step}: the first optimizer step is 1")
-    if step < config.warmup_steps:
+    if step <= config.warmup_steps:
         return step / config.warmup_steps
     if config.kind == "constant":
         return 1.0

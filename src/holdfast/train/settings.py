@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import json
+import math
 import tomllib
 import types
 import typing
@@ -80,6 +81,8 @@ def refuse_unknown(found: Iterable[str], known: Iterable[str], where: str) -> No
 
 def _checked(value: Any, hint: Any, where: str) -> Any:
     options = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+    if isinstance(value, float) and not math.isfinite(value):
+        raise InvalidArgument(f"{where} = {value!r}: it must be a number that is finite")
     for option in options:
         if dataclasses.is_dataclass(option) and isinstance(option, type):
             return build(option, value, where)

@@ -26,7 +26,7 @@ SEQUENCE = 1  # the dim of activations that is cut
 
 
 def cut_by_tensor(stage: Decoder, mesh: DeviceMesh) -> None:
-    """Cut all of a stage but its experts, which `shard_experts` spreads."""
+    """Cut all of a stage but its experts, which `spread_experts` spreads."""
     plan: dict[str, Any] = {}
     if stage.is_first:
         plan["model.embed_tokens"] = RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(SEQUENCE))
@@ -45,7 +45,7 @@ def _block_plan(block: Any) -> dict[str, Any]:
         "input_layernorm": _on_slices(SEQUENCE),
         "post_attention_layernorm": _on_slices(SEQUENCE),
         "self_attn": PrepareModuleInput(
-            input_layouts=(Shard(SEQUENCE), None), desired_input_layouts=(Replicate(), None)
+            input_layouts=(Shard(SEQUENCE), None, None), desired_input_layouts=(Replicate(), None, None)
         ),
         "self_attn.q_proj": ColwiseParallel(),
         "self_attn.k_proj": ColwiseParallel(),
@@ -57,9 +57,9 @@ def _block_plan(block: Any) -> dict[str, Any]:
         plan |= {"self_attn.q_norm": _on_slices(heads), "self_attn.k_norm": _on_slices(heads)}
     if not isinstance(block.mlp, SparseMoe):
         return plan | _feed_forward_plan("mlp")
-    plan["mlp.gate"] = _on_slices(0)
+    plan["mlp.gate"] = _on_slices(SEQUENCE)
     if block.mlp.shared_expert is not None:
-        plan |= _feed_forward_plan("mlp.shared_expert") | {"mlp.shared_expert_gate": _on_slices(0)}
+        plan |= _feed_forward_plan("mlp.shared_expert") | {"mlp.shared_expert_gate": _on_slices(SEQUENCE)}
     return plan
 
 

@@ -16,7 +16,7 @@ from holdfast.mapping.language import Mapping
 from holdfast.train.clip import clip_gradients, gradient_norm
 from holdfast.train.gradients import Summing, finish_gradients
 from holdfast.train.layout import Layout
-from holdfast.train.loss import IGNORED, LossSums, MicroBatch, Objective
+from holdfast.train.loss import IGNORED, LossSums, MicroBatch, Objective, counted_sequences
 from holdfast.train.meshes import Meshes
 from holdfast.train.models.config import ModelConfig
 from holdfast.train.models.decoder import Decoder
@@ -99,6 +99,7 @@ class Trainee:
         self.module.train()
         for parameter in self.module.parameters():
             parameter.grad = None
+        self._check_keys(micro_batches)
         counts = self._begin(micro_batches)
         if self._pipeline is not None:
             self._pipeline.run(micro_batches, training=True)
@@ -130,11 +131,19 @@ class Trainee:
         clip_gradients(self.parameters(), norm, max_norm)
         return norm
 
+    def _check_keys(self, micro_batches: Sequence[MicroBatch]) -> None:
+        if self.config.drops and any(batch.keys is None for batch in micro_batches):
+            raise InvalidArgument(
+                "the model has dropout and a micro batch has no keys, so that nothing would be dropped: give each "
+                "MicroBatch its keys, of models.dropout.sample_keys, or set the model's dropout to 0"
+            )
+
     def _accumulate(self, micro_batches: Sequence[MicroBatch]) -> None:
         for number, batch in enumerate(micro_batches):
             if isinstance(self.module, FSDPModule):
                 self.module.set_requires_gradient_sync(number == len(micro_batches) - 1)
-            self._objective(self.module(batch.input_ids), batch.labels).backward()  # type: ignore[no-untyped-call]
+            loss = self._objective(self.module(batch.input_ids, keys=batch.keys), batch.labels)
+            loss.backward()  # type: ignore[no-untyped-call]
 
     def _begin(self, micro_batches: Sequence[MicroBatch]) -> torch.Tensor:
         """Tokens and sequences of the global batch, before any gradient is taken.
@@ -143,13 +152,15 @@ class Trainee:
         """
         if not micro_batches:
             raise InvalidArgument("there are no micro batches")
+        if not self.layout.takes(len(micro_batches)):
+            raise InvalidArgument(f"the pipeline of layout {self.layout} takes no {len(micro_batches)} micro batches")
         for batch in micro_batches:
             if batch.input_ids.shape[1] % self.layout.tp:
                 raise InvalidArgument(f"sequences of {batch.input_ids.shape[1]} do not divide by tp={self.layout.tp}")
         counts = torch.zeros(2, dtype=torch.int64, device=self.device)
         if self._counts:
             counts[0] = torch.stack([(batch.labels != IGNORED).sum() for batch in micro_batches]).sum()
-            counts[1] = sum(batch.labels.shape[0] for batch in micro_batches)
+            counts[1] = torch.stack([counted_sequences(batch.labels).sum() for batch in micro_batches]).sum()
         self._objective.begin(*self._summed(counts))
         return counts
 

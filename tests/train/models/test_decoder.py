@@ -9,7 +9,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 import holdfast
-from dist.train_cases import batches, model
+from dist.train_cases import batches, keyed, model
 from holdfast.train.layout import Layout
 from holdfast.train.models.config import FAMILIES
 from holdfast.train.parallel import build
@@ -86,11 +86,16 @@ def test_recomputing_blocks_gives_the_same_gradients() -> None:
     gradients = []
     for recompute in (False, True):
         trainee = build(config, Layout(), seed=3, recompute=recompute)
-        torch.manual_seed(5)
-        trainee.forward_backward(batches(2))
+        trainee.forward_backward(keyed(batches(2)))
         gradients.append({key: p.grad for key, p in trainee.parameters().items()})
     for key, gradient in gradients[0].items():
         assert torch.equal(gradient, gradients[1][key]), key
+
+
+def test_dropout_without_keys_is_refused() -> None:
+    trainee = build(model("llama", residual_dropout=0.1), Layout())
+    with pytest.raises(holdfast.InvalidArgument, match="sample_keys"):
+        trainee.forward_backward(batches(1))
 
 
 def test_bfloat16_computes_with_fp32_parameters_and_gradients() -> None:

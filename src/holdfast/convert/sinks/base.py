@@ -26,7 +26,7 @@ class Request:
     """What is asked of a sink beside the contents.
 
     `side_files` are small files of the source that are not tensors: config.json, tokenizers.
-    `writer` and `metrics` are what a Holdfast source says of the run that wrote it.
+    `writer`, `metrics` and `plans` are what a Holdfast source says of the run that wrote it.
     """
 
     max_shard_bytes: int
@@ -34,6 +34,7 @@ class Request:
     side_files: Mapping[str, bytes] = field(default_factory=dict)
     writer: Mapping[str, Any] = field(default_factory=dict)
     metrics: Mapping[str, float | None] = field(default_factory=dict)
+    plans: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,6 +48,7 @@ def plan(contents: Contents, request: Request) -> Output:
             files=written,
             writer=_writer(contents, request.writer),
             metrics=request.metrics,
+            plans=request.plans,
         )
         return {**small, names.MANIFEST: encode_manifest(manifest)}
 

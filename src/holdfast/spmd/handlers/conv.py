@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from holdfast.spmd.call import Call, Spot, is_shard
-from holdfast.spmd.handlers import halo
+from holdfast.spmd.handlers import halo, transposed
 from holdfast.spmd.registry import Rule
 from holdfast.spmd.ways import FIXED, Chosen, Signature, run_sharded
 
@@ -30,8 +30,9 @@ def _letters(call: Call) -> tuple[str, str, str, str]:
 
 def forward(call: Call) -> Any:
     """Where input channels are sharded the results are summed, and one shard adds the bias."""
-    if (found := halo.halo_of(call)) is not None:
-        return halo.forward(call, found)
+    for kind in (halo, transposed):
+        if (found := kind.halo_of(call)) is not None:
+            return kind.forward(call, found)
     source, weight, bias, result = _letters(call)
     inputs = (source, weight, bias) if call["bias"] is not None else (source, weight)
     signature = Signature(inputs, (result,), "".join(sorted(set(source + weight) - {FIXED})))
@@ -55,8 +56,9 @@ def _is_first(chosen: Chosen, position: int = 0) -> bool:
 
 def backward(call: Call) -> Any:
     """Each gradient is sharded by the letters that it has, and summed over those that it lacks."""
-    if (found := halo.halo_of(call)) is not None:
-        return halo.backward(call, found)
+    for kind in (halo, transposed):
+        if (found := kind.halo_of(call)) is not None:
+            return kind.backward(call, found)
     source, weight, bias, result = _letters(call)
     free = "".join(sorted(set(source + weight) - {FIXED}))
     signature = Signature((result, source, weight), (source, weight, bias), free)

@@ -9,6 +9,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate
 
 from holdfast.spmd import torch_private as private
 from holdfast.spmd.call import LEAVE, Call, apply, is_shard, moved, wrap
+from holdfast.spmd.fallback import settle_base
 from holdfast.spmd.registry import Rule
 
 ADDING = ("add_", "sub_", "add_.Scalar", "sub_.Scalar")
@@ -27,11 +28,15 @@ def settle_first(call: Call) -> Any:
     if name in ADDING and others and all(_same_parts(written, other) for other in others):
         return LEAVE
     places = [Replicate() if isinstance(place, Partial) else place for place in written.placements]
+    rest = [_reduced(value) for value in call.values[1:]]  # before the base is: they may be views of it too
+    if settle_base(written):
+        private.replace_contents(written, private.local_of(written), places)
+        return apply(call.op, [written, *rest])
     overwritten = name in ("fill_", "normal_", "uniform_", "bernoulli_", "exponential_", "random_")
     shards = any(is_shard(place) for place in places)
     contents = private.local_of(written) if overwritten and not shards else moved(written, places, call.mesh).clone()
     private.replace_contents(written, contents, places)
-    return apply(call.op, [written, *(_reduced(value) for value in call.values[1:])])
+    return apply(call.op, [written, *rest])
 
 
 def _reduced(value: Any) -> Any:

@@ -19,7 +19,6 @@ from holdfast.spmd.ways import parse, run_sharded
 
 LINES: dict[str, str] = {
     # pooling, padding and sampling of images: batch and channels
-    "avg_pool2d_backward.default": "nc**, nc** -> nc",
     "avg_pool3d_backward.default": "nc***, nc*** -> nc",
     "_adaptive_avg_pool2d_backward.default": "nc**, nc** -> nc",
     "_adaptive_avg_pool3d_backward.default": "nc***, nc*** -> nc",
@@ -27,8 +26,6 @@ LINES: dict[str, str] = {
     "adaptive_max_pool2d_backward.default": "nc**, nc**, nc** -> nc",
     "adaptive_max_pool3d.default": "nc*** -> nc, nc",
     "adaptive_max_pool3d_backward.default": "nc***, nc***, nc*** -> nc",
-    "max_pool2d_with_indices.default": "nc** -> nc, nc",
-    "max_pool2d_with_indices_backward.default": "nc**, nc**, nc** -> nc",
     **{
         f"{kind}_pad{dims}d.default": f"nc{'*' * dims} -> nc"
         for kind in ("reflection", "replication")
@@ -64,7 +61,6 @@ LINES: dict[str, str] = {
 
 # what torch does well unless a shard is empty: then it gathers
 WHEN_EMPTY: dict[str, str] = {
-    "avg_pool2d.default": "nc** -> nc",
     "avg_pool3d.default": "nc*** -> nc",
     "_adaptive_avg_pool2d.default": "nc** -> nc",
     "_adaptive_avg_pool3d.default": "nc*** -> nc",

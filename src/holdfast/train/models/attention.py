@@ -7,6 +7,7 @@ from torch import nn
 from torch.nn import functional
 
 from holdfast.train.models.config import ModelConfig
+from holdfast.train.models.dropout import Dropout, Grid
 from holdfast.train.models.layers import Linear, RMSNorm
 
 Rotation = tuple[torch.Tensor, torch.Tensor]
@@ -31,11 +32,11 @@ def rotate(x: torch.Tensor, by: Rotation) -> torch.Tensor:
 class Attention(nn.Module):
     """Works on as many heads as its projections give: all, or those of one tensor-parallel rank."""
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: ModelConfig, layer: int) -> None:
         super().__init__()
         hidden, size, bias = config.hidden_size, config.head_dim, config.traits.qkv_bias
         self.head_dim = size
-        self.dropout = config.attention_dropout
+        self.dropout = Dropout(config.attention_dropout, f"layers/{layer}/attention")
         self.q_proj = Linear(hidden, config.num_attention_heads * size, bias=bias)
         self.k_proj = Linear(hidden, config.num_key_value_heads * size, bias=bias)
         self.v_proj = Linear(hidden, config.num_key_value_heads * size, bias=bias)
@@ -43,19 +44,27 @@ class Attention(nn.Module):
         self.q_norm = RMSNorm(size, config.rms_norm_eps) if config.traits.qk_norm else nn.Identity()
         self.k_norm = RMSNorm(size, config.rms_norm_eps) if config.traits.qk_norm else nn.Identity()
 
-    def forward(self, x: torch.Tensor, by: Rotation) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, by: Rotation, grid: Grid | None = None) -> torch.Tensor:
+        """`grid`: what dropout draws by; without one nothing is dropped."""
         q, k, v = (self._heads(proj(x)) for proj in (self.q_proj, self.k_proj, self.v_proj))
         q, k = rotate(self.q_norm(q), by), rotate(self.k_norm(k), by)
-        out = functional.scaled_dot_product_attention(
-            q.transpose(1, 2),
-            k.transpose(1, 2),
-            v.transpose(1, 2),
-            is_causal=True,
-            dropout_p=self.dropout if self.training else 0.0,
-            enable_gqa=q.shape[2] != k.shape[2],
-        )
+        q, k, v = (heads.transpose(1, 2) for heads in (q, k, v))
+        if grid is None:
+            gqa = q.shape[1] != k.shape[1]
+            out = functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=gqa)
+        else:
+            out = self._attend_and_drop(q, k, v, grid)
         projected: torch.Tensor = self.o_proj(out.transpose(1, 2).flatten(2))
         return projected
+
+    def _attend_and_drop(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, grid: Grid) -> torch.Tensor:
+        """Attention step by step: the fused kernel would draw by a generator, and by the heads that a rank has."""
+        each = q.shape[1] // k.shape[1]
+        k, v = (heads.repeat_interleave(each, dim=1) for heads in (k, v))
+        scores = q @ k.transpose(2, 3) * self.head_dim**-0.5
+        later = torch.ones(scores.shape[2:], dtype=torch.bool, device=q.device).triu(1)
+        shares = functional.softmax(scores.masked_fill(later, float("-inf")), dim=-1, dtype=torch.float32)
+        return self.dropout(shares, grid).to(q.dtype) @ v
 
     def _heads(self, x: torch.Tensor) -> torch.Tensor:
         return x.view(*x.shape[:-1], -1, self.head_dim)

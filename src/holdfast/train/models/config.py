@@ -28,6 +28,8 @@ FAMILIES = {
     "qwen3_moe": Family("Qwen3MoeForCausalLM", qk_norm=True, experts=True),
 }
 
+_RATES = ("attention_dropout", "residual_dropout", "embedding_dropout")
+
 # What config.json may say and this trainer does not do, with the only values that it takes.
 _ONLY: dict[str, tuple[Any, ...]] = {
     "hidden_act": ("silu",),
@@ -73,7 +75,8 @@ class ModelConfig:
             raise InvalidArgument(f"model family {self.family!r}: choose one of {', '.join(FAMILIES)}")
         if not self.head_dim:
             object.__setattr__(self, "head_dim", self.hidden_size // max(1, self.num_attention_heads))
-        _check_positive(self)
+        _check_sizes(self)
+        _check_dropout(self)
         if self.num_attention_heads % self.num_key_value_heads:
             raise InvalidArgument(
                 f"num_attention_heads={self.num_attention_heads} is not a multiple of "
@@ -88,6 +91,11 @@ class ModelConfig:
     @property
     def traits(self) -> Family:
         return FAMILIES[self.family]
+
+    @property
+    def drops(self) -> bool:
+        """Whether there is any dropout in training."""
+        return any(getattr(self, name) for name in _RATES)
 
     def to_hf(self) -> dict[str, Any]:
         """The content of config.json, which transformers opens."""
@@ -140,7 +148,13 @@ def _shared_names(traits: Family) -> list[str]:
     return [field.name for field in fields(ModelConfig) if field.name not in ours]
 
 
-def _check_positive(config: ModelConfig) -> None:
+def _check_dropout(config: ModelConfig) -> None:
+    for name in _RATES:
+        if not 0 <= getattr(config, name) < 1:
+            raise InvalidArgument(f"model {name}={getattr(config, name)}: a share of 0 or more, and less than 1")
+
+
+def _check_sizes(config: ModelConfig) -> None:
     needed = [
         "vocab_size",
         "hidden_size",
@@ -158,5 +172,9 @@ def _check_positive(config: ModelConfig) -> None:
     for name in needed:
         if getattr(config, name) < 1:
             raise InvalidArgument(f"model {name}={getattr(config, name)}: a {config.family} needs at least 1")
+    if config.rms_norm_eps < 0 or not config.rope_theta > 0:
+        raise InvalidArgument(
+            f"model rms_norm_eps={config.rms_norm_eps}, rope_theta={config.rope_theta}: from 0 on, and above 0"
+        )
     if config.head_dim % 2:
         raise InvalidArgument(f"model head_dim={config.head_dim}: rotary positions turn pairs, so it must be even")

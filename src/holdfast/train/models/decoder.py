@@ -12,8 +12,9 @@ from torch.utils.checkpoint import checkpoint
 from holdfast.train.collectives import sum_shared
 from holdfast.train.models.attention import Attention, Rotation, rotation
 from holdfast.train.models.config import ModelConfig
+from holdfast.train.models.dropout import NOTHING, Draws, Dropout, attention_grid, feature_grid
 from holdfast.train.models.layers import Linear, RMSNorm, SwiGLU
-from holdfast.train.models.moe import SparseMoe, no_sums
+from holdfast.train.models.moe import SparseMoe
 from holdfast.train.models.stored import StoredConfig
 
 TIES = {"lm_head.weight": "model.embed_tokens.weight"}
@@ -22,29 +23,31 @@ TIES = {"lm_head.weight": "model.embed_tokens.weight"}
 class Block(nn.Module):
     """One layer: attention and feed-forward, each on the normed input and added to it."""
 
-    def __init__(self, config: ModelConfig, *, recompute: bool) -> None:
+    def __init__(self, config: ModelConfig, layer: int, *, recompute: bool) -> None:
         super().__init__()
         self.recompute = recompute
-        self.self_attn = Attention(config)
+        self.self_attn = Attention(config, layer)
         self.mlp = SparseMoe(config) if config.traits.experts else SwiGLU(config.hidden_size, config.intermediate_size)
         self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.dropout = nn.Dropout(config.residual_dropout)
+        self.after_attention = Dropout(config.residual_dropout, f"layers/{layer}/after attention")
+        self.after_mlp = Dropout(config.residual_dropout, f"layers/{layer}/after mlp")
 
-    def forward(self, x: torch.Tensor, by: Rotation) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def forward(self, x: torch.Tensor, by: Rotation, draws: Draws) -> tuple[torch.Tensor, torch.Tensor | None]:
         """The layer's output, and what its router chose if it has one."""
         if self.recompute and torch.is_grad_enabled():
-            out: tuple[torch.Tensor, torch.Tensor | None] = checkpoint(self._forward, x, by, use_reentrant=False)
+            out: tuple[torch.Tensor, torch.Tensor | None] = checkpoint(self._forward, x, by, draws, use_reentrant=False)
             return out
-        return self._forward(x, by)
+        return self._forward(x, by, draws)
 
-    def _forward(self, x: torch.Tensor, by: Rotation) -> tuple[torch.Tensor, torch.Tensor | None]:
-        x = x + self.dropout(self.self_attn(self.input_layernorm(x), by))
+    def _forward(self, x: torch.Tensor, by: Rotation, draws: Draws) -> tuple[torch.Tensor, torch.Tensor | None]:
+        attended = self.self_attn(self.input_layernorm(x), by, draws.attention)
+        x = x + self.after_attention(attended, draws.features)
         normed = self.post_attention_layernorm(x)
         if isinstance(self.mlp, SparseMoe):
             out, sums = self.mlp(normed)
-            return x + self.dropout(out), sums
-        return x + self.dropout(self.mlp(normed)), None
+            return x + self.after_mlp(out, draws.features), sums
+        return x + self.after_mlp(self.mlp(normed), draws.features), None
 
 
 class Body(nn.Module):
@@ -54,7 +57,7 @@ class Body(nn.Module):
         super().__init__()
         if first:
             self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
-        self.layers = nn.ModuleDict({str(number): Block(config, recompute=recompute) for number in layers})
+        self.layers = nn.ModuleDict({str(number): Block(config, number, recompute=recompute) for number in layers})
         if last:
             self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
 
@@ -83,7 +86,7 @@ class Decoder(nn.Module):
         self.compute_dtype = compute_dtype
         layers = range(config.num_hidden_layers) if layers is None else layers
         self.model = Body(config, layers, first=first, last=last, recompute=recompute)
-        self.dropout = nn.Dropout(config.embedding_dropout)
+        self.after_embedding = Dropout(config.embedding_dropout, "embedding")
         self.tp_group: Any = None
         if last:
             self.lm_head = Linear(config.hidden_size, config.vocab_size, bias=False)
@@ -103,21 +106,39 @@ class Decoder(nn.Module):
             self.lm_head.weight = self.model.embed_tokens.weight
 
     def forward(
-        self, x: torch.Tensor, chosen: torch.Tensor | None = None
+        self, x: torch.Tensor, chosen: torch.Tensor | None = None, *, keys: torch.Tensor | None = None
     ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-        """Logits or hidden states; with experts, also the sums of all routers up to here."""
+        """Logits or hidden states; with experts, also the sums of all routers up to here.
+
+        `keys` is what dropout draws by, one for each sequence; without them nothing is dropped.
+        """
         length = x.shape[1] if self.is_first or self.tp_group is None else x.shape[1] * self.tp_group.size()
+        draws = NOTHING if keys is None else self._draws(keys, length)
         if self.is_first:
-            x = self.dropout(self.model.embed_tokens(x).to(self.compute_dtype))
+            x = self.after_embedding(self.model.embed_tokens(x).to(self.compute_dtype), draws.features)
         by = rotation(self.config.model, length, x.device)
-        here = []
+        own: torch.Tensor | None = None
         for block in self.model.layers.values():
-            x, sums = block(x, by)
-            here += [] if sums is None else [sums]
+            x, sums = block(x, by, draws)
+            if sums is not None:
+                own = sums if own is None else own + sums
         if self.is_last:
             x = self.lm_head(self.model.norm(x))
-        if not here:
+        if own is None:
             return x
-        before = no_sums(self.config.model, x) if chosen is None else chosen
-        own = torch.stack(here).sum(0)
-        return x, before + (own if self.tp_group is None else sum_shared(own, self.tp_group))
+        if self.tp_group is not None:
+            own = sum_shared(own, self.tp_group)
+        return x, own if chosen is None else chosen + own
+
+    def _draws(self, keys: torch.Tensor, length: int) -> Draws:
+        """What this rank's part of the sequences and of the heads is dropped by."""
+        config, size, rank = self.config.model, 1, 0
+        if self.tp_group is not None:
+            size, rank = self.tp_group.size(), self.tp_group.rank()
+        features = attention = None
+        if config.residual_dropout or config.embedding_dropout:
+            features = feature_grid(keys, rank * (length // size), length // size, config.hidden_size)
+        if config.attention_dropout:
+            heads = config.num_attention_heads // size
+            attention = attention_grid(keys, rank * heads, heads, length)
+        return Draws(features, attention)

@@ -29,24 +29,16 @@ class SparseMoe(nn.Module):
             self.shared_expert_gate = Linear(config.hidden_size, 1, bias=False)
 
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        tokens = x.flatten(0, 1)
-        likely = functional.softmax(self.gate(tokens), dim=-1, dtype=torch.float32)
+        likely = functional.softmax(self.gate(x), dim=-1, dtype=torch.float32)
         weights, chosen = torch.topk(likely, self.top_k, dim=-1)
         if self.normalise:
             weights = weights / weights.sum(dim=-1, keepdim=True)
-        out = self.experts(tokens, chosen, weights.to(x.dtype))
+        out = self.experts(x, chosen, weights.to(x.dtype))
         if self.shared_expert is not None:
-            share = torch.sigmoid(self.shared_expert_gate(tokens))
-            out = out + share * self.shared_expert(x).flatten(0, 1)
-        return out.view_as(x), _sums(likely, chosen, x.shape[0])
+            out = out + torch.sigmoid(self.shared_expert_gate(x)) * self.shared_expert(x)
+        return out, _sums(likely, chosen)
 
 
-def _sums(likely: torch.Tensor, chosen: torch.Tensor, batch: int) -> torch.Tensor:
-    counts = torch.zeros_like(likely).scatter_(1, chosen, 1.0)
-    per_token = torch.stack((counts, likely), dim=1)
-    return per_token.view(batch, -1, *per_token.shape[1:]).sum(1)
-
-
-def no_sums(config: ModelConfig, like: torch.Tensor) -> torch.Tensor:
-    """The sums before the first layer."""
-    return torch.zeros(like.shape[0], 2, config.num_experts, dtype=torch.float32, device=like.device)
+def _sums(likely: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
+    counts = torch.zeros_like(likely).scatter(-1, chosen, 1.0)
+    return torch.stack((counts, likely), dim=2).sum(1)

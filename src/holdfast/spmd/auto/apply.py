@@ -1,0 +1,154 @@
+"""Applying a plan: parameters become DTensors, and hooks hold activations and gradients where the plan pins them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Placement, Replicate, distribute_tensor
+
+from holdfast.core.errors import InvalidArgument, Mismatch
+from holdfast.spmd.auto.roles import roles_of
+from holdfast.spmd.auto.thread import parameter_role
+from holdfast.spmd.auto.values import Pins, Places, Plan, placements_of
+
+PLAN = "holdfast_plan"  # the attribute by which a placed module tells a save of its plan
+_SHOWN = 4
+
+
+def distribute(model: nn.Module, mesh: DeviceMesh, plan: Plan | Mapping[str, Any]) -> nn.Module:
+    """Place a model's parameters, buffers and activations as a plan says, in place; collective.
+
+    Give it a model that has its values already. Its inputs may then be plain tensors, the same on every rank, and its
+    gradients come placed as its parameters are. A checkpoint of it has the plan in its manifest. Raises Mismatch for
+    a plan of another mesh or of other roles.
+    """
+    plan = plan if isinstance(plan, Plan) else Plan.from_dict(plan)
+    roles = roles_of(model)
+    _check(model, mesh, plan, roles)
+    placed: dict[int, nn.Parameter] = {}
+    for name, module in model.named_modules():
+        for key, parameter in list(module.named_parameters(recurse=False)):
+            if id(parameter) not in placed:
+                role = parameter_role(f"{name}.{key}" if name else key, roles)
+                placed[id(parameter)] = _placed(parameter, mesh, plan.placements(role))
+            setattr(module, key, placed[id(parameter)])
+        for key, buffer in list(module.named_buffers(recurse=False)):
+            is_kept = key not in module._non_persistent_buffers_set
+            module.register_buffer(key, _replica(buffer, mesh), persistent=is_kept)
+    pins = dict(plan.activations)
+    for name, module in model.named_modules():
+        _hook(module, mesh, pins.get(roles[name], Pins(None, None)), is_root=not name)
+    setattr(model, PLAN, plan.to_dict())
+    return model
+
+
+def _check(model: nn.Module, mesh: DeviceMesh, plan: Plan, roles: Mapping[str, str]) -> None:
+    sizes = tuple(mesh.size(axis) for axis in range(mesh.ndim))
+    wanted = tuple(size for _, size in plan.mesh)
+    if sizes != wanted:
+        raise Mismatch(f"the plan is for a mesh of {wanted}, this one is {sizes}: plan again for it")
+    own = {parameter_role(key, roles): parameter for key, parameter in model.named_parameters()}
+    named = dict(plan.parameters)
+    if own.keys() != named.keys():
+        lacking, unknown = sorted(own.keys() - named.keys()), sorted(named.keys() - own.keys())
+        raise Mismatch(
+            f"the plan is for another model: of this one it lacks {_some(lacking)}; "
+            f"it has {_some(unknown)}, which this one has not: plan again for it"
+        )
+    for role, parameter in own.items():
+        if isinstance(parameter, DTensor):
+            raise InvalidArgument(f"{role} is placed already: distribute a model of plain tensors")
+        if any(place >= parameter.ndim for place in named[role]):
+            raise Mismatch(f"the plan shards {role} by dim {max(named[role])}, but it has {parameter.ndim} dims")
+
+
+def _some(roles: list[str]) -> str:
+    more = f" and {len(roles) - _SHOWN} more" if len(roles) > _SHOWN else ""
+    return (", ".join(roles[:_SHOWN]) or "nothing") + more
+
+
+def _placed(parameter: nn.Parameter, mesh: DeviceMesh, placements: list[Placement]) -> nn.Parameter:
+    whole = distribute_tensor(parameter.detach(), mesh, placements)
+    made = nn.Parameter(whole, requires_grad=parameter.requires_grad)
+    if made.requires_grad:
+        made.register_hook(lambda gradient: _redistributed(gradient, placements))  # type: ignore[no-untyped-call]
+    return made
+
+
+def _redistributed(gradient: torch.Tensor, placements: list[Placement]) -> torch.Tensor:
+    return gradient.redistribute(placements=placements) if isinstance(gradient, DTensor) else gradient
+
+
+def _replica(tensor: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
+    if isinstance(tensor, DTensor):
+        return tensor
+    return DTensor.from_local(tensor, mesh, [Replicate()] * mesh.ndim, run_check=False)
+
+
+def _hook(module: nn.Module, mesh: DeviceMesh, pins: Pins, *, is_root: bool) -> None:
+    # Whole numbers that a model computes with before it calls its modules, as masks and keys are, stay plain.
+    leaves_numbers = is_root and pins.takes is None
+
+    def given(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor if leaves_numbers and not tensor.is_floating_point() else _replica(tensor, mesh)
+
+    def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        args, kwargs = _each((args, kwargs), given)
+        return _first(args, _pin(pins.takes)), kwargs
+
+    def after(module: nn.Module, args: tuple[Any, ...], out: Any) -> Any:
+        out = _first(out, _pin(pins.gives))
+        return _each(out, _summed) if is_root else out
+
+    module.register_forward_pre_hook(before, with_kwargs=True)
+    module.register_forward_hook(after)
+
+
+def _pin(places: Places | None) -> Callable[[torch.Tensor], torch.Tensor]:
+    """Move a tensor to its place, and its gradient to where the tensor came from."""
+    if places is None:
+        return lambda tensor: tensor
+    placements = placements_of(places)
+
+    def pin(tensor: torch.Tensor) -> torch.Tensor:
+        if not isinstance(tensor, DTensor) or any(place >= tensor.ndim for place in places):
+            return tensor
+        return tensor.redistribute(placements=placements)
+
+    return pin
+
+
+def _summed(tensor: torch.Tensor) -> torch.Tensor:
+    if isinstance(tensor, DTensor) and any(place.is_partial() for place in tensor.placements):
+        whole = [Replicate() if place.is_partial() else place for place in tensor.placements]
+        return tensor.redistribute(placements=whole)
+    return tensor
+
+
+def _each(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """Lists, tuples and dicts with every tensor changed."""
+    if isinstance(value, torch.Tensor):
+        return change(value)
+    if isinstance(value, dict):
+        return {key: _each(item, change) for key, item in value.items()}
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(_each(item, change) for item in value))
+    return type(value)(_each(item, change) for item in value) if isinstance(value, (list, tuple)) else value
+
+
+def _first(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """The same for the first tensor alone."""
+    done = False
+
+    def once(tensor: torch.Tensor) -> torch.Tensor:
+        nonlocal done
+        if done:
+            return tensor
+        done = True
+        return change(tensor)
+
+    return _each(value, once)

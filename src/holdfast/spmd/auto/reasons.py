@@ -1,0 +1,54 @@
+"""Why a plan is as it is, in lines for people."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from holdfast.core.placing import WHOLE
+from holdfast.spmd.auto.cover import Part
+from holdfast.spmd.auto.options import Option
+from holdfast.spmd.auto.selection import Selection
+from holdfast.spmd.auto.values import Places
+
+
+def reasons(
+    selection: Selection,
+    stream: Places,
+    streams: Sequence[tuple[Places, float, float]],
+    roles: Mapping[str, str],
+) -> tuple[str, ...]:
+    """The stream against the other streams, and each branch against its next best."""
+    others = [
+        f"{_words(places)} would move {round(moved)}{' and hold too much' if excess else ''}"
+        for places, moved, excess in sorted(streams, key=lambda one: (one[2], one[1]))
+        if places != stream
+    ]
+    lines = [f"between branches {_words(stream)}; {'; '.join(others) or 'nothing else divides'}"]
+    for part, option in zip(selection.parts, selection.options, strict=True):
+        lines.append(_line(part, option))
+    return tuple(lines)
+
+
+def _line(part: Part, chosen: Option) -> str:
+    times = f" x{part.times}" if part.times > 1 else ""
+    line = f"{part.role or 'the model'}{times}: {_weights(chosen, part)}{round(chosen.moved)} bytes"
+    rest = [option for option in part.options if option is not chosen]
+    if not rest:
+        return line
+    other = min(rest, key=lambda option: (option.held > chosen.held, option.score))
+    more = f", but {round(other.held - chosen.held)} more to hold" if other.held > chosen.held else ""
+    return f"{line}; by {_weights(other, part)}it would be {round(other.moved)}{more}"
+
+
+def _weights(option: Option, part: Part) -> str:
+    prefix = f"{part.branch.name}." if part.branch.name else ""
+    shown = [
+        f"{key.removeprefix(prefix).removesuffix('.weight')} {_words(option.places(key))}"
+        for key in option.walks[0].parameters
+        if not key.endswith("bias")
+    ]
+    return f"{', '.join(shown)}: " if shown else ""
+
+
+def _words(places: Places) -> str:
+    return " ".join("R" if place == WHOLE else f"S{place}" for place in places)

@@ -1,0 +1,61 @@
+"""Roles: modules that are built alike and stand in a row share one name, so that they are planned once."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+
+from torch import nn
+
+
+def roles_of(model: nn.Module) -> dict[str, str]:
+    """The role of every module by its name.
+
+    A number in a name becomes `*` where all numbered neighbours are built alike, and the numbers of its own kind,
+    as in `[1-3]`, where they are not.
+    """
+    roles: dict[str, str] = {}
+    _name(model, "", "", roles, {})
+    return roles
+
+
+def _name(module: nn.Module, name: str, role: str, roles: dict[str, str], seen: dict[int, Hashable]) -> None:
+    roles[name] = role
+    children = dict(module.named_children())
+    parts = _parts(children, seen)
+    for child, part in parts.items():
+        prefix = f"{name}." if name else ""
+        role_prefix = f"{role}." if role else ""
+        _name(children[child], f"{prefix}{child}", f"{role_prefix}{part}", roles, seen)
+
+
+def _parts(children: Mapping[str, nn.Module], seen: dict[int, Hashable]) -> dict[str, str]:
+    """What each child is called in a role."""
+    kinds: dict[Hashable, list[str]] = {}
+    for name, child in children.items():
+        if name.isdecimal():
+            kinds.setdefault(_build(child, seen), []).append(name)
+    parts = {name: name for name in children}
+    for alike in kinds.values():
+        if len(alike) > 1:
+            word = "*" if len(kinds) == 1 else f"[{_ranges([int(name) for name in alike])}]"
+            parts |= dict.fromkeys(alike, word)
+    return parts
+
+
+def _ranges(numbers: list[int]) -> str:
+    runs: list[list[int]] = []
+    for number in sorted(numbers):
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    return ",".join(f"{first}-{last}" if first != last else f"{first}" for first, last in runs)
+
+
+def _build(module: nn.Module, seen: dict[int, Hashable]) -> Hashable:
+    """What makes two modules alike: their classes and the shapes of their parameters, all the way down."""
+    if id(module) not in seen:
+        own = tuple((key, tuple(p.shape), p.dtype) for key, p in module.named_parameters(recurse=False))
+        below = tuple((key, _build(child, seen)) for key, child in module.named_children())
+        seen[id(module)] = (type(module), own, below)
+    return seen[id(module)]

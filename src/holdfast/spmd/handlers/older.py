@@ -1,0 +1,77 @@
+"""Operators that torch 2.11 gets wrong and later versions do not: there, whole."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch.distributed.tensor import DTensor
+
+from holdfast.spmd import torch_private as private
+from holdfast.spmd.call import LEAVE, Call, is_shard
+from holdfast.spmd.fallback import gather_and_run
+from holdfast.spmd.handlers import bounds
+from holdfast.spmd.registry import Rule
+
+
+def whole_if_placed(call: Call) -> Any:
+    """Gather whatever is not whole."""
+    tensors = [tensor for _, tensor in call.spots() if isinstance(tensor, DTensor)]
+    return LEAVE if all(place.is_replicate() for item in tensors for place in item.placements) else gather_and_run(call)
+
+
+def layer_norm(call: Call) -> Any:
+    """Left to torch where every rank has whole rows and a whole weight, of which nothing is Partial."""
+    source = call["input"]
+    first = source.ndim - len(call["normalized_shape"])
+    places = [place for _, item in call.spots() if isinstance(item, DTensor) for place in item.placements]
+    weights = [call[name].placements for name in ("weight", "bias") if isinstance(call[name], DTensor)]
+    cut = any(is_shard(place) and place.dim >= first for place in source.placements)
+    cut = cut or any(is_shard(place) for placements in weights for place in placements)
+    return gather_and_run(call) if cut or any(place.is_partial() for place in places) else LEAVE
+
+
+def select(call: Call) -> Any:
+    """index_select along a sharded dim; a Partial beside it is what 2.11 forgets."""
+    answer = bounds.checked(call)
+    if answer is not LEAVE:
+        return answer
+    tensor = call.values[0]
+    dim = call["dim"] % max(tensor.ndim, 1)
+    shards = isinstance(tensor, DTensor) and any(is_shard(place) and place.dim == dim for place in tensor.placements)
+    return gather_and_run(call) if shards else LEAVE
+
+
+RULES = (
+    [
+        Rule(
+            "indexing",
+            ("index_add.default", "index_copy.default"),
+            "none: gathered on torch 2.11",
+            "torch 2.11 counts the indices against a shard",
+            whole_if_placed,
+        ),
+        Rule(
+            "batched",
+            ("constant_pad_nd.default",),
+            "none: gathered on torch 2.11",
+            "torch 2.11 knows one mesh axis only, and takes one padding for another",
+            gather_and_run,
+        ),
+        Rule(
+            "norm",
+            ("native_layer_norm.default", "native_layer_norm_backward.default"),
+            "all but the normalised dims on torch 2.11; a Partial is gathered",
+            "torch 2.11 normalises each shard of a row, or each part of a Partial, in some of these",
+            layer_norm,
+        ),
+        Rule(
+            "indexing",
+            ("index_select.default",),
+            "every dim but `dim` on torch 2.11",
+            "torch 2.11 takes the result for sharded",
+            select,
+        ),
+    ]
+    if private.is_oldest()
+    else []
+)

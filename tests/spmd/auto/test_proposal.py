@@ -1,0 +1,134 @@
+"""What plan() proposes, on meshes without ranks."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from tests.spmd.auto.meshes import pretended_mesh
+from tests.spmd.auto.models import Chooses, Images, transformer
+from torch import nn
+
+from holdfast.core.errors import InvalidArgument, Unsupported
+from holdfast.core.placing import PARTIAL, WHOLE, UnitWay
+from holdfast.spmd import Plan, plan
+
+IDS = torch.zeros(4, 8, dtype=torch.long)
+WORK_COUNTS = 1e-3  # a flop weighs as much as a thousand bytes: no axis may compute what another does
+
+
+def proposed(model: nn.Module, inputs: list[Any], *axes: Any, **options: Any) -> Plan:
+    with pretended_mesh(*axes) as mesh:
+        return plan(model, mesh, inputs, **options)
+
+
+def test_the_textbook_comes_out_and_each_line_says_against_what() -> None:
+    found = proposed(transformer(), [IDS], "tp", 2)
+    placed = dict(found.parameters)
+    assert [placed[f"[1-2].{name}.weight"] for name in ("query", "key", "value", "up")] == [(0,)] * 4
+    assert [placed[f"[1-2].{name}.weight"] for name in ("out", "down")] == [(1,)] * 2
+    assert placed["[1-2].up.bias"] == (0,) and placed["[1-2].down.bias"] == (WHOLE,)
+    assert dict(found.activations)["[1-2].up"].gives == (2,)
+    assert any(line.startswith("[1-2] x2: query S0, ") and "it would be" in line for line in found.why)
+
+
+def test_a_deeper_model_has_the_same_plan_of_more_bytes() -> None:
+    shallow, deep = (proposed(transformer(layers), [IDS], "tp", 2) for layers in (2, 5))
+    assert [places for _, places in shallow.parameters] == [places for _, places in deep.parameters]
+    assert {role for role, _ in deep.parameters if role.startswith("[")} == {
+        role.replace("[1-2]", "[1-5]") for role, _ in shallow.parameters if role.startswith("[")
+    }
+    assert deep.moved_bytes > shallow.moved_bytes
+
+
+def test_planning_changes_nothing_of_the_model() -> None:
+    model = transformer()
+    before = copy.deepcopy(model.state_dict())
+    proposed(model, [IDS], "tp", 2)
+    assert all(torch.equal(before[key], value) for key, value in model.state_dict().items())
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_a_model_without_memory_is_planned_alike() -> None:
+    with torch.device("meta"):
+        empty = transformer()
+    assert proposed(empty, [IDS], "tp", 2) == proposed(transformer(), [IDS], "tp", 2)
+
+
+def test_where_work_counts_a_second_axis_divides_the_batch() -> None:
+    found = proposed(transformer(), [IDS], "dp", 2, "tp", 2, flops_per_byte=WORK_COUNTS)
+    streams = {pins.gives for role, pins in found.activations if role in ("0", "[1-2]")}
+    assert len(streams) == 1 and 0 in next(iter(streams))
+    sharded = [places for _, places in found.parameters if any(place != WHOLE for place in places)]
+    assert sharded and len({tuple(place == WHOLE for place in places) for places in sharded}) == 1
+
+
+def test_with_memory_enough_everything_is_whole_and_nothing_moves() -> None:
+    found = proposed(transformer(), [IDS], "tp", 2, memory=1 << 30)
+    assert found.moved_bytes == 0 and all(places == (WHOLE,) for _, places in found.parameters)
+
+
+def test_memory_is_kept_or_the_error_says_how_much_it_takes() -> None:
+    roomy = proposed(transformer(), [IDS], "tp", 2)
+    allowed = roomy.held_bytes + roomy.kept_bytes
+    found = proposed(transformer(), [IDS], "tp", 2, memory=allowed)
+    assert found.held_bytes + found.kept_bytes <= allowed
+    with pytest.raises(InvalidArgument, match=r"memory=1000: the best plan for this mesh takes (\d+) bytes") as caught:
+        proposed(transformer(), [IDS], "tp", 2, memory=1000)
+    least = int(str(caught.value).split(" takes ")[1].split()[0])
+    assert proposed(transformer(), [IDS], "tp", 2, memory=least).held_bytes <= least
+
+
+def test_with_less_memory_the_sequence_is_sharded_between_branches() -> None:
+    from tests.dist.train_cases import model
+
+    from holdfast.train.models.decoder import Decoder
+
+    with torch.device("meta"):
+        made = Decoder(model("qwen2", num_hidden_layers=2))
+    ids = torch.zeros(1, 64, dtype=torch.long)  # one sequence: the batch does not divide
+    roomy = proposed(made, [ids], "tp", 2)
+    assert dict(roomy.activations)["model.norm"].gives == (WHOLE,)
+    tight = proposed(made, [ids], "tp", 2, memory=int(0.9 * (roomy.held_bytes + roomy.kept_bytes)))
+    assert dict(tight.activations)["model.norm"].gives == (1,)
+    assert tight.kept_bytes < roomy.kept_bytes
+
+
+def test_images_are_planned_too() -> None:
+    found = proposed(Images(), [torch.zeros(4, 3, 8, 8)], "tp", 2)
+    assert dict(found.parameters)["wide.weight"] == (0,) and dict(found.parameters)["norm.weight"] == (WHOLE,)
+
+
+def test_a_module_that_looks_at_values_is_named() -> None:
+    with pytest.raises(Unsupported, match=r"cannot be planned: without contents 1 raised .*has to be a unit"):
+        proposed(nn.Sequential(nn.Linear(4, 4), Chooses()), [torch.zeros(4, 4)], "tp", 2)
+
+
+class _Unit(Chooses):
+    def rehearse(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.empty_like(x)
+
+    def placement_ways(self, x: torch.Tensor) -> list[UnitWay]:
+        whole = UnitWay({"weight": WHOLE}, (WHOLE,), WHOLE)
+        return [whole, UnitWay({"weight": 0}, (1,), PARTIAL), UnitWay({"weight": 1}, (WHOLE,), 1)]
+
+    def flops(self, x: torch.Tensor) -> int:
+        return 6 * x.numel() * 4
+
+
+def test_a_unit_is_placed_by_the_ways_that_it_tells() -> None:
+    found = proposed(nn.Sequential(nn.Linear(4, 4, bias=False), _Unit()), [torch.zeros(4, 4)], "tp", 2)
+    placed = dict(found.parameters)
+    assert placed["0.weight"] == (0,) and placed["1.weight"] == (0,)  # the columns that the first gives
+
+
+def test_a_way_that_forgets_an_input_is_refused() -> None:
+    class Forgets(_Unit):
+        def placement_ways(self, x: torch.Tensor) -> list[UnitWay]:
+            return [UnitWay({"weight": WHOLE}, (), WHOLE)]
+
+    with pytest.raises(InvalidArgument, match="names every parameter and input"):
+        proposed(nn.Sequential(Forgets()), [torch.zeros(4, 4)], "tp", 2)
