@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TextIO
 
 from tests.spmd.cases import Case, cases_of
-from tests.spmd.compare import failures, grown, spoilt
+from tests.spmd.compare import failures, grown, spoilt, why_grown
 from tests.spmd.ops import all_operations
 from tests.spmd.team import Finding, Team
 
@@ -46,10 +46,13 @@ def _conclude(found: dict[bool, list[Finding]]) -> int:
         worse, more = spoilt(alone, ours), grown(alone, ours)
         print(
             f"\nof {sum(finding.is_right for finding in alone)} cases that torch alone has right, {len(worse)} are not "
-            f"right with the rules, and {len(more)} move more bytes"
+            f"right with the rules, and {len(more)} move more bytes, "
+            f"{sum(why_grown(own) is None for _, own in more)} of them without a reason"
         )
         problems += [f"right with torch alone: {own}" for _, own in worse]
-        problems += [f"{own.bytes} bytes, {theirs.bytes} with torch alone: {own.case}" for theirs, own in more]
+        for theirs, own in more:
+            print(f"{own.bytes} bytes, {theirs.bytes} with torch alone: {own.case}: {why_grown(own) or 'no reason'}")
+        problems += [f"more bytes than with torch alone: {own}" for _, own in more if why_grown(own) is None]
     for problem in problems:
         print(f"not allowed: {problem}")
     return 1 if problems else 0

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import fnmatch
 from collections.abc import Sequence
 
 from tests.spmd.raises import reason
 from tests.spmd.team import Finding
 
+GROWS = {
+    "clip_grad_norm_inf_*": "the largest of each tensor is reduced at once: one number more",
+    "cosine_* triplet_* corrcoef linalg.matrix_norm": "a norm that is compared with is reduced at once",
+    "mm_double_backward": "an empty shard is kept empty, and its gradient gathered",
+}
+PARTIAL = "a Partial is reduced into shards, padded where they are uneven, for each use; torch alone reduces it once"
 RAISE_SHARE, TALK_SHARE = 0.02, 0.01
 
 
@@ -22,6 +29,14 @@ def grown(alone: Sequence[Finding], ours: Sequence[Finding]) -> list[tuple[Findi
         for theirs, own in _pairs(alone, ours)
         if theirs.is_right and own.is_right and own.bytes > theirs.bytes
     ]
+
+
+def why_grown(own: Finding) -> str | None:
+    """Why a case may move a little more than with torch alone."""
+    for patterns, why in GROWS.items():
+        if any(fnmatch.fnmatchcase(own.case.operation, pattern) for pattern in patterns.split()):
+            return why
+    return PARTIAL if "P" in own.case.first else None
 
 
 def _pairs(alone: Sequence[Finding], ours: Sequence[Finding]) -> list[tuple[Finding, Finding]]:

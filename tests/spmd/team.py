@@ -123,6 +123,8 @@ class Team:
             self._end()
             if dead:
                 return Finding(case, "crash", f"a rank died with exit code {dead[0]}", 0)
+            if not any(verdicts):
+                return Finding(case, "crash", "no rank answered in time", 0)
             raised = [verdict.detail for verdict in verdicts if verdict and verdict.outcome == "raise"]
             return Finding(case, "hang", raised[0] if raised else "no rank answered in time", 0)
         return conclude(case, verdicts)

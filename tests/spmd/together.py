@@ -6,7 +6,6 @@ Propagation is most of the time of a case, and the same on every rank but where 
 from __future__ import annotations
 
 import dataclasses
-import threading
 from collections.abc import Callable, Hashable
 from typing import Any
 
@@ -28,7 +27,7 @@ def decide_together() -> None:
 
 
 def _shared(alone: Callable[..., Any]) -> Callable[..., Any]:
-    lock = threading.RLock()
+    lock = ShardingPropagator._fake_mode_lock  # propagation takes it too: two locks could be taken in either order
     answers: dict[Hashable, Any] = {}
 
     def propagate(self: ShardingPropagator, schema: OpSchema) -> Any:

@@ -75,6 +75,9 @@ def _originals(call: Call, result: Any) -> Any:
         for argument, tensor in zip(call.op._schema.arguments, call.values, strict=True)
         if argument.alias_info is not None and argument.alias_info.is_write
     ]
-    if not call.op._schema.returns:
+    returns = call.op._schema.returns
+    if not returns:
         return None
-    return returned[0] if len(call.op._schema.returns) == 1 else replicated(result, call.mesh)
+    if len(returns) > 1 or returns[0].alias_info is None:  # it writes into one tensor and returns another
+        return replicated(result, call.mesh)
+    return returned[0]

@@ -35,8 +35,13 @@ except ImportError as error:
 else:
     MISSING = ""
 
-KNOWN = ("2.11", "2.13")
-AT_LEAST_2_13 = tuple(int(number) for number in torch.__version__.split(".")[:2]) >= (2, 13)
+KNOWN = ("2.11", "2.12", "2.13")
+VERSION = tuple(int(number) for number in torch.__version__.split(".")[:2])
+AT_LEAST_2_13 = VERSION >= (2, 13)
+ASKS_SUBCLASSES = VERSION >= (
+    2,
+    12,
+)  # before, the dispatcher passes over the __torch_dispatch__ of DTensor's subclasses
 SLOW_PATH = "_propagate_op_sharding_dispatch_slow_path"
 REPLICATE = Replicate()
 REPLICATE_PLAIN = "_try_replicate_spec_for_scalar_tensor"

@@ -57,6 +57,8 @@ def look_through(func: Any, args: Any, kwargs: Any) -> Any:
 
 def window(result: Any, call: Call) -> Any:
     """Results of a view call that had to gather, tied to the tensor that was viewed."""
+    if not private.ASKS_SUBCLASSES:
+        return result
     base = call.values[0]
     if isinstance(result, (tuple, list)):
         return type(result)(_window(item, base, (call, _pick(place))) for place, item in enumerate(result))

@@ -15,17 +15,16 @@ from holdfast.spmd.windows import window
 
 
 def reshape(call: Call) -> Any:
-    """Leave what torch can do; gather where a reshaped dim is sharded unevenly."""
+    """Leave what torch can do; gather where a reshaped dim is sharded unevenly, or by several axes that must part."""
     tensor = call.values[0]
-    if not isinstance(tensor, DTensor) or all(_is_even(tensor, dim) for dim in _sharded(tensor.placements)):
+    if not isinstance(tensor, DTensor):
+        return LEAVE
+    dims = [place.dim for place in tensor.placements if is_shard(place)]
+    if len(set(dims)) == len(dims) and all(_is_even(tensor, dim) for dim in dims):
         return LEAVE
     if private.decision_fits(call.info):
         return LEAVE
     return window(gather_and_run(call), call) if private.is_view(call.op) else gather_and_run(call)
-
-
-def _sharded(placements: Any) -> set[int]:
-    return {place.dim for place in placements if is_shard(place)}
 
 
 def _is_even(tensor: DTensor, dim: int) -> bool:

@@ -102,7 +102,7 @@ def pixel_shuffle(call: Call) -> Any:
 def _moves_along(tensor: DTensor, place: Any, axis: int, factor: float) -> bool:
     """Whether the shards of a dim of batch or space, one that no other axis cuts, grow or shrink each by itself."""
     if not is_shard(place):
-        return True
+        return bool(place.is_replicate())
     if place.dim == 1 or sum(is_shard(other) and other.dim == place.dim for other in tensor.placements) > 1:
         return False
     growth, size, ranks = (1 if place.dim == 0 else factor), tensor.shape[place.dim], tensor.device_mesh.size(axis)
