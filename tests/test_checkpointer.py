@@ -384,3 +384,8 @@ def test_a_run_that_restored_nothing_hears_once_of_higher_steps(tmp_path: Path) 
         for step in (1, 2):
             checkpointer.save(step, state_of(1.0)).result()
     assert [event.step for event in events if event.name == "unrestored"] == [1]
+
+
+def test_a_model_dtype_that_cannot_be_is_refused_at_once(tmp_path: Path) -> None:
+    with pytest.raises(holdfast.Unsupported, match="choose 'bfloat16' or 'float16'"):
+        holdfast.Checkpointer(tmp_path, model_dtype="int8")

@@ -104,6 +104,10 @@ def test_an_interleaved_pipeline_goes_in_equal_rounds():
     [
         (["layout.tp=2", "data.sequence=7"], 2, r"sequences of 7 tokens do not divide by tp=2.*2 ranks: dp_shard=2"),
         (["layout.tp=2"], 4, "takes 2 ranks .* but there are 4"),
+        (["data.kind=text"], 1, r"data\.kind='text' needs a data\.path"),
+        (["data.path=words.txt"], 1, r"data\.kind='synthetic' takes no data\.path"),
+        (["data.sequence=4096"], 1, r"longer than model\.max_position_embeddings=2048"),
+        (["checkpoint.model_dtype=int8"], 1, "choose bfloat16 or float16"),
         (["train.evaluate_every=5"], 1, r"data\.evaluation_samples=0"),
         (["train.global_batch=3", "layout.dp_shard=2"], 2, "global_batch=3 is not a multiple"),
     ],

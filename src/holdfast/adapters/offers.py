@@ -19,7 +19,7 @@ from holdfast.adapters.tensors import Holder, Holders, holder_of, part_view, raw
 from holdfast.adapters.tree import Tree, flatten
 from holdfast.core.errors import Unsupported
 from holdfast.format import statejson
-from holdfast.format.dtypes import DType, dtype_named
+from holdfast.format.dtypes import DType, dtype_named, model_dtype_named
 from holdfast.format.names import check_key, masters_group
 from holdfast.layout.box import Box
 from holdfast.layout.coordinates import key_at
@@ -138,7 +138,7 @@ def collect(live: LiveState, model_dtype: str | None, holders: Holders | None = 
     out = Collected(
         owners=live.own_owners(), live_optimizers=list(live.optimizers.values()), holders=holders or Holders()
     )
-    target = _model_dtype(model_dtype)
+    target = model_dtype_named(model_dtype)
     for name in live.modules:
         _collect_module(out, live, name, target)
     for name, optimizer in live.optimizers.items():
@@ -162,15 +162,6 @@ def collect_values(out: Collected, live: LiveState) -> None:
         out.trees[name], out.tree_kinds[name] = flatten(name, stateful.state_dict()), "stateful"
     for name, value in live.values.items():
         out.trees[name], out.tree_kinds[name] = Tree(statejson.encode(value, name)), "json"
-
-
-def _model_dtype(name: str | None) -> DType | None:
-    if name is None:
-        return None
-    dtype = dtype_named(str(name).removeprefix("torch."))
-    if not getattr(torch, dtype.name).is_floating_point or dtype.bits != 16:
-        raise Unsupported(f"model_dtype={name!r}: choose 'bfloat16' or 'float16', or leave it out")
-    return dtype
 
 
 def _collect_module(out: Collected, live: LiveState, name: str, target: DType | None) -> None:
@@ -204,7 +195,7 @@ def plan_of(name: str, module: Any) -> dict[str, Any]:
 
 def model_files(module: Any, model_dtype: str | None) -> dict[str, bytes]:
     """The config files of a model that is stored as `model_dtype`, or as it is."""
-    target = _model_dtype(model_dtype)
+    target = model_dtype_named(model_dtype)
     return config_files(module, target.name if target else None)
 
 

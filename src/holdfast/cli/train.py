@@ -42,7 +42,8 @@ def command(config_path: str, sets: tuple[str, ...], nproc: int | None, check: b
     \b
     [model]       family (llama, qwen2, qwen3, qwen2_moe, qwen3_moe) and sizes, by Hugging Face's names
     [layout]      dp_replicate x dp_shard x tp x pp ranks; ep within dp; zero1; schedule, stages_per_rank
-    [data]        kind (tokens, text, synthetic), path, sequence, evaluation_samples
+    [data]        kind (tokens: a flat file of ids; text: any file, byte by byte; synthetic), path, dtype
+                  (uint16, uint32), sequence, samples (of synthetic), evaluation_samples, seed
     [optimizer]   lr, beta1, beta2, eps, weight_decay, clip
     [schedule]    kind (cosine, linear, constant), warmup_steps, floor
     [train]       folder, steps, global_batch, micro_batch, accumulation, seed, dtype, evaluate_every, start_from
@@ -51,7 +52,9 @@ def command(config_path: str, sets: tuple[str, ...], nproc: int | None, check: b
 
     The layout may change between two starts: weights, optimizer, average and place in the data
     follow. The run's folder gets config.toml, metrics.jsonl, curve.png and checkpoints/, which
-    transformers opens as they are. SIGTERM saves, and ends the run.
+    transformers opens as they are. SIGTERM saves, and ends the run; Ctrl-C ends it without a save.
+    Steps, learning rates and other settings of [optimizer], [schedule] and [checkpoint] are the
+    config's at every start; another [model] or other [data] is refused.
     """
     from holdfast.train.config import check_run, read_config
 
@@ -98,6 +101,8 @@ def _train(config: RunConfig, as_json: bool) -> None:
     device = pick_device(config.train.device)
     with process_group(device):
         trainer = Trainer(config, device)
+        if trainer.is_first and not as_json:
+            click.echo(f"{config.model.family} on {config.layout}, {device.type}: {config.train.folder}")
         if not trainer.is_first:
             trainer.run()
         elif as_json:
@@ -106,7 +111,7 @@ def _train(config: RunConfig, as_json: bool) -> None:
         elif sys.stdout.isatty():
             _told(config, _with_bar(config, trainer.run))
         else:
-            _told(config, trainer.run(_print_line))
+            _told(config, trainer.run(_Lines().print))
 
 
 def _print_json(progress: Progress) -> None:
@@ -115,9 +120,19 @@ def _print_json(progress: Progress) -> None:
     click.echo(json.dumps({name: finite_or_none(value) for name, value in asdict(progress).items()}))
 
 
-def _print_line(progress: Progress) -> None:
-    every = max(1, progress.steps // _LINES)
-    if progress.step % every == 0 or progress.step in (1, progress.steps):
+class _Lines:
+    """A line for the first step of this start, for the last, and for some between."""
+
+    def __init__(self) -> None:
+        self._begun = False
+
+    def print(self, progress: Progress) -> None:
+        every = max(1, progress.steps // _LINES)
+        if self._begun and progress.step % every and progress.step != progress.steps:
+            return
+        if not self._begun and progress.step > 1:
+            click.echo(f"goes on from step {progress.step - 1}")
+        self._begun = True
         click.echo(
             f"step {progress.step:>{len(str(progress.steps))}}  loss {progress.loss:.4f}  lr {progress.lr:.2e}  "
             f"norm {progress.gradient_norm:.2f}  {progress.tokens_per_s:,.0f} tokens/s"
@@ -139,6 +154,10 @@ def _with_bar(config: RunConfig, run: Run) -> Outcome:
 
 
 def _told(config: RunConfig, outcome: Outcome) -> None:
+    steps, folder = config.train.steps, config.train.folder
+    if outcome.resumed_from >= steps:
+        click.echo(f"nothing to do: {folder} is at step {outcome.resumed_from}, and train.steps={steps}")
+        return
     resumed = f", resumed at step {outcome.resumed_from}" if outcome.resumed_from else ""
-    cut = " (a signal cut it short)" if outcome.preempted else ""
-    click.echo(f"step {outcome.step} of {config.train.steps}{resumed}{cut}: see {config.train.folder}")
+    cut = " (a signal cut it short)" if outcome.preempted and outcome.step < steps else ""
+    click.echo(f"step {outcome.step} of {steps}{resumed}{cut}: see {folder}, and `holdfast ls {folder}/checkpoints`")

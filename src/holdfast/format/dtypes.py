@@ -72,6 +72,16 @@ def dtype_named(name: str) -> DType:
         raise Unsupported(f"dtype {name!r} cannot be stored; the format has {known}") from None
 
 
+def model_dtype_named(name: str | None) -> DType | None:
+    """What a model is rounded to when it is stored; raises Unsupported for what is no 16-bit float."""
+    if name is None:
+        return None
+    dtype = dtype_named(str(name).removeprefix("torch."))
+    if dtype.name not in ("bfloat16", "float16"):
+        raise Unsupported(f"model_dtype={name!r}: choose 'bfloat16' or 'float16', or leave it out")
+    return dtype
+
+
 def is_dtype(name: str) -> bool:
     return name in _BY_NAME
 

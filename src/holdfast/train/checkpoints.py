@@ -37,6 +37,8 @@ class CheckpointConfig:
     def __post_init__(self) -> None:
         if min(self.every_steps, self.every_seconds, self.keep_last, self.keep_every) < 0:
             raise InvalidArgument("checkpoint.every_steps, every_seconds, keep_last and keep_every count from 0 on")
+        if self.model_dtype not in (None, "bfloat16", "float16"):
+            raise InvalidArgument(f"checkpoint.model_dtype={self.model_dtype!r}: choose bfloat16 or float16")
 
     def occasion(self) -> when.Occasion:
         occasion = when.preempted()

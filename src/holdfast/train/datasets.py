@@ -50,6 +50,9 @@ class DataConfig:
             raise InvalidArgument(f"data.kind={self.kind!r}: choose one of {', '.join(_KINDS)}")
         if self.dtype not in _TOKEN_DTYPES:
             raise InvalidArgument(f"data.dtype={self.dtype!r}: choose uint16 or uint32")
+        if (self.kind == "synthetic") == bool(self.path):
+            need = "takes no data.path" if self.path else "needs a data.path"
+            raise InvalidArgument(f"data.kind={self.kind!r} {need}")
         if self.sequence < 1 or self.samples < 1 or self.evaluation_samples < 0:
             raise InvalidArgument("data.sequence and data.samples must be 1 or more, data.evaluation_samples 0 or more")
         if self.seed < 0:

@@ -13,6 +13,7 @@ import torch.distributed as dist
 
 from holdfast.api import load
 from holdfast.checkpointer import Checkpointer
+from holdfast.core.errors import Mismatch
 from holdfast.core.events import Event, log_event
 from holdfast.ema import EMA
 from holdfast.train.checkpoints import open_checkpointer
@@ -112,7 +113,7 @@ class Trainer:
     def _train(self, checkpointer: Checkpointer, watch: Watcher | None) -> Outcome:
         steps, state = self.config.train.steps, self.state()
         with keep_options(self.optimizer):
-            start = checkpointer.restore(state) or 0
+            start = self._restore(checkpointer, state)
         if not start and self.config.train.start_from:
             self._take_weights(self.config.train.start_from)
         self._tell_start(start)
@@ -134,6 +135,15 @@ class Trainer:
         if handle is not None:
             handle.result()
         return Outcome(step, start, checkpointer.preempted)
+
+    def _restore(self, checkpointer: Checkpointer, state: dict[str, Any]) -> int:
+        try:
+            return checkpointer.restore(state) or 0
+        except Mismatch as error:
+            raise Mismatch(
+                f"{error}\n{self.folder} holds a run that this config does not go on with: give this one another "
+                "train.folder; train.start_from takes the weights of a checkpoint alone"
+            ) from error
 
     def _take_weights(self, path: str) -> None:
         """Begin with another model's weights, stored in whatever layout, format or dtype."""
