@@ -333,11 +333,8 @@ def forbid_empty_shards() -> None:
 
 
 def quiet_decision(info: Any) -> Any:
-    """torch's decision as it would be if empty shards did not matter; None unless it needs no communication at all.
-
-    Before 2.13 strategies are written by hand, and some count on shards that are not empty.
-    """
-    if not AT_LEAST_2_13:
+    """torch's decision as it would be if empty shards did not matter; None unless it needs no communication at all."""
+    if not AT_LEAST_2_13:  # strategies were written by hand then, and some count on shards that are not empty
         return None
     PATIENCE.asked = True
     try:
