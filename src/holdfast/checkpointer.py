@@ -31,7 +31,6 @@ from holdfast.core.errors import (
 from holdfast.core.events import Event, Listener, guarded, log_event
 from holdfast.core.notices import warn
 from holdfast.core.ranks import Ranks, together
-from holdfast.format.dtypes import model_dtype_named
 from holdfast.format.names import step_folder
 from holdfast.handle import Refusal, SaveHandle
 from holdfast.keep import Policy, check_metrics
@@ -102,7 +101,6 @@ class Checkpointer:
         on_event: Listener = log_event,
     ) -> None:
         options = SaveOptions(max_shard_size, block_bytes, model_dtype, ties or {}, replicas, mesh, mapping)
-        model_dtype_named(model_dtype)
         if mapping is not None:
             check_given(mapping, reversible=True)  # or nothing that is saved could be restored
         if keep is not None and not isinstance(keep, Policy):

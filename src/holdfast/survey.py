@@ -10,7 +10,7 @@ from holdfast.core import limits
 from holdfast.core.errors import InvalidArgument
 from holdfast.core.notices import warn
 from holdfast.core.ranks import Ranks, together
-from holdfast.format.dtypes import dtype_named
+from holdfast.format.dtypes import model_dtype_named
 from holdfast.mapping.choose import check_given
 
 if TYPE_CHECKING:
@@ -44,9 +44,8 @@ class SaveOptions:
         limits.parse_bytes(self.max_shard_size)
         if self.mapping is not None:
             check_given(self.mapping)
-        if self.model_dtype is not None:
-            name = str(self.model_dtype).removeprefix("torch.")
-            object.__setattr__(self, "model_dtype", dtype_named(name).name)
+        if (dtype := model_dtype_named(self.model_dtype)) is not None:
+            object.__setattr__(self, "model_dtype", dtype.name)
         pairs = self.ties.items() if isinstance(self.ties, Mapping) else [(self.ties,)]
         if not all(isinstance(text, str) for pair in pairs for text in pair):
             raise InvalidArgument(f"ties={self.ties!r} is not a mapping of keys to keys")
