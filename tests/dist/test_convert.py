@@ -101,6 +101,7 @@ def torchrun(*arguments):
     )  # fmt: skip
 
 
+@pytest.mark.full
 def test_torchrun_tells_errors_and_dry_runs_once(source, tmp_path):
     done = torchrun(source, tmp_path / "b", "--dry-run")
     assert done.returncode == 0 and done.stdout.count("would write") == 1

@@ -244,6 +244,7 @@ def test_the_memory_of_several_hosts_is_written_by_the_next_start(tmp_path: Path
     wait_until(lambda: not leftovers(tmp_path))
 
 
+@pytest.mark.full
 def test_memory_waits_for_storage_that_works_again(tmp_path: Path) -> None:
     victims = Victims(4, fail_on_two_hosts, str(tmp_path), hosts=HOSTS)
     victims.hear()
@@ -273,6 +274,7 @@ def test_a_host_that_lost_its_memory_means_the_older_checkpoint(tmp_path: Path, 
     wait_until(lambda: not leftovers(tmp_path))
 
 
+@pytest.mark.full
 def test_spoiled_memory_of_several_hosts_is_not_written(tmp_path: Path) -> None:
     victims = Victims(4, fail_on_two_hosts, str(tmp_path), hosts=HOSTS)
     victims.hear()
@@ -358,6 +360,7 @@ def test_trainers_that_die_before_their_first_save_leave_no_memory(tmp_path: Pat
     wait_until(lambda: not leftovers(tmp_path))
 
 
+@pytest.mark.full
 def test_a_start_on_fewer_hosts_says_what_is_missing_and_keeps_its_part(tmp_path: Path) -> None:
     victims = Victims(4, fail_on_two_hosts, str(tmp_path), hosts=HOSTS)
     victims.hear()
@@ -376,6 +379,7 @@ def restore_an_older_step(root: str) -> Any:
         return checkpointer.restore(state(0), step=1)
 
 
+@pytest.mark.full
 def test_who_asks_for_an_older_step_leaves_memory_alone(tmp_path: Path) -> None:
     victims = Victims(2, fail_to_write, str(tmp_path))
     victims.hear()
@@ -394,6 +398,7 @@ def spoil_and_die(root: str) -> None:
     holdfast.Checkpointer(root, deadline_s=60).restore(row_state(0))
 
 
+@pytest.mark.full
 def test_spoiled_memory_gets_no_new_card(tmp_path: Path) -> None:
     victims = Victims(4, fail_on_two_hosts, str(tmp_path), hosts=HOSTS)
     victims.hear()
@@ -511,6 +516,7 @@ def restore_model_only(root: str) -> int | None:
         return checkpointer.restore({"step": 0})
 
 
+@pytest.mark.full
 def test_a_partial_restore_leaves_what_memory_holds(tmp_path: Path) -> None:
     victims = Victims(2, fail_to_write, str(tmp_path))
     victims.hear()

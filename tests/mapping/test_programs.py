@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import sys
 from collections import Counter
 
 import numpy as np
@@ -15,7 +16,7 @@ from holdfast.layout.box import Box
 from holdfast.mapping import Compiled, Mapping
 from holdfast.plan.recipe import is_filled
 
-PROGRAMS = 5_000
+PROGRAMS = 5_000 if "--full" in sys.argv else 1_000
 FORM_NAMES = {
     "identity", "rename", "tied", "transpose", "permute", "cast", "concat", "split", "star", "array", "ids", "offset",
     "fused_ffn", "fused_qkv", "fused_qkv_old", "stack", "unstack", "remove", "add",

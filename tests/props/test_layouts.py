@@ -25,7 +25,7 @@ def numbered(shape: tuple[int, ...]) -> np.ndarray:
     return np.arange(int(np.prod(shape)), dtype=np.uint32).reshape(shape)
 
 
-@settings(max_examples=10_000 if "--full" in sys.argv else 3_000)
+@settings(max_examples=10_000 if "--full" in sys.argv else 1_000)
 @given(st.data())
 def test_parts_are_what_numpy_slices(data: st.DataObject) -> None:
     shape = data.draw(shapes())
@@ -74,7 +74,7 @@ def check_partial_plan(
     )
 
 
-@settings(max_examples=1500)
+@settings(max_examples=1500 if "--full" in sys.argv else 500)
 @given(st.data())
 def test_a_save_plan_writes_every_byte_once_from_who_holds_it(data: st.DataObject) -> None:
     tensors = [data.draw(shapes(data.draw(st.sampled_from([9, 40])) if i == 0 else 6)) for i in range(3)]
@@ -116,7 +116,7 @@ def test_a_save_plan_writes_every_byte_once_from_who_holds_it(data: st.DataObjec
         assert written[file.name].tobytes() == expected
 
 
-@settings(max_examples=1500)
+@settings(max_examples=1500 if "--full" in sys.argv else 500)
 @given(st.data())
 def test_a_load_plan_brings_each_rank_its_boxes_and_reads_no_more(data: st.DataObject) -> None:
     shape = data.draw(shapes(12))

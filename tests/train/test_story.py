@@ -84,7 +84,7 @@ def test_the_picture_shows_both_curves(tmp_path: Path):
 
 @pytest.mark.parametrize("layout", [{}, story.FIRST, story.SECOND])
 def test_its_layouts_can_be(layout: dict[str, int]):
-    sets = [f"layout.{axis}={size}" for axis, size in layout.items()]
+    sets = ["data.path=text.txt", *(f"layout.{axis}={size}" for axis, size in layout.items())]
     config = parse_config(story._CONFIG, sets)
     config.layout.check(Layout(**layout).world, config.model)
     assert plan_batches(config).global_batch == 8
