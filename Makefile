@@ -38,7 +38,7 @@ check: $(READY)
 	$(BIN)/lint-imports --no-logo
 
 test: check
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 full: check
 	$(BIN)/python -m pytest --full

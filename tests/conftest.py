@@ -31,12 +31,12 @@ SLICED = {
     "dist/test_mapping.py": 3,
     "dist/test_reading.py": 3,
     "dist/test_resume_elsewhere.py": 0,  # five layouts in a chain
-    "dist/test_resume_exactly.py": 4,
+    "dist/test_resume_exactly.py": 9,
     "dist/test_stacked.py": 2,
-    "dist/test_train_checkpoints.py": 8,
+    "dist/test_train_checkpoints.py": 12,
     "dist/test_train_dropout.py": 20,
     "dist/test_train_evaluation.py": 0,
-    "dist/test_train_gradients.py": 7,
+    "dist/test_train_gradients.py": 12,
     "dist/test_train_options.py": 4,
     "dist/test_train_sizes.py": 9,
     "dist/test_train_start.py": 0,  # transformers' folders of five families

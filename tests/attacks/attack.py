@@ -21,7 +21,7 @@ import holdfast
 from .forge import OUTSIDE, examine, tensor, tensor_file
 
 DEADLINE_S = 10.0
-PROCESSOR_S = 1.0
+PROCESSOR_S = 3.0
 MESSAGE_CHARS = 4000
 
 

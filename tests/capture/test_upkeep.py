@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 PROGRAM = """
 import gc, json, os, sys, torch, holdfast
 from torch import nn
@@ -46,6 +48,7 @@ def run(root: Path) -> dict[str, object]:
     return dict(json.loads(done.stdout))
 
 
+@pytest.mark.full
 def test_ten_saves_keep_nothing_and_the_next_run_starts_clean(tmp_path: Path) -> None:
     for expected in (None, 15):
         result = run(tmp_path)

@@ -87,6 +87,7 @@ def test_a_killed_trainer_leaves_its_step_to_the_writer(root: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::holdfast.HoldfastWarning")
+@pytest.mark.full
 def test_a_server_that_is_killed_while_a_step_is_saved_keeps_the_others(root: str, server: Server) -> None:
     root = f"{root.split('?', maxsplit=1)[0]}?deadline_s=1&timeout_s=1"
     elements = 3_000_000
