@@ -2,7 +2,7 @@
 
 No generator is drawn from. Every number is a hash of its own coordinates, computed by tensor
 operations, so that a rank finds its part of a mask without the rest of it: the mask is the same
-on every layout, on every device, after every resume, and when a block is computed again.
+on every layout, after every resume, and when a block is computed again.
 """
 
 from __future__ import annotations
