@@ -14,6 +14,7 @@ from holdfast.spmd import torch_private as private
 from holdfast.spmd.call import LEAVE, Call, bind
 from holdfast.spmd.empties import carry_out, has_empty, run_decision, will_have_empty
 from holdfast.spmd.fallback import gather_and_run
+from holdfast.spmd.refused import cannot_be_done
 from holdfast.spmd.registry import Rule
 from holdfast.spmd.windows import is_window, look_through, window
 
@@ -91,7 +92,7 @@ def _answer(switch: Switch, torch_way: Callable[..., Any], call: Call, given: tu
     if not switch.fallback:
         return torch_way(*given)
     sharding = _decision(torch_way, call, given)
-    if sharding is None:
+    if sharding is None or cannot_be_done(sharding, call.op, info):
         switch.gathered[str(op)] += 1
         return window(gather_and_run(call), call) if private.is_view(op) else gather_and_run(call)
     if not private.is_decision(sharding):

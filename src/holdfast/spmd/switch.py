@@ -18,10 +18,6 @@ from holdfast.spmd.registry import Rule, all_rules
 from holdfast.spmd.route import Switch, make_route
 
 SWITCH = Switch()
-NO_WINDOWS = (
-    f"torch {torch.__version__} passes over subclasses of DTensor: what is written in place into a view of a sharded "
-    "dim, like y[1].mul_(2), is lost as without the rules; y[1] = v is not"
-)
 
 
 def enable(only: Sequence[str] = ("*",), exclude: Sequence[str] = ()) -> list[str]:
@@ -53,8 +49,6 @@ def enable(only: Sequence[str] = ("*",), exclude: Sequence[str] = ()) -> list[st
         install_functions()
     if SWITCH.fallback:
         private.allow_empty_shards()
-    if not private.ASKS_SUBCLASSES:
-        SWITCH.left_out.append(("windows", NO_WINDOWS))
     private.forget_decisions()
     SWITCH.is_on = True
     return [f"{name}: {why}" for name, why in SWITCH.left_out]

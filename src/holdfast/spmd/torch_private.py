@@ -6,9 +6,6 @@ nothing rather than guess. Within a known version a missing name of one operator
 
 from __future__ import annotations
 
-import copy
-import itertools
-import math
 import sys
 import threading
 from collections.abc import Callable, Sequence
@@ -16,7 +13,7 @@ from typing import Any
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
+from torch.distributed.tensor import DTensor, Placement, Replicate
 
 try:
     from torch.distributed._functional_collectives import _are_we_tracing
@@ -35,13 +32,19 @@ except ImportError as error:
 else:
     MISSING = ""
 
+    class _SpecApart(DTensorSpec):
+        """A spec that equals itself only: no cached decision fits it, so that the slow path is asked."""
+
+        def __eq__(self, other: object, /) -> bool:
+            return self is other
+
+        def __hash__(self) -> int:
+            return id(self)
+
+
 KNOWN = ("2.11", "2.12", "2.13")
 VERSION = tuple(int(number) for number in torch.__version__.split(".")[:2])
 AT_LEAST_2_13 = VERSION >= (2, 13)
-ASKS_SUBCLASSES = VERSION >= (
-    2,
-    12,
-)  # before, the dispatcher passes over the __torch_dispatch__ of DTensor's subclasses
 SLOW_PATH = "_propagate_op_sharding_dispatch_slow_path"
 REPLICATE = Replicate()
 REPLICATE_PLAIN = "_try_replicate_spec_for_scalar_tensor"
@@ -166,8 +169,9 @@ def local_of(tensor: DTensor) -> torch.Tensor:
 
 def replace_contents(tensor: DTensor, local: torch.Tensor, placements: Sequence[Placement]) -> None:
     """Make `tensor` hold other contents under other placements: what an in-place call on a Partial has to do."""
+    spec = make_spec(tensor.device_mesh, placements, tensor.shape, tensor.stride(), local.dtype)
     tensor._local_tensor = local
-    tensor._spec = make_spec(tensor.device_mesh, placements, tensor.shape, tensor.stride(), local.dtype)
+    tensor._spec = apart(spec) if isinstance(tensor._spec, _SpecApart) else spec
 
 
 def make_spec(
@@ -273,16 +277,13 @@ def is_oldest() -> bool:
 
 
 def apart(spec: Any) -> Any:
-    """The same spec on a mesh of another name, so that no cached decision fits and the slow path is asked."""
-    mesh = copy.copy(spec.mesh)
-    mesh._mesh_dim_names = tuple(f"window {axis}" for axis in range(mesh.ndim))
-    mesh._hash = None
-    return moved_to(spec, mesh)
+    """The same spec, but on torch 2.11 one that the dispatcher's cache never knows: see `is_oldest`."""
+    return _SpecApart(spec.mesh, spec.placements, tensor_meta=spec.tensor_meta) if is_oldest() else spec
 
 
-def moved_to(spec: Any, mesh: DeviceMesh) -> Any:
-    """The same placements on another mesh."""
-    return spec if spec.mesh is mesh else DTensorSpec(mesh, spec.placements, tensor_meta=spec.tensor_meta)
+def common(spec: Any) -> Any:
+    """The spec that `apart` was given."""
+    return DTensorSpec(spec.mesh, spec.placements, tensor_meta=spec.tensor_meta) if is_oldest() else spec
 
 
 def turn(
@@ -299,7 +300,7 @@ def decided_specs(sharding: Any) -> list[Any]:
     """The specs of the inputs as a decision will have moved them; none where nothing moves."""
     if not sharding.needs_redistribute or sharding.redistribute_schema is None:
         return []
-    return _specs(sharding.redistribute_schema.args_schema)
+    return specs_in(sharding.redistribute_schema.args_schema)
 
 
 class _Patience(threading.local):
@@ -343,7 +344,7 @@ def quiet_decision(info: Any) -> Any:
         return None
     finally:
         PATIENCE.asked = False
-    outputs = _specs(sharding.output_spec)
+    outputs = specs_in(sharding.output_spec)
     if not outputs or needs_talk(sharding, info):
         return None
     sums = info.schema.op in SUMS
@@ -356,7 +357,7 @@ def needs_talk(sharding: Any, info: Any) -> bool:
     wanted = sharding.redistribute_schema
     if not sharding.needs_redistribute or wanted is None:
         return False
-    before, after = _specs(info.schema.args_schema), _specs(wanted.args_schema)
+    before, after = specs_in(info.schema.args_schema), specs_in(wanted.args_schema)
     return any(
         present != then and not present.is_replicate()
         for here, there in zip(before, after, strict=True)
@@ -364,9 +365,15 @@ def needs_talk(sharding: Any, info: Any) -> bool:
     )
 
 
-def _specs(values: Any) -> list[Any]:
+def specs_in(values: Any) -> list[Any]:
+    """Every spec in nested arguments or results."""
     leaves = tree_leaves(values, is_leaf=lambda item: isinstance(item, DTensorSpec))
     return [leaf for leaf in leaves if isinstance(leaf, DTensorSpec)]
+
+
+def insist(conditions: torch.Tensor, message: str) -> None:
+    """Raise unless all hold; on a GPU as its kernels do, later and without waiting."""
+    torch._assert_async(conditions.all(), message)
 
 
 def is_tracing() -> bool:
@@ -374,25 +381,11 @@ def is_tracing() -> bool:
     return bool(_are_we_tracing())
 
 
-def decision_fits(info: Any) -> bool:
-    """Whether, as torch decides a reshape, every rank's part has as many elements after as before."""
+def decided_reshape(info: Any) -> tuple[Any, Any] | None:
+    """The specs before and after a reshape as torch decides it; None where it does not."""
     try:
         sharding = dispatcher().sharding_propagator.propagate_op_sharding_non_cached(info.schema)
     except RuntimeError:
-        return False
+        return None
     moved = decided_specs(sharding)
-    before, after = (moved[0] if moved else info.schema.args_schema[0]), sharding.output_spec
-    if not all(type(place) in (Shard, Replicate, Partial) for spec in (before, after) for place in spec.placements):
-        return True  # strided shards are torch's own affair
-    coordinates = itertools.product(*(range(size) for size in before.mesh.shape))
-    return all(_elements(before, at) == _elements(after, at) for at in coordinates)
-
-
-def _elements(spec: Any, coordinate: Sequence[int]) -> int:
-    """How many elements the rank at a coordinate has of a tensor."""
-    sizes = list(spec.shape)
-    for axis, place in enumerate(spec.placements):
-        if type(place) is Shard:
-            step = -(-sizes[place.dim] // spec.mesh.size(axis))
-            sizes[place.dim] = max(0, min(step, sizes[place.dim] - step * coordinate[axis]))
-    return math.prod(sizes)
+    return (moved[0] if moved else info.schema.args_schema[0]), sharding.output_spec

@@ -10,7 +10,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_map
 
@@ -22,16 +21,25 @@ from holdfast.spmd.fallback import put_back
 class Window(DTensor):
     """A DTensor that is a view by promise, not by memory."""
 
-    __slots__ = ("_base_tensor", "_real_mesh", "_seen", "_views")
+    __slots__ = ("_base_tensor", "_seen", "_views")
 
     _base_tensor: DTensor
-    _real_mesh: DeviceMesh  # its spec may name another, by which the dispatcher's cache does not know it
-    _views: tuple[Call, ...]
-    _seen: int
+    _views: tuple[Call | int, ...]  # calls, and which of the results of a call that has several
+    _seen: int | None  # the base's version that it shows
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
         return look_through(func, args, kwargs or {})
+
+    def redistribute(self, *args: Any, **kwargs: Any) -> DTensor:
+        """As DTensor's, which reads the copy without asking the dispatcher; full_tensor() comes here too."""
+        _refresh(self)
+        return super().redistribute(*args, **kwargs)
+
+    def to_local(self, **kwargs: Any) -> torch.Tensor:
+        """As DTensor's, which reads the copy without asking the dispatcher."""
+        _refresh(self)
+        return super().to_local(**kwargs)
 
 
 def is_window(value: Any) -> bool:
@@ -46,47 +54,71 @@ def look_through(func: Any, args: Any, kwargs: Any) -> Any:
     call = bind(func, args, kwargs)
     plain = Call(func, tuple(tree_map(_plain, list(call.values))), call.mesh)
     result = apply(func, plain.values)
-    written = call.values[0] if call.values else None
-    if call.is_inplace and isinstance(written, Window):
-        _put_through(written, plain.values[0])
-        return written
-    if isinstance(written, Window) and private.is_view(func):
-        return tree_map(lambda item: _window(item, written._base_tensor, (*written._views, call)), result)
-    return result
+    first = call.values[0] if call.values else None
+    if isinstance(first, Window) and private.is_view(func):
+        return _windows(result, first._base_tensor, (*first._views, call))
+    written = _written(call, plain)
+    for target, shown in written:
+        if isinstance(target, Window):
+            _put_through(target, shown)
+    returns = func._schema.returns
+    if not written or not returns or returns[0].alias_info is None:
+        return result
+    return written[0][0] if len(returns) == 1 else tuple(target for target, _ in written)
+
+
+def _written(call: Call, plain: Call) -> list[tuple[Any, Any]]:
+    """The tensors that a call writes into, each with what stood for it."""
+    writes = [bool(argument.alias_info and argument.alias_info.is_write) for argument in call.op._schema.arguments]
+    pairs: list[tuple[Any, Any]] = []
+    for target, shown, is_written in zip(call.values, plain.values, writes, strict=True):
+        if is_written and isinstance(target, (list, tuple)):
+            pairs += zip(target, shown, strict=True)
+        elif is_written:
+            pairs.append((target, shown))
+    return pairs
 
 
 def window(result: Any, call: Call) -> Any:
     """Results of a view call that had to gather, tied to the tensor that was viewed."""
-    if not private.ASKS_SUBCLASSES:
-        return result
-    base = call.values[0]
+    return _windows(result, call.values[0], (call,))
+
+
+def _windows(result: Any, base: DTensor, views: tuple[Any, ...]) -> Any:
     if isinstance(result, (tuple, list)):
-        return type(result)(_window(item, base, (call, _pick(place))) for place, item in enumerate(result))
-    return _window(result, base, (call,))
-
-
-def _pick(place: int) -> Any:
-    return place
+        return type(result)(_window(item, base, (*views, place)) for place, item in enumerate(result))
+    return _window(result, base, views)
 
 
 def _window(item: Any, base: DTensor, views: tuple[Any, ...]) -> Any:
     if not isinstance(item, DTensor):
         return item
-    spec = private.spec_of(item)
-    made = private.wrap_as(Window, private.local_of(item), private.apart(spec) if private.is_oldest() else spec)
-    made._base_tensor, made._views, made._seen, made._real_mesh = base, views, base._version, item.device_mesh
+    made = private.wrap_as(Window, private.local_of(item), private.apart(private.spec_of(item)))
+    made._base_tensor, made._views, made._seen = base, views, _version(base)
     return made
 
 
+def _version(base: DTensor) -> int | None:
+    """How often a tensor was written; None where torch does not count."""
+    return None if base.is_inference() else base._version
+
+
+def _refresh(value: Window) -> None:
+    """Gather a window again if its base has changed, or may have."""
+    base = value._base_tensor
+    version = _version(base)
+    if version is None or version != value._seen:
+        fresh = replicated(_look(whole(base), value._views), value.device_mesh)
+        private.replace_contents(value, private.local_of(fresh).clone(), fresh.placements)
+        value._seen = version
+
+
 def _plain(value: Any) -> Any:
-    """The DTensor that a Window stands for, gathered again if its base has changed."""
+    """The DTensor that a Window stands for."""
     if not isinstance(value, Window):
         return value
-    if value._base_tensor._version != value._seen:
-        fresh = replicated(_look(whole(value._base_tensor), value._views), value._real_mesh)
-        private.replace_contents(value, private.local_of(fresh).clone(), fresh.placements)
-        value._seen = value._base_tensor._version
-    return private.wrap(private.local_of(value), private.moved_to(private.spec_of(value), value._real_mesh))
+    _refresh(value)
+    return private.wrap(private.local_of(value), private.common(private.spec_of(value)))
 
 
 def _look(everything: torch.Tensor, views: tuple[Any, ...]) -> Any:
@@ -103,8 +135,8 @@ def _put_through(written: Window, contents: DTensor) -> None:
     everything = whole(base).clone()
     _look(everything, written._views).copy_(value)
     if isinstance(base, Window):
-        _put_through(base, replicated(everything, base._real_mesh))
+        _put_through(base, replicated(everything, base.device_mesh))
     else:
         put_back(base, everything)
     private.replace_contents(written, private.local_of(contents), contents.placements)
-    written._seen = base._version
+    written._seen = _version(base)

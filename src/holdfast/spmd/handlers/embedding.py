@@ -28,6 +28,8 @@ def lookup(call: Call) -> Any:
     own, local = moved(indices, places, call.mesh), private.local_of(table)
     if own.device.type == "cpu" and (wrong := own[(own < 0) | (own >= table.shape[0])]).numel():
         raise IndexError(f"index {int(wrong[0])} is out of range for a table of {table.shape[0]} rows")
+    if own.device.type != "cpu":
+        private.insist((own >= 0) & (own < table.shape[0]), "an index is out of range for the table")
     out = local.new_zeros(*own.shape, sizes[1])
     if sizes[0]:
         place = own - offsets[0]

@@ -21,7 +21,8 @@ def index_put(call: Call) -> Any:
     if not isinstance(target, DTensor) or not all(
         is_shard(place) or isinstance(place, Replicate) for place in target.placements
     ):
-        return LEAVE if call["accumulate"] else gather_and_run(call)  # what is added may be added to a Partial
+        added = call["accumulate"] and not (private.is_oldest() and _has_shards(call))
+        return LEAVE if added else gather_and_run(call)  # what is added may be added to a Partial
     if (signature := _beside(call, target)) is not None:
         return run_sharded(call, signature)
     if not any(is_shard(place) for place in target.placements):
@@ -74,6 +75,11 @@ def _is_sharded(tensor: Any) -> bool:
     return isinstance(tensor, DTensor) and not all(place.is_replicate() for place in tensor.placements)
 
 
+def _has_shards(call: Call) -> bool:
+    """Whether anything is sharded: beside a Partial torch 2.11 counts rows against the shard."""
+    return any(is_shard(place) for _, t in call.spots() if isinstance(t, DTensor) for place in t.placements)
+
+
 def _written(call: Call, target: DTensor) -> tuple[torch.Tensor, DTensor]:
     """The local tensor to write into, and the tensor to return."""
     if call.is_inplace:
@@ -114,7 +120,7 @@ def _values_beside(call: Call, target: DTensor, shape: tuple[int, ...]) -> torch
     ahead = len(shape) - target.ndim
     places = [Shard(p.dim + ahead) if is_shard(p) and p.dim else Replicate() for p in target.placements]
     if not isinstance(values, DTensor) or tuple(values.shape) != shape:
-        values = whole(values).expand(shape)
+        values = whole(values).to(private.local_of(target).device).expand(shape)  # a number may lie on the CPU
     return moved(values, places, call.mesh)
 
 

@@ -60,7 +60,8 @@ def forward(call: Call) -> Any:
 def backward(call: Call) -> Any:
     """Each shard's own targets are all that it needs."""
     if call["reduction"] != MEAN:
-        call = replace(call, values=(*call.values[:6], torch.ones((), dtype=call["self"].dtype)))
+        one = torch.ones((), dtype=call["self"].dtype, device=call["self"].device)
+        call = replace(call, values=(*call.values[:6], one))
     call = _with_weight_beside(call)
     scores, target, free = _letters(call)
     none = call["reduction"] == NONE
@@ -104,6 +105,8 @@ def _own_targets(chosen: Chosen, tensors: dict[Spot, torch.Tensor], ignore: int,
         return torch.where(valid, target, IGNORED)
     shape = [chosen.size(letter) for letter in letters]
     sizes, offsets = private.local_box(shape, chosen.call.mesh, scores)
+    if target.device.type != "cpu":  # no shard has such a class, so that no kernel would notice
+        private.insist(~valid | ((target >= 0) & (target < classes)), "a target is out of bounds")
     inside = valid & (target >= offsets[dim]) & (target < offsets[dim] + sizes[dim])
     return torch.where(inside, target - offsets[dim], IGNORED)
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch.distributed.tensor import DTensor
 
 from holdfast.spmd import torch_private as private
 from holdfast.spmd.call import LEAVE, Call, is_shard
 from holdfast.spmd.fallback import gather_and_run
 from holdfast.spmd.handlers import bounds
+from holdfast.spmd.handlers.views import is_even
 from holdfast.spmd.registry import Rule
 
 
@@ -41,8 +43,49 @@ def select(call: Call) -> Any:
     return gather_and_run(call) if shards else LEAVE
 
 
+def extreme_along(call: Call) -> Any:
+    """min and max with their positions: torch 2.11 joins each rank's best, if all have one, and of one shape."""
+    tensor = call.values[0]
+    dim = call["dim"] % max(tensor.ndim, 1)
+    if not any(is_shard(place) and place.dim == dim for place in tensor.placements):
+        return LEAVE
+    return LEAVE if all(is_even(tensor, dim) for dim in range(tensor.ndim)) else gather_and_run(call)
+
+
+def squeeze(call: Call) -> Any:
+    """Dims that are 1 long on one device, by name: torch 2.11 also drops those of which a rank has one row."""
+    tensor = call.values[0]
+    dims = [dim for dim, size in enumerate(tensor.shape) if size == 1]
+    if not dims:
+        return torch.ops.aten.alias.default(tensor)
+    for dim in reversed(dims):
+        tensor = torch.ops.aten.squeeze.dim(tensor, dim)
+    return tensor
+
+
 RULES = (
     [
+        Rule(
+            "reduction",
+            ("min.dim", "max.dim"),
+            "every dim that is cut evenly; whole where `dim` is not",
+            "torch 2.11 raises on the ranks whose shard is empty, or shorter than others",
+            extreme_along,
+        ),
+        Rule(
+            "view",
+            ("squeeze.default",),
+            "every dim",
+            "torch 2.11 squeezes each rank's part: a rank with one row loses a dim",
+            squeeze,
+        ),
+        Rule(
+            "indexing",
+            ("take.default",),
+            "none: gathered on torch 2.11",
+            "torch 2.11 adds up what a shard has not, once for each rank of a Partial",
+            whole_if_placed,
+        ),
         Rule(
             "indexing",
             ("index_add.default", "index_copy.default"),

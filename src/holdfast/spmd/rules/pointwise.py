@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch.distributed.tensor import DTensor
 
 from holdfast.spmd import torch_private as private
-from holdfast.spmd.call import LEAVE, Call, wrap
+from holdfast.spmd.call import LEAVE, Call, Spot, wrap
 from holdfast.spmd.registry import Rule
-from holdfast.spmd.ways import FIXED, Signature, run_sharded
+from holdfast.spmd.ways import FIXED, Chosen, Signature, run_sharded
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
@@ -52,13 +53,23 @@ def _alike(call: Call) -> Any:
     return wrap(local, call.mesh, first.placements, first.shape)
 
 
+def log_sigmoid_backward(call: Call) -> Any:
+    """What the forward call kept is made again: on GPUs it is an empty tensor, whatever its DTensor says."""
+    bare = replace(call, values=(*call.values[:2], None))
+
+    def local(chosen: Chosen, tensors: dict[Spot, torch.Tensor]) -> Any:
+        _, kept = torch.ops.aten.log_sigmoid_forward.default(tensors[1,])
+        return bare.run({**tensors, (2,): kept})
+
+    return run_sharded(bare, aligned(bare, 1), local)
+
+
 ACTIVATIONS = (
     "hardtanh_backward.default",
     "hardswish_backward.default",
     "hardsigmoid_backward.default",
     "hardshrink_backward.default",
     "softshrink_backward.default",
-    "log_sigmoid_backward.default",
     "_prelu_kernel_backward.default",
     "__lshift__.Scalar",
     "__lshift__.Tensor",
@@ -85,5 +96,12 @@ RULES = [
         "every dim of every argument",
         "torch has no strategy for these operators, so calls on DTensors raise",
         pointwise,
+    ),
+    Rule(
+        "pointwise",
+        ("log_sigmoid_backward.default",),
+        "every dim of every argument",
+        "torch has no strategy, and takes what the forward call kept for a shard of its shape",
+        log_sigmoid_backward,
     ),
 ]
