@@ -183,6 +183,11 @@ def make_spec(
 def redistribute_local(tensor: DTensor, placements: Sequence[Placement]) -> torch.Tensor:
     """What this rank holds of `tensor` under other placements; collective."""
     spec = spec_of(tensor)
+    pairs = zip(spec.placements, placements, strict=True)
+    way = tuple(REPLICATE if then.is_partial() and now.is_shard() else then for now, then in pairs)
+    if not AT_LEAST_2_13 and way != tuple(placements):  # which makes no shards into parts at once
+        spec = DTensorSpec(spec.mesh, way, tensor_meta=spec.tensor_meta)
+        tensor = wrap(redistribute_local(tensor, way), spec)
     target = DTensorSpec(spec.mesh, tuple(placements), tensor_meta=spec.tensor_meta)
     moved: torch.Tensor = redistribute_local_tensor(local_of(tensor), spec, target)
     wait = getattr(moved, "wait", None)

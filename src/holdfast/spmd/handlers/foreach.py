@@ -39,5 +39,4 @@ def _settle(tensor: Any, written: bool) -> Any:
 
 PLACES = "every dim; a Partial is reduced first"
 WHY = "torch computes each rank's part of a Partial by itself"
-NAMES = (*private.operators("_foreach_"), *private.operators("_fused_adam"))
-RULES = [] if private.AT_LEAST_2_13 else [Rule("optimizer", NAMES, PLACES, WHY, settled_lists)]
+RULES = [] if private.AT_LEAST_2_13 else [Rule("optimizer", private.operators("_foreach_"), PLACES, WHY, settled_lists)]

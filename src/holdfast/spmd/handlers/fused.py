@@ -9,6 +9,7 @@ from torch.distributed.tensor import DTensor, Partial
 
 from holdfast.spmd import torch_private as private
 from holdfast.spmd.call import LEAVE, Call, Spot, moved, whole
+from holdfast.spmd.handlers.foreach import settled_lists
 from holdfast.spmd.registry import Rule
 
 
@@ -37,6 +38,12 @@ def fused(call: Call) -> Any:
     return None
 
 
+def settled_fused(call: Call) -> Any:
+    """The same where parameters may be Partial: they are reduced in place first."""
+    answer = settled_lists(call)
+    return fused(call) if answer is LEAVE else answer
+
+
 def _is_partial(tensor: DTensor) -> bool:
     return any(isinstance(place, Partial) for place in tensor.placements)
 
@@ -50,3 +57,9 @@ RULES = [
         fused,
     ),
 ]
+if not private.AT_LEAST_2_13:
+    names = tuple(
+        name for name in private.operators("_fused_adam") if name.startswith(("_fused_adam_.", "_fused_adamw_."))
+    )
+    why = "torch computes each rank's part of a Partial by itself, or a copy of the parameter"
+    RULES.append(Rule("optimizer", names, "every dim; a Partial is reduced first", why, settled_fused))
