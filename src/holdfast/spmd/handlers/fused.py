@@ -58,8 +58,6 @@ RULES = [
     ),
 ]
 if not private.AT_LEAST_2_13:
-    names = tuple(
-        name for name in private.operators("_fused_adam") if name.startswith(("_fused_adam_.", "_fused_adamw_."))
-    )
+    names = ("_fused_adam_.default", "_fused_adam_.tensor_lr", "_fused_adamw_.default", "_fused_adamw_.tensor_lr")
     why = "torch computes each rank's part of a Partial by itself, or a copy of the parameter"
     RULES.append(Rule("optimizer", names, "every dim; a Partial is reduced first", why, settled_fused))
