@@ -62,9 +62,40 @@ def _assigned_and_read_back(y):
     return y[3:] + 0
 
 
+def _gathered_after_a_write(y):
+    rows = y[1:4]
+    y.mul_(2.0)
+    return rows.full_tensor() if isinstance(rows, DTensor) else rows.clone()
+
+
+def _written_in_a_list(y):
+    torch._foreach_mul_([y[1:4], y[5:6]], 2.0)
+    return y[1:4] + 0
+
+
+def _written_as_a_result(y):
+    torch.add(y[0:2], 1.0, out=y[2:4])
+    return y[3] + 0
+
+
+def _unbound_rows_of_a_slice(y):
+    y[1:5].unbind(0)[2].mul_(3.0)
+    return y[3] + 0
+
+
+def _where_torch_counts_no_writes(y):
+    with torch.inference_mode():
+        z = y * 1
+        rows = z[1:4]
+        z.mul_(2.0)
+        rows.add_(1.0)
+        return (z + rows.sum()).clone()
+
+
 ACTS = (
     *(_sees_later_writes, _writes_through_two_views, _two_windows_of_one_tensor),
-    *(_unbound_rows, _turned_then_sliced, _assigned_and_read_back),
+    *(_unbound_rows, _turned_then_sliced, _assigned_and_read_back, _gathered_after_a_write),
+    *(_written_in_a_list, _written_as_a_result, _unbound_rows_of_a_slice, _where_torch_counts_no_writes),
 )
 
 

@@ -26,7 +26,8 @@ def layer_norm(call: Call) -> Any:
     source = call["input"]
     first = source.ndim - len(call["normalized_shape"])
     places = [place for _, item in call.spots() if isinstance(item, DTensor) for place in item.placements]
-    weights = [call[name].placements for name in ("weight", "bias") if isinstance(call[name], DTensor)]
+    given = [call[name] for name in ("weight", "bias") if name in call.names]
+    weights = [weight.placements for weight in given if isinstance(weight, DTensor)]
     cut = any(is_shard(place) and place.dim >= first for place in source.placements)
     cut = cut or any(is_shard(place) for placements in weights for place in placements)
     return gather_and_run(call) if cut or any(place.is_partial() for place in places) else LEAVE
@@ -102,7 +103,10 @@ RULES = (
         ),
         Rule(
             "norm",
-            ("native_layer_norm.default", "native_layer_norm_backward.default"),
+            (
+                *("native_layer_norm.default", "native_layer_norm_backward.default"),
+                *("_fused_rms_norm.default", "_fused_rms_norm_backward.default"),  # rms_norm on GPUs
+            ),
             "all but the normalised dims on torch 2.11; a Partial is gathered",
             "torch 2.11 normalises each shard of a row, or each part of a Partial, in some of these",
             layer_norm,
