@@ -22,12 +22,14 @@ class Signature:
 
     A `free` letter may be sharded: a result that has it is sharded too, and one that lacks it is a sum over the
     shards. `same` names results, by place and letter, that every shard of a letter that they lack has whole.
+    `sums` names inputs that may be Partial all together, the others being whole, and the results that then are.
     """
 
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     free: str
     same: tuple[tuple[int, str], ...] = ()
+    sums: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,14 +71,25 @@ def parse(
     text: str,
     call: Call,
 ) -> Signature:
-    """The signature that a text like "nc*, c -> nc*, c" says; `*` stands for any number of dims that stay whole."""
-    before, _, after = text.partition("->")
+    """The signature that a text like "nc*, c -> nc*, c" says.
+
+    `*` stands for any number of dims that stay whole, `+` before a tensor for the linear part of the operator: where
+    all that have it are Partial, the results that have it are.
+    """
+    before, after = (_words(side) for side in text.split("->"))
     tensors = [tensor for _, tensor in call.spots()]
-    words = [word.strip() for word in before.split(",")]
-    inputs = tuple(_expand(word, tensor.ndim) for word, tensor in zip(words, tensors, strict=True))
-    outputs = tuple(word.strip() for word in after.split(","))
+    inputs = tuple(_expand(word.lstrip("+"), tensor.ndim) for word, tensor in zip(before, tensors, strict=True))
+    outputs = tuple(word.lstrip("+") for word in after)
     letters = "".join(sorted({letter for word in inputs for letter in word if letter.isalpha()}))
-    return Signature(inputs, outputs, letters)
+    return Signature(inputs, outputs, letters, sums=(_marked(before), _marked(after)))
+
+
+def _words(side: str) -> list[str]:
+    return [word.strip() for word in side.split(",")]
+
+
+def _marked(words: list[str]) -> tuple[int, ...]:
+    return tuple(place for place, word in enumerate(words) if word.startswith("+"))
 
 
 def _expand(word: str, dims: int) -> str:
@@ -88,7 +101,7 @@ def _expand(word: str, dims: int) -> str:
 
 
 def ways_of(signature: Signature) -> Iterator[Way]:
-    """Every way to run on one mesh axis; the last is to have everything everywhere."""
+    """Every way to run on one mesh axis; near the last, to have everything everywhere."""
     for letter in signature.free:
         inputs = tuple(_shard(letters, letter, Replicate()) for letters in signature.inputs)
         outputs = tuple(
@@ -97,6 +110,13 @@ def ways_of(signature: Signature) -> Iterator[Way]:
         )
         yield Way(inputs, outputs)
     yield Way(tuple(Replicate() for _ in signature.inputs), tuple(Replicate() for _ in signature.outputs))
+    added, results = signature.sums
+    if added:
+        yield Way(_partial_at(added, len(signature.inputs)), _partial_at(results, len(signature.outputs)))
+
+
+def _partial_at(places: tuple[int, ...], count: int) -> tuple[Placement, ...]:
+    return tuple(Partial() if place in places else Replicate() for place in range(count))
 
 
 def _shard(letters: str, letter: str, otherwise: Placement) -> Placement:
@@ -106,9 +126,9 @@ def _shard(letters: str, letter: str, otherwise: Placement) -> Placement:
 def choose(call: Call, signature: Signature) -> Chosen:
     """The cheapest way on each axis."""
     tensors = [tensor for _, tensor in call.spots()]
-    picked = [
-        min(ways_of(signature), key=lambda way: _cost(tensors, way, axis, call)) for axis in range(call.mesh.ndim)
-    ]
+    picked: list[Way] = []
+    for axis in range(call.mesh.ndim):
+        picked.append(min(ways_of(signature), key=lambda way: _cost(tensors, way, axis, call, picked)))
     order = range(call.mesh.ndim)
     return Chosen(
         call,
@@ -118,28 +138,42 @@ def choose(call: Call, signature: Signature) -> Chosen:
     )
 
 
-def _cost(tensors: Sequence[torch.Tensor], way: Way, axis: int, call: Call) -> tuple[float, int]:
-    """Bytes moved, then how many placements change."""
+def _cost(
+    tensors: Sequence[torch.Tensor], way: Way, axis: int, call: Call, earlier: Sequence[Way]
+) -> tuple[float, int]:
+    """Bytes moved, then how many placements change; `earlier` are the ways of the axes before."""
     moved_bytes, changes = 0.0, 0
-    for tensor, wanted in zip(tensors, way.inputs, strict=True):
+    for place, (tensor, wanted) in enumerate(zip(tensors, way.inputs, strict=True)):
         placements = tensor.placements if isinstance(tensor, DTensor) else [Replicate()] * call.mesh.ndim
         if placements[axis] == wanted:
             continue
         changes += 1
         others = {number: place.dim for number, place in enumerate(placements) if number != axis and is_shard(place)}
         held = tensor.numel() * tensor.element_size() / math.prod(call.mesh.size(number) for number in others)
-        moved_bytes += _axis_cost(placements[axis], wanted, held, tensor.shape, call, axis)
-        if is_shard(wanted) and wanted.dim in others.values() and not placements[axis].is_replicate():
-            moved_bytes += 2 * held  # shards of shards: what the other axis holds has to be gathered and cut again
+        size = tensor.shape[wanted.dim] if is_shard(wanted) else 0
+        for number, pick in enumerate(earlier):
+            size = -(-size // call.mesh.size(number)) if pick.inputs[place] == wanted else size
+        moved_bytes += _axis_cost(placements[axis], wanted, held, size, call, axis)
+        if is_shard(wanted) and not placements[axis].is_replicate():
+            cutting = [number for number, dim in others.items() if dim == wanted.dim]
+            if cutting and not (placements[axis].is_partial() and max(cutting) < axis):
+                moved_bytes += 2 * held  # shards of shards: what the other axis holds is gathered and cut again
     return moved_bytes, changes
 
 
-def _axis_cost(present: Placement, wanted: Placement, held: float, shape: torch.Size, call: Call, axis: int) -> float:
-    """As `axis_cost`; but torch has no exchange of shards on CPUs, and gathers padded ones instead."""
+def _axis_cost(present: Placement, wanted: Placement, held: float, size: int, call: Call, axis: int) -> float:
+    """As `axis_cost`; but shards of `size` rows are padded, and torch cannot exchange them on CPUs: it gathers them."""
     ranks = call.mesh.size(axis)
-    if is_shard(present) and is_shard(wanted) and call.mesh.device_type == "cpu" and shape[wanted.dim]:
-        return held * (ranks - 1) / ranks * (-(-shape[wanted.dim] // ranks) * ranks / shape[wanted.dim])
-    return axis_cost(present, wanted, held, ranks)
+    moves = axis_cost(present, wanted, held, ranks)
+    if not size or present.is_replicate():
+        return moves
+    longest = -(-size // ranks)
+    padding = longest * ranks / size
+    if longest * (ranks - 1) >= size:
+        padding *= 2  # a rank would have nothing, and what follows would need it all
+    if is_shard(present) and call.mesh.device_type == "cpu":
+        return held * (ranks - 1) / ranks * padding
+    return moves * padding if present.is_partial() else moves
 
 
 def axis_cost(present: Placement, wanted: Placement, whole_bytes: float, ranks: int) -> float:
@@ -148,7 +182,7 @@ def axis_cost(present: Placement, wanted: Placement, whole_bytes: float, ranks: 
         return 0.0
     share = whole_bytes * (ranks - 1) / ranks
     if present.is_replicate():
-        return 0.0 if not wanted.is_partial() else float("inf")
+        return 0.0
     if wanted.is_partial():
         return float("inf")
     if present.is_partial():

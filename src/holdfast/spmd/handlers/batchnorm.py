@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
+from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 
 from holdfast.spmd import torch_private as private
 from holdfast.spmd.call import LEAVE, Call, is_shard, moved, wrap
 from holdfast.spmd.collect import reduced
 from holdfast.spmd.registry import Rule
-from holdfast.spmd.rules.settled import settled_places
+from holdfast.spmd.rules.settled import paddings
 
 
 class Laid:
@@ -20,7 +20,7 @@ class Laid:
     def __init__(self, source: DTensor):
         self.mesh = source.device_mesh
         self.shape = source.shape
-        self.places: list[Placement] = settled_places(source)
+        self.places = _places(source)
         self.channels: list[Placement] = [
             Shard(0) if is_shard(place) and place.dim == 1 else Replicate() for place in self.places
         ]
@@ -43,6 +43,28 @@ class Laid:
 
     def wrap_channels(self, local: torch.Tensor) -> DTensor:
         return wrap(local, self.mesh, self.channels, (self.shape[1],))
+
+
+SUMS = 4  # of a channel, over all ranks: two each way
+
+
+def _places(source: DTensor) -> list[Placement]:
+    """Shards stay, unless they hold less than the sums would send; a Partial goes where it and the sums cost least."""
+    mesh, channels = source.device_mesh, source.shape[1]
+    few = source.numel() < SUMS * channels
+    places: list[Placement] = [
+        Replicate() if few and is_shard(place) and place.dim != 1 else place for place in source.placements
+    ]
+    for axis, place in enumerate(source.placements):
+        if place == Partial():
+            found = paddings(source.shape, mesh, places, axis)
+            found = {dim: cost for dim, cost in found.items() if dim == 1 or not few}
+            sums = SUMS * channels / source.numel()
+            dim = min(found, key=lambda dim: found[dim][0] + (0 if dim == 1 else sums), default=None)
+            places[axis] = Replicate() if dim is None else Shard(dim)
+        elif isinstance(place, Partial):
+            places[axis] = Replicate()
+    return places
 
 
 def _any(call: Call, *names: str) -> Any:

@@ -11,6 +11,8 @@ from holdfast.spmd.call import LEAVE, Call, is_shard, moved, wrap
 from holdfast.spmd.collect import reduced
 from holdfast.spmd.registry import Rule
 
+REDUCTIONS = 4  # a maximum and a sum, each sent twice
+
 
 def logsumexp(call: Call) -> Any:
     """log(sum(exp(x))) over `dim`, without overflow."""
@@ -18,9 +20,9 @@ def logsumexp(call: Call) -> Any:
     if not isinstance(tensor, DTensor) or not tensor.ndim or not tensor.dtype.is_floating_point or not tensor.numel():
         return LEAVE
     over = {dim % tensor.ndim for dim in (call["dim"] or range(tensor.ndim))}
-    kept: list[Placement] = [place if is_shard(place) else Replicate() for place in tensor.placements]
     if all(isinstance(place, Replicate) for place in tensor.placements):
         return LEAVE
+    kept = _kept(tensor, over)
     axes = [axis for axis, place in enumerate(kept) if is_shard(place) and place.dim in over]
     local = moved(tensor, kept, call.mesh)
     order = sorted(over)
@@ -37,6 +39,18 @@ def logsumexp(call: Call) -> Any:
         places = [Shard(p.dim - sum(d < p.dim for d in over)) if is_shard(p) else p for p in places]
         shape = [size for dim, size in enumerate(shape) if dim not in over]
     return wrap(out, call.mesh, places, shape)
+
+
+def _kept(tensor: DTensor, over: set[int]) -> list[Placement]:
+    """Shards stay, but for a reduced dim so short that to gather it is less than two sums."""
+    kept: list[Placement] = []
+    for axis, place in enumerate(tensor.placements):
+        ranks = tensor.device_mesh.size(axis)
+        gathers = not is_shard(place) or (
+            over == {place.dim} and -(-tensor.shape[place.dim] // ranks) * ranks < REDUCTIONS
+        )
+        kept.append(Replicate() if gathers else place)
+    return kept
 
 
 RULES = [
