@@ -38,10 +38,7 @@ else:
 KNOWN = ("2.11", "2.12", "2.13")
 VERSION = tuple(int(number) for number in torch.__version__.split(".")[:2])
 AT_LEAST_2_13 = VERSION >= (2, 13)
-ASKS_SUBCLASSES = VERSION >= (
-    2,
-    12,
-)  # before, the dispatcher passes over the __torch_dispatch__ of DTensor's subclasses
+ASKS_SUBCLASSES = VERSION >= (2, 12)  # before, the __torch_dispatch__ of DTensor's subclasses is passed over
 SLOW_PATH = "_propagate_op_sharding_dispatch_slow_path"
 REPLICATE = Replicate()
 REPLICATE_PLAIN = "_try_replicate_spec_for_scalar_tensor"
@@ -299,7 +296,7 @@ def decided_specs(sharding: Any) -> list[Any]:
     """The specs of the inputs as a decision will have moved them; none where nothing moves."""
     if not sharding.needs_redistribute or sharding.redistribute_schema is None:
         return []
-    return _specs(sharding.redistribute_schema.args_schema)
+    return specs_in(sharding.redistribute_schema.args_schema)
 
 
 class _Patience(threading.local):
@@ -310,11 +307,13 @@ class _Patience(threading.local):
 
 PATIENCE = _Patience()
 SHARDABLE = "is_tensor_shardable"
-SUMS = (  # of nothing: zero, which their kernels know
-    torch.ops.aten.sum.default,
-    torch.ops.aten.sum.dim_IntList,
-    torch.ops.aten.native_layer_norm_backward.default,
-)
+ATEN = torch.ops.aten
+SUMS = (
+    ATEN.sum.default,
+    ATEN.sum.dim_IntList,
+    ATEN.mm.default,
+    ATEN.native_layer_norm_backward.default,
+)  # 0 of nothing
 
 
 def allow_empty_shards() -> None:
@@ -347,7 +346,7 @@ def quiet_decision(info: Any) -> Any:
         return None
     finally:
         PATIENCE.asked = False
-    outputs = _specs(sharding.output_spec)
+    outputs = specs_in(sharding.output_spec)
     if not outputs or needs_talk(sharding, info):
         return None
     sums = info.schema.op in SUMS
@@ -360,7 +359,7 @@ def needs_talk(sharding: Any, info: Any) -> bool:
     wanted = sharding.redistribute_schema
     if not sharding.needs_redistribute or wanted is None:
         return False
-    before, after = _specs(info.schema.args_schema), _specs(wanted.args_schema)
+    before, after = specs_in(info.schema.args_schema), specs_in(wanted.args_schema)
     return any(
         present != then and not present.is_replicate()
         for here, there in zip(before, after, strict=True)
@@ -368,7 +367,8 @@ def needs_talk(sharding: Any, info: Any) -> bool:
     )
 
 
-def _specs(values: Any) -> list[Any]:
+def specs_in(values: Any) -> list[Any]:
+    """The specs among nested arguments or results."""
     leaves = tree_leaves(values, is_leaf=lambda item: isinstance(item, DTensorSpec))
     return [leaf for leaf in leaves if isinstance(leaf, DTensorSpec)]
 

@@ -45,25 +45,22 @@ class Laid:
         return wrap(local, self.mesh, self.channels, (self.shape[1],))
 
 
-SUMS = 4  # of a channel, over all ranks: two each way
+SUMS = 4  # two of each channel, each sent twice
+ON_ALL = 2  # what it costs to reduce a tensor on all ranks, where into shards it is 1
 
 
 def _places(source: DTensor) -> list[Placement]:
     """Shards stay, unless they hold less than the sums would send; a Partial goes where it and the sums cost least."""
-    mesh, channels = source.device_mesh, source.shape[1]
-    few = source.numel() < SUMS * channels
-    places: list[Placement] = [
-        Replicate() if few and is_shard(place) and place.dim != 1 else place for place in source.placements
-    ]
+    sums = SUMS * source.shape[1] / source.numel()  # as a multiple of what the tensor itself is
+    places: list[Placement] = list(source.placements)
+    if sums > 1 and not any(isinstance(place, Partial) for place in places):
+        return [Replicate() if is_shard(place) and place.dim != 1 else place for place in places]
     for axis, place in enumerate(source.placements):
-        if place == Partial():
-            found = paddings(source.shape, mesh, places, axis)
-            found = {dim: cost for dim, cost in found.items() if dim == 1 or not few}
-            sums = SUMS * channels / source.numel()
-            dim = min(found, key=lambda dim: found[dim][0] + (0 if dim == 1 else sums), default=None)
-            places[axis] = Replicate() if dim is None else Shard(dim)
-        elif isinstance(place, Partial):
-            places[axis] = Replicate()
+        if isinstance(place, Partial):
+            found = paddings(source.shape, source.device_mesh, places, axis) if place.reduce_op == "sum" else {}
+            costs = {dim: padding + (0 if dim == 1 else sums) for dim, (padding, _, _) in found.items()}
+            dim = min(costs, key=lambda dim: costs[dim], default=None)
+            places[axis] = Replicate() if dim is None or costs[dim] > ON_ALL else Shard(dim)
     return places
 
 

@@ -61,7 +61,15 @@ def slices(call: Call) -> Any:
 
 
 def _when_empty(call: Call) -> Any:
-    return along(len(call.op._schema.returns))(call) if has_empty(call) else LEAVE
+    """Where some dim but `dim` is sharded: there is something to keep."""
+    dim = call["dim"] % max(call.values[0].ndim, 1)
+    kept = any(
+        is_shard(place) and place.dim != dim
+        for _, tensor in call.spots()
+        if isinstance(tensor, DTensor)
+        for place in tensor.placements
+    )
+    return along(len(call.op._schema.returns))(call) if kept and has_empty(call) else LEAVE
 
 
 def _shards(tensor: DTensor) -> bool:
