@@ -13,6 +13,7 @@ from holdfast.spmd import torch_private as private
 from holdfast.spmd.call import Call, is_shard
 from holdfast.spmd.collect import has_empty_shard
 
+USES = 2  # of a result that is a sum, each of which reduces it
 IDENTITY = {"sum": 0.0, "avg": 0.0, "max": float("-inf"), "min": float("inf"), "product": 1.0}
 
 
@@ -30,12 +31,15 @@ def will_have_empty(sharding: Any) -> bool:
 
 
 def pays(quiet: Any, talking: Any, info: Any) -> bool:
-    """Whether a decision that sends nothing is the better one: the sums that it leaves are less than is sent now."""
+    """Whether a decision that sends nothing is the better one: the sums that it leaves are less than is sent now.
+
+    Those of a gradient are not used again and again, as those of a forward pass may be.
+    """
     later = sum(_received(spec, [private.REPLICATE] * spec.mesh.ndim) for spec in private.specs_in(quiet.output_spec))
-    if talking is None or not later:
+    if talking is None or not later or private.in_gradient():
         return True
     moves = zip(private.specs_in(info.schema.args_schema), private.decided_specs(talking), strict=True)
-    return later < sum(_received(here, there.placements, shards=True) for here, there in moves)
+    return USES * later <= sum(_received(here, there.placements, shards=True) for here, there in moves)
 
 
 def _received(spec: Any, places: Sequence[Placement], shards: bool = False) -> float:

@@ -307,13 +307,8 @@ class _Patience(threading.local):
 
 PATIENCE = _Patience()
 SHARDABLE = "is_tensor_shardable"
-ATEN = torch.ops.aten
-SUMS = (
-    ATEN.sum.default,
-    ATEN.sum.dim_IntList,
-    ATEN.mm.default,
-    ATEN.native_layer_norm_backward.default,
-)  # 0 of nothing
+ATEN = torch.ops.aten  # whose sums of nothing are zero
+SUMS = (ATEN.sum.default, ATEN.sum.dim_IntList, ATEN.mm.default, ATEN.native_layer_norm_backward.default)
 
 
 def allow_empty_shards() -> None:

@@ -126,9 +126,9 @@ def _shard(letters: str, letter: str, otherwise: Placement) -> Placement:
 def choose(call: Call, signature: Signature) -> Chosen:
     """The cheapest way on each axis."""
     tensors = [tensor for _, tensor in call.spots()]
-    picked: list[Way] = []
-    for axis in range(call.mesh.ndim):
-        picked.append(min(ways_of(signature), key=lambda way: _cost(tensors, way, axis, call, picked)))
+    picked = [
+        min(ways_of(signature), key=lambda way: _cost(tensors, way, axis, call)) for axis in range(call.mesh.ndim)
+    ]
     order = range(call.mesh.ndim)
     return Chosen(
         call,
@@ -138,42 +138,41 @@ def choose(call: Call, signature: Signature) -> Chosen:
     )
 
 
-def _cost(
-    tensors: Sequence[torch.Tensor], way: Way, axis: int, call: Call, earlier: Sequence[Way]
-) -> tuple[float, int]:
-    """Bytes moved, then how many placements change; `earlier` are the ways of the axes before."""
+def _cost(tensors: Sequence[torch.Tensor], way: Way, axis: int, call: Call) -> tuple[float, int]:
+    """Bytes moved, then how many placements change."""
     moved_bytes, changes = 0.0, 0
-    for place, (tensor, wanted) in enumerate(zip(tensors, way.inputs, strict=True)):
+    for tensor, wanted in zip(tensors, way.inputs, strict=True):
         placements = tensor.placements if isinstance(tensor, DTensor) else [Replicate()] * call.mesh.ndim
-        if placements[axis] == wanted:
+        present = placements[axis]
+        if present == wanted:
             continue
         changes += 1
         others = {number: place.dim for number, place in enumerate(placements) if number != axis and is_shard(place)}
         held = tensor.numel() * tensor.element_size() / math.prod(call.mesh.size(number) for number in others)
-        size = tensor.shape[wanted.dim] if is_shard(wanted) else 0
-        for number, pick in enumerate(earlier):
-            size = -(-size // call.mesh.size(number)) if pick.inputs[place] == wanted else size
-        moved_bytes += _axis_cost(placements[axis], wanted, held, size, call, axis)
-        if is_shard(wanted) and not placements[axis].is_replicate():
-            cutting = [number for number, dim in others.items() if dim == wanted.dim]
-            if cutting and not (placements[axis].is_partial() and max(cutting) < axis):
-                moved_bytes += 2 * held  # shards of shards: what the other axis holds is gathered and cut again
+        if not is_shard(wanted):
+            moved_bytes += axis_cost(present, wanted, held, call.mesh.size(axis))
+            continue
+        cutting = [number for number, dim in others.items() if dim == wanted.dim]
+        size = tensor.shape[wanted.dim]
+        for number in cutting:
+            size = -(-size // call.mesh.size(number))
+        moved_bytes += _cutting_cost(present, wanted, held, size, call, axis)
+        if cutting and not present.is_replicate() and not (present.is_partial() and max(cutting) < axis):
+            moved_bytes += 2 * held  # shards of shards: what the other axis holds has to be gathered and cut again
     return moved_bytes, changes
 
 
-def _axis_cost(present: Placement, wanted: Placement, held: float, size: int, call: Call, axis: int) -> float:
-    """As `axis_cost`; but shards of `size` rows are padded, and torch cannot exchange them on CPUs: it gathers them."""
+def _cutting_cost(present: Placement, wanted: Placement, held: float, size: int, call: Call, axis: int) -> float:
+    """As `axis_cost`, to shards of `size` rows; but torch cannot exchange shards on CPUs: padded ones are gathered.
+
+    Where a rank would have nothing, a Partial is reduced as for all: what follows needs it whole.
+    """
     ranks = call.mesh.size(axis)
-    moves = axis_cost(present, wanted, held, ranks)
-    if not size or present.is_replicate():
-        return moves
     longest = -(-size // ranks)
-    padding = longest * ranks / size
-    if longest * (ranks - 1) >= size:
-        padding *= 2  # a rank would have nothing, and what follows would need it all
-    if is_shard(present) and call.mesh.device_type == "cpu":
-        return held * (ranks - 1) / ranks * padding
-    return moves * padding if present.is_partial() else moves
+    if is_shard(present) and call.mesh.device_type == "cpu" and size:
+        return held * (ranks - 1) / ranks * (longest * ranks / size)
+    moves = axis_cost(present, wanted, held, ranks)
+    return moves * 2 * longest * ranks / size if present.is_partial() and 0 < size <= longest * (ranks - 1) else moves
 
 
 def axis_cost(present: Placement, wanted: Placement, whole_bytes: float, ranks: int) -> float:
