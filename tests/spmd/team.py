@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import multiprocessing.connection
+import os
 import tempfile
 import time
 from collections.abc import Iterable, Iterator
@@ -24,6 +25,8 @@ ALONE_CASE_S = 30.0
 STRAGGLER_S = 15.0  # for the last answer after the first; torch alone, which hangs often, is waited for less long
 ALONE_STRAGGLER_S = 5.0
 
+# torch takes either of two ways that cost it the same as hashes fall; their bytes may differ, where shards are padded
+os.environ.setdefault("PYTHONHASHSEED", "0")
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(["torch", "torch._dynamo", "torch.distributed.tensor", "tests.spmd.rank"])
 

@@ -6,7 +6,7 @@ import fnmatch
 
 import pytest
 from tests.spmd.cases import Case, cases_of
-from tests.spmd.compare import failures, grown, spoilt
+from tests.spmd.compare import failures, grown, spoilt, why_grown
 from tests.spmd.named import NAMED
 from tests.spmd.ops import all_operations
 from tests.spmd.team import Team
@@ -46,7 +46,7 @@ def test_a_slice_that_torch_alone_has_right_stays_right_for_no_more_bytes():
         ours = list(team.find(right))
     assert len(right) >= 10
     assert spoilt(alone, ours) == []
-    assert grown(alone, ours) == []
+    assert [pair for pair in grown(alone, ours) if why_grown(*pair) is None] == []
 
 
 @pytest.mark.timeout(600)
