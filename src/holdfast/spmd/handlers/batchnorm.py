@@ -111,12 +111,18 @@ def _update(call: Call, laid: Laid, mean: torch.Tensor, variance: torch.Tensor) 
         running = call[name]
         if running is None:
             continue
-        if isinstance(running, DTensor):
-            own = moved(laid.wrap_channels(value), running.placements, call.mesh)
-            local = private.local_of(running)
-        else:
-            own, local = moved(laid.wrap_channels(value), [Replicate()] * call.mesh.ndim, call.mesh), running
+        own = _lying_as(running, laid.wrap_channels(value))
+        local = private.local_of(running) if isinstance(running, DTensor) else running
         local.mul_(1 - momentum).add_(own.to(local.dtype), alpha=momentum)
+
+
+def _lying_as(running: Any, value: DTensor) -> torch.Tensor:
+    """This rank's part of `value` as other statistics lie; where they are a Partial it is made whole before."""
+    mesh = value.device_mesh
+    places = list(running.placements) if isinstance(running, DTensor) else [Replicate()] * mesh.ndim
+    first = [Replicate() if isinstance(place, Partial) else place for place in places]
+    own = moved(value, first, mesh)
+    return own if first == places else moved(wrap(own, mesh, first, value.shape), places, mesh)
 
 
 def backward(call: Call) -> Any:
