@@ -8,10 +8,10 @@ import torch
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
 from holdfast.spmd.call import LEAVE, Call, is_shard, moved, wrap
-from holdfast.spmd.collect import reduced
+from holdfast.spmd.collect import reduced, sharded_axes
 from holdfast.spmd.registry import Rule
 
-REDUCTIONS = 4  # a maximum and a sum, each sent twice
+REDUCED = 4  # a maximum and a sum, each sent twice
 
 
 def logsumexp(call: Call) -> Any:
@@ -42,15 +42,18 @@ def logsumexp(call: Call) -> Any:
 
 
 def _kept(tensor: DTensor, over: set[int]) -> list[Placement]:
-    """Shards stay, but for a reduced dim so short that to gather it is less than two sums."""
-    kept: list[Placement] = []
-    for axis, place in enumerate(tensor.placements):
-        ranks = tensor.device_mesh.size(axis)
-        gathers = not is_shard(place) or (
-            over == {place.dim} and -(-tensor.shape[place.dim] // ranks) * ranks < REDUCTIONS
-        )
-        kept.append(Replicate() if gathers else place)
-    return kept
+    """Shards stay, but for a reduced dim so short that to gather it is less than two reductions."""
+    kept: list[Placement] = [place if is_shard(place) else Replicate() for place in tensor.placements]
+    axes = sharded_axes(kept, over)
+    if len(over) > 1 or not axes:
+        return kept
+    rows, ranks, reductions = int(tensor.shape[min(over)]), 1, 0.0
+    for axis in axes:
+        size = tensor.device_mesh.size(axis)
+        rows, ranks, reductions = -(-rows // size), ranks * size, reductions + REDUCED * (size - 1) / size
+    if rows * (ranks - 1) >= reductions:
+        return kept
+    return [Replicate() if axis in axes else place for axis, place in enumerate(kept)]
 
 
 RULES = [
