@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 
 import click
 
@@ -10,7 +11,7 @@ from holdfast.cli.render import clean, count, open_root, print_json, print_table
 from holdfast.format.names import set_aside_kind
 from holdfast.persist.catalog import Committed, committed_steps, is_left, set_aside, steps_left
 from holdfast.persist.tags import tagged
-from holdfast.storage import Storage, is_checkpoint
+from holdfast.storage import Storage, is_checkpoint, shared_storage_at
 
 
 @click.command("ls", context_settings={"help_option_names": ["-h", "--help"]})
@@ -29,11 +30,21 @@ def command(root: str, as_json: bool) -> None:
         print_json([_fields(entry, notes) for entry in (*found, *aside)])
         return
     if not found and not aside:
-        hint = "; it is a checkpoint itself: see holdfast show" if is_checkpoint(storage) else ""
-        click.echo(f"no checkpoints under {clean(root)}{hint}")
+        click.echo(f"no checkpoints under {clean(root)}{_hint(root, storage)}")
         return
     headers = ["step", "size", "written", "by", "groups", *(["notes"] if notes else [])]
     print_table(headers, [_row(entry, notes) for entry in (*found, *aside)], right=(0, 1))
+
+
+def _hint(root: str, storage: Storage) -> str:
+    """Where else to look: the root may be a checkpoint, or the folder of a run, which has them one folder down."""
+    if is_checkpoint(storage):
+        return "; it is a checkpoint itself: see holdfast show"
+    if "://" in root:
+        return ""
+    below = (child for child in sorted(Path(root).expanduser().iterdir()) if child.is_dir())
+    found = [child for child in below if committed_steps(shared_storage_at(child))]
+    return f"; there are some under {', '.join(clean(str(child)) for child in found)}" if found else ""
 
 
 def _notes(storage: Storage, found: list[Committed], aside: list[Committed]) -> dict[str, list[str]]:

@@ -102,7 +102,10 @@ class Layout:
 
     def _problems(self, world: int, model: ModelConfig, sequence: int | None) -> Iterator[str]:
         if self.world != world:
-            yield f"it takes {self.world} ranks (pp x dp_replicate x dp_shard x tp), but there are {world}"
+            yield (
+                f"it takes {self.world} ranks (pp x dp_replicate x dp_shard x tp), but there are {world} "
+                "(--nproc, or torchrun's --nproc-per-node, says how many)"
+            )
         if sequence is not None and sequence % self.tp:
             yield f"sequences of {sequence} tokens do not divide by tp={self.tp}"
         yield from self._tensor_problems(model)
