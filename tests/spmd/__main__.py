@@ -47,12 +47,13 @@ def _conclude(found: dict[bool, list[Finding]]) -> int:
         print(
             f"\nof {sum(finding.is_right for finding in alone)} cases that torch alone has right, {len(worse)} are not "
             f"right with the rules, and {len(more)} move more bytes, "
-            f"{sum(why_grown(own) is None for _, own in more)} of them without a reason"
+            f"{sum(why_grown(*pair) is None for pair in more)} of them without a reason"
         )
         problems += [f"right with torch alone: {own}" for _, own in worse]
         for theirs, own in more:
-            print(f"{own.bytes} bytes, {theirs.bytes} with torch alone: {own.case}: {why_grown(own) or 'no reason'}")
-        problems += [f"more bytes than with torch alone: {own}" for _, own in more if why_grown(own) is None]
+            why = why_grown(theirs, own) or "no reason"
+            print(f"{own.bytes} bytes, {theirs.bytes} with torch alone: {own.case}: {why}")
+        problems += [f"more bytes than with torch alone: {pair[1]}" for pair in more if why_grown(*pair) is None]
     for problem in problems:
         print(f"not allowed: {problem}")
     return 1 if problems else 0

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import multiprocessing.connection
+import os
 import tempfile
 import time
 from collections.abc import Iterable, Iterator
@@ -25,6 +26,8 @@ STRAGGLER_S = 15.0  # for the last answer after the first; torch alone, which ha
 ALONE_STRAGGLER_S = 5.0
 RACE = "PyHandleCache.h"  # an assertion of torch 2.11 that threads posing as ranks can race to; processes never do
 
+# torch takes either of two ways that cost it the same as hashes fall; their bytes may differ, where shards are padded
+os.environ.setdefault("PYTHONHASHSEED", "0")
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(["torch", "torch._dynamo", "torch.distributed.tensor", "tests.spmd.rank"])
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch.distributed.tensor import DTensor, Partial
+from torch.distributed.tensor import DTensor, Partial, Placement
 
 from holdfast.spmd import torch_private as private
-from holdfast.spmd.call import Call
+from holdfast.spmd.call import Call, is_shard
 from holdfast.spmd.collect import has_empty_shard
 
+USES = 2  # of a result that is a sum, each of which reduces it
 IDENTITY = {"sum": 0.0, "avg": 0.0, "max": float("-inf"), "min": float("inf"), "product": 1.0}
 
 
@@ -25,6 +28,33 @@ def has_empty(call: Call) -> bool:
 def will_have_empty(sharding: Any) -> bool:
     """Whether what torch decided gives some rank an empty part of an input."""
     return any(has_empty_shard(spec.shape, spec.mesh, spec.placements) for spec in private.decided_specs(sharding))
+
+
+def pays(quiet: Any, talking: Any, info: Any) -> bool:
+    """Whether a decision that sends nothing is the better one: the sums that it leaves are less than is sent now.
+
+    Those of a gradient are not used again and again, as those of a forward pass may be.
+    """
+    later = sum(_received(spec, [private.REPLICATE] * spec.mesh.ndim) for spec in private.specs_in(quiet.output_spec))
+    if talking is None or not later or private.in_gradient():
+        return True
+    moves = zip(private.specs_in(info.schema.args_schema), private.decided_specs(talking), strict=True)
+    return USES * later <= sum(_received(here, there.placements, shards=True) for here, there in moves)
+
+
+def _received(spec: Any, places: Sequence[Placement], shards: bool = False) -> float:
+    """Bytes that a rank receives to reduce a spec's Partials, and gather its shards, which are padded to one length."""
+    sizes, numbers = list(spec.shape), 0.0
+    for axis, place in enumerate(spec.placements):
+        if is_shard(place):
+            sizes[place.dim] = -(-sizes[place.dim] // spec.mesh.size(axis))
+    for axis, (now, then) in enumerate(zip(spec.placements, places, strict=True)):
+        ranks = spec.mesh.size(axis)
+        if now != then and now.is_partial():
+            numbers += math.prod(sizes) * 2 * (ranks - 1) / ranks
+        elif now != then and shards and not now.is_replicate():
+            numbers += math.prod(sizes) * (ranks - 1)
+    return float(numbers * spec.tensor_meta.dtype.itemsize)
 
 
 def run_decision(call: Call, args: Any, kwargs: Any, sharding: Any) -> Any:

@@ -15,7 +15,8 @@ from holdfast.spmd.call import is_shard
 def _instance_norm(torch_way: Callable[..., Any]) -> Callable[..., Any]:
     """Without running statistics it is group_norm with a group per channel, which keeps batch and channel shards.
 
-    torch flattens batch and channels into one dim, for which either would be gathered.
+    torch flattens batch and channels into one dim, for which either would be gathered. Where only space is sharded
+    that does no harm, and the batch_norm that follows keeps the shards.
     """
 
     def instance_norm(
@@ -29,11 +30,18 @@ def _instance_norm(torch_way: Callable[..., Any]) -> Callable[..., Any]:
         eps: float = 1e-5,
     ) -> Any:
         plain = running_mean is None and running_var is None and use_input_stats
-        if not isinstance(input, DTensor) or not plain or input.ndim < 3 or input.shape[2:].numel() == 1:
+        fits = isinstance(input, DTensor) and plain and input.ndim >= 3 and input.shape[2:].numel() != 1
+        if not fits or _only_space(input):
             return torch_way(input, running_mean, running_var, weight, bias, use_input_stats, momentum, eps)
         return F.group_norm(input, input.shape[1], weight, bias, eps)
 
     return instance_norm
+
+
+def _only_space(tensor: DTensor) -> bool:
+    """Whether there are shards, and none of them of batch or channels, nor a Partial that could go there."""
+    placed = [place for place in tensor.placements if not place.is_replicate()]
+    return bool(placed) and all(is_shard(place) and place.dim >= 2 for place in placed)
 
 
 def _pad(torch_way: Callable[..., Any]) -> Callable[..., Any]:

@@ -13,7 +13,10 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor
 
+from holdfast.spmd import torch_private as private
 from holdfast.spmd.call import replicated, whole
+from holdfast.spmd.collect import reduced
+from holdfast.spmd.rules.settled import settle
 
 
 class _Key(tuple[Any, ...]):
@@ -62,6 +65,8 @@ def total_norm(torch_way: Callable[..., Any]) -> Callable[..., Any]:
         tensors: Any, norm_type: float = 2.0, error_if_nonfinite: bool = False, foreach: bool | None = None
     ) -> torch.Tensor:
         given = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
+        if float(norm_type) == float("inf") and (largest := largest_of(given)) is not None:
+            given = [largest]
         if not _is_mixed(given):
             return torch_way(given, norm_type, error_if_nonfinite, foreach)  # type: ignore[no-any-return]
         parts = [[given[place] for place in chosen] for chosen in _positions(given).values()]
@@ -69,6 +74,19 @@ def total_norm(torch_way: Callable[..., Any]) -> Callable[..., Any]:
         return torch_way(norms, norm_type, error_if_nonfinite, foreach)  # type: ignore[no-any-return]
 
     return norm
+
+
+def largest_of(tensors: Sequence[Any]) -> DTensor | None:
+    """The largest magnitude among DTensors of one mesh and dtype, reduced once for all of them; None for others."""
+    kinds = {tensor.dtype for tensor in tensors if isinstance(tensor, DTensor)}
+    if len(kinds) != 1 or _is_mixed(tensors):
+        return None
+    mesh, axes, found = tensors[0].device_mesh, set(), []
+    for tensor in map(settle, tensors):
+        local = private.local_of(tensor)
+        found.append(local.abs().amax() if local.numel() else local.new_zeros((), dtype=local.abs().dtype))
+        axes |= {axis for axis, place in enumerate(tensor.placements) if not place.is_replicate()}
+    return replicated(reduced(torch.stack(found).amax(), mesh, sorted(axes), "max"), mesh)  # type: ignore[no-any-return]
 
 
 def clip_with_norm(torch_way: Callable[..., Any]) -> Callable[..., Any]:

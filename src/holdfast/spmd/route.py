@@ -12,7 +12,7 @@ import torch
 
 from holdfast.spmd import torch_private as private
 from holdfast.spmd.call import LEAVE, Call, bind
-from holdfast.spmd.empties import carry_out, has_empty, run_decision, will_have_empty
+from holdfast.spmd.empties import carry_out, has_empty, pays, run_decision, will_have_empty
 from holdfast.spmd.fallback import gather_and_run
 from holdfast.spmd.refused import cannot_be_done
 from holdfast.spmd.registry import Rule
@@ -113,4 +113,5 @@ def _decision(torch_way: Callable[..., Any], call: Call, given: tuple[Any, ...])
     else:
         if not private.is_decision(sharding) or not private.needs_talk(sharding, call.info):
             return sharding
-    return (private.quiet_decision(call.info) if has_empty(call) else None) or sharding
+    quiet = private.quiet_decision(call.info) if has_empty(call) else None
+    return quiet if quiet is not None and pays(quiet, sharding, call.info) else sharding

@@ -316,7 +316,8 @@ class _Patience(threading.local):
 
 PATIENCE = _Patience()
 SHARDABLE = "is_tensor_shardable"
-SUMS = (torch.ops.aten.sum.default, torch.ops.aten.sum.dim_IntList, torch.ops.aten.mm.default)  # of nothing: zero
+ATEN = torch.ops.aten  # whose sums of nothing are zero
+SUMS = (ATEN.sum.default, ATEN.sum.dim_IntList, ATEN.mm.default, ATEN.native_layer_norm_backward.default)
 
 
 def allow_empty_shards() -> None:

@@ -22,12 +22,14 @@ class Signature:
 
     A `free` letter may be sharded: a result that has it is sharded too, and one that lacks it is a sum over the
     shards. `same` names results, by place and letter, that every shard of a letter that they lack has whole.
+    `sums` names inputs that may be Partial all together, the others being whole, and the results that then are.
     """
 
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     free: str
     same: tuple[tuple[int, str], ...] = ()
+    sums: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,14 +71,25 @@ def parse(
     text: str,
     call: Call,
 ) -> Signature:
-    """The signature that a text like "nc*, c -> nc*, c" says; `*` stands for any number of dims that stay whole."""
-    before, _, after = text.partition("->")
+    """The signature that a text like "nc*, c -> nc*, c" says.
+
+    `*` stands for any number of dims that stay whole, `+` before a tensor for the linear part of the operator: where
+    all that have it are Partial, the results that have it are.
+    """
+    before, after = (_words(side) for side in text.split("->"))
     tensors = [tensor for _, tensor in call.spots()]
-    words = [word.strip() for word in before.split(",")]
-    inputs = tuple(_expand(word, tensor.ndim) for word, tensor in zip(words, tensors, strict=True))
-    outputs = tuple(word.strip() for word in after.split(","))
+    inputs = tuple(_expand(word.lstrip("+"), tensor.ndim) for word, tensor in zip(before, tensors, strict=True))
+    outputs = tuple(word.lstrip("+") for word in after)
     letters = "".join(sorted({letter for word in inputs for letter in word if letter.isalpha()}))
-    return Signature(inputs, outputs, letters)
+    return Signature(inputs, outputs, letters, sums=(_marked(before), _marked(after)))
+
+
+def _words(side: str) -> list[str]:
+    return [word.strip() for word in side.split(",")]
+
+
+def _marked(words: list[str]) -> tuple[int, ...]:
+    return tuple(place for place, word in enumerate(words) if word.startswith("+"))
 
 
 def _expand(word: str, dims: int) -> str:
@@ -88,7 +101,7 @@ def _expand(word: str, dims: int) -> str:
 
 
 def ways_of(signature: Signature) -> Iterator[Way]:
-    """Every way to run on one mesh axis; the last is to have everything everywhere."""
+    """Every way to run on one mesh axis; near the last, to have everything everywhere."""
     for letter in signature.free:
         inputs = tuple(_shard(letters, letter, Replicate()) for letters in signature.inputs)
         outputs = tuple(
@@ -97,6 +110,13 @@ def ways_of(signature: Signature) -> Iterator[Way]:
         )
         yield Way(inputs, outputs)
     yield Way(tuple(Replicate() for _ in signature.inputs), tuple(Replicate() for _ in signature.outputs))
+    added, results = signature.sums
+    if added:
+        yield Way(_partial_at(added, len(signature.inputs)), _partial_at(results, len(signature.outputs)))
+
+
+def _partial_at(places: tuple[int, ...], count: int) -> tuple[Placement, ...]:
+    return tuple(Partial() if place in places else Replicate() for place in range(count))
 
 
 def _shard(letters: str, letter: str, otherwise: Placement) -> Placement:
@@ -123,23 +143,36 @@ def _cost(tensors: Sequence[torch.Tensor], way: Way, axis: int, call: Call) -> t
     moved_bytes, changes = 0.0, 0
     for tensor, wanted in zip(tensors, way.inputs, strict=True):
         placements = tensor.placements if isinstance(tensor, DTensor) else [Replicate()] * call.mesh.ndim
-        if placements[axis] == wanted:
+        present = placements[axis]
+        if present == wanted:
             continue
         changes += 1
         others = {number: place.dim for number, place in enumerate(placements) if number != axis and is_shard(place)}
         held = tensor.numel() * tensor.element_size() / math.prod(call.mesh.size(number) for number in others)
-        moved_bytes += _axis_cost(placements[axis], wanted, held, tensor.shape, call, axis)
-        if is_shard(wanted) and wanted.dim in others.values() and not placements[axis].is_replicate():
+        if not is_shard(wanted):
+            moved_bytes += axis_cost(present, wanted, held, call.mesh.size(axis))
+            continue
+        cutting = [number for number, dim in others.items() if dim == wanted.dim]
+        size = tensor.shape[wanted.dim]
+        for number in cutting:
+            size = -(-size // call.mesh.size(number))
+        moved_bytes += _cutting_cost(present, wanted, held, size, call, axis)
+        if cutting and not present.is_replicate() and not (present.is_partial() and max(cutting) < axis):
             moved_bytes += 2 * held  # shards of shards: what the other axis holds has to be gathered and cut again
     return moved_bytes, changes
 
 
-def _axis_cost(present: Placement, wanted: Placement, held: float, shape: torch.Size, call: Call, axis: int) -> float:
-    """As `axis_cost`; but torch has no exchange of shards on CPUs, and gathers padded ones instead."""
+def _cutting_cost(present: Placement, wanted: Placement, held: float, size: int, call: Call, axis: int) -> float:
+    """As `axis_cost`, to shards of `size` rows; but torch cannot exchange shards on CPUs: padded ones are gathered.
+
+    Where a rank would have nothing, a Partial is reduced as for all: what follows needs it whole.
+    """
     ranks = call.mesh.size(axis)
-    if is_shard(present) and is_shard(wanted) and call.mesh.device_type == "cpu" and shape[wanted.dim]:
-        return held * (ranks - 1) / ranks * (-(-shape[wanted.dim] // ranks) * ranks / shape[wanted.dim])
-    return axis_cost(present, wanted, held, ranks)
+    longest = -(-size // ranks)
+    if is_shard(present) and call.mesh.device_type == "cpu" and size:
+        return held * (ranks - 1) / ranks * (longest * ranks / size)
+    moves = axis_cost(present, wanted, held, ranks)
+    return moves * 2 * longest * ranks / size if present.is_partial() and 0 < size <= longest * (ranks - 1) else moves
 
 
 def axis_cost(present: Placement, wanted: Placement, whole_bytes: float, ranks: int) -> float:
@@ -148,7 +181,7 @@ def axis_cost(present: Placement, wanted: Placement, whole_bytes: float, ranks: 
         return 0.0
     share = whole_bytes * (ranks - 1) / ranks
     if present.is_replicate():
-        return 0.0 if not wanted.is_partial() else float("inf")
+        return 0.0
     if wanted.is_partial():
         return float("inf")
     if present.is_partial():

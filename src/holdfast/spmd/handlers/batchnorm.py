@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
+from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 
 from holdfast.spmd import torch_private as private
 from holdfast.spmd.call import LEAVE, Call, is_shard, moved, wrap
 from holdfast.spmd.collect import reduced
 from holdfast.spmd.registry import Rule
-from holdfast.spmd.rules.settled import settled_places
+from holdfast.spmd.rules.settled import paddings
 
 
 class Laid:
@@ -20,7 +20,7 @@ class Laid:
     def __init__(self, source: DTensor):
         self.mesh = source.device_mesh
         self.shape = source.shape
-        self.places: list[Placement] = settled_places(source)
+        self.places = _places(source)
         self.channels: list[Placement] = [
             Shard(0) if is_shard(place) and place.dim == 1 else Replicate() for place in self.places
         ]
@@ -43,6 +43,25 @@ class Laid:
 
     def wrap_channels(self, local: torch.Tensor) -> DTensor:
         return wrap(local, self.mesh, self.channels, (self.shape[1],))
+
+
+SUMS = 4  # two of each channel, each sent twice
+ON_ALL = 2  # what it costs to reduce a tensor on all ranks, where into shards it is 1
+
+
+def _places(source: DTensor) -> list[Placement]:
+    """Shards stay, unless they hold less than the sums would send; a Partial goes where it and the sums cost least."""
+    sums = SUMS * source.shape[1] / source.numel()  # as a multiple of what the tensor itself is
+    places: list[Placement] = list(source.placements)
+    if sums > 1 and not any(isinstance(place, Partial) for place in places):
+        return [Replicate() if is_shard(place) and place.dim != 1 else place for place in places]
+    for axis, place in enumerate(source.placements):
+        if isinstance(place, Partial):
+            found = paddings(source.shape, source.device_mesh, places, axis) if place.reduce_op == "sum" else {}
+            costs = {dim: padding + (0 if dim == 1 else sums) for dim, (padding, _, _) in found.items()}
+            dim = min(costs, key=lambda dim: costs[dim], default=None)
+            places[axis] = Replicate() if dim is None or costs[dim] > ON_ALL else Shard(dim)
+    return places
 
 
 def _any(call: Call, *names: str) -> Any:
@@ -92,12 +111,18 @@ def _update(call: Call, laid: Laid, mean: torch.Tensor, variance: torch.Tensor) 
         running = call[name]
         if running is None:
             continue
-        if isinstance(running, DTensor):
-            own = moved(laid.wrap_channels(value), running.placements, call.mesh)
-            local = private.local_of(running)
-        else:
-            own, local = moved(laid.wrap_channels(value), [Replicate()] * call.mesh.ndim, call.mesh), running
+        own = _lying_as(running, laid.wrap_channels(value))
+        local = private.local_of(running) if isinstance(running, DTensor) else running
         local.mul_(1 - momentum).add_(own.to(local.dtype), alpha=momentum)
+
+
+def _lying_as(running: Any, value: DTensor) -> torch.Tensor:
+    """This rank's part of `value` as other statistics lie; where they are a Partial it is made whole before."""
+    mesh = value.device_mesh
+    places = list(running.placements) if isinstance(running, DTensor) else [Replicate()] * mesh.ndim
+    first = [Replicate() if isinstance(place, Partial) else place for place in places]
+    own = moved(value, first, mesh)
+    return own if first == places else moved(wrap(own, mesh, first, value.shape), places, mesh)
 
 
 def backward(call: Call) -> Any:

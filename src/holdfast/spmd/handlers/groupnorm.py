@@ -20,7 +20,7 @@ def _ranks(call: Call, places: Sequence[Placement]) -> int:
 
 
 def _places(call: Call, source: DTensor) -> list[Placement]:
-    """Batch shards stay; channel shards stay where they hold whole groups; the rest is gathered."""
+    """Batch shards stay, and channel shards of whole groups; a Partial goes into batch shards; the rest is gathered."""
     kept: list[Placement] = [
         place if is_shard(place) and place.dim == 0 else Replicate() for place in source.placements
     ]
@@ -30,7 +30,20 @@ def _places(call: Call, source: DTensor) -> list[Placement]:
         if call["group"] == call["C"] or call["group"] % (ranks * call.mesh.size(axis)) == 0:
             ranks *= call.mesh.size(axis)
             kept[axis] = Shard(1)
+    for axis, place in enumerate(source.placements):
+        if place == Partial() and source.shape[0] >= call.mesh.size(axis) and Shard(0) not in kept:
+            kept[axis] = Shard(0)  # for half the bytes; what is gathered beside it is gathered later, cut by then
     return kept
+
+
+def _brought(tensor: DTensor, places: Sequence[Placement]) -> torch.Tensor:
+    """This rank's part of a tensor: first what is a sum goes into shards, then the rest is gathered."""
+    first = [
+        new if old == Partial() and is_shard(new) else old for old, new in zip(tensor.placements, places, strict=True)
+    ]
+    if Shard(0) in first and first != list(tensor.placements):
+        tensor = wrap(moved(tensor, first, tensor.device_mesh), tensor.device_mesh, first, tensor.shape)
+    return moved(tensor, places, tensor.device_mesh).contiguous()
 
 
 def _channels(places: list[Placement]) -> list[Placement]:
@@ -47,7 +60,7 @@ def forward(call: Call) -> Any:
     """The normalised tensor, and the mean and deviation of each group."""
     source = call["input"]
     places = _places(call, source)
-    local = moved(source, places, call.mesh).contiguous()
+    local = _brought(source, places)
     tensors: dict[Spot, torch.Tensor] = {(0,): local}
     for position in (1, 2):
         if call.values[position] is not None:
@@ -70,9 +83,7 @@ def backward(call: Call) -> Any:
     """The gradients of weight and bias are summed over the batch shards."""
     source = call["input"]
     places = _places(call, source)
-    tensors: dict[Spot, torch.Tensor] = {
-        (position,): moved(call.values[position], places, call.mesh).contiguous() for position in range(4)
-    }
+    tensors: dict[Spot, torch.Tensor] = {(position,): _brought(call.values[position], places) for position in range(4)}
     if call["weight"] is not None:
         tensors[4,] = moved(call["weight"], _channels(places), call.mesh)
     local = tensors[1,]

@@ -8,7 +8,7 @@ import torch
 from torch.distributed.tensor import DTensor, Partial, Replicate
 
 from holdfast.spmd import torch_private as private
-from holdfast.spmd.call import LEAVE, Call, apply, is_shard, moved, wrap
+from holdfast.spmd.call import LEAVE, Call, apply, moved, wrap
 from holdfast.spmd.fallback import settle_base
 from holdfast.spmd.registry import Rule
 
@@ -33,8 +33,7 @@ def settle_first(call: Call) -> Any:
         private.replace_contents(written, private.local_of(written), places)
         return apply(call.op, [written, *rest])
     overwritten = name in ("fill_", "normal_", "uniform_", "bernoulli_", "exponential_", "random_")
-    shards = any(is_shard(place) for place in places)
-    contents = private.local_of(written) if overwritten and not shards else moved(written, places, call.mesh).clone()
+    contents = private.local_of(written) if overwritten else moved(written, places, call.mesh).clone()
     private.replace_contents(written, contents, places)
     return apply(call.op, [written, *rest])
 

@@ -8,8 +8,10 @@ import torch
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
 from holdfast.spmd.call import LEAVE, Call, is_shard, moved, wrap
-from holdfast.spmd.collect import reduced
+from holdfast.spmd.collect import reduced, sharded_axes
 from holdfast.spmd.registry import Rule
+
+REDUCED = 4  # a maximum and a sum, each sent twice
 
 
 def logsumexp(call: Call) -> Any:
@@ -18,9 +20,9 @@ def logsumexp(call: Call) -> Any:
     if not isinstance(tensor, DTensor) or not tensor.ndim or not tensor.dtype.is_floating_point or not tensor.numel():
         return LEAVE
     over = {dim % tensor.ndim for dim in (call["dim"] or range(tensor.ndim))}
-    kept: list[Placement] = [place if is_shard(place) else Replicate() for place in tensor.placements]
     if all(isinstance(place, Replicate) for place in tensor.placements):
         return LEAVE
+    kept = _kept(tensor, over)
     axes = [axis for axis, place in enumerate(kept) if is_shard(place) and place.dim in over]
     local = moved(tensor, kept, call.mesh)
     order = sorted(over)
@@ -37,6 +39,21 @@ def logsumexp(call: Call) -> Any:
         places = [Shard(p.dim - sum(d < p.dim for d in over)) if is_shard(p) else p for p in places]
         shape = [size for dim, size in enumerate(shape) if dim not in over]
     return wrap(out, call.mesh, places, shape)
+
+
+def _kept(tensor: DTensor, over: set[int]) -> list[Placement]:
+    """Shards stay, but for a reduced dim so short that to gather it is less than two reductions."""
+    kept: list[Placement] = [place if is_shard(place) else Replicate() for place in tensor.placements]
+    axes = sharded_axes(kept, over)
+    if len(over) > 1 or not axes:
+        return kept
+    rows, ranks, reductions = int(tensor.shape[min(over)]), 1, 0.0
+    for axis in axes:
+        size = tensor.device_mesh.size(axis)
+        rows, ranks, reductions = -(-rows // size), ranks * size, reductions + REDUCED * (size - 1) / size
+    if rows * (ranks - 1) >= reductions:
+        return kept
+    return [Replicate() if axis in axes else place for axis, place in enumerate(kept)]
 
 
 RULES = [

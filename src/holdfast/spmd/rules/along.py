@@ -39,6 +39,19 @@ def along(results: int = 1) -> Callable[[Call], Any]:
     return run
 
 
+def look_up(call: Call) -> Any:
+    """gather: as `along`, and where each rank has all that is looked into, the indices may be cut along `dim` too."""
+    looked_into, index = call.values[0], call["index"]
+    if not has_empty(call) or looked_into.ndim != index.ndim or not index.ndim:
+        return LEAVE
+    dim = call["dim"] % index.ndim
+    if any(looked_into.shape[d] != index.shape[d] for d in range(index.ndim) if d != dim):
+        return LEAVE
+    letters = _letters(index.ndim, dim)
+    asked = letters.replace(FIXED, "z")
+    return run_sharded(call, Signature((letters, asked), (asked,), asked))
+
+
 def slices(call: Call) -> Any:
     """renorm: each slice along `dim` by itself."""
     tensor = call.values[0]
@@ -48,7 +61,15 @@ def slices(call: Call) -> Any:
 
 
 def _when_empty(call: Call) -> Any:
-    return along(len(call.op._schema.returns))(call) if has_empty(call) else LEAVE
+    """Where some dim but `dim` is sharded: there is something to keep."""
+    dim = call["dim"] % max(call.values[0].ndim, 1)
+    kept = any(
+        is_shard(place) and place.dim != dim
+        for _, tensor in call.spots()
+        if isinstance(tensor, DTensor)
+        for place in tensor.placements
+    )
+    return along(len(call.op._schema.returns))(call) if kept and has_empty(call) else LEAVE
 
 
 def _shards(tensor: DTensor) -> bool:
@@ -65,10 +86,17 @@ RULES = [
     ),
     Rule(
         "along",
-        ("gather.default", "scatter_add.default", "sort.default", "sort.stable", "topk.default"),
+        ("scatter_add.default", "sort.default", "sort.stable", "topk.default"),
         "every dim but `dim`, where the sizes agree",
         "torch gathers when rows are fewer than ranks",
         _when_empty,
+    ),
+    Rule(
+        "along",
+        ("gather.default",),
+        "every dim but `dim`, where the sizes agree; `dim` of the indices",
+        "torch gathers when rows are fewer than ranks",
+        look_up,
     ),
     Rule("along", ("renorm.default",), "the dim `dim`", "torch has no strategy", slices),
 ]

@@ -1,7 +1,8 @@
 """Operators that treat the items of a batch, and often its channels, one by one.
 
 Each line says the dims as letters: a letter that several tensors share is sharded in all of them together; `*` are
-dims that every rank needs whole. A result that lacks a sharded letter is a sum over its shards.
+dims that every rank needs whole. A result that lacks a sharded letter is a sum over its shards. A `+` stands before
+what the operator is linear in, and before its results: there a Partial may stay one.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ from typing import Any
 
 from torch.distributed.tensor import DTensor
 
-from holdfast.spmd.call import LEAVE, Call, is_shard
+from holdfast.spmd import torch_private as private
+from holdfast.spmd.call import LEAVE, Call, is_shard, wrap
 from holdfast.spmd.collect import chunk_sizes
 from holdfast.spmd.empties import has_empty
 from holdfast.spmd.registry import Rule
@@ -40,7 +42,7 @@ LINES: dict[str, str] = {
     "grid_sampler_2d_backward.default": "nc**, nc**, n*** -> nc, n",
     "im2col.default": "n*** -> n",
     "col2im.default": "n** -> n",
-    "channel_shuffle.default": "n*hw -> n*hw",
+    "channel_shuffle.default": "+n*hw -> +n*hw",
     # linear algebra of stacks of matrices: the stack
     "_linalg_eigh.default": "t** -> t, t",
     "linalg_qr.default": "t** -> t, t",
@@ -48,10 +50,10 @@ LINES: dict[str, str] = {
     "linalg_inv_ex.default": "t** -> t, t",
     "_linalg_svd.default": "t** -> t, t, t",
     "_linalg_det.default": "t** -> t, t, t",
-    "_linalg_solve_ex.default": "t**, t** -> t, t, t, t",
+    "_linalg_solve_ex.default": "t**, +t** -> +t, t, t, t",
     "linalg_lu_factor_ex.default": "t** -> t, t, t",
-    "linalg_lu_solve.default": "t**, t*, t** -> t",
-    "linalg_solve_triangular.default": "t**, t** -> t",
+    "linalg_lu_solve.default": "t**, t*, +t** -> +t",
+    "linalg_solve_triangular.default": "t**, +t** -> +t",
     "tril.default": "t** -> t",
     "triu.default": "t** -> t",
     # distances between rows
@@ -75,7 +77,7 @@ WHEN_EMPTY: dict[str, str] = {
 
 def rule_of(text: str) -> Callable[[Call], Any]:
     """The rule that a line says; other numbers of dims are left to torch."""
-    words = [word.strip() for word in text.partition("->")[0].split(",")]
+    words = [word.strip(" +") for word in text.partition("->")[0].split(",")]
     plain = text.replace("*", "_")
 
     def run(call: Call) -> Any:
@@ -88,15 +90,19 @@ def rule_of(text: str) -> Callable[[Call], Any]:
 
 
 def pixel_shuffle(call: Call) -> Any:
-    """Batch shards; torch moves shards of space along, but raises where the new ones would be cut elsewhere."""
+    """Batch shards and parts of a sum; torch moves shards of space along, but raises where they are cut elsewhere."""
     tensor = call.values[0]
     up = "upscale_factor" in call.names
     factor = call["upscale_factor"] if up else 1 / call["downscale_factor"]
-    if tensor.ndim != 4 or all(
-        _moves_along(tensor, place, axis, factor) for axis, place in enumerate(tensor.placements)
+    partial = [place for place in tensor.placements if place.is_partial()]
+    if tensor.ndim != 4 or not all(
+        place.is_partial() or _moves_along(tensor, place, axis, factor) for axis, place in enumerate(tensor.placements)
     ):
+        return LEAVE if tensor.ndim != 4 else run_sharded(call, parse("+n___ -> +n", call))
+    if not partial:
         return LEAVE
-    return run_sharded(call, parse("n___ -> n", call))
+    local = call.run({(0,): private.local_of(tensor)})
+    return wrap(local, call.mesh, tensor.placements, private.global_outputs(call.info).shape)
 
 
 def _moves_along(tensor: DTensor, place: Any, axis: int, factor: float) -> bool:

@@ -6,10 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch.distributed.tensor import DTensor
 
-from holdfast.spmd import torch_private as private
-from holdfast.spmd.call import LEAVE, Call, Spot, wrap
+from holdfast.spmd.call import LEAVE, Call, Spot
 from holdfast.spmd.registry import Rule
 from holdfast.spmd.ways import FIXED, Chosen, Signature, run_sharded
 
@@ -37,20 +35,10 @@ def pointwise(call: Call) -> Any:
     """Run an elementwise operator on shards."""
     if call.is_inplace:
         return LEAVE
-    if call.op is torch.ops.aten.complex.default and (alike := _alike(call)) is not None:
-        return alike
-    return run_sharded(call, aligned(call, len(call.op._schema.returns)))
-
-
-def _alike(call: Call) -> Any:
-    """A linear operator on tensors that lie alike: a Partial stays one."""
-    first = call.values[0]
-    if not all(isinstance(t, DTensor) and t.placements == first.placements for _, t in call.spots()):
-        return None
-    if any(tensor.shape != first.shape for _, tensor in call.spots()):
-        return None
-    local = call.run({spot: private.local_of(tensor) for spot, tensor in call.spots()})  # type: ignore[arg-type]
-    return wrap(local, call.mesh, first.placements, first.shape)
+    signature = aligned(call, len(call.op._schema.returns))
+    if call.op is torch.ops.aten.complex.default:  # linear in both parts
+        signature = replace(signature, sums=((0, 1), (0,)))
+    return run_sharded(call, signature)
 
 
 def log_sigmoid_backward(call: Call) -> Any:

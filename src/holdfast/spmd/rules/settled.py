@@ -5,34 +5,53 @@ In the same way, because what compares a tensor with its own maximum must see th
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 
 from holdfast.spmd import torch_private as private
 from holdfast.spmd.call import LEAVE, Call, apply, is_shard, moved, wrap
+from holdfast.spmd.collect import has_empty_shard
 from holdfast.spmd.registry import Rule
 
 
 def settled_places(tensor: DTensor) -> list[Placement]:
-    """Where a tensor goes to be no Partial: reduced straight into shards of its longest free dim, for half the bytes.
+    """Where a tensor goes to be no Partial: reduced straight into the shards that need the least padding.
 
-    Its own shards stay. Where no free dim has a row for every rank, it is reduced on all of them.
+    That is half the bytes of reducing it on all ranks. Its own shards stay, and may be cut again. Where it has none,
+    and no dim can be cut evenly, it is reduced on all: padded shards cost more than that once they come together.
     """
-    places: list[Placement] = []
-    taken = {place.dim for place in tensor.placements if is_shard(place)}
+    places: list[Placement] = list(tensor.placements)
+    lone = not any(is_shard(place) for place in places)
     for axis, place in enumerate(tensor.placements):
-        if not isinstance(place, Partial):
-            places.append(place)
-            continue
-        sizes = {dim: size for dim, size in enumerate(tensor.shape) if dim not in taken}
-        dim = max(sizes, key=lambda dim: sizes[dim], default=None)
-        if dim is None or sizes[dim] < tensor.device_mesh.size(axis) or place.reduce_op != "sum":
-            places.append(Replicate())
-            continue
-        taken.add(dim)
-        places.append(Shard(dim))
+        if isinstance(place, Partial):
+            found = paddings(tensor.shape, tensor.device_mesh, places, axis) if place.reduce_op == "sum" else {}
+            dim = min(found, key=lambda dim: found[dim], default=None)
+            places[axis] = Replicate() if dim is None or (lone and found[dim][0] > 1) else Shard(dim)
     return places
+
+
+def paddings(
+    shape: Sequence[int], mesh: DeviceMesh, places: Sequence[Placement], axis: int
+) -> dict[int, tuple[float, bool, int]]:
+    """The dims that the ranks of `axis` can share, none of them in vain.
+
+    With each: how much longer it gets by padding, whether another axis cuts it already, and its length, negative.
+    """
+    found: dict[int, tuple[float, bool, int]] = {}
+    ranks = mesh.size(axis)
+    for dim, length in enumerate(shape):
+        axes = [number for number, place in enumerate(places) if is_shard(place) and place.dim == dim]
+        cut = [place if number != axis else Shard(dim) for number, place in enumerate(places)]
+        if any(number > axis for number in axes) or not length or has_empty_shard(shape, mesh, cut):
+            continue
+        own = length
+        for number in axes:
+            own = -(-own // mesh.size(number))
+        found[dim] = (-(-own // ranks) * ranks / own, bool(axes), -own)
+    return found
 
 
 def settle(tensor: Any) -> Any:
