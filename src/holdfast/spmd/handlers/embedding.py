@@ -9,6 +9,7 @@ from torch.distributed.tensor import Partial, Placement, Replicate, Shard
 
 from holdfast.spmd import torch_private as private
 from holdfast.spmd.call import LEAVE, Call, Spot, is_shard, moved, whole, wrap
+from holdfast.spmd.empties import has_empty
 from holdfast.spmd.registry import Rule
 from holdfast.spmd.rules.pointwise import LETTERS
 from holdfast.spmd.ways import FIXED, Chosen, Signature, run_sharded
@@ -18,8 +19,8 @@ def lookup(call: Call) -> Any:
     """Each rank looks up the rows and columns that it has; where rows are missing the results are summed."""
     table, indices = call["weight"], call["indices"]
     boxed = all(type(place) in (Shard, Replicate, Partial) for place in (*table.placements, *indices.placements))
-    if not boxed or all(place.is_replicate() for place in (*table.placements, *indices.placements)):
-        return LEAVE
+    if not boxed or (all(place.is_replicate() for place in table.placements) and not has_empty(call)):
+        return LEAVE  # a whole table: torch does it, and remembers how
     sizes, offsets = private.local_box(table.shape, call.mesh, table.placements)
     places: list[Placement] = [
         there if here.is_replicate() else Replicate()
