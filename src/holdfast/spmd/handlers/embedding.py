@@ -9,6 +9,7 @@ from torch.distributed.tensor import Partial, Placement, Replicate, Shard
 
 from holdfast.spmd import torch_private as private
 from holdfast.spmd.call import LEAVE, Call, Spot, is_shard, moved, whole, wrap
+from holdfast.spmd.fallback import gather_and_run
 from holdfast.spmd.registry import Rule
 from holdfast.spmd.rules.pointwise import LETTERS
 from holdfast.spmd.ways import FIXED, Chosen, Signature, run_sharded
@@ -20,9 +21,12 @@ def lookup(call: Call) -> Any:
     boxed = all(type(place) in (Shard, Replicate, Partial) for place in (*table.placements, *indices.placements))
     if not boxed or all(place.is_replicate() for place in (*table.placements, *indices.placements)):
         return LEAVE
+    parts = {place.reduce_op for place in table.placements if isinstance(place, Partial)}
+    if parts - {"sum"} and (len(parts) > 1 or Shard(0) in table.placements):
+        return gather_and_run(call)  # parts that are reduced in two ways
     sizes, offsets = private.local_box(table.shape, call.mesh, table.placements)
     places: list[Placement] = [
-        there if here.is_replicate() else Replicate()
+        there if here.is_replicate() and is_shard(there) else Replicate()
         for here, there in zip(table.placements, indices.placements, strict=True)
     ]
     own, local = moved(indices, places, call.mesh), private.local_of(table)
@@ -38,9 +42,11 @@ def lookup(call: Call) -> Any:
 
 
 def _result(table: Placement, indices: Placement, columns: int) -> Placement:
-    """Rows sharded or in parts: a sum. Columns sharded: columns of the result. A whole table: as the indices."""
+    """Sharded rows give a sum, parts the same parts, sharded columns columns; a whole table lies as the indices do."""
     if table.is_replicate():
         return indices
+    if isinstance(table, Partial):
+        return table
     return Shard(columns) if is_shard(table) and table.dim == 1 else Partial()
 
 

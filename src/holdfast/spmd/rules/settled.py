@@ -68,6 +68,7 @@ COMPARISONS = tuple(f"{name}.{kind}" for name in ("eq", "ne", "lt", "le", "gt", 
 OTHERS = (
     *("reciprocal.default", "lerp.Tensor", "addcdiv.default", "sign.default", "sgn.default", "isnan.default"),
     *("isinf.default", "signbit.default", "logical_not.default", "bitwise_not.default", "pow.Tensor_Scalar"),
+    "threshold.default",
 )
 
 RULES = [
