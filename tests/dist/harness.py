@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import multiprocessing
 import os
 import signal
@@ -153,6 +154,7 @@ def _rank_main(
     arguments: Any,
 ) -> None:
     warnings.simplefilter("ignore")
+    faulthandler.enable()  # a rank that dies in native code says where
     import torch
     import torch.distributed as dist
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch.distributed.tensor import DTensor
 
 import holdfast.spmd
-from holdfast.spmd import switch, torch_private
+from holdfast.core.notices import HoldfastWarning
+from holdfast.spmd import torch_private
 from holdfast.spmd.methods import stands
+from holdfast.spmd.registry import all_rules
 
 
 def _state():
@@ -59,11 +62,16 @@ def test_the_report_says_what_and_why():
 def test_an_unknown_torch_is_said_and_left_alone(monkeypatch):
     before = _state()
     monkeypatch.setattr(torch, "__version__", "9.9.0")
-    problems = holdfast.spmd.enable()
-    assert "9.9 is not known" in problems[0]
+    with pytest.warns(HoldfastWarning, match="9.9 is not known"):
+        problems = holdfast.spmd.enable()
+    names = [name for rule in all_rules() for name in rule.operators]
+    assert problems == [f"{name}: {torch_private.check()}" for name in names]
     assert _state() == before
-    assert [line.is_installed for line in holdfast.spmd.report()] == [False]
-    switch.SWITCH.left_out.clear()
+    lines = holdfast.spmd.report()
+    assert sorted(line.operator for line in lines) == sorted(names)
+    assert not any(line.is_installed for line in lines)
+    holdfast.spmd.disable()
+    assert holdfast.spmd.report() == []
 
 
 def test_every_operator_of_every_rule_exists_on_the_newest_known_torch():

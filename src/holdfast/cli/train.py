@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import sys
 import warnings
@@ -97,6 +98,8 @@ def _train(config: RunConfig, as_json: bool) -> None:
             f"layout {config.layout} takes {world} ranks, and this is one process: start it with --nproc {world}, "
             "or under torchrun"
         )
+    if is_rank() and sys.__stderr__ is not None:
+        faulthandler.enable(sys.__stderr__)  # a rank that dies in native code says where
     warnings.filterwarnings("ignore", module="torch")
     device = pick_device(config.train.device)
     with process_group(device):

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor
 
+from holdfast.core.notices import warn
 from holdfast.spmd import torch_private as private
 from holdfast.spmd.functions import install_functions, remove_functions
 from holdfast.spmd.lossparallel import loss_handlers
@@ -33,8 +34,9 @@ def enable(only: Sequence[str] = ("*",), exclude: Sequence[str] = ()) -> list[st
     disable()
     problem = private.check()
     if problem is not None:
-        SWITCH.left_out = [("*", problem)]
-        return [problem]
+        warn(f"holdfast.spmd.enable: {problem}")
+        SWITCH.left_out = [(name, problem) for rule in all_rules() for name in rule.operators]
+        return _left_out()
     for rule in all_rules():
         for name in rule.operators:
             _add(rule, name, only, exclude)
@@ -57,11 +59,16 @@ def enable(only: Sequence[str] = ("*",), exclude: Sequence[str] = ()) -> list[st
         SWITCH.left_out.append(("windows", NO_WINDOWS))
     private.forget_decisions()
     SWITCH.is_on = True
+    return _left_out()
+
+
+def _left_out() -> list[str]:
     return [f"{name}: {why}" for name, why in SWITCH.left_out]
 
 
 def disable() -> None:
     """Put torch back exactly as it was."""
+    SWITCH.left_out = []
     if not SWITCH.is_on:
         return
     private.restore(private.SLOW_PATH)
@@ -76,7 +83,7 @@ def disable() -> None:
     remove_methods(SWITCH.replaced)
     remove_functions()
     private.forget_decisions()
-    SWITCH.rules, SWITCH.left_out, SWITCH.displaced, SWITCH.added, SWITCH.is_on = {}, [], {}, [], False
+    SWITCH.rules, SWITCH.displaced, SWITCH.added, SWITCH.is_on = {}, {}, [], False
     SWITCH.losses, SWITCH.replaced = {}, []
 
 
