@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from tests.dist.harness import run_ranks
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.placement_types import _StridedShard
 
 
 def _draw(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -166,3 +167,37 @@ def _grouped_heads() -> list[str]:
 
 def test_grouped_heads_over_more_ranks_than_keys():
     assert run_ranks(4, _grouped_heads, deadline_s=240) == [[]] * 4
+
+
+STRIDED = {
+    "amax": lambda x: x.amax(0),
+    "amin other": lambda x: x.amin(1),
+    "max": lambda x: x.max(),
+    "inf norm": lambda x: torch.linalg.vector_norm(x, float("inf")),
+    "batch_norm": lambda x: F.batch_norm(x, None, None, training=True),
+    "sum": lambda x: x.sum(0),
+}
+
+
+def _strided() -> list[str]:
+    """Rows cut by two axes in the order of FSDP2 beside TP: first by the second axis."""
+    import holdfast.spmd
+
+    holdfast.spmd.enable()
+    mesh = init_device_mesh("cpu", (2, 2))
+    wrong = []
+    x = _draw(8, 3)
+    for name, run in STRIDED.items():
+        leaf = x.clone().requires_grad_()
+        rows = distribute_tensor(x, mesh, [Replicate(), Replicate()])
+        rows = rows.redistribute(placements=[_StridedShard(0, split_factor=2), Shard(0)]).detach().requires_grad_()
+        found, expected = run(rows), run(leaf)
+        found.square().sum().backward()
+        expected.square().sum().backward()
+        if _differ(found.detach(), expected.detach()) or _differ(rows.grad, leaf.grad):
+            wrong.append(name)
+    return wrong
+
+
+def test_rows_cut_as_fsdp_beside_tp_cuts_them():
+    assert run_ranks(4, _strided, deadline_s=240) == [[]] * 4

@@ -17,13 +17,14 @@ from holdfast.spmd.registry import Rule
 def settled_places(tensor: DTensor) -> list[Placement]:
     """Where a tensor goes to be no Partial: reduced straight into shards of its longest free dim, for half the bytes.
 
-    Its own shards stay. Where no free dim has a row for every rank, it is reduced on all of them.
+    Its own shards stay, but for strided ones (FSDP2 beside TP), which have no box and are gathered. Where no free dim
+    has a row for every rank, it is reduced on all of them.
     """
     places: list[Placement] = []
     taken = {place.dim for place in tensor.placements if is_shard(place)}
     for axis, place in enumerate(tensor.placements):
         if not isinstance(place, Partial):
-            places.append(place)
+            places.append(place if is_shard(place) else Replicate())
             continue
         sizes = {dim: size for dim, size in enumerate(tensor.shape) if dim not in taken}
         dim = max(sizes, key=lambda dim: sizes[dim], default=None)
