@@ -78,3 +78,22 @@ def test_every_operator_of_every_rule_exists_on_the_newest_known_torch():
     left_out = holdfast.spmd.enable()
     holdfast.spmd.disable()
     assert left_out == []
+
+
+@pytest.mark.parametrize(
+    ("choice", "words"),
+    [
+        ({"only": "loss"}, "give a list"),
+        ({"only": ["losses"]}, "no family"),
+        ({"exclude": ["mse_loss"]}, "like 'mse_loss.default'"),
+    ],
+)
+def test_a_choice_that_names_nothing_is_refused_and_changes_nothing(choice, words):
+    holdfast.spmd.enable(only=["loss"])
+    try:
+        before = holdfast.spmd.report()
+        with pytest.raises(holdfast.HoldfastError, match=words):
+            holdfast.spmd.enable(**choice)
+        assert holdfast.spmd.report() == before
+    finally:
+        holdfast.spmd.disable()

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor, Partial, Replicate
 
+from holdfast.core.errors import Unsupported
 from holdfast.spmd import torch_private as private
 from holdfast.spmd.call import Call, moved, replicated, whole
 
@@ -37,6 +38,11 @@ def _inplace(call: Call) -> Any:
     result = call.run(tensors)
     for spot, tensor in call.spots():
         if (spot in written or spot[:1] in written) and isinstance(tensor, DTensor):
+            if tensors[spot].shape != tensor.shape:
+                raise Unsupported(
+                    f"{call.op} would change the shape of a DTensor in place, from {tuple(tensor.shape)} to "
+                    f"{tuple(tensors[spot].shape)}: use the form without _"
+                )
             put_back(tensor, tensors[spot])
     return _originals(call, result)
 

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own name for it
 from torch.distributed.tensor import DTensor
 
-from holdfast.spmd.call import is_shard
+from holdfast.spmd.call import is_shard, replicated
 
 
 def _instance_norm(torch_way: Callable[..., Any]) -> Callable[..., Any]:
@@ -66,6 +66,37 @@ def _pad(torch_way: Callable[..., Any]) -> Callable[..., Any]:
     return pad
 
 
+def _attention(torch_way: Callable[..., Any]) -> Callable[..., Any]:
+    """Causal attention where no fused kernel serves: the mask as a DTensor, since torch makes a plain one of it."""
+
+    def scaled_dot_product_attention(
+        query: Any,
+        key: Any,
+        value: Any,
+        attn_mask: Any = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        **options: Any,
+    ) -> Any:
+        if (
+            is_causal
+            and attn_mask is None
+            and isinstance(query, DTensor)
+            and not _is_fused(query, key, value, dropout_p)
+        ):
+            earlier = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool, device=query.device).tril()
+            attn_mask, is_causal = replicated(earlier, query.device_mesh), False
+        return torch_way(query, key, value, attn_mask, dropout_p, is_causal, **options)
+
+    return scaled_dot_product_attention
+
+
+def _is_fused(query: DTensor, key: torch.Tensor, value: torch.Tensor, dropout_p: float) -> bool:
+    """Whether some kernel of torch knows by itself what comes later: tensors of four dims, on CPUs without dropout."""
+    regular = query.ndim == key.ndim == value.ndim == 4 and query.shape[-1] == value.shape[-1]
+    return regular and (query.device.type != "cpu" or not dropout_p)
+
+
 def _is_circular(tensor: DTensor, pad: Sequence[int]) -> bool:
     """Whether these paddings are ones that torch takes, neither negative nor longer than their dim, of whole dims."""
     sizes = [tensor.shape[tensor.ndim - 1 - place // 2] for place in range(len(pad))]
@@ -75,7 +106,11 @@ def _is_circular(tensor: DTensor, pad: Sequence[int]) -> bool:
     return known and not cut and all(0 <= length <= size for length, size in zip(pad, sizes, strict=True))
 
 
-FUNCTIONS: dict[str, Callable[..., Any]] = {"instance_norm": _instance_norm, "pad": _pad}
+FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "instance_norm": _instance_norm,
+    "pad": _pad,
+    "scaled_dot_product_attention": _attention,
+}
 
 
 def install_functions() -> None:

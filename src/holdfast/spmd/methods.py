@@ -20,7 +20,14 @@ def _tolist(self: DTensor) -> Any:
     return self.full_tensor().tolist()
 
 
-METHODS: dict[str, Any] = {"tolist": _tolist, "__setitem__": set_item}
+def _format(self: DTensor, words: str) -> str:
+    """f"{loss:.4f}", as a plain tensor of no dims is formatted; without a format it is described, as torch does."""
+    if not words or self.ndim or self.is_meta:
+        return object.__format__(self, words)
+    return format(self.detach().item(), words)
+
+
+METHODS: dict[str, Any] = {"tolist": _tolist, "__setitem__": set_item, "__format__": _format}
 
 
 @dataclass(frozen=True, slots=True)

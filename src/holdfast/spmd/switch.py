@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor
 
+from holdfast.core.errors import InvalidArgument
 from holdfast.core.notices import warn
 from holdfast.spmd import torch_private as private
 from holdfast.spmd.functions import install_functions, remove_functions
@@ -19,14 +20,18 @@ from holdfast.spmd.registry import Rule, all_rules
 from holdfast.spmd.route import Switch, make_route
 
 SWITCH = Switch()
+PARTS = ("fallback", "functions", "loss_parallel", "methods", "plain")  # what may be chosen beside rules
 
 
 def enable(only: Sequence[str] = ("*",), exclude: Sequence[str] = ()) -> list[str]:
     """Give DTensor the rules that torch lacks or gets wrong; returns what was left out, and why.
 
     `only` and `exclude` are patterns over families ("indexing") and operators ("mse_loss.default"); "fallback" is
-    the gathering of calls that torch refuses. Calling it again replaces the choice.
+    the gathering of calls that torch refuses. Calling it again replaces the choice. Raises InvalidArgument for a
+    pattern that names nothing, and leaves the choice as it was.
     """
+    _check("only", only)
+    _check("exclude", exclude)
     disable()
     problem = private.check()
     if problem is not None:
@@ -56,6 +61,20 @@ def enable(only: Sequence[str] = ("*",), exclude: Sequence[str] = ()) -> list[st
     return _left_out()
 
 
+def _check(option: str, patterns: Sequence[str]) -> None:
+    """Refuse what would silently choose nothing: one word in place of a list, or a word that no rule goes by."""
+    families = {rule.family for rule in all_rules()} | set(PARTS)
+    if isinstance(patterns, str):
+        raise InvalidArgument(f"{option}={patterns!r}: give a list of patterns, like {option}=[{patterns!r}]")
+    words = families | {name for rule in all_rules() for name in rule.operators}
+    for pattern in patterns:
+        if not fnmatch.filter(words, pattern):
+            raise InvalidArgument(
+                f"{option}: {pattern!r} is no family and no operator with a rule: give an operator with its overload, "
+                f"like 'mse_loss.default', or a family: {', '.join(sorted(families))}"
+            )
+
+
 def _left_out() -> list[str]:
     return [f"{name}: {why}" for name, why in SWITCH.left_out]
 
@@ -79,6 +98,7 @@ def disable() -> None:
     private.forget_decisions()
     SWITCH.rules, SWITCH.displaced, SWITCH.added, SWITCH.is_on = {}, {}, [], False
     SWITCH.losses, SWITCH.replaced = {}, []
+    SWITCH.gathered.clear()
 
 
 def _accept_plain() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -10,6 +11,8 @@ from holdfast.spmd.call import Call, Spot, is_shard
 from holdfast.spmd.handlers import halo, transposed
 from holdfast.spmd.registry import Rule
 from holdfast.spmd.ways import FIXED, Chosen, Signature, run_sharded
+
+PER_DIM = ("stride", "padding", "dilation", "output_padding")
 
 
 def _is_depthwise(call: Call) -> bool:
@@ -28,8 +31,19 @@ def _letters(call: Call) -> tuple[str, str, str, str]:
     return "nc" + space, ("co" if call["transposed"] else "oc") + space, "o", "no" + space
 
 
+def _spelt(call: Call) -> Call:
+    """The same call with a stride, a padding and a dilation for each dim: torch takes one number for all of them."""
+    space = call["input"].ndim - 2
+    values = [
+        list(value) * space if name in PER_DIM and len(value) == 1 else value
+        for name, value in zip(call.names, call.values, strict=True)
+    ]
+    return replace(call, values=tuple(values))
+
+
 def forward(call: Call) -> Any:
     """Where input channels are sharded the results are summed, and one shard adds the bias."""
+    call = _spelt(call)
     for kind in (halo, transposed):
         if (found := kind.halo_of(call)) is not None:
             return kind.forward(call, found)
@@ -56,6 +70,7 @@ def _is_first(chosen: Chosen, position: int = 0) -> bool:
 
 def backward(call: Call) -> Any:
     """Each gradient is sharded by the letters that it has, and summed over those that it lacks."""
+    call = _spelt(call)
     for kind in (halo, transposed):
         if (found := kind.halo_of(call)) is not None:
             return kind.backward(call, found)

@@ -10,6 +10,7 @@ from torch.distributed.tensor import Partial, Placement, Replicate, Shard
 from holdfast.spmd import torch_private as private
 from holdfast.spmd.call import LEAVE, Call, Spot, is_shard, moved, whole, wrap
 from holdfast.spmd.empties import has_empty
+from holdfast.spmd.fallback import gather_and_run
 from holdfast.spmd.registry import Rule
 from holdfast.spmd.rules.pointwise import LETTERS
 from holdfast.spmd.ways import FIXED, Chosen, Signature, run_sharded
@@ -19,11 +20,15 @@ def lookup(call: Call) -> Any:
     """Each rank looks up the rows and columns that it has; where rows are missing the results are summed."""
     table, indices = call["weight"], call["indices"]
     boxed = all(type(place) in (Shard, Replicate, Partial) for place in (*table.placements, *indices.placements))
-    if not boxed or (all(place.is_replicate() for place in table.placements) and not has_empty(call)):
+    is_whole = all(place.is_replicate() for place in table.placements)
+    if not boxed or (is_whole and not any(p.is_partial() for p in indices.placements) and not has_empty(call)):
         return LEAVE  # a whole table: torch does it, and remembers how
+    parts = {place.reduce_op for place in table.placements if isinstance(place, Partial)}
+    if parts - {"sum"} and (len(parts) > 1 or Shard(0) in table.placements):
+        return gather_and_run(call)  # parts that are reduced in two ways
     sizes, offsets = private.local_box(table.shape, call.mesh, table.placements)
     places: list[Placement] = [
-        there if here.is_replicate() else Replicate()
+        there if here.is_replicate() and is_shard(there) else Replicate()
         for here, there in zip(table.placements, indices.placements, strict=True)
     ]
     own, local = moved(indices, places, call.mesh), private.local_of(table)
@@ -41,9 +46,11 @@ def lookup(call: Call) -> Any:
 
 
 def _result(table: Placement, indices: Placement, columns: int) -> Placement:
-    """Rows sharded or in parts: a sum. Columns sharded: columns of the result. A whole table: as the indices."""
+    """Sharded rows give a sum, parts the same parts, sharded columns columns; a whole table lies as the indices do."""
     if table.is_replicate():
         return indices
+    if isinstance(table, Partial):
+        return table
     return Shard(columns) if is_shard(table) and table.dim == 1 else Partial()
 
 

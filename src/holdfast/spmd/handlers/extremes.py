@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor import Placement, Replicate, Shard
 
 from holdfast.spmd.call import LEAVE, Call, is_shard, moved, wrap
 from holdfast.spmd.collect import reduced
@@ -27,7 +27,8 @@ def extreme(call: Call) -> Any:
         isinstance(place, Replicate) or (is_shard(place) and place.dim not in over) for place in tensor.placements
     ) and not has_empty(call):
         return LEAVE
-    kept = settled_places(tensor)  # as comparisons with the result will have it: with the same rounding
+    settled = settled_places(tensor)  # as comparisons with the result will have it: with the same rounding
+    kept = [place if _cuts(place, over) else other for place, other in zip(tensor.placements, settled, strict=True)]
     local = moved(tensor, kept, call.mesh)
     order = sorted(over)
     if any(local.shape[dim] == 0 for dim in order):
@@ -38,16 +39,21 @@ def extreme(call: Call) -> Any:
     part = reduced(
         part,
         call.mesh,
-        [a for a, p in enumerate(kept) if is_shard(p) and p.dim in over],
+        [axis for axis, place in enumerate(kept) if _cuts(place, over)],
         "max" if largest else "min",
     )
     shape = [1 if dim in over else size for dim, size in enumerate(tensor.shape)]
-    places: list[Any] = [Replicate() if is_shard(p) and p.dim in over else p for p in kept]
+    places: list[Any] = [Replicate() if _cuts(p, over) else p for p in kept]
     if not keepdim:
         places = [Shard(p.dim - sum(d < p.dim for d in over)) if is_shard(p) else p for p in places]
         shape = [size for dim, size in enumerate(shape) if dim not in over]
         part = part.reshape([size for dim, size in enumerate(part.shape) if dim not in over])
     return wrap(part, call.mesh, places, shape)
+
+
+def _cuts(place: Placement, dims: set[int]) -> bool:
+    """Whether a placement, strided or not, shards one of these dims."""
+    return getattr(place, "dim", None) in dims
 
 
 def worst(dtype: torch.dtype, largest: bool) -> Any:

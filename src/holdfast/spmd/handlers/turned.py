@@ -1,13 +1,13 @@
-"""In-place transposes: the tensor keeps its memory and changes its shape."""
+"""In-place changes of shape: the tensor keeps its memory, its dims move, come or go."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from holdfast.spmd import torch_private as private
-from holdfast.spmd.call import Call, is_shard, whole
+from holdfast.spmd.call import Call, is_shard, moved, whole
 from holdfast.spmd.registry import Rule
 
 
@@ -17,12 +17,58 @@ def turn(call: Call) -> Any:
     first, second = (0, 1) if tensor.ndim == 2 else (0, 0)
     if "dim0" in call.names:
         first, second = call["dim0"] % tensor.ndim, call["dim1"] % tensor.ndim
-    if not all(is_shard(place) or place.is_replicate() or place.is_partial() for place in tensor.placements):
-        private.replace_contents(tensor, whole(tensor), [Replicate()] * call.mesh.ndim)
+    _make_boxed(tensor)
     turned = {first: second, second: first}
     places = [Shard(turned.get(p.dim, p.dim)) if is_shard(p) else p for p in tensor.placements]
     private.turn(call.op, tensor, private.local_of(tensor).transpose(first, second), places, call.values[1:])
     return tensor
 
 
-RULES = [Rule("view", ("t_.default", "transpose_.default"), "every dim", "torch has no strategy", turn)]
+def widen(call: Call) -> Any:
+    """unsqueeze_: the shards of later dims move on by one."""
+    tensor, dim = call.values[0], call["dim"]
+    if not -tensor.ndim - 1 <= dim <= tensor.ndim:
+        raise _out_of_range(dim, tensor.ndim + 1)
+    dim %= tensor.ndim + 1
+    _make_boxed(tensor)
+    places = [Shard(p.dim + (p.dim >= dim)) if is_shard(p) else p for p in tensor.placements]
+    private.turn(call.op, tensor, private.local_of(tensor).unsqueeze(dim), places, call.values[1:])
+    return tensor
+
+
+def narrow(call: Call) -> Any:
+    """squeeze_: the dims that are 1 on one device, whatever their length on this rank."""
+    tensor = call.values[0]
+    named = call["dim"] if "dim" in call.names else list(range(tensor.ndim))
+    named = [named] if isinstance(named, int) else list(named)
+    limit = max(tensor.ndim, 1)
+    for dim in named:
+        if not -limit <= dim < limit:
+            raise _out_of_range(dim, limit)
+    gone = {dim % limit for dim in named if tensor.ndim and tensor.shape[dim] == 1}
+    _make_boxed(tensor)
+    if any(is_shard(place) and place.dim in gone for place in tensor.placements):
+        kept = [Replicate() if is_shard(place) and place.dim in gone else place for place in tensor.placements]
+        private.replace_contents(tensor, moved(tensor, kept, call.mesh), kept)
+    places = [Shard(p.dim - sum(dim < p.dim for dim in gone)) if is_shard(p) else p for p in tensor.placements]
+    private.turn(call.op, tensor, private.local_of(tensor).squeeze(tuple(gone)), places, call.values[1:])
+    return tensor
+
+
+def _make_boxed(tensor: DTensor) -> None:
+    """Gather a tensor one of whose placements has no box: how its shards would change is not known."""
+    if not all(is_shard(place) or place.is_replicate() or place.is_partial() for place in tensor.placements):
+        everywhere = [Replicate()] * tensor.device_mesh.ndim
+        private.replace_contents(tensor, whole(tensor), everywhere)
+
+
+def _out_of_range(dim: int, limit: int) -> IndexError:
+    return IndexError(f"Dimension out of range (expected to be in range of [{-limit}, {limit - 1}], but got {dim})")
+
+
+WRONG = "torch squeezes the rank's part and leaves the shape of the whole as it was"
+RULES = [
+    Rule("view", ("t_.default", "transpose_.default"), "every dim", "torch has no strategy", turn),
+    Rule("view", ("unsqueeze_.default",), "every dim", "torch has no strategy", widen),
+    Rule("view", ("squeeze_.default", "squeeze_.dim", "squeeze_.dims"), "dims that stay", WRONG, narrow),
+]

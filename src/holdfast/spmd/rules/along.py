@@ -9,8 +9,9 @@ from torch.distributed.tensor import DTensor
 
 from holdfast.spmd.call import LEAVE, Call, is_shard
 from holdfast.spmd.empties import has_empty
+from holdfast.spmd.fallback import gather_and_run
 from holdfast.spmd.registry import Rule
-from holdfast.spmd.rules.pointwise import LETTERS
+from holdfast.spmd.rules.pointwise import LETTERS, aligned
 from holdfast.spmd.ways import FIXED, Signature, run_sharded
 
 
@@ -41,15 +42,43 @@ def along(results: int = 1) -> Callable[[Call], Any]:
 
 def look_up(call: Call) -> Any:
     """gather: as `along`, and where each rank has all that is looked into, the indices may be cut along `dim` too."""
-    looked_into, index = call.values[0], call["index"]
-    if not has_empty(call) or looked_into.ndim != index.ndim or not index.ndim:
+    if not has_empty(call):
         return LEAVE
-    dim = call["dim"] % index.ndim
-    if any(looked_into.shape[d] != index.shape[d] for d in range(index.ndim) if d != dim):
-        return LEAVE
-    letters = _letters(index.ndim, dim)
+    index = call["index"]
+    letters = _letters(index.ndim, call["dim"] % index.ndim)
     asked = letters.replace(FIXED, "z")
     return run_sharded(call, Signature((letters, asked), (asked,), asked))
+
+
+def picked(call: Call) -> Any:
+    """gather and scatter, whose index may be smaller than the tensor: shards of such a dim do not lie side by side."""
+    tensors = [tensor for _, tensor in call.spots()]
+    dims = {tensor.ndim for tensor in tensors}
+    if len(dims) > 1 or dims == {0}:
+        return LEAVE
+    dim = call["dim"] % tensors[0].ndim
+    unequal = {d for d in range(tensors[0].ndim) if d != dim and len({tensor.shape[d] for tensor in tensors}) > 1}
+    if not unequal:
+        way = SIZES_AGREE.get(call.op._schema.name.removeprefix("aten::"))
+        return LEAVE if way is None else way(call)
+    if all(place.is_replicate() for tensor in tensors if isinstance(tensor, DTensor) for place in tensor.placements):
+        return LEAVE
+    if call.is_inplace:
+        return gather_and_run(call)
+    letters = "".join(FIXED if d in unequal else letter for d, letter in enumerate(_letters(tensors[0].ndim, dim)))
+    return run_sharded(call, Signature((letters,) * len(tensors), (letters,), letters.replace(FIXED, "")))
+
+
+def crossed(call: Call) -> Any:
+    """linalg.cross of tensors that are broadcast together."""
+    first, second = call.values[:2]
+    if first.shape == second.shape or first.ndim != second.ndim:
+        return LEAVE
+    common = aligned(call, 1)
+    along_dim = common.outputs[0][call["dim"] % first.ndim]
+    inputs = tuple(letters.replace(along_dim, FIXED) for letters in common.inputs)
+    output, free = common.outputs[0].replace(along_dim, FIXED), common.free.replace(along_dim, "")
+    return run_sharded(call, Signature(inputs, (output,), free))
 
 
 def slices(call: Call) -> Any:
@@ -76,27 +105,39 @@ def _shards(tensor: DTensor) -> bool:
     return any(is_shard(place) for place in tensor.placements)
 
 
+SIZES_AGREE = {"gather": look_up, "scatter_add": _when_empty, "scatter_reduce": along()}  # beside torch's own way
+
 RULES = [
     Rule(
         "along",
-        ("scatter_reduce.two", "unfold.default"),
+        ("unfold.default",),
         "every dim but `dim`, where the sizes agree",
         "torch has no strategy, or gathers when rows are fewer than ranks",
         along(),
     ),
     Rule(
         "along",
-        ("scatter_add.default", "sort.default", "sort.stable", "topk.default"),
-        "every dim but `dim`, where the sizes agree",
+        ("sort.default", "sort.stable", "topk.default"),
+        "every dim but `dim`",
         "torch gathers when rows are fewer than ranks",
         _when_empty,
     ),
     Rule(
         "along",
-        ("gather.default",),
-        "every dim but `dim`, where the sizes agree; `dim` of the indices",
-        "torch gathers when rows are fewer than ranks",
-        look_up,
+        (
+            *("gather.default", "scatter_add.default", "scatter_reduce.two", "scatter.src", "scatter.value"),
+            *("scatter_add_.default", "scatter_reduce_.two", "scatter_.src", "scatter_.value"),
+        ),
+        "every dim but `dim`, where the sizes agree",
+        "torch pairs shards of dims that differ in length, and gathers when rows are fewer than ranks",
+        picked,
+    ),
+    Rule(
+        "along",
+        ("linalg_cross.default",),
+        "every dim but `dim`",
+        "torch pairs shards of a dim of size 1 with those of a longer one",
+        crossed,
     ),
     Rule("along", ("renorm.default",), "the dim `dim`", "torch has no strategy", slices),
 ]

@@ -2,30 +2,25 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
+
+from torch.distributed.tensor import Shard
 
 from holdfast.spmd import torch_private as private
 from holdfast.spmd.call import LEAVE, Call, wrap
 from holdfast.spmd.registry import Rule
-from holdfast.spmd.ways import FIXED, Signature, run_sharded
+from holdfast.spmd.ways import FIXED, Signature, choose, run_sharded
 
 
 def attention(call: Call) -> Any:
     """Queries, keys, values, and in the backward pass what goes with them: all by batch and head."""
-    tensors = [tensor for _, tensor in call.spots()]
-    if tensors[0].ndim != 4:
+    if next(call.spots())[1].ndim != 4:
         return LEAVE
-    inputs = []
-    mask = call["attn_mask"]
-    for tensor in tensors:
-        letters = ("nt" if _heads_divide(call) else f"n{FIXED}") + FIXED * (tensor.ndim - 2)
-        if tensor is mask:
-            letters = FIXED * tensor.ndim if tensor.ndim < 4 else letters
-            letters = "".join(
-                FIXED if size == 1 else letter for letter, size in zip(letters, tensor.shape, strict=True)
-            )
-        inputs.append(letters)
-    results = run_sharded(call, Signature(tuple(inputs), ("nt",) * len(call.op._schema.returns), "nt"))
+    signature = _signature(call, "nt")
+    if call["query"].shape[1] != call["key"].shape[1] and not _heads_divide(call, signature):
+        signature = _signature(call, "n")
+    results = run_sharded(call, signature)
     if len(results) == 2:
         return results
     grouped = (call["query"], call["key"], call["value"])  # keys and values may have fewer heads than queries
@@ -35,10 +30,25 @@ def attention(call: Call) -> Any:
     )
 
 
-def _heads_divide(call: Call) -> bool:
+def _signature(call: Call, free: str) -> Signature:
+    inputs = []
+    whole = "".join(letter if letter in free else FIXED for letter in "nt")
+    for _, tensor in call.spots():
+        letters = whole + FIXED * (tensor.ndim - 2)
+        if tensor is call["attn_mask"]:
+            letters = FIXED * tensor.ndim if tensor.ndim < 4 else letters
+            letters = "".join(
+                FIXED if size == 1 else letter for letter, size in zip(letters, tensor.shape, strict=True)
+            )
+        inputs.append(letters)
+    return Signature(tuple(inputs), (whole,) * len(call.op._schema.returns), free)
+
+
+def _heads_divide(call: Call, signature: Signature) -> bool:
     """Whether queries and the keys that they share come to the same ranks, where there are fewer keys."""
-    queries, keys = call["query"].shape[1], call["key"].shape[1]
-    return queries == keys or all(keys % size == 0 for size in call.mesh.shape)
+    places = choose(call, signature).inputs[0]
+    ranks = math.prod(call.mesh.size(axis) for axis, place in enumerate(places) if place == Shard(1))
+    return bool(call["key"].shape[1] % ranks == 0)
 
 
 RULES = [

@@ -20,10 +20,13 @@ from holdfast.spmd.registry import Rule
 def settled_places(tensor: DTensor) -> list[Placement]:
     """Where a tensor goes to be no Partial: reduced straight into the shards that need the least padding.
 
-    That is half the bytes of reducing it on all ranks. Its own shards stay, and may be cut again. Where it has none,
-    and no dim can be cut evenly, it is reduced on all: padded shards cost more than that once they come together.
+    That is half the bytes of reducing it on all ranks. Its own shards stay, and may be cut again, but for strided ones
+    (FSDP2 beside TP), which have no box and are gathered. Where it has none, and no dim can be cut evenly, it is
+    reduced on all: padded shards cost more than that once they come together.
     """
-    places: list[Placement] = list(tensor.placements)
+    places: list[Placement] = [
+        place if is_shard(place) or isinstance(place, Partial) else Replicate() for place in tensor.placements
+    ]
     lone = not any(is_shard(place) for place in places)
     for axis, place in enumerate(tensor.placements):
         if isinstance(place, Partial):
@@ -87,6 +90,7 @@ COMPARISONS = tuple(f"{name}.{kind}" for name in ("eq", "ne", "lt", "le", "gt", 
 OTHERS = (
     *("reciprocal.default", "lerp.Tensor", "addcdiv.default", "sign.default", "sgn.default", "isnan.default"),
     *("isinf.default", "signbit.default", "logical_not.default", "bitwise_not.default", "pow.Tensor_Scalar"),
+    "threshold.default",
 )
 
 RULES = [

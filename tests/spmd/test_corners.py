@@ -1,0 +1,203 @@
+"""Calls that the matrix has no row for: each was wrong, or raised, before its rule."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from tests.dist.harness import run_ranks
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.placement_types import _StridedShard
+
+
+def _draw(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+def _parts(tensor: torch.Tensor, mesh: DeviceMesh, how: str) -> DTensor:
+    """Every other value is the first rank's, the others the second's: what a rank has not is less, or a share."""
+    rank = mesh.get_local_rank()
+    own = torch.arange(tensor.numel()).reshape(tensor.shape) % 2 == rank
+    shares = {"max": tensor.where(own, tensor - 1), "sum": tensor * 0.5, "avg": tensor + (1 - 2 * rank)}
+    return DTensor.from_local(shares[how], mesh, [Partial(how)], run_check=False)
+
+
+def _differ(found: Any, expected: torch.Tensor) -> bool:
+    whole = found.full_tensor()
+    return found.shape != expected.shape or whole.shape != expected.shape or not torch.allclose(whole, expected)
+
+
+RESHAPED = {
+    "unsqueeze_": lambda x: x.unsqueeze_(1),
+    "unsqueeze_ last": lambda x: x.unsqueeze_(-1),
+    "squeeze_": lambda x: x.unsqueeze(0).squeeze_(),
+    "squeeze_ dim": lambda x: x.unsqueeze(1).squeeze_(1),
+    "squeeze_ dims": lambda x: x.unsqueeze(-1).squeeze_((0, -1)),
+}
+
+
+def _reshape(mesh: DeviceMesh) -> list[str]:
+    x = _draw(4, 6)
+    placed = {
+        "R": distribute_tensor(x, mesh, [Replicate()]),
+        "0": distribute_tensor(x, mesh, [Shard(0)]),
+        "1": distribute_tensor(x, mesh, [Shard(1)]),
+        "P": _parts(x, mesh, "sum"),
+    }
+    wrong = []
+    for name, change in RESHAPED.items():
+        for place, tensor in placed.items():
+            changed, expected = change(tensor.clone()), change(x.clone())
+            if _differ(changed, expected) or _differ(changed + 1, expected + 1):
+                wrong.append(f"{name} {place}")
+    return wrong
+
+
+PICKED = {
+    "gather": lambda x, index, _: x.gather(0, index),
+    "scatter": lambda x, index, source: x.scatter(0, index, source),
+    "scatter_add": lambda x, index, source: x.scatter_add(0, index, source),
+    "scatter_reduce": lambda x, index, source: x.scatter_reduce(0, index, source, "sum"),
+    "scatter_add_": lambda x, index, source: x.clone().scatter_add_(0, index, source),
+}
+
+
+def _pick(mesh: DeviceMesh) -> list[str]:
+    """The index has two columns, the tensor five: column 1 of each lies on another rank."""
+    wrong = []
+    x, source = _draw(6, 5), _draw(6, 2, seed=1)
+    index = torch.stack([torch.randperm(6, generator=torch.Generator().manual_seed(seed)) for seed in range(2)], 1)
+    for name, pick in PICKED.items():
+        for places in ([Shard(1)], [Shard(0)], [Replicate()]):
+            leaves = [x.clone().requires_grad_(), source.clone().requires_grad_()]
+            placed = [distribute_tensor(leaf.detach(), mesh, [Shard(1)]).requires_grad_() for leaf in leaves]
+            expected = pick(leaves[0], index, leaves[1])
+            found = pick(placed[0], distribute_tensor(index, mesh, places), placed[1])
+            expected.square().sum().backward()
+            found.square().sum().backward()
+            grads = [(own.grad, leaf.grad) for own, leaf in zip(placed, leaves, strict=True) if leaf.grad is not None]
+            if _differ(found.detach(), expected.detach()) or any(_differ(*pair) for pair in grads):
+                wrong.append(f"{name} {places}")
+    return wrong
+
+
+WRITTEN = {
+    "index_add_": lambda x, index: x.index_add_(1, index, torch.ones_like(x)[:, :3]),
+    "index_copy_": lambda x, index: x.index_copy_(0, index, torch.ones_like(x)[:3]),
+    "addmv_": lambda x, _: x[:, 0].clone().addmv_(x, x[0]),
+}
+
+
+def _write(mesh: DeviceMesh) -> list[str]:
+    """In-place calls for which torch moves the tensor that is written to."""
+    wrong = []
+    x, index = _draw(4, 6), torch.tensor([3, 0, 2])
+    for name, write in WRITTEN.items():
+        for dim in (0, 1, None):
+            (placed,), (own,) = _placed(mesh, [(x.clone(), dim)]), _placed(mesh, [(index, None)])
+            if _differ(write(placed, own), write(x.clone(), index)):
+                wrong.append(f"{name} {dim}")
+    return wrong
+
+
+def _others(mesh: DeviceMesh) -> list[str]:
+    wrong = []
+    x = _draw(4, 6)
+    for how in ("max", "avg", "sum"):
+        table, ids = _parts(x, mesh, how), torch.tensor([[3, 0], [1, 1]])
+        pairs = {
+            "threshold": (F.threshold(table, -0.5, 2.0), F.threshold(x, -0.5, 2.0)),
+            "embedding": (F.embedding(distribute_tensor(ids, mesh, [Replicate()]), table), F.embedding(ids, x)),
+        }
+        wrong += [f"{name} {how}" for name, pair in pairs.items() if _differ(*pair)]
+        loss = _parts(x.sum(), mesh, how)
+        if f"{loss:.3f}" != f"{x.sum():.3f}":
+            wrong.append(f"format {how}")
+    first, second = _draw(1, 3), _draw(5, 3, seed=1)
+    crossed = torch.linalg.cross(*(distribute_tensor(side, mesh, [Shard(0)]) for side in (first, second)))
+    wrong += ["cross"] if _differ(crossed, torch.linalg.cross(first, second)) else []
+    image, kernel = _draw(2, 3, 8, 8), _draw(4, 3, 3, 3, seed=1)
+    convolved = F.conv2d(*_placed(mesh, [(image, 2), (kernel, None)]), padding="valid")
+    wrong += ["conv2d"] if _differ(convolved, F.conv2d(image, kernel, padding="valid")) else []
+    sequence = _draw(4, 6, 8)
+    for dim in (0, 1, 2, None):
+        heads = F.scaled_dot_product_attention(*_placed(mesh, [(sequence, dim)] * 3), is_causal=True)
+        if _differ(heads, F.scaled_dot_product_attention(sequence, sequence, sequence, is_causal=True)):
+            wrong.append(f"causal attention {dim}")
+    return wrong
+
+
+def _placed(mesh: DeviceMesh, tensors: list[tuple[torch.Tensor, int | None]]) -> list[DTensor]:
+    return [
+        distribute_tensor(tensor, mesh, [Replicate() if dim is None else Shard(dim)] * mesh.ndim)
+        for tensor, dim in tensors
+    ]
+
+
+def _two_ranks() -> list[str]:
+    import holdfast.spmd
+
+    holdfast.spmd.enable()
+    mesh = init_device_mesh("cpu", (2,))
+    return _reshape(mesh) + _pick(mesh) + _write(mesh) + _others(mesh)
+
+
+def test_nothing_is_wrong_in_the_corners():
+    assert run_ranks(2, _two_ranks, deadline_s=240) == [[], []]
+
+
+def _grouped_heads() -> list[str]:
+    """Two heads of keys for four of queries, on more ranks than there are keys."""
+    import holdfast.spmd
+
+    holdfast.spmd.enable()
+    wrong = []
+    query, key = _draw(2, 4, 5, 8), _draw(2, 2, 6, 8, seed=1)
+    expected = F.scaled_dot_product_attention(query, key, key, enable_gqa=True)
+    for shape in ((2, 2), (4,)):
+        mesh = init_device_mesh("cpu", shape)
+        for dim in (0, 1, 2, None):
+            placed = _placed(mesh, [(query, dim), (key, dim), (key, dim)])
+            if _differ(F.scaled_dot_product_attention(*placed, enable_gqa=True), expected):
+                wrong.append(f"{shape} {dim}")
+    return wrong
+
+
+def test_grouped_heads_over_more_ranks_than_keys():
+    assert run_ranks(4, _grouped_heads, deadline_s=240) == [[]] * 4
+
+
+STRIDED = {
+    "amax": lambda x: x.amax(0),
+    "amin other": lambda x: x.amin(1),
+    "max": lambda x: x.max(),
+    "inf norm": lambda x: torch.linalg.vector_norm(x, float("inf")),
+    "batch_norm": lambda x: F.batch_norm(x, None, None, training=True),
+    "sum": lambda x: x.sum(0),
+}
+
+
+def _strided() -> list[str]:
+    """Rows cut by two axes in the order of FSDP2 beside TP: first by the second axis."""
+    import holdfast.spmd
+
+    holdfast.spmd.enable()
+    mesh = init_device_mesh("cpu", (2, 2))
+    wrong = []
+    x = _draw(8, 3)
+    for name, run in STRIDED.items():
+        leaf = x.clone().requires_grad_()
+        rows = distribute_tensor(x, mesh, [Replicate(), Replicate()])
+        rows = rows.redistribute(placements=[_StridedShard(0, split_factor=2), Shard(0)]).detach().requires_grad_()
+        found, expected = run(rows), run(leaf)
+        found.square().sum().backward()
+        expected.square().sum().backward()
+        if _differ(found.detach(), expected.detach()) or _differ(rows.grad, leaf.grad):
+            wrong.append(name)
+    return wrong
+
+
+def test_rows_cut_as_fsdp_beside_tp_cuts_them():
+    assert run_ranks(4, _strided, deadline_s=240) == [[]] * 4
