@@ -49,6 +49,16 @@ EXCUSES = (
         144,
         "of columns fewer than ranks the empty shards stay, and are gathered once more where a sum is added to them",
     ),
+    Excuse(
+        "amin_keepdim[few 2x2 2,P *]",
+        24,
+        "a sum is cut along the dim that is searched, and its few extremes are brought together twice",
+    ),
+    Excuse(
+        "bce_weight_mean[few 4 P *]",
+        72,
+        "weights that are a sum are reduced for the gradient too, which torch alone leaves a sum",
+    ),
 )
 
 

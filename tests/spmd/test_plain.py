@@ -32,6 +32,15 @@ def test_masked_fill_takes_a_plain_mask_and_refuses_plain_numbers(mesh):
         x.masked_fill(_placed(mask, mesh), 2.0)
 
 
+def test_gather_takes_plain_indices(mesh):
+    x, index = torch.randn(4, 3), torch.tensor([[0, 2, 3], [1, 0, 0]])
+    placed = _placed(x, mesh).requires_grad_()
+    found = placed.gather(0, index)
+    found.sum().backward()
+    assert torch.equal(found.full_tensor(), x.gather(0, index))
+    assert torch.equal(placed.grad.full_tensor(), torch.zeros(4, 3).scatter_add(0, index, torch.ones(2, 3)))
+
+
 def test_a_gradient_that_makes_plain_tensors_leaves_a_users_refused(mesh):
     x = _placed(torch.tensor([[1.0, 0.0], [0.0, 2.0]]), mesh).requires_grad_()
     torch.prod(x, 0).sum().backward()

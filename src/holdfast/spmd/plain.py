@@ -17,6 +17,7 @@ INDEXING = (
     *("masked_fill_.Scalar",),
     *("masked_scatter.default", "masked_scatter_.default", "scatter_add.default", "scatter_add_.default"),
     *("scatter.src", "scatter.value", "index_add.default", "index_copy.default", "index_select.default"),
+    *("gather.default",),
     *("index_fill.int_Scalar", "index_fill.int_Tensor", "take.default", "put.default", "searchsorted.Tensor"),
     *("repeat_interleave.Tensor", "select_scatter.default", "slice_scatter.default", "diagonal_scatter.default"),
     *("_embedding_bag.default", "_embedding_bag_forward_only.default", "_embedding_bag_backward.default"),

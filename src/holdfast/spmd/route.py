@@ -97,7 +97,7 @@ def _answer(switch: Switch, torch_way: Callable[..., Any], call: Call, given: tu
         return window(gather_and_run(call), call) if private.is_view(op) else gather_and_run(call)
     if not private.is_decision(sharding):
         return sharding
-    if call.is_inplace and private.moves_first(sharding, info):
+    if call.writes_first and private.moves_first(sharding, info):
         return gather_and_run(call)  # what is written into a moved copy would be lost
     if private.is_view(op) and private.moves_first(sharding, info):
         return window(carry_out(op, args, kwargs, info, sharding), call)
