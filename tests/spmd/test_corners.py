@@ -176,7 +176,37 @@ STRIDED = {
     "inf norm": lambda x: torch.linalg.vector_norm(x, float("inf")),
     "batch_norm": lambda x: F.batch_norm(x, None, None, training=True),
     "sum": lambda x: x.sum(0),
+    "group_norm": lambda x: F.group_norm(x, 3),
+    "layer_norm": lambda x: F.layer_norm(x, (3,)),
+    "rms_norm": lambda x: F.rms_norm(x, (3,)),
+    "softmax": lambda x: F.softmax(x, 0),
+    "logsumexp": lambda x: x.logsumexp(0),
+    "cumsum": lambda x: x.cumsum(0),
+    "cummax": lambda x: x.cummax(0).values,
+    "topk": lambda x: x.topk(2, 0).values,
+    "argmax": lambda x: x * (x.argmax(0) + 1),
+    "rows": lambda x: x[[5, 0, 7]],
+    "slice": lambda x: x[1:6],
+    "mask": lambda x: x.masked_fill(torch.arange(8)[:, None] % 3 == 0, 2.0),
+    "mse": lambda x: F.mse_loss(x, x.detach() * 2),
+    "huber": lambda x: F.huber_loss(x, x.detach() * 2, reduction="sum"),
+    "cross_entropy": lambda x: F.cross_entropy(x, _like(torch.arange(8) % 3, x)),
+    "embedding": lambda x: F.embedding(_like(torch.tensor([7, 1, 1, 4]), x), x),
+    "linear": lambda x: F.linear(_like(_draw(2, 3, seed=5), x), x),
+    "flip": lambda x: x.flip(0),
+    "pad": lambda x: F.pad(x, (0, 0, 1, 2)),
+    "var": lambda x: x.var(0),
+    "norm 3": lambda x: torch.linalg.vector_norm(x, 3, dim=0),
+    "clamp": lambda x: x.clamp(-0.1, 0.4),
 }
+
+
+def _like(tensor: torch.Tensor, placed: torch.Tensor) -> torch.Tensor:
+    """The same on every rank, where the other is a DTensor."""
+    if not isinstance(placed, DTensor):
+        return tensor
+    mesh = placed.device_mesh
+    return distribute_tensor(tensor, mesh, [Replicate()] * mesh.ndim)
 
 
 def _strided() -> list[str]:

@@ -11,7 +11,7 @@ from holdfast.spmd import torch_private as private
 from holdfast.spmd.call import LEAVE, Call, is_shard, moved, wrap
 from holdfast.spmd.collect import reduced
 from holdfast.spmd.registry import Rule
-from holdfast.spmd.rules.settled import paddings
+from holdfast.spmd.rules.settled import boxed, paddings
 
 
 class Laid:
@@ -52,7 +52,7 @@ ON_ALL = 2  # what it costs to reduce a tensor on all ranks, where into shards i
 def _places(source: DTensor) -> list[Placement]:
     """Shards stay, unless they hold less than the sums would send; a Partial goes where it and the sums cost least."""
     sums = SUMS * source.shape[1] / source.numel()  # as a multiple of what the tensor itself is
-    places: list[Placement] = list(source.placements)
+    places = boxed(source.placements)
     if sums > 1 and not any(isinstance(place, Partial) for place in places):
         return [Replicate() if is_shard(place) and place.dim != 1 else place for place in places]
     for axis, place in enumerate(source.placements):

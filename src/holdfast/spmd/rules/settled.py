@@ -20,13 +20,10 @@ from holdfast.spmd.registry import Rule
 def settled_places(tensor: DTensor) -> list[Placement]:
     """Where a tensor goes to be no Partial: reduced straight into the shards that need the least padding.
 
-    That is half the bytes of reducing it on all ranks. Its own shards stay, and may be cut again, but for strided ones
-    (FSDP2 beside TP), which have no box and are gathered. Where it has none, and no dim can be cut evenly, it is
-    reduced on all: padded shards cost more than that once they come together.
+    That is half the bytes of reducing it on all ranks. Its own shards stay, and may be cut again. Where it has none,
+    and no dim can be cut evenly, it is reduced on all: padded shards cost more than that once they come together.
     """
-    places: list[Placement] = [
-        place if is_shard(place) or isinstance(place, Partial) else Replicate() for place in tensor.placements
-    ]
+    places = boxed(tensor.placements)
     lone = not any(is_shard(place) for place in places)
     for axis, place in enumerate(tensor.placements):
         if isinstance(place, Partial):
@@ -34,6 +31,11 @@ def settled_places(tensor: DTensor) -> list[Placement]:
             dim = min(found, key=lambda dim: found[dim], default=None)
             places[axis] = Replicate() if dim is None or (lone and found[dim][0] > 1) else Shard(dim)
     return places
+
+
+def boxed(placements: Sequence[Placement]) -> list[Placement]:
+    """The same, but strided shards (FSDP2 beside TP), which are no box of the tensor, are gathered."""
+    return [place if is_shard(place) or isinstance(place, Partial) else Replicate() for place in placements]
 
 
 def paddings(
