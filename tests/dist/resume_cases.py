@@ -11,6 +11,8 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from dist.harness import tell_parent
+from holdfast.format.names import step_folder
+from holdfast.train.checkpoints import FOLDER
 from holdfast.train.config import RunConfig, parse_config
 from holdfast.train.experts import Experts
 from holdfast.train.loop import Progress, Trainer
@@ -110,10 +112,14 @@ def finish(settings: RunConfig) -> tuple[int, dict[str, str]]:
 
 
 def train_until_killed(settings: RunConfig, hold_at: int) -> None:
-    """Train on and on, and wait at one step for the kill that is to come."""
+    """Train on and on, and wait at one step, with the save before it published, for the kill that is to come."""
+    saved = hold_at - hold_at % settings.checkpoint.every_steps
+    published = Path(settings.train.folder) / FOLDER / step_folder(saved)
 
     def wait(progress: Progress) -> None:
         if progress.step == hold_at:
+            while not published.exists():  # the parent's deadline ends it
+                time.sleep(0.01)
             tell_parent("held")
             time.sleep(600)
 
