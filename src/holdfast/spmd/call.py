@@ -45,12 +45,6 @@ class Call:
     def is_inplace(self) -> bool:
         return any(argument.alias_info and argument.alias_info.is_write for argument in self.op._schema.arguments)
 
-    @property
-    def writes_first(self) -> bool:
-        """Whether the first argument is written in place, and not only a buffer beside it."""
-        first = self.op._schema.arguments[0].alias_info
-        return first is not None and bool(first.is_write)
-
     def spots(self) -> Iterator[tuple[Spot, torch.Tensor]]:
         """Every tensor among the arguments, with where it stands."""
         for position, value in enumerate(self.values):
@@ -76,6 +70,12 @@ class Call:
         for name, value in changes.items():
             values[names.index(name)] = value
         return apply(self.op, values)
+
+
+def writes_first(op: Any) -> bool:
+    """Whether an operator writes its first argument in place, and not only a buffer beside it."""
+    first = op._schema.arguments[0].alias_info
+    return first is not None and bool(first.is_write)
 
 
 def apply(op: Any, values: Sequence[Any]) -> Any:

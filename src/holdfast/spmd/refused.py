@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from holdfast.spmd import torch_private as private
+from holdfast.spmd.call import writes_first
 
 
 def cannot_be_done(sharding: Any, op: Any, info: Any) -> bool:
@@ -37,12 +38,7 @@ def _moves_written(sharding: Any, op: Any, before: Any, after: Any) -> bool:
     results = op._schema.returns
     if op is torch.ops.aten.squeeze_.dim or len(results) != 1 or results[0].alias_info is None:
         return False
-    return _is_written(op) and _placements(sharding.output_spec) != _placements(before[0])
-
-
-def _is_written(op: Any) -> bool:
-    first = op._schema.arguments[0].alias_info
-    return first is not None and bool(first.is_write)
+    return writes_first(op) and _placements(sharding.output_spec) != _placements(before[0])
 
 
 def _placements(values: Any) -> list[Any]:

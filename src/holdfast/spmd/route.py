@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from holdfast.spmd import torch_private as private
-from holdfast.spmd.call import LEAVE, Call, bind
+from holdfast.spmd.call import LEAVE, Call, bind, writes_first
 from holdfast.spmd.empties import carry_out, has_empty, pays, run_decision, will_have_empty
 from holdfast.spmd.fallback import gather_and_run
 from holdfast.spmd.refused import cannot_be_done
@@ -97,7 +97,7 @@ def _answer(switch: Switch, torch_way: Callable[..., Any], call: Call, given: tu
         return window(gather_and_run(call), call) if private.is_view(op) else gather_and_run(call)
     if not private.is_decision(sharding):
         return sharding
-    if call.writes_first and private.moves_first(sharding, info):
+    if writes_first(op) and private.moves_first(sharding, info):
         return gather_and_run(call)  # what is written into a moved copy would be lost
     if private.is_view(op) and private.moves_first(sharding, info):
         return window(carry_out(op, args, kwargs, info, sharding), call)
