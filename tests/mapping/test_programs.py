@@ -83,3 +83,16 @@ def test_programs_do_what_numpy_does_forward_on_shards_and_back() -> None:
     assert seen["programs"] >= PROGRAMS
     assert seen.keys() == {"programs", *FORM_NAMES}
     assert min(seen.values()) >= PROGRAMS // (4 * len(FORMS))
+
+
+def test_the_reverse_joins_what_was_cast_beside_what_was_not() -> None:
+    statements = [
+        "a -> b, src_dtype='float32', dst_dtype='float64'",
+        "b -> c, src_dtype='float64', dst_dtype='float32'",
+        "c, d -> e, axis=0",
+    ]
+    mapping = Mapping.parse("\n".join(statements) + "\n")
+    sources = {"a": np.zeros(1, np.float32), "d": np.ones(2, np.float32)}
+    pinned = mapping.reverse({key: array.shape for key, array in sources.items()})
+    stored = {"e": np.concatenate([sources["a"], sources["d"]])}
+    assert same(outputs(pinned.compile(specs_of(stored)), stored), sources)

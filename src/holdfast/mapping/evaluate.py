@@ -76,7 +76,7 @@ def _check_alike(statement: Statement, step: Step, parts: Recipes, dim: int | No
                 "stacked must be equal" if dim is None else f"joined along axis {dim} must be equal in all other dims"
             )
             raise statement.refusal(f"parts that are {rule}: {shown(step.lefts, parts)}")
-        if part.dtype is not first.dtype:
+        if part.dtype is not first.dtype and UNKNOWN not in (part.dtype, first.dtype):
             raise statement.refusal(
                 f"parts that are joined must have one dtype, not {first.dtype.name} and {part.dtype.name}: "
                 f"{shown(step.lefts, parts)}; cast them first"
