@@ -64,7 +64,7 @@ $(PADDLE_READY): requirements/paddle.txt
 interop: $(READY) $(PADDLE_READY)
 	HOLDFAST_PADDLE_PYTHON=$(PADDLE_VENV)/bin/python $(BIN)/python -m pytest tests/interop
 
-EVERY ?= 7
+EVERY ?= 31
 spmd: $(READY)
 	$(BIN)/python -m tests.spmd --ranks threads --every $(EVERY)
 	$(BIN)/python -m benchmarks.spmd

@@ -6,6 +6,7 @@ without, and the fastest turn of each counts: on a shared machine noise only eve
 
 from __future__ import annotations
 
+import argparse
 import statistics
 import sys
 import time
@@ -96,7 +97,9 @@ def slow(times: dict[str, dict[bool, list[float]]]) -> list[str]:
 
 
 def main() -> int:
-    turns = int(sys.argv[1]) if len(sys.argv) > 1 else TURNS
+    parser = argparse.ArgumentParser(prog="benchmarks.spmd", description=__doc__)
+    parser.add_argument("turns", nargs="?", type=int, default=TURNS, help="how often each operator is timed each way")
+    turns = parser.parse_args().turns
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     dist.init_process_group("fake", rank=0, world_size=4, store=FakeStore())

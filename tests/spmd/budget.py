@@ -3,7 +3,8 @@
 Shards along a `free` letter send nothing. Along a letter of `reduced` only the named sums or edges are sent. Along any
 other letter the rule is to gather: each input that is sharded so once forward and, with gradients, once again for what
 autograd kept of it. A Partial is reduced once forward, and twice more for a gradient: formulas use what they kept for
-a comparison and for a product, say. `rounds_of` says how often a composite does all that.
+a comparison and for a product, say. `rounds_of` says how often a composite does all that. Where the inputs lie apart
+no letter is free: each may have to be brought beside the others.
 """
 
 from __future__ import annotations
@@ -22,12 +23,23 @@ def budget(case: Case, operation: Operation) -> int:
     ranks = MESHES[case.mesh]
     moved = 0.0
     for given, places in zip(operation.inputs, placements_of(case, operation), strict=True):
-        moved += rounds_of(operation.name) * _brought(operation, given, places or (), case.size, ranks)
+        gathered = {letter for letter in given.letters if case.others == "apart" or not _is_free(operation, letter)}
+        moved += rounds_of(operation.name) * _brought(operation, given, places or (), case.size, ranks, gathered)
     return math.ceil(moved + _sums(case, operation))
 
 
+def _is_free(operation: Operation, letter: str) -> bool:
+    """Whether shards along a letter stay where they are, but for sums and edges."""
+    return letter in operation.free + free_of(operation.name) + "".join(operation.reduced)
+
+
 def _brought(
-    operation: Operation, given: Input, places: tuple[Placement, ...], size: str, ranks: tuple[int, ...]
+    operation: Operation,
+    given: Input,
+    places: tuple[Placement, ...],
+    size: str,
+    ranks: tuple[int, ...],
+    gathered: set[str],
 ) -> float:
     """The bytes of gathering or reducing one input wherever the declaration does not let it be."""
     sizes = [SIZES[size][letter] for letter in given.letters]
@@ -37,7 +49,7 @@ def _brought(
     for axis, place in enumerate(places):
         if isinstance(place, Shard):
             sizes[place.dim] = -(-sizes[place.dim] // ranks[axis])
-            if given.letters[place.dim] not in operation.free + free_of(operation.name) + "".join(operation.reduced):
+            if given.letters[place.dim] in gathered:
                 order.insert(0, axis)
     item = 1 if "bool" in given.kind else 8
     received = 0.0

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from tests.spmd.table import SIZES, Operation
+from tests.spmd.table import SIZES, Input, Operation
 from torch.distributed.tensor import Partial, Placement, Replicate, Shard
 
 MESHES = {"4": (4,), "2x2": (2, 2)}
@@ -19,7 +20,7 @@ class Case:
     size: str
     mesh: str
     first: tuple[str, ...]  # the first placed input's placement on each axis: "R", "P" or the sharded dim
-    others: str  # "follow": the other inputs are sharded along the same letters; "whole": replicated
+    others: str  # "follow": the other inputs are sharded along the same letters; "whole": replicated; "apart": neither
 
     def __str__(self) -> str:
         return f"{self.operation}[{self.size} {self.mesh} {','.join(self.first)} {self.others}]"
@@ -30,22 +31,17 @@ def cases_of(operation: Operation) -> Iterator[Case]:
     placed = [given for given in operation.inputs if not given.is_plain]
     dims = len(placed[0].letters)
     partial = operation.partial and placed[0].is_float and not operation.random
-    choices = ("follow", "whole") if len(placed) > 1 else ("follow",)
+    choices = ("follow", "whole", "apart") if len(placed) > 1 else ("follow",)
     for size in SIZES:
         for mesh, first in _placements(dims, partial):
-            for others in choices if any(word != "R" for word in first) else ("follow",):
+            for others in choices if first != ("R",) else choices[::2]:
                 yield Case(operation.name, size, mesh, first, others)
 
 
 def _placements(dims: int, partial: bool) -> Iterator[tuple[str, tuple[str, ...]]]:
-    shards = [str(dim) for dim in range(dims)]
-    for word in ["R", *shards, *(["P"] if partial else [])]:
-        yield "4", (word,)
-    for shard in shards:
-        yield "2x2", ("0", shard)
-    if partial:
-        yield "2x2", ("P", "0")
-        yield "2x2", (shards[-1], "P")
+    words = ["R", *map(str, range(dims)), *(["P"] if partial else [])]
+    yield from (("4", (word,)) for word in words)
+    yield from (("2x2", pair) for pair in itertools.product(words, words) if pair != ("R", "R"))
 
 
 def placements_of(case: Case, operation: Operation) -> list[tuple[Placement, ...] | None]:
@@ -59,6 +55,8 @@ def placements_of(case: Case, operation: Operation) -> list[tuple[Placement, ...
             result.append(tuple(_placement(word, given.letters, given.letters) for word in case.first))
         elif case.others == "whole":
             result.append(tuple(Replicate() for _ in case.first))
+        elif case.others == "apart":
+            result.append(tuple(_apart(word, given, operation.partial) for word in case.first))
         else:
             follows = [_placement(word, leader.letters, given.letters) for word in case.first]
             if not given.is_float:
@@ -74,3 +72,12 @@ def _placement(word: str, leader: str, letters: str) -> Placement:
         return Partial()
     letter = leader[int(word)]
     return Shard(letters.index(letter)) if letter in letters else Replicate()
+
+
+def _apart(word: str, given: Input, partial: bool) -> Placement:
+    """Parts beside shards, and shards beside what is whole or in parts."""
+    if word.isdigit() and partial and given.is_float and given.kind not in ("constant", "variance"):
+        return Partial()
+    if not given.letters:
+        return Replicate()
+    return Shard(len(given.letters) - 1 if word.isdigit() else 0)

@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 WEIGHTS = (0.5, 0.25, 0.15, 0.1)  # of each rank's share in a Partial
 COLLECTIVES = ("_c10d_functional", "c10d", "_dtensor", "_c10d_functional_autograd")
+RAISES_TOO = "as one device raises"
 QUIET = ("wait_tensor", "_wrap_tensor_autograd")
 
 
@@ -96,8 +97,10 @@ def judge(case: Case, operation: Operation, mesh: DeviceMesh) -> Verdict:
         _seed()
         found = _found(operation, wholes, placements, mesh, listener)
     except Exception as error:  # noqa: BLE001 - any error is a finding
+        if failure is not None and failure.startswith(f"{type(error).__name__}:"):
+            return Verdict("right", RAISES_TOO, listener.bytes)
         if failure is not None:
-            return Verdict("right", "as one device raises", listener.bytes)
+            return Verdict("wrong", f"one device raises {failure}, but this {type(error).__name__}: {error}")
         return Verdict("raise", f"{type(error).__name__}: {str(error)[:300]}")
     if failure is not None:
         return Verdict("wrong", f"one device raises {failure}, but this did not")

@@ -111,6 +111,8 @@ def _others(mesh: DeviceMesh) -> list[str]:
             "threshold": (F.threshold(table, -0.5, 2.0), F.threshold(x, -0.5, 2.0)),
             "embedding": (F.embedding(distribute_tensor(ids, mesh, [Replicate()]), table), F.embedding(ids, x)),
         }
+        short = F.embedding(distribute_tensor(ids, mesh, [Replicate()]), _parts(x, mesh, how), max_norm=0.5)
+        pairs["max_norm"] = (short, F.embedding(ids, x.clone(), max_norm=0.5))
         wrong += [f"{name} {how}" for name, pair in pairs.items() if _differ(*pair)]
         loss = _parts(x.sum(), mesh, how)
         if f"{loss:.3f}" != f"{x.sum():.3f}":
@@ -129,6 +131,15 @@ def _others(mesh: DeviceMesh) -> list[str]:
     return wrong
 
 
+def _scan(mesh: DeviceMesh) -> list[str]:
+    """The gradient of cumprod_, which makes plain tensors; rules that are seen later must not be what helps it."""
+    leaf = _draw(5, 4).requires_grad_()
+    placed = distribute_tensor(leaf.detach(), mesh, [Replicate()]).requires_grad_()
+    for tensor in (leaf, placed):
+        tensor.clone().cumprod_(0).square().sum().backward()
+    return ["cumprod_"] if _differ(placed.grad, leaf.grad) else []
+
+
 def _placed(mesh: DeviceMesh, tensors: list[tuple[torch.Tensor, int | None]]) -> list[DTensor]:
     return [
         distribute_tensor(tensor, mesh, [Replicate() if dim is None else Shard(dim)] * mesh.ndim)
@@ -141,7 +152,7 @@ def _two_ranks() -> list[str]:
 
     holdfast.spmd.enable()
     mesh = init_device_mesh("cpu", (2,))
-    return _reshape(mesh) + _pick(mesh) + _write(mesh) + _others(mesh)
+    return _scan(mesh) + _reshape(mesh) + _pick(mesh) + _write(mesh) + _others(mesh)
 
 
 def test_nothing_is_wrong_in_the_corners():
@@ -226,6 +237,9 @@ def _strided() -> list[str]:
         expected.square().sum().backward()
         if _differ(found.detach(), expected.detach()) or _differ(rows.grad, leaf.grad):
             wrong.append(name)
+    rows = distribute_tensor(x[:6], mesh, [Replicate(), Replicate()])
+    rows = rows.redistribute(placements=[_StridedShard(0, split_factor=2), Shard(0)])
+    wrong += ["uneven flatten"] if _differ(rows.flatten(), x[:6].flatten()) else []
     return wrong
 
 

@@ -59,6 +59,18 @@ def test_what_is_said_is_what_a_redistribution_moves(axes, sizes):
                 assert sum(move.bytes for move in said) == heard.bytes, (present, wanted, said, heard.received)
 
 
+def test_axes_that_torch_moves_at_once_over_a_flattened_mesh_are_heard():
+    with pretended_mesh("a", 2, "b", 3) as mesh:
+        mesh._flatten("together")
+        for present, wanted in (((Shard(0), Shard(0)), Replicate()), ((Partial(), Partial()), Replicate())):
+            tensor = DTensor.from_local(torch.zeros(6, 4), mesh, present, run_check=False)
+            with _Heard(1) as heard:
+                tensor.redistribute(placements=[wanted, wanted])
+            said = redistribute_cost(tensor, [wanted, wanted])
+            assert heard.bytes > 0 and [move.bytes for move in said] == [heard.bytes, 0]
+            assert [move.axis for move in said] == [0, 1] and "slice" not in {move.collective for move in said}
+
+
 def test_nothing_moves_to_where_it_is(tensor):
     assert redistribute_cost(tensor, [Shard(0), Partial()]) == ()
 
@@ -76,3 +88,16 @@ def test_wrong_placements_are_refused(tensor):
         redistribute_cost(tensor, [Shard(0)])
     with pytest.raises(InvalidArgument, match="nothing is redistributed to"):
         redistribute_cost(tensor, [Partial(), Partial()])
+    for dim in (2, -3):
+        with pytest.raises(InvalidArgument, match=r"axis 1: .* of a tensor of 2 dims"):
+            redistribute_cost(tensor, [Replicate(), Shard(dim)])
+    for given in (None, Shard(0), ["S0", "R"]):
+        with pytest.raises(InvalidArgument, match="give a list of Replicate"):
+            redistribute_cost(tensor, given)
+    with pytest.raises(InvalidArgument, match="a Tensor has no placements"):
+        redistribute_cost(torch.zeros(8, 8), [Replicate(), Replicate()])
+
+
+def test_a_dim_may_be_counted_from_the_last(tensor):
+    assert redistribute_cost(tensor, [Shard(-2), Partial()]) == ()
+    assert [move.wanted for move in redistribute_cost(tensor, [Shard(-1), Partial()])] == [Shard(1)]

@@ -9,6 +9,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
 
 import holdfast.spmd
+from holdfast.spmd import plain
 from holdfast.spmd import torch_private as private
 
 
@@ -60,3 +61,14 @@ def test_what_was_taken_over_still_works(mesh):
     torch.cumprod(x, 0)
     assert torch.cat([x, x], 1).shape == (2, 4)
     assert torch.where(x > 0.5, x, x).shape == (2, 2)
+
+
+def test_nothing_is_left_behind_by_scans_and_products(mesh):
+    holdfast.spmd.disable()
+    before = dict(private.handlers())
+    holdfast.spmd.enable()
+    x = _placed(torch.rand(4, 3) + 0.5, mesh).requires_grad_()
+    (torch.cumsum(x, 0).sum() + torch.cumprod(x, 0).sum() + torch.prod(x, 0).sum()).backward()
+    plain.demand_flips()
+    holdfast.spmd.disable()
+    assert dict(private.handlers()) == before

@@ -1,4 +1,4 @@
-"""Decisions that torch before 2.13 makes and cannot carry out are told from those that it can."""
+"""Decisions that torch makes and cannot carry out are told from those that it can."""
 
 from __future__ import annotations
 
@@ -64,7 +64,8 @@ def test_a_written_tensor_of_a_list_stays_where_it_is():
     assert not _asked(ATEN._foreach_mul_.Scalar, before, before, None)
 
 
-def test_torch_2_13_is_left_alone(monkeypatch):
+def test_torch_2_13_moves_what_is_written_but_makes_no_parts(monkeypatch):
     monkeypatch.setattr(torch_private, "AT_LEAST_2_13", True)
-    shard, whole = _spec(Shard(0)), _spec(Replicate())
+    shard, whole, part = _spec(Shard(0)), _spec(Replicate()), _spec(Partial())
     assert not _asked(ATEN.clamp_min_.default, (shard, 0), (whole, 0), whole)
+    assert _asked(ATEN.cat.default, ([shard, part],), ([part, part],), part)

@@ -49,6 +49,15 @@ def test_only_and_exclude_choose_by_family_and_operator():
         holdfast.spmd.disable()
 
 
+@pytest.mark.parametrize("name", ["mse_loss", "aten.mse_loss.default", "mse_loss.*"])
+def test_an_operator_goes_by_each_of_its_names(name):
+    try:
+        holdfast.spmd.enable(only=[name])
+        assert [line.operator for line in holdfast.spmd.report() if line.is_installed] == ["aten.mse_loss.default"]
+    finally:
+        holdfast.spmd.disable()
+
+
 def test_the_report_says_what_and_why():
     try:
         holdfast.spmd.enable()
@@ -85,7 +94,7 @@ def test_every_operator_of_every_rule_exists_on_the_newest_known_torch():
     [
         ({"only": "loss"}, "give a list"),
         ({"only": ["losses"]}, "no family"),
-        ({"exclude": ["mse_loss"]}, "like 'mse_loss.default'"),
+        ({"exclude": ["mse_los"]}, "like 'mse_loss.default'"),
     ],
 )
 def test_a_choice_that_names_nothing_is_refused_and_changes_nothing(choice, words):

@@ -118,9 +118,30 @@ def moved(tensor: Any, placements: Sequence[Placement], mesh: DeviceMesh) -> tor
     """This rank's part of a tensor under `placements`; a plain tensor counts as replicated."""
     if not isinstance(tensor, DTensor):
         return _part(tensor, placements, mesh)
+    if tensor.device_mesh != mesh:
+        return _part(whole(tensor), placements, mesh)
     if tuple(tensor.placements) == tuple(placements):
         return private.local_of(tensor)
     return private.redistribute_local(tensor, placements)
+
+
+def cut_first(tensor: Any, placements: Sequence[Placement]) -> Any:
+    """A tensor on its way to `placements`, with what every rank of an axis has cut already: then less is sent."""
+    if not isinstance(tensor, DTensor):
+        return tensor
+    first = list(tensor.placements)
+    for axis, (now, then) in enumerate(zip(tensor.placements, placements, strict=True)):
+        others = [
+            *tensor.placements[:axis],
+            *tensor.placements[axis + 1 :],
+            *placements[:axis],
+            *placements[axis + 1 :],
+        ]
+        if now.is_replicate() and is_shard(then) and then not in others:
+            first[axis] = then
+    if first == list(tensor.placements) or first == list(placements):
+        return tensor
+    return wrap(moved(tensor, first, tensor.device_mesh), tensor.device_mesh, first, tensor.shape)
 
 
 def _part(tensor: torch.Tensor, placements: Sequence[Placement], mesh: DeviceMesh) -> torch.Tensor:

@@ -23,6 +23,29 @@ def reduced(tensor: torch.Tensor, mesh: DeviceMesh, axes: Iterable[int], how: st
     return result
 
 
+WORDS = {8: torch.int64, 4: torch.int32}  # integers as long as floats
+
+
+def extreme_of(tensor: torch.Tensor, mesh: DeviceMesh, axes: Iterable[int], largest: bool) -> torch.Tensor:
+    """The largest or smallest of every rank's tensor; a NaN wins, which collectives forget.
+
+    Floats are sent as integers of the same order, among which what stands for NaN is the last or the first.
+    """
+    how = "max" if largest else "min"
+    if not tensor.dtype.is_floating_point:
+        return reduced(tensor, mesh, axes, how)
+    wide = tensor if tensor.element_size() in WORDS else tensor.to(torch.float32)
+    kind = WORDS[wide.element_size()]
+    nothing = torch.iinfo(kind).max if largest else torch.iinfo(kind).min
+    bits = torch.where(wide.isnan(), nothing, _turned(wide.contiguous().view(kind)))
+    return _turned(reduced(bits, mesh, axes, how)).view(wide.dtype).to(tensor.dtype)
+
+
+def _turned(bits: torch.Tensor) -> torch.Tensor:
+    """The bits of floats as integers of the same order, and back: those of negative ones count backwards."""
+    return torch.where(bits < 0, bits ^ torch.iinfo(bits.dtype).max, bits)
+
+
 def sharded_axes(placements: Sequence[Placement], dims: Iterable[int] | None = None) -> list[int]:
     """The mesh axes that shard a tensor (along one of `dims`)."""
     wanted = None if dims is None else set(dims)

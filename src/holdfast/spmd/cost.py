@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Partial, Placement
+from torch.distributed.tensor import DTensor, Partial, Placement, Shard
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from holdfast.core.errors import InvalidArgument
+from holdfast.spmd import torch_private as private
+from holdfast.spmd.call import is_shard
 
 # What each rank receives, as a multiple of what it gives, among so many ranks.
 RECEIVED = {
@@ -44,16 +48,11 @@ def redistribute_cost(tensor: DTensor, placements: Sequence[Placement]) -> tuple
     """The moves that take `tensor` to `placements`, in their order; empty when it is there already.
 
     The sum of their bytes is what this rank receives. An axis may have several moves where torch goes through
-    other placements. Nothing is sent. Raises InvalidArgument when the placements do not fit the mesh.
+    other placements; where torch moves several axes at once, over a mesh that was flattened, the first of them has
+    the bytes. Nothing is sent. Raises InvalidArgument when the placements do not fit the tensor or the mesh.
     """
+    placements = _checked(tensor, placements)
     mesh = tensor.device_mesh
-    if len(placements) != mesh.ndim:
-        raise InvalidArgument(
-            f"{len(placements)} placements for a mesh of {mesh.ndim} axes: give one placement per axis"
-        )
-    for axis, (before, after) in enumerate(zip(tensor.placements, placements, strict=True)):
-        if isinstance(after, Partial) and before != after:
-            raise InvalidArgument(f"axis {axis}: nothing is redistributed to {after}: ask for Replicate or Shard")
     with torch.no_grad():
         empty = DTensor.from_local(
             torch.empty_like(tensor.to_local(), device="meta"),
@@ -65,7 +64,25 @@ def redistribute_cost(tensor: DTensor, placements: Sequence[Placement]) -> tuple
         )
         with _Listener(mesh) as heard:
             empty.redistribute(placements=placements)
-    return _moves(tensor.placements, tuple(placements), mesh, heard.heard)
+    return _moves(tensor.placements, placements, mesh, heard.heard)
+
+
+def _checked(tensor: DTensor, placements: Sequence[Placement]) -> tuple[Placement, ...]:
+    """The placements, dims counted from the first, if the tensor can be redistributed to them."""
+    if not isinstance(tensor, DTensor):
+        raise InvalidArgument(f"a {type(tensor).__name__} has no placements: give a DTensor, as of distribute_tensor")
+    if not isinstance(placements, Sequence) or not all(isinstance(place, Placement) for place in placements):
+        raise InvalidArgument(f"placements={placements!r}: give a list of Replicate() and Shard(dim), one per axis")
+    axes = tensor.device_mesh.ndim
+    if len(placements) != axes:
+        raise InvalidArgument(f"{len(placements)} placements for a mesh of {axes} axes: give one placement per axis")
+    for axis, (before, after) in enumerate(zip(tensor.placements, placements, strict=True)):
+        if isinstance(after, Partial) and before != after:
+            raise InvalidArgument(f"axis {axis}: nothing is redistributed to {after}: ask for Replicate or Shard")
+        dim = getattr(after, "dim", 0)
+        if not -max(tensor.ndim, 1) <= dim < max(tensor.ndim, 1) or (is_shard(after) and not tensor.ndim):
+            raise InvalidArgument(f"axis {axis}: {after} of a tensor of {tensor.ndim} dims: name one that it has")
+    return tuple(Shard(place.dim % tensor.ndim) if is_shard(place) else place for place in placements)
 
 
 def _moves(
@@ -85,14 +102,22 @@ class _Listener(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self, mesh: DeviceMesh) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.heard: list[tuple[int, str, int]] = []
+        self._axes = {mesh.get_group(axis).group_name: (axis,) for axis in range(mesh.ndim)}
         self._mesh = mesh
-        self._axes = {mesh.get_group(axis).group_name: axis for axis in range(mesh.ndim)}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(issubclass(kind, DTensor) for kind in types):
             return NotImplemented
         name = func._opname
-        if name in RECEIVED and (axis := self._axes.get(args[-1])) is not None:
-            count = round(args[0].nbytes * RECEIVED[name](self._mesh.size(axis)))
-            self.heard.append((axis, WORDS.get(name, name), count))
+        if name in RECEIVED:
+            axes = self._axes.get(args[-1]) or self._together(args[-1])
+            ranks = math.prod(self._mesh.size(axis) for axis in axes)
+            count = round(args[0].nbytes * RECEIVED[name](ranks))
+            self.heard += [(axis, WORDS.get(name, name), 0 if place else count) for place, axis in enumerate(axes)]
         return func(*args, **(kwargs or {}))
+
+    def _together(self, name: str) -> tuple[int, ...]:
+        """The axes that the group of a flattened mesh spans."""
+        ranks = dist.get_process_group_ranks(private.group_named(name))
+        places = [(self._mesh.mesh == rank).nonzero()[0].tolist() for rank in ranks]
+        return tuple(axis for axis in range(self._mesh.ndim) if len({place[axis] for place in places}) > 1)

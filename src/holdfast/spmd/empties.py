@@ -63,10 +63,27 @@ def run_decision(call: Call, args: Any, kwargs: Any, sharding: Any) -> Any:
     try:
         local = private.local_results(call.op, args, call.info)
     except Exception:
-        if not any(isinstance(part, torch.Tensor) and part.numel() == 0 for part in private.local_inputs(call.info)):
+        if not _has_nothing(call):
             raise
+        local = None
+    if local is None or (_has_nothing(call) and not _fits(local, sharding.output_spec)):
         local = _of_nothing(call, sharding.output_spec)
     return private.wrap_results(local, sharding.output_spec)
+
+
+def _has_nothing(call: Call) -> bool:
+    """Whether this rank's kernel was given an empty part."""
+    return any(part.numel() == 0 for part in private.local_inputs(call.info))
+
+
+def _fits(local: Any, spec: Any) -> bool:
+    """Whether a result has the sizes that it must have: addmv of no rows to a number gives a number."""
+    if isinstance(spec, (tuple, list)):
+        return all(_fits(*pair) for pair in zip(local, spec, strict=False))
+    if spec is None or not isinstance(local, torch.Tensor):
+        return True
+    sizes, _ = private.local_box(spec.shape, spec.mesh, spec.placements)
+    return tuple(local.shape) == sizes
 
 
 def carry_out(op: Any, args: Any, kwargs: Any, info: Any, sharding: Any) -> Any:

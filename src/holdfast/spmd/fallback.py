@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.distributed.tensor import DTensor, Partial, Replicate
+from torch.distributed.tensor import DTensor
 
 from holdfast.core.errors import Unsupported
 from holdfast.spmd import torch_private as private
 from holdfast.spmd.call import Call, moved, replicated, whole
+from holdfast.spmd.parts import overwrite, reduced_places
+
+
+@dataclass(slots=True)
+class Gathered:
+    """The calls of one operator that were run on whole tensors: how many, and the inputs of the first."""
+
+    calls: int
+    first: str
+
+
+GATHERED: dict[str, Gathered] = {}  # by operator, for report()
 
 
 def gather_and_run(call: Call) -> Any:
@@ -17,10 +30,21 @@ def gather_and_run(call: Call) -> Any:
 
     An error of the operator itself (an index out of range) is the same on all ranks, since all have the same input.
     """
+    _note(call)
     if call.is_inplace:
         return _inplace(call)
     tensors = {spot: whole(tensor) for spot, tensor in call.spots()}
     return replicated(call.run(tensors), call.mesh)
+
+
+def _note(call: Call) -> None:
+    found = GATHERED.get(str(call.op))
+    if found is not None:
+        found.calls += 1
+        return
+    tensors = [tensor for _, tensor in call.spots() if isinstance(tensor, DTensor)]
+    inputs = (f"{list(tensor.shape)} as {', '.join(map(str, tensor.placements))}" for tensor in tensors)
+    GATHERED[str(call.op)] = Gathered(1, "; ".join(inputs))
 
 
 def _inplace(call: Call) -> Any:
@@ -48,30 +72,9 @@ def _inplace(call: Call) -> Any:
 
 
 def put_back(tensor: DTensor, contents: torch.Tensor) -> None:
-    """Make `tensor` hold `contents`, which every rank has, without changing its shards' places."""
-    if private.local_of(tensor) is contents:
-        return
-    if any(isinstance(placement, Partial) for placement in tensor.placements):
-        kept = [Replicate() if isinstance(placement, Partial) else placement for placement in tensor.placements]
-        if settle_base(tensor):
-            private.local_of(tensor).copy_(moved(contents, kept, tensor.device_mesh))
-            private.replace_contents(tensor, private.local_of(tensor), kept)
-            return
-        private.replace_contents(tensor, moved(contents, kept, tensor.device_mesh).clone(), kept)
-        return
-    private.local_of(tensor).copy_(moved(contents, tensor.placements, tensor.device_mesh))
-
-
-def settle_base(view: DTensor) -> bool:
-    """Where a view of a Partial is written: reduce what it is a view of, in the memory that both have."""
-    base = view._base
-    if not isinstance(base, DTensor) or not any(isinstance(place, Partial) for place in base.placements):
-        return False
-    places = [Replicate() if isinstance(place, Partial) else place for place in base.placements]
-    local = private.local_of(base)
-    local.copy_(moved(base, places, base.device_mesh))
-    private.replace_contents(base, local, places)
-    return True
+    """Make `tensor` hold `contents`, which every rank has, where it lies."""
+    if private.local_of(tensor) is not contents:
+        overwrite(tensor, moved(contents, reduced_places(tensor), tensor.device_mesh))
 
 
 def _originals(call: Call, result: Any) -> Any:

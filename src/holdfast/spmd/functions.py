@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own name for it
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Replicate, Shard
 
+from holdfast.spmd import torch_private as private
 from holdfast.spmd.call import is_shard, replicated
 
 
@@ -106,17 +108,49 @@ def _is_circular(tensor: DTensor, pad: Sequence[int]) -> bool:
     return known and not cut and all(0 <= length <= size for length, size in zip(pad, sizes, strict=True))
 
 
+def _with_targets(torch_way: Callable[..., Any]) -> Callable[..., Any]:
+    """cross_entropy and nll_loss with plain targets, which are the same on every rank, as indices are."""
+
+    def loss(input: Any, target: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: A002 - torch's own name for it
+        plain = isinstance(target, torch.Tensor) and not isinstance(target, DTensor)
+        if plain and isinstance(input, DTensor) and not target.is_floating_point():
+            target = replicated(target, input.device_mesh)
+        found = torch_way(input, target, *args, **kwargs)
+        return _reduced_over_classes(found, input) if private.in_loss_parallel() else found
+
+    return loss
+
+
+def _reduced_over_classes(loss: Any, scores: Any) -> Any:
+    """What loss_parallel promises: smoothed labels leave a sum over the classes in parts."""
+    if not isinstance(loss, DTensor) or not isinstance(scores, DTensor):
+        return loss
+    classes = Shard(min(1, scores.ndim - 1))
+    pairs = zip(loss.placements, scores.placements, strict=True)
+    places = [Replicate() if here.is_partial() and there == classes else here for here, there in pairs]
+    return loss.redistribute(placements=places)
+
+
 FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "cross_entropy": _with_targets,
     "instance_norm": _instance_norm,
+    "nll_loss": _with_targets,
     "pad": _pad,
     "scaled_dot_product_attention": _attention,
+}
+WHY = {
+    "cross_entropy": "torch refuses plain targets",
+    "nll_loss": "torch refuses plain targets",
+    "instance_norm": "torch flattens batch and channels into one dim, for which either is gathered",
+    "pad": "torch copies circular pads into a new tensor, which has no shards",
+    "scaled_dot_product_attention": "torch makes a plain mask for causal attention, and then refuses it",
 }
 
 
 def install_functions() -> None:
     for name, make in FUNCTIONS.items():
         torch_way = getattr(F, name)
-        ours = make(torch_way)
+        ours: Any = functools.wraps(torch_way)(make(torch_way))
         ours.torch_way = torch_way
         setattr(F, name, ours)
 
@@ -125,3 +159,8 @@ def remove_functions() -> None:
     for name in FUNCTIONS:
         installed = getattr(F, name)
         setattr(F, name, getattr(installed, "torch_way", installed))
+
+
+def installed() -> list[str]:
+    """The functions that are replaced now."""
+    return [name for name in FUNCTIONS if hasattr(getattr(F, name), "torch_way")]

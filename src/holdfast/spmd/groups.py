@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor
 
 from holdfast.spmd import torch_private as private
 from holdfast.spmd.call import replicated, whole
-from holdfast.spmd.collect import reduced
+from holdfast.spmd.collect import extreme_of
 from holdfast.spmd.rules.settled import settle
 
 
@@ -86,7 +86,7 @@ def largest_of(tensors: Sequence[Any]) -> DTensor | None:
         local = private.local_of(tensor)
         found.append(local.abs().amax() if local.numel() else local.new_zeros((), dtype=local.abs().dtype))
         axes |= {axis for axis, place in enumerate(tensor.placements) if not place.is_replicate()}
-    return replicated(reduced(torch.stack(found).amax(), mesh, sorted(axes), "max"), mesh)  # type: ignore[no-any-return]
+    return replicated(extreme_of(torch.stack(found).amax(), mesh, sorted(axes), largest=True), mesh)  # type: ignore[no-any-return]
 
 
 def clip_with_norm(torch_way: Callable[..., Any]) -> Callable[..., Any]:

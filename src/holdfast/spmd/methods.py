@@ -27,7 +27,11 @@ def _format(self: DTensor, words: str) -> str:
     return format(self.detach().item(), words)
 
 
-METHODS: dict[str, Any] = {"tolist": _tolist, "__setitem__": set_item, "__format__": _format}
+METHODS: dict[str, tuple[Any, str]] = {
+    "tolist": (_tolist, "torch refuses it"),
+    "__setitem__": (set_item, "torch loses what is written through a view of the sharded dim"),
+    "__format__": (_format, 'f"{loss:.4f}" is refused'),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +65,7 @@ def stands() -> list[Stand]:
 
 def install_methods() -> list[tuple[Stand, Any]]:
     """Put ours in place; returns what stood there."""
-    for name, method in METHODS.items():
+    for name, (method, _) in METHODS.items():
         setattr(DTensor, name, method)
     replaced = []
     for stand in stands():
@@ -72,7 +76,7 @@ def install_methods() -> list[tuple[Stand, Any]]:
 
 
 def remove_methods(replaced: list[tuple[Stand, Any]]) -> None:
-    for name, method in METHODS.items():
+    for name, (method, _) in METHODS.items():
         if vars(DTensor).get(name) is method:
             delattr(DTensor, name)
     for stand, torch_way in replaced:

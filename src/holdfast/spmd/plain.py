@@ -9,22 +9,28 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from holdfast.spmd import torch_private as private
-from holdfast.spmd.call import bind, replicated
+from holdfast.spmd.call import LEAVE, bind, replicated
 from holdfast.spmd.empties import carry_out
+from holdfast.spmd.turnedscan import turn_shards
 
 INDEXING = (
     *("index.Tensor", "index_put.default", "index_put_.default", "_index_put_impl_.default", "masked_select.default"),
     *("masked_fill_.Scalar",),
     *("masked_scatter.default", "masked_scatter_.default", "scatter_add.default", "scatter_add_.default"),
     *("scatter.src", "scatter.value", "index_add.default", "index_copy.default", "index_select.default"),
-    *("gather.default",),
+    *(
+        "gather.default",
+        "index_add_.default",
+        "index_copy_.default",
+        "index_fill_.int_Scalar",
+        "index_fill_.int_Tensor",
+    ),
+    *("scatter_.src", "scatter_.value", "scatter_reduce.two", "scatter_reduce_.two"),
     *("index_fill.int_Scalar", "index_fill.int_Tensor", "take.default", "put.default", "searchsorted.Tensor"),
     *("repeat_interleave.Tensor", "select_scatter.default", "slice_scatter.default", "diagonal_scatter.default"),
     *("_embedding_bag.default", "_embedding_bag_forward_only.default", "_embedding_bag_backward.default"),
 )
 MASKING = ("masked_fill.Scalar", "masked_fill.Tensor")
-# taken over only once a gradient formula that needs it has been seen: the dispatcher's own way is faster
-ON_DEMAND = ("cat.default", "mul.Scalar", "where.self")
 
 
 def take_plain(op: Any, args: Any, kwargs: Any) -> Any:
@@ -35,11 +41,25 @@ def take_plain(op: Any, args: Any, kwargs: Any) -> Any:
 def take_masks(op: Any, args: Any, kwargs: Any) -> Any:
     """masked_fill with a plain mask; where the mask lies as the tensor does, the shortest way."""
     tensor, mask, value = args
-    if private.lie_alike(mask, tensor) and not isinstance(value, torch.Tensor):
+    if _lie_alike(mask, tensor) and not isinstance(value, torch.Tensor):
         filled = op(private.local_of(tensor), private.local_of(mask), value)
         return private.wrap(filled, private.spec_of(tensor))
     _refuse_plain(op, args, masks=True)
     return take_plain(op, args, kwargs)
+
+
+def _lie_alike(one: Any, other: Any) -> bool:
+    """Whether two DTensors have the same shape and the same shards or replicas, whatever their dtypes; no Partial."""
+    if type(one) is not DTensor or type(other) is not DTensor:
+        return False
+    here, there = private.spec_of(one), private.spec_of(other)
+    return (
+        here.mesh is there.mesh
+        and here.placements == there.placements
+        and one.shape == other.shape
+        and one.stride() == other.stride()
+        and not any(place.is_partial() for place in here.placements)
+    )
 
 
 def take_made(op: Any, args: Any, kwargs: Any) -> Any:
@@ -51,10 +71,20 @@ def take_made(op: Any, args: Any, kwargs: Any) -> Any:
 
 
 def demand(*names: str) -> None:
-    """From now on let these operators take what gradient formulas make."""
+    """From now on let these operators take what gradient formulas make; the dispatcher's own way is faster before."""
     for name in names:
         if (op := private.operator(name)) is not None:
             private.handlers().setdefault(op, take_made)
+
+
+def demand_flips() -> None:
+    """From now on let the gradients of scans flip shards where they lie."""
+    private.handlers().setdefault(torch.ops.aten.flip.default, take_flip)
+
+
+def take_flip(op: Any, args: Any, kwargs: Any) -> Any:
+    turned = turn_shards(*args)
+    return _go(op, args, kwargs) if turned is LEAVE else turned
 
 
 def _refuse_plain(op: Any, args: Any, masks: bool = False) -> None:

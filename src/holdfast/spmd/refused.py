@@ -1,29 +1,62 @@
-"""What torch before 2.13 decides, and then refuses to carry out: some ranks or all would raise after the decision."""
+"""What torch decides, and then refuses to carry out: some ranks or all would raise after the decision."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import torch
+from torch.distributed.tensor import Partial
 
 from holdfast.spmd import torch_private as private
 from holdfast.spmd.call import writes_first
 
 
 def cannot_be_done(sharding: Any, op: Any, info: Any) -> bool:
-    """Whether a decision makes shards into parts, or moves a tensor that is written in place: a copy would be."""
-    if private.AT_LEAST_2_13 or not private.is_decision(sharding):
+    """Whether a decision makes shards into parts, integers into parts of a sum, or parts of one kind into another.
+
+    Before 2.13 also whether it moves a tensor that is written in place: a copy would be.
+    """
+    if not private.is_decision(sharding):
         return False
+    before = info.schema.args_schema
     wanted = sharding.redistribute_schema if sharding.needs_redistribute else None
-    after = info.schema.args_schema if wanted is None else wanted.args_schema
-    return _has_new_parts(info.schema.args_schema, after) or _moves_written(
-        sharding, op, info.schema.args_schema, after
+    after = before if wanted is None else wanted.args_schema
+    if wanted is not None and any(test(before, after) for test in (_has_new_parts, _divides_integers, _changes_parts)):
+        return True
+    return not private.AT_LEAST_2_13 and _moves_written(sharding, op, before, after)
+
+
+def _divides_integers(before: Any, after: Any) -> bool:
+    """A whole integer tensor as a Partial: each rank's share would be a fraction, of another dtype than the rest."""
+    return any(
+        now.is_replicate() and then.is_partial("sum")
+        for here, there in zip(private.specs_in(before), private.specs_in(after), strict=True)
+        if here.tensor_meta is not None and not _is_divisible(here.tensor_meta.dtype)
+        for now, then in zip(here.placements, there.placements, strict=True)
     )
 
 
-def _has_new_parts(before: Any, after: Any) -> bool:
+def _can_be_shared(place: Any) -> bool:
+    return private.AT_LEAST_2_13 or place.reduce_op != "product"
+
+
+def _changes_parts(before: Any, after: Any) -> bool:
+    """A maximum into a sum, say."""
     return any(
-        then.is_partial() and not (now.is_partial() or now.is_replicate())
+        isinstance(now, Partial) and isinstance(then, Partial) and now.reduce_op != then.reduce_op
+        for here, there in zip(private.specs_in(before), private.specs_in(after), strict=True)
+        for now, then in zip(here.placements, there.placements, strict=True)
+    )
+
+
+def _is_divisible(dtype: torch.dtype) -> bool:
+    return dtype.is_floating_point or dtype.is_complex
+
+
+def _has_new_parts(before: Any, after: Any) -> bool:
+    """Shards into parts; before 2.13 also anything into the factors of a product."""
+    return any(
+        then.is_partial() and not now.is_partial() and not (now.is_replicate() and _can_be_shared(then))
         for here, there in zip(private.specs_in(before), private.specs_in(after), strict=True)
         for now, then in zip(here.placements, there.placements, strict=True)
     )

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from holdfast.spmd.fallback import GATHERED
+from holdfast.spmd.functions import WHY, installed
+from holdfast.spmd.methods import METHODS
 from holdfast.spmd.switch import SWITCH
 
 LOSSES = (
@@ -26,10 +29,19 @@ def report() -> list[Line]:
     """Every rule that is on, every operator that fell back to gathering, and what was left out, with the reason."""
     lines = [Line(str(op), rule.family, rule.placements, rule.why, True) for op, rule in SWITCH.rules.items()]
     lines += [
-        Line(name, "fallback", "none: gathered, computed on every rank", f"torch refused {count} calls so far", True)
-        for name, count in SWITCH.gathered.items()
+        Line(
+            name,
+            "fallback",
+            "none: gathered, computed on every rank",
+            f"{found.calls} calls so far, the first of {found.first}",
+            True,
+        )
+        for name, found in GATHERED.items()
     ]
     lines += [Line(stand.title, "methods", "any", stand.why, True) for stand, _ in SWITCH.replaced]
+    if SWITCH.replaced:
+        lines += [Line(f"DTensor.{name}", "methods", "any", why, True) for name, (_, why) in METHODS.items()]
+    lines += [Line(f"functional.{name}", "functions", "as its rule", WHY[name], True) for name in installed()]
     lines += [
         Line(f"loss_parallel: {op}", "loss", "classes, by any axes; batch beside them", LOSSES, True)
         for op in SWITCH.losses

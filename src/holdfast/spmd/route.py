@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import threading
-from collections import Counter
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch.distributed.tensor import DTensor
 
 from holdfast.spmd import torch_private as private
+from holdfast.spmd.agreement import answer_for_all
 from holdfast.spmd.call import LEAVE, Call, bind, writes_first
 from holdfast.spmd.empties import carry_out, has_empty, pays, run_decision, will_have_empty
 from holdfast.spmd.fallback import gather_and_run
@@ -26,11 +27,11 @@ class Switch:
     rules: dict[Any, Rule] = field(default_factory=dict)
     left_out: list[tuple[str, str]] = field(default_factory=list)
     displaced: dict[Any, Any] = field(default_factory=dict)
-    added: list[Any] = field(default_factory=list)
     replaced: list[tuple[Any, Any]] = field(default_factory=list)  # functions of torch: the stand-in, torch's own
     losses: dict[Any, Any] = field(default_factory=dict)  # what loss_parallel would have installed
-    gathered: Counter[str] = field(default_factory=Counter)  # calls that torch refused and that were run on the whole
     fallback: bool = False
+    lookups: frozenset[Any] = frozenset()  # operators that take indices
+    check_indices: bool = False  # those that are sharded too
     is_on: bool = False
 
 
@@ -53,16 +54,22 @@ def make_route(switch: Switch, torch_way: Callable[..., Any]) -> Callable[..., A
     known = _Known()
 
     def slow_path(op: Any, args: Any, kwargs: Any, info: Any, try_cache: bool) -> Any:
-        if private.is_tracing():
+        if private.is_tracing() or info.compute_mesh.get_coordinate() is None:
             return torch_way(op, args, kwargs, info, try_cache)
         if private.is_oldest() and any(is_window(value) for value in (*args, *kwargs.values())):
             return look_through(op, args, kwargs)
+        if op in switch.lookups:
+            refused = answer_for_all(bind(op, args, kwargs, info), switch.check_indices)
+            if refused is not None:
+                return refused
         key = _name(op, args, kwargs, info, op in switch.rules) if try_cache else None
-        if key is not None and (decision := known.decisions.get(key)) is not None:
-            return decision
-        answer = _answer(switch, torch_way, bind(op, args, kwargs, info), (op, args, kwargs, info, try_cache))
-        if key is not None and private.is_decision(answer):
-            known.decisions[key] = answer
+        answer = known.decisions.get(key) if key is not None else None
+        if answer is None:
+            answer = _answer(switch, torch_way, bind(op, args, kwargs, info), (op, args, kwargs, info, try_cache))
+            if key is not None and private.is_decision(answer):
+                known.decisions[key] = answer
+        if op in switch.lookups and private.is_decision(answer) and (switch.check_indices or answer.needs_redistribute):
+            return carry_out(op, args, kwargs, info, answer)  # a decision that is cached would skip the look at indices
         return answer
 
     return slow_path
@@ -82,6 +89,8 @@ def _name(op: Any, args: Any, kwargs: Any, info: Any, ruled: bool) -> Hashable |
 
 def _answer(switch: Switch, torch_way: Callable[..., Any], call: Call, given: tuple[Any, ...]) -> Any:
     op, args, kwargs, info, _ = given
+    if switch.fallback and _has_several_meshes(call):
+        return gather_and_run(call)
     rule = switch.rules.get(op)
     if rule is not None:
         result = rule.run(call)
@@ -93,7 +102,6 @@ def _answer(switch: Switch, torch_way: Callable[..., Any], call: Call, given: tu
         return torch_way(*given)
     sharding = _decision(torch_way, call, given)
     if sharding is None or cannot_be_done(sharding, call.op, info):
-        switch.gathered[str(op)] += 1
         return window(gather_and_run(call), call) if private.is_view(op) else gather_and_run(call)
     if not private.is_decision(sharding):
         return sharding
@@ -104,6 +112,10 @@ def _answer(switch: Switch, torch_way: Callable[..., Any], call: Call, given: tu
     if private.is_plain_call(op) and (has_empty(call) or will_have_empty(sharding)):
         return run_decision(call, args, kwargs, sharding)
     return sharding
+
+
+def _has_several_meshes(call: Call) -> bool:
+    return any(isinstance(tensor, DTensor) and tensor.device_mesh != call.mesh for _, tensor in call.spots())
 
 
 def _decision(torch_way: Callable[..., Any], call: Call, given: tuple[Any, ...]) -> Any:

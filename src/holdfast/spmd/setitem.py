@@ -10,6 +10,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
 from holdfast.spmd import torch_private as private
 from holdfast.spmd.call import is_shard, moved, whole
+from holdfast.spmd.parts import is_partial, share
 from holdfast.spmd.windows import Window
 
 Bounds = tuple[tuple[int, int, int, bool], ...]  # start, stop, step, and whether an int chose it: for each dim
@@ -20,7 +21,8 @@ def set_item(self: DTensor, key: Any, value: Any) -> None:
     bounds = _bounds(key, self.shape)
     regular = isinstance(value, (int, float, bool, torch.Tensor))
     boxed = all(is_shard(place) or isinstance(place, (Replicate, Partial)) for place in self.placements)
-    if bounds is None or not regular or not boxed or isinstance(self, Window):
+    outside = self.device_mesh.get_coordinate() is None
+    if bounds is None or not regular or not boxed or outside or isinstance(self, Window):
         torch.Tensor.__setitem__(self, key, value)
         return
     _Put.apply(self, value, bounds, key)  # type: ignore[no-untyped-call]
@@ -71,10 +73,11 @@ class _Put(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, target: DTensor, value: Any, bounds: Bounds, key: Any) -> DTensor:
-        if any(isinstance(place, Partial) for place in target.placements):
-            places = [private.REPLICATE if isinstance(place, Partial) else place for place in target.placements]
-            private.replace_contents(target, private.redistribute_local(target, places).clone(), places)
-        _put(target, value, bounds)
+        if is_partial(target):
+            own = whole(value) if isinstance(value, torch.Tensor) else private.local_of(target).new_tensor(value)
+            _write(target, share(target, own), bounds)
+        else:
+            _put(target, value, bounds)
         ctx.bounds, ctx.key = bounds, key
         ctx.shape = value.shape if isinstance(value, torch.Tensor) else None
         ctx.mark_dirty(target)
@@ -87,7 +90,7 @@ class _Put(torch.autograd.Function):
             inner = gradient[ctx.key].sum_to_size(ctx.shape)
         if ctx.needs_input_grad[0]:
             kept = gradient.clone()
-            _write(kept, 0.0, ctx.bounds)
+            kept = _Put.apply(kept, 0.0, ctx.bounds, ctx.key)  # type: ignore[no-untyped-call]
         return kept, inner, None, None
 
 

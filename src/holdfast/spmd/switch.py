@@ -12,41 +12,63 @@ from torch.distributed.tensor import DTensor
 from holdfast.core.errors import InvalidArgument
 from holdfast.core.notices import warn
 from holdfast.spmd import torch_private as private
+from holdfast.spmd.agreement import LOOKUPS
+from holdfast.spmd.fallback import GATHERED
 from holdfast.spmd.functions import install_functions, remove_functions
 from holdfast.spmd.lossparallel import loss_handlers
 from holdfast.spmd.methods import install_methods, remove_methods
-from holdfast.spmd.plain import INDEXING, MASKING, ON_DEMAND, take_masks, take_plain
+from holdfast.spmd.plain import INDEXING, MASKING, take_flip, take_made, take_masks, take_plain
 from holdfast.spmd.registry import Rule, all_rules
 from holdfast.spmd.route import Switch, make_route
 
 SWITCH = Switch()
+OURS = (take_flip, take_made, take_masks, take_plain)  # handlers that the dispatcher's own table is given
 PARTS = ("fallback", "functions", "loss_parallel", "methods", "plain")  # what may be chosen beside rules
 
 
-def enable(only: Sequence[str] = ("*",), exclude: Sequence[str] = ()) -> list[str]:
+def enable(only: Sequence[str] = ("*",), exclude: Sequence[str] = (), check_indices: bool = False) -> list[str]:
     """Give DTensor the rules that torch lacks or gets wrong; returns what was left out, and why.
 
     `only` and `exclude` are patterns over families ("indexing") and operators ("mse_loss.default"); "fallback" is
     the gathering of calls that torch refuses. Calling it again replaces the choice. Raises InvalidArgument for a
     pattern that names nothing, and leaves the choice as it was.
+
+    With `check_indices` an index out of range in a tensor of indices that is itself sharded raises on every rank, for
+    two numbers sent in each such lookup; without it only the ranks that have it raise, as with torch alone.
     """
     _check("only", only)
     _check("exclude", exclude)
+    if private.in_loss_parallel():
+        raise InvalidArgument("enable() within loss_parallel(): call it before, since that puts back what it found")
     disable()
     problem = private.check()
     if problem is not None:
         warn(f"holdfast.spmd.enable: {problem}")
         SWITCH.left_out = [(name, problem) for rule in all_rules() for name in rule.operators]
         return _left_out()
+    SWITCH.is_on = True
+    try:
+        _install(only, exclude, check_indices)
+    except BaseException:
+        disable()
+        raise
+    return _left_out()
+
+
+def _install(only: Sequence[str], exclude: Sequence[str], check_indices: bool) -> None:
     for rule in all_rules():
         for name in rule.operators:
             _add(rule, name, only, exclude)
     SWITCH.fallback = _is_chosen(("fallback",), only, exclude)
+    if check_indices or _is_chosen(("indexing",), only, exclude):
+        SWITCH.lookups = frozenset(filter(None, map(private.operator, LOOKUPS)))
+    SWITCH.check_indices = check_indices
     slow_path = make_route(SWITCH, getattr(private.dispatcher(), private.SLOW_PATH))
     private.override(private.SLOW_PATH, slow_path)
     if _is_chosen(("plain",), only, exclude):
         _accept_plain()
-    private.override(private.REPLICATE_PLAIN, _replicate_plain(getattr(private.dispatcher(), private.REPLICATE_PLAIN)))
+        torch_way = getattr(private.dispatcher(), private.REPLICATE_PLAIN)
+        private.override(private.REPLICATE_PLAIN, _replicate_plain(torch_way))
     if _is_chosen(("loss", "loss_parallel"), only, exclude):
         SWITCH.losses = dict(private.loss_parallel_table())
         private.loss_parallel_table().update(loss_handlers(SWITCH.losses))
@@ -57,8 +79,6 @@ def enable(only: Sequence[str] = ("*",), exclude: Sequence[str] = ()) -> list[st
     if SWITCH.fallback:
         private.allow_empty_shards()
     private.forget_decisions()
-    SWITCH.is_on = True
-    return _left_out()
 
 
 def _check(option: str, patterns: Sequence[str]) -> None:
@@ -66,11 +86,11 @@ def _check(option: str, patterns: Sequence[str]) -> None:
     families = {rule.family for rule in all_rules()} | set(PARTS)
     if isinstance(patterns, str):
         raise InvalidArgument(f"{option}={patterns!r}: give a list of patterns, like {option}=[{patterns!r}]")
-    words = families | {name for rule in all_rules() for name in rule.operators}
+    words = [*families, *(name for rule in all_rules() for name in rule.operators)]
     for pattern in patterns:
-        if not fnmatch.filter(words, pattern):
+        if not isinstance(pattern, str) or not _matches(words, [pattern]):
             raise InvalidArgument(
-                f"{option}: {pattern!r} is no family and no operator with a rule: give an operator with its overload, "
+                f"{option}: {pattern!r} is no family and no operator with a rule: give an operator, "
                 f"like 'mse_loss.default', or a family: {', '.join(sorted(families))}"
             )
 
@@ -88,17 +108,17 @@ def disable() -> None:
     private.restore(private.REPLICATE_PLAIN)
     private.forbid_empty_shards()
     table = private.handlers()
-    for op in (*SWITCH.added, *map(private.operator, ON_DEMAND)):
-        table.pop(op, None)
+    for op in [op for op, handler in table.items() if handler in OURS]:
+        del table[op]
     for op, handler in SWITCH.displaced.items():
         table[op] = handler
     private.loss_parallel_table().update(SWITCH.losses)
     remove_methods(SWITCH.replaced)
     remove_functions()
     private.forget_decisions()
-    SWITCH.rules, SWITCH.displaced, SWITCH.added, SWITCH.is_on = {}, {}, [], False
-    SWITCH.losses, SWITCH.replaced = {}, []
-    SWITCH.gathered.clear()
+    SWITCH.rules, SWITCH.displaced, SWITCH.is_on = {}, {}, False
+    SWITCH.losses, SWITCH.replaced, SWITCH.lookups = {}, [], frozenset()
+    GATHERED.clear()
 
 
 def _accept_plain() -> None:
@@ -106,15 +126,17 @@ def _accept_plain() -> None:
     for names, handler in ((INDEXING, take_plain), (MASKING, take_masks)):
         for name in names:
             if (op := private.operator(name)) is not None:
-                private.handlers()[op] = handler
-                SWITCH.added.append(op)
+                private.handlers().setdefault(op, handler)  # another's handler stays
 
 
 def _is_chosen(words: Sequence[str], only: Sequence[str], exclude: Sequence[str]) -> bool:
-    def matches(patterns: Sequence[str]) -> bool:
-        return any(fnmatch.fnmatchcase(word, pattern) for word in words for pattern in patterns)
+    return _matches(words, only) and not _matches(words, exclude)
 
-    return matches(only) and not matches(exclude)
+
+def _matches(words: Sequence[str], patterns: Sequence[str]) -> bool:
+    """Whether a pattern fits one of the words: operators with their overload or without, also as report() has them."""
+    names = {*words, *(word.partition(".")[0] for word in words)}
+    return any(fnmatch.filter(names, pattern.removeprefix("aten.")) for pattern in patterns)
 
 
 def _add(rule: Rule, name: str, only: Sequence[str], exclude: Sequence[str]) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.autograd.function import once_differentiable
 from torch.distributed.tensor import DTensor
 
 from holdfast.core.errors import Unsupported
@@ -21,8 +22,10 @@ def forward_of(torch_way: Callable[..., torch.Tensor]) -> Callable[..., torch.Te
             _check_ranks(self.process_group, input)
             return nn.modules.batchnorm._BatchNorm.forward(self, input)
         group = self.process_group or (dist.group.WORLD if dist.is_initialized() else None)
-        if input.device.type != "cpu" or not self.training or group is None or dist.get_world_size(group) < 2:
+        if input.device.type != "cpu" or not self.training or group is None:
             return torch_way(self, input)
+        if dist.get_world_size(group) < 2:
+            return nn.modules.batchnorm._BatchNorm.forward(self, input)
         self._check_input_dim(input)
         self._check_non_zero_input_channels(input)
         means = (self.running_mean, self.running_var) if self.track_running_stats else (None, None)
@@ -87,6 +90,7 @@ class _Synchronised(torch.autograd.Function):
         return output.to(source.dtype)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:
         """Parameters get this rank's own gradient, as torch's SyncBatchNorm gives it: DDP averages them."""
         normal, weight, scale = ctx.saved_tensors

@@ -100,13 +100,17 @@ def restore(name: str) -> None:
 
 def handlers() -> dict[Operator, Handler]:
     """The dispatcher's table of operators that bypass sharding propagation."""
-    table: dict[Operator, Handler] = dispatcher()._custom_op_handlers
-    return table
+    return dispatcher()._custom_op_handlers  # type: ignore[no-any-return]
 
 
 def loss_parallel_table() -> dict[Operator, Handler]:
     """What torch's loss_parallel puts into the table of handlers."""
     return loss_module.customized_loss_ops  # type: ignore[return-value]
+
+
+def in_loss_parallel() -> bool:
+    """Whether torch's loss_parallel is on."""
+    return any(op in handlers() for op in loss_parallel_table())
 
 
 def training_functions() -> list[tuple[str, Any, str]]:
@@ -134,27 +138,12 @@ def spec_of(tensor: DTensor) -> Any:
 
 def slow_path() -> Callable[..., Any]:
     """What the dispatcher asks where its cache has no answer."""
-    way: Callable[..., Any] = getattr(dispatcher(), SLOW_PATH)
-    return way
+    return getattr(dispatcher(), SLOW_PATH)  # type: ignore[no-any-return]
 
 
-def lie_alike(one: Any, other: Any) -> bool:
-    """Whether two DTensors have the same shape and the same shards or replicas, whatever their dtypes; no Partial."""
-    if type(one) is not DTensor or type(other) is not DTensor:
-        return False
-    here, there = one._spec, other._spec
-    return (
-        here.mesh is there.mesh
-        and here.placements == there.placements
-        and one.shape == other.shape
-        and one.stride() == other.stride()
-        and not any(place.is_partial() for place in here.placements)
-    )
-
-
-def in_gradient() -> bool:
-    """Whether autograd is calling: what it makes, it makes alike on every rank."""
-    return torch._C._current_autograd_node() is not None
+def in_gradient(of: str = "") -> bool:
+    """Whether autograd is calling (for nodes whose name begins so): what it makes, it makes alike on every rank."""
+    return (node := torch._C._current_autograd_node()) is not None and (not of or node.name().startswith(of))
 
 
 def leaves(values: Any) -> list[Any]:
@@ -185,7 +174,7 @@ def redistribute_local(tensor: DTensor, placements: Sequence[Placement]) -> torc
     spec = spec_of(tensor)
     pairs = zip(spec.placements, placements, strict=True)
     way = tuple(REPLICATE if then.is_partial() and now.is_shard() else then for now, then in pairs)
-    if not AT_LEAST_2_13 and way != tuple(placements):  # which makes no shards into parts at once
+    if way != tuple(placements):  # torch makes no shards into parts at once
         spec = DTensorSpec(spec.mesh, way, tensor_meta=spec.tensor_meta)
         tensor = wrap(redistribute_local(tensor, way), spec)
     target = DTensorSpec(spec.mesh, tuple(placements), tensor_meta=spec.tensor_meta)
@@ -385,6 +374,11 @@ def insist(conditions: torch.Tensor, message: str) -> None:
 def is_tracing() -> bool:
     """Whether torch.compile or export is looking: rules read values, which a trace has not."""
     return bool(_are_we_tracing())
+
+
+def group_named(name: Any) -> Any:
+    """The process group that a collective is called with."""
+    return torch._C._distributed_c10d._resolve_process_group(name)
 
 
 def decided_reshape(info: Any) -> tuple[Any, Any] | None:

@@ -157,22 +157,26 @@ def _cost(tensors: Sequence[torch.Tensor], way: Way, axis: int, call: Call) -> t
         for number in cutting:
             size = -(-size // call.mesh.size(number))
         moved_bytes += _cutting_cost(present, wanted, held, size, call, axis)
-        if cutting and not present.is_replicate() and not (present.is_partial() and max(cutting) < axis):
+        if not present.is_replicate() and any(number > axis for number in cutting):
             moved_bytes += 2 * held  # shards of shards: what the other axis holds has to be gathered and cut again
+        elif present.is_replicate():  # those of a later axis are gathered before an earlier one can cut them
+            moved_bytes += held * (math.prod(call.mesh.size(number) for number in cutting if number > axis) - 1)
     return moved_bytes, changes
 
 
 def _cutting_cost(present: Placement, wanted: Placement, held: float, size: int, call: Call, axis: int) -> float:
     """As `axis_cost`, to shards of `size` rows; but torch cannot exchange shards on CPUs: padded ones are gathered.
 
-    Where a rank would have nothing, a Partial is reduced as for all: what follows needs it whole.
+    A Partial is padded too. Where a rank would have nothing it is reduced as for all: what follows needs it whole.
     """
     ranks = call.mesh.size(axis)
     longest = -(-size // ranks)
     if is_shard(present) and call.mesh.device_type == "cpu" and size:
         return held * (ranks - 1) / ranks * (longest * ranks / size)
     moves = axis_cost(present, wanted, held, ranks)
-    return moves * 2 * longest * ranks / size if present.is_partial() and 0 < size <= longest * (ranks - 1) else moves
+    if not present.is_partial() or not size:
+        return moves
+    return moves * longest * ranks / size * (2 if size <= longest * (ranks - 1) else 1)
 
 
 def axis_cost(present: Placement, wanted: Placement, whole_bytes: float, ranks: int) -> float:

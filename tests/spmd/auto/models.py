@@ -54,3 +54,72 @@ class Chooses(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x[x[:, 0] > 0] @ self.weight
+
+
+class Recurrent(nn.Module):
+    """First states and a mask are made in the forward, where nobody can place them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers, self.out = nn.LSTM(8, 12, num_layers=2, batch_first=True), nn.Linear(12, 4)
+        self.scale = torch.arange(1.0, 5.0, dtype=torch.float64)  # no buffer
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y, _ = self.layers(x)
+        scores = (y @ y.transpose(1, 2)).masked_fill(torch.ones(x.shape[1], x.shape[1]).triu(1) > 0, float("-inf"))
+        mask = torch.full((x.shape[1],), 2.0, dtype=x.dtype)
+        kept = torch.where(torch.arange(4) > 1, self.out((scores * mask).softmax(-1) @ y), 1.0)
+        return kept * self.scale
+
+
+class TwoNames(nn.Module):
+    """A block that stands in two places, and a matrix that has two names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.block = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 8))
+        self.others = nn.ModuleDict({"again": self.block, "out": nn.Linear(8, 4)})
+        self.weight = nn.Parameter(torch.randn(8, 8))
+        self.alias = self.weight
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.others["again"](self.block(x)) @ self.weight
+        return self.others["out"](x.tanh() @ self.alias)
+
+
+class Prompted(nn.Module):
+    """A model that computes with parameters between its layers: its own, and those of its embedding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.layers = nn.Embedding(256, 16), nn.ModuleList(Layer() for _ in range(2))
+        self.positions = nn.Parameter(torch.randn(1, 8, 16))
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        x = self.embed(ids) + self.positions
+        for layer in self.layers:
+            x = layer(x)
+        return F.linear(x, self.embed.weight)
+
+
+class Named(nn.Module):
+    """Calls its parts by keywords, and takes a dict."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(8, 16), nn.Linear(16, 8)
+
+    def forward(self, batch: dict[str, list[torch.Tensor]]) -> torch.Tensor:
+        return self.down(input=F.gelu(self.up(input=batch["x"][0])))
+
+
+class Frozen(nn.Module):
+    """The first part has no gradients: what it gives is made by ranks, but never sent back."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.base, self.out = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 8)), nn.Linear(8, 4)
+        self.base.requires_grad_(False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.out(self.base(x))

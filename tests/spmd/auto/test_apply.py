@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import torch.distributed as dist
 from tests.cli.calls import call
 from tests.dist.harness import run_ranks
 from tests.spmd.auto.meshes import pretended_mesh
-from tests.spmd.auto.models import Images, transformer
+from tests.spmd.auto.models import Frozen, Images, Named, Prompted, Recurrent, TwoNames, transformer
 from tests.spmd.listening import Listener
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
@@ -23,11 +24,11 @@ from holdfast.spmd import Plan, distribute, plan
 IDS = torch.arange(32).reshape(4, 8)
 
 
-def _trained(model: nn.Module, x: torch.Tensor, shape: tuple[int, ...], **options: Any) -> dict[str, Any]:
+def _trained(model: nn.Module, x: Any, shape: tuple[int, ...], **options: Any) -> dict[str, Any]:
     """Plan, place and run a model; how it compares with one device, and what it said against what was heard."""
     expected = model(x)
     expected.square().mean().backward()
-    gradients = {key: parameter.grad for key, parameter in model.named_parameters()}
+    gradients = {key: parameter.grad for key, parameter in model.named_parameters() if parameter.requires_grad}
     model.zero_grad()
     mesh = init_device_mesh("cpu", shape)
     found = plan(model, mesh, [x], **options)
@@ -38,7 +39,8 @@ def _trained(model: nn.Module, x: torch.Tensor, shape: tuple[int, ...], **option
     model.zero_grad()
     out = model(x)
     out.square().mean().backward()
-    differences = [(p.grad.full_tensor() - gradients[key]).abs().max().item() for key, p in model.named_parameters()]
+    placed = dict(model.named_parameters())
+    differences = [(placed[key].grad.full_tensor() - gradients[key]).abs().max().item() for key in gradients]
     return {
         "plan": found.to_dict(),
         "heard": heard.bytes,
@@ -75,6 +77,44 @@ def test_two_axes_train_as_one_device_does_and_the_manifest_has_the_plan(tmp_pat
     shown = call("show", tmp_path / "blocking")
     assert shown.exit_code == 0
     assert "model was placed by a plan of holdfast.spmd: 15 roles" in shown.output
+
+
+STRANGE: dict[str, tuple[Callable[[], nn.Module], Any, bool]] = {
+    "made in forward": (Recurrent, torch.linspace(-1, 1, 192).double().reshape(4, 6, 8), False),
+    "two names": (TwoNames, torch.linspace(-1, 1, 192).double().reshape(4, 6, 8), False),
+    "between the layers": (Prompted, IDS, True),
+    "by keywords": (Named, {"x": [torch.linspace(-1, 1, 192).double().reshape(4, 6, 8)]}, True),
+    "frozen": (Frozen, torch.linspace(-1, 1, 192).double().reshape(4, 6, 8), True),
+}
+
+
+def _strange() -> dict[str, Any]:
+    import holdfast.spmd
+
+    holdfast.spmd.enable()
+    found = {}
+    for name, (make, x, _) in STRANGE.items():
+        torch.manual_seed(2)
+        found[name] = _trained(make().double(), x, (2,))
+    return found
+
+
+def test_models_that_planners_trip_over_train_as_one_device_does() -> None:
+    for answer in run_ranks(2, _strange, deadline_s=100):
+        for name, found in answer.items():
+            assert found["output"] < 1e-12 and found["gradients"] < 1e-12, (name, found)
+            if STRANGE[name][2]:
+                assert found["heard"] == found["plan"]["moved_bytes"], (name, found)
+
+
+def test_a_call_that_fails_leaves_no_mode_behind() -> None:
+    with pretended_mesh("tp", 2) as mesh:
+        model = Recurrent().double()
+        placed = distribute(model, mesh, plan(model, mesh, torch.zeros(4, 6, 8).double()))
+        with pytest.raises(RuntimeError, match="must be equal to input_size"):
+            placed(torch.zeros(4, 6, 9).double())
+        with pytest.raises(RuntimeError, match="got mixed"):
+            placed.out.weight + torch.zeros(4, 12).double()
 
 
 def test_a_plan_of_another_mesh_or_model_is_refused() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from tests.spmd.auto.meshes import pretended_mesh
-from tests.spmd.auto.models import Chooses, Images, transformer
+from tests.spmd.auto.models import Chooses, Images, Named, Prompted, TwoNames, transformer
 from torch import nn
 
 from holdfast.core.errors import InvalidArgument, Unsupported
@@ -50,6 +50,43 @@ def test_planning_changes_nothing_of_the_model() -> None:
     assert all(torch.equal(before[key], value) for key, value in model.state_dict().items())
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
     assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_a_module_in_two_places_keeps_its_values() -> None:
+    model = TwoNames()
+    before = copy.deepcopy(model.state_dict())
+    found = proposed(model, [torch.zeros(4, 6, 8)], "tp", 2)
+    assert all(torch.equal(before[key], value) for key, value in model.state_dict().items())
+    assert model.others["again"] is model.block and model.alias is model.weight
+    assert not any(role.startswith("others.again") for role, _ in found.parameters)
+
+
+def test_inputs_may_be_one_tensor_or_named() -> None:
+    x = torch.zeros(4, 6, 8)
+    assert proposed(Named(), [{"x": [x]}], "tp", 2) == proposed(Named(), {"batch": {"x": [x]}}, "tp", 2)
+    model = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 8))
+    assert proposed(model, x, "tp", 2) == proposed(model, [x], "tp", 2) == proposed(model, {"input": x}, "tp", 2)
+
+
+def test_parameters_between_the_layers_stay_whole_or_agree_and_the_reasons_say_so() -> None:
+    found = proposed(Prompted(), [IDS], "tp", 2)
+    placed = dict(found.parameters)
+    assert placed["positions"] == (WHOLE,) and placed["embed.weight"] == (0,)  # as embedding and as head
+    assert placed["layers.*.up.weight"] == (0,)
+    assert found.why[-1] == "whole, since they are in no branch that can be cut: positions"
+    held = sum(2 * p.nbytes / (2 if placed[_role(key)] != (WHOLE,) else 1) for key, p in Prompted().named_parameters())
+    assert found.held_bytes == held
+
+
+def _role(key: str) -> str:
+    return ".".join("*" if part.isdecimal() else part for part in key.split("."))
+
+
+def test_what_nothing_uses_is_planned_too() -> None:
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+    model.register_module("spare", nn.ParameterList([nn.Parameter(torch.zeros(8, 8)) for _ in range(9)]))
+    model.forward = lambda x: model[1](model[0](x))  # type: ignore[method-assign]
+    assert dict(proposed(model, [torch.zeros(4, 8)], "tp", 2).parameters)["spare.0"] == (WHOLE,)
 
 
 def test_a_model_without_memory_is_planned_alike() -> None:
@@ -95,6 +132,28 @@ def test_with_less_memory_the_sequence_is_sharded_between_branches() -> None:
     tight = proposed(made, [ids], "tp", 2, memory=int(0.9 * (roomy.held_bytes + roomy.kept_bytes)))
     assert dict(tight.activations)["model.norm"].gives == (1,)
     assert tight.kept_bytes < roomy.kept_bytes
+
+
+def _sparse(ids: torch.Tensor, ranks: int, **changes: Any) -> Plan:
+    from tests.dist.train_cases import model
+
+    from holdfast.train.models.decoder import Decoder
+
+    with torch.device("meta"):
+        made = Decoder(model("qwen3_moe", num_hidden_layers=2, **changes))
+    return proposed(made, [ids], "tp", ranks)
+
+
+def test_a_small_router_stays_whole_though_tied_matrices_leave_little_else() -> None:
+    sizes = {"num_attention_heads": 8, "num_key_value_heads": 8, "tie_word_embeddings": True}
+    found = _sparse(torch.zeros(4, 16, dtype=torch.long), 8, **sizes)
+    assert dict(found.parameters)["model.layers.*.mlp.gate.weight"] == (WHOLE,)
+
+
+def test_streams_that_an_estimate_of_routing_cannot_tell_apart_are_cut_by_sequence() -> None:
+    sizes = {"num_attention_heads": 8, "num_key_value_heads": 4}
+    found = _sparse(torch.zeros(4, 16, dtype=torch.long), 4, **sizes)
+    assert dict(found.activations)["model.norm"].gives == (1,)
 
 
 def test_images_are_planned_too() -> None:

@@ -11,8 +11,11 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, distribute_tensor
 
 from holdfast.core.errors import InvalidArgument, Mismatch
+from holdfast.spmd.auto.beside import AtWork
+from holdfast.spmd.auto.recording import own_tensors
 from holdfast.spmd.auto.roles import roles_of
 from holdfast.spmd.auto.thread import parameter_role
+from holdfast.spmd.auto.trees import each_tensor, first_tensor
 from holdfast.spmd.auto.values import Pins, Places, Plan, placements_of
 
 PLAN = "holdfast_plan"  # the attribute by which a placed module tells a save of its plan
@@ -29,19 +32,18 @@ def distribute(model: nn.Module, mesh: DeviceMesh, plan: Plan | Mapping[str, Any
     plan = plan if isinstance(plan, Plan) else Plan.from_dict(plan)
     roles = roles_of(model)
     _check(model, mesh, plan, roles)
-    placed: dict[int, nn.Parameter] = {}
+    placed: dict[int, torch.Tensor] = {}  # one that has several names stays one
     for name, module in model.named_modules():
-        for key, parameter in list(module.named_parameters(recurse=False)):
-            if id(parameter) not in placed:
+        for key, tensor in own_tensors(module):
+            if id(tensor) not in placed:
                 role = parameter_role(f"{name}.{key}" if name else key, roles)
-                placed[id(parameter)] = _placed(parameter, mesh, plan.placements(role))
-            setattr(module, key, placed[id(parameter)])
-        for key, buffer in list(module.named_buffers(recurse=False)):
-            is_kept = key not in module._non_persistent_buffers_set
-            module.register_buffer(key, _replica(buffer, mesh), persistent=is_kept)
-    pins = dict(plan.activations)
+                is_parameter = isinstance(tensor, nn.Parameter)
+                made = _placed(tensor, mesh, plan.placements(role)) if is_parameter else _replica(tensor, mesh)
+                placed[id(tensor)] = made
+            setattr(module, key, placed[id(tensor)])
+    pins, at_work = dict(plan.activations), AtWork()
     for name, module in model.named_modules():
-        _hook(module, mesh, pins.get(roles[name], Pins(None, None)), is_root=not name)
+        _hook(module, mesh, pins.get(roles[name], Pins(None, None)), at_work, is_root=not name)
     setattr(model, PLAN, plan.to_dict())
     return model
 
@@ -71,7 +73,7 @@ def _some(roles: list[str]) -> str:
     return (", ".join(roles[:_SHOWN]) or "nothing") + more
 
 
-def _placed(parameter: nn.Parameter, mesh: DeviceMesh, placements: list[Placement]) -> nn.Parameter:
+def _placed(parameter: torch.Tensor, mesh: DeviceMesh, placements: list[Placement]) -> nn.Parameter:
     whole = distribute_tensor(parameter.detach(), mesh, placements)
     made = nn.Parameter(whole, requires_grad=parameter.requires_grad)
     if made.requires_grad:
@@ -89,7 +91,7 @@ def _replica(tensor: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
     return DTensor.from_local(tensor, mesh, [Replicate()] * mesh.ndim, run_check=False)
 
 
-def _hook(module: nn.Module, mesh: DeviceMesh, pins: Pins, *, is_root: bool) -> None:
+def _hook(module: nn.Module, mesh: DeviceMesh, pins: Pins, at_work: AtWork, *, is_root: bool) -> None:
     # Whole numbers that a model computes with before it calls its modules, as masks and keys are, stay plain.
     leaves_numbers = is_root and pins.takes is None
 
@@ -97,15 +99,16 @@ def _hook(module: nn.Module, mesh: DeviceMesh, pins: Pins, *, is_root: bool) -> 
         return tensor if leaves_numbers and not tensor.is_floating_point() else _replica(tensor, mesh)
 
     def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        args, kwargs = _each((args, kwargs), given)
-        return _first(args, _pin(pins.takes)), kwargs
+        at_work.enter(module, lambda tensor: _replica(tensor, mesh))
+        return first_tensor(each_tensor((args, kwargs), given), _pin(pins.takes))
 
     def after(module: nn.Module, args: tuple[Any, ...], out: Any) -> Any:
-        out = _first(out, _pin(pins.gives))
-        return _each(out, _summed) if is_root else out
+        out = first_tensor(out, _pin(pins.gives))
+        return each_tensor(out, _summed) if is_root else out
 
     module.register_forward_pre_hook(before, with_kwargs=True)
     module.register_forward_hook(after)
+    module.register_forward_hook(lambda module, args, out: at_work.leave(module), always_call=True)
 
 
 def _pin(places: Places | None) -> Callable[[torch.Tensor], torch.Tensor]:
@@ -127,28 +130,3 @@ def _summed(tensor: torch.Tensor) -> torch.Tensor:
         whole = [Replicate() if place.is_partial() else place for place in tensor.placements]
         return tensor.redistribute(placements=whole)
     return tensor
-
-
-def _each(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """Lists, tuples and dicts with every tensor changed."""
-    if isinstance(value, torch.Tensor):
-        return change(value)
-    if isinstance(value, dict):
-        return {key: _each(item, change) for key, item in value.items()}
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(_each(item, change) for item in value))
-    return type(value)(_each(item, change) for item in value) if isinstance(value, (list, tuple)) else value
-
-
-def _first(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """The same for the first tensor alone."""
-    done = False
-
-    def once(tensor: torch.Tensor) -> torch.Tensor:
-        nonlocal done
-        if done:
-            return tensor
-        done = True
-        return change(tensor)
-
-    return _each(value, once)

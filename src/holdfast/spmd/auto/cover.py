@@ -39,15 +39,16 @@ class Cover:
         self._recording = explorer.recording
         self.leaves = _leaf_results(self._modules, self._recording)
 
-    def parts(self, terms: tuple[Terms, ...]) -> list[Part] | None:
-        """The parts of the whole model; None where it cannot be cut so under these terms."""
+    def parts(self, terms: tuple[Terms, ...]) -> list[Part]:
+        """The parts of the model; what is in none of them is loose, and its parameters stay whole."""
         return self._best("", terms)
 
-    def _best(self, name: str, terms: tuple[Terms, ...]) -> list[Part] | None:
-        own = self._own(name, terms)
-        below = self._below(name, terms)
-        if own is None or below is None:
-            return own if below is None else below
+    def _best(self, name: str, terms: tuple[Terms, ...]) -> list[Part]:
+        own, below = self._own(name, terms), self._below(name, terms)
+        if own is None:
+            return below
+        if self._is_undivided(name):
+            return own
         most = SLACK * min(_least_held(cut) for cut in (own, below))
         return min((own, below), key=lambda cut: (_least_held(cut) > most, *_cost(cut)))
 
@@ -70,22 +71,25 @@ class Cover:
         is_last = call.result in self._recording.outputs[:1]  # left as it comes: what uses it is not known here
         return Branch(name, steps, self.leaves, call.first, call.result, is_last)
 
-    def _below(self, name: str, terms: tuple[Terms, ...]) -> list[Part] | None:
-        """The children's parts; None where the module uses parameters itself, or a child cannot be cut."""
+    def _is_undivided(self, name: str) -> bool:
+        """Whether a module is a leaf, or computes with parameters beside those that its children compute with."""
         module = self._modules[name]
         if is_unit(module) or not any(True for _ in module.children()):
-            return None
-        if any(True for _ in module.parameters(recurse=False)):
-            return None
+            return True
+        values = self._recording.values
+        own = [step for step in self._recording.steps if step.module == name]
+        return any(values[number].key is not None for step in own for number in step.inputs)
+
+    def _below(self, name: str, terms: tuple[Terms, ...]) -> list[Part]:
+        """The children's parts."""
+        if is_unit(self._modules[name]):
+            return []
         seen: dict[str, list[Part]] = {}
-        for child, below in module.named_children():
+        for child, below in self._modules[name].named_children():
             full = f"{name}.{child}" if name else child
-            if self._roles[full] in seen or not any(True for _ in below.parameters()):
-                continue
-            found = self._best(full, terms)
-            if found is None:
-                return None
-            seen[self._roles[full]] = found
+            role = self._roles.get(full)  # none where it stands in another place too
+            if role is not None and role not in seen and any(True for _ in below.parameters()):
+                seen[role] = self._best(full, terms)
         return [part for found in seen.values() for part in found]
 
 

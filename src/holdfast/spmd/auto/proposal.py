@@ -6,26 +6,28 @@ import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from holdfast.core.errors import InvalidArgument, Unsupported
+from holdfast.core.errors import InvalidArgument
 from holdfast.core.placing import WHOLE
-from holdfast.spmd.auto.cover import Cover
+from holdfast.spmd.auto.cover import Cover, Part
+from holdfast.spmd.auto.loose import agreeing, loose_roles
 from holdfast.spmd.auto.options import Explorer
 from holdfast.spmd.auto.reasons import reasons
-from holdfast.spmd.auto.recording import Recording, record, tensors_in
+from holdfast.spmd.auto.recording import Inputs, Recording, arguments_of, record
 from holdfast.spmd.auto.roles import roles_of
 from holdfast.spmd.auto.selection import Limit, Selection, select
 from holdfast.spmd.auto.thread import Threaded, parameter_role, thread
+from holdfast.spmd.auto.trees import tensors_in
 from holdfast.spmd.auto.values import Plan
 from holdfast.spmd.auto.walk import Terms
 
 FLOPS_PER_BYTE = 1000.0  # what an accelerator computes while its link brings one byte
 STREAMS = (WHOLE, 0, 1)  # between branches: whole, or by batch, or by sequence (of images: by channel)
-SLACK = 1.1  # over an even division of the matrices, where no memory is given
+SLACK = 1.25  # over an even division of the matrices, where no memory is given: small ones may stay whole
+NEAR = 1.1  # estimates of what goes where at run time, as tokens to experts do, say no more than this
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +37,8 @@ class Found:
     terms: tuple[Terms, ...]
     selection: Selection
     threaded: Threaded
+    loose: tuple[str, ...]
+    held: float
     excess: float
 
     @property
@@ -46,17 +50,18 @@ class Found:
 def plan(
     model: nn.Module,
     mesh: DeviceMesh,
-    example_inputs: Sequence[Any],
+    example_inputs: Inputs,
     *,
     memory: int | None = None,
     flops_per_byte: float = FLOPS_PER_BYTE,
 ) -> Plan:
     """Propose placements for a model's parameters and activations over a mesh, and say why.
 
+    `example_inputs` are what the model is called with: a list, a dict where they are named, or one tensor alone.
     Nothing is computed and nothing communicated: the forward is recorded on tensors without contents, and every way
     to place a branch is costed by the bytes that a rank receives and by the work that it does, of which
     `flops_per_byte` weigh as much as one byte. A rank holds at most `memory` bytes of parameters, gradients and
-    results kept for backward; without it, at most a tenth more than if the last axis divided every matrix evenly.
+    results kept for backward; without it, at most a quarter more than if the last axis divided every matrix evenly.
     The model is not changed, and every rank finds the same plan. Raises InvalidArgument where no plan keeps the
     memory, Unsupported where a module looks at values and is no unit.
     """
@@ -67,28 +72,63 @@ def plan(
     limit = _even_limit(recording, mesh) if memory is None else Limit(math.inf, memory)
     found = []
     for terms in _terms(mesh, example_inputs):
-        parts = cover.parts(terms)
-        selection = None if not parts else select(parts, limit)
-        threaded = None if selection is None else thread(recording, cover, selection, terms, roles)
-        if selection is not None and threaded is not None:
-            found.append(Found(terms, selection, threaded, limit.excess(selection)))
-    if not found:
-        raise Unsupported("no plan was found: no module of the model has parameters and a tensor as its first input")
-    best = min(found, key=lambda one: one.rank)
+        one = _found(recording, cover, terms, roles, limit)
+        found += [] if one is None else [one]
+    best = _best(found, any(way.exchanged for step in recording.steps for way in step.ways))
     if memory is not None and best.excess:
-        holds = math.ceil(best.selection.held + best.selection.kept)
+        holds = math.ceil(best.held + best.selection.kept)
         raise InvalidArgument(
             f"memory={memory}: the best plan for this mesh takes {holds} bytes on a rank "
-            f"({math.ceil(best.selection.held)} of parameters and gradients, {math.ceil(best.selection.kept)} kept for "
+            f"({math.ceil(best.held)} of parameters and gradients, {math.ceil(best.selection.kept)} kept for "
             "backward): allow that much, or take a larger mesh or a smaller example"
         )
     return _plan(recording, mesh, best, found, roles)
 
 
-def _terms(mesh: DeviceMesh, example_inputs: Sequence[Any]) -> Iterator[tuple[Terms, ...]]:
+def _best(found: Sequence[Found], is_estimate: bool) -> Found:
+    """The cheapest; of those that an estimate cannot tell apart the one that keeps least, by sequence if it can be.
+
+    There is always one: under a whole stream all parameters may stay whole.
+    """
+    best = min(found, key=lambda one: one.rank)
+    if not is_estimate:
+        return best
+    near = [one for one in found if one.excess <= best.excess and one.rank[1] <= NEAR * best.rank[1]]
+    return min(near, key=lambda one: (round(one.selection.kept), [-term.stream for term in one.terms], one.rank))
+
+
+def _found(
+    recording: Recording, cover: Cover, terms: tuple[Terms, ...], roles: Mapping[str, str], limit: Limit
+) -> Found | None:
+    """The best selection that the rest of the model goes along with: what is used there too may have to stay whole."""
+    parts = cover.parts(terms)
+    nothing: list[list[Part]] = [[]] if all(term.stream == WHOLE for term in terms) else []
+    for some in itertools.chain([parts], agreeing(recording, parts, roles), nothing):
+        loose = loose_roles(recording, some, roles)
+        taken = 2 * sum(loose.values())
+        selection = select(some, Limit(limit.held - taken, limit.memory - taken))
+        threaded = thread(recording, cover, selection, terms, roles)
+        if threaded is not None:
+            held = _held(recording, threaded, terms, roles)
+            return Found(terms, selection, threaded, tuple(loose), held, limit.excess(held, selection.kept))
+    return None
+
+
+def _held(recording: Recording, threaded: Threaded, terms: tuple[Terms, ...], roles: Mapping[str, str]) -> float:
+    """Bytes of parameters and gradients on each rank."""
+    total = 0.0
+    for value in recording.values:
+        if value.key is not None:
+            places = threaded.parameters.get(parameter_role(value.key, roles), ())
+            cut = math.prod(term.ranks for term, place in zip(terms, places, strict=False) if place != WHOLE)
+            total += 2 * value.bytes / cut
+    return total
+
+
+def _terms(mesh: DeviceMesh, example_inputs: Inputs) -> Iterator[tuple[Terms, ...]]:
     """Every stream: for each axis a dim, or none; a dim may serve several axes where the example divides."""
     sizes = [mesh.size(axis) for axis in range(mesh.ndim)]
-    inputs = tensors_in(list(example_inputs))
+    inputs = tensors_in(arguments_of(example_inputs))
     shape = tuple(inputs[0].shape) if inputs else ()
     for streams in itertools.product(*(STREAMS if size > 1 else (WHOLE,) for size in sizes)):
         for dim in (0, 1):
@@ -138,7 +178,7 @@ def _plan(
         tuple(parameters.items()),
         tuple(best.threaded.activations.items()),
         round(best.threaded.moved),
-        round(best.selection.held),
+        round(best.held),
         round(best.selection.kept),
-        reasons(best.selection, tuple(term.stream for term in best.terms), streams, roles),
+        reasons(best.selection, tuple(term.stream for term in best.terms), streams, best.loose),
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from holdfast.core.placing import WHOLE
 from holdfast.spmd.auto.cover import Part
@@ -10,14 +10,16 @@ from holdfast.spmd.auto.options import Option
 from holdfast.spmd.auto.selection import Selection
 from holdfast.spmd.auto.values import Places
 
+SHOWN = 8  # roles in a line
+
 
 def reasons(
     selection: Selection,
     stream: Places,
     streams: Sequence[tuple[Places, float, float]],
-    roles: Mapping[str, str],
+    loose: Sequence[str],
 ) -> tuple[str, ...]:
-    """The stream against the other streams, and each branch against its next best."""
+    """The stream against the other streams, each branch against its next best, and what is in no branch."""
     others = [
         f"{_words(places)} would move {round(moved)}{' and hold too much' if excess else ''}"
         for places, moved, excess in sorted(streams, key=lambda one: (one[2], one[1]))
@@ -26,6 +28,9 @@ def reasons(
     lines = [f"between branches {_words(stream)}; {'; '.join(others) or 'nothing else divides'}"]
     for part, option in zip(selection.parts, selection.options, strict=True):
         lines.append(_line(part, option))
+    if loose:
+        more = f" and {len(loose) - SHOWN} more" if len(loose) > SHOWN else ""
+        lines.append(f"whole, since they are in no branch that can be cut: {', '.join(loose[:SHOWN])}{more}")
     return tuple(lines)
 
 

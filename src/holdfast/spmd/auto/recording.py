@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from holdfast.core.errors import InvalidArgument, Unsupported
 from holdfast.core.placing import UnitWay
 from holdfast.spmd.auto.flows import Deed, Flow, Shape, flows_of
+from holdfast.spmd.auto.trees import each_tensor, tensors_in
 from holdfast.spmd.auto.units import Unit, is_unit
 
 # Kept whole: what they decompose into has fewer ways than they have.
@@ -31,6 +32,7 @@ COMPOSITES: dict[Callable[..., Any], str] = {
 PASSING = frozenset({"add", "sub", "neg", "view", "_unsafe_view", "reshape", "squeeze", "unsqueeze", "transpose", "t"})
 PASSING |= {"permute", "_to_copy", "clone", "alias", "sum", "stack", "expand", "slice", "select", "unbind", "cat"}
 VIEWS = frozenset({"view", "squeeze", "unsqueeze", "transpose", "t", "permute", "slice", "select", "unbind", "expand"})
+Inputs = Sequence[Any] | Mapping[str, Any] | torch.Tensor
 VIEWS |= {"split", "split_with_sizes", "alias", "detach", "_unsafe_view"}
 
 
@@ -85,17 +87,14 @@ def is_under(name: str, module: str) -> bool:
     return not module or name == module or name.startswith(f"{module}.")
 
 
-def record(model: nn.Module, example_inputs: Sequence[Any]) -> Recording:
+def record(model: nn.Module, example_inputs: Inputs) -> Recording:
     """Run `model` on the meta device and write down what it does; the model itself is not changed.
 
     Raises Unsupported where the forward needs values that tensors without contents do not have.
     """
     pen = _Pen()
-    state: dict[str, torch.Tensor] = {}
-    for key, tensor in (*model.named_parameters(), *model.named_buffers()):
-        state[key] = torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
-        pen.note(state[key], key if isinstance(tensor, nn.Parameter) else None, tensor.requires_grad)
-    inputs = [_meta(value) for value in example_inputs]
+    state = _without_contents(model, pen)
+    args, kwargs = (_meta(value) for value in arguments_of(example_inputs))
     with ExitStack() as stack:
         stack.enter_context(_listening(model, pen))
         stack.enter_context(torch.no_grad())
@@ -103,7 +102,7 @@ def record(model: nn.Module, example_inputs: Sequence[Any]) -> Recording:
         stack.enter_context(_Functions(pen))
         stack.enter_context(_Operators(pen))
         try:
-            out = torch.func.functional_call(model, state, tuple(inputs))
+            out = torch.func.functional_call(model, state, args, kwargs, tie_weights=False)
         except (RuntimeError, NotImplementedError) as error:
             raise Unsupported(
                 f"the model cannot be planned: without contents {pen.module or 'it'} raised {type(error).__name__}: "
@@ -113,17 +112,39 @@ def record(model: nn.Module, example_inputs: Sequence[Any]) -> Recording:
     return pen.recording
 
 
+def arguments_of(example_inputs: Inputs) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """What a model is called with: a dict names its inputs, a tensor is the only one."""
+    if isinstance(example_inputs, Mapping):
+        return (), dict(example_inputs)
+    return ((example_inputs,) if isinstance(example_inputs, torch.Tensor) else tuple(example_inputs)), {}
+
+
+def _without_contents(model: nn.Module, pen: _Pen) -> dict[str, torch.Tensor]:
+    """Empty parameters and buffers by name; one that has several names has one empty tensor.
+
+    Each module is gone through once: torch would put back the empty tensors of one that has several names.
+    """
+    made: dict[int, torch.Tensor] = {}
+    state: dict[str, torch.Tensor] = {}
+    for name, module in model.named_modules():
+        for key, tensor in own_tensors(module):
+            full = f"{name}.{key}" if name else key
+            if id(tensor) not in made:
+                made[id(tensor)] = torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
+                pen.note(made[id(tensor)], full if isinstance(tensor, nn.Parameter) else None, tensor.requires_grad)
+            state[full] = made[id(tensor)]
+    return state
+
+
+def own_tensors(module: nn.Module) -> list[tuple[str, torch.Tensor]]:
+    """The parameters and buffers of a module itself, each under all of its names."""
+    parameters = module.named_parameters(recurse=False, remove_duplicate=False)
+    return [*parameters, *module.named_buffers(recurse=False, remove_duplicate=False)]
+
+
 def _meta(value: Any) -> Any:
-    return torch.empty_like(value, device="meta") if isinstance(value, torch.Tensor) else value
-
-
-def tensors_in(value: Any) -> list[torch.Tensor]:
-    """The tensors of nested lists, tuples and dicts, in order."""
-    if isinstance(value, torch.Tensor):
-        return [value]
-    if isinstance(value, dict):
-        value = list(value.values())
-    return [tensor for item in value for tensor in tensors_in(item)] if isinstance(value, (list, tuple)) else []
+    """The same tensors without contents, in lists, tuples and dicts too."""
+    return each_tensor(value, lambda tensor: torch.empty_like(tensor, device="meta"))
 
 
 class _Pen:
@@ -135,6 +156,7 @@ class _Pen:
         self.is_quiet = False
         self._numbers: dict[int, int] = {}
         self._alive: list[torch.Tensor] = []
+        self._strays: dict[int, torch.Tensor] = {}
 
     @property
     def module(self) -> str:
@@ -151,6 +173,15 @@ class _Pen:
     def number(self, tensor: torch.Tensor) -> int:
         known = self._numbers.get(id(tensor))
         return self.note(tensor) if known is None else known
+
+    def without_contents(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A tensor that a model has beside its buffers, as the recording knows it."""
+        if tensor.is_meta:
+            return tensor
+        if id(tensor) not in self._strays:
+            self._alive.append(tensor)
+            self._strays[id(tensor)] = torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
+        return self._strays[id(tensor)]
 
     def step(self, name: str, tags: Sequence[Any], args: tuple[Any, ...], given: list[torch.Tensor], out: Any) -> None:
         inputs = tuple(self.number(tensor) for tensor in given)
@@ -202,7 +233,7 @@ class _Functions(TorchFunctionMode):
         self._pen = pen
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
+        args, kwargs = each_tensor((tuple(args), kwargs or {}), self._pen.without_contents)
         name = COMPOSITES.get(func)
         if name is None or self._pen.is_quiet:
             return func(*args, **kwargs)
@@ -236,7 +267,7 @@ def _listening(model: nn.Module, pen: _Pen) -> Iterator[None]:
     with ExitStack() as stack:
         for name, module in model.named_modules():
             before = module.register_forward_pre_hook(_entering(pen, name), prepend=True)
-            after = module.register_forward_hook(_leaving(pen, name))
+            after = module.register_forward_hook(_leaving(pen, name), with_kwargs=True)
             stack.callback(before.remove)
             stack.callback(after.remove)
             if is_unit(module):
@@ -252,8 +283,8 @@ def _entering(pen: _Pen, name: str) -> Callable[..., None]:
 
 
 def _leaving(pen: _Pen, name: str) -> Callable[..., None]:
-    def hook(module: nn.Module, args: Any, out: Any) -> None:
-        first, result = tensors_in(args)[:1], tensors_in(out)[:1]
+    def hook(module: nn.Module, args: Any, kwargs: Any, out: Any) -> None:
+        first, result = tensors_in((args, kwargs))[:1], tensors_in(out)[:1]
         numbers = [pen.number(tensor) for tensor in (*first, *result)]
         call = ModuleCall(numbers[0] if first else None, numbers[-1] if result else None)
         pen.recording.calls.setdefault(name, call)

@@ -11,21 +11,23 @@ def roles_of(model: nn.Module) -> dict[str, str]:
     """The role of every module by its name.
 
     A number in a name becomes `*` where all numbered neighbours are built alike, and the numbers of its own kind,
-    as in `[1-3]`, where they are not.
+    as in `[1-3]`, where they are not. A module that stands in several places has its first name, as torch has it.
     """
+    names = {module: name for name, module in model.named_modules()}
     roles: dict[str, str] = {}
-    _name(model, "", "", roles, {})
+    _name(model, "", names, roles, {})
     return roles
 
 
-def _name(module: nn.Module, name: str, role: str, roles: dict[str, str], seen: dict[int, Hashable]) -> None:
+def _name(
+    module: nn.Module, role: str, names: Mapping[nn.Module, str], roles: dict[str, str], seen: dict[int, Hashable]
+) -> None:
+    name = names[module]
     roles[name] = role
     children = dict(module.named_children())
-    parts = _parts(children, seen)
-    for child, part in parts.items():
-        prefix = f"{name}." if name else ""
-        role_prefix = f"{role}." if role else ""
-        _name(children[child], f"{prefix}{child}", f"{role_prefix}{part}", roles, seen)
+    for child, part in _parts(children, seen).items():
+        if names[children[child]] == (f"{name}.{child}" if name else child):
+            _name(children[child], f"{role}.{part}" if role else part, names, roles, seen)
 
 
 def _parts(children: Mapping[str, nn.Module], seen: dict[int, Hashable]) -> dict[str, str]:

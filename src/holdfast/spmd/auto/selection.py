@@ -41,21 +41,21 @@ class Limit:
     held: float
     memory: float
 
-    def excess(self, selection: Selection) -> float:
-        return max(0.0, selection.held - self.held, selection.held + selection.kept - self.memory)
+    def excess(self, held: float, kept: float) -> float:
+        return max(0.0, held - self.held, held + kept - self.memory)
 
 
 def select(parts: Sequence[Part], limit: Limit) -> Selection:
     """The best selection; the one nearest to the limit where none keeps it."""
     found = [_within(parts, options, limit) for options in _tied(parts)]
-    return min(found, key=lambda selection: (limit.excess(selection), selection.score))
+    return min(found, key=lambda selection: (limit.excess(selection.held, selection.kept), selection.score))
 
 
 def _within(parts: Sequence[Part], options: Sequence[Sequence[Option]], limit: Limit) -> Selection:
     """From the cheapest of all, the least costly changes for the memory that they free, until it is enough."""
     chosen = [min(some, key=lambda option: (option.score, option.memory)) for some in options]
     selection = Selection(tuple(parts), tuple(chosen))
-    while limit.excess(selection):
+    while limit.excess(selection.held, selection.kept):
         best: tuple[float, int, Option] | None = None
         for place, some in enumerate(options):
             present = chosen[place]

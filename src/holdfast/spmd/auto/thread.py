@@ -130,11 +130,26 @@ class _Follower:
         return place < 0 or (place < len(shape) and shape[place] % self._terms.ranks == 0)
 
     def _between(self, step: Step) -> None:
-        if any(self._recording.values[number].key is not None for number in step.inputs):
-            raise Stuck
-        present = tuple(self._places.setdefault(number, WHOLE) for number in step.inputs)
-        flow = settle(step, present, self._divides, lambda n: not self._recording.values[n].has_gradient)
+        values = self._recording.values
+        present = tuple(self._place(number) for number in step.inputs)
+        flow = settle(step, present, self._divides, lambda number: not values[number].has_gradient)
+        if any(place >= 0 for place in flow.inputs) and PARTIAL not in flow.outputs:
+            for number, place, wanted in zip(step.inputs, present, flow.inputs, strict=True):
+                if place == wanted == WHOLE and values[number].has_gradient:
+                    self._summed(number)
         self._places |= dict(zip(step.outputs, flow.outputs, strict=False))
+
+    def _place(self, number: int) -> int:
+        key = self._recording.values[number].key
+        if key is None:
+            return self._places.setdefault(number, WHOLE)
+        places = self._parameters.get(parameter_role(key, self._roles))
+        return WHOLE if places is None else places[self._axis]
+
+    def _summed(self, number: int) -> None:
+        """The gradients of a value are summed over the ranks; those of a parameter once for all of its uses."""
+        if self._recording.values[number].key is None or all(number != other for other, _ in self.moves):
+            self.moves.append((number, 2.0))
 
     def _through(self, name: str) -> None:
         branch = self._cover.branch(name)
@@ -145,11 +160,14 @@ class _Follower:
             if present != WHOLE:
                 raise Stuck
             self.moves.append((branch.first, 1.0))  # sliced for nothing; the gradients are gathered
+        takes = self._options[name].walks[self._axis].takes
+        if not value.has_gradient and self._places.get(branch.first, WHOLE) not in (WHOLE, takes):
+            self.moves.append((branch.first, 1.0 if takes == WHOLE else self._terms.swap))
         used = {number for step in branch.steps for number in step.inputs}
         keys = {self._recording.values[number].key for number in used}
         own = {key: self._parameters[parameter_role(key, self._roles)][self._axis] for key in keys if key is not None}
         self._places |= {n: own[k] for n in used if (k := self._recording.values[n].key) is not None}
-        done = walk(self._recording, branch, self._terms, self._options[name].walks[self._axis].takes, own)
+        done = walk(self._recording, branch, self._terms, takes, own)
         if done is None:
             raise Stuck
         summed = {number for number, _ in self.moves if self._recording.values[number].key is not None}

@@ -21,10 +21,7 @@ def all_dims(call: Call) -> Any:
 RULES = [
     Rule(
         "reduction",
-        (
-            *("sum.dim_IntList", "nansum.default", "var.correction", "std.correction"),
-            *("var_mean.correction", "std_mean.correction", "count_nonzero.dim_IntList"),
-        ),
+        ("sum.dim_IntList", "nansum.default", "count_nonzero.dim_IntList"),
         "every dim",
         "torch reduces no dim where an empty list means all, so amin's gradient is NaN and shapes are wrong",
         all_dims,

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 
 from holdfast.spmd import torch_private as private
-from holdfast.spmd.call import LEAVE, Call, is_shard, moved, wrap
+from holdfast.spmd.call import LEAVE, Call, cut_first, is_shard, moved, wrap
 from holdfast.spmd.collect import reduced
 from holdfast.spmd.registry import Rule
 from holdfast.spmd.rules.settled import boxed, paddings
@@ -17,10 +18,10 @@ from holdfast.spmd.rules.settled import boxed, paddings
 class Laid:
     """How a tensor with channels in dim 1 lies on the mesh, and what follows for one value per channel."""
 
-    def __init__(self, source: DTensor):
+    def __init__(self, source: DTensor, beside: Sequence[Any]):
         self.mesh = source.device_mesh
         self.shape = source.shape
-        self.places = _places(source)
+        self.places = _places(source, [given for given in beside if _shares_mesh(given, source)])
         self.channels: list[Placement] = [
             Shard(0) if is_shard(place) and place.dim == 1 else Replicate() for place in self.places
         ]
@@ -28,7 +29,7 @@ class Laid:
         self.count = source.numel() // max(source.shape[1], 1)
 
     def local(self, tensor: Any) -> torch.Tensor:
-        return moved(tensor, self.places, self.mesh)
+        return moved(cut_first(tensor, self.places), self.places, self.mesh)
 
     def per_channel(self, tensor: Any) -> torch.Tensor | None:
         return None if tensor is None else moved(tensor, self.channels, self.mesh)
@@ -45,14 +46,28 @@ class Laid:
         return wrap(local, self.mesh, self.channels, (self.shape[1],))
 
 
+BESIDE = ("weight", "running_mean", "save_mean")  # tensors of one value per channel
 SUMS = 4  # two of each channel, each sent twice
 ON_ALL = 2  # what it costs to reduce a tensor on all ranks, where into shards it is 1
 
 
-def _places(source: DTensor) -> list[Placement]:
-    """Shards stay, unless they hold less than the sums would send; a Partial goes where it and the sums cost least."""
+def _shares_mesh(given: Any, source: DTensor) -> bool:
+    return isinstance(given, DTensor) and given.device_mesh == source.device_mesh
+
+
+def _places(source: DTensor, beside: Sequence[DTensor]) -> list[Placement]:
+    """Shards stay, unless they hold less than the sums would send; a Partial goes where it and the sums cost least.
+
+    What is whole is cut by channels, which sends nothing, where the weights or statistics beside it are.
+    """
     sums = SUMS * source.shape[1] / source.numel()  # as a multiple of what the tensor itself is
     places = boxed(source.placements)
+    for axis, place in enumerate(source.placements):
+        by_channels = any(
+            given.device_mesh == source.device_mesh and given.placements[axis] == Shard(0) for given in beside
+        )
+        if place.is_replicate() and by_channels and 1 in paddings(source.shape, source.device_mesh, places, axis):
+            places[axis] = Shard(1)
     if sums > 1 and not any(isinstance(place, Partial) for place in places):
         return [Replicate() if is_shard(place) and place.dim != 1 else place for place in places]
     for axis, place in enumerate(source.placements):
@@ -76,10 +91,10 @@ def _wide(values: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
 def forward(call: Call) -> Any:
     """Normalise with the statistics of all ranks, and update the running ones."""
     source = call["input"]
-    training = call["training"]
+    training = call["training"] if "training" in call.names else True
     if not isinstance(source, DTensor) or source.ndim < 2 or source.numel() == 0:
         return LEAVE
-    laid = Laid(source)
+    laid = Laid(source, [call[name] for name in BESIDE if name in call.names])
     local = laid.local(source)
     if training:
         exact = local if local.dtype == torch.float64 else local.float()
@@ -108,7 +123,7 @@ def _update(call: Call, laid: Laid, mean: torch.Tensor, variance: torch.Tensor) 
     momentum = _any(call, "momentum", "exponential_average_factor")
     unbiased = variance * (laid.count / max(laid.count - 1, 1))
     for name, value in (("running_mean", mean), ("running_var", unbiased)):
-        running = call[name]
+        running = call[name] if name in call.names else None
         if running is None:
             continue
         own = _lying_as(running, laid.wrap_channels(value))
@@ -130,10 +145,10 @@ def backward(call: Call) -> Any:
     source = call["input"]
     if not isinstance(source, DTensor) or source.ndim < 2 or source.numel() == 0:
         return LEAVE
-    laid = Laid(source)
+    laid = Laid(source, [call[name] for name in BESIDE if name in call.names])
     gradient, local = laid.local(_any(call, "grad_out", "grad_output")), laid.local(source)
     weight = laid.per_channel(call["weight"])
-    train = call["train"] if "train" in call.names else True  # cuDNN has a backward for training only
+    train = _any(call, "train", "update") if {"train", "update"} & set(call.names) else True  # cuDNN's is for training
     if train:
         mean, scale = laid.per_channel(call["save_mean"]), laid.per_channel(_any(call, "save_invstd", "save_var"))
     else:
@@ -155,8 +170,11 @@ def backward(call: Call) -> Any:
 
 
 WHY = "torch gathers the activations, forgets running statistics of channel shards, and hangs on empty shards"
-FORWARD = ("native_batch_norm.default", "cudnn_batch_norm.default")
-BACKWARD = ("native_batch_norm_backward.default", "cudnn_batch_norm_backward.default")
+FORWARD = (
+    *("native_batch_norm.default", "cudnn_batch_norm.default", "_batch_norm_with_update.default"),
+    *("_native_batch_norm_legit.default", "_native_batch_norm_legit.no_stats"),
+)
+BACKWARD = ("native_batch_norm_backward.default", "cudnn_batch_norm_backward.default", "batch_norm_backward.default")
 RULES = [
     Rule("norm", FORWARD, "batch, channels, space", WHY, forward),
     Rule("norm", BACKWARD, "batch, channels, space", WHY, backward),

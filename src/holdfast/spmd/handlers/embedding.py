@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.distributed.tensor import Partial, Placement, Replicate, Shard
+from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 
 from holdfast.spmd import torch_private as private
-from holdfast.spmd.call import LEAVE, Call, Spot, is_shard, moved, whole, wrap
+from holdfast.spmd.call import LEAVE, Call, Spot, is_shard, moved, replicated, whole, wrap
 from holdfast.spmd.empties import has_empty
 from holdfast.spmd.fallback import gather_and_run
 from holdfast.spmd.registry import Rule
@@ -19,6 +19,8 @@ from holdfast.spmd.ways import FIXED, Chosen, Signature, run_sharded
 def lookup(call: Call) -> Any:
     """Each rank looks up the rows and columns that it has; where rows are missing the results are summed."""
     table, indices = call["weight"], call["indices"]
+    if not isinstance(indices, DTensor):  # one number, which torch takes to be the same everywhere
+        indices = replicated(indices, call.mesh)
     boxed = all(type(place) in (Shard, Replicate, Partial) for place in (*table.placements, *indices.placements))
     is_whole = all(place.is_replicate() for place in table.placements)
     if not boxed or (is_whole and not any(p.is_partial() for p in indices.placements) and not has_empty(call)):
@@ -33,7 +35,7 @@ def lookup(call: Call) -> Any:
     ]
     own, local = moved(indices, places, call.mesh), private.local_of(table)
     if own.device.type == "cpu" and (wrong := own[(own < 0) | (own >= table.shape[0])]).numel():
-        raise IndexError(f"index {int(wrong[0])} is out of range for a table of {table.shape[0]} rows")
+        raise IndexError(f"index out of range in self: {int(wrong[0])} for a table of {table.shape[0]} rows")
     if own.device.type != "cpu":
         private.insist((own >= 0) & (own < table.shape[0]), "an index is out of range for the table")
     out = local.new_zeros(*own.shape, sizes[1])
@@ -43,6 +45,16 @@ def lookup(call: Call) -> Any:
         out = torch.where(inside.unsqueeze(-1), local[place.clamp(0, sizes[0] - 1)], out)
     results = [_result(here, there, indices.ndim) for here, there in zip(table.placements, places, strict=True)]
     return wrap(out, call.mesh, results, (*indices.shape, table.shape[1]))
+
+
+def renorm(call: Call) -> Any:
+    """A Partial stays one, in its own memory: F.embedding renormalises table.detach(), and then reads the table."""
+    table = call["self"]
+    if not isinstance(table, DTensor) or not any(isinstance(place, Partial) for place in table.placements):
+        return LEAVE
+    rows: dict[Spot, torch.Tensor] = {(0,): whole(table).clone(), (1,): whole(call["indices"])}
+    private.local_of(table).copy_(moved(call.run(rows), table.placements, call.mesh))
+    return table
 
 
 def _result(table: Placement, indices: Placement, columns: int) -> Placement:
@@ -73,6 +85,13 @@ def table_gradient(call: Call) -> Any:
 WHY = "torch's result can be read only once, and the masks of several axes are mixed up"
 RULES = [
     Rule("embedding", ("embedding.default",), "rows and columns by any axes, indices", WHY, lookup),
+    Rule(
+        "embedding",
+        ("embedding_renorm_.default",),
+        "none: gathered; a Partial stays one",
+        "max_norm of a table that is a Partial was lost",
+        renorm,
+    ),
     Rule(
         "embedding",
         ("embedding_dense_backward.default",),

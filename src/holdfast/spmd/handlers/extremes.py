@@ -8,7 +8,7 @@ import torch
 from torch.distributed.tensor import Placement, Replicate, Shard
 
 from holdfast.spmd.call import LEAVE, Call, is_shard, moved, wrap
-from holdfast.spmd.collect import reduced
+from holdfast.spmd.collect import extreme_of
 from holdfast.spmd.empties import has_empty
 from holdfast.spmd.fallback import gather_and_run
 from holdfast.spmd.registry import Rule
@@ -36,12 +36,7 @@ def extreme(call: Call) -> Any:
         part = torch.full(shape, worst(local.dtype, largest), dtype=local.dtype, device=local.device)
     else:
         part = (torch.amax if largest else torch.amin)(local, order, keepdim=True)
-    part = reduced(
-        part,
-        call.mesh,
-        [axis for axis, place in enumerate(kept) if _cuts(place, over)],
-        "max" if largest else "min",
-    )
+    part = extreme_of(part, call.mesh, [axis for axis, place in enumerate(kept) if _cuts(place, over)], largest)
     shape = [1 if dim in over else size for dim, size in enumerate(tensor.shape)]
     places: list[Any] = [Replicate() if _cuts(p, over) else p for p in kept]
     if not keepdim:

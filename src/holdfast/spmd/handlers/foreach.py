@@ -4,37 +4,29 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch.distributed.tensor import DTensor, Partial, Replicate
-
 from holdfast.spmd import torch_private as private
 from holdfast.spmd.call import LEAVE, Call, apply, moved, wrap
+from holdfast.spmd.fallback import gather_and_run
+from holdfast.spmd.parts import is_partial, reduced_places
 from holdfast.spmd.registry import Rule
 
 
 def settled_lists(call: Call) -> Any:
-    """Reduce what is Partial, in place where it is written, and call again."""
-    if not any(_is_partial(tensor) for _, tensor in call.spots()):
+    """Reduce what is Partial and call again; where it is written, on the whole."""
+    if not any(is_partial(tensor) for _, tensor in call.spots()):
         return LEAVE
-    values = []
-    for argument, value in zip(call.op._schema.arguments, call.values, strict=True):
-        written = argument.alias_info is not None and argument.alias_info.is_write
-        values.append([_settle(item, written) for item in value] if isinstance(value, (list, tuple)) else value)
-    return apply(call.op, values)
+    aliases = [argument.alias_info for argument in call.op._schema.arguments]
+    written = {place for place, alias in enumerate(aliases) if alias is not None and alias.is_write}
+    if any(spot[0] in written and is_partial(tensor) for spot, tensor in call.spots()):
+        return gather_and_run(call)
+    return apply(call.op, [list(map(_settled, value)) if isinstance(value, list) else value for value in call.values])
 
 
-def _is_partial(tensor: Any) -> bool:
-    return isinstance(tensor, DTensor) and any(isinstance(place, Partial) for place in tensor.placements)
-
-
-def _settle(tensor: Any, written: bool) -> Any:
-    if not _is_partial(tensor):
+def _settled(tensor: Any) -> Any:
+    if not is_partial(tensor):
         return tensor
-    places = [Replicate() if isinstance(place, Partial) else place for place in tensor.placements]
-    local = moved(tensor, places, tensor.device_mesh)
-    if not written:
-        return wrap(local, tensor.device_mesh, places, tensor.shape)
-    private.replace_contents(tensor, local.clone(), places)
-    return tensor
+    places = reduced_places(tensor)
+    return wrap(moved(tensor, places, tensor.device_mesh), tensor.device_mesh, places, tensor.shape)
 
 
 PLACES = "every dim; a Partial is reduced first"

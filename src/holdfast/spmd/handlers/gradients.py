@@ -27,5 +27,6 @@ COMPLEX = "torch has no strategy, and cannot hash the complex number in the grad
 RULES = [
     Rule("reduction", ("prod.dim_int",), "as torch", WHY, _demanding("cat.default")),
     Rule("scan", ("cumprod.default",), EVERY_OTHER, WHY, _demanding("where.self", "cat.default", run=from_the_front)),
+    Rule("scan", ("cumprod_.default",), "as torch", WHY, _demanding("where.self", "cat.default")),
     Rule("pointwise", ("polar.default",), "every dim", COMPLEX, _demanding("mul.Scalar", run=pointwise)),
 ]

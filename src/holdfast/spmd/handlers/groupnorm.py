@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 
-from holdfast.spmd.call import Call, Spot, is_shard, moved, wrap
+from holdfast.spmd.call import Call, Spot, cut_first, is_shard, moved, wrap
 from holdfast.spmd.registry import Rule
+from holdfast.spmd.rules.settled import paddings
 
 
 def _ranks(call: Call, places: Sequence[Placement]) -> int:
@@ -30,14 +31,40 @@ def _places(call: Call, source: DTensor) -> list[Placement]:
         if call["group"] == call["C"] or call["group"] % (ranks * call.mesh.size(axis)) == 0:
             ranks *= call.mesh.size(axis)
             kept[axis] = Shard(1)
+    weight = call["weight"]
     for axis, place in enumerate(source.placements):
-        if place == Partial() and source.shape[0] >= call.mesh.size(axis) and Shard(0) not in kept:
-            kept[axis] = Shard(0)  # for half the bytes; what is gathered beside it is gathered later, cut by then
+        beside = isinstance(weight, DTensor) and weight.device_mesh == call.mesh and weight.placements[axis] == Shard(0)
+        if place.is_replicate() and beside and 1 in _dims(call, source, kept, axis):
+            kept[axis] = Shard(1)  # sends nothing, where the weights would have to be gathered
+    for axis, place in enumerate(source.placements):
+        if place == Partial():
+            kept[axis] = _cut(call, source, kept, axis)
     return kept
 
 
+def _cut(call: Call, source: DTensor, places: Sequence[Placement], axis: int) -> Placement:
+    """Where a sum goes: into batch shards or whole groups, for half the bytes of having it on all ranks.
+
+    What is gathered beside it is gathered later, cut by then.
+    """
+    found = _dims(call, source, places, axis)
+    dim = min(found, key=lambda dim: found[dim], default=None)
+    if dim is None and source.shape[0] >= call.mesh.size(axis) and Shard(0) not in places:
+        dim = 0
+    return Replicate() if dim is None else Shard(dim)
+
+
+def _dims(call: Call, source: DTensor, places: Sequence[Placement], axis: int) -> dict[int, tuple[float, bool]]:
+    """The dims that the ranks of an axis can share, batch and whole groups, and how much padding makes them longer."""
+    channels = _ranks(call, places) * call.mesh.size(axis)
+    by_groups = call["group"] == call["C"] or call["group"] % channels == 0
+    found = paddings(source.shape, call.mesh, places, axis)
+    return {dim: found[dim][:2] for dim in ((0, 1) if by_groups else (0,)) if dim in found}
+
+
 def _brought(tensor: DTensor, places: Sequence[Placement]) -> torch.Tensor:
-    """This rank's part of a tensor: first what is a sum goes into shards, then the rest is gathered."""
+    """This rank's part of a tensor: what is whole is cut, then sums go into shards, then the rest is gathered."""
+    tensor = cut_first(tensor, places)
     first = [
         new if old == Partial() and is_shard(new) else old for old, new in zip(tensor.placements, places, strict=True)
     ]

@@ -23,6 +23,8 @@ def index_put(call: Call) -> Any:
     ):
         added = call["accumulate"] and not (private.is_oldest() and _has_shards(call))
         return LEAVE if added else gather_and_run(call)  # what is added may be added to a Partial
+    if any(index is not None and index.dtype == torch.uint8 for index in indices):  # a mask, to torch
+        return gather_and_run(call)
     if (signature := _beside(call, target)) is not None:
         return run_sharded(call, signature)
     if not any(is_shard(place) for place in target.placements):

@@ -1,25 +1,26 @@
-"""In-place calls on a Partial: the tensor is reduced where it stands, unless the call is linear."""
+"""In-place calls on a Partial: computed on what it sums to, and put back as parts."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import torch
-from torch.distributed.tensor import DTensor, Partial, Replicate
+from torch.distributed.tensor import DTensor, Partial
 
 from holdfast.spmd import torch_private as private
 from holdfast.spmd.call import LEAVE, Call, apply, moved, wrap
-from holdfast.spmd.fallback import settle_base
+from holdfast.spmd.parts import is_first, is_partial, overwrite, reduced_places, share
 from holdfast.spmd.registry import Rule
 
-ADDING = ("add_", "sub_", "add_.Scalar", "sub_.Scalar")
+ADDING = ("add_", "sub_")
 SCALING = ("mul_", "div_")
+FILLING = ("fill_", "normal_", "uniform_", "bernoulli_", "exponential_", "random_")
 
 
-def settle_first(call: Call) -> Any:
-    """Reduce the written tensor in place, then call again."""
+def on_parts(call: Call) -> Any:
+    """Reduce the written tensor, call on that, and put the result back."""
     written = call.values[0]
-    if not isinstance(written, DTensor) or not any(isinstance(place, Partial) for place in written.placements):
+    if not is_partial(written):
         return LEAVE
     name = call.op._schema.name.removeprefix("aten::")
     others = [tensor for spot, tensor in call.spots() if spot != (0,)]
@@ -27,22 +28,52 @@ def settle_first(call: Call) -> Any:
         return LEAVE
     if name in ADDING and others and all(_same_parts(written, other) for other in others):
         return LEAVE
-    places = [Replicate() if isinstance(place, Partial) else place for place in written.placements]
-    rest = [_reduced(value) for value in call.values[1:]]  # before the base is: they may be views of it too
-    if settle_base(written):
-        private.replace_contents(written, private.local_of(written), places)
-        return apply(call.op, [written, *rest])
-    overwritten = name in ("fill_", "normal_", "uniform_", "bernoulli_", "exponential_", "random_")
-    contents = private.local_of(written) if overwritten else moved(written, places, call.mesh).clone()
-    private.replace_contents(written, contents, places)
-    return apply(call.op, [written, *rest])
+    if name in ADDING and _adds_whole(written, call.values[1]):
+        return _add_once(call)
+    if name == "masked_fill_" and _lies_whole(written, call["mask"]) and not isinstance(call["value"], torch.Tensor):
+        value = share(written, private.local_of(written).new_tensor(call["value"]))
+        private.local_of(written).masked_fill_(_local(call["mask"]), value)
+        return written
+    rest = [_reduced(value) for value in call.values[1:]]
+    places = reduced_places(written)
+    everything = private.local_of(written) if name in FILLING else moved(written, places, call.mesh)
+    copy = wrap(everything.clone(), call.mesh, places, written.shape)
+    apply(call.op, [copy, *rest])
+    overwrite(written, private.local_of(copy))
+    return written
+
+
+def _adds_whole(written: DTensor, other: Any) -> bool:
+    """Whether all that is added to a sum is a number, or lies whole where the sum is in parts and else alike."""
+    if not all(place.reduce_op == "sum" for place in written.placements if isinstance(place, Partial)):
+        return False
+    return _lies_whole(written, other) if isinstance(other, DTensor) else not isinstance(other, torch.Tensor)
+
+
+def _lies_whole(written: DTensor, other: Any) -> bool:
+    """Whether a DTensor of the same shape lies whole where the written one is in parts, and else alike."""
+    same = isinstance(other, DTensor) and other.device_mesh == written.device_mesh and other.shape == written.shape
+    return same and tuple(other.placements) == tuple(reduced_places(written))
+
+
+def _local(value: Any) -> Any:
+    return private.local_of(value) if isinstance(value, DTensor) else value
+
+
+def _add_once(call: Call) -> Any:
+    """What every rank has is added by the first of each axis: nothing is sent."""
+    written, other = call.values[:2]
+    axes = [axis for axis, place in enumerate(written.placements) if isinstance(place, Partial)]
+    if all(is_first(written, axis) for axis in axes):
+        apply(call.op, [private.local_of(written), _local(other), *call.values[2:]])
+    return written
 
 
 def _reduced(value: Any) -> Any:
     """The same on every rank of an axis on which it was Partial, as the written tensor is."""
-    if not isinstance(value, DTensor) or not any(isinstance(place, Partial) for place in value.placements):
+    if not is_partial(value):
         return value
-    places = [Replicate() if isinstance(place, Partial) else place for place in value.placements]
+    places = reduced_places(value)
     return wrap(moved(value, places, value.device_mesh), value.device_mesh, places, value.shape)
 
 
@@ -73,8 +104,8 @@ RULES = [
     Rule(
         "inplace",
         NAMES,
-        "every dim; a Partial is reduced in place unless the call is linear",
+        "every dim; a Partial is reduced, and stays one, unless the call is linear",
         "torch applies the call to each rank's part, so that a scalar is added once per rank",
-        settle_first,
+        on_parts,
     ),
 ]

@@ -13,6 +13,7 @@ from holdfast.spmd.empties import has_empty
 from holdfast.spmd.registry import Rule
 from holdfast.spmd.rules.pointwise import aligned
 from holdfast.spmd.ways import Chosen, Signature, run_sharded
+from holdfast.spmd.worth import HALVES
 
 NONE, MEAN, SUM = 0, 1, 2
 
@@ -29,8 +30,8 @@ def elementwise(call: Call) -> Any:
         return LEAVE
 
     def local(chosen: Chosen, tensors: dict[Spot, torch.Tensor]) -> torch.Tensor:
-        total: torch.Tensor = call.run(tensors, reduction=SUM)
-        return total / _elements(chosen)
+        total: torch.Tensor = call.run(_widened(tensors), reduction=SUM)
+        return (total / _elements(chosen)).to(call["self"].dtype)
 
     return run_sharded(call, signature, local)
 
@@ -41,10 +42,15 @@ def elementwise_backward(call: Call) -> Any:
         return LEAVE
 
     def local(chosen: Chosen, tensors: dict[Spot, torch.Tensor]) -> torch.Tensor:
-        gradient: torch.Tensor = call.run(tensors, reduction=SUM)
-        return gradient / _elements(chosen)
+        gradient: torch.Tensor = call.run(_widened(tensors), reduction=SUM)
+        return (gradient / _elements(chosen)).to(call["self"].dtype)
 
     return run_sharded(call, aligned(call, 1), local)
+
+
+def _widened(tensors: dict[Spot, torch.Tensor]) -> dict[Spot, torch.Tensor]:
+    """A sum, unlike the mean that it is on the way to, may be more than half a word can say."""
+    return {spot: tensor.float() if tensor.dtype in HALVES else tensor for spot, tensor in tensors.items()}
 
 
 def _is_linear(call: Call) -> bool:

@@ -23,8 +23,10 @@ def mean(call: Call) -> Any:
     if not any(_is_uneven(tensor, dim) for dim in over):
         return all_dims(call) if "dim" in call.names else LEAVE
     keepdim = call["keepdim"] if "keepdim" in call.names else False
-    total = torch.ops.aten.sum.dim_IntList(tensor, over, keepdim, dtype=call["dtype"])
-    return torch.ops.aten.div.Tensor(total, math.prod(tensor.shape[dim] for dim in over))
+    kind = call["dtype"] or tensor.dtype
+    total = torch.ops.aten.sum.dim_IntList(tensor, over, keepdim, dtype=torch.promote_types(kind, torch.float32))
+    mean = torch.ops.aten.div.Tensor(total, math.prod(tensor.shape[dim] for dim in over))
+    return mean if mean.dtype == kind else torch.ops.aten._to_copy.default(mean, dtype=kind)
 
 
 def _is_uneven(tensor: DTensor, dim: int) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -9,11 +10,12 @@ import torch
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from holdfast.spmd import torch_private as private
-from holdfast.spmd.call import Call, Spot, is_shard, moved, wrap
+from holdfast.spmd.call import Call, Spot, is_shard, moved, whole, wrap
 from holdfast.spmd.collect import reduced, sharded_axes
 from holdfast.spmd.handlers.losses import MEAN, NONE, SUM
 from holdfast.spmd.registry import Rule
 from holdfast.spmd.ways import Chosen, Signature, run_sharded
+from holdfast.spmd.worth import HALVES
 
 IGNORED = -100
 
@@ -39,22 +41,37 @@ def forward(call: Call) -> Any:
     )
 
     def local(chosen: Chosen, tensors: dict[Spot, torch.Tensor]) -> Any:
+        wrong = _out_of_range(tensors[1,], chosen.size("c"), call["ignore_index"])
+        tells = mean and sharded_axes(chosen.inputs[1])  # the total weight goes to all, and may say that it is none
+        if wrong.numel() and not tells:
+            raise _refusal(wrong, chosen.size("c"), call["ignore_index"])
         own = {**tensors, (1,): _own_targets(chosen, tensors, call["ignore_index"])}
         if none:
             loss, weight = call.run(own, ignore_index=IGNORED)
             return loss, weight
-        loss, _ = call.run(own, reduction=SUM, ignore_index=IGNORED)
+        loss = _sum(call, own)
         weight = _weight(tensors, own[1,]).to(loss.dtype)
         if not mean:
-            return loss, weight
+            return loss.to(call["self"].dtype), weight.to(call["self"].dtype)
         axes = sharded_axes(chosen.inputs[0])
         if call["weight"] is None:  # then every shard of the classes can count for itself
             weight = (tensors[1,] != call["ignore_index"]).sum().to(loss.dtype)
             axes = sharded_axes(chosen.inputs[1])
-        weight = reduced(weight, call.mesh, axes)
-        return loss / weight, weight
+        weight = reduced(weight * math.nan if wrong.numel() else weight, call.mesh, axes)
+        if tells and weight.device.type == "cpu" and bool(weight.isnan()):
+            all_wrong = _out_of_range(whole(call["target"]), chosen.size("c"), call["ignore_index"])
+            if all_wrong.numel():  # else the class weights themselves are no numbers
+                raise _refusal(all_wrong, chosen.size("c"), call["ignore_index"])
+        return (loss / weight).to(call["self"].dtype), weight.to(call["self"].dtype)
 
     return _run(call, signature, local)
+
+
+def _sum(call: Call, tensors: dict[Spot, torch.Tensor]) -> torch.Tensor:
+    """The sum of this shard's losses; of half precision in a whole word, since it may be more than half a word says."""
+    if call["self"].dtype not in HALVES:
+        return call.run(tensors, reduction=SUM, ignore_index=IGNORED)[0]  # type: ignore[no-any-return]
+    return call.run(tensors, reduction=NONE, ignore_index=IGNORED)[0].float().sum()  # type: ignore[no-any-return]
 
 
 def backward(call: Call) -> Any:
@@ -97,10 +114,10 @@ def _own_targets(chosen: Chosen, tensors: dict[Spot, torch.Tensor], ignore: int,
     scores = chosen.inputs[position - 1]
     letters = chosen.signature.inputs[position - 1]
     dim = letters.index("c")
-    valid = target != ignore
     classes = chosen.size("c")
-    if target.device.type == "cpu" and bool(((target < 0) | (target >= classes))[valid].any()):
-        raise IndexError(f"a target is out of bounds: expected 0 to {classes - 1} or {ignore} (ignore_index)")
+    valid = target != ignore
+    if target.device.type == "cpu":
+        valid &= (target >= 0) & (target < classes)
     if not any(is_shard(placement) and placement.dim == dim for placement in scores):
         return torch.where(valid, target, IGNORED)
     shape = [chosen.size(letter) for letter in letters]
@@ -109,6 +126,19 @@ def _own_targets(chosen: Chosen, tensors: dict[Spot, torch.Tensor], ignore: int,
         private.insist(~valid | ((target >= 0) & (target < classes)), "a target is out of bounds")
     inside = valid & (target >= offsets[dim]) & (target < offsets[dim] + sizes[dim])
     return torch.where(inside, target - offsets[dim], IGNORED)
+
+
+def _out_of_range(target: torch.Tensor, classes: int, ignore: int) -> torch.Tensor:
+    """The targets that no class is for; a GPU's kernels look for themselves, later and without waiting."""
+    if target.device.type != "cpu":
+        return target.new_empty(0)
+    return target[(target != ignore) & ((target < 0) | (target >= classes))]
+
+
+def _refusal(wrong: torch.Tensor, classes: int, ignore: int) -> IndexError:
+    return IndexError(
+        f"Target {int(wrong[0])} is out of bounds: expected 0 to {classes - 1} or {ignore} (ignore_index)"
+    )
 
 
 def _weight(tensors: dict[Spot, torch.Tensor], target: torch.Tensor) -> torch.Tensor:

@@ -33,15 +33,25 @@ def layer_norm(call: Call) -> Any:
     return gather_and_run(call) if cut or any(place.is_partial() for place in places) else LEAVE
 
 
-def select(call: Call) -> Any:
-    """index_select along a sharded dim; a Partial beside it is what 2.11 forgets."""
+def index(call: Call) -> Any:
+    """A Partial beside sharded indices: torch 2.11 takes the parts for shards."""
     answer = bounds.checked(call)
+    if answer is not LEAVE:
+        return answer
+    tensor, *indices = [item for _, item in call.spots() if isinstance(item, DTensor)]
+    parts = [axis for axis, place in enumerate(tensor.placements) if place.is_partial()]
+    cut = any(not item.placements[axis].is_replicate() for item in indices for axis in parts)
+    return gather_and_run(call) if cut else LEAVE
+
+
+def select(call: Call) -> Any:
+    """index_select: as `index`, and along a sharded dim; a Partial beside it is what 2.11 forgets."""
+    answer = index(call)
     if answer is not LEAVE:
         return answer
     tensor = call.values[0]
     dim = call["dim"] % max(tensor.ndim, 1)
-    shards = isinstance(tensor, DTensor) and any(is_shard(place) and place.dim == dim for place in tensor.placements)
-    return gather_and_run(call) if shards else LEAVE
+    return gather_and_run(call) if any(is_shard(p) and p.dim == dim for p in tensor.placements) else LEAVE
 
 
 def extreme_along(call: Call) -> Any:
@@ -67,13 +77,6 @@ def squeeze(call: Call) -> Any:
 RULES = (
     [
         Rule(
-            "reduction",
-            ("min.dim", "max.dim"),
-            "every dim that is cut evenly; whole where `dim` is not",
-            "torch 2.11 raises on the ranks whose shard is empty, or shorter than others",
-            extreme_along,
-        ),
-        Rule(
             "view",
             ("squeeze.default",),
             "every dim",
@@ -88,13 +91,6 @@ RULES = (
             whole_if_placed,
         ),
         Rule(
-            "indexing",
-            ("index_add.default", "index_copy.default"),
-            "none: gathered on torch 2.11",
-            "torch 2.11 counts the indices against a shard",
-            whole_if_placed,
-        ),
-        Rule(
             "batched",
             ("constant_pad_nd.default",),
             "none: gathered on torch 2.11",
@@ -103,20 +99,10 @@ RULES = (
         ),
         Rule(
             "norm",
-            (
-                *("native_layer_norm.default", "native_layer_norm_backward.default"),
-                *("_fused_rms_norm.default", "_fused_rms_norm_backward.default"),  # rms_norm on GPUs
-            ),
+            ("_fused_rms_norm.default", "_fused_rms_norm_backward.default"),  # rms_norm on GPUs
             "all but the normalised dims on torch 2.11; a Partial is gathered",
             "torch 2.11 normalises each shard of a row, or each part of a Partial, in some of these",
             layer_norm,
-        ),
-        Rule(
-            "indexing",
-            ("index_select.default",),
-            "every dim but `dim` on torch 2.11",
-            "torch 2.11 takes the result for sharded",
-            select,
         ),
     ]
     if private.is_oldest()

@@ -27,15 +27,23 @@ def position(call: Call) -> Any:
     axes = [axis for axis, place in enumerate(kept) if is_shard(place) and place.dim in over]
     if not axes and not call.mesh.ndim:
         return LEAVE
-    local = moved(tensor, kept, call.mesh)
-    value, place = _own_best(tensor, local, kept, dim, largest)
+    _, place = best_of_all(tensor, kept, axes, dim, largest)
+    return _result(call, tensor, kept, over, place)
+
+
+def best_of_all(
+    tensor: DTensor, kept: list[Placement], axes: list[int], dim: int | None, largest: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The extreme of all ranks along `axes`, and the first position that has it; a NaN is beyond every number."""
+    mesh = tensor.device_mesh
+    value, place = _own_best(tensor, moved(tensor, kept, mesh), kept, dim, largest)
     for axis in axes:
-        values, places = gathered(value, call.mesh, axis), gathered(place, call.mesh, axis)
+        values, places = gathered(value, mesh, axis), gathered(place, mesh, axis)
         best = (values.argmax if largest else values.argmin)(0, keepdim=True)
         value = values.gather(0, best)[0]
         equal = (values == value) | (values.isnan() & value.isnan())
         place = torch.where(equal, places, NOWHERE).amin(0)
-    return _result(call, tensor, kept, over, place)
+    return value, place
 
 
 def _own_best(

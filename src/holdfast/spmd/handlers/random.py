@@ -9,10 +9,10 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.distributed.tensor import DTensor, Partial, Replicate
+from torch.distributed.tensor import DTensor
 
-from holdfast.spmd import torch_private as private
 from holdfast.spmd.call import LEAVE, Call, moved, wrap
+from holdfast.spmd.parts import is_partial, overwrite, reduced_places
 from holdfast.spmd.registry import Rule
 
 PRIME = 0x9E3779B97F4A7C15
@@ -24,15 +24,18 @@ def draw(call: Call) -> Any:
     tensor = call.values[0]
     if call.mesh.device_type != "cpu" or not isinstance(tensor, DTensor):
         return LEAVE
-    places = [Replicate() if isinstance(place, Partial) else place for place in tensor.placements]
+    places = reduced_places(tensor)
     local = moved(tensor, places, call.mesh)
-    if call.is_inplace and any(isinstance(place, Partial) for place in tensor.placements):
-        private.replace_contents(tensor, local.clone(), places)
-        local = private.local_of(tensor)
     generator = call["generator"] if "generator" in call.names else None
+    tensors = {
+        spot: local if spot == (0,) else moved(torch.ops.aten.expand.default(other, tensor.shape), places, call.mesh)
+        for spot, other in call.spots()
+    }
     with _own_numbers(_shard_number(call, places), generator):
-        result = call.run({(0,): local})
+        result = call.run(tensors)
     if call.is_inplace:
+        if is_partial(tensor):
+            overwrite(tensor, local)
         return tensor
     if isinstance(result, torch.Tensor):
         return wrap(result, call.mesh, places, tensor.shape)

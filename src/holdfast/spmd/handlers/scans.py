@@ -24,7 +24,7 @@ EVERY_OTHER = "every dim but the scanned one"
 RULES = [
     Rule(
         "scan",
-        tuple(f"{name}.default" for name in ("cumsum", "logcumsumexp", "cummax", "cummin", "_logcumsumexp")),
+        tuple(f"{name}.default" for name in ("logcumsumexp", "cummax", "cummin", "_logcumsumexp")),
         EVERY_OTHER,
         "torch takes a negative dim for another dim than the sharded one, and scans each shard by itself",
         from_the_front,

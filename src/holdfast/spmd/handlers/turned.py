@@ -7,7 +7,7 @@ from typing import Any
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from holdfast.spmd import torch_private as private
-from holdfast.spmd.call import Call, is_shard, moved, whole
+from holdfast.spmd.call import Call, apply, is_shard, moved, whole
 from holdfast.spmd.registry import Rule
 
 
@@ -55,6 +55,12 @@ def narrow(call: Call) -> Any:
     return tensor
 
 
+def copied(call: Call) -> Any:
+    """squeeze_copy: as squeeze, then a copy."""
+    view = private.operator(f"squeeze.{call.op._overloadname}")
+    return apply(view, call.values).clone()
+
+
 def _make_boxed(tensor: DTensor) -> None:
     """Gather a tensor one of whose placements has no box: how its shards would change is not known."""
     if not all(is_shard(place) or place.is_replicate() or place.is_partial() for place in tensor.placements):
@@ -71,4 +77,5 @@ RULES = [
     Rule("view", ("t_.default", "transpose_.default"), "every dim", "torch has no strategy", turn),
     Rule("view", ("unsqueeze_.default",), "every dim", "torch has no strategy", widen),
     Rule("view", ("squeeze_.default", "squeeze_.dim", "squeeze_.dims"), "dims that stay", WRONG, narrow),
+    Rule("view", ("squeeze_copy.default", "squeeze_copy.dim", "squeeze_copy.dims"), "dims that stay", WRONG, copied),
 ]

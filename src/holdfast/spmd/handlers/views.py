@@ -7,26 +7,82 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+import torch
+from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 
 from holdfast.spmd import torch_private as private
-from holdfast.spmd.call import LEAVE, Call, is_shard
+from holdfast.spmd.call import LEAVE, Call, apply, is_shard, moved, wrap
 from holdfast.spmd.fallback import gather_and_run
 from holdfast.spmd.registry import Rule
 from holdfast.spmd.windows import window
 
 
 def reshape(call: Call) -> Any:
-    """Leave what torch can do; gather where a reshaped dim is sharded unevenly, or by several axes that must part."""
+    """Leave what torch can do; gather where a reshaped dim is sharded unevenly, or by several axes that must part.
+
+    Of several axes the largest is kept where the reshape can keep it, and the others are gathered.
+    """
     tensor = call.values[0]
     if not isinstance(tensor, DTensor):
         return LEAVE
+    if _breaks_strided(tensor, private.global_outputs(call.info).shape):
+        return _gathered(call)
     dims = [place.dim for place in tensor.placements if is_shard(place)]
     if len(set(dims)) == len(dims) and all(is_even(tensor, dim) for dim in dims):
         return LEAVE
     if _fits(call):
         return LEAVE
+    kept = _largest_kept(tensor)
+    result = _on_kept(call, kept) if _can_keep(call, kept) else gather_and_run(call)
+    return window(result, call) if private.is_view(call.op) else result
+
+
+def _largest_kept(tensor: DTensor) -> tuple[Placement, ...]:
+    """The placements with each dim left to the largest of the axes that cut it."""
+    mesh, largest = tensor.device_mesh, dict[int, int]()
+    for axis, place in enumerate(tensor.placements):
+        if is_shard(place) and mesh.size(axis) > mesh.size(largest.setdefault(place.dim, axis)):
+            largest[place.dim] = axis
+    places = enumerate(tensor.placements)
+    return tuple(Replicate() if is_shard(p) and largest[p.dim] != axis else p for axis, p in places)
+
+
+def _can_keep(call: Call, kept: tuple[Placement, ...]) -> bool:
+    """Whether a tensor that lies so is reshaped without moving again."""
+    tensor = call.values[0]
+    if kept == tensor.placements or not any(is_shard(place) for place in kept):
+        return False
+    sizes, _ = private.local_box(tensor.shape, call.mesh, [p if is_shard(p) else Replicate() for p in kept])
+    empty = wrap(torch.empty(sizes, dtype=tensor.dtype, device="meta"), call.mesh, kept, tensor.shape)
+    if not all(is_even(empty, place.dim) for place in kept if is_shard(place)):
+        return False
+    decided = private.decided_reshape(private.unwrap(call.op, (empty, *call.values[1:]), {}))
+    return decided is not None and tuple(decided[0].placements) == kept
+
+
+def _on_kept(call: Call, kept: tuple[Placement, ...]) -> Any:
+    tensor = call.values[0]
+    part = wrap(moved(tensor, kept, call.mesh), call.mesh, kept, tensor.shape)
+    return apply(call.op, (part, *call.values[1:]))
+
+
+def _gathered(call: Call) -> Any:
     return window(gather_and_run(call), call) if private.is_view(call.op) else gather_and_run(call)
+
+
+def _breaks_strided(tensor: DTensor, after: Sequence[int]) -> bool:
+    """Whether a dim that strided shards (FSDP2 beside TP) cut unevenly is split or merged."""
+    if all(type(place) in (Shard, Replicate, Partial) for place in tensor.placements):
+        return False
+    ranks: dict[int, int] = {}
+    for axis, place in enumerate(tensor.placements):
+        if not place.is_replicate() and not place.is_partial():
+            ranks[place.dim] = ranks.get(place.dim, 1) * tensor.device_mesh.size(axis)  # type: ignore[attr-defined]
+    stay = {(math.prod(after[:dim]), size) for dim, size in enumerate(after)}
+    return any(
+        tensor.shape[dim] % count and (math.prod(tensor.shape[:dim]), tensor.shape[dim]) not in stay
+        for dim, count in ranks.items()
+    )
 
 
 def is_even(tensor: DTensor, dim: int) -> bool:

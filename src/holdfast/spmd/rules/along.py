@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch.distributed.tensor import DTensor
 
-from holdfast.spmd.call import LEAVE, Call, is_shard
+from holdfast.spmd import torch_private as private
+from holdfast.spmd.call import LEAVE, Call, Spot, is_shard
 from holdfast.spmd.empties import has_empty
 from holdfast.spmd.fallback import gather_and_run
 from holdfast.spmd.registry import Rule
 from holdfast.spmd.rules.pointwise import LETTERS, aligned
-from holdfast.spmd.ways import FIXED, Signature, run_sharded
+from holdfast.spmd.ways import FIXED, Chosen, Signature, run_sharded
 
 
 def _letters(dims: int, fixed: int) -> str:
@@ -41,13 +43,29 @@ def along(results: int = 1) -> Callable[[Call], Any]:
 
 
 def look_up(call: Call) -> Any:
-    """gather: as `along`, and where each rank has all that is looked into, the indices may be cut along `dim` too."""
-    if not has_empty(call):
+    """gather: each rank looks into the part that it has, and gives nothing for what others have; these are summed."""
+    tensor, index = call.values[0], call["index"]
+    dim = call["dim"] % index.ndim
+    cut = isinstance(tensor, DTensor) and any(is_shard(place) and place.dim == dim for place in tensor.placements)
+    if not cut and not has_empty(call):
         return LEAVE
-    index = call["index"]
-    letters = _letters(index.ndim, call["dim"] % index.ndim)
-    asked = letters.replace(FIXED, "z")
-    return run_sharded(call, Signature((letters, asked), (asked,), asked))
+    letters = _letters(index.ndim, dim).replace(FIXED, "y")
+    asked = letters.replace("y", "z")
+
+    def local(chosen: Chosen, tensors: dict[Spot, torch.Tensor]) -> torch.Tensor:
+        own, indices = tensors.values()
+        sizes, offsets = private.local_box(tensor.shape, call.mesh, chosen.inputs[0])
+        if sizes[dim] == tensor.shape[dim]:
+            return call.run(tensors)  # type: ignore[no-any-return]
+        nothing = own.new_zeros(())
+        if not sizes[dim]:
+            return nothing.expand(indices.shape)
+        place = indices - offsets[dim]
+        inside = (place >= 0) & (place < sizes[dim])
+        return torch.where(inside, own.gather(dim, place.clamp(0, sizes[dim] - 1)), nothing)
+
+    signature = Signature((letters, asked), (asked,), letters + "z", sums=((0,), (0,)))
+    return run_sharded(call, signature, local, skip_empty=False)
 
 
 def picked(call: Call) -> Any:
@@ -89,7 +107,7 @@ def slices(call: Call) -> Any:
     return run_sharded(call, Signature((letters,), (letters,), "n"))
 
 
-def _when_empty(call: Call) -> Any:
+def when_empty(call: Call) -> Any:
     """Where some dim but `dim` is sharded: there is something to keep."""
     dim = call["dim"] % max(call.values[0].ndim, 1)
     kept = any(
@@ -105,7 +123,7 @@ def _shards(tensor: DTensor) -> bool:
     return any(is_shard(place) for place in tensor.placements)
 
 
-SIZES_AGREE = {"gather": look_up, "scatter_add": _when_empty, "scatter_reduce": along()}  # beside torch's own way
+SIZES_AGREE = {"gather": look_up, "scatter_add": when_empty, "scatter_reduce": along()}  # beside torch's own way
 
 RULES = [
     Rule(
@@ -117,20 +135,10 @@ RULES = [
     ),
     Rule(
         "along",
-        ("sort.default", "sort.stable", "topk.default"),
+        ("sort.default", "sort.stable"),
         "every dim but `dim`",
         "torch gathers when rows are fewer than ranks",
-        _when_empty,
-    ),
-    Rule(
-        "along",
-        (
-            *("gather.default", "scatter_add.default", "scatter_reduce.two", "scatter.src", "scatter.value"),
-            *("scatter_add_.default", "scatter_reduce_.two", "scatter_.src", "scatter_.value"),
-        ),
-        "every dim but `dim`, where the sizes agree",
-        "torch pairs shards of dims that differ in length, and gathers when rows are fewer than ranks",
-        picked,
+        when_empty,
     ),
     Rule(
         "along",

@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor
 
 from holdfast.spmd import torch_private as private
 from holdfast.spmd.call import LEAVE, Call, is_shard, wrap
-from holdfast.spmd.collect import chunk_sizes
+from holdfast.spmd.collect import chunk_sizes, sharded_axes
 from holdfast.spmd.empties import has_empty
 from holdfast.spmd.registry import Rule
 from holdfast.spmd.ways import parse, run_sharded
@@ -38,7 +38,7 @@ LINES: dict[str, str] = {
         for kind in ("reflection", "replication")
         for dims in (1, 2, 3)
     },
-    "grid_sampler_2d.default": "nc**, n*** -> nc",
+    "grid_sampler_2d.default": "+nc**, n*** -> +nc",
     "grid_sampler_2d_backward.default": "nc**, nc**, n*** -> nc, n",
     "im2col.default": "n*** -> n",
     "col2im.default": "n** -> n",
@@ -54,8 +54,6 @@ LINES: dict[str, str] = {
     "linalg_lu_factor_ex.default": "t** -> t, t, t",
     "linalg_lu_solve.default": "t**, t*, +t** -> +t",
     "linalg_solve_triangular.default": "t**, +t** -> +t",
-    "tril.default": "t** -> t",
-    "triu.default": "t** -> t",
     # distances between rows
     "_cdist_forward.default": "n*, c* -> nc",
     "_cdist_backward.default": "nc, n*, c*, nc -> n",
@@ -96,7 +94,7 @@ def pixel_shuffle(call: Call) -> Any:
     factor = call["upscale_factor"] if up else 1 / call["downscale_factor"]
     partial = [place for place in tensor.placements if place.is_partial()]
     if tensor.ndim != 4 or not all(
-        place.is_partial() or _moves_along(tensor, place, axis, factor) for axis, place in enumerate(tensor.placements)
+        place.is_partial() or _moves_along(tensor, place, factor) for place in tensor.placements
     ):
         return LEAVE if tensor.ndim != 4 else run_sharded(call, parse("+n___ -> +n", call))
     if not partial:
@@ -105,14 +103,17 @@ def pixel_shuffle(call: Call) -> Any:
     return wrap(local, call.mesh, tensor.placements, private.global_outputs(call.info).shape)
 
 
-def _moves_along(tensor: DTensor, place: Any, axis: int, factor: float) -> bool:
-    """Whether the shards of a dim of batch or space, one that no other axis cuts, grow or shrink each by itself."""
+def _moves_along(tensor: DTensor, place: Any, factor: float) -> bool:
+    """Whether the shards of a dim of batch or space, by all the axes that cut it, grow or shrink each by itself."""
     if not is_shard(place):
         return bool(place.is_replicate())
-    if place.dim == 1 or sum(is_shard(other) and other.dim == place.dim for other in tensor.placements) > 1:
+    if place.dim == 1:
         return False
-    growth, size, ranks = (1 if place.dim == 0 else factor), tensor.shape[place.dim], tensor.device_mesh.size(axis)
-    before, after = chunk_sizes(size, ranks), chunk_sizes(round(size * growth), ranks)
+    growth, size = (1 if place.dim == 0 else factor), tensor.shape[place.dim]
+    before, after = [size], [round(size * growth)]
+    for number in sharded_axes(tensor.placements, (place.dim,)):
+        ranks = tensor.device_mesh.size(number)
+        before, after = ([part for whole in sizes for part in chunk_sizes(whole, ranks)] for sizes in (before, after))
     return min(before) > 0 and [length * growth for length in before] == after
 
 

@@ -80,6 +80,12 @@ def settled(call: Call) -> Any:
     )
 
 
+def settled_unless_sum(call: Call) -> Any:
+    """As `settled`, but sums are left to newer torch, which cuts them as what they are multiplied with later."""
+    parts = {place for _, t in call.spots() if isinstance(t, DTensor) for place in t.placements if place.is_partial()}
+    return LEAVE if private.AT_LEAST_2_13 and parts == {Partial()} else settled(call)
+
+
 def divided(call: Call) -> Any:
     """Reduce what is divided by; what is divided may stay in parts."""
     above, below = call.values[:2]
@@ -90,10 +96,10 @@ def divided(call: Call) -> Any:
 
 COMPARISONS = tuple(f"{name}.{kind}" for name in ("eq", "ne", "lt", "le", "gt", "ge") for kind in ("Tensor", "Scalar"))
 OTHERS = (
-    *("reciprocal.default", "lerp.Tensor", "addcdiv.default", "sign.default", "sgn.default", "isnan.default"),
-    *("isinf.default", "signbit.default", "logical_not.default", "bitwise_not.default", "pow.Tensor_Scalar"),
-    "threshold.default",
+    *("reciprocal.default", "lerp.Tensor", "addcdiv.default", "sign.default", "isnan.default"),
+    *("isinf.default", "signbit.default", "logical_not.default", "bitwise_not.default", "threshold.default"),
 )
+OF_A_SUM = ("sgn.default", "pow.Tensor_Scalar")
 
 RULES = [
     Rule(
@@ -102,6 +108,13 @@ RULES = [
         "every dim; a Partial is reduced first",
         "torch compares or inverts each rank's part of a Partial in some of these",
         settled,
+    ),
+    Rule(
+        "pointwise",
+        OF_A_SUM,
+        "every dim; a Partial is reduced first",
+        "torch takes each rank's part of a Partial that is no sum",
+        settled_unless_sum,
     ),
 ]
 if not private.AT_LEAST_2_13:

@@ -1,0 +1,53 @@
+"""Tensors in nested lists, tuples and dicts: what modules take and give."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+
+def tensors_in(value: Any) -> list[torch.Tensor]:
+    """The tensors, in order."""
+    if isinstance(value, torch.Tensor):
+        return [value]
+    if isinstance(value, dict):
+        value = list(value.values())
+    return [tensor for item in value for tensor in tensors_in(item)] if isinstance(value, (list, tuple)) else []
+
+
+def each_tensor(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """The same with every tensor changed."""
+    if isinstance(value, torch.Tensor):
+        return change(value)
+    if isinstance(value, dict):
+        return _like(value, {key: each_tensor(item, change) for key, item in value.items()})
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(each_tensor(item, change) for item in value))
+    return type(value)(each_tensor(item, change) for item in value) if isinstance(value, (list, tuple)) else value
+
+
+def _like(given: dict[Any, Any], items: dict[Any, Any]) -> dict[Any, Any]:
+    """Of the class that was given: some models give dicts whose entries are attributes too."""
+    if type(given) is dict:
+        return items
+    made = copy.copy(given)
+    for key, item in items.items():
+        made[key] = item
+    return made
+
+
+def first_tensor(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """The same with the first tensor changed."""
+    done = False
+
+    def once(tensor: torch.Tensor) -> torch.Tensor:
+        nonlocal done
+        if done:
+            return tensor
+        done = True
+        return change(tensor)
+
+    return each_tensor(value, once)

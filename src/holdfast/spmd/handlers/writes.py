@@ -1,0 +1,133 @@
+"""index_add, index_copy, index_fill and scatter along the sharded dim: each rank writes the rows that are its own.
+
+Every rank must have the indices and what is written; then nothing is sent. What is meant for other ranks' rows goes
+into a spare row, which is cut off again.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
+
+from holdfast.spmd import torch_private as private
+from holdfast.spmd.agreement import asked_of
+from holdfast.spmd.call import LEAVE, Call, Spot, is_shard, moved, wrap
+from holdfast.spmd.handlers import older
+from holdfast.spmd.handlers.bounds import is_everywhere
+from holdfast.spmd.registry import Rule
+from holdfast.spmd.rules.along import picked
+
+LINEAR = ("sum",)  # the ways to reduce whose gradient looks up once, as the others do not
+
+
+def rows(call: Call) -> Any:
+    """index_add, index_copy, index_fill: a list of rows."""
+    answer = _written(call, by_element=False)
+    if answer is not None:
+        return answer
+    is_wrong = private.is_oldest() and not call.is_inplace and "source" in call.names
+    return older.whole_if_placed(call) if is_wrong else LEAVE
+
+
+def elements(call: Call) -> Any:
+    """scatter: a row for each element."""
+    if "reduce" in call.names and call["reduce"] not in LINEAR and _needs_gradient(call):
+        return picked(call)
+    answer = _written(call, by_element=True)
+    return picked(call) if answer is None else answer
+
+
+def _needs_gradient(call: Call) -> bool:
+    return torch.is_grad_enabled() and any(tensor.requires_grad for _, tensor in call.spots())
+
+
+def _written(call: Call, *, by_element: bool) -> Any:
+    """The result, of which each rank has its rows; None where something would have to be sent first."""
+    target = call.values[0]
+    if not isinstance(target, DTensor) or not target.ndim:
+        return None
+    dim = call["dim"] % target.ndim
+    if Shard(dim) not in target.placements or not _lies_well(call, dim, by_element):
+        return None
+    ask = asked_of(call)[0]
+    index = moved(ask.index, [Replicate()] * call.mesh.ndim, call.mesh)
+    if not _in_range(index, ask.first, ask.last):
+        return None  # the common way raises
+    sizes, offsets = private.local_box(target.shape, call.mesh, target.placements)
+    place = torch.where(index < 0, index + target.shape[dim], index) - offsets[dim]
+    place = torch.where((place >= 0) & (place < sizes[dim]), place, sizes[dim])
+    local = private.local_of(target)
+    tensors: dict[Spot, torch.Tensor] = {(0,): _with_spare(local, dim)}
+    for spot, tensor in list(call.spots())[1:]:
+        given = place if tensor is call["index"] else tensor
+        tensors[spot] = moved(given, _beside(target, given, dim, by_element), call.mesh)
+    result = call.run(tensors).narrow(dim, 0, sizes[dim])
+    if call.is_inplace:
+        local.copy_(result)
+        return target
+    return wrap(result, call.mesh, target.placements, target.shape)
+
+
+def _lies_well(call: Call, dim: int, by_element: bool) -> bool:
+    """Whether there are no Partials, every rank has the indices, and what is written is whole or cut as the target."""
+    target, index = call.values[0], call["index"]
+    if not all(is_shard(place) or place.is_replicate() for place in target.placements) or not is_everywhere(index):
+        return False
+    cut = [place.dim for place in target.placements if is_shard(place) and place.dim != dim]
+    for _, tensor in list(call.spots())[1:]:
+        rowwise = tensor is not index or by_element
+        if rowwise and tensor.ndim and any(_differ(tensor, target, other) for other in cut):
+            return False
+        wanted = _beside(target, tensor, dim, by_element)
+        present = tensor.placements if isinstance(tensor, DTensor) else wanted
+        if any(here != there and not here.is_replicate() for here, there in zip(present, wanted, strict=True)):
+            return False
+    return True
+
+
+def _differ(tensor: Any, target: DTensor, dim: int) -> bool:
+    return bool(tensor.ndim != target.ndim or tensor.shape[dim] != target.shape[dim])
+
+
+def _beside(target: DTensor, tensor: Any, dim: int, by_element: bool) -> list[Placement]:
+    """Cut along the other dims as the target is, but for a number and a list of rows."""
+    if tensor.ndim != target.ndim or (tensor.ndim == 1 and not by_element):
+        return [Replicate()] * len(target.placements)
+    return [place if is_shard(place) and place.dim != dim else Replicate() for place in target.placements]
+
+
+def _in_range(index: torch.Tensor, first: int, last: int) -> bool:
+    right = (index >= first) & (index <= last)
+    if right.device.type == "cpu":
+        return bool(right.all())
+    private.insist(right, "an index is out of range")
+    return True
+
+
+def _with_spare(local: torch.Tensor, dim: int) -> torch.Tensor:
+    shape = list(local.shape)
+    shape[dim] = 1
+    return torch.cat([local, local.new_zeros(shape)], dim)
+
+
+LISTED = ("index_add", "index_copy")
+FILLED = ("index_fill.int_Scalar", "index_fill.int_Tensor", "index_fill_.int_Scalar", "index_fill_.int_Tensor")
+SCATTERED = ("scatter{}.src", "scatter{}.value", "scatter_add{}.default", "scatter_reduce{}.two")
+RULES = [
+    Rule(
+        "indexing",
+        (*(f"{name}{end}.default" for name in LISTED for end in ("", "_")), *FILLED),
+        "every dim; along the sharded one where every rank has the indices and what is written",
+        "torch gathers what is written into, and raises for plain indices",
+        rows,
+    ),
+    Rule(
+        "along",
+        tuple(name.format(end) for name in SCATTERED for end in ("", "_")),
+        "every dim where the sizes agree; along the sharded one where every rank has the indices and what is written",
+        "torch gathers what is written into, and pairs shards of dims that differ in length",
+        elements,
+    ),
+]
