@@ -12,7 +12,7 @@ from typing import Any
 from tests.faults.cases import Wrong
 from tests.faults.strace import Call
 
-_PATHS = re.compile(r'"(?P<name>/[^"]*)"|<(?P<open>/[^>]*)>')
+_PATHS = re.compile(r'"(?P<name>/[^"]*)"|(?<!AT_FDCWD)<(?P<open>/[^>]*)>')
 _WRITES = ("write", "pwrite64", "pwritev", "pwritev2", "fallocate", "ftruncate")
 _RENAMES = ("rename", "renameat", "renameat2")
 

@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 CALLS = (
-    "openat", "close", "mkdir", "fallocate", "ftruncate", "pwritev", "pwritev2", "pwrite64", "write", "fsync", "rename",
-    "renameat2", "unlink", "unlinkat", "rmdir", "flock", "getdents64", "sendto", "sync_file_range", "preadv",
-    "newfstatat",
+    "openat", "close", "mkdir", "mkdirat", "fallocate", "ftruncate", "pwritev", "pwritev2", "pwrite64", "write",
+    "fsync", "rename", "renameat", "renameat2", "unlink", "unlinkat", "rmdir", "flock", "getdents64", "sendto",
+    "sync_file_range", "preadv", "newfstatat",
 )  # fmt: skip
 _LINE = re.compile(r"(?P<thread>\d+) +(?P<call>\w+)\((?P<arguments>.*)\) += +(?P<result>-?\d+|\?)")
 _ATTACH_S = 10.0

@@ -369,10 +369,8 @@ for data in (b"first", b"second"):
     storage.put(".attempt-1", "holdfast.json", b"{}")
     storage.publish(".attempt-1", "step-1")
 """
-CALLS = "pwritev,pwritev2,fsync,rename,renameat2,mkdir,unlinkat"
-
-
-SAME = {"pwritev2": "pwritev", "renameat2": "exchange"}
+CALLS = "pwritev,pwritev2,fsync,rename,renameat,renameat2,mkdir,mkdirat,unlinkat"
+SAME = {"pwritev2": "pwritev", "renameat": "rename", "renameat2": "rename", "mkdirat": "mkdir"}  # by architecture
 
 
 def traced(root, monkeypatch):
@@ -385,7 +383,8 @@ def traced(root, monkeypatch):
         match = re.search(rf"(\w+)\(.*?{re.escape(str(root))}/?([^>\"]*)[>\"](?:, \"([^\"]*)\")?.*= \d", line)
         if match:
             inside = f"{match[2]}/{match[3]}" if match[1] == "unlinkat" else match[2]
-            found.append((SAME.get(match[1], match[1]), inside))
+            call = "exchange" if "RENAME_EXCHANGE" in line else SAME.get(match[1], match[1])
+            found.append((call, inside))
     return found
 
 
