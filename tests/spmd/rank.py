@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from tests.spmd import elsewhere
 from tests.spmd.cases import MESHES
 from tests.spmd.judge import judge
 from tests.spmd.ops import all_operations
@@ -22,7 +23,7 @@ from torch.distributed.tensor._sharding_prop import ShardingPropagator
 
 def rank_main(rank: int, world: int, folder: str, pipe: Any, enable: bool, device: str) -> None:
     """A rank that is a process."""
-    _prepare(enable)
+    _prepare(enable, device)
     store = f"file://{folder}/store"
     dist.init_process_group("gloo", init_method=store, rank=rank, world_size=world, timeout=timedelta(seconds=60))
     _serve(pipe, device)
@@ -32,7 +33,7 @@ def host_main(world: int, pipes: list[Any], enable: bool, device: str) -> None:
     """A process whose threads are the ranks: no scheduler stands between them, so cases go many times faster."""
     from torch.testing._internal.distributed.multi_threaded_pg import _install_threaded_pg
 
-    _prepare(enable)
+    _prepare(enable, device)
     sys.setswitchinterval(0.0005)
     torch._C._distributed_c10d._set_thread_isolation_mode(True)
     ShardingPropagator._fake_mode_lock = threading.RLock()
@@ -51,10 +52,12 @@ def host_main(world: int, pipes: list[Any], enable: bool, device: str) -> None:
         thread.join()
 
 
-def _prepare(enable: bool) -> None:
+def _prepare(enable: bool, device: str) -> None:
     warnings.simplefilter("ignore")
     logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
     torch.set_num_threads(1)
+    if device == elsewhere.NAME:
+        elsewhere.install()
     if enable:
         import holdfast.spmd
 

@@ -1,4 +1,4 @@
-"""The norm, index, loss, convolution and pooling rules on CUDA kernels, against one device.
+"""The rules on CUDA kernels, against one device.
 
 Four ranks share one GPU: they are threads of one process with torch's threaded group, since two NCCL ranks cannot
 share a GPU. `HOLDFAST_CUDA_S` is how many seconds to spend; the cases are in an order that samples every operation.
@@ -20,8 +20,6 @@ from tests.spmd.team import Team
 DEVICE = os.environ.get("HOLDFAST_CUDA_DEVICE", "cuda")  # "cpu" tries the test itself where there is no GPU
 SECONDS = float(os.environ.get("HOLDFAST_CUDA_S", "75"))
 FEWEST = 100  # cases in that time, or something is stuck
-NORMS = ("batch_norm", "instance_norm", "group_norm", "layer_norm", "rms_norm")
-SPATIAL = ("conv", "max_pool2d", "avg_pool2d")
 OUT_OF_RANGE = ("select_range", "set_range", "index_range")  # a CUDA kernel that asserts ends the process
 
 pytestmark = pytest.mark.skipif(
@@ -34,9 +32,7 @@ def _cases() -> list[Case]:
     chosen = [
         list(cases_of(operation))
         for name, operation in all_operations().items()
-        if not operation.random
-        and name not in OUT_OF_RANGE
-        and (operation.family in ("indexing", "loss") or name.startswith((*NORMS, *SPATIAL)))
+        if not operation.random and name not in OUT_OF_RANGE
     ]
     turned = [cases[place % len(cases) :] + cases[: place % len(cases)] for place, cases in enumerate(chosen)]
     longest = max(len(cases) for cases in turned)

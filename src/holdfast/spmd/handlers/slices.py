@@ -27,7 +27,7 @@ def some(call: Call) -> Any:
     axis = only_axis(tensor, dim)
     if axis is None:
         return LEAVE
-    rows = torch.tensor(range(tensor.shape[dim])[_key(call)], dtype=torch.int64)
+    rows = _rows(call, tensor.shape[dim])
     if len(rows) in (0, tensor.shape[dim]):
         return LEAVE
     shape = [*tensor.shape[:dim], len(rows), *tensor.shape[dim + 1 :]]
@@ -44,8 +44,10 @@ def some(call: Call) -> Any:
     return window(wrap(order.fetch(private.local_of(tensor)), call.mesh, places, shape), call)
 
 
-def _key(call: Call) -> slice:
-    return slice(call["start"], call["end"], call["step"])
+def _rows(call: Call, size: int) -> torch.Tensor:
+    """The numbers of the rows that a slice takes."""
+    taken = range(size)[call["start"] : call["end"] : call["step"]]
+    return torch.arange(taken.start, max(taken.start, taken.stop), taken.step, device="cpu")
 
 
 def _without(tensor: DTensor, axis: int) -> list[Placement]:
@@ -59,7 +61,7 @@ def one(call: Call) -> Any:
     axis, index = only_axis(tensor, dim), call["index"]
     if axis is None or not -tensor.shape[dim] <= index < tensor.shape[dim]:
         return LEAVE
-    row = torch.tensor([index % tensor.shape[dim]])
+    row = torch.tensor([index % tensor.shape[dim]], device="cpu")
     order = Order(call.mesh, axis, dim, tensor.shape[dim], row, everywhere=True)
     places = [
         Shard(place.dim - 1) if is_shard(place) and place.dim > dim else place for place in _without(tensor, axis)
@@ -75,8 +77,8 @@ def put_back(call: Call) -> Any:
     axis = only_axis(gradient, dim)
     if axis is None or has_empty_shard(gradient.shape, call.mesh, gradient.placements):
         return LEAVE
-    rows = torch.full((sizes[dim],), NOTHING)
-    rows[list(range(sizes[dim])[_key(call)])] = torch.arange(gradient.shape[dim])
+    rows = torch.full((sizes[dim],), NOTHING, device="cpu")
+    rows[_rows(call, sizes[dim])] = torch.arange(gradient.shape[dim], device="cpu")
     order = Order(call.mesh, axis, dim, gradient.shape[dim], rows)
     if not pays(order, gradient):
         return LEAVE

@@ -35,7 +35,7 @@ def turned(call: Call) -> Any:
 
 
 def _source(call: Call, size: int, dim: int) -> torch.Tensor:
-    rows = torch.arange(size)
+    rows = torch.arange(size, device="cpu")
     if "shifts" not in call.names:
         return rows.flip(0)
     dims = [other % call.values[0].ndim for other in call["dims"]]

@@ -1,0 +1,45 @@
+"""The rules on a device that is not the CPU, where there is none: no handler leaves a tensor behind."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+from tests.spmd import elsewhere
+from tests.spmd.cases import cases_of
+from tests.spmd.ops import all_operations
+from tests.spmd.raises import reason
+from tests.spmd.team import Team
+
+EVERY = 701
+
+REFUSED = f"""
+import torch
+from tests.spmd import elsewhere
+
+elsewhere.install()
+there, here = torch.ones(3, 2, device="{elsewhere.NAME}"), torch.ones(3, 2)
+assert (there * torch.tensor(2.0)).sum().item() == 12 and there[torch.tensor([0])].device.type == "{elsewhere.NAME}"
+assert there.cpu().device.type == "cpu"
+try:
+    there + here
+except RuntimeError as error:
+    print(error)
+"""
+
+
+@pytest.mark.timeout(300)
+def test_a_slice_of_the_table_elsewhere() -> None:
+    operations = [operation for operation in all_operations().values() if not operation.random]
+    cases = [case for operation in operations for case in cases_of(operation)][::EVERY]
+    with Team(enable=True, threads=True, device=elsewhere.NAME) as team:
+        findings = list(team.find(cases))
+    bad = [finding for finding in findings if not finding.is_right and not reason(finding.case.operation)]
+    assert bad == []
+
+
+def test_the_device_refuses_tensors_of_the_cpu() -> None:
+    command = [sys.executable, "-W", "ignore", "-c", REFUSED]
+    words = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout
+    assert "same device, but found (3, 2) on elsewhere:0, (3, 2) on cpu" in words
