@@ -13,6 +13,7 @@ from tests.spmd.raises import reason
 from tests.spmd.team import Team
 
 EVERY = 701
+TURNS = "t_"  # changes the shape of what it is given, which that device's tensors cannot
 
 REFUSED = f"""
 import torch
@@ -31,7 +32,8 @@ except RuntimeError as error:
 
 @pytest.mark.timeout(300)
 def test_a_slice_of_the_table_elsewhere() -> None:
-    operations = [operation for operation in all_operations().values() if not operation.random]
+    table = all_operations()
+    operations = [table[name] for name in table if name != TURNS and not table[name].random]
     cases = [case for operation in operations for case in cases_of(operation)][::EVERY]
     with Team(enable=True, threads=True, device=elsewhere.NAME) as team:
         findings = list(team.find(cases))
