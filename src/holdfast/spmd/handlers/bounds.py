@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
+from holdfast.spmd import torch_private as private
 from holdfast.spmd.agreement import asked_of
 from holdfast.spmd.call import LEAVE, Call, apply, replicated, whole
 from holdfast.spmd.empties import has_empty
@@ -36,6 +38,15 @@ def _everywhere(value: Any, mesh: DeviceMesh) -> Any:
 def is_everywhere(index: Any) -> bool:
     """Whether every rank has all of a tensor."""
     return not isinstance(index, DTensor) or all(place.is_replicate() for place in index.placements)
+
+
+def is_in_range(index: torch.Tensor, first: int, last: int) -> bool:
+    """Whether all of this rank's indices are; on a GPU the device itself insists, as its kernels do."""
+    right = (index >= first) & (index <= last)
+    if right.device.type == "cpu":
+        return bool(right.all())
+    private.insist(right, "an index is out of range")
+    return True
 
 
 RULES: list[Rule] = []  # lookups.py asks here for what it leaves

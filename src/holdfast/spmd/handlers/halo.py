@@ -39,8 +39,8 @@ class Halo:
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
-    """A kernel along one dim."""
+class Kernel:
+    """A kernel, or the window of a pool, along one dim."""
 
     size: int
     stride: int
@@ -106,8 +106,8 @@ def halo_of(call: Call) -> Halo | None:
         return None
     dim, axis = found
     space = dim - 2
-    window = Window(call["weight"].shape[dim], call["stride"][space], call["padding"][space], call["dilation"][space])
-    return halo_over(call["input"], dim, axis, window.results(call["input"].shape[dim]), window.sources)
+    kernel = Kernel(call["weight"].shape[dim], call["stride"][space], call["padding"][space], call["dilation"][space])
+    return halo_over(call["input"], dim, axis, kernel.results(call["input"].shape[dim]), kernel.sources)
 
 
 def extended(halo: Halo, local: torch.Tensor, value: float = 0.0) -> torch.Tensor:

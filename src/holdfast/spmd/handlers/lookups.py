@@ -17,7 +17,7 @@ from holdfast.spmd.agreement import MASKS
 from holdfast.spmd.call import Call, is_shard, moved, wrap
 from holdfast.spmd.collect import chunk_sizes, reduced, sharded_axes
 from holdfast.spmd.handlers import bounds, older
-from holdfast.spmd.handlers.bounds import is_everywhere
+from holdfast.spmd.handlers.bounds import is_everywhere, is_in_range
 from holdfast.spmd.registry import Rule
 from holdfast.spmd.rules.along import picked
 from holdfast.spmd.rules.pointwise import LETTERS
@@ -45,6 +45,11 @@ class Lookup:
         mesh, placements = self.tensor.device_mesh, self.tensor.placements
         idle = math.prod(mesh.size(axis) for axis, place in enumerate(placements) if place.is_replicate())
         return 2 * torch.Size(asked).numel() * idle <= ranks * longest * rest  # torch may cut another dim by idle axes
+
+    @property
+    def is_in_range(self) -> bool:
+        """Whether the indices are; where not, the common way raises."""
+        return is_in_range(self.index, 0, self.tensor.shape[self.dim] - 1)
 
 
 def only_axis(tensor: Any, dim: int) -> int | None:
@@ -87,7 +92,7 @@ def _slices(call: Call, dim: int, index: Any) -> Any:
     later = numbers.ndim - 1
     places = [_kept(place, dim, later) for place in tensor.placements]
     lookup = Lookup(tensor, dim, axis, numbers, shape, tuple(places))
-    if not lookup.pays or not _in_range(lookup):
+    if not lookup.pays or not lookup.is_in_range:
         return None
     own, there = _own(lookup)
     local = private.local_of(tensor)
@@ -117,7 +122,7 @@ def by_element(call: Call) -> Any:
     lookup = Lookup(tensor, dim, axis, moved(index, places, call.mesh), tuple(index.shape), places)
     if not lookup.pays:
         return picked(call)
-    if not _in_range(lookup):
+    if not lookup.is_in_range:
         raise RuntimeError(f"index is out of bounds for dimension {dim} with size {tensor.shape[dim]}")
     own, there = _own(lookup)
     local = private.local_of(tensor)
@@ -137,15 +142,6 @@ def _beside(call: Call, dim: int) -> Any:
     letters = "".join(FIXED if place == dim else LETTERS[place] for place in range(tensor.ndim))
     free = letters.replace(FIXED, "")
     return run_sharded(call, Signature((letters, letters), (letters,), free, sums=((0,), (0,))))
-
-
-def _in_range(lookup: Lookup) -> bool:
-    """On a GPU the device itself insists, as its kernels do; elsewhere the common way raises."""
-    right = (lookup.index >= 0) & (lookup.index < lookup.tensor.shape[lookup.dim])
-    if right.device.type == "cpu":
-        return bool(right.all())
-    private.insist(right, "an index is out of range")
-    return True
 
 
 def _own(lookup: Lookup) -> tuple[torch.Tensor, torch.Tensor]:

@@ -9,7 +9,7 @@ import torch
 
 from holdfast.spmd.call import LEAVE, Call, moved, wrap
 from holdfast.spmd.empties import has_empty
-from holdfast.spmd.handlers.halo import Halo, Window, extended, halo_over, returned, sharded_image
+from holdfast.spmd.handlers.halo import Halo, Kernel, extended, halo_over, returned, sharded_image
 from holdfast.spmd.registry import Rule
 from holdfast.spmd.rules.batched import rule_of
 
@@ -20,12 +20,12 @@ def _pair(values: list[int]) -> list[int]:
     return [values[0], values[-1]]
 
 
-def _windows(call: Call) -> list[Window]:
+def _kernels(call: Call) -> list[Kernel]:
     """The kernel along rows and along columns."""
     sizes = _pair(call["kernel_size"])
     strides = _pair(call["stride"] or sizes)
     dilations = _pair(call["dilation"]) if "dilation" in call.names else [1, 1]
-    return [Window(*numbers) for numbers in zip(sizes, strides, _pair(call["padding"]), dilations, strict=True)]
+    return [Kernel(*numbers) for numbers in zip(sizes, strides, _pair(call["padding"]), dilations, strict=True)]
 
 
 def _halo(call: Call, source: Any) -> Halo | None:
@@ -33,9 +33,9 @@ def _halo(call: Call, source: Any) -> Halo | None:
     if found is None or source.ndim != 4 or not source.dtype.is_floating_point:
         return None
     dim, axis = found
-    window = _windows(call)[dim - 2]
-    size = window.results(source.shape[dim], ceil=bool(call["ceil_mode"]))
-    return halo_over(source, dim, axis, size, window.sources)
+    kernel = _kernels(call)[dim - 2]
+    size = kernel.results(source.shape[dim], ceil=bool(call["ceil_mode"]))
+    return halo_over(source, dim, axis, size, kernel.sources)
 
 
 def _changes(call: Call, halo: Halo) -> dict[str, Any]:
@@ -122,11 +122,11 @@ def _divisor(call: Call, halo: Halo, like: torch.Tensor) -> torch.Tensor:
     if call["divisor_override"] is not None:
         return like.new_full((), float(call["divisor_override"]))
     counts = []
-    for space, window in enumerate(_windows(call)):
+    for space, kernel in enumerate(_kernels(call)):
         dim, length = space + 2, call["self"].shape[space + 2]
         first = halo.results.start if dim == halo.dim else 0
-        start = (torch.arange(like.shape[dim], device=like.device) + first) * window.stride - window.padding
-        stop = (start + window.size).clamp(max=length + window.padding)
+        start = (torch.arange(like.shape[dim], device=like.device) + first) * kernel.stride - kernel.padding
+        stop = (start + kernel.size).clamp(max=length + kernel.padding)
         if not call["count_include_pad"]:
             start, stop = start.clamp(min=0), stop.clamp(max=length)
         counts.append((stop - start).to(like.dtype))

@@ -15,7 +15,7 @@ from holdfast.spmd import torch_private as private
 from holdfast.spmd.agreement import asked_of
 from holdfast.spmd.call import LEAVE, Call, Spot, is_shard, moved, wrap
 from holdfast.spmd.handlers import older
-from holdfast.spmd.handlers.bounds import is_everywhere
+from holdfast.spmd.handlers.bounds import is_everywhere, is_in_range
 from holdfast.spmd.registry import Rule
 from holdfast.spmd.rules.along import picked
 
@@ -53,7 +53,7 @@ def _written(call: Call, *, by_element: bool) -> Any:
         return None
     ask = asked_of(call)[0]
     index = moved(ask.index, [Replicate()] * call.mesh.ndim, call.mesh)
-    if not _in_range(index, ask.first, ask.last):
+    if not is_in_range(index, ask.first, ask.last):
         return None  # the common way raises
     sizes, offsets = private.local_box(target.shape, call.mesh, target.placements)
     place = torch.where(index < 0, index + target.shape[dim], index) - offsets[dim]
@@ -96,14 +96,6 @@ def _beside(target: DTensor, tensor: Any, dim: int, by_element: bool) -> list[Pl
     if tensor.ndim != target.ndim or (tensor.ndim == 1 and not by_element):
         return [Replicate()] * len(target.placements)
     return [place if is_shard(place) and place.dim != dim else Replicate() for place in target.placements]
-
-
-def _in_range(index: torch.Tensor, first: int, last: int) -> bool:
-    right = (index >= first) & (index <= last)
-    if right.device.type == "cpu":
-        return bool(right.all())
-    private.insist(right, "an index is out of range")
-    return True
 
 
 def _with_spare(local: torch.Tensor, dim: int) -> torch.Tensor:
