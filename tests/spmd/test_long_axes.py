@@ -17,6 +17,7 @@ CALLS: dict[str, Callable[[Any, Any], Any]] = {
     "x[i]": lambda x, i: x[i],
     "index_select": lambda x, i: x.index_select(1, i),
     "gather": lambda x, i: x.gather(1, i.expand(3, 2)),
+    "flatten": lambda x, i: torch.stack([x, x], 2).flatten(),
     "index_put": lambda x, i: x.index_put((i,), x[0] * 2),
 }
 
@@ -27,7 +28,7 @@ def _findings(shape: tuple[int, int]) -> list[str]:
     holdfast.spmd.enable()
     mesh, wrong = init_device_mesh("cpu", shape), []
     for name, run in CALLS.items():
-        for places in ((Shard(1), Shard(0)), (Shard(0), Shard(1))):
+        for places in ((Shard(1), Shard(0)), (Shard(0), Shard(1)), (Shard(1), Shard(1))):
             plain, placed = X.clone().requires_grad_(), place(X, mesh, places).requires_grad_()
             index = torch.tensor([1, 0])
             expected, found = run(plain, index), run(placed, place(index, mesh, (Replicate(), Replicate())))
