@@ -24,6 +24,7 @@ def _place(tensor: torch.Tensor, mesh: DeviceMesh, place: Placement) -> DTensor:
         rank, ranks = mesh.get_local_rank(), mesh.size()
         shares = {"sum": tensor * (rank + 1) * 2 / (ranks * (ranks + 1)), "max": tensor - rank, "min": tensor + rank}
         shares["avg"] = tensor + rank - (ranks - 1) / 2
+        shares["product"] = torch.ones_like(tensor) if rank else tensor
         return DTensor.from_local(shares[place.reduce_op], mesh, [place], run_check=False)
     return DTensor.from_local(tensor.clone(), mesh, [R], run_check=False).redistribute(placements=[place]).detach()
 
@@ -78,8 +79,9 @@ def _partials() -> list[Case]:
     x, y = _draw(4, 3), _draw(4, 3, seed=1)
     kinds = [Partial(how) for how in ("sum", "avg", "max", "min")]
     pairs: list[list[Placement]] = [[first, second] for first in kinds for second in kinds]
+    factors: list[list[Placement]] = [[Partial("product"), other] for other in (R, S0, S1, Partial("product"))]
     return [
-        ("cat", lambda *tensors: torch.cat(tensors, 1), [x, y], pairs),
+        ("cat", lambda *tensors: torch.cat(tensors, 1), [x, y], pairs + factors),
         ("add out", lambda x, y: torch.add(x, y, out=y.clone()), [x, y], pairs),
     ]
 

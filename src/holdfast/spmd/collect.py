@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 
 import torch
@@ -65,6 +66,15 @@ def has_empty_shard(shape: Sequence[int], mesh: DeviceMesh, placements: Sequence
         if size and 0 in sizes:
             return True
     return False
+
+
+def largest_part(shape: Sequence[int], mesh: DeviceMesh, placements: Sequence[Placement]) -> int:
+    """How many numbers of a tensor of `shape` the rank with the most of them has."""
+    sizes = list(shape)
+    for axis, placement in enumerate(placements):
+        if is_shard(placement):
+            sizes[placement.dim] = -(-sizes[placement.dim] // mesh.size(axis))
+    return math.prod(sizes)
 
 
 def chunk_sizes(size: int, ranks: int) -> list[int]:

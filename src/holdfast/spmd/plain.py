@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
+from torch.utils._pytree import tree_leaves
 
 from holdfast.spmd import torch_private as private
 from holdfast.spmd.call import LEAVE, bind, replicated
@@ -28,7 +29,12 @@ INDEXING = (
     *("scatter_.src", "scatter_.value", "scatter_reduce.two", "scatter_reduce_.two"),
     *("index_fill.int_Scalar", "index_fill.int_Tensor", "take.default", "put.default", "searchsorted.Tensor"),
     *("repeat_interleave.Tensor", "select_scatter.default", "slice_scatter.default", "diagonal_scatter.default"),
-    *("_embedding_bag.default", "_embedding_bag_forward_only.default", "_embedding_bag_backward.default"),
+    *(
+        "embedding_bag.padding_idx",
+        "_embedding_bag.default",
+        "_embedding_bag_forward_only.default",
+        "_embedding_bag_backward.default",
+    ),
 )
 MASKING = ("masked_fill.Scalar", "masked_fill.Tensor")
 
@@ -89,7 +95,7 @@ def take_flip(op: Any, args: Any, kwargs: Any) -> Any:
 
 def _refuse_plain(op: Any, args: Any, masks: bool = False) -> None:
     """Raise as torch does: a plain tensor may differ from rank to rank; only masks are taken to be the same."""
-    for item in private.leaves(args):
+    for item in tree_leaves(args):
         if not isinstance(item, torch.Tensor) or isinstance(item, DTensor) or item.numel() == 1:
             continue
         if not masks or item.dtype != torch.bool:

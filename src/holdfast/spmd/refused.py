@@ -37,7 +37,8 @@ def _divides_integers(before: Any, after: Any) -> bool:
 
 
 def _can_be_shared(place: Any) -> bool:
-    return private.AT_LEAST_2_13 or place.reduce_op != "product"
+    """Whether torch makes parts of what is whole: factors and bits it does not."""
+    return place.reduce_op in ("sum", "avg", "min", "max")
 
 
 def _changes_parts(before: Any, after: Any) -> bool:
@@ -54,7 +55,7 @@ def _is_divisible(dtype: torch.dtype) -> bool:
 
 
 def _has_new_parts(before: Any, after: Any) -> bool:
-    """Shards into parts; before 2.13 also anything into the factors of a product."""
+    """Shards into parts, or anything into the factors of a product."""
     return any(
         then.is_partial() and not now.is_partial() and not (now.is_replicate() and _can_be_shared(then))
         for here, there in zip(private.specs_in(before), private.specs_in(after), strict=True)

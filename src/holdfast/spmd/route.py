@@ -13,6 +13,7 @@ from torch.distributed.tensor import DTensor
 from holdfast.spmd import torch_private as private
 from holdfast.spmd.agreement import answer_for_all
 from holdfast.spmd.call import LEAVE, Call, bind, writes_first
+from holdfast.spmd.composites import is_whole, stands, take_apart
 from holdfast.spmd.empties import carry_out, has_empty, pays, run_decision, will_have_empty
 from holdfast.spmd.fallback import gather_and_run
 from holdfast.spmd.refused import cannot_be_done
@@ -43,6 +44,7 @@ class _Known(threading.local):
 
     def __init__(self) -> None:
         self.decisions: dict[Hashable, Any] = {}
+        self.apart: set[Hashable] = set()  # composites that are taken apart
 
 
 def make_route(switch: Switch, torch_way: Callable[..., Any]) -> Callable[..., Any]:
@@ -58,6 +60,8 @@ def make_route(switch: Switch, torch_way: Callable[..., Any]) -> Callable[..., A
             return torch_way(op, args, kwargs, info, try_cache)
         if private.is_oldest() and any(is_window(value) for value in (*args, *kwargs.values())):
             return look_through(op, args, kwargs)
+        if op not in switch.rules and private.is_composite(op):
+            return _composite(known, torch_way, (op, args, kwargs, info, try_cache))
         if op in switch.lookups:
             refused = answer_for_all(bind(op, args, kwargs, info), switch.check_indices)
             if refused is not None:
@@ -85,6 +89,17 @@ def _name(op: Any, args: Any, kwargs: Any, info: Any, ruled: bool) -> Hashable |
     if any(isinstance(item, torch.Tensor) for value in rest if isinstance(value, tuple) for item in value):
         return None
     return info.schema, tuple(rest)
+
+
+def _composite(known: _Known, torch_way: Callable[..., Any], given: tuple[Any, ...]) -> Any:
+    """A composite whole where torch has a decision that stands, else by its parts."""
+    op, args, kwargs, info, _ = given
+    if is_whole(op, args) and info.schema not in known.apart:
+        sharding = _decision(torch_way, bind(op, args, kwargs, info), given)
+        if sharding is not None and (stands(sharding, info) or not private.is_decision(sharding)):
+            return sharding
+        known.apart.add(info.schema)
+    return take_apart(op, args, kwargs)
 
 
 def _answer(switch: Switch, torch_way: Callable[..., Any], call: Call, given: tuple[Any, ...]) -> Any:

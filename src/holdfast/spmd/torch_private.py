@@ -47,6 +47,7 @@ VERSION = tuple(int(number) for number in torch.__version__.split(".")[:2])
 AT_LEAST_2_13 = VERSION >= (2, 13)
 SLOW_PATH = "_propagate_op_sharding_dispatch_slow_path"
 REPLICATE = Replicate()
+COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 REPLICATE_PLAIN = "_try_replicate_spec_for_scalar_tensor"
 
 Operator = Any  # torch._ops.OpOverload: not typed by torch
@@ -94,8 +95,7 @@ def override(name: str, value: Any) -> None:
 
 def restore(name: str) -> None:
     """Take away what `override` put there."""
-    if name in vars(dispatcher()):
-        delattr(dispatcher(), name)
+    vars(dispatcher()).pop(name, None)
 
 
 def handlers() -> dict[Operator, Handler]:
@@ -146,11 +146,6 @@ def in_gradient(of: str = "") -> bool:
     return (node := torch._C._current_autograd_node()) is not None and (not of or node.name().startswith(of))
 
 
-def leaves(values: Any) -> list[Any]:
-    """Everything in nested lists and tuples."""
-    return tree_leaves(values)
-
-
 def local_of(tensor: DTensor) -> torch.Tensor:
     """The rank's own tensor, outside of autograd."""
     return tensor._local_tensor
@@ -179,8 +174,7 @@ def redistribute_local(tensor: DTensor, placements: Sequence[Placement]) -> torc
         tensor = wrap(redistribute_local(tensor, way), spec)
     target = DTensorSpec(spec.mesh, tuple(placements), tensor_meta=spec.tensor_meta)
     moved: torch.Tensor = redistribute_local_tensor(local_of(tensor), spec, target)
-    wait = getattr(moved, "wait", None)
-    moved = wait() if wait is not None else moved
+    moved = moved.wait() if hasattr(moved, "wait") else moved
     return moved.contiguous() if tensor.is_contiguous() else moved  # 2.11 gathers other dims than the first transposed
 
 
@@ -342,9 +336,8 @@ def quiet_decision(info: Any) -> Any:
     outputs = specs_in(sharding.output_spec)
     if not outputs or needs_talk(sharding, info):
         return None
-    sums = info.schema.op in SUMS
     parts = [place for spec in outputs for place in spec.placements if place.is_partial()]
-    return sharding if all(sums and place.reduce_op == "sum" for place in parts) else None
+    return sharding if all(info.schema.op in SUMS and place.reduce_op == "sum" for place in parts) else None
 
 
 def needs_talk(sharding: Any, info: Any) -> bool:
@@ -374,6 +367,22 @@ def insist(conditions: torch.Tensor, message: str) -> None:
 def is_tracing() -> bool:
     """Whether torch.compile or export is looking: rules read values, which a trace has not."""
     return bool(_are_we_tracing())
+
+
+def is_composite(op: Operator) -> bool:
+    """Whether `op` is made of others, and torch has no rule for it: only in inference mode does DTensor meet it."""
+    known, has_kernel = dispatcher().sharding_propagator, torch._C._dispatch_has_kernel_for_dispatch_key
+    tables = (known.op_strategy_funcs, getattr(known, "op_single_dim_strategy_funcs", ()))
+    return has_kernel(op.name(), COMPOSITE) and not any(op in table for table in tables)
+
+
+def take_apart(op: Operator, args: tuple[object, ...], kwargs: dict[str, object]) -> Any:
+    """Call the parts of a composite; their views count no versions: those of tensors from outside of inference cannot.
+
+    With C++'s kernel for it: where there is one of Python, that is for traces and makes plain tensors.
+    """
+    with torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(torch._C.DispatchKey.ADInplaceOrView)):
+        return op._op_dk(COMPOSITE, *args, **kwargs)
 
 
 def group_named(name: Any) -> Any:

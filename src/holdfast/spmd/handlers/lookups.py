@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Sha
 from holdfast.spmd import torch_private as private
 from holdfast.spmd.agreement import MASKS
 from holdfast.spmd.call import Call, is_shard, moved, wrap
-from holdfast.spmd.collect import chunk_sizes, reduced, sharded_axes
+from holdfast.spmd.collect import largest_part, reduced, sharded_axes
 from holdfast.spmd.handlers import bounds, older
 from holdfast.spmd.handlers.bounds import is_everywhere, is_in_range
 from holdfast.spmd.registry import Rule
@@ -37,14 +37,14 @@ class Lookup:
 
     @property
     def pays(self) -> bool:
-        """Whether to add up the results is less than to gather shards, all padded to the longest."""
-        ranks = self.tensor.device_mesh.size(self.axis)
-        rest = private.local_of(self.tensor).movedim(self.dim, 0)[:0].flatten(1).shape[1]
-        asked = private.local_box(self.shape, self.tensor.device_mesh, self.places)[0]
-        longest = chunk_sizes(self.tensor.shape[self.dim], ranks)[0]
+        """Whether to add up the results is less than to gather shards, all padded to the longest.
+
+        By what the rank with the most has, not by this rank's part, which may be empty: all must decide alike.
+        """
         mesh, placements = self.tensor.device_mesh, self.tensor.placements
         idle = math.prod(mesh.size(axis) for axis, place in enumerate(placements) if place.is_replicate())
-        return 2 * torch.Size(asked).numel() * idle <= ranks * longest * rest  # torch may cut another dim by idle axes
+        asked = largest_part(self.shape, mesh, self.places) * idle  # torch may cut another dim by idle axes
+        return 2 * asked <= mesh.size(self.axis) * largest_part(self.tensor.shape, mesh, placements)
 
     @property
     def is_in_range(self) -> bool:

@@ -72,8 +72,15 @@ def _gathered(call: Call) -> Any:
 
 def _breaks_strided(tensor: DTensor, after: Sequence[int]) -> bool:
     """Whether a dim that strided shards (FSDP2 beside TP) cut unevenly is split or merged."""
-    if all(type(place) in (Shard, Replicate, Partial) for place in tensor.placements):
-        return False
+    return not _is_plain(tensor.placements) and _breaks_uneven(tensor, after)
+
+
+def _is_plain(placements: Sequence[Placement]) -> bool:
+    return all(type(place) in (Shard, Replicate, Partial) for place in placements)
+
+
+def _breaks_uneven(tensor: DTensor, after: Sequence[int]) -> bool:
+    """Whether a dim whose shards are not all of one length is split or merged."""
     ranks: dict[int, int] = {}
     for axis, place in enumerate(tensor.placements):
         if not place.is_replicate() and not place.is_partial():
@@ -100,8 +107,8 @@ def _fits(call: Call) -> bool:
     if (decided := private.decided_reshape(call.info)) is None:
         return False
     before, after = decided
-    if not all(type(place) in (Shard, Replicate, Partial) for spec in decided for place in spec.placements):
-        return True  # strided shards are torch's own affair
+    if not all(_is_plain(spec.placements) for spec in decided):
+        return not _breaks_uneven(call.values[0], after.shape)  # else strided shards are torch's own affair
     coordinates = itertools.product(*(range(size) for size in before.mesh.shape))
     return all(_elements(before, at) == _elements(after, at) for at in coordinates)
 

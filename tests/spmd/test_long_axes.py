@@ -1,0 +1,45 @@
+"""Meshes with an axis longer than the dim that it shards: some ranks have no part, and all must decide alike."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from tests.dist.harness import run_ranks
+from tests.spmd.judge import place
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Replicate, Shard
+
+X = torch.arange(6.0).view(3, 2)
+CALLS: dict[str, Callable[[Any, Any], Any]] = {
+    "x[:, i]": lambda x, i: x[:, i],
+    "x[i]": lambda x, i: x[i],
+    "index_select": lambda x, i: x.index_select(1, i),
+    "gather": lambda x, i: x.gather(1, i.expand(3, 2)),
+    "flatten": lambda x, i: torch.stack([x, x], 2).flatten(),
+    "index_put": lambda x, i: x.index_put((i,), x[0] * 2),
+}
+
+
+def _findings(shape: tuple[int, int]) -> list[str]:
+    import holdfast.spmd
+
+    holdfast.spmd.enable()
+    mesh, wrong = init_device_mesh("cpu", shape), []
+    for name, run in CALLS.items():
+        for places in ((Shard(1), Shard(0)), (Shard(0), Shard(1)), (Shard(1), Shard(1))):
+            plain, placed = X.clone().requires_grad_(), place(X, mesh, places).requires_grad_()
+            index = torch.tensor([1, 0])
+            expected, found = run(plain, index), run(placed, place(index, mesh, (Replicate(), Replicate())))
+            expected.square().sum().backward()
+            found.square().sum().backward()
+            pairs = ((found, expected), (placed.grad, plain.grad))
+            if not all(torch.equal(ours.full_tensor(), theirs) for ours, theirs in pairs):
+                wrong.append(f"{name} {places}")
+    return wrong
+
+
+def test_ranks_without_a_part_look_up_as_the_others_do():
+    assert run_ranks(4, _findings, (1, 4), deadline_s=120) == [[]] * 4
+    assert run_ranks(4, _findings, (4, 1), deadline_s=120) == [[]] * 4
