@@ -30,6 +30,7 @@ LOOKUPS: dict[str, Lookup] = {
     "x[:, i]": lambda x, i: x[:, i],
     "x[i, i]": lambda x, i: x[i, i],
     "x[i] = 1": _set,
+    "index_put": lambda x, i: x.index_put((i, i), _beside(torch.tensor(1.0), x), accumulate=True),
     "index_select": lambda x, i: x.index_select(0, i),
     "gather": lambda x, i: x.gather(1, i[:6, None]),
     "scatter": lambda x, i: x.scatter(1, i[:6, None], 1.0),

@@ -69,6 +69,10 @@ def test_no_more_is_sent_than_torch_alone_sends():
         Case("clamp_tensor", "few", "2x2", ("0", "P"), "apart"): 192,
         Case("hypot", "uneven", "4", ("1",), "apart"): 672,
         Case("gcd", "even", "2x2", ("R", "0"), "apart"): 128,
+        Case("index", "even", "2x2", ("0", "1"), "apart"): 128,  # dims beside those that are chosen from stay cut
+        Case("index_column", "even", "2x2", ("R", "P"), "apart"): 160,  # and an axis that has all takes its share
+        Case("index_negative", "uneven", "2x2", ("R", "1"), "apart"): 128,
+        Case("set_mask_rows", "uneven", "2x2", ("R", "1"), "apart"): 12,  # the mask is gathered, not what it writes to
     }
     with Team(enable=True, threads=True) as team:
         findings = list(team.find(most))

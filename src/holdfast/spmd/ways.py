@@ -123,19 +123,48 @@ def _shard(letters: str, letter: str, otherwise: Placement) -> Placement:
     return Shard(letters.index(letter)) if letter in letters else otherwise
 
 
-def choose(call: Call, signature: Signature) -> Chosen:
-    """The cheapest way on each axis."""
+def choose(call: Call, signature: Signature, share: bool = False) -> Chosen:
+    """The cheapest way on each axis; with `share` axes that hold everything whole take a part of what others send."""
     tensors = [tensor for _, tensor in call.spots()]
-    picked = [
-        min(ways_of(signature), key=lambda way: _cost(tensors, way, axis, call)) for axis in range(call.mesh.ndim)
-    ]
     order = range(call.mesh.ndim)
+    picked = [min(ways_of(signature), key=lambda way: _cost(tensors, way, axis, call)) for axis in order]
+    if share and any(_cost(tensors, picked[axis], axis, call)[0] for axis in order):
+        _share(picked, call, signature)
     return Chosen(
         call,
         signature,
         tuple(tuple(picked[axis].inputs[i] for axis in order) for i in range(len(signature.inputs))),
         tuple(tuple(picked[axis].outputs[i] for axis in order) for i in range(len(signature.outputs))),
     )
+
+
+def _share(picked: list[Way], call: Call, signature: Signature) -> None:
+    """Where an axis has everything whole, cut what costs nothing to cut: then the other axes send less."""
+    tensors = [tensor for _, tensor in call.spots()]
+    for axis, way in enumerate(picked):
+        if any(is_shard(place) for place in way.inputs):
+            continue
+        for letter, other in zip(signature.free, ways_of(signature), strict=False):
+            if _is_shareable(letter, tensors, signature, axis, call):
+                rest = [way for way in ways_of(signature) if way != other]
+                for number in (number for number, chosen in enumerate(picked) if chosen == other):
+                    picked[number] = min(rest, key=lambda way: _cost(tensors, way, number, call))
+                picked[axis] = other
+                break
+
+
+def _is_shareable(letter: str, tensors: list[torch.Tensor], signature: Signature, axis: int, call: Call) -> bool:
+    """Whether every rank of an axis has all that goes by a letter, nothing else cuts it, and they can share it."""
+    for tensor, word in zip(tensors, signature.inputs, strict=True):
+        if letter not in word:
+            continue
+        dim, ranks = word.index(letter), call.mesh.size(axis)
+        placements = tensor.placements if isinstance(tensor, DTensor) else ()
+        if not tensor.shape[dim] or tensor.shape[dim] % ranks or Shard(dim) in placements:
+            return False
+        if placements and not placements[axis].is_replicate():
+            return False
+    return True
 
 
 def _cost(tensors: Sequence[torch.Tensor], way: Way, axis: int, call: Call) -> tuple[float, int]:
@@ -193,12 +222,14 @@ def axis_cost(present: Placement, wanted: Placement, whole_bytes: float, ranks: 
     return share / ranks if is_shard(wanted) else share
 
 
-def run_sharded(call: Call, signature: Signature, local: Local | None = None, *, skip_empty: bool = True) -> Any:
+def run_sharded(
+    call: Call, signature: Signature, local: Local | None = None, *, skip_empty: bool = True, share: bool = False
+) -> Any:
     """Move the inputs as the signature allows, run on what this rank then has, and wrap the results.
 
-    `skip_empty=False` calls `local` on empty shards too: it must when it communicates.
+    `skip_empty=False` calls `local` on empty shards too: it must when it communicates. `share` as `choose` has it.
     """
-    chosen = choose(call, signature)
+    chosen = choose(call, signature, share)
     spots = list(call.spots())
     tensors = {
         spot: moved(tensor, placements, call.mesh)
