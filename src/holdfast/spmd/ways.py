@@ -170,56 +170,57 @@ def _is_shareable(letter: str, tensors: list[torch.Tensor], signature: Signature
 def _cost(tensors: Sequence[torch.Tensor], way: Way, axis: int, call: Call) -> tuple[float, int]:
     """Bytes moved, then how many placements change."""
     moved_bytes, changes = 0.0, 0
+    joined = [_place(tensor, axis) for tensor in tensors]
     for tensor, wanted in zip(tensors, way.inputs, strict=True):
-        placements = tensor.placements if isinstance(tensor, DTensor) else [Replicate()] * call.mesh.ndim
-        present = placements[axis]
+        present = _place(tensor, axis)
         if present == wanted:
             continue
         changes += 1
-        others = {number: place.dim for number, place in enumerate(placements) if number != axis and is_shard(place)}
-        held = tensor.numel() * tensor.element_size() / math.prod(call.mesh.size(number) for number in others)
-        if not is_shard(wanted):
-            moved_bytes += axis_cost(present, wanted, held, call.mesh.size(axis))
-            continue
-        cutting = [number for number, dim in others.items() if dim == wanted.dim]
-        size = tensor.shape[wanted.dim]
-        for number in cutting:
-            size = -(-size // call.mesh.size(number))
-        moved_bytes += _cutting_cost(present, wanted, held, size, call, axis)
-        if not present.is_replicate() and any(number > axis for number in cutting):
-            moved_bytes += 2 * held  # shards of shards: what the other axis holds has to be gathered and cut again
-        elif present.is_replicate():  # those of a later axis are gathered before an earlier one can cut them
-            moved_bytes += held * (math.prod(call.mesh.size(number) for number in cutting if number > axis) - 1)
+        if not present.is_replicate() and wanted.is_partial():
+            return float("inf"), changes
+        sizes, later = _held(tensor, wanted, axis, call)
+        cost = _received(present, wanted, sizes, later, call.mesh.size(axis), call.mesh.device_type == "cpu")
+        if present.is_partial() and is_shard(wanted) and wanted not in joined:
+            size, ranks = sizes[wanted.dim], call.mesh.size(axis)
+            cost *= 2 if size <= -(-size // ranks) * (ranks - 1) else 1  # some have nothing: the others gather it later
+        moved_bytes += cost * tensor.element_size()
     return moved_bytes, changes
 
 
-def _cutting_cost(present: Placement, wanted: Placement, held: float, size: int, call: Call, axis: int) -> float:
-    """As `axis_cost`, to shards of `size` rows; but torch cannot exchange shards on CPUs: padded ones are gathered.
+def _place(tensor: torch.Tensor, axis: int) -> Placement:
+    return tensor.placements[axis] if isinstance(tensor, DTensor) else Replicate()
 
-    A Partial is padded too. Where a rank would have nothing it is reduced as for all: what follows needs it whole.
+
+def _held(tensor: torch.Tensor, wanted: Placement, axis: int, call: Call) -> tuple[list[int], int]:
+    """The sizes of what the other axes leave to a rank, at most; and how many ranks must first bring theirs together.
+
+    These are the ranks of later axes that cut the dim which this axis is to cut: shards are cut in the order of axes.
     """
-    ranks = call.mesh.size(axis)
-    longest = -(-size // ranks)
-    if is_shard(present) and call.mesh.device_type == "cpu" and size:
-        return held * (ranks - 1) / ranks * (longest * ranks / size)
-    moves = axis_cost(present, wanted, held, ranks)
-    if not present.is_partial() or not size:
-        return moves
-    return moves * longest * ranks / size * (2 if size <= longest * (ranks - 1) else 1)
+    sizes, later = list(tensor.shape), 1
+    for number, place in enumerate(tensor.placements if isinstance(tensor, DTensor) else ()):
+        if number == axis or not is_shard(place):
+            continue
+        if number > axis and place == wanted:
+            later *= call.mesh.size(number)
+        else:
+            sizes[place.dim] = -(-sizes[place.dim] // call.mesh.size(number))
+    return sizes, later
 
 
-def axis_cost(present: Placement, wanted: Placement, whole_bytes: float, ranks: int) -> float:
-    """Bytes that each rank receives to go from one placement to another on one axis."""
-    if present == wanted:
-        return 0.0
-    share = whole_bytes * (ranks - 1) / ranks
+def _received(present: Placement, wanted: Placement, sizes: list[int], later: int, ranks: int, gathers: bool) -> float:
+    """The numbers that a rank receives on one axis, padded; all of them where torch `gathers` to exchange shards."""
+    sizes, share = list(sizes), (ranks - 1) / ranks
+    if is_shard(wanted):
+        sizes[wanted.dim] = -(-sizes[wanted.dim] // ranks) * ranks
+    if (dim := getattr(present, "dim", None)) is not None:
+        sizes[dim] = -(-sizes[dim] // ranks)
+    numbers = math.prod(sizes)
+    before = numbers * (later - 1) / later
     if present.is_replicate():
-        return 0.0
-    if wanted.is_partial():
-        return float("inf")
+        return before
     if present.is_partial():
-        return share if is_shard(wanted) else 2 * share
-    return share / ranks if is_shard(wanted) else share
+        return before + numbers * share * (1 if is_shard(wanted) else 2)
+    return before + numbers * (share if is_shard(wanted) and not gathers else ranks - 1)
 
 
 def run_sharded(
