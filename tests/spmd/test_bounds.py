@@ -32,6 +32,7 @@ LOOKUPS: dict[str, Lookup] = {
     "x[i] = 1": _set,
     "index_put": lambda x, i: x.index_put((i, i), _beside(torch.tensor(1.0), x), accumulate=True),
     "index_select": lambda x, i: x.index_select(0, i),
+    "index_add": lambda x, i: x.index_add(0, i[:6], x),
     "gather": lambda x, i: x.gather(1, i[:6, None]),
     "scatter": lambda x, i: x.scatter(1, i[:6, None], 1.0),
     "index_fill": lambda x, i: x.index_fill(0, i, 1.0),
