@@ -65,6 +65,16 @@ def test_no_more_is_sent_than_torch_alone_sends():
         Case("F.softsign", "uneven", "4", ("P",), "follow"): 840,  # no padding
         Case("logsumexp_0", "few", "2x2", ("0", "0"), "follow"): 48,  # gathered: less than two reductions
         Case("batch_norm_plain", "even", "2x2", ("1", "P"), "follow"): 256,
+        Case("minimum", "even", "2x2", ("R", "P"), "apart"): 320,  # brought to the others, as torch weighs it
+        Case("clamp_tensor", "few", "2x2", ("0", "P"), "apart"): 192,
+        Case("hypot", "uneven", "4", ("1",), "apart"): 672,
+        Case("gcd", "even", "2x2", ("R", "0"), "apart"): 128,
+        Case("index", "even", "2x2", ("0", "1"), "apart"): 128,  # dims beside those that are chosen from stay cut
+        Case("index_column", "even", "2x2", ("R", "P"), "apart"): 160,  # and an axis that has all takes its share
+        Case("index_negative", "uneven", "2x2", ("R", "1"), "apart"): 128,
+        Case("index_select_1", "few", "4", ("0",), "apart"): 48,  # rows fewer than ranks stay where they are
+        Case("cross_entropy_2d_none", "few", "2x2", ("0", "R"), "apart"): 1440,  # padding is counted
+        Case("set_mask_rows", "uneven", "2x2", ("R", "1"), "apart"): 12,  # the mask is gathered, not what it writes to
     }
     with Team(enable=True, threads=True) as team:
         findings = list(team.find(most))

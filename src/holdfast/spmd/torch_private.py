@@ -322,18 +322,24 @@ def forbid_empty_shards() -> None:
         setattr(module, SHARDABLE, getattr(installed, "torch_way", installed))
 
 
+def decision(info: Any) -> Any:
+    """What torch decides for a call; None where it has no answer."""
+    try:
+        return dispatcher().sharding_propagator.propagate_op_sharding_non_cached(info.schema)
+    except Exception:  # noqa: BLE001 - whatever stops torch here, there is no such decision
+        return None
+
+
 def quiet_decision(info: Any) -> Any:
     """torch's decision as it would be if empty shards did not matter; None unless it needs no communication at all."""
     if not AT_LEAST_2_13:  # strategies were written by hand then, and some count on shards that are not empty
         return None
     PATIENCE.asked = True
     try:
-        sharding = dispatcher().sharding_propagator.propagate_op_sharding_non_cached(info.schema)
-    except Exception:  # noqa: BLE001 - whatever stops torch here, there is no such decision
-        return None
+        sharding = decision(info)
     finally:
         PATIENCE.asked = False
-    outputs = specs_in(sharding.output_spec)
+    outputs = [] if sharding is None else specs_in(sharding.output_spec)
     if not outputs or needs_talk(sharding, info):
         return None
     parts = [place for spec in outputs for place in spec.placements if place.is_partial()]
@@ -392,9 +398,7 @@ def group_named(name: Any) -> Any:
 
 def decided_reshape(info: Any) -> tuple[Any, Any] | None:
     """The specs before and after a reshape as torch decides it; None where it does not."""
-    try:
-        sharding = dispatcher().sharding_propagator.propagate_op_sharding_non_cached(info.schema)
-    except RuntimeError:
+    if (sharding := decision(info)) is None:
         return None
     moved = decided_specs(sharding)
     return (moved[0] if moved else info.schema.args_schema[0]), sharding.output_spec

@@ -123,13 +123,13 @@ def _shard(letters: str, letter: str, otherwise: Placement) -> Placement:
     return Shard(letters.index(letter)) if letter in letters else otherwise
 
 
-def choose(call: Call, signature: Signature) -> Chosen:
-    """The cheapest way on each axis."""
+def choose(call: Call, signature: Signature, share: bool = False) -> Chosen:
+    """The cheapest way on each axis; with `share` axes that hold everything whole take a part of what others send."""
     tensors = [tensor for _, tensor in call.spots()]
-    picked = [
-        min(ways_of(signature), key=lambda way: _cost(tensors, way, axis, call)) for axis in range(call.mesh.ndim)
-    ]
     order = range(call.mesh.ndim)
+    picked = [min(ways_of(signature), key=lambda way: _cost(tensors, way, axis, call)) for axis in order]
+    if share and any(_cost(tensors, picked[axis], axis, call)[0] for axis in order):
+        _share(picked, call, signature)
     return Chosen(
         call,
         signature,
@@ -138,67 +138,99 @@ def choose(call: Call, signature: Signature) -> Chosen:
     )
 
 
+def _share(picked: list[Way], call: Call, signature: Signature) -> None:
+    """Where an axis has everything whole, cut what costs nothing to cut: then the other axes send less."""
+    tensors = [tensor for _, tensor in call.spots()]
+    for axis, way in enumerate(picked):
+        if any(is_shard(place) for place in way.inputs):
+            continue
+        for letter, other in zip(signature.free, ways_of(signature), strict=False):
+            if _is_shareable(letter, tensors, signature, axis, call):
+                rest = [way for way in ways_of(signature) if way != other]
+                for number in (number for number, chosen in enumerate(picked) if chosen == other):
+                    picked[number] = min(rest, key=lambda way: _cost(tensors, way, number, call))
+                picked[axis] = other
+                break
+
+
+def _is_shareable(letter: str, tensors: list[torch.Tensor], signature: Signature, axis: int, call: Call) -> bool:
+    """Whether every rank of an axis has all that goes by a letter, nothing else cuts it, and they can share it."""
+    for tensor, word in zip(tensors, signature.inputs, strict=True):
+        if letter not in word:
+            continue
+        dim, ranks = word.index(letter), call.mesh.size(axis)
+        placements = tensor.placements if isinstance(tensor, DTensor) else ()
+        if not tensor.shape[dim] or tensor.shape[dim] % ranks or Shard(dim) in placements:
+            return False
+        if placements and not placements[axis].is_replicate():
+            return False
+    return True
+
+
 def _cost(tensors: Sequence[torch.Tensor], way: Way, axis: int, call: Call) -> tuple[float, int]:
     """Bytes moved, then how many placements change."""
     moved_bytes, changes = 0.0, 0
+    joined = [_place(tensor, axis) for tensor in tensors]
     for tensor, wanted in zip(tensors, way.inputs, strict=True):
-        placements = tensor.placements if isinstance(tensor, DTensor) else [Replicate()] * call.mesh.ndim
-        present = placements[axis]
+        present = _place(tensor, axis)
         if present == wanted:
             continue
         changes += 1
-        others = {number: place.dim for number, place in enumerate(placements) if number != axis and is_shard(place)}
-        held = tensor.numel() * tensor.element_size() / math.prod(call.mesh.size(number) for number in others)
-        if not is_shard(wanted):
-            moved_bytes += axis_cost(present, wanted, held, call.mesh.size(axis))
-            continue
-        cutting = [number for number, dim in others.items() if dim == wanted.dim]
-        size = tensor.shape[wanted.dim]
-        for number in cutting:
-            size = -(-size // call.mesh.size(number))
-        moved_bytes += _cutting_cost(present, wanted, held, size, call, axis)
-        if not present.is_replicate() and any(number > axis for number in cutting):
-            moved_bytes += 2 * held  # shards of shards: what the other axis holds has to be gathered and cut again
-        elif present.is_replicate():  # those of a later axis are gathered before an earlier one can cut them
-            moved_bytes += held * (math.prod(call.mesh.size(number) for number in cutting if number > axis) - 1)
+        if not present.is_replicate() and wanted.is_partial():
+            return float("inf"), changes
+        sizes, later = _held(tensor, wanted, axis, call)
+        cost = _received(present, wanted, sizes, later, call.mesh.size(axis), call.mesh.device_type == "cpu")
+        if present.is_partial() and is_shard(wanted) and wanted not in joined:
+            size, ranks = sizes[wanted.dim], call.mesh.size(axis)
+            cost *= 2 if size <= -(-size // ranks) * (ranks - 1) else 1  # some have nothing: the others gather it later
+        moved_bytes += cost * tensor.element_size()
     return moved_bytes, changes
 
 
-def _cutting_cost(present: Placement, wanted: Placement, held: float, size: int, call: Call, axis: int) -> float:
-    """As `axis_cost`, to shards of `size` rows; but torch cannot exchange shards on CPUs: padded ones are gathered.
+def _place(tensor: torch.Tensor, axis: int) -> Placement:
+    return tensor.placements[axis] if isinstance(tensor, DTensor) else Replicate()
 
-    A Partial is padded too. Where a rank would have nothing it is reduced as for all: what follows needs it whole.
+
+def _held(tensor: torch.Tensor, wanted: Placement, axis: int, call: Call) -> tuple[list[int], int]:
+    """The sizes of what the other axes leave to a rank, at most; and how many ranks must first bring theirs together.
+
+    These are the ranks of later axes that cut the dim which this axis is to cut: shards are cut in the order of axes.
     """
-    ranks = call.mesh.size(axis)
-    longest = -(-size // ranks)
-    if is_shard(present) and call.mesh.device_type == "cpu" and size:
-        return held * (ranks - 1) / ranks * (longest * ranks / size)
-    moves = axis_cost(present, wanted, held, ranks)
-    if not present.is_partial() or not size:
-        return moves
-    return moves * longest * ranks / size * (2 if size <= longest * (ranks - 1) else 1)
+    sizes, later = list(tensor.shape), 1
+    for number, place in enumerate(tensor.placements if isinstance(tensor, DTensor) else ()):
+        if number == axis or not is_shard(place):
+            continue
+        if number > axis and place == wanted:
+            later *= call.mesh.size(number)
+        else:
+            sizes[place.dim] = -(-sizes[place.dim] // call.mesh.size(number))
+    return sizes, later
 
 
-def axis_cost(present: Placement, wanted: Placement, whole_bytes: float, ranks: int) -> float:
-    """Bytes that each rank receives to go from one placement to another on one axis."""
-    if present == wanted:
-        return 0.0
-    share = whole_bytes * (ranks - 1) / ranks
+def _received(present: Placement, wanted: Placement, sizes: list[int], later: int, ranks: int, gathers: bool) -> float:
+    """The numbers that a rank receives on one axis, padded; all of them where torch `gathers` to exchange shards."""
+    sizes, share = list(sizes), (ranks - 1) / ranks
+    if is_shard(wanted):
+        sizes[wanted.dim] = -(-sizes[wanted.dim] // ranks) * ranks
+    if (dim := getattr(present, "dim", None)) is not None:
+        sizes[dim] = -(-sizes[dim] // ranks)
+    numbers = math.prod(sizes)
+    before = numbers * (later - 1) / later
     if present.is_replicate():
-        return 0.0
-    if wanted.is_partial():
-        return float("inf")
+        return before
     if present.is_partial():
-        return share if is_shard(wanted) else 2 * share
-    return share / ranks if is_shard(wanted) else share
+        return before + numbers * share * (1 if is_shard(wanted) else 2)
+    return before + numbers * (share if is_shard(wanted) and not gathers else ranks - 1)
 
 
-def run_sharded(call: Call, signature: Signature, local: Local | None = None, *, skip_empty: bool = True) -> Any:
+def run_sharded(
+    call: Call, signature: Signature, local: Local | None = None, *, skip_empty: bool = True, share: bool = False
+) -> Any:
     """Move the inputs as the signature allows, run on what this rank then has, and wrap the results.
 
-    `skip_empty=False` calls `local` on empty shards too: it must when it communicates.
+    `skip_empty=False` calls `local` on empty shards too: it must when it communicates. `share` as `choose` has it.
     """
-    chosen = choose(call, signature)
+    chosen = choose(call, signature, share)
     spots = list(call.spots())
     tensors = {
         spot: moved(tensor, placements, call.mesh)

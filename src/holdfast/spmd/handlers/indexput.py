@@ -8,11 +8,12 @@ import torch
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from holdfast.spmd import torch_private as private
-from holdfast.spmd.call import LEAVE, Call, is_shard, moved, whole, wrap
+from holdfast.spmd.call import LEAVE, Call, Spot, is_shard, moved, whole, wrap
 from holdfast.spmd.fallback import gather_and_run
 from holdfast.spmd.registry import Rule
 from holdfast.spmd.rules.pointwise import LETTERS
-from holdfast.spmd.ways import FIXED, Signature, run_sharded
+from holdfast.spmd.slots import slices_put
+from holdfast.spmd.ways import FIXED, Chosen, Signature, run_sharded
 
 
 def index_put(call: Call) -> Any:
@@ -28,16 +29,14 @@ def index_put(call: Call) -> Any:
     if (signature := _beside(call, target)) is not None:
         return run_sharded(call, signature)
     if not any(is_shard(place) for place in target.placements):
-        return gather_and_run(call) if any(_is_sharded(tensor) for _, tensor in call.spots()) else LEAVE
+        return _slices(call, target) if any(_is_sharded(tensor) for _, tensor in call.spots()) else LEAVE
     masks = any(index is not None and index.dtype == torch.bool for index in indices)
     indexed = _indexed(indices)
-    if not any(is_shard(place) and place.dim in indexed for place in target.placements) and not (
-        masks and any(_is_sharded(index) for index in indices)
-    ):
-        return LEAVE
+    if not any(is_shard(place) and place.dim in indexed for place in target.placements):
+        return _where_it_lies(call, target) if masks and any(map(_is_sharded, indices)) else LEAVE
     first = indices[0] if len(indices) == 1 else None
     if first is None:
-        return gather_and_run(call)
+        return _slices(call, target)
     if first.dtype == torch.bool and first.shape == target.shape and call["values"].numel() == 1:
         return _masked(call, target, first)
     if first.dtype != torch.bool:
@@ -59,6 +58,39 @@ def _beside(call: Call, target: DTensor) -> Signature | None:
     if any(place.is_partial() for place in (*values.placements, *target.placements)):
         return None
     return Signature((FIXED + rest, FIXED * index.ndim, FIXED * index.ndim + rest), (FIXED + rest,), rest)
+
+
+def _slices(call: Call, target: DTensor) -> Any:
+    """By integers, into a copy: indices are brought to all ranks, and what they choose from; other dims stay cut."""
+    signature = slices_put(call, target)
+    if signature is None:
+        return gather_and_run(call)
+
+    def local(chosen: Chosen, tensors: dict[Spot, torch.Tensor]) -> Any:
+        for dim, index in enumerate(call["indices"]):
+            if index is not None and index.device.type == "cpu":  # to read an index of a GPU would make the CPU wait
+                _refuse_outside(tensors[1, dim], dim, target.shape[dim])
+        return call.run(tensors)
+
+    return run_sharded(call, signature, local, skip_empty=False, share=True)
+
+
+def _where_it_lies(call: Call, target: DTensor) -> Any:
+    """One value by masks of dims that are whole: the masks are brought to all ranks, and the target stays."""
+    if call["values"].numel() != 1:
+        return gather_and_run(call)
+    local, result = _written(call, target)
+    masks: dict[Spot, torch.Tensor] = {spot: whole(mask) for spot, mask in call.spots() if len(spot) == 2}
+    value = whole(call["values"]).reshape(()).to(local.device)
+    local.copy_(call.run({(0,): local, **masks, (2,): value}))
+    return result
+
+
+def _refuse_outside(index: torch.Tensor, dim: int, size: int) -> None:
+    """Raise as one device does, also on a rank whose part of the other dims is empty and whose kernel looks at none."""
+    wrong = index[(index < -size) | (index >= size)]
+    if wrong.numel():
+        raise IndexError(f"index {int(wrong[0])} is out of bounds for dimension {dim} with size {size}")
 
 
 def _indexed(indices: Any) -> set[int]:
@@ -103,9 +135,7 @@ def _masked(call: Call, target: DTensor, mask: DTensor) -> DTensor:
 def _rows(call: Call, target: DTensor, index: Any) -> DTensor:
     rows = whole(index)
     count = target.shape[0]
-    wrong = rows[(rows < -count) | (rows >= count)]
-    if wrong.numel():
-        raise IndexError(f"index {int(wrong[0])} is out of bounds for dimension 0 with size {count}")
+    _refuse_outside(rows, 0, count)
     sizes, offsets = private.local_box(target.shape, call.mesh, target.placements)
     local, result = _written(call, target)
     values = _values_beside(call, target, (*rows.shape, *target.shape[1:]))

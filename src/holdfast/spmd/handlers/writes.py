@@ -14,10 +14,14 @@ from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 from holdfast.spmd import torch_private as private
 from holdfast.spmd.agreement import asked_of
 from holdfast.spmd.call import LEAVE, Call, Spot, is_shard, moved, wrap
+from holdfast.spmd.empties import has_empty
+from holdfast.spmd.fallback import gather_and_run
 from holdfast.spmd.handlers import older
 from holdfast.spmd.handlers.bounds import is_everywhere, is_in_range
 from holdfast.spmd.registry import Rule
 from holdfast.spmd.rules.along import picked
+from holdfast.spmd.rules.pointwise import LETTERS
+from holdfast.spmd.ways import FIXED, Chosen, Signature, run_sharded
 
 LINEAR = ("sum",)  # the ways to reduce whose gradient looks up once, as the others do not
 
@@ -27,8 +31,33 @@ def rows(call: Call) -> Any:
     answer = _written(call, by_element=False)
     if answer is not None:
         return answer
+    if has_empty(call) and (signature := _slices(call)) is not None:
+        return run_sharded(call, signature, _on_slices, skip_empty=False)
     is_wrong = private.is_oldest() and not call.is_inplace and "source" in call.names
     return older.whole_if_placed(call) if is_wrong else LEAVE
+
+
+def _slices(call: Call) -> Signature | None:
+    """The letters of rows added to a copy, where other dims are cut into more shards than rows: torch gathers them."""
+    target, index = call.values[0], call["index"]
+    if call.is_inplace or "source" not in call.names or not target.ndim or index.ndim != 1:
+        return None
+    dim, source = call["dim"] % target.ndim, call["source"]
+    if source.ndim != target.ndim or any(_differ(source, target, d) for d in range(target.ndim) if d != dim):
+        return None
+    letters = "".join(FIXED if d == dim else LETTERS[d] for d in range(target.ndim))
+    if not any(is_shard(p) and p.dim != dim for t in (target, source) if isinstance(t, DTensor) for p in t.placements):
+        return None
+    return Signature((letters, FIXED, letters), (letters,), letters.replace(FIXED, ""))
+
+
+def _on_slices(chosen: Chosen, tensors: dict[Spot, torch.Tensor]) -> Any:
+    """On a rank that has nothing too: an index out of range, which every rank now has, must raise on all of them."""
+    call, (target, index, _) = chosen.call, tensors.values()
+    ask = asked_of(call)[0]
+    if not _in_range(index, ask.first, ask.last):
+        return gather_and_run(call)
+    return call.run(tensors) if target.numel() else target
 
 
 def elements(call: Call) -> Any:

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from holdfast.spmd.apart import torch_joins
 from holdfast.spmd.call import LEAVE, Call, Spot
 from holdfast.spmd.registry import Rule
 from holdfast.spmd.ways import FIXED, Chosen, Signature, run_sharded
@@ -33,7 +34,7 @@ def aligned(call: Call, outputs: int) -> Signature:
 
 def pointwise(call: Call) -> Any:
     """Run an elementwise operator on shards."""
-    if call.is_inplace:
+    if call.is_inplace or torch_joins(call):
         return LEAVE
     signature = aligned(call, len(call.op._schema.returns))
     if call.op is torch.ops.aten.complex.default:  # linear in both parts

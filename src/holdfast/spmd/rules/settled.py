@@ -12,6 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 
 from holdfast.spmd import torch_private as private
+from holdfast.spmd.apart import torch_joins
 from holdfast.spmd.call import LEAVE, Call, apply, is_shard, moved, wrap
 from holdfast.spmd.collect import has_empty_shard
 from holdfast.spmd.registry import Rule
@@ -68,11 +69,13 @@ def settle(tensor: Any) -> Any:
 
 
 def settled(call: Call) -> Any:
-    """Reduce what is Partial, and call again."""
+    """Reduce what is Partial, and call again; beside other shards torch reduces it straight into those."""
     if call.is_inplace or not any(
         isinstance(tensor, DTensor) and any(isinstance(place, Partial) for place in tensor.placements)
         for _, tensor in call.spots()
     ):
+        return LEAVE
+    if torch_joins(call):
         return LEAVE
     return apply(
         call.op,
