@@ -77,7 +77,7 @@ def _install(only: Sequence[str], exclude: Sequence[str], check_indices: bool) -
     if _is_chosen(("functions",), only, exclude):
         install_functions()
     if SWITCH.fallback:
-        private.allow_empty_shards()
+        private.allow_empty_shards(True)
     private.forget_decisions()
 
 
@@ -106,7 +106,7 @@ def disable() -> None:
         return
     private.restore(private.SLOW_PATH)
     private.restore(private.REPLICATE_PLAIN)
-    private.forbid_empty_shards()
+    private.allow_empty_shards(False)
     table = private.handlers()
     for op in [op for op, handler in table.items() if handler in OURS]:
         del table[op]

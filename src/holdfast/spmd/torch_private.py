@@ -303,23 +303,17 @@ ATEN = torch.ops.aten  # whose sums of nothing are zero
 SUMS = (ATEN.sum.default, ATEN.sum.dim_IntList, ATEN.mm.default, ATEN.native_layer_norm_backward.default)
 
 
-def allow_empty_shards() -> None:
-    """Let `quiet_decision` ask for what torch's strategies otherwise leave out."""
+def allow_empty_shards(allowed: bool) -> None:
+    """Let `quiet_decision` ask for what torch's strategies otherwise leave out, or forbid it again."""
     for module in (utils, _matrix_ops):
-        torch_way = getattr(module, SHARDABLE)
+        present = getattr(module, SHARDABLE)
+        torch_way = getattr(present, "torch_way", present)
 
         def shardable(*args: Any, _torch_way: Any = torch_way, **kwargs: Any) -> bool:
             return PATIENCE.asked or _torch_way(*args, **kwargs)
 
         shardable.torch_way = torch_way  # type: ignore[attr-defined]
-        setattr(module, SHARDABLE, shardable)
-
-
-def forbid_empty_shards() -> None:
-    """Undo `allow_empty_shards`."""
-    for module in (utils, _matrix_ops):
-        installed = getattr(module, SHARDABLE)
-        setattr(module, SHARDABLE, getattr(installed, "torch_way", installed))
+        setattr(module, SHARDABLE, shardable if allowed else torch_way)
 
 
 def decision(info: Any) -> Any:

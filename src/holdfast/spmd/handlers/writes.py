@@ -55,7 +55,7 @@ def _on_slices(chosen: Chosen, tensors: dict[Spot, torch.Tensor]) -> Any:
     """On a rank that has nothing too: an index out of range, which every rank now has, must raise on all of them."""
     call, (target, index, _) = chosen.call, tensors.values()
     ask = asked_of(call)[0]
-    if not _in_range(index, ask.first, ask.last):
+    if not is_in_range(index, ask.first, ask.last):
         return gather_and_run(call)
     return call.run(tensors) if target.numel() else target
 
