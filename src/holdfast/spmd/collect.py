@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 import torch
 import torch.distributed._functional_collectives as functional
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import Placement
+from torch.distributed.tensor import DTensor, Placement
 
 from holdfast.spmd.call import is_shard
 
@@ -66,6 +66,19 @@ def has_empty_shard(shape: Sequence[int], mesh: DeviceMesh, placements: Sequence
         if size and 0 in sizes:
             return True
     return False
+
+
+def has_even_shards(tensor: DTensor) -> bool:
+    """Whether every rank has as much as every other, and no part is a sum."""
+    sizes = list(tensor.shape)
+    for axis, place in enumerate(tensor.placements):
+        if place.is_replicate():
+            continue
+        ranks = tensor.device_mesh.size(axis)
+        if not is_shard(place) or not sizes[place.dim] or sizes[place.dim] % ranks:
+            return False
+        sizes[place.dim] //= ranks
+    return True
 
 
 def largest_part(shape: Sequence[int], mesh: DeviceMesh, placements: Sequence[Placement]) -> int:

@@ -19,6 +19,7 @@ class Rule:
     placements: str  # what may stay sharded, in words
     why: str
     run: Run
+    spares_even: bool = False  # whether torch 2.13 is right where shards are even, none is a sum, and nothing moves
 
 
 def all_rules() -> Iterator[Rule]:

@@ -13,6 +13,7 @@ from torch.distributed.tensor import DTensor
 from holdfast.spmd import torch_private as private
 from holdfast.spmd.agreement import answer_for_all
 from holdfast.spmd.call import LEAVE, Call, bind, writes_first
+from holdfast.spmd.collect import has_even_shards
 from holdfast.spmd.composites import is_whole, stands, take_apart
 from holdfast.spmd.empties import carry_out, has_empty, pays, run_decision, will_have_empty
 from holdfast.spmd.fallback import gather_and_run
@@ -45,6 +46,7 @@ class _Known(threading.local):
     def __init__(self) -> None:
         self.decisions: dict[Hashable, Any] = {}
         self.apart: set[Hashable] = set()  # composites that are taken apart
+        self.ruled: set[Hashable] = set()  # calls of even shards that torch does not do right
 
 
 def make_route(switch: Switch, torch_way: Callable[..., Any]) -> Callable[..., Any]:
@@ -66,8 +68,12 @@ def make_route(switch: Switch, torch_way: Callable[..., Any]) -> Callable[..., A
             refused = answer_for_all(bind(op, args, kwargs, info), switch.check_indices)
             if refused is not None:
                 return refused
-        key = _name(op, args, kwargs, info, op in switch.rules) if try_cache else None
+        rule = switch.rules.get(op)
+        spares_even = rule is not None and rule.spares_even and private.AT_LEAST_2_13
+        key = _name(op, args, kwargs, info, rule is not None) if try_cache or spares_even else None
         answer = known.decisions.get(key) if key is not None else None
+        if answer is None and key is not None and spares_even:
+            answer = _spared(known, key, torch_way, bind(op, args, kwargs, info), (op, args, kwargs, info, try_cache))
         if answer is None:
             answer = _answer(switch, torch_way, bind(op, args, kwargs, info), (op, args, kwargs, info, try_cache))
             if key is not None and private.is_decision(answer):
@@ -127,6 +133,18 @@ def _answer(switch: Switch, torch_way: Callable[..., Any], call: Call, given: tu
     if private.is_plain_call(op) and (has_empty(call) or will_have_empty(sharding)):
         return run_decision(call, args, kwargs, sharding)
     return sharding
+
+
+def _spared(known: _Known, key: Hashable, torch_way: Callable[..., Any], call: Call, given: tuple[Any, ...]) -> Any:
+    """torch's decision for even shards, if it sends nothing and leaves no sum; the dispatcher caches it."""
+    if key in known.ruled:
+        return None
+    if all(isinstance(tensor, DTensor) and has_even_shards(tensor) for _, tensor in call.spots()):
+        sharding = _decision(torch_way, call, given)
+        if private.is_decision(sharding) and stands(sharding, call.info):
+            return sharding
+    known.ruled.add(key)
+    return None
 
 
 def _has_several_meshes(call: Call) -> bool:

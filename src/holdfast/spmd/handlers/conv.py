@@ -93,6 +93,6 @@ def backward(call: Call) -> Any:
 WHY = "torch is right for replicated and even batch shards only"
 WHERE = "batch, output channels, input channels; depthwise: batch and channels; space by its edges"
 RULES = [
-    Rule("conv", ("convolution.default",), WHERE, WHY, forward),
-    Rule("conv", ("convolution_backward.default",), WHERE, WHY, backward),
+    Rule("conv", ("convolution.default",), WHERE, WHY, forward, spares_even=True),
+    Rule("conv", ("convolution_backward.default",), WHERE, WHY, backward, spares_even=True),
 ]

@@ -132,6 +132,6 @@ def backward(call: Call) -> Any:
 
 WHY = "torch gathers channel groups, and its backward raises for batch shards and without weight"
 RULES = [
-    Rule("norm", ("native_group_norm.default",), "batch, whole channel groups", WHY, forward),
+    Rule("norm", ("native_group_norm.default",), "batch, whole channel groups", WHY, forward, spares_even=True),
     Rule("norm", ("native_group_norm_backward.default",), "batch, whole channel groups", WHY, backward),
 ]

@@ -149,7 +149,7 @@ def _if_empty(text: str) -> Callable[[Call], Any]:
 WHERE = "batch, channels; one of rows and columns by its edges"
 WHY = "torch has no strategy, or gathers the image, or hangs when a shard is empty"
 RULES = [
-    Rule("pool", (name,), WHERE, WHY, _rule(run, otherwise))
+    Rule("pool", (name,), WHERE, WHY, _rule(run, otherwise), spares_even=True)
     for name, run, otherwise in (
         ("max_pool2d_with_indices.default", max_pool, rule_of("nc** -> nc, nc")),
         ("max_pool2d_with_indices_backward.default", max_pool_backward, rule_of("nc**, nc**, nc** -> nc")),

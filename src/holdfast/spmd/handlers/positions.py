@@ -81,5 +81,6 @@ RULES = [
         "every dim",
         "torch picks another than the first of equals, and hangs when a shard is empty",
         position,
+        spares_even=True,
     ),
 ]
