@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeGuard
@@ -38,8 +39,8 @@ class Call:
         return self.values[self.names.index(name)]
 
     @property
-    def names(self) -> list[str]:
-        return [argument.name for argument in self.op._schema.arguments]
+    def names(self) -> tuple[str, ...]:
+        return _names(self.op)
 
     @property
     def is_inplace(self) -> bool:
@@ -70,6 +71,11 @@ class Call:
         for name, value in changes.items():
             values[names.index(name)] = value
         return apply(self.op, values)
+
+
+@functools.cache
+def _names(op: Any) -> tuple[str, ...]:
+    return tuple(argument.name for argument in op._schema.arguments)
 
 
 def writes_first(op: Any) -> bool:
@@ -163,8 +169,16 @@ def whole(tensor: Any) -> torch.Tensor:
 
 def wrap(local: torch.Tensor, mesh: DeviceMesh, placements: Sequence[Placement], shape: Sequence[int]) -> DTensor:
     """A DTensor of `shape` whose part on this rank is `local`."""
-    stride = torch.empty(tuple(shape), device="meta").stride() if len(shape) else ()
-    return private.wrap(local.contiguous(), private.make_spec(mesh, placements, shape, stride, local.dtype))
+    return private.wrap(local.contiguous(), private.make_spec(mesh, placements, shape, _strides(shape), local.dtype))
+
+
+def _strides(shape: Sequence[int]) -> tuple[int, ...]:
+    """Those of a contiguous tensor."""
+    strides, step = [], 1
+    for size in reversed(shape):
+        strides.append(step)
+        step *= max(size, 1)
+    return tuple(reversed(strides))
 
 
 def replicated(result: Any, mesh: DeviceMesh) -> Any:
