@@ -13,8 +13,11 @@ from tests.spmd.raises import reason
 from tests.spmd.team import Team
 
 EVERY = 701
-TURNS = "t_"  # changes the shape of what it is given, which that device's tensors cannot
 LIMIT = "python_dispatch.cpp"  # torch.tensor() does not know devices that are written in Python
+LEFT_OUT = (
+    "t_",  # changes the shape of what it is given, which that device's tensors cannot
+    *("argmin_full", "argmax_full"),  # torch.tensor() again, on ranks that have something: the others wait for it
+)
 
 REFUSED = f"""
 import torch
@@ -34,7 +37,8 @@ except RuntimeError as error:
 @pytest.mark.timeout(300)
 def test_a_slice_of_the_table_elsewhere() -> None:
     table = all_operations()
-    operations = [table[name] for name in table if name != TURNS and not table[name].random]
+    chosen = [name for name in table if name not in LEFT_OUT and table[name].family != "training"]
+    operations = [table[name] for name in chosen if not table[name].random]
     cases = [case for operation in operations for case in cases_of(operation)][::EVERY]
     with Team(enable=True, threads=True, device=elsewhere.NAME) as team:
         findings = list(team.find(cases))
