@@ -79,16 +79,17 @@ def _is_plain(placements: Sequence[Placement]) -> bool:
     return all(type(place) in (Shard, Replicate, Partial) for place in placements)
 
 
-def _breaks_uneven(tensor: DTensor, after: Sequence[int]) -> bool:
-    """Whether a dim whose shards are not all of one length is split or merged."""
-    ranks: dict[int, int] = {}
+def _breaks_uneven(tensor: DTensor, after: Sequence[int], axes: int = 1) -> bool:
+    """Whether a dim whose shards, by so many axes or more, are not all of one length is split or merged."""
+    ranks: dict[int, list[int]] = {}
     for axis, place in enumerate(tensor.placements):
         if not place.is_replicate() and not place.is_partial():
-            ranks[place.dim] = ranks.get(place.dim, 1) * tensor.device_mesh.size(axis)  # type: ignore[attr-defined]
+            ranks.setdefault(place.dim, []).append(tensor.device_mesh.size(axis))  # type: ignore[attr-defined]
     stay = {(math.prod(after[:dim]), size) for dim, size in enumerate(after)}
     return any(
-        tensor.shape[dim] % count and (math.prod(tensor.shape[:dim]), tensor.shape[dim]) not in stay
-        for dim, count in ranks.items()
+        tensor.shape[dim] % math.prod(sizes) and (math.prod(tensor.shape[:dim]), tensor.shape[dim]) not in stay
+        for dim, sizes in ranks.items()
+        if len(sizes) >= axes
     )
 
 
@@ -108,7 +109,7 @@ def _fits(call: Call) -> bool:
         return False
     before, after = decided
     if not all(_is_plain(spec.placements) for spec in decided):
-        return not _breaks_uneven(call.values[0], after.shape)  # else strided shards are torch's own affair
+        return not _breaks_uneven(call.values[0], after.shape, axes=2)  # else strided shards are torch's own affair
     coordinates = itertools.product(*(range(size) for size in before.mesh.shape))
     return all(_elements(before, at) == _elements(after, at) for at in coordinates)
 
