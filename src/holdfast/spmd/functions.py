@@ -94,9 +94,12 @@ def _attention(torch_way: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _is_fused(query: DTensor, key: torch.Tensor, value: torch.Tensor, dropout_p: float) -> bool:
-    """Whether some kernel of torch knows by itself what comes later: tensors of four dims, on CPUs without dropout."""
+    """Whether some kernel of torch knows by itself what comes later: tensors of four dims.
+
+    CPUs have none with dropout, GPUs none for float64.
+    """
     regular = query.ndim == key.ndim == value.ndim == 4 and query.shape[-1] == value.shape[-1]
-    return regular and (query.device.type != "cpu" or not dropout_p)
+    return regular and (not dropout_p if query.device.type == "cpu" else query.dtype != torch.float64)
 
 
 def _is_circular(tensor: DTensor, pad: Sequence[int]) -> bool:
