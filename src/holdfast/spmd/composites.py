@@ -25,15 +25,6 @@ def is_whole(op: Any, args: Any) -> bool:
     return op in WHOLE or (op is ATEN.dropout.default and not args[2])
 
 
-def stands(sharding: Any, info: Any) -> bool:
-    """Whether torch's decision for a composite works on each rank's part alone."""
-    return (
-        private.is_decision(sharding)
-        and not private.needs_talk(sharding, info)
-        and not any(place.is_partial() for spec in private.specs_in(sharding.output_spec) for place in spec.placements)
-    )
-
-
 def take_apart(op: Any, args: Any, kwargs: Any) -> Any:
     """The result of a composite by way of its parts."""
     if op._schema.is_mutable:  # whose versions must be counted

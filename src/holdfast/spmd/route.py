@@ -14,7 +14,7 @@ from holdfast.spmd import torch_private as private
 from holdfast.spmd.agreement import answer_for_all
 from holdfast.spmd.call import LEAVE, Call, bind, writes_first
 from holdfast.spmd.collect import has_even_shards
-from holdfast.spmd.composites import is_whole, stands, take_apart
+from holdfast.spmd.composites import is_whole, take_apart
 from holdfast.spmd.empties import carry_out, has_empty, pays, run_decision, will_have_empty
 from holdfast.spmd.fallback import gather_and_run
 from holdfast.spmd.refused import cannot_be_done
@@ -102,7 +102,7 @@ def _composite(known: _Known, torch_way: Callable[..., Any], given: tuple[Any, .
     op, args, kwargs, info, _ = given
     if is_whole(op, args) and info.schema not in known.apart:
         sharding = _decision(torch_way, bind(op, args, kwargs, info), given)
-        if sharding is not None and (stands(sharding, info) or not private.is_decision(sharding)):
+        if sharding is not None and (_stands(sharding, info) or not private.is_decision(sharding)):
             return sharding
         known.apart.add(info.schema)
     return take_apart(op, args, kwargs)
@@ -141,10 +141,19 @@ def _spared(known: _Known, key: Hashable, torch_way: Callable[..., Any], call: C
         return None
     if all(isinstance(tensor, DTensor) and has_even_shards(tensor) for _, tensor in call.spots()):
         sharding = _decision(torch_way, call, given)
-        if private.is_decision(sharding) and stands(sharding, call.info):
+        if _stands(sharding, call.info):
             return sharding
     known.ruled.add(key)
     return None
+
+
+def _stands(sharding: Any, info: Any) -> bool:
+    """Whether torch has a decision by which every rank works on its own part alone."""
+    return (
+        private.is_decision(sharding)
+        and not private.needs_talk(sharding, info)
+        and not any(place.is_partial() for spec in private.specs_in(sharding.output_spec) for place in spec.placements)
+    )
 
 
 def _has_several_meshes(call: Call) -> bool:
