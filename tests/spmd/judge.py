@@ -189,7 +189,7 @@ def _difference(found: list[Any], expected: list[Any], tolerance: float = 1e-8) 
             return f"result {position}: {tuple(ours.shape)} {ours.dtype}, not {tuple(theirs.shape)} {theirs.dtype}"
         if not torch.allclose(ours, theirs, rtol=tolerance, atol=tolerance / 10, equal_nan=True):
             gap = (ours.to(torch.float64) - theirs.to(torch.float64)).abs().max()
-            return f"result {position} is off by {gap:.3g}"
+            return f"result {position} is off by {float(gap):.3g}"
     return ""
 
 

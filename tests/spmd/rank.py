@@ -58,6 +58,10 @@ def _prepare(enable: bool, device: str) -> None:
     torch.set_num_threads(1)
     if device == elsewhere.NAME:
         elsewhere.install()
+    elif device != "cpu":
+        torch.linalg.inv(
+            torch.eye(1, device=device)
+        )  # threads must not be the first: they would load the library twice
     if enable:
         import holdfast.spmd
 

@@ -20,6 +20,7 @@ from tests.spmd.team import Team
 DEVICE = os.environ.get("HOLDFAST_CUDA_DEVICE", "cuda")  # "cpu" tries the test itself where there is no GPU
 SECONDS = float(os.environ.get("HOLDFAST_CUDA_S", "75"))
 FEWEST = 100  # cases in that time, or something is stuck
+LIMIT = "ReduceScatter does not support"  # of torch's threaded group, whose ReduceScatter only adds; NCCL's multiplies
 OUT_OF_RANGE = ("select_range", "set_range", "index_range")  # a CUDA kernel that asserts ends the process
 
 pytestmark = pytest.mark.skipif(
@@ -46,7 +47,7 @@ def test_rules_on_cuda_agree_with_one_device():
     with Team(enable=True, threads=True, device=DEVICE) as team:
         for finding in team.find(cases):
             outcomes[finding.outcome] += 1
-            explained = finding.outcome == "raise" and reason(finding.case.operation)
+            explained = finding.outcome == "raise" and (reason(finding.case.operation) or LIMIT in finding.detail)
             if finding.outcome in ("wrong", "hang", "raise") and not explained:
                 bad.append(f"{finding.outcome} {finding.case} {finding.detail}")
             if time.monotonic() - began > SECONDS:

@@ -16,9 +16,17 @@ EVERY = 701
 LIMIT = "python_dispatch.cpp"  # torch.tensor() does not know devices that are written in Python
 CAUSAL = Case("sdpa_causal", "even", "4", ("0",), "follow")  # in float64, for which GPUs have no fused kernel
 LEFT_OUT = (
+    "polar",  # its gradient conjugates, which that device's tensors do not know
     "t_",  # changes the shape of what it is given, which that device's tensors cannot
     *("argmin_full", "argmax_full"),  # torch.tensor() again, on ranks that have something: the others wait for it
 )
+
+FROM_CPU = [
+    Case(operation, "uneven", "4", (place,), others)
+    for operation in ("index_copy_from_cpu", "index_from_cpu")
+    for place in ("0", "1", "P")
+    for others in ("follow", "apart")
+]
 
 REFUSED = f"""
 import torch
@@ -45,6 +53,13 @@ def test_a_slice_of_the_table_elsewhere() -> None:
         findings = list(team.find([*cases, CAUSAL]))
     bad = [finding for finding in findings if not finding.is_right and LIMIT not in finding.detail]
     assert [finding for finding in bad if not reason(finding.case.operation)] == []
+
+
+@pytest.mark.timeout(120)
+def test_indices_on_the_cpu_do_or_raise_what_they_do_on_one_device() -> None:
+    with Team(enable=True, threads=True, device=elsewhere.NAME) as team:
+        findings = list(team.find(FROM_CPU))
+    assert [finding for finding in findings if not finding.is_right] == []
 
 
 def test_the_device_refuses_tensors_of_the_cpu() -> None:

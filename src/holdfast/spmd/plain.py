@@ -36,12 +36,13 @@ INDEXING = (
         "_embedding_bag_backward.default",
     ),
 )
+BRACKETS = ("aten.index.", "index_put")  # whose indices may lie on the CPU beside tensors that do not
 MASKING = ("masked_fill.Scalar", "masked_fill.Tensor")
 
 
 def take_plain(op: Any, args: Any, kwargs: Any) -> Any:
     """A handler that takes every plain tensor for a replicated one, and then goes the common way."""
-    return _go(op, *_replicated(bind(op, args, kwargs).mesh, args, kwargs))
+    return _go(op, *_replicated(op, bind(op, args, kwargs).mesh, args, kwargs))
 
 
 def take_masks(op: Any, args: Any, kwargs: Any) -> Any:
@@ -105,15 +106,30 @@ def _refuse_plain(op: Any, args: Any, masks: bool = False) -> None:
             )
 
 
-def _replicated(mesh: DeviceMesh, args: Any, kwargs: Any) -> tuple[Any, Any]:
+def _replicated(op: Any, mesh: DeviceMesh, args: Any, kwargs: Any) -> tuple[Any, Any]:
     def placed(value: Any) -> Any:
         if isinstance(value, (list, tuple)):
             return type(value)(placed(item) for item in value)
         if isinstance(value, torch.Tensor) and not isinstance(value, DTensor):
-            return replicated(value, mesh)
+            return replicated(_at_home(op, value, mesh), mesh)
         return value
 
     return placed(tuple(args)), {name: placed(value) for name, value in kwargs.items()}
+
+
+def _at_home(op: Any, value: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
+    """A plain tensor on the mesh's devices; from elsewhere only indices in brackets come, as on one device.
+
+    Said on every rank: the kernel of one whose part is empty would not refuse it, and that rank would wait.
+    """
+    if value.device.type == mesh.device_type or not value.ndim:
+        return value
+    if any(name in str(op) for name in BRACKETS):
+        return value.to(mesh.device_type)
+    raise RuntimeError(
+        f"{op}: a plain tensor of shape {tuple(value.shape)} lies on {value.device}, the DTensors beside it on "
+        f"{mesh.device_type}: move it there first"
+    )
 
 
 def _go(op: Any, args: Any, kwargs: Any) -> Any:

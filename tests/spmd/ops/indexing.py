@@ -92,7 +92,9 @@ TABLE.add("index_put_", _written(lambda y, i, v: y.index_put_((i,), v, accumulat
 TABLE.add("index_select_0", lambda x, i: torch.index_select(x, 0, i), "nm", "int:k<n", free="m")
 TABLE.add("index_select_1", lambda x, i: torch.index_select(x, 1, i), "nm", "int:k<m", free="n")
 TABLE.add("index_add", lambda x, i, v: torch.index_add(x, 0, i, v), "nm", "int:k<n", "km", free="m")
-TABLE.add("index_copy", lambda x, v: torch.index_copy(x, 0, _two(x), v), "nm", "2m")
+TABLE.add("index_copy", lambda x, v: torch.index_copy(x, 0, torch.tensor([1, 0]).to(x.device), v), "nm", "2m")
+TABLE.add("index_copy_from_cpu", lambda x, v: torch.index_copy(x, 0, torch.tensor([1, 0]), v), "nm", "2m")
+TABLE.add("index_from_cpu", lambda x: x[torch.tensor([1, 0])], "nm", free="m")
 TABLE.add("index_fill", lambda x, i: torch.index_fill(x, 0, i, 2.0), "nm", "int:k<n", free="m")
 TABLE.add("gather_0", lambda x, i: torch.gather(x, 0, i), "nm", "int:km<n", free="m")
 TABLE.add("gather_1", lambda x, i: torch.gather(x, 1, i), "nm", "int:nk<m", free="n")
@@ -117,13 +119,6 @@ TABLE.add("argwhere", torch.argwhere, "ties:nm", grad=False)
 TABLE.add("where_index", torch.where, "bool:nm", grad=False)
 TABLE.add("one_hot", F.one_hot, "int:n<m", grad=False)
 TABLE.add("one_hot_classes", lambda i: F.one_hot(i, 10), "int:nm<m", free="nm", grad=False)
-
-
-def _two(x: torch.Tensor) -> Any:
-    """A plain index of the first two rows, in the way that a user writes it."""
-    return torch.tensor([1, 0])
-
-
 TABLE.add("view", lambda x: x.view(-1), "nm")
 TABLE.add("reshape", lambda x: x.reshape(2, -1), "c6", free="")
 TABLE.add("flatten", lambda x: torch.flatten(x, 1), "nmk", free="n")

@@ -52,12 +52,10 @@ def _slices(call: Call) -> Signature | None:
 
 
 def _on_slices(chosen: Chosen, tensors: dict[Spot, torch.Tensor]) -> Any:
-    """On a rank that has nothing too: an index out of range, which every rank now has, must raise on all of them."""
-    call, (target, index, _) = chosen.call, tensors.values()
+    """On a rank that has nothing too: what is wrong with an index, which every rank now has, must raise on all."""
+    call, (_, index, _) = chosen.call, tensors.values()
     ask = asked_of(call)[0]
-    if not is_in_range(index, ask.first, ask.last):
-        return gather_and_run(call)
-    return call.run(tensors) if target.numel() else target
+    return call.run(tensors) if is_in_range(index, ask.first, ask.last) else gather_and_run(call)
 
 
 def elements(call: Call) -> Any:
