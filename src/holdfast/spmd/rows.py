@@ -63,7 +63,7 @@ class Order:
         received = functional.all_to_all_single(wire, receives, gives, (self.mesh, self.axis))
         if isinstance(received, functional.AsyncCollectiveTensor):
             received = received.wait()
-        return received.view(sent.dtype).reshape(sum(receives), *row)
+        return received.flatten().view(sent.dtype).reshape(sum(receives), *row)  # flat: a row may have no bytes
 
     def _wants(self) -> list[torch.Tensor]:
         if self.everywhere:
