@@ -16,7 +16,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 from torch.utils._python_dispatch import TorchDispatchMode
 
-WEIGHTS = (0.5, 0.25, 0.15, 0.1)  # of each rank's share in a Partial
+WEIGHTS = (0.5, 0.25, 0.15, 0.1, 0.3, 0.2, 0.4, 0.35)  # of each rank's share in a Partial, as far as there are ranks
 COLLECTIVES = ("_c10d_functional", "c10d", "_dtensor", "_c10d_functional_autograd")
 RAISES_TOO = "as one device raises"
 QUIET = ("wait_tensor", "_wrap_tensor_autograd")

@@ -33,7 +33,9 @@ def index_put(call: Call) -> Any:
     masks = any(index is not None and index.dtype == torch.bool for index in indices)
     indexed = _indexed(indices)
     if not any(is_shard(place) and place.dim in indexed for place in target.placements):
-        return _where_it_lies(call, target) if masks and any(map(_is_sharded, indices)) else LEAVE
+        if masks and any(map(_is_sharded, indices)):
+            return _where_it_lies(call, target)
+        return _slices(call, target) if private.is_oldest() and _has_parts(call["values"]) else LEAVE
     first = indices[0] if len(indices) == 1 else None
     if first is None:
         return _slices(call, target)
@@ -107,6 +109,10 @@ def _indexed(indices: Any) -> set[int]:
 
 def _is_sharded(tensor: Any) -> bool:
     return isinstance(tensor, DTensor) and not all(place.is_replicate() for place in tensor.placements)
+
+
+def _has_parts(tensor: Any) -> bool:
+    return isinstance(tensor, DTensor) and any(place.is_partial() for place in tensor.placements)
 
 
 def _has_shards(call: Call) -> bool:

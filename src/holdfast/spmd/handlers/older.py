@@ -9,6 +9,7 @@ from torch.distributed.tensor import DTensor
 
 from holdfast.spmd import torch_private as private
 from holdfast.spmd.call import LEAVE, Call, is_shard
+from holdfast.spmd.empties import has_empty
 from holdfast.spmd.fallback import gather_and_run
 from holdfast.spmd.handlers import bounds
 from holdfast.spmd.handlers.views import is_even
@@ -45,13 +46,14 @@ def index(call: Call) -> Any:
 
 
 def select(call: Call) -> Any:
-    """index_select: as `index`, and along a sharded dim; a Partial beside it is what 2.11 forgets."""
+    """index_select: as `index`, and where it gathers the shards: a Partial beside them is what 2.11 forgets."""
     answer = index(call)
     if answer is not LEAVE:
         return answer
     tensor = call.values[0]
     dim = call["dim"] % max(tensor.ndim, 1)
-    return gather_and_run(call) if any(is_shard(p) and p.dim == dim for p in tensor.placements) else LEAVE
+    gathers = any(is_shard(place) and place.dim == dim for place in tensor.placements) or has_empty(call)
+    return gather_and_run(call) if gathers else LEAVE
 
 
 def extreme_along(call: Call) -> Any:
