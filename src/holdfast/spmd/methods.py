@@ -12,6 +12,7 @@ from torch.distributed.tensor import DTensor
 
 from holdfast.spmd import torch_private as private
 from holdfast.spmd.groups import clip_with_norm, parted, parted_lists, total_norm
+from holdfast.spmd.layouts import kept_in_order
 from holdfast.spmd.setitem import set_item
 from holdfast.spmd.syncnorm import forward_of
 
@@ -50,7 +51,14 @@ class Stand:
 
 MIXED = "torch refuses parameters of several meshes, or plain ones beside DTensors, in one list"
 REFUSED = "torch refuses CPU tensors and DTensors"
-MAKERS = {"grouping": parted, "lists": parted_lists, "total_norm": total_norm, "clip": clip_with_norm}
+MOVED = "torch forgets that a tensor was transposed or expanded when it moves it, and a view of the result raises"
+MAKERS: dict[str, tuple[Any, str]] = {
+    "grouping": (parted, MIXED),
+    "lists": (parted_lists, MIXED),
+    "total_norm": (total_norm, MIXED),
+    "clip": (clip_with_norm, MIXED),
+    "layout": (kept_in_order, MOVED),
+}
 
 
 def stands() -> list[Stand]:
@@ -59,7 +67,7 @@ def stands() -> list[Stand]:
         Stand(nn.SyncBatchNorm, "forward", forward_of, REFUSED),
         Stand(nn.utils, "get_total_norm", total_norm, MIXED),
         Stand(nn.utils, "clip_grads_with_norm_", clip_with_norm, MIXED),
-        *(Stand(owner, name, MAKERS[role], MIXED) for role, owner, name in private.training_functions()),
+        *(Stand(owner, name, *MAKERS[role]) for role, owner, name in private.functions()),
     ]
 
 

@@ -113,9 +113,9 @@ def in_loss_parallel() -> bool:
     return any(op in handlers() for op in loss_parallel_table())
 
 
-def training_functions() -> list[tuple[str, Any, str]]:
-    """Functions that optimizers and clipping call: what each does, the module whose name is looked up, the name."""
-    grouping = "_group_tensors_by_device_and_dtype"
+def functions() -> list[tuple[str, Any, str]]:
+    """Functions that DTensor and optimizers call: what each does, the module whose name is looked up, the name."""
+    grouping, moving = "_group_tensors_by_device_and_dtype", "redistribute_local_tensor"
     clipping = sys.modules["torch.nn.utils.clip_grad"]
     found = [
         ("grouping", sys.modules["torch.optim.optimizer"], grouping),
@@ -123,6 +123,8 @@ def training_functions() -> list[tuple[str, Any, str]]:
         ("lists", sys.modules.get("torch.optim._adafactor"), "_group_tensors_by_device_dtype_and_is_multidim"),
         ("total_norm", clipping, "_get_total_norm"),
         ("clip", clipping, "_clip_grads_with_norm_"),
+        ("layout", sys.modules["torch.distributed.tensor._dispatch"], moving),
+        ("layout", sys.modules["torch.distributed.tensor._redistribute"], moving),
     ]
     return [entry for entry in found if hasattr(entry[1], entry[2])]
 
