@@ -37,6 +37,31 @@ def reshape(call: Call) -> Any:
     return window(result, call) if private.is_view(call.op) else result
 
 
+def reinterpret(call: Call) -> Any:
+    """The bits of each rank's part; gather a Partial, and shards of the last dim that no shards of the result are.
+
+    Nothing is left to torch, whose cache takes all dtypes for one.
+    """
+    tensor, dtype = call.values
+    if not isinstance(tensor, DTensor):
+        return LEAVE
+    after = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta").view(dtype)
+    is_resized = after.shape != tensor.shape
+    if any(place.is_partial() for place in tensor.placements) or (is_resized and _breaks_numbers(tensor, dtype)):
+        return _gathered(call)
+    spec = private.make_spec(call.mesh, tensor.placements, after.shape, after.stride(), dtype)
+    return private.wrap(call.op(private.local_of(tensor), dtype), spec)
+
+
+def _breaks_numbers(tensor: DTensor, dtype: torch.dtype) -> bool:
+    """Whether the last dim is cut, and not into equal parts of whole numbers of another size."""
+    last = tensor.ndim - 1
+    if all(place.is_replicate() or place.dim != last for place in tensor.placements):  # type: ignore[attr-defined]
+        return False
+    is_even_cut = _is_plain(tensor.placements) and is_even(tensor, last)
+    return not is_even_cut or bool(private.local_of(tensor).shape[last] * tensor.dtype.itemsize % dtype.itemsize)
+
+
 def _largest_kept(tensor: DTensor) -> tuple[Placement, ...]:
     """The placements with each dim left to the largest of the axes that cut it."""
     mesh, largest = tensor.device_mesh, dict[int, int]()
@@ -131,5 +156,12 @@ RULES = [
         "as torch, where every rank's part fits",
         "torch raises where an uneven dim is split or merged",
         reshape,
+    ),
+    Rule(
+        "view",
+        ("view.dtype",),
+        "every dim; the last, where every rank's part fits",
+        "torch takes the bits of each rank's part of a sum, and uneven shards for shards of more or fewer numbers",
+        reinterpret,
     ),
 ]
