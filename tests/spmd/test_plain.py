@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
 
@@ -72,3 +73,40 @@ def test_nothing_is_left_behind_by_scans_and_products(mesh):
     plain.demand_flips()
     holdfast.spmd.disable()
     assert dict(private.handlers()) == before
+
+
+def test_attention_takes_a_plain_mask_and_refuses_plain_numbers(mesh):
+    q, k, v = torch.randn(3, 2, 4, 5, 6)
+    mask = torch.ones(5, 5, dtype=torch.bool).tril()
+    found = F.scaled_dot_product_attention(*(_placed(x, mesh) for x in (q, k, v)), attn_mask=mask)
+    assert torch.allclose(found.full_tensor(), F.scaled_dot_product_attention(q, k, v, attn_mask=mask))
+    with pytest.raises(RuntimeError, match="mixed"):
+        F.scaled_dot_product_attention(*(_placed(x, mesh) for x in (q, k, v)), attn_mask=mask.float())
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_ctc_loss_takes_plain_targets_and_lengths(mesh, reduction):
+    x = torch.randn(8, 3, 5).log_softmax(-1)
+    targets, lengths = (
+        torch.tensor([[1, 2, 3], [2, 2, 1], [4, 1, 2]]),
+        (torch.tensor([8, 7, 8]), torch.tensor([3, 2, 3])),
+    )
+    leaf, placed = x.clone().requires_grad_(), _placed(x, mesh).requires_grad_()
+    expected = F.ctc_loss(leaf, targets, *lengths, reduction=reduction)
+    found = F.ctc_loss(placed, targets, *lengths, reduction=reduction)
+    expected.sum().backward()
+    found.sum().backward()
+    assert torch.allclose(found.full_tensor(), expected)
+    assert torch.allclose(placed.grad.full_tensor(), leaf.grad)
+
+
+@pytest.mark.filterwarnings("ignore:index_reduce:UserWarning")
+def test_index_reduce_and_weighted_bags_take_plain_indices(mesh):
+    x, index = torch.randn(4, 3), torch.tensor([0, 2, 2])
+    found = _placed(x, mesh).index_reduce(0, index, _placed(torch.ones(3, 3), mesh), "amax")
+    assert torch.equal(found.full_tensor(), x.index_reduce(0, index, torch.ones(3, 3), "amax"))
+    bags, weights = torch.tensor([[0, 1], [3, 3]]), torch.rand(2, 2)
+    leaf, placed = weights.clone().requires_grad_(), _placed(weights, mesh).requires_grad_()
+    F.embedding_bag(bags, x, mode="sum", per_sample_weights=leaf).square().sum().backward()
+    F.embedding_bag(bags, _placed(x, mesh), mode="sum", per_sample_weights=placed).square().sum().backward()
+    assert torch.allclose(placed.grad.full_tensor(), leaf.grad)

@@ -69,7 +69,7 @@ def _pad(torch_way: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _attention(torch_way: Callable[..., Any]) -> Callable[..., Any]:
-    """Causal attention where no fused kernel serves: the mask as a DTensor, since torch makes a plain one of it."""
+    """Attention with a mask that torch has plain: of bools, or causal where no fused kernel serves."""
 
     def scaled_dot_product_attention(
         query: Any,
@@ -88,9 +88,15 @@ def _attention(torch_way: Callable[..., Any]) -> Callable[..., Any]:
         ):
             earlier = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool, device=query.device).tril()
             attn_mask, is_causal = replicated(earlier, query.device_mesh), False
+        elif isinstance(query, DTensor) and _is_plain(attn_mask, torch.bool):
+            attn_mask = replicated(attn_mask, query.device_mesh)
         return torch_way(query, key, value, attn_mask, dropout_p, is_causal, **options)
 
     return scaled_dot_product_attention
+
+
+def _is_plain(value: Any, *dtypes: torch.dtype) -> bool:
+    return isinstance(value, torch.Tensor) and not isinstance(value, DTensor) and value.dtype in dtypes
 
 
 def _is_fused(query: DTensor, key: torch.Tensor, value: torch.Tensor, dropout_p: float) -> bool:
@@ -124,6 +130,21 @@ def _with_targets(torch_way: Callable[..., Any]) -> Callable[..., Any]:
     return loss
 
 
+def _with_lengths(torch_way: Callable[..., Any]) -> Callable[..., Any]:
+    """ctc_loss with plain targets and lengths, which are the same on every rank, as indices are."""
+
+    def ctc_loss(
+        log_probs: Any, targets: Any, input_lengths: Any, target_lengths: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        given = [targets, input_lengths, target_lengths]
+        if isinstance(log_probs, DTensor):
+            mesh = log_probs.device_mesh
+            given = [replicated(item, mesh) if _is_plain(item, torch.int64, torch.int32) else item for item in given]
+        return torch_way(log_probs, *given, *args, **kwargs)
+
+    return ctc_loss
+
+
 def _reduced_over_classes(loss: Any, scores: Any) -> Any:
     """What loss_parallel promises: smoothed labels leave a sum over the classes in parts."""
     if not isinstance(loss, DTensor) or not isinstance(scores, DTensor):
@@ -136,6 +157,7 @@ def _reduced_over_classes(loss: Any, scores: Any) -> Any:
 
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     "cross_entropy": _with_targets,
+    "ctc_loss": _with_lengths,
     "instance_norm": _instance_norm,
     "nll_loss": _with_targets,
     "pad": _pad,
@@ -143,10 +165,11 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
 }
 WHY = {
     "cross_entropy": "torch refuses plain targets",
+    "ctc_loss": "torch refuses plain targets and lengths",
     "nll_loss": "torch refuses plain targets",
     "instance_norm": "torch flattens batch and channels into one dim, for which either is gathered",
     "pad": "torch copies circular pads into a new tensor, which has no shards",
-    "scaled_dot_product_attention": "torch makes a plain mask for causal attention, and then refuses it",
+    "scaled_dot_product_attention": "torch refuses plain masks, also the one that it makes for causal attention",
 }
 
 

@@ -34,7 +34,9 @@ INDEXING = (
         "_embedding_bag.default",
         "_embedding_bag_forward_only.default",
         "_embedding_bag_backward.default",
+        "_embedding_bag_per_sample_weights_backward.default",
     ),
+    *("index_reduce.default", "index_reduce_.default"),
 )
 BRACKETS = ("aten.index.", "index_put")  # whose indices may lie on the CPU beside tensors that do not
 MASKING = ("masked_fill.Scalar", "masked_fill.Tensor")
