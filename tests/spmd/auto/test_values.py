@@ -75,3 +75,8 @@ def test_a_missing_plan_is_not_found(tmp_path: Path) -> None:
     (tmp_path / "holdfast.json").write_text(json.dumps({"format": "holdfast"}))
     with pytest.raises(NotFound, match="was not placed by a plan"):
         Plan.load(tmp_path)
+
+
+def test_a_path_in_place_of_a_plan_is_told_how_to_load_it() -> None:
+    with pytest.raises(InvalidArgument, match=r"Plan\.load"):
+        Plan.from_dict("runs/x/plan.json")  # type: ignore[arg-type]

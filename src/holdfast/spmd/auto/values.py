@@ -67,7 +67,10 @@ class Plan:
         """The plan that `to_dict` wrote; raises InvalidArgument, with what is wrong, where it is none."""
         if not isinstance(value, Mapping) or value.get("version") != VERSION:
             found = value.get("version") if isinstance(value, Mapping) else type(value).__name__
-            raise InvalidArgument(f"no plan: expected a plan of version {VERSION}, found {str(found)[:40]!r}")
+            raise InvalidArgument(
+                f"no plan: expected a plan of version {VERSION}, as plan() or Plan.load(path) gives it, "
+                f"found {str(found)[:40]!r}"
+            )
         expected = {"version", "mesh", "parameters", "activations", "moved_bytes", "held_bytes", "kept_bytes", "why"}
         if value.keys() != expected:
             raise InvalidArgument(f"no plan: missing or unknown fields {sorted(value.keys() ^ expected)}")
