@@ -12,6 +12,8 @@ from torch.distributed.tensor import DTensor, Placement
 
 from holdfast.spmd.call import is_shard
 
+ALL_GATHER = getattr(functional, "all_gather_single", None) or functional.all_gather_tensor  # older torch has no other
+
 
 def reduced(tensor: torch.Tensor, mesh: DeviceMesh, axes: Iterable[int], how: str = "sum") -> torch.Tensor:
     """The sum (or "max", "min") of every rank's tensor along mesh axes, on each of them."""
@@ -98,5 +100,5 @@ def chunk_sizes(size: int, ranks: int) -> list[int]:
 
 def gathered(tensor: torch.Tensor, mesh: DeviceMesh, axis: int) -> torch.Tensor:
     """Every rank's tensor along one mesh axis, stacked in the order of the ranks; all must have one shape."""
-    result = functional.all_gather_tensor(tensor.contiguous().unsqueeze(0), 0, (mesh, axis))
+    result = ALL_GATHER(tensor.contiguous().unsqueeze(0), 0, (mesh, axis))
     return result.wait() if isinstance(result, functional.AsyncCollectiveTensor) else result
