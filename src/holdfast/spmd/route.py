@@ -15,6 +15,7 @@ from holdfast.spmd.agreement import answer_for_all
 from holdfast.spmd.call import LEAVE, Call, bind, writes_first
 from holdfast.spmd.collect import has_even_shards
 from holdfast.spmd.composites import is_whole, take_apart
+from holdfast.spmd.dims import refuse_wrong_dims
 from holdfast.spmd.empties import carry_out, has_empty, pays, run_decision, will_have_empty
 from holdfast.spmd.fallback import gather_and_run
 from holdfast.spmd.refused import cannot_be_done
@@ -110,6 +111,7 @@ def _composite(known: _Known, torch_way: Callable[..., Any], given: tuple[Any, .
 
 def _answer(switch: Switch, torch_way: Callable[..., Any], call: Call, given: tuple[Any, ...]) -> Any:
     op, args, kwargs, info, _ = given
+    refuse_wrong_dims(call)
     if switch.fallback and _has_several_meshes(call):
         return gather_and_run(call)
     rule = switch.rules.get(op)

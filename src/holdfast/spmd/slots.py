@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -29,6 +30,28 @@ def slices_put(call: Call, target: torch.Tensor) -> Signature | None:
     )
     keys = (FIXED * index.ndim for index in chosen.values())
     return Signature((letters, *keys, own), (letters,), letters.replace(FIXED, ""))
+
+
+def values_fit(call: Call, target: torch.Tensor) -> bool:
+    """Whether what is put by integers can be broadcast to what they choose; True for masks, which are not looked at."""
+    chosen = {dim: index for dim, index in enumerate(call["indices"]) if index is not None}
+    if not chosen or any(index.dtype in MASKS for index in chosen.values()):
+        return True
+    if max(chosen) >= target.ndim or not _are_broadcast([index.shape for index in chosen.values()]):
+        return False
+    _, shape = _slots(chosen, target, LETTERS[: target.ndim])
+    own = list(call["values"].shape)
+    extra = max(0, len(own) - len(shape))
+    return all(size == 1 for size in own[:extra]) and _are_broadcast([own[extra:], shape], shape)
+
+
+def _are_broadcast(shapes: Sequence[Sequence[int]], to: Sequence[int] | None = None) -> bool:
+    """Whether tensors of these shapes go together (and make one of the shape `to`)."""
+    try:
+        together = torch.broadcast_shapes(*shapes)  # type: ignore[no-untyped-call]
+    except RuntimeError:
+        return False
+    return to is None or list(together) == list(to)
 
 
 def _slots(chosen: dict[int, Any], target: torch.Tensor, letters: str) -> tuple[str, list[int]]:

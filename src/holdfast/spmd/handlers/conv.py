@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from holdfast.spmd.call import Call, Spot, is_shard
+from holdfast.spmd.fallback import gather_and_run
 from holdfast.spmd.handlers import halo, transposed
 from holdfast.spmd.registry import Rule
 from holdfast.spmd.ways import FIXED, Chosen, Signature, run_sharded
@@ -44,6 +45,8 @@ def _spelt(call: Call) -> Call:
 def forward(call: Call) -> Any:
     """Where input channels are sharded the results are summed, and one shard adds the bias."""
     call = _spelt(call)
+    if not _bias_fits(call):
+        return gather_and_run(call)  # which raises on every rank, not only on those that add the bias
     for kind in (halo, transposed):
         if (found := kind.halo_of(call)) is not None:
             return kind.forward(call, found)
@@ -58,6 +61,12 @@ def forward(call: Call) -> Any:
         return call.run(tensors, **changes)  # type: ignore[no-any-return]
 
     return run_sharded(call, signature, local)
+
+
+def _bias_fits(call: Call) -> bool:
+    """Whether the bias has a number for each output channel."""
+    channels = call["weight"].shape[1] * call["groups"] if call["transposed"] else call["weight"].shape[0]
+    return call["bias"] is None or tuple(call["bias"].shape) == (channels,)
 
 
 def _is_first(chosen: Chosen, position: int = 0) -> bool:

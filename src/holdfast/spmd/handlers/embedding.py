@@ -19,6 +19,8 @@ from holdfast.spmd.ways import FIXED, Chosen, Signature, run_sharded
 def lookup(call: Call) -> Any:
     """Each rank looks up the rows and columns that it has; where rows are missing the results are summed."""
     table, indices = call["weight"], call["indices"]
+    if table.ndim != 2:
+        return gather_and_run(call)  # which raises on every rank, not only on those that have columns
     if not isinstance(indices, DTensor):  # one number, which torch takes to be the same everywhere
         indices = replicated(indices, call.mesh)
     boxed = all(type(place) in (Shard, Replicate, Partial) for place in (*table.placements, *indices.placements))

@@ -12,7 +12,7 @@ from holdfast.spmd.call import LEAVE, Call, Spot, is_shard, moved, whole, wrap
 from holdfast.spmd.fallback import gather_and_run
 from holdfast.spmd.registry import Rule
 from holdfast.spmd.rules.pointwise import LETTERS
-from holdfast.spmd.slots import slices_put
+from holdfast.spmd.slots import slices_put, values_fit
 from holdfast.spmd.ways import FIXED, Chosen, Signature, run_sharded
 
 
@@ -26,6 +26,8 @@ def index_put(call: Call) -> Any:
         return LEAVE if added else gather_and_run(call)  # what is added may be added to a Partial
     if any(index is not None and index.dtype == torch.uint8 for index in indices):  # a mask, to torch
         return gather_and_run(call)
+    if not values_fit(call, target):
+        return gather_and_run(call)  # which raises on every rank, not only on those that are given values
     if (signature := _beside(call, target)) is not None:
         return run_sharded(call, signature)
     if not any(is_shard(place) for place in target.placements):

@@ -8,6 +8,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from holdfast.spmd import torch_private as private
 from holdfast.spmd.call import Call, apply, is_shard, moved, whole
+from holdfast.spmd.dims import out_of_range
 from holdfast.spmd.registry import Rule
 
 
@@ -28,7 +29,7 @@ def widen(call: Call) -> Any:
     """unsqueeze_: the shards of later dims move on by one."""
     tensor, dim = call.values[0], call["dim"]
     if not -tensor.ndim - 1 <= dim <= tensor.ndim:
-        raise _out_of_range(dim, tensor.ndim + 1)
+        raise out_of_range(dim, tensor.ndim + 1)
     dim %= tensor.ndim + 1
     _make_boxed(tensor)
     places = [Shard(p.dim + (p.dim >= dim)) if is_shard(p) else p for p in tensor.placements]
@@ -41,11 +42,7 @@ def narrow(call: Call) -> Any:
     tensor = call.values[0]
     named = call["dim"] if "dim" in call.names else list(range(tensor.ndim))
     named = [named] if isinstance(named, int) else list(named)
-    limit = max(tensor.ndim, 1)
-    for dim in named:
-        if not -limit <= dim < limit:
-            raise _out_of_range(dim, limit)
-    gone = {dim % limit for dim in named if tensor.ndim and tensor.shape[dim] == 1}
+    gone = {dim % tensor.ndim for dim in named if tensor.ndim and tensor.shape[dim] == 1}
     _make_boxed(tensor)
     if any(is_shard(place) and place.dim in gone for place in tensor.placements):
         kept = [Replicate() if is_shard(place) and place.dim in gone else place for place in tensor.placements]
@@ -66,10 +63,6 @@ def _make_boxed(tensor: DTensor) -> None:
     if not all(is_shard(place) or place.is_replicate() or place.is_partial() for place in tensor.placements):
         everywhere = [Replicate()] * tensor.device_mesh.ndim
         private.replace_contents(tensor, whole(tensor), everywhere)
-
-
-def _out_of_range(dim: int, limit: int) -> IndexError:
-    return IndexError(f"Dimension out of range (expected to be in range of [{-limit}, {limit - 1}], but got {dim})")
 
 
 WRONG = "torch squeezes the rank's part and leaves the shape of the whole as it was"
