@@ -1,4 +1,4 @@
-"""Infinity norms: the largest or smallest magnitude, reduced at once, where an empty shard has no say."""
+"""Norms in which an empty shard must have no say: the largest or smallest magnitude, and those of negative order."""
 
 from __future__ import annotations
 
@@ -8,13 +8,17 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from holdfast.spmd.call import LEAVE, Call
+from holdfast.spmd.empties import has_empty
+from holdfast.spmd.fallback import gather_and_run
 from holdfast.spmd.registry import Rule
 
 
 def vector_norm(call: Call) -> Any:
-    """torch.linalg.vector_norm with ord=inf or -inf; other orders are torch's."""
+    """torch.linalg.vector_norm with ord=inf or -inf; other orders are torch's, which takes a norm of nothing for 0."""
     tensor = call.values[0]
     order = float(call["ord"])
+    if float("-inf") < order < 0 and has_empty(call):
+        return gather_and_run(call)
     if order not in (float("inf"), float("-inf")) or tensor.numel() == 0 or not _is_placed(tensor):
         return LEAVE
     return _extreme(tensor, order, call["dim"], call["keepdim"], call["dtype"])
@@ -23,6 +27,8 @@ def vector_norm(call: Call) -> Any:
 def foreach_norm(call: Call) -> Any:
     """The same for each of a list, as clip_grad_norm_ asks for it."""
     tensors, order = call.values[0], float(call["ord"])
+    if order < 0 and has_empty(call):
+        return gather_and_run(call)
     if order != float("inf") or not all(isinstance(t, DTensor) and t.numel() for t in tensors):
         return LEAVE
     if not any(_is_placed(tensor) for tensor in tensors):
@@ -41,7 +47,10 @@ def _extreme(tensor: Any, order: float, dim: Any, keepdim: bool, dtype: torch.dt
 
 
 WHY = "torch leaves a Partial whose gradient forgets ties, and an empty shard spoils or hangs it"
+NEGATIVE = "whole for negative ones beside an empty shard"
 RULES = [
-    Rule("reduction", ("linalg_vector_norm.default",), "every dim, for ord=inf and -inf", WHY, vector_norm),
-    Rule("reduction", ("_foreach_norm.Scalar",), "every dim, for ord=inf", WHY, foreach_norm),
+    Rule(
+        "reduction", ("linalg_vector_norm.default",), f"every dim, for ord=inf and -inf; {NEGATIVE}", WHY, vector_norm
+    ),
+    Rule("reduction", ("_foreach_norm.Scalar",), f"every dim, for ord=inf; {NEGATIVE}", WHY, foreach_norm),
 ]
