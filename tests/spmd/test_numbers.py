@@ -6,6 +6,7 @@ import operator
 
 import torch
 from tests.dist.harness import run_ranks
+from tests.spmd.judge import place
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
@@ -96,3 +97,34 @@ def test_shards_draw_their_own_numbers_and_replicas_the_same():
         assert first == replica and second == other, name
         assert first != second, name
     assert all(rank["next"] == ranks[0]["next"] for rank in ranks)
+
+
+def _own_draws() -> list[str]:
+    import holdfast.spmd
+
+    holdfast.spmd.enable()
+    mesh, wrong = init_device_mesh("cpu", (2,)), []
+    torch.manual_seed(5)
+    for rows in (40, 1):
+        for places in (Shard(0), Shard(1), Replicate(), Partial()):
+            chances = place(torch.ones(rows, 6), mesh, (places,))
+            drawn = torch.multinomial(chances, 4)
+            found = drawn.full_tensor()
+            if drawn.shape != (rows, 4) or found.sort(1).values.diff(dim=1).eq(0).any() or found.max() > 5:
+                wrong.append(f"multinomial {rows} {places}")
+            if rows > 1 and torch.equal(found[:20], found[20:]):
+                wrong.append(f"multinomial drew the same twice {places}")
+            leaf = place(-torch.ones(rows, 6), mesh, (places,)).requires_grad_()
+            sloped = nn.functional.rrelu(leaf, 0.1, 0.9, training=True)
+            sloped.sum().backward()
+            slopes = -sloped.detach().full_tensor()
+            if not torch.allclose(leaf.grad.full_tensor(), slopes) or slopes.min() < 0.1 or slopes.max() > 0.9:
+                wrong.append(f"rrelu {rows} {places}")
+            if slopes.unique().numel() < slopes.numel():
+                wrong.append(f"rrelu drew the same twice {rows} {places}")
+    return [*wrong, str(torch.rand(()))]
+
+
+def test_rows_that_are_chosen_and_slopes_that_are_drawn_are_each_shards_own():
+    found = run_ranks(2, _own_draws, deadline_s=120)
+    assert len(found[0]) == 1 and found[0] == found[1]

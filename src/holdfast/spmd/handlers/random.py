@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
 from holdfast.spmd.call import LEAVE, Call, moved, wrap
 from holdfast.spmd.parts import is_partial, overwrite, reduced_places
@@ -42,6 +42,37 @@ def draw(call: Call) -> Any:
     return tuple(wrap(item, call.mesh, places, tensor.shape) for item in result)
 
 
+def choose(call: Call) -> Any:
+    """multinomial: each shard of the rows draws its own; the chances of a row come to one place."""
+    chances = call.values[0]
+    if call.mesh.device_type != "cpu" or not isinstance(chances, DTensor):
+        return LEAVE
+    rows = Shard(0) if chances.ndim == 2 else None
+    places: list[Placement] = [place if place == rows else Replicate() for place in chances.placements]
+    local = moved(chances, places, call.mesh)
+    if local.numel() or not chances.numel():
+        with _own_numbers(_shard_number(call, places), call["generator"]):
+            drawn = call.run({(0,): local})
+    else:
+        with _own_numbers(0, call["generator"]):  # a rank without rows goes on as the others do
+            drawn = local.new_empty(0, call["num_samples"], dtype=torch.int64)
+    return wrap(drawn, call.mesh, places, (*chances.shape[:-1], call["num_samples"]))
+
+
+def leak(call: Call) -> Any:
+    """rrelu: the slopes that are drawn are written into `noise`, for the gradient."""
+    tensor, noise = call.values[:2]
+    if call.mesh.device_type != "cpu" or not isinstance(tensor, DTensor) or not call["training"]:
+        return LEAVE
+    places = reduced_places(tensor)
+    local = moved(tensor, places, call.mesh)
+    slopes = torch.empty_like(local)
+    with _own_numbers(_shard_number(call, places), call["generator"]):
+        result = call.run({(0,): local, (1,): slopes})
+    overwrite(noise, moved(wrap(slopes, call.mesh, places, tensor.shape), reduced_places(noise), call.mesh))
+    return wrap(result, call.mesh, places, tensor.shape)
+
+
 def _shard_number(call: Call, places: list[Any]) -> int:
     coordinate = call.mesh.get_coordinate()
     assert coordinate is not None
@@ -68,6 +99,7 @@ class _own_numbers:  # noqa: N801 - used as a function
         self._generator.set_state(self._state)
 
 
+SAME = "torch draws the same numbers in every shard on a CPU mesh"
 RULES = [
     Rule(
         "random",
@@ -78,7 +110,9 @@ RULES = [
             *("random_.to", "poisson.default", "geometric_.default", "log_normal_.default", "cauchy_.default"),
         ),
         "every dim",
-        "torch draws the same numbers in every shard on a CPU mesh, or has no strategy",
+        f"{SAME}, or has no strategy",
         draw,
     ),
+    Rule("random", ("multinomial.default",), "rows", SAME, choose),
+    Rule("random", ("rrelu_with_noise.default",), "every dim", SAME, leak),
 ]
