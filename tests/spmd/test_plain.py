@@ -110,3 +110,13 @@ def test_index_reduce_and_weighted_bags_take_plain_indices(mesh):
     F.embedding_bag(bags, x, mode="sum", per_sample_weights=leaf).square().sum().backward()
     F.embedding_bag(bags, _placed(x, mesh), mode="sum", per_sample_weights=placed).square().sum().backward()
     assert torch.allclose(placed.grad.full_tensor(), leaf.grad)
+
+
+def test_the_gradient_of_a_plain_value_that_is_written_is_plain(mesh):
+    y, value = _placed(torch.rand(4, 3), mesh).requires_grad_(), torch.ones(3, requires_grad=True)
+    written = y * 1
+    written[1:3] = value
+    (first,) = torch.autograd.grad(written.pow(3).sum(), value, create_graph=True)
+    assert not isinstance(first, DTensor) and torch.equal(first, torch.full((3,), 6.0))
+    first.sum().backward()
+    assert torch.equal(value.grad, torch.full((3,), 12.0))

@@ -80,14 +80,17 @@ class _Put(torch.autograd.Function):
             _put(target, value, bounds)
         ctx.bounds, ctx.key = bounds, key
         ctx.shape = value.shape if isinstance(value, torch.Tensor) else None
+        ctx.is_plain = not isinstance(value, DTensor)
         ctx.mark_dirty(target)
         return target
 
     @staticmethod
     def backward(ctx: Any, gradient: DTensor) -> Any:
-        kept = inner = None
+        kept: Any = None
+        inner: Any = None
         if ctx.needs_input_grad[1]:
             inner = gradient[ctx.key].sum_to_size(ctx.shape)
+            inner = inner.full_tensor() if ctx.is_plain else inner
         if ctx.needs_input_grad[0]:
             kept = gradient.clone()
             kept = _Put.apply(kept, 0.0, ctx.bounds, ctx.key)  # type: ignore[no-untyped-call]
