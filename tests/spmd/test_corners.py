@@ -102,6 +102,22 @@ def _write(mesh: DeviceMesh) -> list[str]:
     return wrong
 
 
+def _turned(mesh: DeviceMesh) -> list[str]:
+    """Rows and masks put into a copy of a tensor that lies transposed in memory."""
+    wrong = []
+    x, rows, mask = _draw(6, 4), torch.tensor([0, 3]), torch.arange(24).reshape(4, 6) % 3 == 0
+    for dim in (0, 1):
+        (turned,) = _placed(mesh, [(x, 1 - dim)])
+        own_rows, own_mask = _placed(mesh, [(rows, None), (mask, None)])
+        number = torch.tensor(2.0, dtype=x.dtype)
+        pairs = {
+            "rows": (turned.t().index_put((own_rows,), number), x.t().index_put((rows,), number)),
+            "mask": (turned.t().index_put((own_mask,), number), x.t().index_put((mask,), number)),
+        }
+        wrong += [f"index_put of {name} {dim}" for name, pair in pairs.items() if _differ(*pair)]
+    return wrong
+
+
 def _others(mesh: DeviceMesh) -> list[str]:
     wrong = []
     x = _draw(4, 6)
@@ -152,7 +168,7 @@ def _two_ranks() -> list[str]:
 
     holdfast.spmd.enable()
     mesh = init_device_mesh("cpu", (2,))
-    return _scan(mesh) + _reshape(mesh) + _pick(mesh) + _write(mesh) + _others(mesh)
+    return _scan(mesh) + _reshape(mesh) + _pick(mesh) + _write(mesh) + _turned(mesh) + _others(mesh)
 
 
 def test_nothing_is_wrong_in_the_corners():

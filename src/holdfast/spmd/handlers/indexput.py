@@ -126,7 +126,7 @@ def _written(call: Call, target: DTensor) -> tuple[torch.Tensor, DTensor]:
     """The local tensor to write into, and the tensor to return."""
     if call.is_inplace:
         return private.local_of(target), target
-    local = private.local_of(target).clone()
+    local = private.local_of(target).clone(memory_format=torch.contiguous_format)  # else `wrap` would copy it once more
     return local, wrap(local, call.mesh, target.placements, target.shape)
 
 
