@@ -110,3 +110,29 @@ def _clip():
 def test_clipping_sees_every_gradient_once():
     for count, bad in run_ranks(4, _clip, deadline_s=240):
         assert (count, bad) == (27, {})
+
+
+def _turned() -> list[str]:
+    """Parameters that lie transposed in memory, whose gradients torch lays row by row."""
+    import holdfast.spmd
+
+    holdfast.spmd.enable()
+    mesh, wrong = init_device_mesh("cpu", (2,)), []
+    whole = draw(torch.Generator().manual_seed(3), 6, 4)
+    for name in (name for name in OPTIMIZERS if "fused" in name):
+        for dim in (0, 1):
+            placed = distribute_tensor(whole, mesh, [Shard(1 - dim)]).t().clone()
+            parameters = [nn.Parameter(tensor) for tensor in (whole.t().clone(), placed)]
+            for parameter in parameters:
+                optimizer = OPTIMIZERS[name]([parameter])
+                for _ in range(2):
+                    optimizer.zero_grad()
+                    (parameter.square().sum() + parameter.sin().sum()).backward()
+                    optimizer.step()
+            if not torch.allclose(parameters[1].full_tensor(), parameters[0]):
+                wrong.append(f"{name} {dim}")
+    return wrong
+
+
+def test_fused_steps_of_transposed_parameters():
+    assert run_ranks(2, _turned, deadline_s=120) == [[], []]
