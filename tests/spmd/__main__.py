@@ -10,6 +10,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import TextIO
@@ -33,7 +34,7 @@ def main() -> int:
     if arguments.family:
         chosen = [name for name in chosen if operations[name].family in arguments.family]
     cases = [case for name in chosen for case in cases_of(operations[name]) if case.others in arguments.others]
-    cases = cases[arguments.offset :: arguments.every]
+    cases = [replace(case, laid=arguments.laid) for case in cases[arguments.offset :: arguments.every]]
     families = {name: operation.family for name, operation in operations.items()}
     found: dict[bool, list[Finding]] = {}
     for enable in {"both": (False, True), "on": (True,), "off": (False,)}[arguments.mode]:
@@ -68,6 +69,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--only", nargs="*", default=["*"], help="operations, as patterns")
     parser.add_argument("--family", nargs="*", default=[])
     parser.add_argument("--others", nargs="*", default=["follow", "whole", "apart"], help="how the other inputs lie")
+    parser.add_argument("--laid", choices=("rows", "columns"), default="rows", help="how inputs lie in memory")
     parser.add_argument("--every", type=int, default=1, help="only every so-manieth case")
     parser.add_argument("--offset", type=int, default=0)
     parser.add_argument("--mode", choices=("both", "on", "off"), default="both")

@@ -21,9 +21,11 @@ class Case:
     mesh: str
     first: tuple[str, ...]  # the first placed input's placement on each axis: "R", "P" or the sharded dim
     others: str  # "follow": the other inputs are sharded along the same letters; "whole": replicated; "apart": neither
+    laid: str = "rows"  # or "columns": the inputs lie in memory as transposed ones do
 
     def __str__(self) -> str:
-        return f"{self.operation}[{self.size} {self.mesh} {','.join(self.first)} {self.others}]"
+        laid = "" if self.laid == "rows" else f" {self.laid}"
+        return f"{self.operation}[{self.size} {self.mesh} {','.join(self.first)} {self.others}{laid}]"
 
 
 def cases_of(operation: Operation) -> Iterator[Case]:

@@ -79,16 +79,30 @@ def place(whole: torch.Tensor, mesh: DeviceMesh, placements: tuple[Placement, ..
         elif isinstance(placement, Partial):
             share = WEIGHTS[coordinate[axis]] / sum(WEIGHTS[: mesh.size(axis)])
             local = local * share
-    local = local.clone(memory_format=torch.contiguous_format)
+    stride = _laid_as(whole, whole).stride()
     return DTensor.from_local(
-        local, mesh, placements, run_check=False, shape=whole.shape, stride=whole.contiguous().stride()
+        _laid_as(local, whole), mesh, placements, run_check=False, shape=whole.shape, stride=stride
     )
+
+
+def _laid_as(tensor: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    """A copy without gaps, whose dims lie in memory in the order of another's."""
+    order = sorted(range(tensor.ndim), key=lambda dim: -other.stride(dim))
+    back = sorted(range(tensor.ndim), key=order.__getitem__)
+    return tensor.permute(order).clone(memory_format=torch.contiguous_format).permute(back)
+
+
+def _turned(tensor: torch.Tensor) -> torch.Tensor:
+    """The same numbers, column by column."""
+    return tensor.mT.contiguous().mT if tensor.ndim > 1 else tensor
 
 
 def judge(case: Case, operation: Operation, mesh: DeviceMesh) -> Verdict:
     """Run one case; never raises."""
     generator = torch.Generator().manual_seed(zlib.crc32(f"{case.operation} {case.size}".encode()))
     wholes = [given.make(case.size, generator).to(mesh.device_type) for given in operation.inputs]
+    if case.laid == "columns":
+        wholes = [_turned(whole) for whole in wholes]
     _seed()
     expected, failure = _expected(operation, wholes)
     placements = placements_of(case, operation)

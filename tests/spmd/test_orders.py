@@ -1,15 +1,20 @@
-"""Views of what was transposed or expanded before it moved: the parts lie in memory as the strides say."""
+"""What was transposed or expanded: its parts lie in memory as the strides say, also after it moved."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from tests.dist.harness import run_ranks
+from tests.spmd.cases import Case, cases_of
+from tests.spmd.ops import all_operations
+from tests.spmd.raises import reason
+from tests.spmd.team import Team
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 
@@ -24,6 +29,16 @@ CALLS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
     "product of heads": lambda x, y: (_heads(x) * _heads(y)).transpose(1, 2).view(x.shape).square().sum(),
     "product with the expanded": lambda x, y: (x[:, :1].expand(x.shape).mT * y.mT).mT.view(-1).square().sum(),
 }
+EVERY = 701
+CAUSAL = Case("sdpa_causal", "even", "2x2", ("R", "2"), "follow", "columns")  # no fused kernel takes it so
+LEFT_OUT = (
+    *(
+        "view",
+        "view_mul_",
+        "LBFGS",
+    ),  # of columns, which raises a RuntimeError on one device and torch's ValueError here
+    "kron",  # views a product, which may lie otherwise on a rank with one row
+)
 PLACES = (Replicate(), Shard(0), Shard(1), Shard(2), Partial())
 
 
@@ -56,3 +71,13 @@ def _views(rows: int) -> list[str]:
 @pytest.mark.parametrize("rows", [8, 5])
 def test_a_transposed_tensor_that_moved_is_viewed_as_on_one_device(rows):
     assert run_ranks(4, _views, rows, deadline_s=180) == [[]] * 4
+
+
+@pytest.mark.timeout(300)
+def test_a_slice_of_the_table_by_columns() -> None:
+    chosen = [operation for name, operation in all_operations().items() if name not in LEFT_OUT]
+    cases = [case for operation in chosen if not operation.random for case in cases_of(operation)][::EVERY]
+    with Team(enable=True, threads=True) as team:
+        findings = list(team.find([*(replace(case, laid="columns") for case in cases), CAUSAL]))
+    bad = [finding for finding in findings if not finding.is_right]
+    assert [finding for finding in bad if not reason(finding.case.operation)] == []

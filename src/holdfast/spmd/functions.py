@@ -100,11 +100,12 @@ def _is_plain(value: Any, *dtypes: torch.dtype) -> bool:
 
 
 def _is_fused(query: DTensor, key: torch.Tensor, value: torch.Tensor, dropout_p: float) -> bool:
-    """Whether some kernel of torch knows by itself what comes later: tensors of four dims.
+    """Whether some kernel of torch knows by itself what comes later: tensors of four dims, whose last lies together.
 
     CPUs have none with dropout, GPUs none for float64.
     """
     regular = query.ndim == key.ndim == value.ndim == 4 and query.shape[-1] == value.shape[-1]
+    regular = regular and query.stride(-1) == key.stride(-1) == value.stride(-1) == 1
     return regular and (not dropout_p if query.device.type == "cpu" else query.dtype != torch.float64)
 
 
