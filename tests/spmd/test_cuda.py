@@ -2,6 +2,7 @@
 
 Four ranks share one GPU: they are threads of one process with torch's threaded group, since two NCCL ranks cannot
 share a GPU. `HOLDFAST_CUDA_S` is how many seconds to spend; the cases are in an order that samples every operation.
+Several processes share the cases: `HOLDFAST_CUDA_PART=3/14` takes every 14th from the fourth on.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from tests.spmd.team import Team
 
 DEVICE = os.environ.get("HOLDFAST_CUDA_DEVICE", "cuda")  # "cpu" tries the test itself where there is no GPU
 SECONDS = float(os.environ.get("HOLDFAST_CUDA_S", "75"))
+PART, PARTS = map(int, os.environ.get("HOLDFAST_CUDA_PART", "0/1").split("/"))
 FEWEST = 100  # cases in that time, or something is stuck
 LIMIT = "ReduceScatter does not support"  # of torch's threaded group, whose ReduceScatter only adds; NCCL's multiplies
 OUT_OF_RANGE = ("select_range", "set_range", "index_range")  # a CUDA kernel that asserts ends the process
@@ -43,7 +45,7 @@ def _cases() -> list[Case]:
 @pytest.mark.timeout(600)
 def test_rules_on_cuda_agree_with_one_device():
     began, outcomes, bad = time.monotonic(), Counter[str](), []
-    cases = _cases()
+    cases = _cases()[PART::PARTS]
     with Team(enable=True, threads=True, device=DEVICE) as team:
         for finding in team.find(cases):
             outcomes[finding.outcome] += 1
