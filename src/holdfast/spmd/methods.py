@@ -12,8 +12,8 @@ from torch.distributed.tensor import DTensor
 
 from holdfast.spmd import torch_private as private
 from holdfast.spmd.groups import clip_with_norm, parted, parted_lists, total_norm
-from holdfast.spmd.layouts import kept_in_order
 from holdfast.spmd.setitem import set_item
+from holdfast.spmd.strides import kept_in_order
 from holdfast.spmd.syncnorm import forward_of
 
 
@@ -57,7 +57,7 @@ MAKERS: dict[str, tuple[Any, str]] = {
     "lists": (parted_lists, MIXED),
     "total_norm": (total_norm, MIXED),
     "clip": (clip_with_norm, MIXED),
-    "layout": (kept_in_order, MOVED),
+    "strides": (kept_in_order, MOVED),
 }
 
 

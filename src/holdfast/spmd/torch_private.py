@@ -123,8 +123,8 @@ def functions() -> list[tuple[str, Any, str]]:
         ("lists", sys.modules.get("torch.optim._adafactor"), "_group_tensors_by_device_dtype_and_is_multidim"),
         ("total_norm", clipping, "_get_total_norm"),
         ("clip", clipping, "_clip_grads_with_norm_"),
-        ("layout", sys.modules["torch.distributed.tensor._dispatch"], moving),
-        ("layout", sys.modules["torch.distributed.tensor._redistribute"], moving),
+        ("strides", sys.modules["torch.distributed.tensor._dispatch"], moving),
+        ("strides", sys.modules["torch.distributed.tensor._redistribute"], moving),
     ]
     return [entry for entry in found if hasattr(entry[1], entry[2])]
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.distributed.tensor import DTensor, Partial
+from torch.distributed.tensor import DTensor
 
 from holdfast.spmd import torch_private as private
 from holdfast.spmd.call import LEAVE, Call, Spot, moved, whole
 from holdfast.spmd.handlers.foreach import settled_lists
+from holdfast.spmd.parts import is_partial
 from holdfast.spmd.registry import Rule
 
 
@@ -21,7 +22,7 @@ def fused(call: Call) -> Any:
         for position, argument in enumerate(call.op._schema.arguments)
         if argument.alias_info is not None and argument.alias_info.is_write
     }
-    if not all(isinstance(p, DTensor) and not _is_partial(p) for p in parameters):
+    if not all(isinstance(p, DTensor) and not is_partial(p) for p in parameters):
         return LEAVE
     tensors: dict[Spot, torch.Tensor] = {}
     laid: list[tuple[torch.Tensor, torch.Tensor]] = []
@@ -56,10 +57,6 @@ def settled_fused(call: Call) -> Any:
     """The same where parameters may be Partial: they are reduced in place first."""
     answer = settled_lists(call)
     return fused(call) if answer is LEAVE else answer
-
-
-def _is_partial(tensor: DTensor) -> bool:
-    return any(isinstance(place, Partial) for place in tensor.placements)
 
 
 RULES = [

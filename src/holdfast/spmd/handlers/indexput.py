@@ -10,6 +10,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from holdfast.spmd import torch_private as private
 from holdfast.spmd.call import LEAVE, Call, Spot, is_shard, moved, whole, wrap
 from holdfast.spmd.fallback import gather_and_run
+from holdfast.spmd.parts import is_partial
 from holdfast.spmd.registry import Rule
 from holdfast.spmd.rules.pointwise import LETTERS
 from holdfast.spmd.slots import slices_put, values_fit
@@ -37,7 +38,7 @@ def index_put(call: Call) -> Any:
     if not any(is_shard(place) and place.dim in indexed for place in target.placements):
         if masks and any(map(_is_sharded, indices)):
             return _where_it_lies(call, target)
-        return _slices(call, target) if private.is_oldest() and _has_parts(call["values"]) else LEAVE
+        return _slices(call, target) if private.is_oldest() and is_partial(call["values"]) else LEAVE
     first = indices[0] if len(indices) == 1 else None
     if first is None:
         return _slices(call, target)
@@ -111,10 +112,6 @@ def _indexed(indices: Any) -> set[int]:
 
 def _is_sharded(tensor: Any) -> bool:
     return isinstance(tensor, DTensor) and not all(place.is_replicate() for place in tensor.placements)
-
-
-def _has_parts(tensor: Any) -> bool:
-    return isinstance(tensor, DTensor) and any(place.is_partial() for place in tensor.placements)
 
 
 def _has_shards(call: Call) -> bool:
