@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import threading
 import time
@@ -14,7 +15,7 @@ from holdfast.core.errors import Damaged, InvalidArgument, StorageError
 from holdfast.storage.base import SharedStorage
 from holdfast.storage.local import LocalStorage
 from holdfast.storage.memory import MemoryStorage
-from holdfast.testing.faults import FAULTS_VARIABLE, Fault, faulty
+from holdfast.testing.faults import Fault, faulty, writer_faults
 from holdfast.testing.watched import WatchedStorage
 
 
@@ -150,10 +151,40 @@ def test_a_wrapped_storage_is_shared_only_if_it_was(tmp_path: Path) -> None:
     assert not isinstance(faulty(MemoryStorage(), None), SharedStorage)
 
 
-def test_the_variable_reaches_the_writer_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(FAULTS_VARIABLE, "enospc@1:publish")
-    with holdfast.Checkpointer(tmp_path) as checkpointer:
+def test_a_fault_reaches_the_writer_process(tmp_path: Path) -> None:
+    with writer_faults("enospc@1:publish"), holdfast.Checkpointer(tmp_path) as checkpointer:
         with pytest.raises(StorageError, match=r"publish .*No space left"):
             checkpointer.save(1, {"w": torch.ones(3)}).result(60)
         with pytest.warns(UserWarning, match="step 1 was not saved"):
             assert checkpointer.save(2, {"w": torch.ones(3)}).result(60).verify().good
+
+
+def test_writers_started_after_the_block_have_no_fault(tmp_path: Path) -> None:
+    with writer_faults(Fault("enospc", 1, "publish", lasting=True)):
+        pass
+    with holdfast.Checkpointer(tmp_path) as checkpointer:
+        assert checkpointer.save(1, {"w": torch.ones(3)}).result(60).verify().good
+
+
+def test_an_invalid_fault_is_refused_before_any_writer_starts() -> None:
+    with pytest.raises(InvalidArgument), writer_faults("burn@1"):
+        pass
+
+
+def test_no_environment_variable_changes_a_writer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("HOLDFAST_TESTING_FAULTS", "HOLDFAST_FAULTS", "HOLDFAST_FAULT"):
+        monkeypatch.setenv(name, "enospc@1+:")
+    with holdfast.Checkpointer(tmp_path) as checkpointer:
+        assert checkpointer.save(1, {"w": torch.ones(3)}).result(60).verify().good
+
+
+def test_no_module_outside_of_testing_names_it() -> None:
+    """Production code neither imports holdfast.testing nor reads a variable for tests."""
+    package = Path(holdfast.__file__).parent
+    named = [
+        path.relative_to(package).as_posix()
+        for path in package.rglob("*.py")
+        if path.relative_to(package).parts[0] != "testing"
+        and re.search(r"holdfast\.testing|HOLDFAST_\w*(TEST|FAULT|DEBUG)", path.read_text())
+    ]
+    assert named == []
