@@ -66,6 +66,7 @@ def run_as_user(uid: int, script: str, *arguments: object, timeout_s: float = 12
     done = subprocess.run(
         [setpriv, *who, *caps, sys.executable, "-c", script, *map(str, arguments)],
         env={**os.environ, "PYTHONPATH": source, "HOME": tempfile.gettempdir(), "PYTHONDONTWRITEBYTECODE": "1"},
+        check=False,
         capture_output=True,
         text=True,
         timeout=timeout_s,

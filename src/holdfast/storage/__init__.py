@@ -58,4 +58,6 @@ def _text(root: str | os.PathLike[str]) -> str:
         raise Unsupported(f"{root!r} is not a path, and not a storage")
     if not os.fspath(root):
         raise InvalidArgument("the root is an empty text: give a folder")
+    if "\0" in os.fspath(root) and "://" not in os.fspath(root):
+        raise InvalidArgument(f"the path {os.fspath(root)[:200]!a} has a null character")
     return os.fspath(root)

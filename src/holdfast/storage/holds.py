@@ -92,9 +92,9 @@ class HostHolds:
                 for place in stack.enter_context(_folders()):
                     files.append((place, _open(place, name)))
                     stack.callback(os.close, files[-1][1])
-                alone = all([linux.lock(file, alone=True) for _, file in files])
-            yield alone
-            for place, file in files if alone else ():
+                locked = [linux.lock(file, alone=True) for _, file in files]  # all of them, before the answer
+            yield all(locked)
+            for place, file in files if all(locked) else ():
                 _unlink(place, name, file)
 
     @contextmanager
