@@ -15,7 +15,7 @@ from holdfast.persist.lineage import Lineage
 from holdfast.saving import Saver
 from holdfast.sources import open_stored
 from holdfast.sources.paddle_names import as_torch
-from holdfast.storage import locate
+from holdfast.storage import locate, refuse_link
 from holdfast.survey import SaveOptions
 
 DEADLINE_S = 1800.0
@@ -55,6 +55,7 @@ def save(
     def prepare() -> None:
         options = SaveOptions(max_shard_size, block_bytes, model_dtype, ties or {}, replicas, mesh, mapping)
         storage, folder = locate(path)
+        refuse_link(storage, folder)
         made.append((Saver(storage, options), folder))
 
     together(ranks, prepare)

@@ -58,7 +58,8 @@ def test_the_place_stays_readable():
 @pytest.mark.parametrize(
     "name",
     ["aws_access_key_id", "AWS_SECRET_ACCESS_KEY", "token", "session_token", "sig", "sas", "signature",
-     "X-Amz-Signature", "X-Amz-Credential", "x-goog-signature", "AccountKey", "account_key", "sas_token", "password", "pwd", "secret",
+     "X-Amz-Signature", "X-Amz-Credential", "x-goog-signature", "AccountKey", "account_key", "sas_token",
+     "password", "pwd", "secret",
      "client_secret", "api-key", "apikey", "access_key", "credential", "credentials", "bearer", "auth", "authorization",
      "private_key", "passphrase", "accesskeyid"],
 )  # fmt: skip

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from holdfast.core import limits
-from holdfast.core.errors import Damaged, HoldfastError, InvalidArgument, NotFound
+from holdfast.core.errors import Damaged, HoldfastError, InvalidArgument, NotFound, Untrusted
 from holdfast.core.events import Event
 from holdfast.format import strictjson
 from holdfast.format.names import abandoned_folder
@@ -20,6 +20,7 @@ from holdfast.persist.catalog import Committed, committed_steps, is_left, set_as
 from holdfast.persist.checkpoint import Checkpoint
 from holdfast.persist.lineage import Left
 from holdfast.persist.tags import read_tags, tagged
+from holdfast.storage import requirement
 from holdfast.storage.base import Storage
 
 _FOLDER, _FILE = ".policy", "keep.json"
@@ -73,7 +74,7 @@ def decide(
     for entry in living:
         reasons = list(kept.get(entry.step, ())) + [f"tag {name}" for name in tags.get(entry.folder, ())]
         if entry.manifest is None:
-            reasons.append("damaged: look at it, it is not removed by itself")
+            reasons.append(f"{entry.trouble.lower()}: look at it, it is not removed by itself")
         elif entry.step in (newest, committed):
             reasons.append("the newest")
         elif _is_needed(entry, found):
@@ -117,7 +118,8 @@ def apply(storage: Storage, policy: Policy | None, committed: int | None = None)
     try:
         found = _set_aside(storage, outcome)
         if committed is not None:
-            _remember(storage, policy)
+            with _noting(outcome, committed):
+                _remember(storage, policy)
         decisions = decide(storage, policy, committed, found) if policy is not None else []
     except (HoldfastError, OSError) as error:
         outcome.problems.append(str(error))
@@ -209,11 +211,14 @@ def _remember(storage: Storage, policy: Policy | None) -> None:
 
 def remembered(storage: Storage) -> Policy | None:
     """The policy of the run that saved here last, None if it had none."""
+    where = f"{storage.name}/{_FOLDER}/{_FILE}"
     try:
+        requirement(storage)(_FOLDER)
         data = storage.read(_FOLDER, _FILE, limits.JSON_BYTES)
     except NotFound:
         return None
-    where = f"{storage.name}/{_FOLDER}/{_FILE}"
+    except Untrusted as error:
+        raise Untrusted(f"the policy of the run: {error}; or give gc a policy with --keep") from None
     try:
         fields = strictjson.loads(data, where)
         return None if fields is None else Policy.from_fields(fields)

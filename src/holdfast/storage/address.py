@@ -113,7 +113,8 @@ def _refuse_secrets(scheme: str, bucket: str, options: Mapping[str, str]) -> Non
     if secret:
         raise InvalidArgument(
             f"{scheme}://...: the address holds credentials ({', '.join(secret)}), and addresses are written "
-            f"into logs, error messages and files; take them out, and give them by the environment: {_ENVIRONMENT[scheme[:2]]}"
+            "into logs, error messages and files; take them out, and give them by the environment: "
+            f"{_ENVIRONMENT[scheme[:2]]}"
         )
 
 
