@@ -1,5 +1,6 @@
 """The forger's tools make good checkpoints when nothing is wrong: a refusal is then due to the attack."""
 
+import itertools
 import time
 from dataclasses import replace
 
@@ -45,4 +46,8 @@ def test_an_error_of_another_kind_is_told(original, tmp_path, monkeypatch):
     assert problem_of(nothing, folder) == "KeyError: 'gone'"
     monkeypatch.setattr("attacks.attack.DEADLINE_S", 0.05)
     monkeypatch.setattr("attacks.attack.examine", lambda folder: time.sleep(5))
-    assert problem_of(nothing, folder).startswith("Hung: ")
+    assert problem_of(nothing, folder).startswith("Hung: not done after 0 s of the clock")
+    monkeypatch.setattr("attacks.attack.DEADLINE_S", 120.0)
+    monkeypatch.setattr("attacks.attack.WORKING_S", 0.05)
+    monkeypatch.setattr("attacks.attack.examine", lambda folder: all(itertools.count(1)))
+    assert problem_of(nothing, folder).startswith("Hung: not done after 0 s of the processor")

@@ -6,7 +6,6 @@ import socket
 import stat
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -70,10 +69,8 @@ def test_a_symbolic_link_is_damage_even_to_a_good_file(storage, tmp_path):
 def test_a_fifo_is_damage_and_nobody_waits_for_its_writer(storage, tmp_path):
     publish(storage, "step-1", {"f": b"1"})
     os.mkfifo(tmp_path / "step-1" / "pipe")
-    started = time.process_time()
-    with pytest.raises(Damaged, match="pipe is not a regular file"):
+    with pytest.raises(Damaged, match="pipe is not a regular file"):  # or it would wait for ever
         storage.read("step-1", "pipe", 100)
-    assert time.process_time() - started < 1
 
 
 def test_a_folder_where_a_file_should_be_is_damage(storage, tmp_path):

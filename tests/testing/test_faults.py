@@ -104,11 +104,11 @@ def test_a_flipped_write_leaves_the_callers_bytes_alone() -> None:
 
 def test_a_call_hangs_until_it_is_released() -> None:
     storage = committed("hang@1:folders")
-    threading.Timer(0.2, storage.gate.release).start()
     started = time.monotonic()
+    threading.Timer(0.2, storage.gate.release).start()
     with pytest.raises(StorageError, match="timed out"):
         storage.folders()
-    assert 0.1 < time.monotonic() - started < 60
+    assert time.monotonic() - started >= 0.2
 
 
 def test_a_call_hangs_until_its_time_is_over() -> None:
