@@ -59,7 +59,7 @@ def requirement(storage: Storage) -> Callable[[str], None]:
 
     Only local roots have owners; who may write to a bucket is the store's affair.
     """
-    if not isinstance(storage, LocalStorage) or not storage.exists():
+    if not isinstance(storage, LocalStorage) or not storage.root.is_dir():
         return lambda folder: None
     return storage.requirement()
 
