@@ -64,7 +64,7 @@ class _Expander:
             if self._targets is None and key.holes:
                 continue  # where the targets are what is made, there are no others to keep
             found = [filled(key, "0")] if self._targets is None else [name for name, _ in self._targets.match(key)]
-            if not found and not statement.options.optional:
+            if not found and not statement.is_optional:
                 raise statement.refusal(
                     f"there is no target {key.pattern}{nearest(filled(key, '0'), self._targets or ())}"
                 )
@@ -79,7 +79,7 @@ class _Expander:
         for key in self._single(statement, statement.lefts):
             found = [name for name, _ in self._names.match(key)]
             self._work.spend(len(found) + 1, statement)
-            if not found and not statement.options.optional:
+            if not found and not statement.is_optional:
                 raise statement.refusal(f"there is no {key.pattern} to remove{nearest(filled(key, '0'), self._names)}")
             names.update(dict.fromkeys(found))
         for name in names:

@@ -67,7 +67,8 @@ class Foresight:
     def _through(self, number: int, step: Step, far: int) -> Shape | None:
         """The shape of a step's only source, from the shapes of its results."""
         statement = self._expansions[number].statement
-        if len(step.lefts) != 1 or not step.rights or statement.options.fused == "fused_qkv_old" or statement.stacks:
+        unknown = statement.options.fused == "fused_qkv_old" or statement.stacks or statement.options.reshape is not None
+        if len(step.lefts) != 1 or not step.rights or unknown:
             return None
         shapes = []
         for name, turned in zip(step.rights, step.right_turned, strict=True):

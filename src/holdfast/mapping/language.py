@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections import abc
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -13,6 +13,7 @@ from holdfast.core import limits
 from holdfast.core.errors import InvalidArgument, NotFound
 from holdfast.format import strictjson
 from holdfast.mapping import families
+from holdfast.mapping.aoa import STATEMENTS, is_reversed
 from holdfast.mapping.compile import Compiled, TargetTP, compile_program
 from holdfast.mapping.explain import Keys, explain, specs_of
 from holdfast.mapping.grammar import statements_of
@@ -21,8 +22,6 @@ from holdfast.mapping.reverse import reversed_program
 from holdfast.mapping.values import Spec, Statement
 
 Written: TypeAlias = "str | os.PathLike[str] | Sequence[str] | abc.Mapping[str, Sequence[str]] | Mapping"
-
-_AOA = "aoa_statements"
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +34,9 @@ class Mapping:
     def parse(
         written: Written, config: abc.Mapping[str, Any] | None = None, keys: Iterable[str] | None = None
     ) -> Mapping:
-        """A mapping from a text, a file, a list of statements, {"aoa_statements": [...]} or a built-in name.
+        """A mapping from a text, a file, a list of statements, an AOA config or a built-in name.
+
+        An AOA config is {"aoa_statements": [...]}, perhaps with "aoa_config_reverse" (see `aoa`).
 
         A file holds the text, or the list or the object as JSON. A text in one line without `->` is a
         built-in name (see `families`) or that of a file. `config` is the model's config.json and `keys`
@@ -144,14 +145,22 @@ def _from_file(path: Path) -> Mapping:
 
 def _from_value(value: object, origin: str) -> Mapping:
     if isinstance(value, abc.Mapping):
-        if set(value) != {_AOA}:
-            raise InvalidArgument(f"{origin}a mapping as an object has the one entry {_AOA!r}, not {list(value)[:5]}")
-        value = value[_AOA]
+        if STATEMENTS not in value:
+            raise InvalidArgument(f"{origin}a mapping as an object has the entry {STATEMENTS!r}, not {list(value)[:5]}")
+        return _from_config(value, origin)
     if not isinstance(value, abc.Sequence) or isinstance(value, str | bytes):
         raise InvalidArgument(
             f"{origin}a mapping is a text, a file or a list of statements, not {type(value).__name__}"
         )
     return _limited(_listed(value, origin))
+
+
+def _from_config(config: abc.Mapping[str, Any], origin: str) -> Mapping:
+    """A mapping from an AOA config, whose other entries say how to read its statements."""
+    reverse = is_reversed(config, origin)
+    statements = _from_value(config[STATEMENTS], origin).statements
+    mapping = Mapping(tuple(replace(statement, aoa=True) for statement in statements))
+    return mapping.reverse() if reverse else mapping
 
 
 def _listed(items: Sequence[object], origin: str) -> Iterator[Statement]:

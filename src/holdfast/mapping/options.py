@@ -17,7 +17,8 @@ Refuse = Callable[[Token, str], InvalidArgument]
 
 _COUNTS = ("parts", "num_heads", "num_key_value_groups", "tp_degree", "src_tp_degree", "dst_tp_degree")
 _DTYPES = ("dtype", "src_dtype", "dst_dtype")
-NAMES = ("axis", "sizes", "permute", *_COUNTS, *_DTYPES)
+_SHAPES = ("reshape", "src_shape")
+NAMES = ("axis", "sizes", "permute", *_SHAPES, *_COUNTS, *_DTYPES)
 _INTEGER = re.compile(r"-?[0-9]{1,9}")
 _LIST = re.compile(r"\[\s*(?:[0-9]{1,9}\s*(?:,\s*[0-9]{1,9}\s*)*)?\]")
 _DTYPE_EXAMPLES = ("bfloat16", "float16", "float32", "float64", "float8_e4m3fn", "int8", "int64")
@@ -38,7 +39,11 @@ def _value(token: Token, name: str, value: Value, refuse: Refuse) -> object:
     if value is None:
         return name if name.startswith("fused_") else True
     if name == "sizes":
-        if isinstance(value, Token) and value.bare in ("equal", "targets"):
+        if isinstance(value, Token) and value.bare in ("equal", "targets", "any"):
+            return value.bare
+        return tuple(_list(token, name, value, refuse))
+    if name in _SHAPES:
+        if name == "reshape" and isinstance(value, Token) and value.bare == "targets":
             return value.bare
         return tuple(_list(token, name, value, refuse))
     if name == "permute":

@@ -112,12 +112,18 @@ def _written(piece: str | Hole, following: str | Hole | None) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What is written after the keys. `sizes` are numbers, "equal", or "targets": those that the targets have."""
+    """The options of a statement.
+
+    `sizes` are numbers, "equal", "targets" (those that the targets have) or, for fused heads, "any". `reshape` is the
+    shape of the result, or "targets"; `src_shape` is the shape before, which the reverse needs.
+    """
 
     axis: int | None = None
-    sizes: tuple[int, ...] | Literal["equal", "targets"] | None = None
+    sizes: tuple[int, ...] | Literal["equal", "targets", "any"] | None = None
     parts: int | None = None
     permute: Permutation | None = None
+    reshape: tuple[int, ...] | Literal["targets"] | None = None
+    src_shape: tuple[int, ...] | None = None
     dtype: DType | None = None
     src_dtype: DType | None = None
     dst_dtype: DType | None = None
@@ -158,7 +164,7 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class Statement:
-    """One statement; without left keys it adds, without right keys it removes."""
+    """One statement; without left keys it adds, without right keys it removes. `aoa` marks those of an AOA config."""
 
     lefts: tuple[Key, ...]
     rights: tuple[Key, ...]
@@ -167,10 +173,16 @@ class Statement:
     column: int = field(default=0, compare=False)
     text: str = field(default="", compare=False)
     origin: str = field(default="", compare=False)
+    aoa: bool = field(default=False, compare=False)
 
     def __str__(self) -> str:
         sides = (", ".join(map(str, keys)) or "_" for keys in (self.lefts, self.rights))
         return " -> ".join(sides) + str(self.options)
+
+    @property
+    def is_optional(self) -> bool:
+        """Whether it may match nothing."""
+        return self.options.optional or self.aoa
 
     @property
     def stacks(self) -> bool:
@@ -187,8 +199,8 @@ class Statement:
         """Whether tensors stay as they are, whatever their names."""
         options = self.options
         turned = any(key.transposed for key in (*self.lefts, *self.rights))
-        stacked = options.stack or options.unstack
-        return not (turned or stacked) and options.permute is None and options.cast is None and options.fused is None
+        reordered = options.stack or options.unstack or options.permute is not None or options.reshape is not None
+        return not (turned or reordered) and options.cast is None and options.fused is None
 
     @property
     def where(self) -> str:
