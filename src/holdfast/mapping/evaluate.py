@@ -135,19 +135,18 @@ def _reshape(statement: Statement, number: int, step: Step, recipe: Recipe[str],
     AOA names the longer of two shapes, and goes from either to the other.
     """
     options = statement.options
-    wanted, known = options.reshape, around.foresight.shape(number, step.rights[0])
-    if known is not None and step.right_turned[0]:
-        known = known[::-1]
+    wanted, known = options.reshape, around.foresight.whole(number, step)
     if options.src_shape is not None and recipe.shape != options.src_shape:
         raise statement.refusal(
-            f"what is reshaped has the shape {list(recipe.shape)}, not the {list(options.src_shape)} that src_shape= says"
+            f"what is reshaped has the shape {list(recipe.shape)}, not the {list(options.src_shape)} that "
+            "src_shape= says"
         )
     if wanted == "targets" and known is None:
         raise statement.refusal(
-            f"the shape of {step.rights[0]!r} is not known; give reshape=[...], or make the mapping with "
-            "reverse(shapes) from the shapes of its sources"
+            f"the shape of {', '.join(map(repr, step.rights[:6]))} is not known; give reshape=[...], or make the "
+            "mapping with reverse(shapes) from the shapes of its sources"
         )
-    if known is not None and (wanted == "targets" or recipe.shape == wanted):
+    if known is not None and wanted in ("targets", recipe.shape):
         wanted = known
     assert isinstance(wanted, tuple)
     try:
@@ -180,7 +179,7 @@ def _split_sizes(
     wanted = statement.options.sizes
     if wanted == "targets":
         wanted = _sizes_of_targets(statement, number, step, size, dim, around)
-    if wanted is None or wanted == "equal":
+    if not isinstance(wanted, tuple):
         if size % count:
             raise statement.refusal(f"{what} is not {count} equal parts; give sizes=[...]")
         return (size // count,) * count
@@ -247,8 +246,8 @@ def _sizes_of_heads(
     sizes = options.sizes if isinstance(options.sizes, tuple) else _target_sizes(number, step, dim, around)
     if sizes is None and options.sizes == "targets" and not statement.aoa:
         raise statement.refusal(
-            f"the sizes of {', '.join(map(repr, step.rights))} are not known; give sizes=[q, k, v], or make the mapping "
-            "with reverse(shapes) from the shapes of its sources"
+            f"the sizes of {', '.join(map(repr, step.rights))} are not known; give sizes=[q, k, v], or make the "
+            "mapping with reverse(shapes) from the shapes of its sources"
         )
     if sizes is None or (options.sizes is None and len(set(_per_head(options, sizes))) == 1):
         return part_sizes(options, shape[dim], degree)

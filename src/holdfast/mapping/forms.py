@@ -30,11 +30,9 @@ def form_problem(statement: Statement) -> str | None:
             return f"{name} belongs to the fused forms: add fused_ffn, fused_qkv or fused_qkv_old"
     if is_many(lefts) and right_many:
         return "only one side can have several keys; to treat many keys one by one, use an id such as $LAYER_ID for *"
-    return (
-        _parts_problem(options, is_many(lefts), right_many)
-        or _reshape_problem(options, right_many)
-        or _cast_problem(options)
-    )
+    if options.src_shape is not None and options.reshape is None:
+        return "src_shape= goes with reshape=: the shape before it"
+    return _parts_problem(options, is_many(lefts), right_many) or _cast_problem(options)
 
 
 def directed(statement: Statement) -> Statement:
@@ -78,14 +76,6 @@ def _parts_problem(options: Options, left_many: bool, right_many: bool) -> str |
         return "sizes=any belongs to fused_qkv and fused_qkv_old: heads of q, k and v of different sizes"
     if options.parts is not None and not many:
         return "parts= belongs to a statement with a * or an id that stands on the right only"
-    return None
-
-
-def _reshape_problem(options: Options, right_many: bool) -> str | None:
-    if options.reshape is None:
-        return None if options.src_shape is None else "src_shape= goes with reshape=: the shape before it"
-    if right_many or options.unstack:
-        return "reshape= makes one tensor: reshape to a name of its own first, then cut that"
     return None
 
 

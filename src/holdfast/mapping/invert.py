@@ -8,7 +8,6 @@ from typing import Literal
 
 from holdfast.mapping.values import STAR, Hole, Key, Options, Permutation, Statement, is_many
 
-
 Sizes = tuple[int, ...] | Literal["equal", "targets", "any"] | None
 
 

@@ -25,6 +25,8 @@ def reshaped(recipe: Recipe[S], shape: Shape) -> Recipe[S]:
     if recipe.shape == shape:
         return recipe
     factors = _factors(recipe.shape, shape)
+    if factors is None:
+        return reshaped(reshaped(recipe, (math.prod(shape),)), shape)
     for dim in reversed([dim for dim, size in enumerate(recipe.shape) if size == 1]):
         recipe = recipe.dropped(dim)
     at = 0
@@ -46,12 +48,18 @@ def pieces(source: Shape, target: Shape) -> int:
     if source == target:
         return 1
     factors = _factors(source, target)
+    if factors is None:
+        flat = (math.prod(source),)
+        return pieces(source, flat) * pieces(flat, target)
     whole = _innermost(factors, source) & _innermost(factors, target)
     return math.prod(factor for at, factor in enumerate(factors) if at not in whole)
 
 
-def _factors(source: Shape, target: Shape) -> list[int]:
-    """The coarsest dims that both shapes are made of, without those of size 1."""
+def _factors(source: Shape, target: Shape) -> list[int] | None:
+    """The coarsest dims that both shapes are made of, without those of size 1; None if there are none such.
+
+    There are none for [6, 4] and [4, 6], of which the one has rows that the other cuts: the way leads by one dim.
+    """
     if math.prod(source) != math.prod(target):
         raise Unreshapable(f"{math.prod(source)} elements are not {math.prod(target)}")
     if not math.prod(source):
@@ -60,7 +68,7 @@ def _factors(source: Shape, target: Shape) -> list[int]:
     factors: list[int] = []
     for small, large in zip((1, *ends), ends, strict=False):
         if large % small:
-            raise Unreshapable("a dim of one would be divided by what does not divide it; reshape in two steps")
+            return None
         factors.append(large // small)
     return [factor for factor in reversed(factors) if factor != 1]
 
