@@ -35,7 +35,8 @@ BASE = {
     "experimental_attention_variant": None, "moe_latent_size": None, "use_dense_mtp": False, "use_gated_attn": False,
     "use_vha_attention": False, "routed_scaling_factor_learnable": False, "moe_deep_gemm": False,
     "add_full_attention_sink_bias": False, "add_swa_attention_sink_bias": False, "linear_num_key_heads": 2,
-    "linear_num_value_heads": 4, "v_head_dim": 24, "qk_nope_head_dim": 12, "qk_rope_head_dim": 12, "kv_lora_rank": 24, "linear_key_head_dim": 12, "linear_value_head_dim": 12, "out_hidden_size": 96,
+    "linear_num_value_heads": 4,
+    "v_head_dim": 24, "qk_nope_head_dim": 12, "qk_rope_head_dim": 12, "kv_lora_rank": 24, "linear_key_head_dim": 12, "linear_value_head_dim": 12, "out_hidden_size": 96,
     "layer_types": ["linear_attention", "full_attention"], "full_attention_interval": 2, "intermediate_size": 192,
 }  # fmt: skip
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -187,7 +188,7 @@ def from_tests(checkout: Path) -> tuple[list[Gathered], list[str]]:
             continue
         try:
             recorded = _recorded(path, text)
-        except Exception as error:  # a test module of somebody else's: whatever it needs is not here
+        except Exception as error:  # noqa: BLE001 - a test module of somebody else's: whatever it needs is not here
             left_out.append(f"{path.name}: {type(error).__name__}: {error}")
             continue
         if not recorded:
