@@ -36,7 +36,8 @@ BASE = {
     "use_vha_attention": False, "routed_scaling_factor_learnable": False, "moe_deep_gemm": False,
     "add_full_attention_sink_bias": False, "add_swa_attention_sink_bias": False, "linear_num_key_heads": 2,
     "linear_num_value_heads": 4,
-    "v_head_dim": 24, "qk_nope_head_dim": 12, "qk_rope_head_dim": 12, "kv_lora_rank": 24, "linear_key_head_dim": 12, "linear_value_head_dim": 12, "out_hidden_size": 96,
+    "v_head_dim": 24, "qk_nope_head_dim": 12, "qk_rope_head_dim": 12, "kv_lora_rank": 24,
+    "linear_key_head_dim": 12, "linear_value_head_dim": 12, "out_hidden_size": 96,
     "layer_types": ["linear_attention", "full_attention"], "full_attention_interval": 2, "intermediate_size": 192,
 }  # fmt: skip
 VARIANTS: dict[str, dict[str, Any]] = {

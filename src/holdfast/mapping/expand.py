@@ -61,7 +61,7 @@ class _Expander:
     def _additions(self, statement: Statement) -> list[Step]:
         steps = []
         for key in self._single(statement, statement.rights):
-            if self._targets is None and key.holes:
+            if self._targets is None and (key.holes or statement.is_optional):
                 continue  # where the targets are what is made, there are no others to keep
             found = [filled(key, "0")] if self._targets is None else [name for name, _ in self._targets.match(key)]
             if not found and not statement.is_optional:

@@ -109,7 +109,7 @@ def _from_text(text: str, config: abc.Mapping[str, Any] | None, keys: Iterable[s
     if families.is_name(text):
         program = families.named(text, config, keys)
         mapping = _limited(statements_of(program.text, f"{text}, "))
-        return mapping.reverse() if program.reversed else mapping
+        return _renamed(mapping.reverse(), program.renames) if program.reversed else mapping
     try:
         is_file = Path(text).is_file()
     except (OSError, ValueError):  # no name that a file could have
@@ -122,6 +122,15 @@ def _from_text(text: str, config: abc.Mapping[str, Any] | None, keys: Iterable[s
         f"{text[:200]!r} is no mapping: neither a statement such as `a -> b`, nor a file that is there, nor a "
         f"built-in name; {families.nearest(text[:200])}"
     )
+
+
+def _renamed(mapping: Mapping, renames: abc.Mapping[str, str]) -> Mapping:
+    """The mapping after statements that rename sources of another version to those that it knows."""
+    lines = []
+    for other, usual in renames.items():
+        keys = (key.pattern for statement in mapping.statements for key in statement.lefts)
+        lines += [f"{key.replace(usual, other)} -> {key}, optional\n" for key in keys if usual in key]
+    return Mapping((*statements_of("".join(dict.fromkeys(lines)), "names of other versions, "), *mapping.statements))
 
 
 def _from_file(path: Path) -> Mapping:
