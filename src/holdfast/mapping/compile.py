@@ -14,7 +14,7 @@ from holdfast.mapping.evaluate import Recipes, Surroundings, evaluate
 from holdfast.mapping.expand import Work, expand
 from holdfast.mapping.expansion import Expansion, Step
 from holdfast.mapping.foresee import Foresight
-from holdfast.mapping.names import nearest
+from holdfast.mapping.names import Names, nearest
 from holdfast.mapping.values import Key, Spec, Statement
 from holdfast.plan.recipe import Recipe
 
@@ -239,8 +239,15 @@ class _Run:
         near = nearest(name, missing) or nearest(name, targets)
         raise statement.refusal(
             f"{name!r} is not a target, and no later statement uses it: misspelt?{near}; if it is not wanted, "
-            f"add `{Key((name,)).pattern} -> _`"
+            f"add `{Key((name,)).pattern} -> _`",
+            key=_key_of(statement.rights, name),
         )
+
+
+def _key_of(keys: Sequence[Key], name: str) -> Key | None:
+    """The key of a statement that stands for a name."""
+    one = Names([name])
+    return next((key for key in keys for single in key.with_array() if any(True for _ in one.match(single))), None)
 
 
 def _check_shape(name: str, value: _Value, spec: Spec | None) -> None:
@@ -249,5 +256,5 @@ def _check_shape(name: str, value: _Value, spec: Spec | None) -> None:
     found = f"the target {name!r} has the shape {list(spec.shape)}, but its sources give {list(value.recipe.shape)}: "
     found += ", ".join(value.recipe.sources()[:6])
     if value.statement is not None:
-        raise value.statement.refusal(found)
+        raise value.statement.refusal(found, key=_key_of(value.statement.rights, name))
     raise Mismatch(f"{found}; no statement of the mapping makes it")

@@ -66,7 +66,7 @@ class _Expander:
             found = [filled(key, "0")] if self._targets is None else [name for name, _ in self._targets.match(key)]
             if not found and not statement.is_optional:
                 raise statement.refusal(
-                    f"there is no target {key.pattern}{nearest(filled(key, '0'), self._targets or ())}"
+                    f"there is no target {key.pattern}{nearest(filled(key, '0'), self._targets or ())}", key=key
                 )
             self._work.spend(len(found), statement)
             for name in found:
@@ -80,7 +80,9 @@ class _Expander:
             found = [name for name, _ in self._names.match(key)]
             self._work.spend(len(found) + 1, statement)
             if not found and not statement.is_optional:
-                raise statement.refusal(f"there is no {key.pattern} to remove{nearest(filled(key, '0'), self._names)}")
+                raise statement.refusal(
+                    f"there is no {key.pattern} to remove{nearest(filled(key, '0'), self._names)}", key=key
+                )
             names.update(dict.fromkeys(found))
         for name in names:
             self._names.discard(name)

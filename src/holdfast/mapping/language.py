@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 from holdfast.core import limits
 from holdfast.core.errors import InvalidArgument, NotFound
 from holdfast.format import strictjson
-from holdfast.mapping import families
+from holdfast.mapping import families, guess
 from holdfast.mapping.aoa import STATEMENTS, is_reversed
 from holdfast.mapping.compile import Compiled, TargetTP, compile_program
 from holdfast.mapping.explain import Keys, explain, specs_of
@@ -104,7 +104,7 @@ class Mapping:
 
 
 def _from_text(text: str, config: abc.Mapping[str, Any] | None, keys: Iterable[str] | None) -> Mapping:
-    if "->" in text or "\n" in text or not text.partition("#")[0].strip():
+    if "->" in text or "\n" in text or guess.has_arrow(text) or not text.partition("#")[0].strip():
         return _limited(statements_of(text))
     if families.is_name(text):
         program = families.named(text, config, keys)

@@ -9,6 +9,7 @@ from typing import Any
 
 from holdfast.core.errors import InvalidArgument
 from holdfast.format.dtypes import DType, dtype_named, is_dtype
+from holdfast.mapping import guess
 from holdfast.mapping.tokens import Token
 from holdfast.mapping.values import Options
 
@@ -18,7 +19,6 @@ Refuse = Callable[[Token, str], InvalidArgument]
 _COUNTS = ("parts", "num_heads", "num_key_value_groups", "tp_degree", "src_tp_degree", "dst_tp_degree")
 _DTYPES = ("dtype", "src_dtype", "dst_dtype")
 _SHAPES = ("reshape", "src_shape")
-NAMES = ("axis", "sizes", "permute", *_SHAPES, *_COUNTS, *_DTYPES)
 _INTEGER = re.compile(r"-?[0-9]{1,9}")
 _LIST = re.compile(r"\[\s*(?:[0-9]{1,9}\s*(?:,\s*[0-9]{1,9}\s*)*)?\]")
 _DTYPE_EXAMPLES = ("bfloat16", "float16", "float32", "float64", "float8_e4m3fn", "int8", "int64")
@@ -56,7 +56,7 @@ def _value(token: Token, name: str, value: Value, refuse: Refuse) -> object:
     if name in _DTYPES:
         return _dtype(value, name, refuse)
     if value.bare is None or not _INTEGER.fullmatch(value.bare):
-        raise refuse(value, f"{name}={value.shown} is not a whole number")
+        raise refuse(value, f"{name}={value.shown} is not a whole number{guess.run_together(value.text)}")
     number = int(value.bare)
     if name != "axis" and number < 1:
         raise refuse(value, f"{name}={number} is not positive")
@@ -77,8 +77,11 @@ def _dtype(value: Token, name: str, refuse: Refuse) -> DType:
     text = value.text
     if not is_dtype(text):
         near = difflib.get_close_matches(text, _DTYPE_EXAMPLES, 2, 0.5) or list(_DTYPE_EXAMPLES[:3])
+        first = value.pieces[0].text
+        joined = f"; is a comma or a new line missing after {first!r}?" if text != first and is_dtype(first) else ""
         raise refuse(
-            value, f"{name}={value.shown!r} is not a dtype; they are written in full, such as {' or '.join(near)}"
+            value,
+            f"{name}={value.shown!r} is not a dtype; they are written in full, such as {' or '.join(near)}{joined}",
         )
     dtype = dtype_named(text)
     if dtype.name != dtype.stored:

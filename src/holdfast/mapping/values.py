@@ -9,9 +9,14 @@ from typing import Literal, Protocol
 
 from holdfast.core.errors import HoldfastError, Mismatch
 from holdfast.format.dtypes import DType
+from holdfast.mapping.place import shown_place
 
 STAR = "*"
 FLAGS = ("fused_ffn", "fused_qkv", "fused_qkv_old", "stack", "unstack", "optional")
+OPTION_NAMES = (
+    "axis", "sizes", "permute", "reshape", "src_shape", "parts", "num_heads", "num_key_value_groups", "tp_degree",
+    "src_tp_degree", "dst_tp_degree", "dtype", "src_dtype", "dst_dtype",
+)  # fmt: skip
 UNKNOWN = DType("unknown", "", 0, "unknown")  # for explaining shapes without dtypes
 
 _SHOWN_CHARS = 200
@@ -59,6 +64,7 @@ class Key:
     array: tuple[int, int] | None = None
     transposed: bool = False
     column: int = field(default=0, compare=False)
+    at: int = field(default=-1, compare=False)  # in the text of its statement
 
     @property
     def holes(self) -> tuple[Hole, ...]:
@@ -72,7 +78,7 @@ class Key:
     def pattern(self) -> str:
         """The key as it is written, without `^T`."""
         text = "".join(map(_written, self.pieces, (*self.pieces[1:], None)))
-        if text in (*FLAGS, "_", ""):
+        if text in (*FLAGS, *OPTION_NAMES, "_", ""):
             text = f'"{text}"'
         return text if self.array is None else f"{text}[{self.array[0]}:{self.array[1]}]"
 
@@ -90,7 +96,7 @@ class Key:
             yield self
             return
         for number in range(*self.array):
-            yield Key((*self.pieces, f"_{number}"), None, self.transposed, self.column)
+            yield Key((*self.pieces, f"_{number}"), None, self.transposed, self.column, self.at)
 
 
 def is_many(keys: tuple[Key, ...]) -> bool:
@@ -206,8 +212,11 @@ class Statement:
     def where(self) -> str:
         return f"{self.origin}line {self.line}, column {self.column}"
 
-    def refusal(self, what: str, leaf: type[HoldfastError] = Mismatch) -> HoldfastError:
-        """The error that says where the statement stands and what is wrong with it."""
+    def refusal(self, what: str, leaf: type[HoldfastError] = Mismatch, key: Key | None = None) -> HoldfastError:
+        """The error that says where the statement stands and what is wrong with it; `key` is the one to point at."""
         text = " ".join((self.text or str(self)).split())
         shown = text if len(text) <= _SHOWN_CHARS else f"{text[:_SHOWN_CHARS]}..."
-        return leaf(f"mapping, {self.where}: `{shown}`: {what}")
+        place = (
+            shown_place(self.text, key.at, len(key.pattern)) if self.text and key is not None and key.at >= 0 else ""
+        )
+        return leaf(f"mapping, {self.where}: `{shown}`: {what}{place}")

@@ -97,6 +97,6 @@ DEEPSEEK_V3 = Family(
         "paddle": _PADDLE + text.PADDLE_MLP + text.PADDLE_EXPERTS,
     },
     blocks=deepseek_v3,
-    # Megatron-Core renamed the inner layer of a predictor; its older versions and its checkpoints on disk keep this one.
+    # Megatron-Core renamed the inner layer of a predictor; older versions and checkpoints on disk keep this name.
     renames={".transformer_layer.": ".mtp_model_layer."},
 )

@@ -9,7 +9,6 @@ from holdfast.core.errors import InvalidArgument
 from holdfast.mapping.families.fill import Blocks, Filling
 from holdfast.mapping.families.numbers import Config, Missing
 
-
 ALL_ALIKE = "megatron-dist"  # the variant that stacks all layers
 
 
@@ -51,6 +50,6 @@ class Family:
         if blocks.dense and blocks.moe:
             dense = ", ".join(block.layer for block in blocks.dense[:6])
             raise InvalidArgument(
-                f"{self.name}-{ALL_ALIKE} holds every weight of all layers in one tensor, and by config.json the layers "
-                f"{dense} are dense and others have experts; use {self.name}-{ALL_ALIKE}-layers"
+                f"{self.name}-{ALL_ALIKE} holds every weight of all layers in one tensor, and by config.json the "
+                f"layers {dense} are dense and others have experts; use {self.name}-{ALL_ALIKE}-layers"
             )
