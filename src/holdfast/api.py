@@ -101,6 +101,6 @@ def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
     """Open a checkpoint for reading, without a process group and without torch.
 
     Takes a Holdfast checkpoint, and what other tools wrote: Hugging Face folders, torch DCP,
-    `.pt` and `.bin` files, Paddle's unified and flex checkpoints, `.pdparams`.
+    `.pt` and `.bin` files, Paddle's unified and flex checkpoints, `.pdparams`, `.pdiparams`.
     """
     return open_stored(path)

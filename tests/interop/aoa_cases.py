@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tests.interop.aoa_gather import EXPERTS, GROUPS, HEADS, LAYERS, Gathered, Spec
@@ -51,7 +51,11 @@ def cases_of(programs: Iterable[Gathered]) -> Iterator[Case]:
         elif not program.other:
             yield Case(program.name, program.config, sources_of(program.config))
         elif program.direction == "forward":
-            yield _forward_case(program, _partner(program, by_title))
+            case = _forward_case(program, _partner(program, by_title))
+            yield case
+            if "(" not in program.name:
+                yield replace(case, name=f"{case.name}, for two tensor-parallel ranks", target_tp=2)
+                yield _reversed_case(program)
         else:
             yield _inverse_case(program, _partner(program, by_title))
 
@@ -68,6 +72,13 @@ def _forward_case(program: Gathered, inverse: Gathered | None) -> Case:
     made = outputs_of(program.config, sources)
     wanted = sources_of(inverse.config) if inverse is not None else {}
     return Case(program.name, program.config, sources, {key: made[key] for key in wanted if key in made} or None)
+
+
+def _reversed_case(program: Gathered) -> Case:
+    """The forward program with the flag that reverses it."""
+    begun = sources_of(program.config)
+    config = {**program.config, "aoa_config_reverse": True}
+    return Case(f"{program.name}, reversed", config, outputs_of(program.config, begun), begun, forward=program.config)
 
 
 def _inverse_case(program: Gathered, forward: Gathered | None) -> Case:

@@ -58,7 +58,8 @@ def digest(array: np.ndarray[Any, Any]) -> str:
 
 def shards(desc: Any, key: str, shape: list[int], dtype: str, axis: int, count: int) -> list[Any]:
     """Describe a tensor that is sharded evenly into `count` along `axis`; whole where that does not divide."""
-    if count == 1 or axis >= len(shape) or shape[axis] % count:
+    axis = min(axis, len(shape) - 1)
+    if count == 1 or not shape or shape[axis] % count:
         return [desc(key, tuple(shape), tuple(shape), (0,) * len(shape), dtype)]
     local = tuple(size // count if dim == axis else size for dim, size in enumerate(shape))
     offsets = (tuple(rank * local[axis] if dim == axis else 0 for dim in range(len(shape))) for rank in range(count))

@@ -18,6 +18,7 @@ from holdfast.sources.dcp.reader import read_dcp
 from holdfast.sources.foreign import Folder, Foreign, Found, seen_as
 from holdfast.sources.huggingface import read_huggingface
 from holdfast.sources.paddle_flex import read_flex
+from holdfast.sources.paddle_inference import read_inference
 from holdfast.sources.paddle_params import read_params
 from holdfast.sources.paddle_unified import read_unified
 from holdfast.sources.scalars import read_scalars
@@ -32,6 +33,7 @@ READERS: tuple[Callable[[Folder], Found | None], ...] = (
     read_dcp,
     read_huggingface,
     read_params,
+    read_inference,
     read_torch,
 )
 
