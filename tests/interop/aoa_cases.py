@@ -49,13 +49,16 @@ def cases_of(programs: Iterable[Gathered]) -> Iterator[Case]:
         if program.sources is not None:
             yield Case(program.name, program.config, program.sources, program.targets)
         elif not program.other:
-            yield Case(program.name, program.config, sources_of(program.config))
+            sources = sources_of(program.config)
+            # With targets: without, Paddle's engine gives the names of its own temporaries to what is fused.
+            yield Case(program.name, program.config, sources, outputs_of(program.config, sources) or None)
         elif program.direction == "forward":
             case = _forward_case(program, _partner(program, by_title))
             yield case
             if "(" not in program.name:
-                yield replace(case, name=f"{case.name}, for two tensor-parallel ranks", target_tp=2)
                 yield _reversed_case(program)
+                if case.targets is not None:
+                    yield replace(case, name=f"{case.name}, for two tensor-parallel ranks", target_tp=2)
         else:
             yield _inverse_case(program, _partner(program, by_title))
 
@@ -99,7 +102,12 @@ def sources_of(config: dict[str, Any]) -> Specs:
     """Keys that a program uses and does not make before, with shapes."""
     made: set[str] = set()
     out: Specs = {}
-    for statement in _parsed(config).statements:
+    statements = _parsed(config).statements
+    if not statements:  # refused: the names alone, so that Paddle has something to refuse as well
+        lefts = (text.partition("->")[0] for text in config["aoa_statements"])
+        keys = (Mapping.parse(f"{left} -> _").statements[0].lefts for left in lefts if "^T" not in left)
+        return {name: (shape_of(name), "bfloat16") for some in keys for key in some for name in _names(key)}
+    for statement in statements:
         for name in (name for key in statement.lefts for name in _names(key)):
             if name not in made and name not in out:
                 out[name] = (shape_of(name), "bfloat16")

@@ -3,8 +3,8 @@
 A program counts as
 - same: both make the same targets, bit for bit;
 - both refuse: most are PaddleFormers' own mistakes, such as a comma missing between two statements;
-- only Holdfast: Paddle's engine refuses, or makes something else, and Holdfast brings the checkpoint back bit for bit:
-  the forward program and then this one lead to what there was (Paddle drops ids on temporaries in silence);
+- only Holdfast: Paddle's engine refuses it; or it makes something else, and Holdfast brings the checkpoint back bit for
+  bit: the forward program and then this one lead to what there was (Paddle drops ids on temporaries in silence);
 - refused or different: none.
 """
 
