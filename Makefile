@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 PADDLE_VENV := .venv-paddle
-PADDLE_READY := $(PADDLE_VENV)/.ready
+PADDLE_READY := $(PADDLE_VENV)/.ready-with-formers
 PADDLE_NEXT_VENV := .venv-paddle-3.3
 PADDLE_NEXT_READY := $(PADDLE_NEXT_VENV)/.ready
 PADDLE_NEXT := paddlepaddle==3.3.1
