@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 import torch
@@ -41,7 +42,7 @@ def test_a_reversed_config_cuts_by_the_shapes_of_the_targets_and_else_evenly_as_
 
 def test_a_reversed_cast_needs_both_dtypes() -> None:
     both = config("a -> b, src_dtype='float32', dst_dtype='bfloat16'", aoa_config_reverse=True)
-    assert run(both, {"b": A.astype("bfloat16")})["a"].dtype == np.float32
+    assert run(both, {"b": A.astype(ml_dtypes.bfloat16)})["a"].dtype == np.float32
     with pytest.raises(InvalidArgument, match=r"line 1.*no inverse: dtype='bfloat16' does not say"):
         Mapping.parse(config("a -> b, dtype='bfloat16'", aoa_config_reverse=True))
 
