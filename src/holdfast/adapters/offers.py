@@ -13,8 +13,9 @@ import torch
 from holdfast.adapters.entries import LiveState
 from holdfast.adapters.fingerprint import fingerprint
 from holdfast.adapters.huggingface import config_files
+from holdfast.adapters.load_hooks import check_optimizer_save
 from holdfast.adapters.module import memory_identity, view_module
-from holdfast.adapters.optimizer import StateTensor, group_options, key_of_param, view_optimizer
+from holdfast.adapters.optimizer import DeclaresShards, StateTensor, group_options, key_of_param, view_optimizer
 from holdfast.adapters.tensors import Holder, Holders, holder_of, part_view, raw_array
 from holdfast.adapters.tree import Tree, flatten
 from holdfast.core.errors import Unsupported
@@ -213,6 +214,8 @@ def _collect_averages(out: Collected, live: LiveState, name: str) -> None:
 
 
 def _collect_optimizer(out: Collected, live: LiveState, name: str, optimizer: Any) -> None:
+    if not isinstance(optimizer, DeclaresShards):
+        check_optimizer_save(name, optimizer)
     module, key_of = live.parameter_keys(optimizer)
     view = view_optimizer(name, optimizer, key_of)
     out.kinds[name] = "optimizer"
