@@ -86,10 +86,10 @@ class Holders:
         if isinstance(value, FlatShard | LikeShard):
             return holder_of(value, where)
         inner = value._local_tensor if isinstance(value, DTensor) else value
-        if inner.is_meta or inner.layout != torch.strided:
+        memory = memory_of(value)
+        if memory is None:
             return holder_of(value, where)  # it has no address, and `holder_of` says why it cannot be stored
-        address = inner.data_ptr()
-        memory = (address, inner.shape, inner.stride())
+        address = memory[0]
         known = self._known.get(id(value))
         if known is not None and known[0]() is value and known[1] == memory:
             logical, shape, parts, how = known[2]
@@ -107,13 +107,28 @@ class Holders:
             del self._known[number]
 
 
+def memory_of(value: torch.Tensor) -> tuple[Any, ...] | None:
+    """Everything that says what the bytes of a tensor mean; None for a tensor without an address of its own.
+
+    As long as it is the same for one tensor object, the tensor is held in the same way. The address alone
+    says little: `.data =` changes everything else, and an allocator gives freed memory to the next tensor.
+    """
+    inner = value._local_tensor if isinstance(value, DTensor) else value
+    if inner.is_meta or inner.layout != torch.strided or inner.is_nested or inner.is_quantized:
+        return None
+    spec = value._spec if isinstance(value, DTensor) else None
+    signs = inner.is_conj(), inner.is_neg()
+    return inner.data_ptr(), inner.dtype, inner.shape, inner.stride(), inner.device, signs, spec
+
+
 def holder_of(value: torch.Tensor | FlatShard | LikeShard, where: str) -> Holder:
     """How this rank holds a tensor, as it is stored; raises Unsupported for what cannot be."""
     if isinstance(value, FlatShard):
         return _flat_holder(value, where)
     if isinstance(value, LikeShard):
         like = holder_of(value.like, where)
-        return Holder(_dtype_of(value.tensor, where), like.shape, like.parts, value.tensor.detach(), like.how)
+        local = _storable(value.tensor.detach(), where)
+        return Holder(_dtype_of(value.tensor, where), like.shape, like.parts, local, like.how)
     value = value.detach()
     if isinstance(value, DTensor):
         return _dtensor_holder(value, where)
@@ -134,10 +149,16 @@ def _storable(tensor: torch.Tensor, where: str) -> torch.Tensor:
     """The local tensor as the format stores it: complex numbers as pairs, packed bits as bytes."""
     if tensor.is_meta:
         raise Unsupported(f"{where} is on the meta device: it has no values to save or load")
-    if tensor.layout != torch.strided or tensor.is_quantized:
-        raise Unsupported(f"{where}: {tensor.layout} tensors and quantized dtypes cannot be stored")
+    if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_nested:
+        kind = "nested" if tensor.is_nested else str(tensor.layout)
+        raise Unsupported(f"{where}: {kind} tensors and quantized dtypes cannot be stored")
     if type(tensor) not in (torch.Tensor, torch.nn.Parameter) and hasattr(tensor, "__tensor_flatten__"):
         raise Unsupported(f"{where}: the tensor subclass {type(tensor).__name__} cannot be stored")
+    if tensor.numel() and not tensor.data_ptr():
+        raise Unsupported(
+            f"{where}: the {type(tensor).__name__} of shape {list(tensor.shape)} has no memory: its storage was "
+            "freed, or it stands for other tensors"
+        )
     tensor = tensor.resolve_conj().resolve_neg()
     if tensor.dtype in (torch.complex128, torch.complex32):
         return torch.view_as_real(tensor)
