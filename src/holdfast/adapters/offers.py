@@ -190,9 +190,10 @@ def _collect_module(out: Collected, live: LiveState, name: str, target: DType | 
         kind = adapter_kind(view.module)
         if kind:
             out.notices.append(
-                f"{name}: {kind} has PEFT adapters, so that its keys are not those of the plain model: no config.json is "
-                "written, and from_pretrained does not open this checkpoint. holdfast.load does, into a model with the "
-                "same adapters. For from_pretrained save merge_and_unload(), or the adapters with save_pretrained"
+                f"{name}: {kind} has PEFT adapters, so that its keys are not those of the plain model: no "
+                "config.json is written, and from_pretrained does not open this checkpoint. holdfast.load does, into "
+                "a model with the same adapters. For from_pretrained save merge_and_unload(), or the adapters "
+                "with save_pretrained"
             )
 
 
