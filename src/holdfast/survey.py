@@ -80,14 +80,16 @@ class Survey:
 
     def take(self, ranks: Ranks, state: MutableMapping[str, Any], target: str) -> Seen:
         """Look at the state on every rank and agree on one layout; every rank returns or raises alike."""
-        from holdfast.adapters.consensus import differing_replicas
+        from holdfast.adapters.consensus import differing_replicas, plain_values
 
         collected, owners, agreement = self.layout(ranks, state, target)
         names_now = frozenset(agreement.tensors)
+        own = collected.by_name()
         if self._compared != names_now:
-            own = collected.by_name()
             self._first_replica = tuple(differing_replicas(ranks, agreement, own, self._options.replicas))
             self._compared = names_now
+        elif self._options.replicas == "error" and ranks.world > 1:
+            differing_replicas(ranks, agreement, plain_values(own), self._options.replicas)
         return Seen(collected, owners, agreement, collected.told(agreement.dealt), self._first_replica)
 
     def layout(

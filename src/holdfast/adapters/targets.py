@@ -95,8 +95,7 @@ class Targets:
     @property
     def values(self) -> int:
         """How many values that are not tensors this rank takes."""
-        chosen = (*self.live.averages, *self.live.statefuls, *self.live.values)
-        return sum(name in self.wants.contents.state and self.wants.choice.takes_entry(name) for name in chosen)
+        return len({*self.live.averages, *self.live.statefuls, *self.live.values} & set(self.given))
 
     def finish(self, incompatible: Incompatible) -> dict[str, list[str]]:
         """Once all tensors are in: hand over what is not filled in place.
