@@ -138,6 +138,7 @@ def patched() -> nn.Module:
         (patched, r"the module \(Linear\) has a load_state_dict of its own"),
         (lambda: torch.compile(Overriding(2, 2)), r"the module \(Overriding\)"),
         (lambda: torch.compile(nn.Sequential(Converting(2, 2))), r"model: 0 \(Converting\)"),
+        (lambda: torch.compile(nn.DataParallel(nn.Sequential(Converting(2, 2)))), r"model: 0 \(Converting\)"),
     ],
 )
 def test_what_would_be_skipped_is_refused_and_nothing_is_touched(tmp_path: Path, make: Any, named: str) -> None:

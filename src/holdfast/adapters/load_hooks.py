@@ -44,25 +44,21 @@ def check_module(name: str, root: nn.Module, inner: nn.Module, takes: Callable[[
 
 def _module_code(root: nn.Module, inner: nn.Module) -> Iterator[tuple[str, nn.Module, str, Any]]:
     """Code of others that torch's load would run: its path, its module, what it is."""
-    for part in {id(root): root, id(inner): inner}.values():
+    paths = dict(inner.named_modules(remove_duplicate=False))
+    known = set(map(id, paths.values()))
+    wrappers = [part for part in root.modules() if id(part) not in known]
+    for part in (*wrappers, inner):
         code = _override(part, "load_state_dict", nn.Module)
         if code is not None:
             yield "", part, "a load_state_dict of its own", code
-    for raw_path, part in root.named_modules(remove_duplicate=False):
-        path = _below(root, inner, raw_path)
+    for raw_path, part in (*(("", part) for part in wrappers), *paths.items()):
+        path = clean_key(raw_path)
         code = _override(part, "_load_from_state_dict", nn.Module)
         if code is not None:
             yield path, part, "a _load_from_state_dict of its own", code
         for hook in part._load_state_dict_pre_hooks.values():
             if not _is_trusted(hook):
                 yield path, part, "a load_state_dict pre-hook", hook
-
-
-def _below(root: nn.Module, inner: nn.Module, raw_path: str) -> str:
-    """The path of a part as keys have it: without wrappers around the whole module."""
-    if root is not inner and (raw_path == "module" or raw_path.startswith("module.")):
-        raw_path = raw_path[len("module.") :]
-    return clean_key(raw_path)
 
 
 def has_post_hooks(root: nn.Module) -> bool:

@@ -24,7 +24,7 @@ from holdfast.adapters.schedulers import regroup
 from holdfast.adapters.tree import flatten, unflatten
 from holdfast.adapters.tree_targets import Assembly, Leaf, decoded, live_leaves
 from holdfast.adapters.wants import Wants
-from holdfast.core.errors import HoldfastError, Mismatch, Unsupported
+from holdfast.core.errors import HoldfastError, LayoutError, Mismatch, Unsupported
 from holdfast.layout.coordinates import axis_sizes, coordinate_on, key_at, label, parse_label
 from holdfast.layout.mesh import Mesh
 from holdfast.plan.files import Place
@@ -162,7 +162,7 @@ class Targets:
             self._find_extra(name, extras)
         taken += extras
         if taken:
-            check_module(name, view.outer, view.module, lambda path: any(is_below(key, path) for key in taken))
+            check_module(name, view.outer, view.module, partial(_takes_below, taken, (*view.tensors, *view.extra)))
             self.not_stored += [f"{name}: {key}" for key in non_persistent_buffers(view)]
         if taken and has_post_hooks(view.outer):
             self._actions.append(partial(self._run_post_hooks, name))
@@ -208,6 +208,8 @@ class Targets:
         live = self.live.trees[name]
         encoded, leaves = live_leaves(name, live)
         chosen = [key for key in leaves if self.wants.choice.takes(name, key)]
+        for problem in (leaves[key].problem for key in chosen if leaves[key].problem):
+            raise LayoutError(problem)
         filled = frozenset(key for key in chosen if self.wants.want(name, key, leaves[key].tensor))
         known = name in self.wants.contents.state or name not in self.wants.contents.groups
         found = self._entry_value(name) if known and self.wants.choice.takes_entry(name) else None
@@ -290,10 +292,11 @@ class Targets:
         if not isinstance(self.live.statefuls.get(name), Reshards):
             saved = ", ".join(f"{axis}={size}" for axis, size in zip(axes, sizes, strict=True))
             live = ", ".join(f"{axis}={size}" for axis, size in zip(self._mesh.axes, self._mesh.sizes, strict=True))
-            self.wants.findings.mismatched.append(
-                f"{name}: its value differs along {saved} and the live mesh is {live}; give the object a "
-                "holdfast_reshard method, or leave it out with ignore"
-            )
+            way = "give the object a holdfast_reshard method"
+            if name not in self.live.statefuls:
+                way = "put an object with state_dict, load_state_dict and holdfast_reshard in its place"
+            differs = f"{name}: its value differs along {saved} and the live mesh is {live}"
+            self.wants.findings.mismatched.append(f"{differs}; {way}, or leave it out with ignore")
         return None
 
     def _new_tensors(
@@ -333,6 +336,11 @@ def _as_tensor(array: np.ndarray[Any, Any], logical: str) -> torch.Tensor:
         tensor = torch.from_numpy(array)
         return tensor.to(getattr(torch, logical)) if logical and array.dtype.kind == "c" else tensor
     return torch.from_numpy(array.view(f"u{array.dtype.itemsize}")).view(getattr(torch, array.dtype.name))
+
+
+def _takes_below(taken: Sequence[str], keys: Sequence[str], path: str) -> bool:
+    """Whether keys of a submodule are taken; one whose keys are not known by its path may have any."""
+    return any(is_below(key, path) for key in taken) or not any(is_below(key, path) for key in keys)
 
 
 def _dtensors(name: str, target: Any) -> dict[str, torch.Tensor]:

@@ -16,7 +16,7 @@ import torch
 
 from holdfast.adapters.overlap import array_overlaps
 from holdfast.adapters.tree import contains_tensor, native_dtype
-from holdfast.core.errors import LayoutError, Unsupported
+from holdfast.core.errors import Unsupported
 from holdfast.format import statejson
 
 _MISSING: Any = object()  # the live tree has nothing at this path
@@ -36,24 +36,27 @@ class Leaf:
     """A live tensor or array, the tensor that a load fills for it, and how the result reaches the tree.
 
     `finish` runs once the tensor is filled and returns the value that the tree holds afterwards.
+    `problem` says why an array cannot be filled, "" if it can.
     """
 
     live: Any
     tensor: torch.Tensor
     finish: Callable[[], Any]
     tag: str
+    problem: str = ""
 
 
 def leaf_of(live: Any, where: str) -> Leaf:
-    """How a load fills a live tensor or array; raises LayoutError for an array that overlaps itself."""
+    """How a load fills a live tensor or array."""
     if isinstance(live, torch.Tensor):
         return Leaf(live, live, lambda: live, "$tensor")
     native = native_dtype(live, where)
     if array_overlaps(live):
-        raise LayoutError(
+        problem = (
             f"{where}: several elements of the live numpy array share memory (strides {list(live.strides)} for the "
             f"shape {list(live.shape)}), so that it cannot hold what was saved; replace it with a copy: np.array(...)"
         )
+        return Leaf(live, torch.empty(0), lambda: live, "$array", problem)
     if live.flags.writeable and live.dtype == native and _torch_can_share(live):
         return Leaf(live, torch.from_numpy(live), lambda: live, "$array")
     # Torch cannot write to this memory: fill an array of its own and copy, or replace a read-only array.
