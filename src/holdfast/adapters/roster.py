@@ -21,7 +21,7 @@ from holdfast.adapters.load_hooks import has_plain_state_dict
 from holdfast.adapters.module import unwrap
 from holdfast.adapters.offers import Collected, Offer, collect_values, model_files, option_groups, plan_of
 from holdfast.adapters.optimizer import inner_optimizer
-from holdfast.adapters.tensors import Holder, Holders, memory_of
+from holdfast.adapters.tensors import Holder, Holders, has_memory, memory_of, without_grad
 from holdfast.format import statejson
 from holdfast.format.dtypes import DType
 
@@ -39,15 +39,15 @@ class _Seat:
     layout: tuple[Any, ...]
 
     def offered(self) -> Offer | None:
-        value = self.tensor()
+        value: Any = self.tensor()
         if value is None:
             return None
-        if memory_of(value) != self.memory:
+        if not has_memory(value, self.memory):
             return None
-        local = value._local_tensor if isinstance(value, DTensor) else value
+        local = value if self.memory[-2] is None else value._local_tensor
         group, key, role, cast = self.offer
         logical, shape, parts, how = self.layout
-        return Offer(group, key, role, Holder(logical, shape, parts, local.detach(), how), cast, self.tensor)
+        return Offer(group, key, role, Holder(logical, shape, parts, without_grad(local), how), cast, self.tensor)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +99,10 @@ class Roster:
         self._seats = [seat for seat in seats if seat is not None]
         # Tied tensors make no offer of their own; one that is untied has to be offered.
         ties = [view.tensors[alias] for view in live.modules.values() for alias in view.ties if alias in view.tensors]
-        self._ties = [(weakref.ref(tensor), memory_of(tensor)) for tensor in ties]
+        memories = [memory_of(tensor) for tensor in ties]
+        if any(memory is None for memory in memories):
+            return
+        self._ties = [(weakref.ref(tensor), memory) for tensor, memory in zip(ties, memories, strict=True)]
         self._facts = Collected(
             kinds={n: kind for n, kind in collected.kinds.items() if n not in live.trees},
             aliases=dict(collected.aliases),
@@ -114,7 +117,7 @@ class Roster:
             return None
         if any(_structure(state[name]) != structure for name, structure in self._modules.items()):
             return None
-        if any((tied := tensor()) is None or memory_of(tied) != memory for tensor, memory in self._ties):
+        if any((tied := tensor()) is None or not has_memory(tied, memory) for tensor, memory in self._ties):
             return None
         offers = [seat.offered() for seat in self._seats]
         entries = {name: known.entry_now(state[name], name) for name, known in self._optimizers.items()}
@@ -172,7 +175,7 @@ def _structure(module: Any) -> list[Any] | None:
         held = (part._modules, part._parameters, part._buffers)
         names = [name for members in held for name in members]
         members = [id(value) for parts in held for value in parts.values()]
-        hooks = [len(getattr(part, kind, ())) for kind in _HOOKS]
+        hooks = len(part._state_dict_hooks), len(part._state_dict_pre_hooks)
         out.append((weakref.ref(part), names, sorted(part._non_persistent_buffers_set), members, hooks))
     return out
 
