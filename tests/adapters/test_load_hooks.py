@@ -152,6 +152,17 @@ def test_what_would_be_skipped_is_refused_and_nothing_is_touched(tmp_path: Path,
     assert all(torch.equal(value, before[key]) for key, value in live.state_dict().items())
 
 
+def test_a_tied_layer_with_a_load_of_its_own_is_refused(tmp_path: Path) -> None:
+    def tied() -> nn.Module:
+        model = nn.Sequential(nn.Linear(2, 2, bias=False), Converting(2, 2, bias=False))
+        model[1].weight = model[0].weight
+        return model
+
+    path = saved(tmp_path, tied())
+    with pytest.raises(holdfast.Unsupported, match=r"model: 1 \(Converting\)"):
+        holdfast.load(path, {"model": tied()})
+
+
 def test_the_ways_out_of_the_refusal_work(tmp_path: Path) -> None:
     source = nn.Sequential(Converting(2, 2), nn.Linear(2, 2))
     path = saved(tmp_path, source)

@@ -45,6 +45,8 @@ def address_range(tensor: torch.Tensor) -> tuple[int, int]:
     """The first address of a strided tensor and the one behind its last element."""
     if not tensor.numel():
         return 0, 0
+    if tensor.is_contiguous():
+        return tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes
     reach = sum(stride * (size - 1) for stride, size in zip(tensor.stride(), tensor.shape, strict=True))
     begin = tensor.data_ptr()
     return begin, begin + (reach + 1) * tensor.element_size()

@@ -147,6 +147,8 @@ class Targets:
             chosen = self.wants.choice.takes(name, stored, *view.aliases_of(stored))
             if chosen and key != stored:
                 self.wants.findings.wanted.append(f"{name}: {key}")  # other tools store tied weights twice
+            if chosen:
+                taken.append(key)
             if not chosen or (stored, id(tensor)) in seen:
                 continue
             if key in view.copies:
@@ -155,7 +157,6 @@ class Targets:
                     "leave it out with ignore, and load it by hand"
                 )
             seen.add((stored, id(tensor)))
-            taken.append(key)
             self.wants.want_parameter(name, key, stored, tensor)
         extras = [key for key in view.extra if self.wants.choice.takes(name, key)]
         if extras:
@@ -176,6 +177,9 @@ class Targets:
             texts[:] = [text for text in texts if not text.startswith(mark)] + [mark + key for key in keys]
 
     def _find_extra(self, name: str, extras: Sequence[str]) -> None:
+        if name not in self.wants.contents.state:
+            self.wants.findings.missing += [f"{name}: {key}" for key in extras]
+            return
         found = self._entry_value(name)
         if found is None:
             return

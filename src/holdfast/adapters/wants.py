@@ -146,15 +146,17 @@ class Wants:
 
         Each of them is loaded into memory of its own: only the values tell whether one memory can hold both.
         """
-        ranges = [(str(filled.local.device), *address_range(filled.local), filled) for filled in self._filled]
-        ranges.sort(key=lambda own: own[:3])
-        reach: tuple[str, int] = ("", 0)
-        for device, begin, end, filled in ranges:
-            if device != reach[0] or begin >= reach[1]:
-                self._shared.append([])
-                reach = (device, end)
-            reach = (device, max(end, reach[1]))
-            self._shared[-1].append(filled)
+        # Addresses of different devices do not meet; if they did, tensors would only be compared in vain.
+        ranges = [(*address_range(filled.local), number) for number, filled in enumerate(self._filled)]
+        members: list[_Filled] = []
+        reach = 0
+        for begin, end, number in sorted(ranges):
+            if begin >= reach:
+                members = []
+            members.append(self._filled[number])
+            if len(members) == 2:
+                self._shared.append(members)
+            reach = max(end, reach)
         self._shared = [members for members in self._shared if len({filled.stored for filled in members}) > 1]
         for filled in (filled for members in self._shared for filled in members):
             for destination in filled.destinations:
