@@ -221,6 +221,27 @@ def test_modules_with_a_way_of_their_own_are_looked_at() -> None:
     assert learned({"model": hooked}).recall({"model": hooked}, Holders(), None) is None
 
 
+class WithoutShards:
+    """An optimizer that declares its shards and has none on this rank, and no dict of attributes."""
+
+    __slots__ = ("__weakref__", "param_groups")
+
+    def __init__(self, params: Any) -> None:
+        self.param_groups = [{"params": list(params), "lr": 1.0}]
+
+    def holdfast_shards(self) -> list[Any]:
+        return []
+
+
+def test_an_optimizer_without_shards_is_looked_at_every_time(tmp_path: Path) -> None:
+    model = nn.Linear(2, 2)
+    state = {"model": model, "optimizer": WithoutShards(model.parameters())}
+    assert learned(state).recall(state, Holders(), None) is None
+    with holdfast.Checkpointer(tmp_path) as checkpointer:
+        for step in (1, 2):
+            checkpointer.save(step, state).result(60)
+
+
 def test_nothing_is_kept_alive() -> None:
     state = make()
     roster = learned(state)

@@ -166,7 +166,7 @@ def _layers(optimizer: Any) -> list[Any]:
 
 def _override(owner: Any, method: str, base: type, *, trust: bool = True) -> Any:
     """What stands in the place of a method of torch's base class, None if nothing of others does."""
-    own = vars(owner).get(method)
+    own = getattr(owner, "__dict__", {}).get(method)
     if own is None:
         own = getattr(type(owner), method, None)
         if own is getattr(base, method):

@@ -20,7 +20,7 @@ from holdfast.adapters.entries import LiveState, sort_state
 from holdfast.adapters.load_hooks import has_plain_state_dict
 from holdfast.adapters.module import unwrap
 from holdfast.adapters.offers import Collected, Offer, collect_values, model_files, option_groups, plan_of
-from holdfast.adapters.optimizer import inner_optimizer
+from holdfast.adapters.optimizer import DeclaresShards, inner_optimizer
 from holdfast.adapters.tensors import Holder, Holders, has_memory, memory_of, without_grad
 from holdfast.format import statejson
 from holdfast.format.dtypes import DType
@@ -89,7 +89,8 @@ class Roster:
         """Remember what was just collected, if it can be recognised again."""
         self._facts = None
         plain = all(_is_plain(view.module) and not view.extra for view in live.modules.values())
-        plain = plain and all(has_plain_state_dict(optimizer) for optimizer in live.optimizers.values())
+        for optimizer in live.optimizers.values():
+            plain = plain and has_plain_state_dict(optimizer) and not isinstance(optimizer, DeclaresShards)
         seats = [_seat(offer) for offer in collected.offers[: collected.fixed]]
         if not plain or live.averages or any(seat is None for seat in seats):
             return
