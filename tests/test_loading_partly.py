@@ -115,3 +115,22 @@ def test_extra_state_follows_patterns(tmp_path: Path) -> None:
         live = nn.Sequential(Extra(1, 1), Extra(1, 1))
         holdfast.load(tmp_path / "x", {"model": live}, **options)
         assert (live[0].extra, live[1].extra) == extras
+
+
+def test_an_extra_state_that_nobody_takes_is_named(tmp_path: Path) -> None:
+    class Extra(nn.Linear):
+        def get_extra_state(self) -> Any:
+            return {"n": 1}
+
+        def set_extra_state(self, state: Any) -> None:
+            pass
+
+    holdfast.save(tmp_path / "x", {"model": nn.Sequential(Extra(1, 1))})
+    live = nn.Sequential(nn.Linear(1, 1))
+    with pytest.raises(holdfast.Mismatch, match=r"not in the live state: model: 0\._extra_state"):
+        holdfast.load(tmp_path / "x", {"model": live})
+    holdfast.load(tmp_path / "x", {"model": live}, ignore=["*._extra_state"])
+    assert holdfast.load(tmp_path / "x", {"model": live}, strict=False).unexpected == ("model: 0._extra_state",)
+    holdfast.save(tmp_path / "y", {"model": live})
+    with pytest.raises(holdfast.Mismatch, match=r"missing in the checkpoint: model: 0\._extra_state"):
+        holdfast.load(tmp_path / "y", {"model": nn.Sequential(Extra(1, 1))})

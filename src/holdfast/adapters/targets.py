@@ -119,6 +119,9 @@ class Targets:
         """Stored keys of the groups in any rank's state that no rank wants."""
         out = []
         for group in groups:
+            for key in self._stored_extras(group):
+                if f"{group}: {key}" not in wanted and self.wants.choice.takes(group, key):
+                    out.append(f"{group}: {key}")
             stored = self.wants.contents.groups.get(group)
             if stored is None:
                 continue
@@ -129,6 +132,14 @@ class Targets:
                 if f"{group}: {key}" not in wanted and self.wants.choice.takes(group, key, *aliases.get(key, ())):
                     out.append(f"{group}: {key}")
         return out
+
+    def _stored_extras(self, group: str) -> list[str]:
+        """The keys of the extra states that a module was saved with, on any rank."""
+        entry = self.wants.contents.state.get(group, {})
+        if entry.get("kind") != "module":
+            return []
+        values = [entry["value"]] if "value" in entry else list(entry["values"].values())
+        return sorted({key for value in values if isinstance(value, dict) for key in value})
 
     def describe(self) -> Iterator[list[Any]]:
         """What this rank wants, as ranks tell each other: file, key in the file, and boxes."""
@@ -159,6 +170,7 @@ class Targets:
             seen.add((stored, id(tensor)))
             self.wants.want_parameter(name, key, stored, tensor)
         extras = [key for key in view.extra if self.wants.choice.takes(name, key)]
+        self.wants.findings.wanted += [f"{name}: {key}" for key in extras]
         if extras:
             self._find_extra(name, extras)
         taken += extras
