@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from typing import Any
 
 from holdfast.core import limits
+from holdfast.core.notices import warn
 from holdfast.core.ranks import together
 from holdfast.loading import LoadOptions, LoadReport, load_checkpoint
 from holdfast.mapping.choose import MappingLike
@@ -81,7 +82,8 @@ def load(
     """Load a checkpoint into live objects, in place, whatever layout wrote it.
 
     `strict` raises a Mismatch that lists every missing and unexpected key and every shape
-    and dtype that differs; otherwise they are in the report. `only` and `ignore` are
+    and dtype that differs; otherwise they are in the report, with a warning if something of
+    the state was not filled, and a Mismatch if nothing was. `only` and `ignore` are
     patterns of keys. `cast` allows dtypes to be converted. `verify` checks the digest of
     every block that is read. `mapping` says how the stored tensors make up the live ones: statements,
     a file of them, or the name of a built-in one. Nothing is touched before all of it is known to fit.
@@ -94,7 +96,10 @@ def load(
     def opener() -> Checkpoint:
         return as_torch(open_stored(path))
 
-    return load_checkpoint(ranks, opener, state, options, progress, deadline_s=deadline_s)
+    report = load_checkpoint(ranks, opener, state, options, progress, deadline_s=deadline_s)
+    if ranks.rank == 0 and (report.missing or report.mismatched):
+        warn(f"not all of the state was loaded: {report}")
+    return report
 
 
 def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
