@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from holdfast.convert.mapping import MappingOptions, explained, mapped
 from holdfast.convert.opening import open_source
 from holdfast.convert.orientation import check_orientation
+from holdfast.convert.plans import kept_plans, plans_without_place
 from holdfast.convert.pull import Pull
 from holdfast.convert.replacing import Destination
 from holdfast.convert.select import cast_models, chosen, model_dtype
@@ -86,9 +87,12 @@ class Conversion:
         contents, self.same = mapped(self.source.contents, options.mapping, small)
         if options.to == "paddle":
             check_orientation(self.source.contents, contents)
+        plans, self._notes = kept_plans(source.manifest.plans, self.source.contents, contents)
         every = contents.groups
         contents = settled(chosen(contents, options.only, options.remove, self.source.contents))
         self.contents = contents if dtype is None else cast_models(contents, dtype, every)
+        plans, without_place = plans_without_place(plans, self.contents, options.to)
+        self._notes += without_place
         manifest = source.manifest
         request = Request(
             max_shard_bytes=limits.parse_bytes(options.max_shard_size),
@@ -96,7 +100,7 @@ class Conversion:
             side_files=with_dtype(small, dtype),
             writer=manifest.writer,
             metrics=manifest.metrics,
-            plans=manifest.plans if options.mapping is None else {},  # a mapping changes the keys that plans name
+            plans=plans,
         )
         self.output: Output = sink(self.contents, request)
 
@@ -113,7 +117,7 @@ class Conversion:
     def notes(self) -> tuple[str, ...]:
         """What the user should know: what was left out of the source, and what the format cannot hold."""
         of_source = self.source.notes if isinstance(self.source, Foreign) else ()
-        return (*of_source, *self.output.notes)
+        return (*of_source, *self.output.notes, *self._notes)
 
     def write(self, ranks: Ranks, storage: Storage, attempt: str, progress: Progress) -> list[BlockReport]:
         """Write this rank's share of the tensor files; returns the reports of all ranks."""
