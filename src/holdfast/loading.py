@@ -133,7 +133,7 @@ def _load(
         unexpected=unexpected,
         mismatched=findings["mismatched"],
         cast=findings["cast"],
-        notes=notes,
+        notes=(*notes, *checkpoint.notes),
         values=targets.values,
         verified=verified,
         needed_bytes=sum(box.volume * place.spec.dtype.bytes for place, box in targets.wants.destinations),

@@ -22,6 +22,7 @@ from holdfast.sources.paddle_params import read_params
 from holdfast.sources.paddle_unified import read_unified
 from holdfast.sources.scalars import read_scalars
 from holdfast.sources.torchfiles.reader import read_torch
+from holdfast.sources.unread import with_unread_noted
 from holdfast.storage import locate
 
 __all__ = ["open_stored"]
@@ -48,6 +49,7 @@ def open_stored(path: str | os.PathLike[str]) -> Checkpoint:
     for reader in READERS:
         found = reader(folder)
         if found is not None:
+            found = with_unread_noted(folder, found)
             return _with_step(Foreign(folder, found), found)
     if single:
         raise NotFound(f"{folder.path}/{name}: not a file of tensors that Holdfast reads")

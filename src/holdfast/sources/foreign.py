@@ -71,6 +71,7 @@ class Found:
 
     A value that had to be computed lies in a file of `made`; no file of the folder has such a name.
     `notes` say what was left out, or is not certain. `step_at` is where the step lies, if it is a tensor.
+    `read` are files that were read and hold no tensor.
     """
 
     format: str
@@ -78,6 +79,7 @@ class Found:
     made: Mapping[str, bytes] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     step_at: Recipe[Place] | None = None
+    read: frozenset[str] = frozenset()
 
 
 class Foreign(Checkpoint):
@@ -145,7 +147,7 @@ class Foreign(Checkpoint):
 
     def side_files(self) -> list[str]:
         """Small files beside the tensors that a copy of the model wants too: its config, its tokenizer."""
-        return [name for name in self._source.files if _SIDE.fullmatch(name) and not name.endswith(_NOT_SIDE)]
+        return [name for name in self._source.files if is_side_file(name)]
 
     def read_side_file(self, name: str) -> bytes:
         """One of the small files beside the tensors."""
@@ -159,6 +161,11 @@ class Foreign(Checkpoint):
         except NotFound:
             return None
         return fields if isinstance(fields, dict) else None
+
+
+def is_side_file(name: str) -> bool:
+    """Return whether a file is one that a copy of the model wants too, by its name."""
+    return _SIDE.fullmatch(name) is not None and not name.endswith(_NOT_SIDE)
 
 
 def seen_as(checkpoint: Checkpoint, contents: Contents, made: Mapping[str, bytes]) -> Foreign:

@@ -67,7 +67,8 @@ def read_flex(folder: Folder) -> Found | None:
             _sort(found, group, members, stored.names, f"{folder.path}/{sub}")
     groups = found.groups()
     contents = Contents(groups, lay_files(groups.values(), folder.path), found.state)
-    return Found(FORMAT, contents, stored.arrays.made, tuple(found.notes))
+    read = frozenset({*stored.tensors, *(f"{sub}{number}.metadata" for sub, number in newest.items())})
+    return Found(FORMAT, contents, stored.arrays.made, tuple(found.notes), read=read)
 
 
 def _read_part(folder: Folder, name: str, stored: Stored) -> tuple[dict[str, Recipe[Place]], Metadata]:
