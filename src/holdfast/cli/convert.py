@@ -64,6 +64,7 @@ _HINTS = {
 @click.option("--max-shard-size", default="5GB", show_default=True, help="The size of a file at most.")
 @click.option("--tp-degree", type=click.IntRange(1), help="The TP degree of fused weights, where it matters.")
 @click.option("--config", metavar="FILE", help="The model's config.json, for built-in mappings, if SRC has none.")
+@click.option("--uint16", metavar="DTYPE", help="What weights stored as uint16 are: bfloat16, as raw bits, or uint16.")
 @click.option("--dry-run", is_flag=True, help="Only say what would be written; reads headers, no tensors.")
 @click.option("--explain", is_flag=True, help="With --dry-run: where every tensor that the mapping makes comes from.")
 @click.option("--force", is_flag=True, help="Replace a checkpoint at DST, at once and whole.")
@@ -81,6 +82,7 @@ def command(
     max_shard_size: str,
     tp_degree: int | None,
     config: str | None,
+    uint16: str | None,
     dry_run: bool,
     explain: bool,
     force: bool,
@@ -116,6 +118,7 @@ def command(
             verify=not no_verify,
             force=force,
             mapping=MappingOptions(mapping, reverse, tp_degree, None if config is None else _read_config(config)),
+            uint16=uint16,
         )
         if dry_run:
             if rank == 0:

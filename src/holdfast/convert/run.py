@@ -14,14 +14,14 @@ from holdfast.convert.orientation import check_orientation
 from holdfast.convert.plans import kept_plans, plans_without_place
 from holdfast.convert.pull import Pull
 from holdfast.convert.replacing import Destination
-from holdfast.convert.select import cast_models, chosen, model_dtype
+from holdfast.convert.select import cast_models, check_scales_stay, chosen, model_dtype
 from holdfast.convert.sidefiles import side_files, with_dtype
 from holdfast.convert.sinks import sink_named
 from holdfast.convert.sinks.base import Output, Request, Scene
 from holdfast.convert.spans import dealt, first_touches, plan_spans
 from holdfast.convert.stream import Stream
 from holdfast.core import limits
-from holdfast.core.errors import Unsupported
+from holdfast.core.errors import InvalidArgument, Unsupported
 from holdfast.core.ranks import Alone, Ranks, together
 from holdfast.persist import start
 from holdfast.persist.checkpoint import Checkpoint, no_progress
@@ -34,6 +34,7 @@ from holdfast.plan.references import settled
 from holdfast.sources.foreign import Foreign
 from holdfast.sources.paddle_names import as_torch
 from holdfast.sources.paddle_powers import as_paddle
+from holdfast.sources.raw_bits import as_bfloat16, refuse_raw
 from holdfast.storage.base import SharedStorage, Storage
 from holdfast.storage.local import LocalStorage
 
@@ -61,6 +62,7 @@ class ConvertOptions:
     verify: bool = True
     force: bool = False
     mapping: MappingOptions = field(default_factory=MappingOptions)
+    uint16: str | None = None  # what weights stored as uint16 are: "bfloat16", whose bits they are, or "uint16"
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +82,10 @@ class Conversion:
 
     def __init__(self, source: Checkpoint, options: ConvertOptions) -> None:
         sink = sink_named(options.to)
+        if isinstance(source, Foreign) and source.partial is not None:
+            raise Unsupported(f"{source.path} is not converted: it is {source.partial}")
         dtype = None if options.dtype is None else model_dtype(options.dtype)
+        source = _with_uint16_told(source, options.uint16)
         self.source = as_paddle(source) if options.to == "paddle" else as_torch(source)
         self.options = options
         self._small = small = side_files(source)
@@ -89,7 +94,9 @@ class Conversion:
             check_orientation(self.source.contents, contents)
         plans, self._notes = kept_plans(source.manifest.plans, self.source.contents, contents)
         every = contents.groups
-        contents = settled(chosen(contents, options.only, options.remove, self.source.contents))
+        taken = chosen(contents, options.only, options.remove, self.source.contents)
+        check_scales_stay(contents, taken)
+        contents = settled(taken)
         self.contents = contents if dtype is None else cast_models(contents, dtype, every)
         plans, without_place = plans_without_place(plans, self.contents, options.to)
         self._notes += without_place
@@ -145,6 +152,15 @@ class Conversion:
         pull = Pull(self.source, self.source.contents.files, verify=self.options.verify)
         with pull.running():
             self.output.write(Scene(ranks, storage.root / attempt, pull.read, progress))
+
+
+def _with_uint16_told(source: Checkpoint, meaning: str | None) -> Checkpoint:
+    """Return the source with its uint16 weights as what the user says they are; raises where nobody says it."""
+    if meaning not in (None, "uint16", "bfloat16"):
+        raise InvalidArgument(f"--uint16 {meaning}: weights stored as uint16 are bfloat16 or uint16")
+    if meaning is None:
+        refuse_raw(source)
+    return as_bfloat16(source) if meaning == "bfloat16" else source
 
 
 def convert(

@@ -71,7 +71,7 @@ class Found:
 
     A value that had to be computed lies in a file of `made`; no file of the folder has such a name.
     `notes` say what was left out, or is not certain. `step_at` is where the step lies, if it is a tensor.
-    `read` are files that were read and hold no tensor.
+    `read` are files that were read and hold no tensor. `partial` says why it is a part of a model, if it is one.
     """
 
     format: str
@@ -80,6 +80,7 @@ class Found:
     notes: tuple[str, ...] = ()
     step_at: Recipe[Place] | None = None
     read: frozenset[str] = frozenset()
+    partial: str | None = None
 
 
 class Foreign(Checkpoint):
@@ -104,6 +105,11 @@ class Foreign(Checkpoint):
     def notes(self) -> tuple[str, ...]:
         """What was left out of it, or is not certain."""
         return self._found.notes
+
+    @property
+    def partial(self) -> str | None:
+        """Why it is a part of a model, where its name, its neighbours or its contents say so."""
+        return self._found.partial
 
     def __repr__(self) -> str:
         return f"Foreign({self.path!r}, format={self.format!r}, groups={list(self.groups)})"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from holdfast.core import limits
@@ -10,8 +11,10 @@ from holdfast.core.errors import Damaged, Unsupported
 from holdfast.core.filenames import is_plain
 from holdfast.format.index import decode_index, require_indexed
 from holdfast.sources.companions import Companions, is_companion, read_companions
+from holdfast.sources.deepspeed import refuse_content
 from holdfast.sources.foreign import Folder, Found
 from holdfast.sources.grouping import found_in
+from holdfast.sources.parts import part_by_content
 from holdfast.sources.torchfiles.archive import is_torch_file, read_archive
 from holdfast.sources.torchfiles.trees import tree_of
 
@@ -46,9 +49,12 @@ def read_torch(folder: Folder) -> Found | None:
 
 def _found(folder: Folder, tree: Any, where: str, made: Mapping[str, bytes]) -> Found:
     """Return what is in a tree and in the files that a trainer put beside it."""
+    refuse_content(tree, where)
+    partial = part_by_content(tree)
     companions = read_companions(folder) if isinstance(tree, dict) else Companions()
     tree = companions.beside(tree) if companions.trees else tree
-    return companions.noted(found_in(FORMAT, tree, where, {**made, **companions.made}, unwrap_ddp=True))
+    found = found_in(FORMAT, tree, where, {**made, **companions.made}, unwrap_ddp=True)
+    return replace(companions.noted(found), partial=partial)
 
 
 def _members(folder: Folder) -> Sequence[str]:
@@ -60,7 +66,7 @@ def _members(folder: Folder) -> Sequence[str]:
         return _indexed(folder)
     found = [name for name in folder.files if name.endswith(_ENDINGS) and "/" not in name and is_plain(name)]
     models = [name for name in found if not is_companion(name)]
-    found = models if len(models) == 1 else found
+    found = models or [name for name in found if name.startswith("optimizer")]
     return found if len(found) == 1 and _is_torch(folder, found[0]) else []
 
 
