@@ -8,9 +8,17 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 
-from holdfast.convert.mapping import MappingOptions, explained, mapped
+from holdfast.convert.mapping import MappingOptions, config_of, explained, mapped
 from holdfast.convert.opening import open_source
 from holdfast.convert.orientation import check_orientation
+from holdfast.convert.paddle_linears import (
+    PADDLE_FORMATS,
+    Oriented,
+    check_mapped,
+    hub_oriented,
+    is_in_out,
+    is_known,
+)
 from holdfast.convert.plans import kept_plans, plans_without_place
 from holdfast.convert.pull import Pull
 from holdfast.convert.replacing import Destination
@@ -30,6 +38,7 @@ from holdfast.persist.publish import new_attempt
 from holdfast.persist.read import Progress
 from holdfast.persist.same import require_same
 from holdfast.persist.shown import shown
+from holdfast.plan.contents import Contents
 from holdfast.plan.references import settled
 from holdfast.sources.foreign import Foreign
 from holdfast.sources.paddle_names import as_torch
@@ -62,6 +71,7 @@ class ConvertOptions:
     verify: bool = True
     force: bool = False
     mapping: MappingOptions = field(default_factory=MappingOptions)
+    linear_weights: str | None = None  # how those of a source from Paddle are stored: "in-out" or "out-in"
     uint16: str | None = None  # what weights stored as uint16 are: "bfloat16", whose bits they are, or "uint16"
 
 
@@ -75,6 +85,7 @@ class Converted:
     bytes: int
     seconds: float
     notes: tuple[str, ...]
+    ready: bool = True  # whether the library that the format is for can open it, as far as the weights are concerned
 
 
 class Conversion:
@@ -92,12 +103,15 @@ class Conversion:
         contents, self.same = mapped(self.source.contents, options.mapping, small)
         if options.to == "paddle":
             check_orientation(self.source.contents, contents)
+        oriented = self._oriented(contents)
+        contents, self.ready = oriented.contents, oriented.ready
         plans, self._notes = kept_plans(source.manifest.plans, self.source.contents, contents)
         every = contents.groups
         taken = chosen(contents, options.only, options.remove, self.source.contents)
         check_scales_stay(contents, taken)
         contents = settled(taken)
         self.contents = contents if dtype is None else cast_models(contents, dtype, every)
+        self._notes = (*oriented.notes, *self._notes)
         plans, without_place = plans_without_place(plans, self.contents, options.to)
         self._notes += without_place
         manifest = source.manifest
@@ -110,6 +124,22 @@ class Conversion:
             plans=plans,
         )
         self.output: Output = sink(self.contents, request)
+
+    def _oriented(self, contents: Contents) -> Oriented:
+        """Return contents with linear weights as the hub has them, if they come from Paddle, or the user says so."""
+        options, said = self.options, self.options.linear_weights
+        config = config_of(self._small) if options.mapping.config is None else options.mapping.config
+        paddle = isinstance(self.source, Foreign) and self.source.format in PADDLE_FORMATS
+        if options.to == "paddle" or not (said or isinstance(self.source, Foreign)):
+            return Oriented(contents)
+        if options.mapping.written is not None and said is None:
+            if options.to == "hf" and paddle:
+                check_mapped(contents, config)
+            return Oriented(contents)
+        if not paddle and said is None and not (is_known(config) and is_in_out(contents, config)):
+            return Oriented(contents)
+        stored = self.source.linear_weights if isinstance(self.source, Foreign) else None
+        return hub_oriented(contents, config, options.to, stored, said)
 
     def explain(self) -> tuple[str, ...]:
         """What the mapping does, a line for each target."""
@@ -192,7 +222,8 @@ def convert(
         _write(conversion, ranks, place, progress)
     files = place.storage.files(place.folder)
     seconds = time.monotonic() - began
-    return Converted(place.path, options.to, len(files), sum(files.values()), seconds, conversion.notes)
+    total = sum(files.values())
+    return Converted(place.path, options.to, len(files), total, seconds, conversion.notes, conversion.ready)
 
 
 def _write(conversion: Conversion, ranks: Ranks, place: Destination, progress: Progress) -> None:

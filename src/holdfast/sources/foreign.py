@@ -72,6 +72,7 @@ class Found:
     A value that had to be computed lies in a file of `made`; no file of the folder has such a name.
     `notes` say what was left out, or is not certain. `step_at` is where the step lies, if it is a tensor.
     `read` are files that were read and hold no tensor. `partial` says why it is a part of a model, if it is one.
+    `linear_weights` is "in-out" or "out-in" where the format says how weights of linear layers are stored.
     """
 
     format: str
@@ -81,6 +82,7 @@ class Found:
     step_at: Recipe[Place] | None = None
     read: frozenset[str] = frozenset()
     partial: str | None = None
+    linear_weights: str | None = None
 
 
 class Foreign(Checkpoint):
@@ -110,6 +112,11 @@ class Foreign(Checkpoint):
     def partial(self) -> str | None:
         """Why it is a part of a model, where its name, its neighbours or its contents say so."""
         return self._found.partial
+
+    @property
+    def linear_weights(self) -> str | None:
+        """How weights of linear layers are stored, "in-out" or "out-in", where the format says it."""
+        return self._found.linear_weights
 
     def __repr__(self) -> str:
         return f"Foreign({self.path!r}, format={self.format!r}, groups={list(self.groups)})"

@@ -68,7 +68,7 @@ def read_flex(folder: Folder) -> Found | None:
     groups = found.groups()
     contents = Contents(groups, lay_files(groups.values(), folder.path), found.state)
     read = frozenset({*stored.tensors, *(f"{sub}{number}.metadata" for sub, number in newest.items())})
-    return Found(FORMAT, contents, stored.arrays.made, tuple(found.notes), read=read)
+    return Found(FORMAT, contents, stored.arrays.made, tuple(found.notes), read=read, linear_weights="in-out")
 
 
 def _read_part(folder: Folder, name: str, stored: Stored) -> tuple[dict[str, Recipe[Place]], Metadata]:

@@ -40,7 +40,7 @@ def read_params(folder: Folder) -> Found | None:
     if not groups:
         raise Unsupported(f"{folder.path}/{names[0]}: there is no tensor in it")
     contents = Contents(groups, lay_files(groups.values(), folder.path), found.state)
-    return Found(FORMAT, contents, arrays.made, tuple(found.notes), read=frozenset(names))
+    return Found(FORMAT, contents, arrays.made, tuple(found.notes), read=frozenset(names), linear_weights="in-out")
 
 
 def _chosen(folder: Folder) -> list[str]:
