@@ -71,7 +71,8 @@ def orientation_of(shapes: Mapping[str, Shape], config: Mapping[str, Any], store
         return Orientation(frozenset(), f"{first[True]} is [in, out] by its shape, and {first[False]} is [out, in]")
     follow = said.pop() if said else {IN_OUT: True, OUT_IN: False, None: None}[stored]
     turned = {key for key in linears if told.get(_role(key), follow) is True}
-    if follow is None:
+    untold = any(len(shape) == 2 and _role(key) not in told and not _NEVER.search(key) for key, shape in shapes.items())
+    if follow is None and untold:
         return Orientation(
             frozenset(turned), "no weight's shape tells whether linear weights are [in, out] or [out, in]"
         )
