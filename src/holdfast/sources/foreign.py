@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Any
 
 from holdfast.core import limits
-from holdfast.core.errors import Damaged, NotFound
+from holdfast.core.errors import Damaged, HoldfastError, NotFound
 from holdfast.format import strictjson
 from holdfast.format.manifest import FileRecord, GroupRecord, Manifest
 from holdfast.format.names import natural_key
@@ -21,6 +21,7 @@ from holdfast.storage.base import Pin, Readable, Reader
 from holdfast.storage.local import LocalPin
 
 _SIDE = re.compile(r"(?!\.)[A-Za-z0-9_.\-]+\.(?:json|model|txt|jinja|tiktoken)|tokenizer[A-Za-z0-9_.\-]*")
+_CODE = re.compile(r"[A-Za-z0-9_]+\.py")
 _NOT_SIDE = (".index.json", "holdfast.json", ".safetensors", ".bin", ".pt")
 
 
@@ -160,7 +161,8 @@ class Foreign(Checkpoint):
 
     def side_files(self) -> list[str]:
         """Small files beside the tensors that a copy of the model wants too: its config, its tokenizer."""
-        return [name for name in self._source.files if is_side_file(name)]
+        code = names_code(self._source)
+        return [name for name in self._source.files if is_side_file(name) or (code and is_code(name))]
 
     def read_side_file(self, name: str) -> bytes:
         """One of the small files beside the tensors."""
@@ -174,6 +176,22 @@ class Foreign(Checkpoint):
         except NotFound:
             return None
         return fields if isinstance(fields, dict) else None
+
+
+def names_code(folder: Folder) -> bool:
+    """Return whether a folder's config names classes of its own code, without which the model does not open."""
+    if folder.only is not None or "config.json" not in folder.files:
+        return False
+    try:
+        fields = strictjson.loads(folder.read("config.json", limits.JSON_BYTES), f"{folder.path}/config.json")
+    except HoldfastError:
+        return False
+    return isinstance(fields, dict) and isinstance(fields.get("auto_map"), dict)
+
+
+def is_code(name: str) -> bool:
+    """Return whether a file is Python code at the top of a folder, by its name."""
+    return _CODE.fullmatch(name) is not None
 
 
 def is_side_file(name: str) -> bool:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from holdfast.core.filenames import MANIFEST
 from holdfast.format.names import natural_key
-from holdfast.sources.foreign import Folder, Found, is_side_file
+from holdfast.sources.foreign import Folder, Found, is_code, is_side_file, names_code
 
 _NAMED = 12
 _DOCUMENTS = re.compile(
@@ -28,6 +28,7 @@ def with_unread_noted(folder: Folder, found: Found) -> Found:
         for name in sorted(folder.files, key=natural_key)
         if name not in used and name not in found.read and not _needs_no_note(name)
     ]
+    left = [name for name in left if not (is_code(name) and names_code(folder))]
     if not left:
         return found
     more = f" and {len(left) - _NAMED} more" if len(left) > _NAMED else ""
