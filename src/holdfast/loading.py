@@ -151,7 +151,7 @@ def _load(
         unexpected=finished.unexpected,
         mismatched=findings["mismatched"],
         cast=findings["cast"],
-        notes=finished.notes,
+        notes=(*finished.notes, *checkpoint.notes),
         values=targets.values,
         verified=verified,
         needed_bytes=sum(box.volume * place.spec.dtype.bytes for place, box in targets.wants.destinations),

@@ -147,3 +147,15 @@ def test_thousands_of_parts_that_overlap_are_refused_at_once(tmp_path: Path) -> 
     (folder / "0.metadata").write_bytes(pickle.dumps(Metadata(described, located, {}), 4))
     with at_most(5), pytest.raises(Damaged, match="5000 parts do not fill"):
         open_stored(folder)
+
+
+@pytest.mark.usefixtures("as_paddle")
+def test_paths_that_become_one_key_are_refused(tmp_path: Path) -> None:
+    arrays = {"m.a.b": random_matrix(1, 2), "other": random_matrix(2, 2)}
+    (tmp_path / "0_0.distcp").write_bytes(pickle.dumps(arrays, 4))
+    described = {key: [LocalTensorMetadata((0,), (2,), "float32", (2,))] for key in arrays}
+    located = {LocalTensorIndex(key, (0,)): "0_0.distcp" for key in arrays}
+    paths = {"m.a.b": ("m", "a.b"), "other": ("m", "a", "b")}
+    (tmp_path / "0.metadata").write_bytes(pickle.dumps(Metadata(described, located, paths), 4))
+    with pytest.raises(Damaged, match=r"two tensors of m have the key 'a\.b', one of them 'other'"):
+        open_stored(tmp_path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -20,6 +21,7 @@ from holdfast.plan.arrays import Destination, RawArray
 from holdfast.plan.choice import Choice
 from holdfast.plan.contents import Contents, StoredTensor
 from holdfast.plan.files import Place
+from holdfast.plan.quantized import Quantized, quantized_weights
 from holdfast.plan.terms import destinations_of
 
 
@@ -103,6 +105,7 @@ class Wants:
         self._kept = kept
         self._filled: list[_Filled] = []
         self._shared: list[list[_Filled]] = []
+        self._quantized_of: dict[str, Mapping[str, Quantized]] = {}
 
     def keeps(self, group: str, key: str) -> bool:
         """Whether a tensor is meant to keep the values it has."""
@@ -192,8 +195,36 @@ class Wants:
             hint = "; pass cast=True to convert" if castable else ""
             self.findings.mismatched.append(f"{text}: the dtype differs: stored {stored}, live {live}{hint}")
             return False
+        problem = self._cast_problem(found, live)
+        if problem is not None:
+            self.findings.mismatched.append(f"{text}: {problem}")
+            return False
         self.findings.cast.append(f"{text}: {stored} to {live}")
         return True
+
+    def _cast_problem(self, found: StoredTensor, live: str) -> str | None:
+        """Return why a cast that was asked for would give other numbers than the weight's; None if it would not."""
+        stored = found.logical
+        if stored == "uint16" and "float" in live:
+            return (
+                f"stored as uint16, live {live}: a cast would take raw bits for numbers; if they are "
+                "those of bfloat16, convert the checkpoint first: holdfast convert SRC DST --uint16 bfloat16"
+            )
+        weight = self._quantized(found.group).get(found.key)
+        if weight is None:
+            return None
+        return (
+            f"{weight.what}; a cast to {live} without its scales would be wrong: load weights that are not quantized "
+            "(from_pretrained with dequantize, or the tool that quantized them)"
+        )
+
+    def _quantized(self, group: str) -> Mapping[str, Quantized]:
+        """Return the quantized weights of a group, looked for once."""
+        if group not in self._quantized_of:
+            members = self.contents.groups[group]
+            dtypes = {key: members.logical.get(key, recipe.dtype.name) for key, recipe in members.tensors.items()}
+            self._quantized_of[group] = quantized_weights(dtypes)
+        return self._quantized_of[group]
 
     def want_parameter(self, module: str, key: str, stored_key: str, tensor: torch.Tensor) -> None:
         """A module's tensor, from the masters when only they are as wide as the live tensor."""

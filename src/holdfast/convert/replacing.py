@@ -17,7 +17,7 @@ from holdfast.storage.base import SharedStorage
 # What lies beside the tensors of a checkpoint; any other name may be somebody's work.
 _BESIDE = (
     *("*.index.json", "config.json", "*_config.json", "tokenizer*", "vocab.*", "merges.txt", "added_tokens.json"),
-    *("special_tokens_map.json", "trainer_state.json", "*.jinja", "*.model", "*.tiktoken"),
+    *("special_tokens_map.json", "trainer_state.json", "*.jinja", "*.model", "*.tiktoken", "*.py"),
 )
 _OF_DCP = ("*.distcp", ".metadata", "*.metadata")
 
