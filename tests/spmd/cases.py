@@ -10,6 +10,7 @@ from tests.spmd.table import SIZES, Input, Operation
 from torch.distributed.tensor import Partial, Placement, Replicate, Shard
 
 MESHES = {"4": (4,), "2x2": (2, 2)}
+WAYS = ("eager", "traced", "compiled")  # a plain call, the same after a trace of it, and within a compiled region
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,10 +23,12 @@ class Case:
     first: tuple[str, ...]  # the first placed input's placement on each axis: "R", "P" or the sharded dim
     others: str  # "follow": the other inputs are sharded along the same letters; "whole": replicated; "apart": neither
     laid: str = "rows"  # or "columns": the inputs lie in memory as transposed ones do
+    way: str = "eager"  # or one of WAYS
 
     def __str__(self) -> str:
         laid = "" if self.laid == "rows" else f" {self.laid}"
-        return f"{self.operation}[{self.size} {self.mesh} {','.join(self.first)} {self.others}{laid}]"
+        way = "" if self.way == "eager" else f" {self.way}"
+        return f"{self.operation}[{self.size} {self.mesh} {','.join(self.first)} {self.others}{laid}{way}]"
 
 
 def cases_of(operation: Operation) -> Iterator[Case]:

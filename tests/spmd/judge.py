@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import zlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -109,7 +111,7 @@ def judge(case: Case, operation: Operation, mesh: DeviceMesh) -> Verdict:
     listener = Listener()
     try:
         _seed()
-        found = _found(operation, wholes, placements, mesh, listener)
+        found = _found(case.way, operation, wholes, placements, mesh, listener)
     except Exception as error:  # noqa: BLE001 - any error is a finding
         if failure is not None and failure.startswith(f"{type(error).__name__}:"):
             return Verdict("right", RAISES_TOO, listener.bytes)
@@ -148,6 +150,7 @@ def _expected(operation: Operation, wholes: list[torch.Tensor]) -> tuple[list[to
 
 
 def _found(
+    way: str,
     operation: Operation,
     wholes: list[torch.Tensor],
     placements: list[tuple[Placement, ...] | None],
@@ -159,10 +162,30 @@ def _found(
         for whole, places in zip(wholes, placements, strict=True)
     ]
     leaves = _leaves(operation, inputs)
-    with listener:
-        outputs = _tensors(operation.call(*leaves))
+    call: Callable[..., Any] = operation.call
+    counting: contextlib.AbstractContextManager[Any] = listener
+    if way == "traced":
+        _trace(operation, inputs, mesh)
+    elif way == "compiled":
+        call, counting = _compiled(call, "aot_eager"), contextlib.nullcontext()  # dynamo leaves modes alone
+    with counting:
+        outputs = _tensors(call(*leaves))
         gradients = _gradients(operation, outputs, leaves, mesh)
     return [_whole(value) for value in (*outputs, *gradients)]
+
+
+def _compiled(call: Callable[..., Any], backend: str) -> Callable[..., Any]:
+    torch._dynamo.reset()
+    return torch.compile(call, backend=backend)
+
+
+def _trace(operation: Operation, inputs: list[Any], mesh: DeviceMesh) -> None:
+    """Let torch.compile see the call, forward and backward, before it is made."""
+    leaves = _leaves(operation, [value.clone() for value in inputs])
+    with contextlib.suppress(Exception):  # what cannot be traced leaves nothing behind
+        outputs = _tensors(_compiled(operation.call, "eager")(*leaves))
+        _gradients(operation, outputs, leaves, mesh)
+    _seed()
 
 
 def _gradients(operation: Operation, outputs: list[Any], leaves: list[Any], mesh: Any) -> list[Any]:

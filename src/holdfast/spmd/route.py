@@ -20,6 +20,8 @@ from holdfast.spmd.empties import carry_out, has_empty, pays, run_decision, will
 from holdfast.spmd.fallback import gather_and_run
 from holdfast.spmd.refused import cannot_be_done
 from holdfast.spmd.registry import Rule
+from holdfast.spmd.stand_ins import StandIn
+from holdfast.spmd.tracing import answer_in_trace
 from holdfast.spmd.windows import is_window, look_through, window
 
 
@@ -30,7 +32,9 @@ class Switch:
     rules: dict[Any, Rule] = field(default_factory=dict)
     left_out: list[tuple[str, str]] = field(default_factory=list)
     displaced: dict[Any, Any] = field(default_factory=dict)
-    replaced: list[tuple[Any, Any]] = field(default_factory=list)  # functions of torch: the stand-in, torch's own
+    methods: list[StandIn] = field(default_factory=list)
+    functions: list[StandIn] = field(default_factory=list)
+    shardable: list[StandIn] = field(default_factory=list)  # torch's test of whether a dim may be sharded
     losses: dict[Any, Any] = field(default_factory=dict)  # what loss_parallel would have installed
     fallback: bool = False
     lookups: frozenset[Any] = frozenset()  # operators that take indices
@@ -59,8 +63,15 @@ def make_route(switch: Switch, torch_way: Callable[..., Any]) -> Callable[..., A
     known = _Known()
 
     def slow_path(op: Any, args: Any, kwargs: Any, info: Any, try_cache: bool) -> Any:
-        if private.is_tracing() or info.compute_mesh.get_coordinate() is None:
+        if info.compute_mesh.get_coordinate() is None:
             return torch_way(op, args, kwargs, info, try_cache)
+        if private.is_tracing():
+            rule = switch.rules.get(op)
+            call = bind(op, args, kwargs, info)
+            return answer_in_trace(call, rule and rule.family, lambda: answered(op, args, kwargs, info, try_cache))
+        return answered(op, args, kwargs, info, try_cache)
+
+    def answered(op: Any, args: Any, kwargs: Any, info: Any, try_cache: bool) -> Any:
         if private.is_oldest() and any(is_window(value) for value in (*args, *kwargs.values())):
             return look_through(op, args, kwargs)
         if op not in switch.rules and private.is_composite(op):
@@ -83,6 +94,7 @@ def make_route(switch: Switch, torch_way: Callable[..., Any]) -> Callable[..., A
             return carry_out(op, args, kwargs, info, answer)  # a decision that is cached would skip the look at indices
         return answer
 
+    private.keep_out_of_dynamo(slow_path)
     return slow_path
 
 

@@ -15,6 +15,9 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate
 
+from holdfast.spmd.stand_ins import StandIn
+from holdfast.spmd.thread_caches import clear_every_thread
+
 try:
     from torch.distributed._functional_collectives import _are_we_tracing
     from torch.distributed.tensor import _api as dtensor_api
@@ -25,6 +28,12 @@ try:
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
     from torch.distributed.tensor.debug import _clear_sharding_prop_cache
     from torch.distributed.tensor.parallel import loss as loss_module
+    from torch._C._dynamo import eval_frame
+    from torch._subclasses.fake_tensor import (
+        DataDependentOutputException,
+        DynamicOutputShapeException,
+        UnsupportedOperatorException,
+    )
     from torch.utils._mode_utils import no_dispatch
     from torch.utils._pytree import tree_leaves
 except ImportError as error:
@@ -129,9 +138,10 @@ def functions() -> list[tuple[str, Any, str]]:
     return [entry for entry in found if hasattr(entry[1], entry[2])]
 
 
-def forget_decisions() -> None:
-    """Drop every cached sharding decision: those made under other rules must not live on."""
+def forget_decisions() -> bool:
+    """Drop the cached sharding decisions, made under other rules, of every thread; False if of this one only."""
     _clear_sharding_prop_cache()  # type: ignore[no-untyped-call]
+    return clear_every_thread()
 
 
 def spec_of(tensor: DTensor) -> Any:
@@ -305,17 +315,13 @@ ATEN = torch.ops.aten  # whose sums of nothing are zero
 SUMS = (ATEN.sum.default, ATEN.sum.dim_IntList, ATEN.mm.default, ATEN.native_layer_norm_backward.default)
 
 
-def allow_empty_shards(allowed: bool) -> None:
-    """Let `quiet_decision` ask for what torch's strategies otherwise leave out, or forbid it again."""
-    for module in (utils, _matrix_ops):
-        present = getattr(module, SHARDABLE)
-        torch_way = getattr(present, "torch_way", present)
+def allow_empty_shards() -> list[StandIn]:
+    """Let `quiet_decision` ask for what torch's strategies otherwise leave out."""
 
-        def shardable(*args: Any, _torch_way: Any = torch_way, **kwargs: Any) -> bool:
-            return PATIENCE.asked or _torch_way(*args, **kwargs)
+    def make(torch_way: Callable[..., bool]) -> Callable[..., bool]:
+        return lambda *args, **kwargs: PATIENCE.asked or torch_way(*args, **kwargs)
 
-        shardable.torch_way = torch_way  # type: ignore[attr-defined]
-        setattr(module, SHARDABLE, shardable if allowed else torch_way)
+    return [StandIn(module, SHARDABLE, make) for module in (utils, _matrix_ops)]
 
 
 def decision(info: Any) -> Any:
@@ -369,6 +375,24 @@ def insist(conditions: torch.Tensor, message: str) -> None:
 def is_tracing() -> bool:
     """Whether torch.compile or export is looking: rules read values, which a trace has not."""
     return bool(_are_we_tracing())
+
+
+def out_of_graph(op: Operator) -> Exception:
+    """The error by which torch.compile learns that a call is to run outside of the graph; in fake modes, an error."""
+    return UnsupportedOperatorException(op)
+
+
+def leaves_graph(error: Exception) -> bool:
+    """Whether an error makes torch.compile break the graph."""
+    return isinstance(
+        error, (UnsupportedOperatorException, DataDependentOutputException, DynamicOutputShapeException)
+    )
+
+
+def keep_out_of_dynamo(function: Callable[..., Any]) -> None:
+    """Let no frame of a function, nor of what it calls, be compiled: it runs eagerly between graphs."""
+    skipped = eval_frame._FrameExecStrategy(eval_frame._FrameAction.SKIP, eval_frame._FrameAction.SKIP)
+    eval_frame.set_code_exec_strategy(function.__code__, skipped)
 
 
 def is_composite(op: Operator) -> bool:
