@@ -34,7 +34,9 @@ def main() -> int:
     if arguments.family:
         chosen = [name for name in chosen if operations[name].family in arguments.family]
     cases = [case for name in chosen for case in cases_of(operations[name]) if case.others in arguments.others]
-    cases = [replace(case, laid=arguments.laid, way=arguments.way) for case in cases[arguments.offset :: arguments.every]]
+    cases = [
+        replace(case, laid=arguments.laid, way=arguments.way) for case in cases[arguments.offset :: arguments.every]
+    ]
     families = {name: operation.family for name, operation in operations.items()}
     found: dict[bool, list[Finding]] = {}
     for enable in {"both": (False, True), "on": (True,), "off": (False,)}[arguments.mode]:

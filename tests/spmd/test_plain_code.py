@@ -8,14 +8,17 @@ import pickle
 
 import pytest
 import torch
-import torch.nn.functional as F  # noqa: N812
+import torch.nn.functional as F
 from torch import fx, nn
 
 import holdfast.spmd
 from holdfast.spmd.functions import FUNCTIONS
 
 MODULES = {
-    "cross_entropy": (nn.CrossEntropyLoss(label_smoothing=0.1), lambda: (torch.randn(4, 3), torch.tensor([0, 1, 2, 1]))),
+    "cross_entropy": (
+        nn.CrossEntropyLoss(label_smoothing=0.1),
+        lambda: (torch.randn(4, 3), torch.tensor([0, 1, 2, 1])),
+    ),
     "nll_loss": (nn.NLLLoss(), lambda: (torch.randn(4, 3), torch.tensor([0, 1, 2, 1]))),
     "ctc_loss": (
         nn.CTCLoss(),

@@ -41,7 +41,9 @@ def report() -> list[Line]:
     if SWITCH.methods:
         lines += [Line(stand.title, "methods", "any", stand.why, True) for stand in stands()]
         lines += [Line(f"DTensor.{name}", "methods", "any", why, True) for name, (_, why) in METHODS.items()]
-    lines += [Line(f"functional.{name}", "functions", "as its rule", WHY[name], True) for name in WHY if SWITCH.functions]
+    lines += [
+        Line(f"functional.{name}", "functions", "as its rule", WHY[name], True) for name in WHY if SWITCH.functions
+    ]
     lines += [
         Line(f"loss_parallel: {op}", "loss", "classes, by any axes; batch beside them", LOSSES, True)
         for op in SWITCH.losses

@@ -18,6 +18,7 @@ from holdfast.spmd.composites import is_whole, take_apart
 from holdfast.spmd.dims import refuse_wrong_dims
 from holdfast.spmd.empties import carry_out, has_empty, pays, run_decision, will_have_empty
 from holdfast.spmd.fallback import gather_and_run
+from holdfast.spmd.mixed_lists import is_over_lists, places_by_mesh, run_by_mesh
 from holdfast.spmd.refused import cannot_be_done
 from holdfast.spmd.registry import Rule
 from holdfast.spmd.stand_ins import StandIn
@@ -68,7 +69,8 @@ def make_route(switch: Switch, torch_way: Callable[..., Any]) -> Callable[..., A
         if private.is_tracing():
             rule = switch.rules.get(op)
             call = bind(op, args, kwargs, info)
-            return answer_in_trace(call, rule and rule.family, lambda: answered(op, args, kwargs, info, try_cache))
+            family = None if rule is None else rule.family
+            return answer_in_trace(call, family, lambda: answered(op, args, kwargs, info, try_cache))
         return answered(op, args, kwargs, info, try_cache)
 
     def answered(op: Any, args: Any, kwargs: Any, info: Any, try_cache: bool) -> Any:
@@ -124,8 +126,8 @@ def _composite(known: _Known, torch_way: Callable[..., Any], given: tuple[Any, .
 def _answer(switch: Switch, torch_way: Callable[..., Any], call: Call, given: tuple[Any, ...]) -> Any:
     op, args, kwargs, info, _ = given
     refuse_wrong_dims(call)
-    if switch.fallback and _has_several_meshes(call):
-        return gather_and_run(call)
+    if _has_several_meshes(call) and (switch.fallback or is_over_lists(op)):
+        return run_by_mesh(call) if _can_be_split(call) else gather_and_run(call)
     rule = switch.rules.get(op)
     if rule is not None:
         result = rule.run(call)
@@ -172,6 +174,10 @@ def _stands(sharding: Any, info: Any) -> bool:
 
 def _has_several_meshes(call: Call) -> bool:
     return any(isinstance(tensor, DTensor) and tensor.device_mesh != call.mesh for _, tensor in call.spots())
+
+
+def _can_be_split(call: Call) -> bool:
+    return is_over_lists(call.op) and len(places_by_mesh(call)) > 1
 
 
 def _decision(torch_way: Callable[..., Any], call: Call, given: tuple[Any, ...]) -> Any:

@@ -27,7 +27,7 @@ class StandIn:
     def remove(self) -> None:
         """Put torch's function back; where another library has wrapped ours, ours only passes on what it is given."""
         self._chosen[0] = self.torch_way
-        _builtins._get_builtin_table().pop(id(self._function), None)
+        _builtins._get_builtin_table().pop(id(self._function), None)  # type: ignore[no-untyped-call]
         if getattr(self._owner, self._name) is self._function:
             setattr(self._owner, self._name, self.torch_way)
 
@@ -39,7 +39,7 @@ def _as_torchs_own(torch_way: Any, chosen: list[Callable[..., Any]]) -> Any:
     globals_ = getattr(torch_way, "__globals__", globals())
     made = types.FunctionType(call.__code__, globals_, torch_way.__name__, None, call.__closure__)
     functools.update_wrapper(made, torch_way)
-    builtin = _builtins._find_builtin(torch_way)
+    builtin = _builtins._find_builtin(torch_way)  # type: ignore[no-untyped-call]
     if builtin is not None:  # TorchScript knows it by name, not by its source
         _builtins._register_builtin(made, builtin)
     return made

@@ -80,7 +80,7 @@ def _install(only: Sequence[str], exclude: Sequence[str], check_indices: bool) -
         SWITCH.functions = install_functions()
     if SWITCH.fallback:
         SWITCH.shardable = private.allow_empty_shards()
-    for function in (*OURS, *(method for method, _ in METHODS.values()), Window.__torch_dispatch__.__func__):
+    for function in (*OURS, *(method for method, _ in METHODS.values()), Window.__torch_dispatch__):
         private.keep_out_of_dynamo(function)
     if not private.forget_decisions() and threading.active_count() > 1:
         warn(

@@ -19,6 +19,12 @@ from holdfast.spmd.stand_ins import StandIn
 from holdfast.spmd.thread_caches import clear_every_thread
 
 try:
+    from torch._C._dynamo import eval_frame
+    from torch._subclasses.fake_tensor import (
+        DataDependentOutputException,
+        DynamicOutputShapeException,
+        UnsupportedOperatorException,
+    )
     from torch.distributed._functional_collectives import _are_we_tracing
     from torch.distributed.tensor import _api as dtensor_api
     from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
@@ -28,12 +34,6 @@ try:
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
     from torch.distributed.tensor.debug import _clear_sharding_prop_cache
     from torch.distributed.tensor.parallel import loss as loss_module
-    from torch._C._dynamo import eval_frame
-    from torch._subclasses.fake_tensor import (
-        DataDependentOutputException,
-        DynamicOutputShapeException,
-        UnsupportedOperatorException,
-    )
     from torch.utils._mode_utils import no_dispatch
     from torch.utils._pytree import tree_leaves
 except ImportError as error:
@@ -129,6 +129,7 @@ def functions() -> list[tuple[str, Any, str]]:
     found = [
         ("grouping", sys.modules["torch.optim.optimizer"], grouping),
         ("grouping", clipping, grouping),
+        ("grouping", sys.modules.get("torch.optim.swa_utils"), grouping),
         ("lists", sys.modules.get("torch.optim._adafactor"), "_group_tensors_by_device_dtype_and_is_multidim"),
         ("total_norm", clipping, "_get_total_norm"),
         ("clip", clipping, "_clip_grads_with_norm_"),
@@ -384,15 +385,13 @@ def out_of_graph(op: Operator) -> Exception:
 
 def leaves_graph(error: Exception) -> bool:
     """Whether an error makes torch.compile break the graph."""
-    return isinstance(
-        error, (UnsupportedOperatorException, DataDependentOutputException, DynamicOutputShapeException)
-    )
+    return isinstance(error, (UnsupportedOperatorException, DataDependentOutputException, DynamicOutputShapeException))
 
 
 def keep_out_of_dynamo(function: Callable[..., Any]) -> None:
     """Let no frame of a function, nor of what it calls, be compiled: it runs eagerly between graphs."""
     skipped = eval_frame._FrameExecStrategy(eval_frame._FrameAction.SKIP, eval_frame._FrameAction.SKIP)
-    eval_frame.set_code_exec_strategy(function.__code__, skipped)
+    eval_frame.set_code_exec_strategy(getattr(function, "__func__", function).__code__, skipped)
 
 
 def is_composite(op: Operator) -> bool:
