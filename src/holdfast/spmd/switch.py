@@ -19,6 +19,7 @@ from holdfast.spmd.functions import install_functions
 from holdfast.spmd.lossparallel import loss_handlers
 from holdfast.spmd.methods import METHODS, install_methods, remove_methods
 from holdfast.spmd.plain import INDEXING, MASKING, take_flip, take_made, take_masks, take_plain
+from holdfast.spmd.private_names import misfits
 from holdfast.spmd.registry import Rule, all_rules
 from holdfast.spmd.route import Switch, make_route
 from holdfast.spmd.windows import Window
@@ -49,8 +50,13 @@ def enable(only: Sequence[str] = ("*",), exclude: Sequence[str] = (), check_indi
         SWITCH.left_out = [(name, problem) for rule in all_rules() for name in rule.operators]
         return _left_out()
     SWITCH.is_on = True
+    unfit = misfits()
+    for part, problems in unfit.items():
+        SWITCH.left_out.append((part, f"torch {torch.__version__} is not as expected: {'; '.join(problems)}"))
+    if unfit:
+        warn(f"holdfast.spmd.enable: {'; '.join(_left_out())}")
     try:
-        _install(only, exclude, check_indices)
+        _install(only, [*exclude, *unfit], check_indices)
     except BaseException:
         disable()
         raise
@@ -84,7 +90,7 @@ def _install(only: Sequence[str], exclude: Sequence[str], check_indices: bool) -
         private.keep_out_of_dynamo(function)
     if not private.forget_decisions() and threading.active_count() > 1:
         warn(
-            "holdfast.spmd.enable: other threads may have used DTensors before, and this Python gives no access to what "
+            "holdfast.spmd.enable: other threads may have used DTensors before, and this Python cannot clear what "
             "torch remembers of that: call enable() before the first thread starts"
         )
 

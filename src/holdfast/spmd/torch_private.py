@@ -15,6 +15,7 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate
 
+from holdfast.spmd.private_names import RULES, misfits
 from holdfast.spmd.stand_ins import StandIn
 from holdfast.spmd.thread_caches import clear_every_thread
 
@@ -70,8 +71,10 @@ def check() -> str | None:
     version = ".".join(torch.__version__.split(".")[:2])
     if version not in KNOWN:
         return f"torch {version} is not known to holdfast.spmd (known: {', '.join(KNOWN)}): no rule is installed"
-    missing = [name for name in (SLOW_PATH, REPLICATE_PLAIN, "_custom_op_handlers") if not hasattr(dispatcher(), name)]
-    return f"torch {torch.__version__} has no {', '.join(missing)} in DTensor's dispatcher" if missing else None
+    if not hasattr(dispatcher(), "_custom_op_handlers"):
+        return f"torch {torch.__version__} has no table of handlers in DTensor's dispatcher: no rule is installed"
+    problems = "; ".join(misfits().get(RULES, ()))
+    return f"torch {torch.__version__} is not as expected: {problems}: no rule is installed" if problems else None
 
 
 def dispatcher() -> Any:
