@@ -397,6 +397,12 @@ def keep_out_of_dynamo(function: Callable[..., Any]) -> None:
     eval_frame.set_code_exec_strategy(getattr(function, "__func__", function).__code__, skipped)
 
 
+def simulates_ranks() -> bool:
+    """Whether torch's LocalTensorMode runs every rank in this process: a rank's coordinate is then no number."""
+    module = sys.modules.get("torch.distributed._local_tensor")
+    return module is not None and module.local_tensor_mode() is not None
+
+
 def is_composite(op: Operator) -> bool:
     """Whether `op` is made of others, and torch has no rule for it: only in inference mode does DTensor meet it."""
     known, has_kernel = dispatcher().sharding_propagator, torch._C._dispatch_has_kernel_for_dispatch_key
