@@ -1,4 +1,4 @@
-"""`torch._trilinear`, of which `F.bilinear` and its gradients are made: a product of three tensors, summed over dims."""
+"""`torch._trilinear`, of which `F.bilinear` and its gradients are made: the sum of a product of three tensors."""
 
 from __future__ import annotations
 
