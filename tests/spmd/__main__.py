@@ -15,7 +15,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TextIO
 
-from tests.spmd.cases import Case, cases_of
+from tests.spmd.cases import PARTIALS, WAYS, Case, cases_of
 from tests.spmd.compare import failures, grown, spoilt, unexplained, why_grown
 from tests.spmd.ops import all_operations
 from tests.spmd.team import Finding, Team
@@ -34,7 +34,10 @@ def main() -> int:
     if arguments.family:
         chosen = [name for name in chosen if operations[name].family in arguments.family]
     cases = [case for name in chosen for case in cases_of(operations[name]) if case.others in arguments.others]
-    cases = [replace(case, laid=arguments.laid) for case in cases[arguments.offset :: arguments.every]]
+    cases = [
+        replace(case, laid=arguments.laid, way=arguments.way, partial=arguments.partial)
+        for case in cases[arguments.offset :: arguments.every]
+    ]
     families = {name: operation.family for name, operation in operations.items()}
     found: dict[bool, list[Finding]] = {}
     for enable in {"both": (False, True), "on": (True,), "off": (False,)}[arguments.mode]:
@@ -70,6 +73,8 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--family", nargs="*", default=[])
     parser.add_argument("--others", nargs="*", default=["follow", "whole", "apart"], help="how the other inputs lie")
     parser.add_argument("--laid", choices=("rows", "columns"), default="rows", help="how inputs lie in memory")
+    parser.add_argument("--way", choices=WAYS, default="eager", help="; ".join(map(": ".join, WAYS.items())))
+    parser.add_argument("--partial", choices=PARTIALS, default="sum", help="how a Partial's parts make the tensor")
     parser.add_argument("--every", type=int, default=1, help="only every so-manieth case")
     parser.add_argument("--offset", type=int, default=0)
     parser.add_argument("--mode", choices=("both", "on", "off"), default="both")

@@ -10,6 +10,14 @@ from tests.spmd.table import SIZES, Input, Operation
 from torch.distributed.tensor import Partial, Placement, Replicate, Shard
 
 MESHES = {"4": (4,), "2x2": (2, 2)}
+WAYS = {
+    "eager": "a plain call",
+    "traced": "a plain call after a trace of it",
+    "compiled": "a call within a compiled region",
+    "thread": "a plain call in a second thread",
+    "meshes": "a plain call whose other inputs are on another mesh",
+}
+PARTIALS = ("sum", "avg", "max", "min")
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,10 +30,13 @@ class Case:
     first: tuple[str, ...]  # the first placed input's placement on each axis: "R", "P" or the sharded dim
     others: str  # "follow": the other inputs are sharded along the same letters; "whole": replicated; "apart": neither
     laid: str = "rows"  # or "columns": the inputs lie in memory as transposed ones do
+    way: str = "eager"  # or another of WAYS
+    partial: str = "sum"  # what "P" stands for: one of PARTIALS
 
     def __str__(self) -> str:
         laid = "" if self.laid == "rows" else f" {self.laid}"
-        return f"{self.operation}[{self.size} {self.mesh} {','.join(self.first)} {self.others}{laid}]"
+        way = ("" if self.way == "eager" else f" {self.way}") + ("" if self.partial == "sum" else f" {self.partial}")
+        return f"{self.operation}[{self.size} {self.mesh} {','.join(self.first)} {self.others}{laid}{way}]"
 
 
 def cases_of(operation: Operation) -> Iterator[Case]:
@@ -54,32 +65,32 @@ def placements_of(case: Case, operation: Operation) -> list[tuple[Placement, ...
         if given.is_plain:
             result.append(None)
         elif given is leader:
-            result.append(tuple(_placement(word, given.letters, given.letters) for word in case.first))
+            result.append(tuple(_placement(word, given.letters, given.letters, case.partial) for word in case.first))
         elif case.others == "whole":
             result.append(tuple(Replicate() for _ in case.first))
         elif case.others == "apart":
-            result.append(tuple(_apart(word, given, operation.partial) for word in case.first))
+            result.append(tuple(_apart(word, given, operation.partial, case.partial) for word in case.first))
         else:
-            follows = [_placement(word, leader.letters, given.letters) for word in case.first]
+            follows = [_placement(word, leader.letters, given.letters, case.partial) for word in case.first]
             if not given.is_float:
                 follows = [Replicate() if placement.is_partial() else placement for placement in follows]
             result.append(tuple(follows))
     return result
 
 
-def _placement(word: str, leader: str, letters: str) -> Placement:
+def _placement(word: str, leader: str, letters: str, partial: str) -> Placement:
     if word == "R":
         return Replicate()
     if word == "P":
-        return Partial()
+        return Partial(partial)
     letter = leader[int(word)]
     return Shard(letters.index(letter)) if letter in letters else Replicate()
 
 
-def _apart(word: str, given: Input, partial: bool) -> Placement:
+def _apart(word: str, given: Input, has_partials: bool, partial: str) -> Placement:
     """Parts beside shards, and shards beside what is whole or in parts."""
-    if word.isdigit() and partial and given.is_float and given.kind not in ("constant", "variance"):
-        return Partial()
+    if word.isdigit() and has_partials and given.is_float and given.kind not in ("constant", "variance"):
+        return Partial(partial)
     if not given.letters:
         return Replicate()
     return Shard(len(given.letters) - 1 if word.isdigit() else 0)

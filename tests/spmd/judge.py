@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import zlib
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 WEIGHTS = (0.5, 0.25, 0.15, 0.1, 0.3, 0.2, 0.4, 0.35)  # of each rank's share in a Partial, as far as there are ranks
 COLLECTIVES = ("_c10d_functional", "c10d", "_dtensor", "_c10d_functional_autograd")
+THREAD = ThreadPoolExecutor(1)  # for the cases that are called in a second thread
 RAISES_TOO = "as one device raises"
 QUIET = ("wait_tensor", "_wrap_tensor_autograd")
 
@@ -77,12 +81,20 @@ def place(whole: torch.Tensor, mesh: DeviceMesh, placements: tuple[Placement, ..
             empty = local.narrow(placement.dim, 0, 0)
             local = chunks[coordinate[axis]] if coordinate[axis] < len(chunks) else empty
         elif isinstance(placement, Partial):
-            share = WEIGHTS[coordinate[axis]] / sum(WEIGHTS[: mesh.size(axis)])
-            local = local * share
+            local = _partial(local, coordinate[axis], mesh.size(axis), str(placement.reduce_op))
     stride = _laid_as(whole, whole).stride()
     return DTensor.from_local(
         _laid_as(local, whole), mesh, placements, run_check=False, shape=whole.shape, stride=stride
     )
+
+
+def _partial(whole: torch.Tensor, rank: int, ranks: int, how: str) -> torch.Tensor:
+    """One rank's part of a tensor that all parts together sum, average or compare to; no two parts are alike."""
+    if how in ("sum", "avg"):
+        return whole * (WEIGHTS[rank] / sum(WEIGHTS[:ranks]) * (ranks if how == "avg" else 1))
+    places = torch.arange(whole.numel(), device=whole.device).reshape(whole.shape)
+    worse = -1.0 - rank if how == "max" else 1.0 + rank
+    return torch.where(places % ranks == rank, whole, whole + worse)
 
 
 def _laid_as(tensor: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
@@ -97,8 +109,8 @@ def _turned(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.mT.contiguous().mT if tensor.ndim > 1 else tensor
 
 
-def judge(case: Case, operation: Operation, mesh: DeviceMesh) -> Verdict:
-    """Run one case; never raises."""
+def judge(case: Case, operation: Operation, mesh: DeviceMesh, other: DeviceMesh) -> Verdict:
+    """Run one case; never raises. `other` is the mesh of all but the first input where a case has two."""
     generator = torch.Generator().manual_seed(zlib.crc32(f"{case.operation} {case.size}".encode()))
     wholes = [given.make(case.size, generator).to(mesh.device_type) for given in operation.inputs]
     if case.laid == "columns":
@@ -109,7 +121,7 @@ def judge(case: Case, operation: Operation, mesh: DeviceMesh) -> Verdict:
     listener = Listener()
     try:
         _seed()
-        found = _found(operation, wholes, placements, mesh, listener)
+        found = _found(case.way, operation, wholes, placements, (mesh, other), listener)
     except Exception as error:  # noqa: BLE001 - any error is a finding
         if failure is not None and failure.startswith(f"{type(error).__name__}:"):
             return Verdict("right", RAISES_TOO, listener.bytes)
@@ -148,21 +160,63 @@ def _expected(operation: Operation, wholes: list[torch.Tensor]) -> tuple[list[to
 
 
 def _found(
+    way: str,
     operation: Operation,
     wholes: list[torch.Tensor],
     placements: list[tuple[Placement, ...] | None],
-    mesh: DeviceMesh,
+    meshes: tuple[DeviceMesh, DeviceMesh],
     listener: Listener,
 ) -> list[torch.Tensor | None]:
-    inputs = [
-        whole if places is None else place(whole, mesh, places)
-        for whole, places in zip(wholes, placements, strict=True)
-    ]
+    mesh = meshes[0]
+    inputs = _placed(wholes, placements, meshes if way == "meshes" else (mesh, mesh))
     leaves = _leaves(operation, inputs)
-    with listener:
-        outputs = _tensors(operation.call(*leaves))
-        gradients = _gradients(operation, outputs, leaves, mesh)
-    return [_whole(value) for value in (*outputs, *gradients)]
+    call: Callable[..., Any] = operation.call
+    counting: contextlib.AbstractContextManager[Any] = listener
+    if way == "traced":
+        _trace(operation, inputs, mesh)
+    elif way == "compiled":
+        call, counting = _compiled(call, "aot_eager"), contextlib.nullcontext()  # dynamo leaves modes alone
+
+    def results() -> list[torch.Tensor | None]:
+        with counting:
+            outputs = _tensors(call(*leaves))
+            gradients = _gradients(operation, outputs, leaves, mesh)
+        return [_whole(value) for value in (*outputs, *gradients)]
+
+    return THREAD.submit(results).result() if way == "thread" else results()
+
+
+def _placed(
+    wholes: list[torch.Tensor],
+    placements: list[tuple[Placement, ...] | None],
+    meshes: tuple[DeviceMesh, DeviceMesh],
+) -> list[Any]:
+    """Every input on the first mesh, but the second one placed on the other, its placements cut or filled to fit."""
+    inputs: list[Any] = []
+    count = 0
+    for whole, places in zip(wholes, placements, strict=True):
+        if places is None:
+            inputs.append(whole)
+            continue
+        mesh = meshes[1] if count == 1 else meshes[0]
+        count += 1
+        fitting = (*places, *(Replicate() for _ in range(mesh.ndim)))[: mesh.ndim]
+        inputs.append(place(whole, mesh, fitting))
+    return inputs
+
+
+def _compiled(call: Callable[..., Any], backend: str) -> Callable[..., Any]:
+    torch._dynamo.reset()
+    return torch.compile(call, backend=backend)
+
+
+def _trace(operation: Operation, inputs: list[Any], mesh: DeviceMesh) -> None:
+    """Let torch.compile see the call, forward and backward, before it is made."""
+    leaves = _leaves(operation, [value.clone() for value in inputs])
+    with contextlib.suppress(Exception):  # what cannot be traced leaves nothing behind
+        outputs = _tensors(_compiled(operation.call, "eager")(*leaves))
+        _gradients(operation, outputs, leaves, mesh)
+    _seed()
 
 
 def _gradients(operation: Operation, outputs: list[Any], leaves: list[Any], mesh: Any) -> list[Any]:

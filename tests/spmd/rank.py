@@ -81,4 +81,5 @@ def _serve(pipe: Any, device: str) -> None:
     with contextlib.suppress(EOFError):
         while True:
             case = pipe.recv()
-            pipe.send(judge(case, operations[case.operation], meshes[case.mesh]))
+            other = meshes["2x2" if case.mesh == "4" else "4"]
+            pipe.send(judge(case, operations[case.operation], meshes[case.mesh], other))

@@ -83,6 +83,37 @@ def test_an_unknown_torch_is_said_and_left_alone(monkeypatch):
     assert holdfast.spmd.report() == []
 
 
+def test_a_dispatcher_with_other_parameters_is_left_alone(monkeypatch):
+    before = _state()
+    dispatcher = type(torch_private.dispatcher())
+    monkeypatch.setattr(dispatcher, "unwrap_to_op_info", lambda self, op_call, args: None)
+    with pytest.warns(HoldfastWarning, match=r"unwrap_to_op_info takes \(self, op_call, args\), not"):
+        problems = holdfast.spmd.enable()
+    assert len(problems) > 200
+    assert _state() == before
+
+
+def test_a_part_whose_names_changed_is_left_out_by_name(monkeypatch):
+    from torch.nn.utils import clip_grad
+
+    def changed(tensors, norm_type, foreach, error_if_nonfinite=False):
+        raise AssertionError("must not be called")
+
+    monkeypatch.setattr(clip_grad, "_get_total_norm", changed)
+    monkeypatch.delattr(torch_private.utils, "is_tensor_shardable")
+    with pytest.warns(HoldfastWarning, match="_get_total_norm takes"):
+        problems = holdfast.spmd.enable()
+    try:
+        assert [problem.partition(":")[0] for problem in problems] == ["fallback", "methods"]
+        assert "is_tensor_shardable is missing" in problems[0]
+        families = {line.family for line in holdfast.spmd.report() if line.is_installed}
+        assert "methods" not in families
+        assert {"loss", "functions"} <= families
+        assert clip_grad._get_total_norm is changed
+    finally:
+        holdfast.spmd.disable()
+
+
 def test_every_operator_of_every_rule_exists_on_the_newest_known_torch():
     left_out = holdfast.spmd.enable()
     holdfast.spmd.disable()

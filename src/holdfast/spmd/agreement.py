@@ -109,7 +109,8 @@ def _rows(call: Call) -> list[Asked]:
 def _classes(call: Call) -> list[Asked]:
     scores = call["self"]
     ignored = call["ignore_index"] if "ignore_index" in call.names else None
-    return [Asked(call["target"], 0, scores.shape[min(1, scores.ndim - 1)] - 1, ignored)]
+    classes = scores.shape[min(1, scores.ndim - 1)] if scores.ndim else 1
+    return [Asked(call["target"], 0, classes - 1, ignored)]
 
 
 LOOKUPS: dict[str, Callable[[Call], list[Asked]]] = {

@@ -31,7 +31,7 @@ def gather_and_run(call: Call) -> Any:
     An error of the operator itself (an index out of range) is the same on all ranks, since all have the same input.
     """
     _note(call)
-    if call.is_inplace:
+    if _written(call):
         return _inplace(call)
     tensors = {spot: whole(tensor) for spot, tensor in call.spots()}
     return replicated(call.run(tensors), call.mesh)
@@ -47,13 +47,23 @@ def _note(call: Call) -> None:
     GATHERED[str(call.op)] = Gathered(1, "; ".join(inputs))
 
 
-def _inplace(call: Call) -> Any:
-    """Run on whole copies, then put each rank's part back into what was written to."""
-    written = {
+# What these write into, their schemas do not say.
+UNSAID = {"aten::native_batch_norm": ("running_mean", "running_var")}
+
+
+def _written(call: Call) -> set[tuple[int, ...]]:
+    """The positions of the arguments that a call writes into."""
+    unsaid = UNSAID.get(call.op._schema.name, ())
+    return {
         (position,)
         for position, argument in enumerate(call.op._schema.arguments)
-        if argument.alias_info is not None and argument.alias_info.is_write
+        if argument.name in unsaid or (argument.alias_info is not None and argument.alias_info.is_write)
     }
+
+
+def _inplace(call: Call) -> Any:
+    """Run on whole copies, then put each rank's part back into what was written to."""
+    written = _written(call)
     tensors = {}
     for spot, tensor in call.spots():
         everything = whole(tensor)

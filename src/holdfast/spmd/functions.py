@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,6 +11,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from holdfast.spmd import torch_private as private
 from holdfast.spmd.call import is_shard, replicated
+from holdfast.spmd.stand_ins import StandIn
 
 
 def _instance_norm(torch_way: Callable[..., Any]) -> Callable[..., Any]:
@@ -174,20 +174,5 @@ WHY = {
 }
 
 
-def install_functions() -> None:
-    for name, make in FUNCTIONS.items():
-        torch_way = getattr(F, name)
-        ours: Any = functools.wraps(torch_way)(make(torch_way))
-        ours.torch_way = torch_way
-        setattr(F, name, ours)
-
-
-def remove_functions() -> None:
-    for name in FUNCTIONS:
-        installed = getattr(F, name)
-        setattr(F, name, getattr(installed, "torch_way", installed))
-
-
-def installed() -> list[str]:
-    """The functions that are replaced now."""
-    return [name for name in FUNCTIONS if hasattr(getattr(F, name), "torch_way")]
+def install_functions() -> list[StandIn]:
+    return [StandIn(F, name, make) for name, make in FUNCTIONS.items()]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +12,7 @@ from torch.distributed.tensor import DTensor
 from holdfast.spmd import torch_private as private
 from holdfast.spmd.groups import clip_with_norm, parted, parted_lists, total_norm
 from holdfast.spmd.setitem import set_item
+from holdfast.spmd.stand_ins import StandIn
 from holdfast.spmd.strides import kept_in_order
 from holdfast.spmd.syncnorm import forward_of
 
@@ -71,21 +71,14 @@ def stands() -> list[Stand]:
     ]
 
 
-def install_methods() -> list[tuple[Stand, Any]]:
-    """Put ours in place; returns what stood there."""
+def install_methods() -> list[StandIn]:
+    """Put ours in place."""
     for name, (method, _) in METHODS.items():
         setattr(DTensor, name, method)
-    replaced = []
-    for stand in stands():
-        torch_way = getattr(stand.owner, stand.name)
-        setattr(stand.owner, stand.name, functools.wraps(torch_way)(stand.make(torch_way)))
-        replaced.append((stand, torch_way))
-    return replaced
+    return [StandIn(stand.owner, stand.name, stand.make) for stand in stands()]
 
 
-def remove_methods(replaced: list[tuple[Stand, Any]]) -> None:
+def remove_methods() -> None:
     for name, (method, _) in METHODS.items():
         if vars(DTensor).get(name) is method:
             delattr(DTensor, name)
-    for stand, torch_way in replaced:
-        setattr(stand.owner, stand.name, torch_way)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from holdfast.spmd.fallback import GATHERED
-from holdfast.spmd.functions import WHY, installed
-from holdfast.spmd.methods import METHODS
+from holdfast.spmd.functions import WHY
+from holdfast.spmd.methods import METHODS, stands
 from holdfast.spmd.switch import SWITCH
 
 LOSSES = (
@@ -38,10 +38,12 @@ def report() -> list[Line]:
         )
         for name, found in GATHERED.items()
     ]
-    lines += [Line(stand.title, "methods", "any", stand.why, True) for stand, _ in SWITCH.replaced]
-    if SWITCH.replaced:
+    if SWITCH.methods:
+        lines += [Line(stand.title, "methods", "any", stand.why, True) for stand in stands()]
         lines += [Line(f"DTensor.{name}", "methods", "any", why, True) for name, (_, why) in METHODS.items()]
-    lines += [Line(f"functional.{name}", "functions", "as its rule", WHY[name], True) for name in installed()]
+    lines += [
+        Line(f"functional.{name}", "functions", "as its rule", WHY[name], True) for name in WHY if SWITCH.functions
+    ]
     lines += [
         Line(f"loss_parallel: {op}", "loss", "classes, by any axes; batch beside them", LOSSES, True)
         for op in SWITCH.losses

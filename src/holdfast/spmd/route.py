@@ -18,8 +18,11 @@ from holdfast.spmd.composites import is_whole, take_apart
 from holdfast.spmd.dims import refuse_wrong_dims
 from holdfast.spmd.empties import carry_out, has_empty, pays, run_decision, will_have_empty
 from holdfast.spmd.fallback import gather_and_run
+from holdfast.spmd.mixed_lists import is_over_lists, places_by_mesh, run_by_mesh
 from holdfast.spmd.refused import cannot_be_done
 from holdfast.spmd.registry import Rule
+from holdfast.spmd.stand_ins import StandIn
+from holdfast.spmd.tracing import answer_in_trace
 from holdfast.spmd.windows import is_window, look_through, window
 
 
@@ -30,7 +33,9 @@ class Switch:
     rules: dict[Any, Rule] = field(default_factory=dict)
     left_out: list[tuple[str, str]] = field(default_factory=list)
     displaced: dict[Any, Any] = field(default_factory=dict)
-    replaced: list[tuple[Any, Any]] = field(default_factory=list)  # functions of torch: the stand-in, torch's own
+    methods: list[StandIn] = field(default_factory=list)
+    functions: list[StandIn] = field(default_factory=list)
+    shardable: list[StandIn] = field(default_factory=list)  # torch's test of whether a dim may be sharded
     losses: dict[Any, Any] = field(default_factory=dict)  # what loss_parallel would have installed
     fallback: bool = False
     lookups: frozenset[Any] = frozenset()  # operators that take indices
@@ -59,8 +64,21 @@ def make_route(switch: Switch, torch_way: Callable[..., Any]) -> Callable[..., A
     known = _Known()
 
     def slow_path(op: Any, args: Any, kwargs: Any, info: Any, try_cache: bool) -> Any:
-        if private.is_tracing() or info.compute_mesh.get_coordinate() is None:
+        if info.compute_mesh.get_coordinate() is None:
             return torch_way(op, args, kwargs, info, try_cache)
+        if private.is_tracing():
+            rule = switch.rules.get(op)
+            call = bind(op, args, kwargs, info)
+            family = None if rule is None else rule.family
+            return answer_in_trace(call, family, lambda: answered(op, args, kwargs, info, try_cache))
+        if private.simulates_ranks():
+            try:
+                return answered(op, args, kwargs, info, try_cache)
+            except Exception:  # noqa: BLE001 - a rule that needs to know its rank cannot run for all of them at once
+                return torch_way(op, args, kwargs, info, try_cache)
+        return answered(op, args, kwargs, info, try_cache)
+
+    def answered(op: Any, args: Any, kwargs: Any, info: Any, try_cache: bool) -> Any:
         if private.is_oldest() and any(is_window(value) for value in (*args, *kwargs.values())):
             return look_through(op, args, kwargs)
         if op not in switch.rules and private.is_composite(op):
@@ -83,6 +101,7 @@ def make_route(switch: Switch, torch_way: Callable[..., Any]) -> Callable[..., A
             return carry_out(op, args, kwargs, info, answer)  # a decision that is cached would skip the look at indices
         return answer
 
+    private.keep_out_of_dynamo(slow_path)
     return slow_path
 
 
@@ -112,8 +131,8 @@ def _composite(known: _Known, torch_way: Callable[..., Any], given: tuple[Any, .
 def _answer(switch: Switch, torch_way: Callable[..., Any], call: Call, given: tuple[Any, ...]) -> Any:
     op, args, kwargs, info, _ = given
     refuse_wrong_dims(call)
-    if switch.fallback and _has_several_meshes(call):
-        return gather_and_run(call)
+    if _has_several_meshes(call) and (switch.fallback or is_over_lists(op)):
+        return run_by_mesh(call) if _can_be_split(call) else gather_and_run(call)
     rule = switch.rules.get(op)
     if rule is not None:
         result = rule.run(call)
@@ -160,6 +179,10 @@ def _stands(sharding: Any, info: Any) -> bool:
 
 def _has_several_meshes(call: Call) -> bool:
     return any(isinstance(tensor, DTensor) and tensor.device_mesh != call.mesh for _, tensor in call.spots())
+
+
+def _can_be_split(call: Call) -> bool:
+    return is_over_lists(call.op) and len(places_by_mesh(call)) > 1
 
 
 def _decision(torch_way: Callable[..., Any], call: Call, given: tuple[Any, ...]) -> Any:

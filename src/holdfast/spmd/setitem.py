@@ -21,7 +21,7 @@ def set_item(self: DTensor, key: Any, value: Any) -> None:
     bounds = _bounds(key, self.shape)
     regular = isinstance(value, (int, float, bool, torch.Tensor))
     boxed = all(is_shard(place) or isinstance(place, (Replicate, Partial)) for place in self.placements)
-    outside = self.device_mesh.get_coordinate() is None
+    outside = private.simulates_ranks() or self.device_mesh.get_coordinate() is None
     if bounds is None or not regular or not boxed or outside or isinstance(self, Window):
         torch.Tensor.__setitem__(self, key, value)
         return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,12 +15,14 @@ from holdfast.core.notices import warn
 from holdfast.spmd import torch_private as private
 from holdfast.spmd.agreement import LOOKUPS
 from holdfast.spmd.fallback import GATHERED
-from holdfast.spmd.functions import install_functions, remove_functions
+from holdfast.spmd.functions import install_functions
 from holdfast.spmd.lossparallel import loss_handlers
-from holdfast.spmd.methods import install_methods, remove_methods
+from holdfast.spmd.methods import METHODS, install_methods, remove_methods
 from holdfast.spmd.plain import INDEXING, MASKING, take_flip, take_made, take_masks, take_plain
+from holdfast.spmd.private_names import misfits
 from holdfast.spmd.registry import Rule, all_rules
 from holdfast.spmd.route import Switch, make_route
+from holdfast.spmd.windows import Window
 
 SWITCH = Switch()
 OURS = (take_flip, take_made, take_masks, take_plain)  # handlers that the dispatcher's own table is given
@@ -47,8 +50,13 @@ def enable(only: Sequence[str] = ("*",), exclude: Sequence[str] = (), check_indi
         SWITCH.left_out = [(name, problem) for rule in all_rules() for name in rule.operators]
         return _left_out()
     SWITCH.is_on = True
+    unfit = misfits()
+    for part, problems in unfit.items():
+        SWITCH.left_out.append((part, f"torch {torch.__version__} is not as expected: {'; '.join(problems)}"))
+    if unfit:
+        warn(f"holdfast.spmd.enable: {'; '.join(_left_out())}")
     try:
-        _install(only, exclude, check_indices)
+        _install(only, [*exclude, *unfit], check_indices)
     except BaseException:
         disable()
         raise
@@ -73,12 +81,18 @@ def _install(only: Sequence[str], exclude: Sequence[str], check_indices: bool) -
         SWITCH.losses = dict(private.loss_parallel_table())
         private.loss_parallel_table().update(loss_handlers(SWITCH.losses))
     if _is_chosen(("methods",), only, exclude):
-        SWITCH.replaced = install_methods()
+        SWITCH.methods = install_methods()
     if _is_chosen(("functions",), only, exclude):
-        install_functions()
+        SWITCH.functions = install_functions()
     if SWITCH.fallback:
-        private.allow_empty_shards(True)
-    private.forget_decisions()
+        SWITCH.shardable = private.allow_empty_shards()
+    for function in (*OURS, *(method for method, _ in METHODS.values()), Window.__torch_dispatch__):
+        private.keep_out_of_dynamo(function)
+    if not private.forget_decisions() and threading.active_count() > 1:
+        warn(
+            "holdfast.spmd.enable: other threads may have used DTensors before, and this Python cannot clear what "
+            "torch remembers of that: call enable() before the first thread starts"
+        )
 
 
 def _check(option: str, patterns: Sequence[str]) -> None:
@@ -106,18 +120,19 @@ def disable() -> None:
         return
     private.restore(private.SLOW_PATH)
     private.restore(private.REPLICATE_PLAIN)
-    private.allow_empty_shards(False)
     table = private.handlers()
     for op in [op for op, handler in table.items() if handler in OURS]:
         del table[op]
     for op, handler in SWITCH.displaced.items():
         table[op] = handler
     private.loss_parallel_table().update(SWITCH.losses)
-    remove_methods(SWITCH.replaced)
-    remove_functions()
+    remove_methods()
+    for stand_in in reversed([*SWITCH.methods, *SWITCH.functions, *SWITCH.shardable]):
+        stand_in.remove()
     private.forget_decisions()
     SWITCH.rules, SWITCH.displaced, SWITCH.is_on = {}, {}, False
-    SWITCH.losses, SWITCH.replaced, SWITCH.lookups = {}, [], frozenset()
+    SWITCH.methods, SWITCH.functions, SWITCH.shardable = [], [], []
+    SWITCH.losses, SWITCH.lookups = {}, frozenset()
     GATHERED.clear()
 
 

@@ -15,7 +15,17 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate
 
+from holdfast.spmd.private_names import RULES, misfits
+from holdfast.spmd.stand_ins import StandIn
+from holdfast.spmd.thread_caches import clear_every_thread
+
 try:
+    from torch._C._dynamo import eval_frame
+    from torch._subclasses.fake_tensor import (
+        DataDependentOutputException,
+        DynamicOutputShapeException,
+        UnsupportedOperatorException,
+    )
     from torch.distributed._functional_collectives import _are_we_tracing
     from torch.distributed.tensor import _api as dtensor_api
     from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
@@ -61,8 +71,10 @@ def check() -> str | None:
     version = ".".join(torch.__version__.split(".")[:2])
     if version not in KNOWN:
         return f"torch {version} is not known to holdfast.spmd (known: {', '.join(KNOWN)}): no rule is installed"
-    missing = [name for name in (SLOW_PATH, REPLICATE_PLAIN, "_custom_op_handlers") if not hasattr(dispatcher(), name)]
-    return f"torch {torch.__version__} has no {', '.join(missing)} in DTensor's dispatcher" if missing else None
+    if not hasattr(dispatcher(), "_custom_op_handlers"):
+        return f"torch {torch.__version__} has no table of handlers in DTensor's dispatcher: no rule is installed"
+    problems = "; ".join(misfits().get(RULES, ()))
+    return f"torch {torch.__version__} is not as expected: {problems}: no rule is installed" if problems else None
 
 
 def dispatcher() -> Any:
@@ -120,6 +132,7 @@ def functions() -> list[tuple[str, Any, str]]:
     found = [
         ("grouping", sys.modules["torch.optim.optimizer"], grouping),
         ("grouping", clipping, grouping),
+        ("grouping", sys.modules.get("torch.optim.swa_utils"), grouping),
         ("lists", sys.modules.get("torch.optim._adafactor"), "_group_tensors_by_device_dtype_and_is_multidim"),
         ("total_norm", clipping, "_get_total_norm"),
         ("clip", clipping, "_clip_grads_with_norm_"),
@@ -129,9 +142,10 @@ def functions() -> list[tuple[str, Any, str]]:
     return [entry for entry in found if hasattr(entry[1], entry[2])]
 
 
-def forget_decisions() -> None:
-    """Drop every cached sharding decision: those made under other rules must not live on."""
+def forget_decisions() -> bool:
+    """Drop the cached sharding decisions, made under other rules, of every thread; False if of this one only."""
     _clear_sharding_prop_cache()  # type: ignore[no-untyped-call]
+    return clear_every_thread()
 
 
 def spec_of(tensor: DTensor) -> Any:
@@ -305,17 +319,13 @@ ATEN = torch.ops.aten  # whose sums of nothing are zero
 SUMS = (ATEN.sum.default, ATEN.sum.dim_IntList, ATEN.mm.default, ATEN.native_layer_norm_backward.default)
 
 
-def allow_empty_shards(allowed: bool) -> None:
-    """Let `quiet_decision` ask for what torch's strategies otherwise leave out, or forbid it again."""
-    for module in (utils, _matrix_ops):
-        present = getattr(module, SHARDABLE)
-        torch_way = getattr(present, "torch_way", present)
+def allow_empty_shards() -> list[StandIn]:
+    """Let `quiet_decision` ask for what torch's strategies otherwise leave out."""
 
-        def shardable(*args: Any, _torch_way: Any = torch_way, **kwargs: Any) -> bool:
-            return PATIENCE.asked or _torch_way(*args, **kwargs)
+    def make(torch_way: Callable[..., bool]) -> Callable[..., bool]:
+        return lambda *args, **kwargs: PATIENCE.asked or torch_way(*args, **kwargs)
 
-        shardable.torch_way = torch_way  # type: ignore[attr-defined]
-        setattr(module, SHARDABLE, shardable if allowed else torch_way)
+    return [StandIn(module, SHARDABLE, make) for module in (utils, _matrix_ops)]
 
 
 def decision(info: Any) -> Any:
@@ -369,6 +379,28 @@ def insist(conditions: torch.Tensor, message: str) -> None:
 def is_tracing() -> bool:
     """Whether torch.compile or export is looking: rules read values, which a trace has not."""
     return bool(_are_we_tracing())
+
+
+def out_of_graph(op: Operator) -> Exception:
+    """The error by which torch.compile learns that a call is to run outside of the graph; in fake modes, an error."""
+    return UnsupportedOperatorException(op)
+
+
+def leaves_graph(error: Exception) -> bool:
+    """Whether an error makes torch.compile break the graph."""
+    return isinstance(error, (UnsupportedOperatorException, DataDependentOutputException, DynamicOutputShapeException))
+
+
+def keep_out_of_dynamo(function: Callable[..., Any]) -> None:
+    """Let no frame of a function, nor of what it calls, be compiled: it runs eagerly between graphs."""
+    skipped = eval_frame._FrameExecStrategy(eval_frame._FrameAction.SKIP, eval_frame._FrameAction.SKIP)
+    eval_frame.set_code_exec_strategy(getattr(function, "__func__", function).__code__, skipped)
+
+
+def simulates_ranks() -> bool:
+    """Whether torch's LocalTensorMode runs every rank in this process: a rank's coordinate is then no number."""
+    module = sys.modules.get("torch.distributed._local_tensor")
+    return module is not None and module.local_tensor_mode() is not None
 
 
 def is_composite(op: Operator) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.distributed.tensor import Placement, Replicate, Shard
+from torch.distributed.tensor import Partial, Placement, Replicate, Shard
 
 from holdfast.spmd.call import LEAVE, Call, is_shard, moved, wrap
 from holdfast.spmd.collect import extreme_of
@@ -28,7 +28,8 @@ def extreme(call: Call) -> Any:
     ) and not has_empty(call):
         return LEAVE
     settled = settled_places(tensor)  # as comparisons with the result will have it: with the same rounding
-    kept = [place if _cuts(place, over) else other for place, other in zip(tensor.placements, settled, strict=True)]
+    pairs = zip(tensor.placements, settled, strict=True)
+    kept = [place if _cuts(place, over) or _is_own_partial(place, largest) else other for place, other in pairs]
     local = moved(tensor, kept, call.mesh)
     order = sorted(over)
     if any(local.shape[dim] == 0 for dim in order):
@@ -36,9 +37,10 @@ def extreme(call: Call) -> Any:
         part = torch.full(shape, worst(local.dtype, largest), dtype=local.dtype, device=local.device)
     else:
         part = (torch.amax if largest else torch.amin)(local, order, keepdim=True)
-    part = extreme_of(part, call.mesh, [axis for axis, place in enumerate(kept) if _cuts(place, over)], largest)
+    joined = [axis for axis, place in enumerate(kept) if _cuts(place, over) or place.is_partial()]
+    part = extreme_of(part, call.mesh, joined, largest)
     shape = [1 if dim in over else size for dim, size in enumerate(tensor.shape)]
-    places: list[Any] = [Replicate() if _cuts(p, over) else p for p in kept]
+    places: list[Any] = [Replicate() if axis in joined else place for axis, place in enumerate(kept)]
     if not keepdim:
         places = [Shard(p.dim - sum(d < p.dim for d in over)) if is_shard(p) else p for p in places]
         shape = [size for dim, size in enumerate(shape) if dim not in over]
@@ -49,6 +51,11 @@ def extreme(call: Call) -> Any:
 def _cuts(place: Placement, dims: set[int]) -> bool:
     """Whether a placement, strided or not, shards one of these dims."""
     return getattr(place, "dim", None) in dims
+
+
+def _is_own_partial(place: Placement, largest: bool) -> bool:
+    """Whether a tensor is the largest (or smallest) of its ranks' parts: then so is what is taken of each part."""
+    return isinstance(place, Partial) and place.reduce_op == ("max" if largest else "min")
 
 
 def worst(dtype: torch.dtype, largest: bool) -> Any:

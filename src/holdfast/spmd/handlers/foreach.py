@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from holdfast.spmd import torch_private as private
 from holdfast.spmd.call import LEAVE, Call, apply, moved, wrap
 from holdfast.spmd.fallback import gather_and_run
@@ -29,6 +31,18 @@ def _settled(tensor: Any) -> Any:
     return wrap(moved(tensor, places, tensor.device_mesh), tensor.device_mesh, places, tensor.shape)
 
 
+def copy_each(call: Call) -> Any:
+    """Copy tensor by tensor: each pair moves no more than it must."""
+    for target, source in zip(call["self"], call["src"], strict=True):
+        torch.ops.aten.copy_.default(target, source, call["non_blocking"])
+    return None
+
+
+COPY = "_foreach_copy_.default"
 PLACES = "every dim; a Partial is reduced first"
 WHY = "torch computes each rank's part of a Partial by itself"
-RULES = [] if private.AT_LEAST_2_13 else [Rule("optimizer", private.operators("_foreach_"), PLACES, WHY, settled_lists)]
+OLDER = () if private.AT_LEAST_2_13 else tuple(name for name in private.operators("_foreach_") if name != COPY)
+RULES = [
+    Rule("optimizer", (COPY,), "every dim", "no rule", copy_each),
+    *([Rule("optimizer", OLDER, PLACES, WHY, settled_lists)] if OLDER else []),
+]

@@ -44,8 +44,8 @@ def on_parts(call: Call) -> Any:
 
 
 def _adds_whole(written: DTensor, other: Any) -> bool:
-    """Whether all that is added to a sum is a number, or lies whole where the sum is in parts and else alike."""
-    if not all(place.reduce_op == "sum" for place in written.placements if isinstance(place, Partial)):
+    """Whether all that is added is a number, or is whole where the sum or average is partial and else placed alike."""
+    if not all(place.reduce_op in ("sum", "avg") for place in written.placements if isinstance(place, Partial)):
         return False
     return _lies_whole(written, other) if isinstance(other, DTensor) else not isinstance(other, torch.Tensor)
 
@@ -61,9 +61,10 @@ def _local(value: Any) -> Any:
 
 
 def _add_once(call: Call) -> Any:
-    """What every rank has is added by the first of each axis: nothing is sent."""
+    """Add what every rank has on the first rank of each summed axis, and on all of an averaged one: nothing is sent."""
     written, other = call.values[:2]
-    axes = [axis for axis, place in enumerate(written.placements) if isinstance(place, Partial)]
+    places = enumerate(written.placements)
+    axes = [axis for axis, place in places if isinstance(place, Partial) and place.reduce_op == "sum"]
     if all(is_first(written, axis) for axis in axes):
         apply(call.op, [private.local_of(written), _local(other), *call.values[2:]])
     return written

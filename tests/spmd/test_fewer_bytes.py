@@ -1,0 +1,96 @@
+"""Calls that send nothing, or a result only, where each rank's part is enough."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from tests.dist.harness import run_ranks
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.debug import CommDebugMode
+
+WORLD = 4
+ROWS, COLUMNS = 10, 7
+
+
+def _listen(call):
+    """The result, and the number of elements that collectives were given."""
+    with CommDebugMode() as listening:
+        result = call()
+    return result, listening.get_total_counts()
+
+
+def _partials(mesh):
+    generator = torch.Generator().manual_seed(1)
+    parts = torch.randn(WORLD, ROWS, COLUMNS, generator=generator, dtype=torch.float64)
+    reduced = {"max": parts.amax(0), "min": parts.amin(0), "avg": parts.mean(0)}
+    own = parts[mesh.get_rank()]
+    return {
+        how: (DTensor.from_local(own.clone(), mesh, [Partial(how)], run_check=False), whole)
+        for how, whole in reduced.items()
+    }
+
+
+def _check():
+    import holdfast.spmd
+
+    holdfast.spmd.enable()
+    mesh = init_device_mesh("cpu", (WORLD,))
+    wrong = []
+
+    def judge(name, found, expected, sent, allowed):
+        whole = found.full_tensor() if isinstance(found, DTensor) else found
+        if not torch.allclose(whole, expected) or sent > allowed:
+            wrong.append((name, sent))
+
+    for how, (part, whole) in _partials(mesh).items():
+        for name, call in {
+            "max": lambda t: t.max(),
+            "amin": lambda t: t.amin(0),
+            "amax": lambda t: t.amax((0, 1), keepdim=True),
+        }.items():
+            found, sent = _listen(lambda c=call, p=part: c(p))
+            judge(f"{name} of Partial({how})", found, call(whole), sent, 1)
+    average, whole = _partials(mesh)["avg"]
+    ones = distribute_tensor(torch.ones_like(whole), mesh, [Replicate()])
+    found, sent = _listen(lambda: average.add_(ones).sub_(0.5))
+    judge("add_ to an average", found, whole + 0.5, sent, 0)
+    judge("the average itself", average, whole + 0.5, 0, 0)
+    for places in (Shard(0), Replicate()), (Shard(1), Shard(1)), (Replicate(), Shard(0)):
+        _bilinear(mesh, places, judge)
+    ordered = torch.randn(6, 9, generator=torch.Generator().manual_seed(2)).sort().values
+    values = torch.randn(6, 5, generator=torch.Generator().manual_seed(3))
+    for sequence, here, there in (
+        (ordered[0], Replicate(), Shard(0)),
+        (ordered, Shard(0), Shard(0)),
+        (ordered, Replicate(), Shard(1)),
+    ):
+        given = distribute_tensor(sequence, mesh, [here]), distribute_tensor(values, mesh, [there])
+        found, sent = _listen(lambda g=given: torch.searchsorted(*g, right=True))
+        judge(f"searchsorted {here} {there}", found, torch.searchsorted(sequence, values, right=True), sent, 0)
+    scalar, target = (distribute_tensor(torch.tensor(item), mesh, [Replicate()]) for item in (0.5, 0))
+    judge("multi_margin_loss of a number", F.multi_margin_loss(scalar, target), torch.tensor(0.0), 0, 0)
+    return wrong
+
+
+def _bilinear(mesh, places, judge):
+    generator = torch.Generator().manual_seed(4)
+    shapes = ((6, 3), (6, 4), (5, 3, 4))
+    wholes = [torch.randn(*shape, generator=generator, dtype=torch.float64).requires_grad_() for shape in shapes]
+    first, weight = places
+    second = Replicate() if first == Shard(1) else first
+    placed = [
+        distribute_tensor(whole.detach(), mesh, [place]).requires_grad_()
+        for whole, place in zip(wholes, (first, second, weight), strict=True)
+    ]
+    expected = F.bilinear(*wholes)
+    found, sent = _listen(lambda: F.bilinear(*placed))
+    judge(f"bilinear {places}", found, expected, sent, 0)
+    (expected * expected).sum().backward()
+    (found * found).sum().backward()
+    for name, ours, theirs in zip("abw", placed, wholes, strict=True):
+        judge(f"gradient {name} of bilinear {places}", ours.grad, theirs.grad, 0, 0)
+
+
+def test_nothing_is_sent_that_every_rank_has():
+    assert run_ranks(WORLD, _check, deadline_s=120) == [[]] * WORLD

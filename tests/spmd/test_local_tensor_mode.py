@@ -1,0 +1,55 @@
+"""torch's LocalTensorMode, which runs every rank in one process: rules run, or leave the call to torch."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+
+PROGRAM = """
+    import torch
+    import torch.distributed as dist
+    import torch.nn.functional as F
+    from torch.distributed._local_tensor import LocalTensorMode
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    import holdfast.spmd
+
+    dist.init_process_group("fake", rank=0, world_size=4, store=FakeStore())
+    holdfast.spmd.enable()
+    whole = torch.randn(8, 6, generator=torch.Generator().manual_seed(1))
+    right = {
+        "logsumexp": lambda t: t.logsumexp(0),
+        "softmax": lambda t: t.softmax(0),
+        "cumsum": lambda t: t.cumsum(-2),
+        "mse_loss": lambda t: F.mse_loss(t, t * 2),
+        "slice": lambda t: t[2:6],
+    }
+    drawn = {
+        "dropout": lambda t: F.dropout(t, 0.5),
+        "rand_like": torch.rand_like,
+        "normal_": lambda t: t.clone().normal_(),
+    }
+    with LocalTensorMode(4):
+        mesh = init_device_mesh("cpu", (4,))
+        placed = distribute_tensor(whole, mesh, [Shard(0)])
+        for name, call in right.items():
+            found = call(placed).full_tensor().reconcile()
+            assert torch.allclose(found, call(whole), atol=1e-6), name
+        for name, call in drawn.items():
+            assert call(placed).shape == whole.shape, name
+    print("as one device")
+"""
+
+
+def test_rules_run_for_all_ranks_at_once():
+    ran = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", textwrap.dedent(PROGRAM)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert ran.stdout.strip() == "as one device", ran.stderr

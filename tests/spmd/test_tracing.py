@@ -1,0 +1,111 @@
+"""Rules within a trace, after one, and in threads that used DTensors before `enable()`."""
+
+from __future__ import annotations
+
+import queue
+import threading
+
+import torch
+import torch.nn.functional as F
+from tests.dist.harness import run_ranks
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Partial, Shard, distribute_tensor
+
+
+def _written(x):
+    y = x.clone()
+    y[2:3] = 0.0
+    return y
+
+
+CALLS = {
+    "cumsum": lambda x: x.cumsum(-2),
+    "mse_loss": lambda x: F.mse_loss(x, x.detach() * 0.5),
+    "softmax": lambda x: x.softmax(0),
+    "layer_norm": lambda x: F.layer_norm(x, x.shape[-1:]),
+    "logsumexp": lambda x: x.logsumexp(0),
+    "argmax": lambda x: x.argmax(0),
+    "index": lambda x: x[[3, 1, 6]],
+    "write": _written,
+    "amin": lambda x: x.amin(),
+}
+ROWS = {"even": 8, "uneven": 7, "few": 3}
+
+
+def _gaps(backend):
+    """For each call and size: how far a compiled call, and an eager one after it, are from one device."""
+    import holdfast.spmd
+
+    holdfast.spmd.enable()
+    mesh, found = init_device_mesh("cpu", (2,)), {}
+    for size, rows in ROWS.items():
+        whole = torch.randn(rows, 6, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+        for name, call in CALLS.items():
+            if name == "index" and rows < 7:
+                continue
+            for places in ([Shard(0)], [Shard(1)], [Partial()]):
+                found[f"{name} {size} {places[0]}"] = _gap(call, whole, mesh, places, backend)
+    return {title: gap for title, gap in found.items() if not max(gap) < 1e-10}
+
+
+def _gap(call, whole, mesh, places, backend):
+    torch._dynamo.reset()
+    results = []
+    for run in (call, torch.compile(call, backend=backend), call):
+        if not results:
+            leaf = whole.clone().requires_grad_()
+        elif places[0].is_partial():
+            leaf = DTensor.from_local(whole / 2, mesh, places, run_check=False).detach().requires_grad_()
+        else:
+            leaf = distribute_tensor(whole, mesh, places).requires_grad_()
+        out = run(leaf)
+        if out.is_floating_point():
+            (out * out).sum().backward()
+        results.append([out, leaf.grad])
+    expected = results.pop(0)
+    return [max(map(_distance, found, expected)) for found in results]
+
+
+def _distance(found, expected):
+    if found is None or expected is None:
+        return 0.0 if found is expected else float("inf")
+    found = found.full_tensor() if isinstance(found, DTensor) else found
+    return float((found.double() - expected.double()).abs().max())
+
+
+def test_a_traced_call_and_the_call_after_it_are_right():
+    assert run_ranks(2, _gaps, "eager", deadline_s=240) == [{}, {}]
+
+
+def test_a_compiled_region_is_right():
+    assert run_ranks(2, _gaps, "aot_eager", deadline_s=240) == [{}, {}]
+
+
+def _in_old_thread():
+    """The same call in a thread: before the rules, with them, and after them."""
+    import holdfast.spmd
+
+    holdfast.spmd.disable()
+    mesh = init_device_mesh("cpu", (2,))
+    whole = torch.randn(8, 3, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    tensor = distribute_tensor(whole, mesh, [Shard(0)])
+    orders, answers = queue.Queue(), queue.Queue()
+
+    def work():
+        while orders.get():
+            answers.put(tensor.cumsum(-2).full_tensor())
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    found = []
+    for change in (holdfast.spmd.disable, holdfast.spmd.enable, holdfast.spmd.disable):
+        change()
+        orders.put(True)
+        found.append(torch.allclose(answers.get(timeout=60), whole.cumsum(-2)))
+    orders.put(False)
+    thread.join(60)
+    return found
+
+
+def test_a_thread_that_used_dtensors_before_has_the_rules():
+    assert run_ranks(2, _in_old_thread, deadline_s=120) == [[False, True, False]] * 2
