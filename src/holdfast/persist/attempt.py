@@ -94,7 +94,7 @@ class Beat:
             number += 1
             fields = {"beat": number, "phase": self.phase, "written": self.written, "total": self._total}
             with contextlib.suppress(HoldfastError):  # before the mailbox is made, and after it is gone
-                if self._mailbox.read(mail.OUTCOME) is not None:
+                if self._mailbox.outcome() is not None:
                     self.stopped = True
                 self._mailbox.post(mail.status(self._rank), fields)
 
@@ -152,7 +152,7 @@ class Save:
             if mail.OUTCOME in names:
                 raise PeerFailed(_GIVEN_UP)
             for rank in ranks:
-                answer = self._mailbox.read(mail.report(rank)) if mail.report(rank) in names else None
+                answer = self._mailbox.report_of(rank) if mail.report(rank) in names else None
                 if answer is not None and answer.get("error"):
                     raise error_from_record(answer["error"])  # what is waited for will not come
             return names.issuperset(wanted)

@@ -100,7 +100,7 @@ class Coordinator:
         def take(names: set[str]) -> bool:
             for rank in range(world):
                 if rank not in found and mail.report(rank) in names:
-                    report = mailbox.read(mail.report(rank))
+                    report = mailbox.report_of(rank)
                     if report is not None and report.get("error"):
                         name, message = report["error"]
                         raise error_from_record([name, message if world == 1 else f"rank {rank}: {message}"])

@@ -33,8 +33,9 @@ def saves_in_flight(storage: SharedStorage) -> list[InFlight]:
         if attempt is not None:
             mailbox = Mailbox(storage, attempt)
             names = mailbox.names()
-            if mail.BEGUN in names and mail.OUTCOME not in names:
-                found.append(_look(attempt, mailbox, names))
+            begun = _words(mailbox, mail.BEGUN) if mail.BEGUN in names else {}
+            if begun and (mail.OUTCOME not in names or mailbox.outcome() is None):
+                found.append(_look(attempt, mailbox, names, begun))
     return found
 
 
@@ -47,8 +48,7 @@ def _words(mailbox: Mailbox, name: str) -> dict[str, Any]:
     return found if all(type(number) is int and 0 <= number < 2**63 for number in numbers) else {}
 
 
-def _look(attempt: str, mailbox: Mailbox, names: set[str]) -> InFlight:
-    begun = _words(mailbox, mail.BEGUN)
+def _look(attempt: str, mailbox: Mailbox, names: set[str], begun: dict[str, Any]) -> InFlight:
     words = [_words(mailbox, name) for name in sorted(names) if name.startswith("status-")]
     behind = min(words, key=lambda word: (word.get("written") or 0) / max(1, word.get("total") or 1), default={})
     return InFlight(

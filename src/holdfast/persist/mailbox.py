@@ -4,6 +4,9 @@ No process group is needed, so trainers may die and writers go on. The notes of 
 `host` (where rank 0's writer is), `begun` (files are there), `gave-R` (rank R's travel files are
 whole), `status-R` (R is alive), `report-R` (what R wrote, or its error), `outcome` (published or
 not), `seen-R` (R knows it).
+
+Notes are renamed into place and never synced: they speak to processes that are alive. After a
+power loss one may be empty, torn or full of zeros, so a note that cannot be read counts as absent.
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 from holdfast.core import limits
-from holdfast.core.errors import NotFound, PeerFailed
+from holdfast.core.errors import Damaged, NotFound, PeerFailed
 from holdfast.format import strictjson
 from holdfast.storage.base import SharedStorage
 
@@ -67,19 +70,51 @@ class Mailbox:
     def names(self) -> set[str]:
         try:
             return set(self._storage.files(self.folder))
-        except NotFound:
+        except (NotFound, Damaged):
             return set()
 
     def read(self, name: str) -> Any | None:
-        """What a note says, None if it is not there."""
+        """Return the value of a note, None if there is no note that can be read."""
         try:
             data = self._storage.read(self.folder, name, limits.JSON_BYTES)
-        except NotFound:
+            return strictjson.loads(data, f"{self.folder}/{name}")
+        except (NotFound, Damaged):
             return None
-        return strictjson.loads(data, f"{self.folder}/{name}")
+
+    def fields(self, name: str) -> dict[str, Any] | None:
+        """Return the fields of a note, None if there is no note with fields."""
+        value = self.read(name)
+        return value if isinstance(value, dict) else None
+
+    def host(self) -> str | None:
+        """Return the host of rank 0's writer, None if that is not known."""
+        value = self.read(HOST)
+        return value if isinstance(value, str) and value else None
+
+    def report_of(self, rank: int) -> dict[str, Any] | None:
+        """Return a rank's report: its plan with its blocks and values, or with its error."""
+        found = self.fields(report(rank))
+        if found is None or not isinstance(found.get("plan"), str):
+            return None
+        if found.get("error"):
+            return found if _is_error(found["error"]) else None
+        whole = isinstance(found.get("blocks"), list) and isinstance(found.get("values"), dict)
+        return found if whole else None
+
+    def outcome(self) -> dict[str, Any] | None:
+        """Return how the save ended: its "error", None if it was published."""
+        found = self.fields(OUTCOME)
+        if found is None or "error" not in found:
+            return None
+        return found if found["error"] is None or _is_error(found["error"]) else None
 
     def discard(self) -> None:
         self._storage.discard(self.folder)
+
+
+def _is_error(record: Any) -> bool:
+    """Return whether a value is an error as `error_record` writes it."""
+    return isinstance(record, list) and len(record) == 2 and all(isinstance(text, str) for text in record)
 
 
 class Watch:

@@ -79,7 +79,7 @@ def wait_for_writers(
                 f"{storage.name}: waiting up to {deadline_s:.0f} s for the writers of an earlier start, which finish "
                 f"what it captured; {_HOW_TO_END} ends them"
             )
-        time.sleep(max(_POLL_S, storage.poll_s))
+        time.sleep(min(max(_POLL_S, storage.poll_s), silence_s))
 
 
 def dead_attempts(storage: SharedStorage, silence_s: float) -> set[str]:
@@ -89,7 +89,7 @@ def dead_attempts(storage: SharedStorage, silence_s: float) -> set[str]:
         watch.alive()
         if not watch.unsure:
             return {folder for folder in watch.dead if not _in_use(storage, folder)}
-        time.sleep(_POLL_S)
+        time.sleep(min(_POLL_S, silence_s))
 
 
 def _is_orphan(path: Path) -> bool:
@@ -140,11 +140,11 @@ class _Attempts:
     def _lives(self, folder: str) -> bool:
         mailbox = Mailbox(self._storage, attempt_of(folder) or "")
         names = mailbox.names()
-        if mail.OUTCOME in names:
+        if mail.OUTCOME in names and mailbox.outcome() is not None:
             return False
         if _in_use(self._storage, folder):
             return True
-        host = mailbox.read(mail.HOST)
+        host = mailbox.host()
         if host == host_identity():
             return False  # its coordinator was here, and would hold it
         words = {name: mailbox.read(name) for name in names if name.startswith("status-")}
@@ -156,7 +156,7 @@ class _Attempts:
             if not heard_again:
                 self.unsure.add(folder)
             return True
-        lives = now - since < (self._silence_s if host else _UNKNOWN_S)
+        lives = now - since < (self._silence_s if host else min(_UNKNOWN_S, self._silence_s))
         if lives:
             self.unsure.add(folder)
         return lives

@@ -214,10 +214,10 @@ class WriterProcess:
         try:
             watch = Watch(mailbox, order.deadline_s, order.silence_s, began)
             watch.wait(lambda names: mail.OUTCOME in names, lambda names: [0], "the coordinator's outcome")
-            outcome = mailbox.read(mail.OUTCOME)
+            outcome = mailbox.outcome()
             if outcome is None:
-                raise PeerFailed("the outcome of the save was taken away before this rank read it")
-            return dict(outcome)
+                raise PeerFailed("the outcome of the save was removed before this rank read it, or cannot be read")
+            return outcome
         except (HoldfastError, OSError) as error:
             return {"error": error_record(failure or _as_failure(error))}
 

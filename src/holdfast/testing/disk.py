@@ -8,6 +8,7 @@ else makes anything certain, and no order between the rest is assumed.
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -73,6 +74,7 @@ class _Recorder:
         self._top = os.path.realpath(top)
         self.recording = Recording()
         self._next = ROOT
+        self._lock = threading.RLock()  # the threads of a save post notes beside it
         self._now: dict[int, dict[str, int]] = {}
         self._load(Path(self._top))
         self.recording.folders = {node: dict(names) for node, names in self._now.items()}
@@ -93,13 +95,14 @@ class _Recorder:
     def watch(self, call: Call, work: Callable[[], Any]) -> Any:
         if not call.path.startswith(self._top + os.sep) and call.path != self._top:
             return work()
-        before = len(self.recording.operations)
-        result = work()
-        if call.name == "exchange" and len(self.recording.operations) > before:
-            return result  # the system has no exchange: the renames that stood in for it were seen
-        written = call.data[:result] if call.name in ("write", "pwrite", "pwritev") else call.data
-        self.recording.operations += self._operations(call, written)
-        return result
+        with self._lock:
+            before = len(self.recording.operations)
+            result = work()
+            if call.name == "exchange" and len(self.recording.operations) > before:
+                return result  # the system has no exchange: the renames that stood in for it were seen
+            written = call.data[:result] if call.name in ("write", "pwrite", "pwritev") else call.data
+            self.recording.operations += self._operations(call, written)
+            return result
 
     def _operations(self, call: Call, data: bytes) -> Iterator[Operation]:
         if call.name in ("create", "mkdir"):

@@ -1,15 +1,30 @@
-"""The judge of a root after a power loss: nothing committed is corrupt, nothing promised is missing."""
+"""The judges of a root after a power loss: nothing committed is corrupt, nothing promised is missing, the run goes on."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, MutableMapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from holdfast.adapters.comm import current_ranks
 from holdfast.core.errors import HoldfastError, NotFound
+from holdfast.format.names import step_folder
+from holdfast.leftovers import Leftovers
+from holdfast.loading import LoadOptions
+from holdfast.persist import retention, start
 from holdfast.persist.catalog import committed_steps
-from holdfast.persist.checkpoint import Checkpoint
+from holdfast.persist.checkpoint import Checkpoint, no_progress
+from holdfast.persist.follow import saves_in_flight
+from holdfast.persist.lineage import Lineage
+from holdfast.persist.tags import read_tags
+from holdfast.restoring import Request, restore_stored
+from holdfast.saving import Saver
 from holdfast.storage.local import LocalStorage
+from holdfast.survey import SaveOptions
+
+_DEADLINE_S = 30.0
+_SILENCE_S = 0.005  # nobody else is at work in a state that was made to be judged
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,3 +54,68 @@ def judge_steps(root: Path, promises: Sequence[Promise]) -> str:
         if attempts and good.get(step) not in attempts:
             return f"missing: step {step} of {' or '.join(attempts)}, found {good.get(step)}"
     return ""
+
+
+@dataclass(frozen=True, slots=True)
+class RunJudge:
+    """Judges a root as `judge_steps` does, and then lets a run go on there: look, restore, save, gc.
+
+    `fresh` makes a live state of the kind that was saved. Whatever these calls raise is a
+    verdict "stuck ...": a run that cannot start is no better than one that lost its steps. So is
+    a folder of a dead save that is still there after all of them.
+    """
+
+    fresh: Callable[[], MutableMapping[str, Any]]
+
+    def __call__(self, root: Path, promises: Sequence[Promise]) -> str:
+        verdict = judge_steps(root, promises)
+        if verdict:
+            return verdict
+        storage = LocalStorage(root)
+        step = 0
+        for name, work in (("ls and top", _look), ("gc --dry-run", _find_dead)):
+            try:
+                work(storage)
+            except HoldfastError as error:
+                return f"stuck: {name}: {error}"
+        try:
+            step = self._restore(storage)
+        except HoldfastError as error:
+            return f"stuck: restore: {error}"
+        promised = max((promise.step for promise in promises if promise.attempts), default=0)
+        if step < promised:
+            return f"missing: restored step {step}, promised was {promised}"
+        try:
+            saver = Saver(storage, SaveOptions())
+            saver.save(current_ranks(_DEADLINE_S), step_folder(step + 1), self.fresh(), Lineage(step + 1))
+            _collect(storage)
+        except HoldfastError as error:
+            return f"stuck: save and gc: {error}"
+        left = [name for name in storage.hidden() if name.startswith((".attempt-", ".mail-", ".removed-"))]
+        return f"stuck: {', '.join(left)} stay for ever" if left else ""
+
+    def _restore(self, storage: LocalStorage) -> int:
+        """Start as a Checkpointer does, without its writer process; returns the step, 0 if there is none."""
+        ranks = current_ranks(_DEADLINE_S)
+        Leftovers(storage, start.run_id(storage), _DEADLINE_S).clean(ranks, _SILENCE_S)
+        request = Request(None, LoadOptions(), no_progress, _DEADLINE_S)
+        restored = restore_stored(ranks, storage, self.fresh(), request)
+        return 0 if restored is None else restored.step
+
+
+def _look(storage: LocalStorage) -> None:
+    committed_steps(storage)
+    saves_in_flight(storage)
+    read_tags(storage)
+    retention.remembered(storage)
+
+
+def _find_dead(storage: LocalStorage) -> set[str]:
+    return start.dead_attempts(storage, _SILENCE_S)
+
+
+def _collect(storage: LocalStorage) -> None:
+    """What `holdfast gc` does."""
+    start.clean_storage(storage, _find_dead(storage))
+    retention.apply(storage, None)
+    storage.sweep()

@@ -1,11 +1,12 @@
 """The calls that change a disk, seen on their way to the system: what a local storage really does.
 
-Only this process, and only what goes through Python's os module and `holdfast.storage.linux`;
-Python's own `open` does not.
+Only this process, and only what goes through Python's os module (`os.fdopen` included) and
+`holdfast.storage.linux`; Python's own `open` does not.
 """
 
 from __future__ import annotations
 
+import io
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -60,6 +61,7 @@ class _Patches:
         for name in _BY_TWO_PATHS:
             self._patch(os, name, self._by_two_paths)
         self._patch(os, "open", self._open)
+        self._patch(os, "fdopen", self._fdopen)
         self._patch(linux, "exchange", self._by_two_paths)
         self._patch(linux, "reserve", self._by_number)
 
@@ -104,6 +106,34 @@ class _Patches:
         made = flags & os.O_CREAT and not os.path.lexists(path)
         call = Call("create" if made else "truncate" if flags & os.O_TRUNC else "open", path)
         return self._watcher(call, lambda: plain(*args, **options))
+
+
+    def _fdopen(self, name: str, plain: Any, args: Any, options: Any) -> Any:
+        mode = args[1] if len(args) > 1 else options.get("mode", "r")
+        if mode not in ("wb", "ab"):
+            return plain(*args, **options)  # reading, or text, which no storage writes
+        return io.BufferedWriter(_Descriptor(args[0]))
+
+
+class _Descriptor(io.RawIOBase):
+    """An open file whose writes are calls of `os.write`, so that they are watched."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    def fileno(self) -> int:
+        return self._descriptor
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        return os.write(self._descriptor, bytes(data))
+
+    def close(self) -> None:
+        if not self.closed:
+            super().close()
+            os.close(self._descriptor)
 
 
 def _absolute(path: Any, folder: int | None) -> str:
