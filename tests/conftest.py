@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-from holdfast.persist.start import clean_arenas, run_id
+from holdfast.persist.identity import run_id
+from holdfast.persist.start import clean_arenas
 from holdfast.storage.local import LocalStorage
 
 sys.path.insert(0, str(Path(__file__).parent))

@@ -18,7 +18,9 @@ import holdfast
 from holdfast.format import strictjson
 from holdfast.format.digest import digest_hex
 from holdfast.persist.arena import create_file, find_files
-from holdfast.persist.start import run_id
+from holdfast.persist.identity import key_of, run_id
+from holdfast.persist.processes import pid_space
+from holdfast.storage.identity import IDENTITY
 from holdfast.storage.local import LocalStorage
 from holdfast.storage.memory import MemoryStorage
 
@@ -34,6 +36,10 @@ def value_of(state: dict[str, object]) -> float:
     model = state["model"]
     assert isinstance(model, nn.Linear)
     return float(model.weight.detach()[0, 0])
+
+
+def names(root: Path) -> list[str]:
+    return sorted(path.name for path in root.iterdir() if path.name != IDENTITY)
 
 
 def flip(path: Path) -> None:
@@ -90,7 +96,7 @@ def test_a_failed_save_warns_and_training_goes_on(tmp_path: Path) -> None:
     with pytest.raises(holdfast.Unsupported, match="odd"):
         handle.result()
     assert checkpointer.steps() == [1]
-    assert [path.name for path in tmp_path.iterdir()] == ["step-000000000001"]
+    assert names(tmp_path) == ["step-000000000001"]
 
 
 def test_saving_the_same_again_is_a_no_op_and_other_content_replaces(tmp_path: Path) -> None:
@@ -102,7 +108,7 @@ def test_saving_the_same_again_is_a_no_op_and_other_content_replaces(tmp_path: P
     assert value_of(state) == 2.0
     kept = checkpointer.save(1, state).result().manifest.attempt
     assert checkpointer.save(1, state).result().manifest.attempt == kept
-    assert [path.name for path in tmp_path.iterdir()] == ["step-000000000001"]
+    assert names(tmp_path) == ["step-000000000001"]
 
 
 def test_a_folder_with_other_files_is_never_replaced(tmp_path: Path) -> None:
@@ -336,8 +342,9 @@ def test_a_last_save_that_failed_stays_in_memory(tmp_path: Path) -> None:
 
 
 def test_an_arena_of_a_dead_process_with_our_number_is_removed(tmp_path: Path) -> None:
-    run = run_id(LocalStorage(tmp_path))
-    path = Path(create_file(4096, f"{run}-0-{os.getpid()}-1-", in_memory=True))
+    identity = LocalStorage(tmp_path).identity(make=True)
+    assert identity is not None
+    path = Path(create_file(4096, f"{key_of(identity)}-0-{os.getpid()}-1-{pid_space()}-", in_memory=True))
     with holdfast.Checkpointer(tmp_path) as checkpointer:
         checkpointer.save(1, {"w": torch.ones(3)}).result(60)
     assert not path.exists()

@@ -22,6 +22,7 @@ from holdfast.format.names import abandoned_folder, step_folder
 from holdfast.persist import retention
 from holdfast.persist.catalog import committed_steps, living_steps, set_aside
 from holdfast.persist.tags import add_tag, read_tags, remove_tag, tagged
+from holdfast.storage.identity import IDENTITY
 from holdfast.storage.local import LocalStorage
 from holdfast.storage.memory import MemoryStorage
 
@@ -53,7 +54,7 @@ def flip(path: Path) -> None:
 
 
 def names(root: Path) -> list[str]:
-    return sorted(path.name for path in root.iterdir() if path.name not in (".policy", ".tags"))
+    return sorted(path.name for path in root.iterdir() if path.name not in (".policy", ".tags", IDENTITY))
 
 
 STEPS = [manifest(step, age_s=1000 - step, loss=abs(step - 40.0)) for step in range(10, 101, 10)]

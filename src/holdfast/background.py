@@ -26,6 +26,7 @@ from holdfast.format.names import step_folder
 from holdfast.handle import Refusal, SaveHandle
 from holdfast.persist.checkpoint import Checkpoint
 from holdfast.persist.coordinator import Order
+from holdfast.persist.identity import RunKey
 from holdfast.persist.lineage import Lineage
 from holdfast.persist.spawn import Message, WriterEnd
 from holdfast.persist.stand_in import StandIn
@@ -116,6 +117,7 @@ class BackgroundSaver:
         self._survey = Survey(options, self._holders)
         self._flight: _Flight | None = None
         self._life = ""
+        self._root = ""
         self._number = 0
         self._rank = 0
         self._stand_in = StandIn(storage, 0, 1)
@@ -126,14 +128,15 @@ class BackgroundSaver:
 
     # The run: what must be known before the first save.
 
-    def begin_run(self, ranks: Ranks, run: str, life: str) -> None:
+    def begin_run(self, ranks: Ranks, run: RunKey, life: str) -> None:
         """Take the ids of the run and of this life of it, and start the writer before it is needed."""
         from holdfast.capture.arena import RankArena
 
         self._rank = ranks.rank
         self._stand_in = StandIn(self._storage, ranks.rank, ranks.world)
-        self._life = f"{run}/{life}"
-        prefix = arena_prefix(run, ranks.rank)
+        self._life = life
+        self._root = run.of_cards
+        prefix = arena_prefix(run.key, ranks.rank)
         self._arena = RankArena(prefix, self._background.arena_bytes, self._background.deadline_s, self._tell_writer)
         self._need_writer()
 
@@ -382,6 +385,7 @@ class BackgroundSaver:
             "commit": draft.commit,
             "arenas": {str(rank): answers[rank][0] for rank in draft.neighbours},
             "threads": threads,
+            "root": self._root,
         }
         together(ranks, lambda: self._need_writer().plan(fields))
         spans = [(source.span, source.device) for source in draft.sources]

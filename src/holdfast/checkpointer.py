@@ -37,10 +37,11 @@ from holdfast.keep import Policy, check_metrics
 from holdfast.leftovers import Captured, Cleaned, Leftovers
 from holdfast.loading import LoadOptions, LoadReport
 from holdfast.mapping.choose import MappingLike, check_given
-from holdfast.persist import retention, start
+from holdfast.persist import retention
 from holdfast.persist.captured import captured_checkpoint
 from holdfast.persist.catalog import living_steps
 from holdfast.persist.checkpoint import no_progress
+from holdfast.persist.identity import RunKey, identify
 from holdfast.persist.lineage import Lineage
 from holdfast.restoring import Request, is_whole, restore_stored
 from holdfast.saving import Saver
@@ -393,14 +394,19 @@ class Checkpointer:
         check_metrics(metrics)
         return _whole_step(step)
 
-    def _begin(self, ranks: Ranks) -> None:
-        """Once: wait for writers of an earlier life, clean up after it, start the engine. Collective."""
+    def _begin(self, ranks: Ranks, *, saving: bool = True) -> None:
+        """Once: wait for writers of an earlier life, clean up after it, start the engine. Collective.
+
+        This gives the root its identity, and so makes a root that is not there, unless nothing is to be saved yet.
+        """
         storage = self.storage
         if self._leftovers is not None or not isinstance(storage, SharedStorage):
             return
-        run = start.run_id(storage)
+        if not saving and not together(ranks, lambda: ranks.rank > 0 or storage.exists())[0]:
+            return
         life = together(ranks, lambda: self._new_life(ranks, storage))[0]
-        leftovers = Leftovers(storage, run, self._deadline_s)
+        run = identify(ranks, storage)
+        leftovers = Leftovers(storage, run.key, self._deadline_s)
         cleaned = leftovers.clean(ranks, self._silence_s)
         if ranks.rank == 0:
             self._tell_cleaned(cleaned)
@@ -426,11 +432,16 @@ class Checkpointer:
             self._listener(Event("cleaned", seconds=cleaned.waited_s, detail=detail))
         if cleaned.strangers:
             self._warnings_due.append(
-                f"another run is at work under {self.storage.name} (process {cleaned.strangers[0]}): "
+                f"another run is at work under {self.storage.name} ({', '.join(cleaned.strangers)}): "
                 "if both save, they replace each other's steps"
             )
+        for path in cleaned.older:
+            self._warnings_due.append(
+                f"{path} was captured by an older version of Holdfast for a root at {self.storage.name}. It does not "
+                f"say which root that was, so it is not restored; free the memory with `rm {path} {path}.card`"
+            )
 
-    def _start_background(self, ranks: Ranks, storage: SharedStorage, run: str, life: str) -> None:
+    def _start_background(self, ranks: Ranks, storage: SharedStorage, run: RunKey, life: str) -> None:
         from holdfast.background import BackgroundOptions, BackgroundSaver
 
         options = BackgroundOptions(
@@ -489,7 +500,7 @@ class Checkpointer:
             return found
 
     def _restore(self, ranks: Ranks, state: MutableMapping[str, Any], request: Request) -> int | None:
-        self._begin(ranks)
+        self._begin(ranks, saving=self._has_optimizer(ranks, state))
         for living in [other for other in _LIVING if other.storage.name == self.storage.name]:
             living.finish()  # this one's save in flight, or another's of this process
         self._unrestored = False

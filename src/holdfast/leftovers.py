@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import queue
 import time
 from collections.abc import Collection, Iterable, Mapping
@@ -18,6 +17,7 @@ from holdfast.persist.card import Card
 from holdfast.persist.catalog import Committed, is_left, living_steps
 from holdfast.persist.coordinator import Order
 from holdfast.persist.lineage import Lineage
+from holdfast.persist.processes import Process
 from holdfast.persist.spawn import Message, WriterEnd
 from holdfast.storage.base import SharedStorage
 
@@ -46,11 +46,13 @@ class Cleaned:
     """What was done about an earlier life: attempts that nobody held, and the wait for its writers.
 
     `strangers` are living processes that save under the same root and are not of this run.
+    `older` are arenas that a version without identities left for this path.
     """
 
     attempts: int
     waited_s: float
-    strangers: list[int]
+    strangers: list[str]
+    older: list[str]
 
 
 class Leftovers:
@@ -76,9 +78,10 @@ class Leftovers:
 
         together(ranks, wait)
         waited_s = time.monotonic() - started
-        known_ranks = together(ranks, lambda: [ranks.host(), os.getpid()])
-        hosts = [host for host, _ in known_ranks]
-        processes = {process for _, process in known_ranks}
+        own = Process.current()
+        known_ranks: list[list[Any]] = together(ranks, lambda: [ranks.host(), own.number, own.space])
+        hosts = [host for host, _, _ in known_ranks]
+        processes = {Process(number, space) for _, number, space in known_ranks}
         self._leads = hosts.index(hosts[ranks.rank]) == ranks.rank
         self._hosts = len(set(hosts))
         known = self._known(ranks)
@@ -88,10 +91,13 @@ class Leftovers:
             if self._leads:
                 kept = {arena for found in known.values() for arena in found["arenas"]}
                 start.clean_arenas(self._run, kept.__contains__)
-            return [len(gone), sorted(start.trainers(self._run) - processes) if self._leads else []]
+            strangers = start.trainers(self._run) - processes if self._leads else set()
+            older = start.older_arenas(self._storage) if self._leads else []
+            return [len(gone), sorted(map(str, strangers)), older]
 
         answers = together(ranks, clean)
-        return Cleaned(answers[0][0], waited_s, [process for _, found in answers for process in found])
+        strangers = [process for _, found, _ in answers for process in found]
+        return Cleaned(answers[0][0], waited_s, strangers, [path for _, _, found in answers for path in found])
 
     def _clean_storage(self, dead: Collection[str]) -> list[str]:
         """Attempts that are dead go, and what was removed or set aside in part is finished."""
@@ -237,4 +243,5 @@ def _plan(address: str, card: Card, cards: list[Card], threads: int) -> Mapping[
         "threads": threads,
         "reports": card.reports,
         "arena_digest": card.arena_digest,
+        "root": card.root,
     }

@@ -17,10 +17,10 @@ import holdfast
 from holdfast.persist.arena import Arena, bind_private, create_file, find_files, replace_text, unlink_file
 from holdfast.persist.card import Card, card_path
 from holdfast.persist.catalog import committed_steps
+from holdfast.persist.identity import run_id
 from holdfast.persist.lineage import Lineage
 from holdfast.persist.mailbox import Mailbox
 from holdfast.persist.publish import new_attempt
-from holdfast.persist.start import run_id
 from holdfast.persist.tags import add_tag
 from holdfast.storage.local import LocalStorage
 

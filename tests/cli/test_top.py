@@ -8,7 +8,7 @@ import torch
 import holdfast
 from cli.calls import call
 from holdfast.persist.arena import find_files
-from holdfast.persist.start import run_id
+from holdfast.persist.identity import run_id
 from holdfast.storage.local import LocalStorage
 
 

@@ -25,13 +25,15 @@ from holdfast.leftovers import Leftovers
 from holdfast.persist import start
 from holdfast.persist.arena import find_files
 from holdfast.persist.card import read_cards
+from holdfast.persist.identity import run_id
+from holdfast.storage.identity import IDENTITY
 from holdfast.storage.local import LocalStorage
 
 
 def leftovers(root: Path) -> list[str]:
     """What is under the root beside committed steps, and in shared memory for it."""
-    run = start.run_id(LocalStorage(root))
-    hidden = [path.name for path in root.iterdir() if path.name.startswith(".")] if root.exists() else []
+    run = run_id(LocalStorage(root))
+    hidden = [path.name for path in root.glob(".*") if path.name != IDENTITY]
     return hidden + [path.name for path in find_files(run)]
 
 
@@ -138,7 +140,7 @@ def test_what_was_not_captured_everywhere_is_not_published(tmp_path: Path, rank_
     for found, _, value in run_ranks(2, begin_again, str(tmp_path)):
         assert found == 1 and value == 1.0
     wait_until(lambda: not leftovers(tmp_path))
-    assert [path.name for path in tmp_path.iterdir()] == ["step-000000000001"]
+    assert [path.name for path in tmp_path.iterdir() if path.name != IDENTITY] == ["step-000000000001"]
 
 
 def test_the_next_start_waits_for_living_writers(tmp_path: Path) -> None:
@@ -261,7 +263,7 @@ def test_a_host_that_lost_its_memory_means_the_older_checkpoint(tmp_path: Path, 
     victims = Victims(4, fail_on_two_hosts, str(tmp_path), hosts=HOSTS)
     victims.hear()
     victims.kill()
-    run = start.run_id(LocalStorage(tmp_path))
+    run = run_id(LocalStorage(tmp_path))
     wait_until(lambda: sum(path.name.endswith(".card") for path in find_files(run)) == 4)
     for path in find_files(run):
         if path.name.endswith(".card") and f'"host":"{gone}"' in path.read_text():
@@ -278,7 +280,7 @@ def test_spoiled_memory_of_several_hosts_is_not_written(tmp_path: Path) -> None:
     victims = Victims(4, fail_on_two_hosts, str(tmp_path), hosts=HOSTS)
     victims.hear()
     victims.kill()
-    run = start.run_id(LocalStorage(tmp_path))
+    run = run_id(LocalStorage(tmp_path))
     wait_until(lambda: sum(path.name.endswith(".card") for path in find_files(run)) == 4)
     arena = next(path for path in find_files(run) if not path.name.endswith(".card"))
     with arena.open("r+b") as file:
@@ -402,7 +404,7 @@ def test_spoiled_memory_gets_no_new_card(tmp_path: Path) -> None:
     victims = Victims(4, fail_on_two_hosts, str(tmp_path), hosts=HOSTS)
     victims.hear()
     victims.kill()
-    run = start.run_id(LocalStorage(tmp_path))
+    run = run_id(LocalStorage(tmp_path))
     wait_until(lambda: sum(path.name.endswith(".card") for path in find_files(run)) == 4)
     for card in read_cards([path for path in find_files(run) if path.name.endswith(".card")]):
         for _, _, copies in card.job["travel"]:
@@ -433,7 +435,7 @@ def test_memory_that_was_spoiled_is_not_restored_from(tmp_path: Path) -> None:
     victims = Victims(2, fail_to_write, str(tmp_path))
     victims.hear()
     victims.kill()
-    run = start.run_id(LocalStorage(tmp_path))
+    run = run_id(LocalStorage(tmp_path))
     arenas = [path for path in find_files(run) if not path.name.endswith(".card")]
     wait_until(lambda: len(start.captured_sets(run)) == 1)
     with arenas[0].open("r+b") as file:

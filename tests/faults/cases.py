@@ -20,7 +20,8 @@ from tests.dist.harness import RankFailed
 from tests.faults.row import HUNG, LOST, SURVIVED, WRONG, Tally
 
 import holdfast
-from holdfast.persist.start import clean_arenas, run_id
+from holdfast.persist.identity import run_id
+from holdfast.persist.start import clean_arenas
 from holdfast.storage.local import LocalStorage
 
 DEADLINE_S = 20.0  # of a start or a save that nothing disturbs

@@ -13,15 +13,17 @@ from pathlib import Path
 from typing import Any
 
 from tests.faults.row import Row, Tally
-from tests.faults.world import save, world
+from tests.faults.threads import writers_on_threads
+from tests.faults.world import BLOCK_BYTES, save, state, world
 
+import holdfast
 from holdfast.core.errors import HoldfastError
 from holdfast.format.names import step_folder
 from holdfast.persist.checkpoint import Checkpoint
 from holdfast.storage.local import LocalStorage
 from holdfast.testing.disk import Mark, Recording, recorded
-from holdfast.testing.judging import Promise, judge_steps
-from holdfast.testing.powerloss import judge_all
+from holdfast.testing.judging import Promise, RunJudge, judge_steps
+from holdfast.testing.powerloss import Judge, judge_all
 from holdfast.testing.system import Call, watched_system
 
 RUN = "run"
@@ -54,6 +56,14 @@ def again(storage: LocalStorage, recording: Recording) -> None:
     recording.mark(Promise(1, (newer,)))
 
 
+def background(storage: LocalStorage, recording: Recording) -> None:
+    """A save of a Checkpointer, whose writer works on a thread of this process so that its calls are seen."""
+    recording.mark(Promise(1, (attempt_of(storage, 1),)))
+    with writers_on_threads(), holdfast.Checkpointer(storage, block_bytes=BLOCK_BYTES) as checkpointer:
+        checkpointer.save(2, state(2)).result()
+        recording.mark(Promise(2, (attempt_of(storage, 2),)))
+
+
 def _attempts(recording: Recording) -> set[str]:
     """The attempts that were begun: a save that fails may still be found complete."""
     changes = [change for operation in recording.operations for change in getattr(operation, "changes", ())]
@@ -66,6 +76,9 @@ SAVES: dict[str, tuple[int, Work]] = {
     "a save with retention": (1, with_retention),
     "a step saved again": (1, again),
 }
+
+
+RUNS = {**SAVES, "a background save": (1, background)}
 
 
 @contextmanager
@@ -89,13 +102,19 @@ def power_loss(steps: int, work: Work, seed: int) -> Tally:
         return judged(recording, folder)
 
 
-def judged(recording: Recording, folder: Path) -> Tally:
+def go_on_after(steps: int, work: Work, seed: int, every: int = 1) -> Tally:
+    """From every state a run is started: it restores what was promised, saves, and gc leaves nothing of dead saves."""
+    with record(steps, work) as (recording, folder):
+        return judged(recording, folder, RunJudge(lambda: state(0)), every)
+
+
+def judged(recording: Recording, folder: Path, judge: Judge = judge_steps, every: int = 1) -> Tally:
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
-        outcome = judge_all(recording, judge_steps, root=RUN, scratch=Path(scratch))
+        outcome = judge_all(recording, judge, root=RUN, scratch=Path(scratch), every=every)
     for verdict, point in outcome.bad[:5]:
         print(f"  after operation {point}: {verdict}", file=sys.stderr)
-    corrupt, missing = outcome.count("corrupt"), outcome.count("missing")
-    return Tally(outcome.states, outcome.states - corrupt - missing, lost=missing, wrong=corrupt)
+    corrupt = outcome.count("corrupt")
+    return Tally(outcome.states, outcome.states - len(outcome.bad), lost=len(outcome.bad) - corrupt, wrong=corrupt)
 
 
 def failing_sync(steps: int, work: Work, number: int, storage: LocalStorage, recording: Recording) -> None:
@@ -125,6 +144,10 @@ def power_loss_after_failed_sync(steps: int, work: Work, seed: int) -> Tally:
 
 ROWS = (
     *(Row(f"power loss: {name}", partial(power_loss, *save), counted=False) for name, save in SAVES.items()),
+    *(
+        Row(f"power loss, then a start: {name}", partial(go_on_after, *run), counted=False)
+        for name, run in RUNS.items()
+    ),
     *(
         Row(f"power loss after fsync k failed: {name}", partial(power_loss_after_failed_sync, *save), counted=False)
         for name, save in SAVES.items()

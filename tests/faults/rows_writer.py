@@ -13,7 +13,8 @@ from tests.faults.world import BLOCK_BYTES, DEADLINE_S, JOBS, Hung, World, in_ch
 
 import holdfast
 from holdfast.core.errors import HoldfastError
-from holdfast.persist.start import clean_arenas, run_id
+from holdfast.persist.identity import run_id
+from holdfast.persist.start import clean_arenas
 from holdfast.storage.local import LocalStorage
 from holdfast.testing.faults import Fault, writer_faults
 

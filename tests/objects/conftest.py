@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.persist.start import clean_arenas, run_id
+from holdfast.persist.identity import run_id
+from holdfast.persist.start import clean_arenas
 from holdfast.storage import shared_storage_at
 from objects.server import BUCKET, Server, find_weed
 

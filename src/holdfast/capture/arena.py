@@ -93,7 +93,7 @@ class RankArena:
             raise StorageError("the Checkpointer is closed")
         path = create_file(max(size, 1), self._prefix, in_memory=True)
         self._created(path)
-        arena = Arena(path, max(size, 1), hold=True)
+        arena = Arena(path, max(size, 1), hold=True, owner=True)
         address = arena.bytes.ctypes.data
         with ThreadPoolExecutor(_THREADS) as pool:
             for begin in range(0, size, _SLICE_BYTES):

@@ -110,10 +110,11 @@ class Arena:
     """A mapped span of shared memory.
 
     With `hold`, the file is locked beside others for as long as this object or its process
-    lives, which tells everyone that somebody needs it.
+    lives, which tells everyone that somebody needs it. `owner` says that this is the trainer that
+    fills it, which other containers cannot tell by its process number.
     """
 
-    def __init__(self, path: str, size: int, *, hold: bool = False, writable: bool = True) -> None:
+    def __init__(self, path: str, size: int, *, hold: bool = False, owner: bool = False, writable: bool = True) -> None:
         self.path = path
         flags = (os.O_RDWR if writable else os.O_RDONLY) | os.O_NOFOLLOW | os.O_CLOEXEC
         self._descriptor = os.open(path, flags)
@@ -123,6 +124,8 @@ class Arena:
                 raise StorageError(f"the shared memory {path} is not one that Holdfast made")
             if hold and not linux.lock(self._descriptor, alone=False):
                 raise StorageError(f"the shared memory {path} is being taken away by another process")
+            if owner:
+                linux.claim(self._descriptor)
             access = mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ
             self._memory = mmap.mmap(self._descriptor, size, access=access) if size else None
         except OSError:
@@ -156,6 +159,15 @@ def is_held(path: str) -> bool:
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         return not linux.lock(descriptor, alone=True)
+    finally:
+        os.close(descriptor)
+
+
+def has_owner(path: str) -> bool:
+    """Return whether the trainer that made an arena lives and fills it."""
+    descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        return linux.is_claimed(descriptor)
     finally:
         os.close(descriptor)
 

@@ -61,6 +61,7 @@ class Desk:
         self.coordinator = Coordinator(storage, Commit.from_fields(commit), self.job.plan) if commit else None
         self.known_digests = {(file, offset): digest for file, offset, _, digest in fields.get("reports", ())}
         self.arena_digest: str = fields.get("arena_digest", "")
+        self.root: str = fields["root"]
 
     def close(self) -> None:
         for arena in self._held:
@@ -286,9 +287,12 @@ class Save:
             values,
             arena_digest,
             host_identity(),
+            desk.root,
         )
 
     def _keep(self, values: Mapping[str, Any], arena_digest: str = "") -> bool:
+        if not self._desk.root:
+            return False  # nobody could tell whose state it is
         try:
             self._card(values, arena_digest).write()
         except (HoldfastError, OSError):

@@ -49,6 +49,7 @@ class Card:
     values: Mapping[str, Any]
     arena_digest: str
     host: str
+    root: str = ""  # the key that the root's identity gives: a state is restored under the root it was saved to, only
 
     @property
     def step(self) -> int:
@@ -61,7 +62,7 @@ class Card:
 
     def _is_sound(self) -> bool:
         """Whether the fields are of the kinds that `write` wrote."""
-        texts = (self.attempt, self.arena, self.arena_digest, self.host)
+        texts = (self.attempt, self.arena, self.arena_digest, self.host, self.root)
         numbers = (self.step, self.rank)
         return (
             all(isinstance(text, str) for text in texts)

@@ -6,10 +6,9 @@ mailbox of the attempt; those on other hosts are seen by their status notes, whi
 
 from __future__ import annotations
 
-import os
 import re
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -17,38 +16,33 @@ from holdfast.core import limits
 from holdfast.core.errors import HoldfastError, NotFound, PeerFailed
 from holdfast.core.host import host_identity
 from holdfast.core.notices import warn
-from holdfast.format.digest import digest_hex
 from holdfast.format.manifest import decode_manifest
 from holdfast.format.names import MANIFEST, abandoned_folder
 from holdfast.persist import mailbox as mail
-from holdfast.persist.arena import find_files, is_held, unlink_file
+from holdfast.persist.arena import find_files, has_owner, is_held, unlink_file
 from holdfast.persist.card import Card, card_path, read_cards
 from holdfast.persist.catalog import committed_steps, steps_left
+from holdfast.persist.identity import older_run_id
 from holdfast.persist.mailbox import Mailbox, attempt_of, mail_folder
+from holdfast.persist.processes import Process, began, holders
 from holdfast.persist.retention import free_name
-from holdfast.storage.address import is_address
 from holdfast.storage.base import SharedStorage
+from holdfast.storage.local import LocalStorage
 
 _ATTEMPT = re.compile(r"\.attempt-[0-9a-f]{16}")
-_ARENA = re.compile(r"holdfast-[0-9a-f]{32}-[0-9]+-(?P<trainer>[0-9]+)-(?P<began>[0-9]+)-[0-9a-f]{32}")
+_ARENA = re.compile(
+    r"holdfast-[0-9a-f]{32}-[0-9]+-(?P<trainer>[0-9]+)-(?P<began>[0-9]+)-(?P<space>[0-9]+)-[0-9a-f]{32}"
+)
 _POLL_S = 0.05
 _NOTICE_S = 5.0
-_HOW_TO_END = "`pkill -9 -f holdfast.persist.writer`"
 _UNKNOWN_S = 4.0  # how long an attempt may be silent that has not said which host it is on
-
-
-def run_id(storage: SharedStorage) -> str:
-    """What arenas of runs under this root are known by, on every host and in every life of a run.
-
-    It can be guessed; the arenas' own names end in what cannot, and only this user may open them.
-    """
-    place = storage.name if is_address(storage.address) else os.path.realpath(storage.address)
-    return digest_hex(f"{os.getuid()}:{place}".encode())
+_YOUNG_S = 60.0  # how long a process of another container may take from making an arena to holding it
 
 
 def arena_prefix(run: str, rank: int) -> str:
-    """How the names of the arenas begin that this process makes for `rank`."""
-    return f"{run}-{rank}-{os.getpid()}-{_began(os.getpid())}-"
+    """Return how the names of the arenas begin that this process makes for `rank`."""
+    own = Process.current()
+    return f"{run}-{rank}-{own.number}-{began(own.number)}-{own.space}-"
 
 
 def wait_for_writers(
@@ -70,16 +64,29 @@ def wait_for_writers(
             return watch.dead
         if time.monotonic() > end:
             raise PeerFailed(
-                f"{storage.name}: writers of an earlier start are still at work after {deadline_s:.0f} s; "
-                f"wait for them, or end them with {_HOW_TO_END}"
+                f"{storage.name}: writers of an earlier start are still at work after {deadline_s:.0f} s: "
+                f"{_who(storage, orphans, watch.living)}"
             )
         if time.monotonic() > notice_at:
             notice_at = end
             warn(
                 f"{storage.name}: waiting up to {deadline_s:.0f} s for the writers of an earlier start, which finish "
-                f"what it captured; {_HOW_TO_END} ends them"
+                f"what it captured: {_who(storage, orphans, watch.living)}"
             )
         time.sleep(min(max(_POLL_S, storage.poll_s), silence_s))
+
+
+def _who(storage: SharedStorage, arenas: Iterable[Path], folders: Iterable[str]) -> str:
+    """Say which processes are at work, and how to end exactly these."""
+    folders = sorted(folders)
+    held = [storage.root / folder for folder in folders] if isinstance(storage, LocalStorage) else []
+    processes = holders([*arenas, *held])
+    if processes:
+        numbers = " ".join(map(str, processes))
+        return f"processes {numbers} of this host; wait for them, or end them with `kill -9 {numbers}`"
+    hosts = {Mailbox(storage, attempt_of(folder) or "").host() or "a host that is not known" for folder in folders}
+    where = f"host {', '.join(sorted(hosts))}" if folders else "another container of this host"
+    return f"processes of {where}; wait for them, or end them there"
 
 
 def dead_attempts(storage: SharedStorage, silence_s: float) -> set[str]:
@@ -93,28 +100,27 @@ def dead_attempts(storage: SharedStorage, silence_s: float) -> set[str]:
 
 
 def _is_orphan(path: Path) -> bool:
-    """Whether an arena is held by a writer whose trainer is dead."""
+    """Return whether an arena is held by a writer whose trainer is dead."""
     match = _ARENA.fullmatch(path.name)
-    if match is None or _lives(match):
-        return False
     try:
-        return is_held(str(path))
+        return match is not None and not _lives(match, path) and is_held(str(path))
     except FileNotFoundError:
         return False
 
 
-def _lives(arena: re.Match[str]) -> bool:
-    """Whether the trainer that an arena is named for lives: the same process, not another with its number."""
-    return _began(int(arena["trainer"])) == int(arena["began"])
+def _trainer(arena: re.Match[str]) -> Process:
+    return Process(int(arena["trainer"]), int(arena["space"]))
 
 
-def _began(process: int) -> int:
-    """When a process began, in ticks since the boot; -1 if it is dead, also if its parent has not looked yet."""
-    try:
-        fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return -1
-    return -1 if fields[0] == "Z" else int(fields[19])
+def _lives(arena: re.Match[str], path: Path) -> bool:
+    """Return whether the trainer that an arena is named for lives: the same process, not another with its number.
+
+    The number says nothing in another pid namespace; there the trainer's lock on the arena does.
+    """
+    trainer = _trainer(arena)
+    if trainer.space == Process.current().space:
+        return began(trainer.number) == int(arena["began"])
+    return has_owner(str(path))
 
 
 class _Attempts:
@@ -125,6 +131,7 @@ class _Attempts:
         self._silence_s = silence_s
         self._heard: dict[str, tuple[Any, float]] = {}
         self.dead: set[str] = set()
+        self.living: set[str] = set()
         self.unsure: set[str] = set()  # those that may be worked in on other hosts
 
     def alive(self) -> bool:
@@ -135,6 +142,7 @@ class _Attempts:
         living = {folder for folder in boxes if self._lives(folder)}
         alone = {folder for folder in hidden if _ATTEMPT.fullmatch(folder) and mail_folder(folder) not in boxes}
         self.dead = boxes - living | alone
+        self.living = living
         return bool(living)
 
     def _lives(self, folder: str) -> bool:
@@ -208,7 +216,7 @@ def captured_sets(run: str) -> dict[str, list[Card]]:
     cards = read_cards([Path(card_path(str(path))) for path in arenas if not _held(path)])
     by_attempt: dict[str, list[Card]] = {}
     for card in sorted(cards, key=lambda card: card.rank):
-        if card.host == host_identity():
+        if card.host == host_identity() and card.root == run:
             by_attempt.setdefault(card.attempt, []).append(card)
     return {
         attempt: members
@@ -232,16 +240,42 @@ def clean_arenas(run: str, keep: Callable[[str], bool] = lambda path: False) -> 
     return gone
 
 
-def trainers(run: str) -> set[int]:
-    """The living processes of this host that have arenas for the run."""
-    names = (_ARENA.fullmatch(path.name) for path in find_files(run))
-    return {int(name["trainer"]) for name in names if name is not None and _lives(name)}
+def older_arenas(storage: SharedStorage) -> list[str]:
+    """Return the arenas that versions without identities left on this host for a root of this path.
+
+    They do not say which root they are of, so they are neither restored nor removed.
+    """
+    return [str(path) for path in find_files(older_run_id(storage)) if path.suffix != ".card" and not _held(path)]
+
+
+def trainers(run: str) -> set[Process]:
+    """Return the living processes of this host that have arenas for the run."""
+    found = [(path, _ARENA.fullmatch(path.name)) for path in find_files(run)]
+    return {_trainer(match) for path, match in found if match is not None and _seems_alive(match, path)}
 
 
 def _has_trainer(path: Path) -> bool:
-    """Whether the process that made an arena lives: it may be about to hold it."""
+    """Return whether the process that made an arena lives: it may be about to hold it."""
     match = _ARENA.fullmatch(path.name)
-    return match is not None and _lives(match)
+    if match is None:
+        return False
+    if _trainer(match).space != Process.current().space and _age_s(path) < _YOUNG_S:
+        return True
+    return _seems_alive(match, path)
+
+
+def _seems_alive(arena: re.Match[str], path: Path) -> bool:
+    try:
+        return _lives(arena, path)
+    except FileNotFoundError:
+        return False
+
+
+def _age_s(path: Path) -> float:
+    try:
+        return time.time() - path.stat().st_ctime
+    except FileNotFoundError:
+        return 0.0
 
 
 def _held(path: Path) -> bool:

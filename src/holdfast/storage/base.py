@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
+from holdfast.storage.identity import Identity
+
 
 class Reader(Protocol):
     """One open file of a committed folder."""
@@ -165,3 +167,15 @@ class SharedStorage(Storage, Protocol):
 
     def is_held(self, folder: str) -> bool:
         """Whether a living process on this host works in the folder."""
+
+
+@runtime_checkable
+class IdentifiedStorage(SharedStorage, Protocol):
+    """A shared storage whose roots are known by more than their names. Without it nothing is restored from memory."""
+
+    def identity(self, *, make: bool) -> Identity | None:
+        """Return the root's identity; with `make`, give it one, durably, if it has none that can be read.
+
+        Of processes and hosts that race one makes it, and all return the same id. Raises
+        StorageError if it can be neither read nor made, as on a root that is read-only or full.
+        """

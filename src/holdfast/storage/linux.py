@@ -9,6 +9,7 @@ import functools
 import os
 import random
 import secrets
+import struct
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +21,7 @@ _MADV_POPULATE_WRITE = 23
 # Magic numbers of statfs: ext2 to ext4, xfs, btrfs, tmpfs, overlayfs, zfs, f2fs, bcachefs.
 _LOCAL_FILE_SYSTEMS = {0xEF53, 0x58465342, 0x9123683E, 0x01021994, 0x794C7630, 0x2FC12FC1, 0xF2F52010, 0xCA451A4E}
 _LOCK_TRIES = 5
+_FLOCK = "hhqqi4x"  # struct flock: type, whence, start, length, process
 _UNSUPPORTED = (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
 
 
@@ -124,6 +126,38 @@ def lock(descriptor: int, *, alone: bool) -> bool:
         else:
             return True
     return False
+
+
+def claim(descriptor: int) -> bool:
+    """Mark an open file as used by this process, beside `lock`; False if another has marked it.
+
+    The mark is a lock on the first byte. It is seen from every pid namespace, and goes with the
+    last copy of the descriptor.
+    """
+    try:
+        fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, _first_byte())
+    except OSError as error:
+        if error.errno in (errno.EAGAIN, errno.EACCES):
+            return False
+        if error.errno not in (*_UNSUPPORTED, errno.ENOLCK):
+            raise
+    return True
+
+
+def is_claimed(descriptor: int) -> bool:
+    """Return whether a living process has marked the file by `claim`."""
+    try:
+        answer = fcntl.fcntl(descriptor, fcntl.F_OFD_GETLK, _first_byte())
+    except OSError as error:
+        if error.errno not in (*_UNSUPPORTED, errno.ENOLCK):
+            raise
+        return False
+    kind: int = struct.unpack(_FLOCK, answer)[0]
+    return kind != fcntl.F_UNLCK
+
+
+def _first_byte() -> bytes:
+    return struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 1, 0)
 
 
 def populate(address: int, size: int) -> None:

@@ -24,6 +24,7 @@ from holdfast.core.errors import Damaged, HoldfastError, NotFound, StorageError
 from holdfast.core.filenames import MANIFEST, attempt_named, check_file
 from holdfast.storage import linux
 from holdfast.storage.blobs import blob_of, blob_size
+from holdfast.storage.identity import Identity, make_identity, read_identity
 from holdfast.storage.trust import Trust, is_listed_link, unlink_if_link
 
 _CALL_BUFFERS = 512
@@ -255,6 +256,13 @@ class LocalStorage:
 
     def exists(self) -> bool:
         return self.root.is_dir()
+
+    def identity(self, *, make: bool) -> Identity | None:
+        with _failing_as_storage_error(f"identifying {self.root}"):
+            if not make:
+                return read_identity(self.root)
+            self._make_root()
+            return make_identity(self.root)
 
     def folders(self) -> list[str]:
         return [name for name in self._folders() if not name.startswith(".")]

@@ -24,6 +24,7 @@ from holdfast.core.limits import JSON_BYTES
 from holdfast.storage.address import Address
 from holdfast.storage.calls import Calls, Found, Refused
 from holdfast.storage.holds import HostHold, HostHolds
+from holdfast.storage.identity import IDENTITY, Identity, id_in, new_identity
 from holdfast.storage.pins import ObjectPin, Pointer, pointer_bytes
 from holdfast.storage.sweeping import Sweeper
 from holdfast.storage.transfer import ObjectReader, ObjectWriter, at_once
@@ -60,6 +61,22 @@ class ObjectStorage:
 
     def exists(self) -> bool:
         return self._calls.any_under("")
+
+    def identity(self, *, make: bool) -> Identity | None:
+        for _ in range(_LOOKS):
+            try:
+                found = self._calls.find(IDENTITY, _SMALL_BYTES)
+            except (NotFound, Damaged):
+                found = None
+            known = id_in(found.data) if found is not None else None
+            if known is not None or not make:
+                return None if known is None else Identity(known, self.name)
+            with contextlib.suppress(Refused):  # another was faster: read that one
+                if found is None:
+                    self._calls.create(IDENTITY, new_identity())
+                else:
+                    self._calls.put_once(IDENTITY, new_identity(), found.version)
+        return None
 
     # Looking.
 

@@ -1,4 +1,4 @@
-"""The judges of a root after a power loss: nothing committed is corrupt, nothing promised is missing, the run goes on."""
+"""The judges of a root after a power loss: nothing is corrupt, nothing promised is missing, the run goes on."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from holdfast.persist import retention, start
 from holdfast.persist.catalog import committed_steps
 from holdfast.persist.checkpoint import Checkpoint, no_progress
 from holdfast.persist.follow import saves_in_flight
+from holdfast.persist.identity import identify
 from holdfast.persist.lineage import Lineage
 from holdfast.persist.tags import read_tags
 from holdfast.restoring import Request, restore_stored
@@ -97,7 +98,7 @@ class RunJudge:
     def _restore(self, storage: LocalStorage) -> int:
         """Start as a Checkpointer does, without its writer process; returns the step, 0 if there is none."""
         ranks = current_ranks(_DEADLINE_S)
-        Leftovers(storage, start.run_id(storage), _DEADLINE_S).clean(ranks, _SILENCE_S)
+        Leftovers(storage, identify(ranks, storage).key, _DEADLINE_S).clean(ranks, _SILENCE_S)
         request = Request(None, LoadOptions(), no_progress, _DEADLINE_S)
         restored = restore_stored(ranks, storage, self.fresh(), request)
         return 0 if restored is None else restored.step

@@ -107,7 +107,6 @@ class _Patches:
         call = Call("create" if made else "truncate" if flags & os.O_TRUNC else "open", path)
         return self._watcher(call, lambda: plain(*args, **options))
 
-
     def _fdopen(self, name: str, plain: Any, args: Any, options: Any) -> Any:
         mode = args[1] if len(args) > 1 else options.get("mode", "r")
         if mode not in ("wb", "ab"):

@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from holdfast.storage.base import Hold, Pin, Reader, SharedStorage, Storage, Writer
+from holdfast.storage.base import Hold, IdentifiedStorage, Pin, Reader, SharedStorage, Storage, Writer
+from holdfast.storage.identity import Identity
 
 T = TypeVar("T")
 Buffers = Sequence[memoryview]
@@ -199,6 +200,13 @@ class WatchedSharedStorage(WatchedStorage):
 
     def exists(self) -> bool:
         return bool(self._call("exists", ""))
+
+    def identity(self, *, make: bool) -> Identity | None:
+        """Return the inner storage's identity; a storage that has none of its own has none here."""
+        if not isinstance(self.inner, IdentifiedStorage):
+            return None
+        found: Identity | None = self._call("identity", "", make=make)
+        return found
 
     def hold(self, folder: str) -> Hold:
         hold: Hold = self._call("hold", folder, folder)
