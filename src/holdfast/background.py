@@ -24,6 +24,7 @@ from holdfast.drafts import Draft, coming_arena_bytes, make_draft
 from holdfast.format.digest import digest_hex
 from holdfast.format.names import step_folder
 from holdfast.handle import Refusal, SaveHandle
+from holdfast.persist.card import card_path
 from holdfast.persist.checkpoint import Checkpoint
 from holdfast.persist.coordinator import Order
 from holdfast.persist.identity import RunKey
@@ -466,15 +467,16 @@ class BackgroundSaver:
         if message["tell"] == "event":
             self._listener(Event(**message["event"]))
         elif message["tell"] == "outcome" and flight is not None and message["attempt"] == flight.order.attempt:
-            self._conclude(flight, message["outcome"])
+            self._conclude(flight, message["outcome"], kept=message["kept"])
         elif message["tell"] == "gone" and flight is not None and not flight.handle.done():
             self._lost(flight, PeerFailed(f"the writer process died: {message['why']}"))
 
-    def _conclude(self, flight: _Flight, outcome: Mapping[str, Any]) -> None:
+    def _conclude(self, flight: _Flight, outcome: Mapping[str, Any], *, kept: bool) -> None:
         step = flight.order.step
         seconds = time.perf_counter() - flight.started
         if outcome["error"] is not None:
-            self._failed(flight, error_from_record(list(outcome["error"])))
+            name, message = outcome["error"]
+            self._failed(flight, error_from_record([name, f"{message}{self._where_kept() if kept else ''}"]))
             return
         self.last_published = step
         flight.handle.seconds = seconds
@@ -488,6 +490,13 @@ class BackgroundSaver:
                 detail=f"stall {flight.handle.stall_ms:.0f} ms",
             )
         flight.handle.succeed(lambda: Checkpoint(storage, folder))
+
+    def _where_kept(self) -> str:
+        """Say where a state is that was captured and could not be written."""
+        return (
+            f"; what was captured stays in {self._arena.path} ({self._arena.size} bytes of memory) until the next save "
+            "succeeds, or for the next start"
+        )
 
     def _lost(self, flight: _Flight, error: Exception) -> None:
         """This rank cannot save: its writer, or this process in its place, tells the others so."""
@@ -518,14 +527,23 @@ class BackgroundSaver:
     def is_idle(self) -> bool:
         return self._flight is None or self._flight.handle.done()
 
+    def _how_to_free(self, path: str, size: int) -> str:
+        step = "" if self._flight is None else f"step {self._flight.order.step}, "
+        return (
+            f"{step}captured and not written, stays in the memory of this host: {path}, {size} bytes. The next start "
+            f"under {self._storage.name} restores and writes it. To give it up and free the memory: "
+            f"`holdfast gc {self._storage.name} --memory`, or `rm {path} {card_path(path)}`"
+        )
+
     def wait(self, timeout_s: float) -> bool:
         """Wait for the save in flight, if there is one; False if it is not over in time."""
         return self._flight is None or self._flight.handle.wait(timeout_s)
 
-    def close(self, timeout_s: float) -> bool:
+    def close(self, timeout_s: float, *, keep: Callable[[], bool] = lambda: True) -> bool:
         """Finish what is in flight and let the writer go; False if it is still at work after `timeout_s`.
 
-        A state that was captured and could not be written stays in memory for the next start.
+        A state that was captured and could not be written stays in memory for the next start,
+        unless `keep`, asked once the save is over, says that there is no need.
         """
         if self._owner != os.getpid():
             return True  # a forked child: none of this is its own
@@ -542,7 +560,9 @@ class BackgroundSaver:
             finished = self._writer.close(max(1.0, left()) if finished else 0.0) and finished
         self._stand_in.sweep(min(timeout_s, _SWEEP_S))
         if self._arena is not None:
-            self._arena.close(max(1.0, left()), leave=not finished)
+            kept = self._arena.close(max(1.0, left()), leave=not finished, keep=keep())
+            if kept is not None and finished:
+                self.warnings_due.append(self._how_to_free(*kept))
         self._draft = self._standing = None
         if finished:
             self._flight = None  # else its handle still wants to hear of the outcome

@@ -176,10 +176,17 @@ class Checkpointer:
         timeout = self._deadline_s if timeout is None else timeout
         if not self._background.is_idle and timeout > 0:
             self._listener(Event("closing", detail=f"waiting up to {timeout:.0f} s for the save in flight"))
-        if not self._background.close(timeout):
+        if not self._background.close(timeout, keep=self._wants_kept):
             self._background.warnings_due.append("the writer is still at work after close(); it finishes by itself")
         self._forget_rewritten()
         self._say_warnings()
+
+    def _wants_kept(self) -> bool:
+        """Return whether a state that could not be written is to stay in memory.
+
+        One that was restored from memory is still there: a second copy of it is of no use.
+        """
+        return self._rewriting is None or self._rewriting.error is None
 
     def __del__(self) -> None:
         """Let the writer go; it finishes by itself."""

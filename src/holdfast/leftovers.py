@@ -160,7 +160,8 @@ class Leftovers:
                     merged[attempt] = found
         for found in merged.values():
             found["whole"] = sorted(found["ranks"]) == list(range(found["world"]))
-        return {attempt: found for attempt, found in merged.items() if found["whole"] or found["hosts"] > self._hosts}
+        known = {attempt: found for attempt, found in merged.items() if found["whole"] or found["hosts"] > self._hosts}
+        return _without_twins(known)
 
     def adopt(self, ranks: Ranks, captured: Captured, threads: int, silence_s: float) -> None:
         """Write a captured state that is spread over hosts, from their memory; every rank returns or raises alike."""
@@ -188,6 +189,21 @@ class Leftovers:
     def forget(self) -> None:
         """The same for this host alone, when it is known that nobody reads it. Not collective."""
         start.clean_arenas(self._run)
+
+
+def _without_twins(known: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Keep one of the whole states that are the same step of the same lineage.
+
+    A start that restores a state from memory captures it again, to write it; where that fails,
+    both are left. Every rank keeps the same one.
+    """
+    kept: dict[str, dict[str, Any]] = {}
+    for attempt in sorted(known):
+        found = known[attempt]
+        twins = (other for other in kept.values() if other["whole"] and other["lineage"] == found["lineage"])
+        if not found["whole"] or next(twins, None) is None:
+            kept[attempt] = found
+    return kept
 
 
 def _lineage(found: Mapping[str, Any]) -> Lineage:

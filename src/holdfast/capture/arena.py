@@ -138,18 +138,21 @@ class RankArena:
         self._arena.close()
         self._arena = None
 
-    def close(self, timeout_s: float, *, leave: bool) -> None:
+    def close(self, timeout_s: float, *, leave: bool, keep: bool = True) -> tuple[str, int] | None:
         """End: give the memory back, or `leave` it to the writer, which takes it away when it leaves.
 
-        With a card it stays too: it holds what could not be written, for the next start.
+        With a card it stays too, to `keep` what could not be written for the next start. Returns
+        the path and size of an arena that stays.
         """
         self._closed = True
         if self._thread is not None:
             self._thread.join(timeout_s)
-        if leave or (self._arena is not None and has_card(self._arena.path)):
-            self._let_go()
-        else:
+        if self._arena is None or not (leave or (keep and has_card(self._arena.path))):
             self.release()
+            return None
+        kept = self._arena.path, self.size
+        self._let_go()
+        return kept
 
     def _let_go(self) -> None:
         if self._pinned is not None:

@@ -12,6 +12,7 @@ from holdfast.format.names import set_aside_kind
 from holdfast.keep import Policy, parse
 from holdfast.persist import retention, start
 from holdfast.persist.catalog import committed_steps, is_left, set_aside
+from holdfast.persist.identity import run_id
 from holdfast.persist.tags import tagged
 from holdfast.storage.base import SharedStorage, Storage
 
@@ -34,9 +35,12 @@ class _Line:
 @click.option("--keep", "keep_text", metavar="POLICY", help="What to keep, instead of the run's own policy.")
 @click.option("--abandoned", is_flag=True, help="Also what rewinds set aside: abandoned-step-N.")
 @click.option("--damaged", is_flag=True, help="Also what was set aside as damaged: damaged-step-N.")
+@click.option("--memory", is_flag=True, help="Also states that failed saves left in the memory of this host.")
 @click.option("--dry-run", is_flag=True, help="Only say what would go.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def command(root: str, keep_text: str | None, abandoned: bool, damaged: bool, dry_run: bool, as_json: bool) -> None:
+def command(
+    root: str, keep_text: str | None, abandoned: bool, damaged: bool, memory: bool, dry_run: bool, as_json: bool
+) -> None:
     """Take away what is not kept under ROOT, and what dead saves left behind.
 
     \b
@@ -53,8 +57,13 @@ def command(root: str, keep_text: str | None, abandoned: bool, damaged: bool, dr
     dead = start.dead_attempts(storage, _SILENCE_S)
     lines = [*_steps(storage, policy), *_set_aside(storage, aside)]
     lines += [_Line(name, True, "left by a dead save") for name in sorted(dead)]
+    run = run_id(storage)
+    kept = _in_memory(run, goes=memory)
     if not dry_run:
         lines = _collect(storage, policy, dead, lines)
+        if memory:
+            start.clean_arenas(run)
+    lines += kept
     if as_json:
         print_json(_fields(policy, dry_run, lines))
     else:
@@ -88,6 +97,13 @@ def _set_aside(storage: Storage, wanted: set[str]) -> list[_Line]:
         size = entry.manifest.total_bytes if entry.manifest else None
         lines.append(_Line(entry.folder, kind in wanted and entry.folder not in tags, why, size, is_aside=True))
     return lines
+
+
+def _in_memory(run: str, *, goes: bool) -> list[_Line]:
+    """Return what failed saves left in the memory of this host."""
+    why = "it was asked for" if goes else "captured, not written: the next start restores it; --memory gives it up"
+    states = start.kept_states(run)
+    return [_Line(" ".join(kept.paths), goes, f"step {kept.step}, {why}", kept.size) for kept in states]
 
 
 def _collect(storage: SharedStorage, policy: Policy | None, dead: set[str], lines: list[_Line]) -> list[_Line]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -223,6 +224,25 @@ def captured_sets(run: str) -> dict[str, list[Card]]:
         for attempt, members in by_attempt.items()
         if len({card.job["plan"] for card in members}) == 1 and len({card.rank for card in members}) == len(members)
     }
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A state in the memory of this host that was captured and never written."""
+
+    step: int
+    paths: tuple[str, ...]
+    size: int
+
+
+def kept_states(run: str) -> list[Kept]:
+    """Return the captured states that nobody holds: the next start under their root restores the newest."""
+    found = []
+    for cards in captured_sets(run).values():
+        paths = tuple(card.arena for card in cards)
+        sizes = [Path(path).stat().st_size for path in paths if Path(path).exists()]
+        found.append(Kept(cards[0].step, paths, sum(sizes)))
+    return sorted(found, key=lambda kept: kept.step)
 
 
 def clean_arenas(run: str, keep: Callable[[str], bool] = lambda path: False) -> int:

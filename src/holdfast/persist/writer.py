@@ -169,7 +169,7 @@ class WriterProcess:
         if desk.coordinator is not None:
             desk.coordinator.sweep(_SEEN_S)
             self._tell_news(desk.coordinator)
-        self._trainer.tell(tell="outcome", attempt=order.attempt, outcome=outcome)
+        self._trainer.tell(tell="outcome", attempt=order.attempt, outcome=outcome, kept=self._unpublished)
 
     def _tell_news(self, coordinator: Coordinator) -> None:
         """What retention did; what it took away is deleted while the next save begins."""
