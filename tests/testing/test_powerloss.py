@@ -8,11 +8,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+import holdfast
 from holdfast.core.errors import InvalidArgument
+from holdfast.format import strictjson
+from holdfast.persist.catalog import committed_steps
+from holdfast.persist.mailbox import Mailbox
+from holdfast.persist.shown import shown
+from holdfast.persist.tags import add_tag, read_tags
 from holdfast.storage import linux
 from holdfast.storage.local import LocalStorage
 from holdfast.testing.disk import Sync, recorded
+from holdfast.testing.judging import RunJudge
 from holdfast.testing.powerloss import Outcome, judge_all, legal_states
 
 FILES = {"a": b"a" * 1000, "b": b"b" * 1000, "c": b"c" * 1000, "marker": b"complete"}
@@ -151,3 +159,65 @@ def test_a_rename_across_folders_is_refused(tmp_path: Path) -> None:
         os.rename(tmp_path / "one" / "x", tmp_path / "two" / "x")
     with pytest.raises(InvalidArgument, match="from one folder to another"):
         list(legal_states(recording))
+
+
+def test_what_goes_through_a_python_file_is_recorded(tmp_path: Path) -> None:
+    with recorded(tmp_path) as recording:
+        descriptor = os.open(tmp_path / "f", os.O_CREAT | os.O_WRONLY, 0o600)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(b"abcd")
+    found = {dict(tree).get("f") for _, tree, _ in legal_states(recording)}
+    assert found == {None, b"", b"abcd", b"ab", b"\0\0cd", bytes(4)}
+
+
+def test_a_linked_file_has_its_name_or_not(tmp_path: Path) -> None:
+    (tmp_path / "old").write_bytes(b"x")
+    with recorded(tmp_path) as recording:
+        os.link(tmp_path / "old", tmp_path / "new")
+    assert {tuple(dict(tree)) for _, tree, _ in legal_states(recording)} == {("old",), ("new", "old")}
+
+
+def test_of_very_many_changes_not_every_subset_is_tried(tmp_path: Path) -> None:
+    with recorded(tmp_path) as recording:
+        for number in range(12):
+            (tmp_path / f"{number:02}").mkdir()
+    found = {tuple(dict(tree)) for _, tree, _ in legal_states(recording)}
+    names = tuple(f"{number:02}" for number in range(12))
+    assert {(), names, names[:7], names[3:4], names[:5] + names[6:]} <= found and len(found) < 300
+
+
+def state() -> dict[str, Any]:
+    return {"w": torch.zeros(3)}
+
+
+def insist(self: Mailbox, name: str) -> Any:
+    """Read a note as it was read before: one that cannot be read is an error."""
+    return strictjson.loads(self._storage.read(self.folder, name, 1 << 20), name)
+
+
+@pytest.mark.parametrize("insists", [False, True])
+def test_a_run_goes_on_from_every_state_of_its_notes(
+    tmp_path: Path, insists: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Notes are never synced. A reader that insists on them is found by the judge; ours is not stuck once."""
+    storage = LocalStorage(tmp_path)
+    with recorded(tmp_path) as recording, shown(storage, ".attempt-0123456789abcdef", {"step": 1, "bytes": 9}):
+        storage.begin(".attempt-0123456789abcdef")
+    if insists:
+        monkeypatch.setattr(Mailbox, "read", insist)
+    outcome = judge_all(recording, RunJudge(state), every=9)
+    assert outcome.states > 20
+    assert outcome.count("stuck") > 5 if insists else outcome.bad == []
+
+
+def test_a_tag_that_was_given_survives_with_its_folder(tmp_path: Path) -> None:
+    storage = LocalStorage(tmp_path)
+    holdfast.save(tmp_path / "step-000000000001", state(), step=1)
+
+    def judge(root: Path, told: Sequence[Any]) -> str:
+        return "lost" if told and "best" not in read_tags(LocalStorage(root)) else ""
+
+    with recorded(tmp_path) as recording:
+        add_tag(storage, "best", committed_steps(storage)[0])
+        recording.mark("told")
+    assert judge_all(recording, judge).bad == []

@@ -61,3 +61,13 @@ def test_a_path_that_cannot_be(tmp_path: Path):
     (tmp_path / "file").write_text("x")
     with pytest.raises(holdfast.StorageError, match="file"):
         Metrics(tmp_path / "file" / "m.jsonl").step(1, loss=1.0)
+
+
+@pytest.mark.parametrize("tail", [b"\0" * 500, b'{"step": 3, "lo', b"\xff\xfe\x80\n", b"[1]\n"])
+def test_what_a_power_loss_left_of_the_last_line_is_passed_over(tmp_path: Path, tail: bytes):
+    path = tmp_path / "m.jsonl"
+    path.write_bytes(b'{"step": 1, "loss": 2.0}\n' + tail)
+    metrics = Metrics(path)
+    metrics.step(2, loss=1.0)
+    metrics.close()
+    assert [step["step"] for step in read_metrics(path)[0]] == [1, 2]

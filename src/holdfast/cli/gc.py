@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from holdfast.cli.render import clean, open_run, print_json, print_table, size_text
+from holdfast.core.errors import Damaged
 from holdfast.format.names import set_aside_kind
 from holdfast.keep import Policy, parse
 from holdfast.persist import retention, start
@@ -52,10 +53,15 @@ def command(
     tagged steps and steps that somebody reads always stay. A run may go on meanwhile.
     """
     storage = open_run(root)
-    policy = retention.remembered(storage) if keep_text is None else parse(keep_text)
+    policy, problems = _policy(storage, keep_text)
     aside = {kind for kind, asked in (("abandoned", abandoned), ("damaged", damaged)) if asked}
     dead = start.dead_attempts(storage, _SILENCE_S)
-    lines = [*_steps(storage, policy), *_set_aside(storage, aside)]
+    try:
+        lines = [*_steps(storage, policy), *_set_aside(storage, aside)]
+    except Damaged as error:  # a tag that cannot be read may protect any of them
+        policy, lines = None, []
+        problems.append(f"no checkpoint goes: {error}")
+    lines += [_Line("", False, problem) for problem in problems]
     lines += [_Line(name, True, "left by a dead save") for name in sorted(dead)]
     run = run_id(storage)
     kept = _in_memory(run, goes=memory)
@@ -68,6 +74,14 @@ def command(
         print_json(_fields(policy, dry_run, lines))
     else:
         _print(policy, dry_run, lines)
+
+
+def _policy(storage: Storage, given: str | None) -> tuple[Policy | None, list[str]]:
+    """Return the policy to go by, and what is to be said of one that cannot be read."""
+    try:
+        return retention.remembered(storage) if given is None else parse(given), []
+    except Damaged as error:
+        return None, [f"no checkpoint goes: {error}"]
 
 
 def _steps(storage: Storage, policy: Policy | None) -> list[_Line]:

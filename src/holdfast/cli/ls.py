@@ -49,7 +49,11 @@ def _hint(root: str, storage: Storage) -> str:
 
 def _notes(storage: Storage, found: list[Committed], aside: list[Committed]) -> dict[str, list[str]]:
     """What there is to say of a folder beside its manifest: its tags, and why it is not of the living branch."""
-    notes = {folder: [f"tag {name}" for name in names] for folder, names in tagged(storage, [*found, *aside]).items()}
+    problems: list[str] = []
+    tags = tagged(storage, [*found, *aside], problems)
+    for problem in problems:
+        click.echo(clean(problem), err=True)
+    notes = {folder: [f"tag {name}" for name in names] for folder, names in tags.items()}
     left = steps_left(found)
     for entry in found:
         if is_left(entry, left):

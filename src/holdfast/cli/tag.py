@@ -34,12 +34,15 @@ def command(root: str, name: str | None, step: int | None, delete: bool, as_json
         raise click.UsageError("name the tag")
     if delete and step is not None:
         raise click.UsageError("--delete takes a tag away, whatever step it is on: leave --step out")
-    before = read_tags(storage)
+    problems: list[str] = []
+    before = read_tags(storage, [])
     if name is not None and delete:
         remove_tag(storage, name)
     elif name is not None:
         add_tag(storage, name, _find(storage, step))
-    tags = read_tags(storage)
+    tags = read_tags(storage, problems)
+    for problem in problems:
+        click.echo(clean(problem), err=True)
     if as_json:
         print_json({tag: asdict(found) for tag, found in tags.items()})
         return
@@ -55,10 +58,10 @@ def _rows(storage: Storage) -> list[list[str]]:
     """Each tag with its step and the folder it protects, which is another one once a rewind set it aside."""
     folders = {
         name: folder
-        for folder, names in tagged(storage, [*committed_steps(storage), *set_aside(storage)]).items()
+        for folder, names in tagged(storage, [*committed_steps(storage), *set_aside(storage)], []).items()
         for name in names
     }
-    return [[name, str(tag.step), folders.get(name, "gone")] for name, tag in read_tags(storage).items()]
+    return [[name, str(tag.step), folders.get(name, "gone")] for name, tag in read_tags(storage, []).items()]
 
 
 def _find(storage: Storage, step: int | None) -> Committed:

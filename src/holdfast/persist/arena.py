@@ -140,6 +140,7 @@ class Arena:
         """Let go of the lock; the memory goes with the last array that looks into it."""
         if self._held:
             self._held = False
+            linux.unlock(self._descriptor)
             os.close(self._descriptor)
 
 

@@ -202,8 +202,11 @@ def free_name(storage: Storage, name: str) -> str:
 
 def _remember(storage: Storage, policy: Policy | None) -> None:
     """Write a run's policy down, for `holdfast gc`; also that it has none, if one before it had."""
-    if remembered(storage) == policy:
-        return
+    try:
+        if remembered(storage) == policy:
+            return
+    except Damaged:
+        pass  # what cannot be read is written anew
     if _FOLDER not in storage.hidden():
         storage.begin(_FOLDER)
     storage.note(_FOLDER, _FILE, strictjson.dumps(policy.fields() if policy else None), durable=True)
@@ -222,5 +225,5 @@ def remembered(storage: Storage) -> Policy | None:
     try:
         fields = strictjson.loads(data, where)
         return None if fields is None else Policy.from_fields(fields)
-    except InvalidArgument as error:
+    except (InvalidArgument, Damaged) as error:
         raise Damaged(f"{where}: {error}; give gc a policy with --keep") from None

@@ -23,31 +23,53 @@ class Tag:
     attempt: str
 
 
-def read_tags(storage: Storage) -> dict[str, Tag]:
-    """Every tag by its name; one that cannot be read raises Damaged, since it may protect a step."""
+def read_tags(storage: Storage, problems: list[str] | None = None) -> dict[str, Tag]:
+    """Every tag by its name; one that cannot be read raises Damaged, since it may protect a step.
+
+    With `problems`, what cannot be read is said there instead, for who removes nothing.
+    """
+    found = {}
+    for name in tag_names(storage):
+        try:
+            found[name] = _read(storage, name)
+        except Damaged as error:
+            if problems is None:
+                raise
+            problems.append(str(error))
+    return found
+
+
+def tag_names(storage: Storage) -> list[str]:
+    """Return the names of all tags, whether they can be read or not."""
     try:
-        names = storage.files(_FOLDER)
+        return sorted(name for name in storage.files(_FOLDER) if is_plain(name))
     except NotFound:
-        return {}
-    return {name: _read(storage, name) for name in sorted(names) if is_plain(name)}
+        return []
 
 
 def _read(storage: Storage, name: str) -> Tag:
     where = f"{storage.name}/{_FOLDER}/{name}"
-    fields = strictjson.loads(storage.read(_FOLDER, name, limits.JSON_BYTES), where)
+    try:
+        fields = strictjson.loads(storage.read(_FOLDER, name, limits.JSON_BYTES), where)
+    except Damaged as error:
+        raise Damaged(f"{error}; {_way_out(storage, name)}") from None
     if not isinstance(fields, dict) or type(fields.get("step")) is not int:
-        raise Damaged(f"{where} is not a tag; tag anew, or remove that file")
+        raise Damaged(f"{where} is not a tag; {_way_out(storage, name)}")
     return Tag(fields["step"], str(fields.get("attempt")))
 
 
-def tagged(storage: Storage, entries: Iterable[Committed]) -> dict[str, list[str]]:
+def _way_out(storage: Storage, name: str) -> str:
+    return f"tag anew with `holdfast tag {storage.name} {name} --step N`, or take it away with --delete"
+
+
+def tagged(storage: Storage, entries: Iterable[Committed], problems: list[str] | None = None) -> dict[str, list[str]]:
     """The names of tags by the folder that each protects: the attempt that was tagged, wherever it is now.
 
-    Where that is gone, because the step was saved again, the tag goes with the step.
+    Where that is gone, because the step was saved again, the tag goes with the step. `problems` as `read_tags` has it.
     """
     entries = list(entries)
     found: dict[str, list[str]] = {}
-    for name, tag in read_tags(storage).items():
+    for name, tag in read_tags(storage, problems).items():
         same = [entry for entry in entries if entry.manifest and entry.manifest.attempt == tag.attempt]
         for entry in same or [entry for entry in entries if entry.step == tag.step]:
             found.setdefault(entry.folder, []).append(name)
@@ -71,6 +93,6 @@ def add_tag(storage: Storage, name: str, entry: Committed) -> None:
 
 def remove_tag(storage: Storage, name: str) -> None:
     """Take a name away; raises NotFound if there is none."""
-    if name not in read_tags(storage):
+    if name not in tag_names(storage):
         raise NotFound(f"{storage.name} has no tag {name!r}")
     storage.drop(_FOLDER, name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import fcntl
@@ -126,6 +127,14 @@ def lock(descriptor: int, *, alone: bool) -> bool:
         else:
             return True
     return False
+
+
+def unlock(descriptor: int) -> None:
+    """Give up what `lock` and `claim` took, though a map of the file still has a copy of the descriptor."""
+    with contextlib.suppress(OSError):  # where there are no locks there is nothing to give up
+        fcntl.flock(descriptor, fcntl.LOCK_UN)
+    with contextlib.suppress(OSError):
+        fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, struct.pack(_FLOCK, fcntl.F_UNLCK, os.SEEK_SET, 0, 1, 0))
 
 
 def claim(descriptor: int) -> bool:

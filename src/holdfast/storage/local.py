@@ -372,6 +372,7 @@ class LocalStorage:
             os.rename(unseen, path)
             if durable:
                 _sync_folder(path.parent)
+                _sync_folder(self.root)  # the folder may be new, and is lost without its name
 
     def hold(self, folder: str) -> LocalHold:
         with _failing_as_storage_error(f"holding {self.root / folder}"):

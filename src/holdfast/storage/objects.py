@@ -196,7 +196,11 @@ class ObjectStorage:
 
     def discard(self, attempt: str) -> None:
         with contextlib.suppress(StorageError, NotFound, Damaged):  # what stays is swept later
-            prefix = self._prefix(attempt, fresh=True)
+            try:
+                prefix = self._prefix(attempt, fresh=True)
+            except Damaged:
+                self._close(attempt)  # it does not say where its data is: what there is under its name is swept
+                return
             self._close(attempt)
             used = self.prefixes_in_use() if self._calls.exists(f"{prefix}/{_TARGET}") else set()
             if used is not None and prefix in used:

@@ -113,6 +113,8 @@ class _Recorder:
             yield self._name((call.path, node))
         elif call.name == "rename":
             yield self._name((call.path, None), (call.other, self._find(call.path)))
+        elif call.name == "link":
+            yield self._name((call.other, self._find(call.path)))
         elif call.name == "exchange":
             yield self._name((call.path, self._find(call.other)), (call.other, self._find(call.path)))
         elif call.name in ("unlink", "rmdir"):

@@ -19,7 +19,7 @@ from holdfast.storage import linux
 _WRITING = os.O_WRONLY | os.O_RDWR
 _BY_NUMBER = ("fsync", "fdatasync", "ftruncate", "write", "pwrite", "pwritev")
 _BY_PATH = ("mkdir", "unlink", "remove", "rmdir")
-_BY_TWO_PATHS = ("rename", "replace")
+_BY_TWO_PATHS = ("rename", "replace", "link")
 
 
 @dataclass(frozen=True, slots=True)

@@ -72,7 +72,7 @@ def read_metrics(path: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]]
     """Steps in order, each as it was last made, and events in the order they happened."""
     steps: dict[int, dict[str, Any]] = {}
     events = []
-    for record in _records(path.read_text(encoding="utf-8").splitlines()):
+    for record in _records(path.read_text(encoding="utf-8", errors="replace").splitlines()):
         if "event" in record:
             events.append(record)
         elif isinstance(record.get("step"), int):
@@ -84,7 +84,7 @@ def _records(lines: Iterable[str]) -> Iterable[dict[str, Any]]:
     for line in lines:
         try:
             record = json.loads(line)
-        except ValueError:  # the process was killed while it wrote this line
+        except ValueError:  # the process was killed, or the power went, while it wrote this line
             continue
         if isinstance(record, dict):
             yield record
