@@ -169,11 +169,14 @@ def test_what_a_full_disk_leaves_in_memory_is_named_and_can_be_freed(small: Path
             assert handle.wait(60) and isinstance(handle.error, holdfast.StorageError)
             assert len(arenas(small)) == 1, "failures do not add up"
         (kept,) = arenas(small)
-        assert str(kept) in str(handle.error) and f"{kept.stat().st_size} bytes" in str(handle.error)
+        assert f"{kept}, {kept.stat().st_size} bytes" in str(handle.error)
+        checkpointer.steps()
+        checkpointer._say_warnings()  # as any later call does
         checkpointer.close()
+    assert sum("step 4 was not saved" in text for text in texts) == 1
     assert kept.exists() and Path(card_path(str(kept))).exists()
     said = texts[-1]
-    assert "step 4" in said and f"{kept}, {kept.stat().st_size} bytes" in said and str(small) in said
+    assert f"{kept}, {kept.stat().st_size} bytes" in said and str(small) in said
     assert f"rm {kept} {kept}.card" in said and f"holdfast gc {small} --memory" in said
     listed = call("gc", small, "--json").output
     assert str(kept) in listed and "--memory gives it up" in listed and kept.exists()

@@ -476,7 +476,9 @@ class BackgroundSaver:
         seconds = time.perf_counter() - flight.started
         if outcome["error"] is not None:
             name, message = outcome["error"]
-            self._failed(flight, error_from_record([name, f"{message}{self._where_kept() if kept else ''}"]))
+            if kept and self._arena.path is not None:
+                message = f"{message}; {self._how_to_free(self._arena.path, self._arena.size)}"
+            self._failed(flight, error_from_record([name, message]))
             return
         self.last_published = step
         flight.handle.seconds = seconds
@@ -490,13 +492,6 @@ class BackgroundSaver:
                 detail=f"stall {flight.handle.stall_ms:.0f} ms",
             )
         flight.handle.succeed(lambda: Checkpoint(storage, folder))
-
-    def _where_kept(self) -> str:
-        """Say where a state is that was captured and could not be written."""
-        return (
-            f"; what was captured stays in {self._arena.path} ({self._arena.size} bytes of memory) until the next save "
-            "succeeds, or for the next start"
-        )
 
     def _lost(self, flight: _Flight, error: Exception) -> None:
         """This rank cannot save: its writer, or this process in its place, tells the others so."""
@@ -528,10 +523,10 @@ class BackgroundSaver:
         return self._flight is None or self._flight.handle.done()
 
     def _how_to_free(self, path: str, size: int) -> str:
-        step = "" if self._flight is None else f"step {self._flight.order.step}, "
+        """Say where a state is that was captured and could not be written, and what becomes of it."""
         return (
-            f"{step}captured and not written, stays in the memory of this host: {path}, {size} bytes. The next start "
-            f"under {self._storage.name} restores and writes it. To give it up and free the memory: "
+            f"what was captured stays in the memory of this host: {path}, {size} bytes. The next start under "
+            f"{self._storage.name} restores and writes it; to give it up and free the memory: "
             f"`holdfast gc {self._storage.name} --memory`, or `rm {path} {card_path(path)}`"
         )
 
@@ -561,7 +556,7 @@ class BackgroundSaver:
         self._stand_in.sweep(min(timeout_s, _SWEEP_S))
         if self._arena is not None:
             kept = self._arena.close(max(1.0, left()), leave=not finished, keep=keep())
-            if kept is not None and finished:
+            if kept is not None and finished and not any(kept[0] in text for text in self.warnings_due):
                 self.warnings_due.append(self._how_to_free(*kept))
         self._draft = self._standing = None
         if finished:

@@ -15,7 +15,8 @@ from cli.calls import call
 from dist.harness import Victims, tell_parent
 from holdfast.core.errors import StorageError
 from holdfast.format.names import step_folder
-from holdfast.storage.objects import ObjectStorage
+from holdfast.storage.identity import IDENTITY
+from holdfast.storage.objects import OPEN, ObjectStorage
 from objects.server import Server
 
 
@@ -124,3 +125,26 @@ def test_a_root_that_is_a_checkpoint_is_refused(root: str) -> None:
     with holdfast.Checkpointer(f"{root.split('?', maxsplit=1)[0]}/{step_folder(1)}") as run:
         with pytest.raises(holdfast.HoldfastError, match="takes the folder above it"):
             run.restore(state(0))
+
+
+@pytest.mark.parametrize("data", [b"", b"{", b"[17]", b"\xff" * 100])
+def test_an_identity_that_cannot_be_read_is_made_anew(root: str, data: bytes) -> None:
+    save_steps(root, 1)
+    storage = ObjectStorage(root)
+    before = storage.identity(make=False)
+    storage._calls.put(IDENTITY, data)
+    assert storage.identity(make=False) is None
+    made = storage.identity(make=True)
+    assert before is not None and made is not None and made.id != before.id
+    assert restored(root) == (1, 1) and storage.identity(make=True) == made
+
+
+@pytest.mark.parametrize("data", [b"", b"{", b"[17]"])
+def test_a_mailbox_that_cannot_be_found_any_more_goes(root: str, data: bytes) -> None:
+    save_steps(root, 1)
+    storage = ObjectStorage(root)
+    storage._calls.put(f"{OPEN}/.mail-0123456789abcdef", data)
+    with holdfast.Checkpointer(root, silence_s=0.1) as run:
+        assert run.restore(state(0)) == 1
+        run.save(2, state(2)).result(30)
+    assert storage.hidden() == []

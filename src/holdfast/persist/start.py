@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.core import limits
-from holdfast.core.errors import HoldfastError, NotFound, PeerFailed
+from holdfast.core.errors import Damaged, HoldfastError, NotFound, PeerFailed
 from holdfast.core.host import host_identity
 from holdfast.core.notices import warn
 from holdfast.format.manifest import decode_manifest
@@ -209,6 +209,8 @@ def _in_use(storage: SharedStorage, folder: str) -> bool:
         return storage.is_held(folder)
     except NotFound:
         return True  # it went while we looked: not ours to touch
+    except Damaged:
+        return False  # nobody can work in what cannot be found
 
 
 def captured_sets(run: str) -> dict[str, list[Card]]:

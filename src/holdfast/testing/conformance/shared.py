@@ -6,7 +6,7 @@ import pytest
 
 from holdfast.core.errors import NotFound
 from holdfast.storage import storage_at
-from holdfast.storage.base import SharedStorage
+from holdfast.storage.base import IdentifiedStorage, SharedStorage
 from holdfast.testing.conformance.base import ATTEMPT, Conformance, publish
 
 
@@ -34,6 +34,18 @@ class SharedConformance(Conformance):
         assert storage.exists() is False
         publish(storage, "step-1", {"a": b"1"})
         assert storage.exists() is True
+
+    def test_its_identity_is_made_once_and_is_no_folder(self, storage: SharedStorage) -> None:
+        if not isinstance(storage, IdentifiedStorage):
+            pytest.skip("a storage without identities: nothing is restored from memory under it")
+        assert storage.identity(make=False) is None
+        made = storage.identity(make=True)
+        other = storage_at(storage.address)
+        assert isinstance(other, IdentifiedStorage)
+        assert made is not None and made == other.identity(make=True) == storage.identity(make=False)
+        assert storage.folders() == storage.hidden() == []
+        publish(storage, "step-1", {"a": b"1"})
+        assert storage.folders() == ["step-1"] and storage.identity(make=True) == made
 
     def test_a_folder_is_held_until_it_is_let_go(self, storage: SharedStorage) -> None:
         storage.begin(ATTEMPT)
