@@ -10,7 +10,7 @@ PADDLE_NEXT_READY := $(PADDLE_NEXT_VENV)/.ready
 PADDLE_NEXT := paddlepaddle==3.3.1
 PADDLE_FORMERS := paddleformers==1.2.0
 
-.PHONY: demo test check layouts full faults fuzz interop bench clean help spmd
+.PHONY: demo test check layouts full faults power fuzz interop bench clean help spmd
 
 help:
 	@echo "make demo    train on 4 ranks, kill one, resume on another layout, open with transformers (sets itself up)"
@@ -19,6 +19,7 @@ help:
 	@echo "make layouts every layout of the trainer: gradients, checkpoints, exact resume (make test runs a slice)"
 	@echo "make full    every case of every test (make test runs a slice of the layouts and faults)"
 	@echo "make faults  every fault at its full count, as a table: lost, wrong and hung must be 0"
+	@echo "make power   cuts the power of ext4 and xfs in the middle of 200 saves each (root, loop devices, FUSE; xfsprogs)"
 	@echo "make fuzz    ten minutes of mutated headers, indexes, manifests and states (MINUTES=, SEED=)"
 	@echo "make interop with the real paddlepaddle 3.2.2 and 3.3.1, each in an environment of its own: reads and is read,"
 	@echo "             bit for bit; AOA programs of PaddleFormers (and of Paddle's tests: PADDLE_SRC=checkout) beside Paddle's engine"
@@ -56,6 +57,9 @@ layouts: $(READY)
 
 faults: $(READY)
 	$(BIN)/python -m tests.faults
+
+power: $(READY)
+	$(BIN)/python -m tests.power
 
 MINUTES ?= 10
 fuzz: $(READY)
