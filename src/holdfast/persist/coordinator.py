@@ -19,7 +19,8 @@ from holdfast.persist.commit import BlockReport, Commit
 from holdfast.persist.lineage import Lineage
 from holdfast.persist.mailbox import Mailbox, Watch
 from holdfast.persist.publish import begin, publish
-from holdfast.storage.base import Hold, SharedStorage
+from holdfast.persist.retention_index import RetentionIndex
+from holdfast.storage.base import Hold, SharedStorage, Tracked
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +59,7 @@ class Coordinator:
         self._hold: Hold | None = None
         self._old: Mailbox | None = None
         self._sweeper: threading.Thread | None = None
+        self._retention = RetentionIndex(storage)
         self.news: list[Event] = []  # of retention, for the trainer
 
     def begin(self, order: Order) -> None:
@@ -90,7 +92,7 @@ class Coordinator:
                 self._storage.drop(order.attempt, name)
         publish(self._storage, order.attempt, order.folder, manifest, small)
         keep = None if order.keep is None else Policy.from_fields(order.keep)
-        self.news += retention.apply(self._storage, keep, order.step).events(order.step)
+        self.news += retention.apply(self._storage, keep, order.step, self._retention).events(order.step)
 
     def _reports(self, order: Order) -> list[dict[str, Any]]:
         mailbox = Mailbox(self._storage, order.attempt)
@@ -137,7 +139,10 @@ class Coordinator:
 
     def _delete_removed(self) -> None:
         with contextlib.suppress(HoldfastError, OSError):  # the next save, or the next start, tries again
-            self._storage.sweep()
+            if isinstance(self._storage, Tracked):
+                self._storage.sweep_some()
+            else:
+                self._storage.sweep()
 
     def join(self) -> None:
         if self._sweeper is not None:

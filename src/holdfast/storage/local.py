@@ -23,7 +23,9 @@ from holdfast.core import limits
 from holdfast.core.errors import Damaged, HoldfastError, NotFound, StorageError
 from holdfast.core.filenames import MANIFEST, attempt_named, check_file
 from holdfast.storage import linux
+from holdfast.storage.base import Stamped
 from holdfast.storage.blobs import blob_of, blob_size
+from holdfast.storage.stamps import StampedFolders, is_settled, stamp_of
 
 _CALL_BUFFERS = 512
 _REMOVED = ".removed-"  # folders whose removal was cut short, or waits for readers
@@ -100,6 +102,11 @@ class LocalReader:
         data = bytearray(self.size)
         self.read_into(0, [memoryview(data)])
         return bytes(data)
+
+    def stamped(self, limit_bytes: int) -> Stamped:
+        """All of it with the stamp of the open file, taken before the read: a change meanwhile is not missed."""
+        status = os.fstat(self._descriptor)
+        return Stamped(self.read(limit_bytes), stamp_of(status), is_settled(status))
 
     def close(self) -> None:
         os.close(self._descriptor)
@@ -230,7 +237,7 @@ def _opened(name: str, at: int) -> Iterator[int]:
         os.close(descriptor)
 
 
-class LocalStorage:
+class LocalStorage(StampedFolders):
     """Folders under a path. Files are private to the user: 0600, folders 0700.
 
     Committed files are mapped where the file system is a disk or memory of this host; a
@@ -243,6 +250,7 @@ class LocalStorage:
     def __init__(self, root: Path, *, mappable: bool | None = None) -> None:
         self.root = root
         self._mappable = mappable
+        self._hidden_by_us: list[str] = []  # what `sweep_some` deletes
 
     @property
     def name(self) -> str:
@@ -282,6 +290,13 @@ class LocalStorage:
 
     def read(self, folder: str, name: str, limit_bytes: int) -> bytes:
         return LocalPin(self.root / folder, mappable=False).read(name, limit_bytes)
+
+    def read_stamped(self, folder: str, limit_bytes: int) -> Stamped:
+        reader = LocalPin(self.root / folder, mappable=False).open(MANIFEST)
+        try:
+            return reader.stamped(limit_bytes)
+        finally:
+            reader.close()
 
     def pin(self, folder: str) -> LocalPin:
         if self._mappable is None:
@@ -383,7 +398,8 @@ class LocalStorage:
                 self.rename(attempt, aside)
             else:
                 with _failing_as_storage_error(f"removing what {target} replaced"):
-                    self._sweep(self._hide(attempt))
+                    self._hidden_by_us.append(self._hide(attempt))
+                    self.sweep_some()
 
     def _make_certain(self, change: Callable[[], None], undo: Callable[[], None]) -> None:
         """Change names under the root durably; if that fails, undo it: what was not published is not seen."""
@@ -411,6 +427,7 @@ class LocalStorage:
             self._require(folder, attempt, descriptor)
             hidden = self._hide(folder)
             self._require_moved(folder, hidden, descriptor)
+            self._hidden_by_us.append(hidden)
         return True
 
     @contextmanager
@@ -450,6 +467,15 @@ class LocalStorage:
         for folder in self.hidden():
             if folder.startswith(_REMOVED):
                 self._sweep(folder)
+
+    def sweep_some(self) -> None:
+        busy = []
+        while self._hidden_by_us:  # another thread may add to it
+            folder = self._hidden_by_us.pop(0)
+            self._sweep(folder)
+            if (self.root / folder).exists():  # somebody reads it
+                busy.append(folder)
+        self._hidden_by_us += busy
 
     def _sweep(self, folder: str) -> None:
         doing = _failing_as_storage_error(f"deleting {self.root / folder}")
