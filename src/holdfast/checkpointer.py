@@ -524,7 +524,8 @@ class Checkpointer:
             self._warnings_due.append(str(report))
 
     def _restore_stored(self, ranks: Ranks, state: MutableMapping[str, Any], request: Request) -> int | None:
-        restored = restore_stored(ranks, self.storage, state, request)
+        catalog = None if self._leftovers is None else self._leftovers.catalog
+        restored = restore_stored(ranks, self.storage, state, request, catalog)
         if restored is None:
             return None
         self.last_report = restored.report

@@ -15,9 +15,10 @@ from holdfast.core.ranks import Ranks, together
 from holdfast.format.names import step_folder
 from holdfast.persist import retention, start
 from holdfast.persist.card import Card
-from holdfast.persist.catalog import Committed, is_left, living_steps
+from holdfast.persist.catalog import Catalog, Committed, is_left, living_steps
 from holdfast.persist.coordinator import Order
 from holdfast.persist.lineage import Lineage
+from holdfast.persist.retention_index import RetentionIndex
 from holdfast.persist.spawn import Message, WriterEnd
 from holdfast.storage.base import SharedStorage
 
@@ -61,7 +62,13 @@ class Leftovers:
         self._run = run
         self._deadline_s = deadline_s
         self._leads = False  # whether this rank is the first of its host
+        self._index = RetentionIndex(storage)
         self._hosts = 1
+
+    @property
+    def catalog(self) -> Catalog:
+        """What is known of the steps under the root since the start, on rank 0."""
+        return self._index.catalog
 
     def clean(self, ranks: Ranks, silence_s: float) -> Cleaned:
         """Wait for living writers, then remove what nobody holds and nobody can restore."""
@@ -96,7 +103,7 @@ class Leftovers:
     def _clean_storage(self, dead: Collection[str]) -> list[str]:
         """Attempts that are dead go, and what was removed or set aside in part is finished."""
         gone = start.clean_storage(self._storage, dead)
-        retention.apply(self._storage, None)
+        retention.apply(self._storage, None, index=self._index)
         with contextlib.suppress(HoldfastError):  # it takes room, and no more; the next start tries again
             self._storage.sweep()
         return gone

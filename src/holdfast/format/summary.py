@@ -38,36 +38,3 @@ class Summary:
             manifest.abandons,
             manifest.skips,
         )
-
-    def fields(self) -> list[Any]:
-        """Return the JSON form: the values in the order of the fields."""
-        return [
-            self.step,
-            self.parent,
-            self.attempt,
-            self.created,
-            self.total_bytes,
-            list(self.groups),
-            dict(self.writer),
-            dict(self.metrics),
-            [list(left) for left in self.abandons],
-            [list(left) for left in self.skips],
-        ]
-
-    @staticmethod
-    def from_fields(fields: Any) -> Summary:
-        """Build a summary from its JSON form; raises KeyError, TypeError or ValueError for anything else."""
-        step, parent, attempt, created, total_bytes, groups, writer, metrics, abandons, skips = fields
-        texts = (attempt, created, *groups)
-        numbers = (total_bytes, *(number for number in (step, parent) if number is not None))
-        if any(type(text) is not str for text in texts) or any(type(number) is not int for number in numbers):
-            raise TypeError("a summary has texts and whole numbers")
-        if type(writer) is not dict or type(metrics) is not dict:
-            raise TypeError("a summary has its writer and its metrics by name")
-        return Summary(
-            step, parent, attempt, created, total_bytes, tuple(groups), writer, metrics, _left(abandons), _left(skips)
-        )
-
-
-def _left(fields: Any) -> tuple[tuple[int, str], ...]:
-    return tuple((int(step), str(attempt)) for step, attempt in fields)

@@ -31,6 +31,11 @@ class Committed:
     problem: HoldfastError | None = None
 
     @property
+    def is_step(self) -> bool:
+        """Whether it has a step's own name, and was not set aside."""
+        return self.folder.startswith("step-")
+
+    @property
     def damaged(self) -> bool:
         """Whether it may be passed over: what cannot be read just now, or is of a newer format, may not."""
         return isinstance(self.problem, Damaged | NotFound)
@@ -65,13 +70,13 @@ class Catalog:
     @property
     def steps(self) -> list[Committed]:
         """Every step, oldest first; a folder without a good manifest says why."""
-        found = [known.committed for folder, known in self._known.items() if folder_step(folder) is not None]
+        found = [known.committed for known in self._known.values() if known.committed.is_step]
         return sorted(found, key=lambda entry: entry.step)
 
     @property
     def aside(self) -> list[Committed]:
         """The folders that were set aside, as abandoned or as damaged."""
-        found = [known.committed for folder, known in self._known.items() if set_aside_step(folder) is not None]
+        found = [known.committed for known in self._known.values() if not known.committed.is_step]
         return sorted(found, key=lambda entry: entry.folder)
 
     def get(self, folder: str) -> Committed | None:
@@ -174,12 +179,9 @@ class Catalog:
         return True
 
     def _compare(self, folder: str, stamp: str) -> None:
-        step = _step_of(folder)
-        if step is None:
-            return
         known = self._known.get(folder)
         if known is None or not stamp or known.stamp != stamp:
-            self._read(folder, step)
+            self._read(folder, _step_of(folder))
         elif folder in self._unsettled:
             self._confirm(folder)
 

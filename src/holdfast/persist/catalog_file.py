@@ -5,13 +5,14 @@ the manifest's own counts as absent. So does a file that is torn, stale or unrea
 synced, may be deleted at any time, and is made again from the manifests.
 
 There are two files: `base.json` with most entries, and `tail.json` with those that came since,
-so that a save writes a few entries and not all.
+so that a save writes a few entries and not all. What many steps have in common, such as the
+mesh and the steps that a rewind gave up, is stored once per file, in a table.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +26,7 @@ FOLDER, BASE, TAIL = ".catalog", "base.json", "tail.json"
 WORTH = 10  # with fewer steps than that their manifests are read as fast
 _TAIL_ENTRIES = 64
 _VERSION = 1
+_SECONDS = "seconds"  # of a writer's fields the one that differs from step to step
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,41 +39,28 @@ class Entry:
     settled: bool
     summary: Summary
 
-    def text(self) -> str:
-        fields = [self.folder, self.stamp, self.digest, self.settled, self.summary.fields()]
-        return json.dumps(fields, separators=(",", ":"))
-
-    @staticmethod
-    def from_fields(fields: Any) -> Entry:
-        folder, stamp, digest, settled, summary = fields
-        if not all(type(text) is str for text in (folder, stamp, digest)) or type(settled) is not bool:
-            raise TypeError("not an entry of a catalogue")
-        return Entry(folder, stamp, digest, settled, Summary.from_fields(summary))
-
 
 class CatalogFile:
     """The catalogue file of one root."""
 
     def __init__(self, storage: Storage) -> None:
         self._storage = storage
-        self._tail: dict[str, str] | None = None  # texts of entries by folder; None: a base has to be written
+        self._tail: dict[str, Entry] | None = None  # None: a base has to be written
         self._made = False
 
     def read(self) -> list[Entry]:
         """Return the entries of the file; none of a part that cannot be read."""
-        tail = self._entries(TAIL)
-        base = self._entries(BASE)
+        base, tail = self._entries(BASE), self._entries(TAIL)
         if base is not None and tail is not None and len(tail) <= _TAIL_ENTRIES:
-            self._tail = {entry.folder: entry.text() for entry in tail}
+            self._tail = {entry.folder: entry for entry in tail}
             self._made = True
         newer = {entry.folder for entry in tail or ()}
         return [*(entry for entry in base or () if entry.folder not in newer), *(tail or ())]
 
     def _entries(self, name: str) -> list[Entry] | None:
         try:
-            data = self._storage.read(FOLDER, name, limits.JSON_BYTES)
-            return [Entry.from_fields(fields) for fields in _checked(data)]
-        except (HoldfastError, OSError, ValueError, TypeError, KeyError, RecursionError):
+            return _decode(self._storage.read(FOLDER, name, limits.JSON_BYTES))
+        except (HoldfastError, OSError, ValueError, TypeError, LookupError, RecursionError):
             return None
 
     def write(self, changed: Mapping[str, Entry | None], everything: Callable[[], list[Entry]]) -> None:
@@ -85,7 +74,7 @@ class CatalogFile:
                 for folder, entry in changed.items():
                     self._tail.pop(folder, None)
                     if entry is not None:
-                        self._tail[folder] = entry.text()
+                        self._tail[folder] = entry
                 self._note(TAIL, self._tail.values())
         except (HoldfastError, OSError):
             self._tail, self._made = None, False  # a read-only root, a full disk: the next process reads the manifests
@@ -97,21 +86,79 @@ class CatalogFile:
         if not self._made and FOLDER not in self._storage.hidden():
             self._storage.begin(FOLDER)
         self._made = True
-        self._note(BASE, [entry.text() for entry in entries])
+        self._note(BASE, entries)
         self._note(TAIL, [])
         self._tail = {}
 
-    def _note(self, name: str, texts: Any) -> None:
-        body = f'{{"version":{_VERSION},"entries":[{",".join(texts)}]}}'.encode()
-        self._storage.note(FOLDER, name, digest_hex(body).encode() + b"\n" + body)
+    def _note(self, name: str, entries: Iterable[Entry]) -> None:
+        self._storage.note(FOLDER, name, _encode(entries))
 
 
-def _checked(data: bytes) -> Any:
-    """The entries in a file whose digest is right; raises ValueError for any other."""
-    digest, body = data[:HEX_DIGITS], memoryview(data)[HEX_DIGITS + 1 :]
+def _encode(entries: Iterable[Entry]) -> bytes:
+    """The file's bytes: a digest of the rest, and JSON with a table and the entries, which refer to it."""
+    table: dict[str, int] = {}
+
+    def number(value: Any) -> int:
+        return table.setdefault(json.dumps(value, separators=(",", ":")), len(table))
+
+    rows = []
+    for entry in entries:
+        summary = entry.summary
+        writer = {name: value for name, value in summary.writer.items() if name != _SECONDS}
+        rows.append(
+            [
+                entry.folder,
+                entry.stamp,
+                entry.digest,
+                int(entry.settled),
+                summary.step,
+                summary.parent,
+                summary.attempt,
+                summary.created,
+                summary.total_bytes,
+                number(summary.groups),
+                number(writer),
+                summary.writer.get(_SECONDS),
+                summary.metrics or None,
+                number(summary.abandons) if summary.abandons else None,
+                number(summary.skips) if summary.skips else None,
+            ]
+        )
+    rest = json.dumps(rows, separators=(",", ":"))
+    body = f'{{"version":{_VERSION},"table":[{",".join(table)}],"entries":{rest}}}'.encode()
+    return digest_hex(body).encode() + b"\n" + body
+
+
+def _decode(data: bytes) -> list[Entry]:
+    """The entries in a file whose digest is right; raises ValueError, TypeError or LookupError for any other."""
+    digest, body = data[:HEX_DIGITS], data[HEX_DIGITS + 1 :]
     if digest_hex(body).encode() != digest:
         raise ValueError("torn")
-    fields = json.loads(bytes(body))
+    fields = json.loads(body)
     if fields["version"] != _VERSION:
         raise ValueError("another version")
-    return fields["entries"]
+    table = [_shared(value) for value in fields["table"]]
+    out = []
+    for folder, stamp, digest, settled, *own, groups, writer, seconds, metrics, abandons, skips in fields["entries"]:
+        step, parent, attempt, created, total_bytes = own
+        summary = Summary(
+            step,
+            parent,
+            attempt,
+            created,
+            total_bytes,
+            table[groups],
+            table[writer] if seconds is None else {**table[writer], _SECONDS: seconds},
+            metrics or {},
+            () if abandons is None else table[abandons],
+            () if skips is None else table[skips],
+        )
+        out.append(Entry(folder, stamp, digest, bool(settled), summary))
+    return out
+
+
+def _shared(value: Any) -> Any:
+    """A value of the table as summaries have it: lists are tuples, of texts or of pairs."""
+    if isinstance(value, list):
+        return tuple(tuple(item) if isinstance(item, list) else item for item in value)
+    return value

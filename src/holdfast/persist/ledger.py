@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterator
 from datetime import UTC, datetime
 from typing import TypeVar
 
-from holdfast.format.names import folder_step, step_folder
+from holdfast.format.names import step_folder
 from holdfast.keep import Policy, is_newer_than, signed_metric
 from holdfast.persist.catalog import Catalog, Committed, steps_left
 from holdfast.persist.lineage import Left
@@ -58,7 +58,7 @@ class Ledger:
         for old, new in steps:
             if old is not None:
                 self._remove(old)
-            if new is not None and folder_step(new.folder) is not None:
+            if new is not None and new.is_step:
                 self._add(new)
         self._catalog.changed.clear()
 
@@ -70,7 +70,7 @@ class Ledger:
                 self._lefts[lefts] -= 1
                 if not self._lefts[lefts]:
                     del self._lefts[lefts]
-            if new is not None and folder_step(new.folder) is not None and (lefts := _lefts(new)):
+            if new is not None and new.is_step and (lefts := _lefts(new)):
                 self._lefts[lefts] += 1
         return self._lefts.keys() != before
 
