@@ -20,7 +20,7 @@ from holdfast.persist.coordinator import Order
 from holdfast.persist.lineage import Lineage
 from holdfast.persist.retention_index import RetentionIndex
 from holdfast.persist.spawn import Message, WriterEnd
-from holdfast.storage.base import SharedStorage
+from holdfast.storage.base import SharedStorage, Tracked
 
 _OF_DEADLINE = 0.8  # who writes gives up before the others give up waiting for it
 _LEAVE_S = 1.0
@@ -105,7 +105,10 @@ class Leftovers:
         gone = start.clean_storage(self._storage, dead)
         retention.apply(self._storage, None, index=self._index)
         with contextlib.suppress(HoldfastError):  # it takes room, and no more; the next start tries again
-            self._storage.sweep()
+            if isinstance(self._storage, Tracked):
+                self._storage.sweep_some(left=True)
+            else:
+                self._storage.sweep()
         return gone
 
     def newest(self, ranks: Ranks) -> Captured | None:

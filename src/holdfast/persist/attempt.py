@@ -114,7 +114,8 @@ class Save:
     def run(self, values: Mapping[str, Any]) -> None:
         """Write this rank's blocks, make them durable and report them."""
         self._beat.phase = "writing"
-        self._await([mail.BEGUN], "the attempt's folder", [0])
+        if self._desk.coordinator is None:  # else this process has begun it
+            self._await([mail.BEGUN], "the attempt's folder", [0])
         self._await_captures()
         if self._desk.arena_digest not in ("", self._own_digest()):
             raise Damaged("the memory of this host is not what was captured: its digest differs")

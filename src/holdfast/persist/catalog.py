@@ -216,6 +216,8 @@ class Catalog:
         self._unsettled.discard(folder)
         if known.stamp and not known.settled:
             self._unsettled.add(folder)
+        if self._tracked is not None and known.committed.manifest is not None:
+            self._tracked.recall(folder, known.stamp, known.committed.manifest.attempt)
 
     def forget(self, folder: str) -> None:
         """Take a folder out: it was removed or renamed."""

@@ -50,7 +50,8 @@ class CatalogFile:
 
     def read(self) -> list[Entry]:
         """Return the entries of the file; none of a part that cannot be read."""
-        base, tail = self._entries(BASE), self._entries(TAIL)
+        base = self._entries(BASE)
+        tail = None if base is None else self._entries(TAIL)
         if base is not None and tail is not None and len(tail) <= _TAIL_ENTRIES:
             self._tail = {entry.folder: entry for entry in tail}
             self._made = True

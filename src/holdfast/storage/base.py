@@ -201,5 +201,11 @@ class Tracked(Protocol):
     def read_stamped(self, folder: str, limit_bytes: int) -> Stamped:
         """A folder's manifest with its stamp; raises as `read` does."""
 
-    def sweep_some(self) -> None:
-        """Delete some of what was removed, in bounded time; `sweep` deletes all of it."""
+    def recall(self, folder: str, stamp: str, attempt: str) -> None:
+        """Take over, from who has read it, that the manifest with this stamp is good and names an attempt."""
+
+    def sweep_some(self, *, left: bool = False) -> None:
+        """Delete some of what was removed, in bounded time, where `sweep` deletes all of it.
+
+        With `left`, also some of what other processes left behind.
+        """

@@ -468,7 +468,10 @@ class LocalStorage(StampedFolders):
             if folder.startswith(_REMOVED):
                 self._sweep(folder)
 
-    def sweep_some(self) -> None:
+    def sweep_some(self, *, left: bool = False) -> None:
+        if left:
+            self.sweep()
+            return
         busy = []
         while self._hidden_by_us:  # another thread may add to it
             folder = self._hidden_by_us.pop(0)

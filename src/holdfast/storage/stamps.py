@@ -74,6 +74,9 @@ class StampedFolders:
                     changed[folder] = stamp
         return changed
 
+    def recall(self, folder: str, stamp: str, attempt: str) -> None:
+        """Nothing to remember: the folder is the data."""
+
     def _is_folder(self, name: str) -> bool:
         """Whether `folders` lists a name."""
         path = self.root / name
