@@ -170,8 +170,8 @@ class Targets:
         # Keys whose tensors the live dict lacks are another rank's, or unexpected and listed as such.
         held = found[0]
         if isinstance(held, dict) and "$dict" not in held:
-            held = {key: item for key, item in held.items() if set(references(item)) <= set(tensors)}
-        elif not set(references(held)) <= set(tensors):
+            held = {key: item for key, item in held.items() if references(item).keys() <= tensors.keys()}
+        elif not references(held).keys() <= tensors.keys():
             return
         self._actions.append(lambda: value.update(unflatten(held, tensors, name)))
 

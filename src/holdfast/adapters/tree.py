@@ -12,6 +12,8 @@ import torch
 from holdfast.core.errors import Unsupported
 from holdfast.format import statejson
 
+_SCALARS = frozenset({int, float, str, bool, type(None)})  # most of what large values are made of
+
 
 @dataclass(frozen=True, slots=True)
 class Tree:
@@ -30,7 +32,8 @@ def contains_tensor(value: Any) -> bool:
             return True
         if isinstance(item, dict | list | tuple) and id(item) not in seen:
             seen.add(id(item))
-            waiting += item.values() if isinstance(item, dict) else item
+            members = item.values() if isinstance(item, dict) else item
+            waiting += [member for member in members if type(member) not in _SCALARS]
     return False
 
 
