@@ -1,9 +1,9 @@
 """What retention knows of a root from save to save, so that a save does not look at every step.
 
-The first save looks at everything. After that a save adds its own step. Before anything is removed,
-names and stamps are compared with the storage once more: of a root with up to a thousand steps all
-of them, of a larger one those that decide what goes, and some of the others in turn. Whatever is
-removed is read in full before.
+The first save looks at everything, and so does every save of a root with up to a hundred steps.
+In a larger one a save adds its own step. Before anything is removed there, names and stamps are
+compared with the storage once more: up to a thousand of them all, beyond that those that decide what
+goes, and some of the others in turn. Whatever is removed is read in full before.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from holdfast.persist.lineage import Left
 from holdfast.persist.tags import read_tags, tagged
 from holdfast.storage.base import Storage
 
-_ALL = 1000  # so many are compared at once
+_ALWAYS = 100  # so many are compared at every save
+_ALL = 1000  # so many are compared before something is removed
 _IN_TURN = 256
 _LOOKS = 3
 
@@ -29,6 +30,7 @@ class RetentionIndex:
     def __init__(self, storage: Storage) -> None:
         self._storage = storage
         self._turn = 0
+        self._is_fresh = False  # whether everything was compared for this save
         self.forget()
 
     def forget(self) -> None:
@@ -38,10 +40,14 @@ class RetentionIndex:
 
     def look(self, policy: Policy | None, committed: int | None) -> None:
         """Look at everything, or at the step that was just committed if the rest is known."""
+        self._is_fresh = True
         if self._ledger is None or committed is None:
             self.catalog.look()
         else:
             self.catalog.see(step_folder(committed))
+            self._is_fresh = len(self.catalog) <= _ALWAYS
+            if self._is_fresh:
+                self.catalog.check(set(self.catalog.folders))
         if self._ledger is None or self._ledger.policy != policy:
             self._ledger = Ledger(self.catalog, policy)
 
@@ -59,7 +65,7 @@ class RetentionIndex:
         for _ in range(_LOOKS):
             ledger = self._updated()
             going = self._unprotected(ledger, ledger.going(committed))
-            if going:
+            if going and not self._is_fresh:
                 self.catalog.check(self._important(ledger, going))
             if not self.catalog.changed:
                 return going
