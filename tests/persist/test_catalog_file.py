@@ -337,3 +337,36 @@ def test_a_summary_has_what_a_manifest_says(tmp_path: Path) -> None:
         {"seconds": 1.5},
     )
     assert datetime.fromisoformat(summary.created).tzinfo == UTC
+
+
+def test_changes_among_very_many_steps_are_noticed_at_the_latest_after_some_saves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {"stamps._TICK_NS": 0, "stamps._MANY": 20, "stamps._LIST_EVERY": 4}.items():
+        monkeypatch.setattr(f"holdfast.storage.{name}", value)
+    for name, value in {"_ALWAYS": 5, "_ALL": 10, "_IN_TURN": 4}.items():
+        monkeypatch.setattr(f"holdfast.persist.retention_index.{name}", value)
+    monkeypatch.setattr("os.fsync", lambda descriptor: None)  # no power is lost here
+    for step in range(10, 410, 10):
+        commit(tmp_path, step, loss=1 / step)
+    policy = keep.last(3) | keep.every(10) | keep.best(2, "loss")
+    storage = LocalStorage(tmp_path)
+    index = RetentionIndex(storage)
+    for step in range(401, 460):
+        commit(tmp_path, step, loss=1.0)
+        if step == 410:
+            shutil.rmtree(tmp_path / step_folder(50))
+            damage(tmp_path, 60, "flip")
+            commit(tmp_path, 5)  # by another process; nothing keeps it
+        elif step == 430:
+            shutil.rmtree(tmp_path / step_folder(step - 1))  # one of the last: noticed at once
+        outcome = retention.apply(storage, policy, step, index)
+        assert outcome.problems == [] and 60 not in outcome.removed
+        if step == 430:
+            assert outcome.removed == []
+    with without_catalog(tmp_path) as plain:
+        assert decisions(LocalStorage(plain), policy, 459) == set()
+        assert outline(tmp_path) == outline(plain)
+    assert index.catalog.get(step_folder(50)) is None and index.catalog.get(step_folder(5)) is None
+    seen = index.catalog.get(step_folder(60))
+    assert seen is not None and seen.damaged

@@ -12,6 +12,7 @@ from pathlib import Path
 from holdfast.core.errors import HoldfastError, NotFound, StorageError
 from holdfast.core.filenames import MANIFEST
 
+_MANY, _LIST_EVERY = 1000, 16
 _TICK_NS = 100_000_000  # file systems of Linux stamp files by a clock that ticks every 1 to 10 ms
 
 
@@ -51,6 +52,7 @@ class StampedFolders:
     """The part of a local storage that tells which manifests have changed."""
 
     root: Path
+    _unlisted = _LIST_EVERY  # how often names were not compared
 
     def folders(self) -> list[str]:
         raise NotImplementedError
@@ -63,11 +65,16 @@ class StampedFolders:
             return {name: stamp for name, stamp in _manifest_stamps(root, folders).items() if stamp is not None}
 
     def changes(self, known: Mapping[str, str], important: Collection[str]) -> dict[str, str | None]:
-        """Compare all names, and the stamps of the important folders."""
+        """Compare the stamps of the important folders, and all names; among very many those now and then."""
         with self._listing() as root:
-            names = set(os.listdir(root))
-            changed: dict[str, str | None] = dict.fromkeys(known.keys() - names)
-            fresh = [name for name in names - known.keys() if not name.startswith(".") and self._is_folder(name)]
+            changed: dict[str, str | None] = {}
+            fresh: list[str] = []
+            self._unlisted += 1
+            if len(known) <= _MANY or self._unlisted >= _LIST_EVERY:
+                self._unlisted = 0
+                names = set(os.listdir(root))
+                changed = dict.fromkeys(known.keys() - names)
+                fresh = [name for name in names - known.keys() if not name.startswith(".") and self._is_folder(name)]
             looked_at = [folder for folder in important if folder in known and folder not in changed]
             for folder, stamp in _manifest_stamps(root, [*fresh, *looked_at]).items():
                 if stamp != known.get(folder):
