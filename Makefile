@@ -4,7 +4,11 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 PADDLE_VENV := .venv-paddle
-PADDLE_READY := $(PADDLE_VENV)/.ready
+PADDLE_READY := $(PADDLE_VENV)/.ready-with-formers
+PADDLE_NEXT_VENV := .venv-paddle-3.3
+PADDLE_NEXT_READY := $(PADDLE_NEXT_VENV)/.ready
+PADDLE_NEXT := paddlepaddle==3.3.1
+PADDLE_FORMERS := paddleformers==1.2.0
 
 .PHONY: demo test check layouts full faults fuzz interop bench clean help spmd
 
@@ -16,7 +20,8 @@ help:
 	@echo "make full    every case of every test (make test runs a slice of the layouts and faults)"
 	@echo "make faults  every fault at its full count, as a table: lost, wrong and hung must be 0"
 	@echo "make fuzz    ten minutes of mutated headers, indexes, manifests and states (MINUTES=, SEED=)"
-	@echo "make interop with the real paddlepaddle, in an environment of its own: reads and is read, bit for bit"
+	@echo "make interop with the real paddlepaddle 3.2.2 and 3.3.1, each in an environment of its own: reads and is read,"
+	@echo "             bit for bit; AOA programs of PaddleFormers (and of Paddle's tests: PADDLE_SRC=checkout) beside Paddle's engine"
 	@echo "make spmd    DTensor's operators with and without holdfast.spmd, as a table (EVERY=1 for all of them)"
 	@echo "make bench   save and load beside PyTorch's own checkpointing, convert beside cp, as ratios"
 
@@ -56,13 +61,28 @@ MINUTES ?= 10
 fuzz: $(READY)
 	$(BIN)/python -m tests.fuzz --minutes $(MINUTES) $(if $(SEED),--seed $(SEED))
 
+# PaddleFormers is read, never imported: without its many dependencies.
 $(PADDLE_READY): requirements/paddle.txt
 	$(PYTHON) -m venv $(PADDLE_VENV)
 	$(PADDLE_VENV)/bin/pip install --quiet --disable-pip-version-check -r requirements/paddle.txt
+	$(PADDLE_VENV)/bin/pip install --quiet --disable-pip-version-check --no-deps $(PADDLE_FORMERS)
 	touch $@
 
-interop: $(READY) $(PADDLE_READY)
-	HOLDFAST_PADDLE_PYTHON=$(PADDLE_VENV)/bin/python $(BIN)/python -m pytest tests/interop
+# Where 3.3.1 has no wheel for this platform, its AOA engine, which is plain Python, is taken from the one of x86-64.
+$(PADDLE_NEXT_READY): requirements/paddle.txt
+	$(PYTHON) -m venv $(PADDLE_NEXT_VENV)
+	grep -v '^paddlepaddle' requirements/paddle.txt > $(PADDLE_NEXT_VENV)/requirements.txt
+	$(PADDLE_NEXT_VENV)/bin/pip install --quiet --disable-pip-version-check -r $(PADDLE_NEXT_VENV)/requirements.txt
+	$(PADDLE_NEXT_VENV)/bin/pip install --quiet --disable-pip-version-check --no-deps $(PADDLE_FORMERS)
+	$(PADDLE_NEXT_VENV)/bin/pip install --quiet --disable-pip-version-check $(PADDLE_NEXT) || \
+		($(PADDLE_NEXT_VENV)/bin/pip download --quiet --disable-pip-version-check --no-deps --only-binary=:all: \
+			--platform manylinux1_x86_64 --python-version 3.11 -d $(PADDLE_NEXT_VENV)/wheel $(PADDLE_NEXT) && \
+		$(PADDLE_NEXT_VENV)/bin/python tests/interop/unpack_engine.py $(PADDLE_NEXT_VENV)/wheel)
+	touch $@
+
+interop: $(READY) $(PADDLE_READY) $(PADDLE_NEXT_READY)
+	HOLDFAST_PADDLE_PYTHON=$(PADDLE_VENV)/bin/python $(BIN)/python -m pytest -rs -s tests/interop
+	HOLDFAST_PADDLE_PYTHON=$(PADDLE_NEXT_VENV)/bin/python $(BIN)/python -m pytest -rs -s tests/interop
 
 EVERY ?= 31
 spmd: $(READY)
@@ -78,4 +98,4 @@ bench: $(READY)
 	$(BIN)/python -m benchmarks.growth
 
 clean:
-	rm -rf $(VENV) $(PADDLE_VENV) out .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(PADDLE_VENV) $(PADDLE_NEXT_VENV) out .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -80,7 +80,8 @@ def _left_out(items: list[pytest.Item]) -> list[pytest.Item]:
 
 @pytest.fixture(autouse=True)
 def _quiet_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("HOLDFAST_HOST", raising=False)
+    for name in ("HOLDFAST_HOST", "HOLDFAST_TRUST_OWNERS", "SUDO_UID"):
+        monkeypatch.delenv(name, raising=False)
 
 
 @pytest.fixture(autouse=True)

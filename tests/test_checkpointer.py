@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -355,9 +356,14 @@ def test_states_that_are_none_are_refused(tmp_path: Path) -> None:
                 call(None)  # type: ignore[arg-type]
         with pytest.raises(holdfast.InvalidArgument, match="whole number"):
             checkpointer.restore({"w": torch.ones(1)}, step="3")  # type: ignore[arg-type]
-        with pytest.raises(holdfast.TimedOut):
-            handle = checkpointer.save(1, {"w": torch.ones(5_000_000)})
-            handle.result(0.0)
+        checkpointer.save(1, {"w": torch.ones(3)}).result(60)
+        writer = checkpointer._background._writer.pid
+        os.kill(writer, signal.SIGSTOP)
+        try:
+            with pytest.raises(holdfast.TimedOut):
+                checkpointer.save(2, {"w": torch.ones(3)}).result(0.0)
+        finally:
+            os.kill(writer, signal.SIGCONT)
 
 
 def test_a_value_that_contains_itself_is_refused_by_name(tmp_path: Path) -> None:

@@ -140,3 +140,20 @@ def test_nothing_is_saved_or_averaged_while_the_average_is_swapped_in(tmp_path: 
             with pytest.raises(holdfast.Unsupported):
                 call()
     assert not (tmp_path / "x").exists()
+
+
+def test_a_model_that_is_cast_between_updates_is_averaged_unrounded() -> None:
+    model = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3)).to(torch.bfloat16)
+    ema = holdfast.EMA(model, 0.5, device="cpu")
+    ema.update()
+    ema.settle()
+    model.float()
+    with torch.no_grad():
+        model[0].weight.copy_(torch.full((3, 3), 1 + 2.0**-20))
+        model[1].running_mean.copy_(torch.full((3,), 1 + 2.0**-20))
+    for _ in range(40):
+        ema.update()
+    ema.settle()
+    held = {key: shard.tensor for key, shard in ema.holdfast_averages().items()}
+    assert torch.equal(held["1.running_mean"], model[1].running_mean) and held["1.running_mean"].dtype == torch.float32
+    assert (held["0.weight"] - model[0].weight).abs().max() < 2.0**-23

@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 import holdfast
+from holdfast.core.notices import HoldfastWarning
 
 
 @pytest.fixture
@@ -51,7 +52,8 @@ def test_strict_lists_everything_at_once_and_touches_nothing(saved: Path) -> Non
 def test_not_strict_loads_what_fits_and_reports_the_rest(saved: Path) -> None:
     model = other()
     state = {"model": model, "note": None}
-    report = holdfast.load(saved, state, strict=False)
+    with pytest.warns(HoldfastWarning, match="not all of the state was loaded"):
+        report = holdfast.load(saved, state, strict=False)
     assert report.missing == ("model: 3.bias", "model: 3.weight")
     assert report.unexpected == ("model: 2.bias", "model: 2.weight")
     assert [text.split(":")[1].strip() for text in report.mismatched] == ["1.bias", "1.weight"]
@@ -178,7 +180,8 @@ def test_state_of_a_parameter_that_changed_shape_does_not_load(tmp_path: Path) -
         holdfast.Mismatch, match=r"optimizer: weight/exp_avg: the shape differs: stored \[3, 4\], live \[5, 4\]"
     ):
         holdfast.load(tmp_path / "x", {"model": wider, "optimizer": fresh})
-    report = holdfast.load(tmp_path / "x", {"model": wider, "optimizer": fresh}, strict=False)
+    with pytest.warns(HoldfastWarning, match="not all of the state was loaded"):
+        report = holdfast.load(tmp_path / "x", {"model": wider, "optimizer": fresh}, strict=False)
     assert not any("exp_avg" in text for text in report.loaded) and "model: weight" not in report.loaded
     wider(torch.ones(1, 4)).sum().backward()
     fresh.step()
@@ -256,7 +259,8 @@ def test_another_kind_of_optimizer_is_refused_by_name(tmp_path: Path) -> None:
     adam = torch.optim.AdamW(model.parameters())
     with pytest.raises(holdfast.Mismatch, match=r"another kind of optimizer: AdamW has no state momentum_buffer"):
         holdfast.load(tmp_path / "x", {"model": model, "optimizer": adam})
-    holdfast.load(tmp_path / "x", {"model": model, "optimizer": adam}, strict=False)
+    with pytest.warns(HoldfastWarning, match="not all of the state was loaded"):
+        holdfast.load(tmp_path / "x", {"model": model, "optimizer": adam}, strict=False)
     assert not adam.state and "momentum" not in adam.param_groups[0]
     holdfast.load(tmp_path / "x", {"model": model, "optimizer": torch.optim.SGD(model.parameters(), lr=0.1)})
 

@@ -11,6 +11,7 @@ import transformers
 from torch import nn
 
 import holdfast
+from holdfast.core.notices import HoldfastWarning
 
 SIZES: dict[str, Any] = {
     "vocab_size": 64,
@@ -249,7 +250,8 @@ def test_what_does_not_fit_may_be_left_out_through_a_mapping(tmp_path: Path) -> 
         live.state_dict()["model.layers.0.self_attn.qkv_proj.weight"], truth["model.layers.0.self_attn.qkv_proj.weight"]
     )
     wrong = {key: torch.zeros(3) if "norm" in key else torch.zeros_like(value) for key, value in fewer.items()}
-    report = holdfast.load(tmp_path / "hub", {"model": Fused(wrong, llama().config)}, mapping="fused", strict=False)
+    with pytest.warns(HoldfastWarning, match="not all of the state was loaded"):
+        report = holdfast.load(tmp_path / "hub", {"model": Fused(wrong, llama().config)}, mapping="fused", strict=False)
     assert report.mismatched and report.loaded
 
 

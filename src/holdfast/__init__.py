@@ -20,6 +20,7 @@ from holdfast.core.errors import (
     StorageError,
     TimedOut,
     Unsupported,
+    Untrusted,
 )
 from holdfast.version import __version__
 
@@ -75,6 +76,7 @@ __all__ = [
     "StorageError",
     "TimedOut",
     "Unsupported",
+    "Untrusted",
     "__version__",
     "keep",
     "load",

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from typing import Any
 
 from holdfast.core import limits
+from holdfast.core.notices import warn
 from holdfast.core.ranks import together
 from holdfast.loading import LoadOptions, LoadReport, load_checkpoint
 from holdfast.mapping.choose import MappingLike
@@ -15,7 +16,7 @@ from holdfast.persist.lineage import Lineage
 from holdfast.saving import Saver
 from holdfast.sources import open_stored
 from holdfast.sources.paddle_names import as_torch
-from holdfast.storage import locate
+from holdfast.storage import locate, refuse_link
 from holdfast.survey import SaveOptions
 
 DEADLINE_S = 1800.0
@@ -55,6 +56,7 @@ def save(
     def prepare() -> None:
         options = SaveOptions(max_shard_size, block_bytes, model_dtype, ties or {}, replicas, mesh, mapping)
         storage, folder = locate(path)
+        refuse_link(storage, folder)
         made.append((Saver(storage, options), folder))
 
     together(ranks, prepare)
@@ -80,7 +82,8 @@ def load(
     """Load a checkpoint into live objects, in place, whatever layout wrote it.
 
     `strict` raises a Mismatch that lists every missing and unexpected key and every shape
-    and dtype that differs; otherwise they are in the report. `only` and `ignore` are
+    and dtype that differs; otherwise they are in the report, with a warning if something of
+    the state was not filled, and a Mismatch if nothing was. `only` and `ignore` are
     patterns of keys. `cast` allows dtypes to be converted. `verify` checks the digest of
     every block that is read. `mapping` says how the stored tensors make up the live ones: statements,
     a file of them, or the name of a built-in one. Nothing is touched before all of it is known to fit.
@@ -93,13 +96,16 @@ def load(
     def opener() -> Checkpoint:
         return as_torch(open_stored(path))
 
-    return load_checkpoint(ranks, opener, state, options, progress, deadline_s=deadline_s)
+    report = load_checkpoint(ranks, opener, state, options, progress, deadline_s=deadline_s)
+    if ranks.rank == 0 and (report.missing or report.mismatched):
+        warn(f"not all of the state was loaded: {report}")
+    return report
 
 
 def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
     """Open a checkpoint for reading, without a process group and without torch.
 
     Takes a Holdfast checkpoint, and what other tools wrote: Hugging Face folders, torch DCP,
-    `.pt` and `.bin` files, Paddle's unified and flex checkpoints, `.pdparams`.
+    `.pt` and `.bin` files, Paddle's unified and flex checkpoints, `.pdparams`, `.pdiparams`.
     """
     return open_stored(path)

@@ -308,10 +308,15 @@ class BackgroundSaver:
         self, ranks: Ranks, step: int, busy: bool, looked: _Looked | None, failure: Exception | None, *, refused: bool
     ) -> str:
         """One decision for all ranks, from a few numbers of each."""
+        from holdfast.adapters.consensus import plain_values_digest
+
         common = 0
         if looked is not None and self._draft is not None:
             uniform = sorted(self._draft.agreement.uniform & looked.told.keys())
-            common = int(digest_hex("".join(looked.told[name].digest for name in uniform).encode())[:15], 16)
+            texts = [looked.told[name].digest for name in uniform]
+            if ranks.world > 1 and self._options.replicas == "error":
+                texts.append(plain_values_digest(self._draft.agreement, looked.collected))
+            common = int(digest_hex("".join(texts).encode())[:15], 16)
         flags = [failure is not None, refused, busy, looked is None, self._standing is None]
         highest = ranks.highest([*map(int, flags), self._number, step, -step, common, -common])
         failed, any_refused, any_busy, changed, unready, self._number, last, first, high, low = highest

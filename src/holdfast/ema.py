@@ -101,7 +101,10 @@ class EMA:
             torch._foreach_mul_(distances, weight)
             torch._foreach_add_(averages, distances)
         for key, copy in self._copies.items():
-            copy.copy_(live[key])
+            if copy.dtype == live[key].dtype:
+                copy.copy_(live[key])
+            else:  # the model was cast meanwhile: a copy must not round
+                self._copies[key] = live[key].to(copy.device, copy=True)
 
     def _slices(self) -> Iterator[list[str]]:
         """Keys of averages, some at a time, so that what is computed beside them stays small."""
@@ -119,8 +122,9 @@ class EMA:
     def _ship(self, live: Mapping[str, torch.Tensor]) -> Callable[[], None]:
         """Copy the weights to host memory behind the next steps; returns what waits for them."""
         on_device = [key for key, tensor in live.items() if tensor.is_cuda]
-        if not self._inbox:
-            for key, tensor in live.items():
+        for key, tensor in live.items():
+            held = self._inbox.get(key)
+            if held is None or (held.shape, held.dtype) != (tensor.shape, tensor.dtype):
                 self._inbox[key] = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
         for key, tensor in live.items():
             if not tensor.is_cuda:

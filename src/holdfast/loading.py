@@ -21,7 +21,7 @@ from holdfast.plan.load import Read, Want, plan_load
 
 if TYPE_CHECKING:
     from holdfast.adapters.entries import LiveState
-    from holdfast.adapters.targets import Targets
+    from holdfast.adapters.targets import Incompatible, Targets
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,11 @@ class LoadOptions:
 
 @dataclass(frozen=True, slots=True)
 class LoadReport:
-    """What a load did, the same on every rank but for the bytes and seconds, which are this rank's."""
+    """What a load did, the same on every rank but for the bytes and seconds, which are this rank's.
+
+    `non_persistent` names buffers that were registered with persistent=False: the load left them as they
+    are. After `to_empty` they hold no values at all: compute them anew.
+    """
 
     step: int | None
     path: str
@@ -56,6 +60,7 @@ class LoadReport:
     needed_bytes: int
     read_bytes: int
     seconds: float
+    non_persistent: tuple[str, ...] = ()  # buffers of the live modules that no checkpoint holds
 
     def __str__(self) -> str:
         parts = [f"loaded {len(self.loaded)} tensors and {self.values} other values of {self.path}"]
@@ -63,6 +68,9 @@ class LoadReport:
             found = getattr(self, name)
             if found:
                 parts.append(f"{name}: " + "; ".join(found[:5]) + (" ..." if len(found) > 5 else ""))
+        if self.non_persistent:
+            more = " ..." if len(self.non_persistent) > 5 else ""
+            parts.append(f"not stored, left as they are: {'; '.join(self.non_persistent[:5])}{more}")
         return "\n".join(parts)
 
 
@@ -109,13 +117,15 @@ def _load(
     assert isinstance(checkpoint, Checkpoint)
     findings = {
         kind: tuple(sorted({text for answer in answers for text in answer[kind]}))
-        for kind in ("missing", "mismatched", "cast", "wanted", "loaded", "used")
+        for kind in ("missing", "mismatched", "cast", "wanted", "loaded", "used", "non_persistent")
     }
     groups = sorted({group for answer in answers for group in answer["groups"]})
     unexpected = tuple(targets.unexpected(set(findings["wanted"]), groups))
     _require_used(targets, options, set(findings["used"]))
     if options.strict:
         _require_fit(checkpoint.path, findings, unexpected)
+    elif not findings["loaded"] and not any(answer["given"] for answer in answers):
+        _require_filled(checkpoint.path, findings, unexpected)
     contents = targets.wants.contents
     mappable = all(answer["mappable"] for answer in answers)
     portion_bytes = MAP_BYTES if mappable else PORTION_BYTES
@@ -123,22 +133,31 @@ def _load(
     loading = Loading(ranks, checkpoint, targets.wants.destinations, progress)
     result = loading.run_mapped(reads) if mappable else loading.run_read(reads, neighbours, deadline_s)
     touched.update(*ranks.gather(_groups_of(contents, result.touched)))
-    notes = _finish(ranks, targets, result.failure)
+    from holdfast.adapters.targets import Incompatible
+
+    finished = _finish(ranks, targets, result.failure, Incompatible(list(findings["missing"]), list(unexpected)))
+    if options.strict and (finished.missing or finished.unexpected):
+        texts = [f"missing: {text}" for text in finished.missing]
+        texts += [f"unexpected: {text}" for text in finished.unexpected]
+        raise Mismatch(
+            f"{checkpoint.path} was loaded, but load_state_dict post-hooks of the modules say:\n  " + "\n  ".join(texts)
+        )
     verified = options.verify and all(read.digest is not None for read in reads)
     return LoadReport(
         step=checkpoint.step,
         path=checkpoint.path,
         loaded=findings["loaded"],
-        missing=findings["missing"],
-        unexpected=unexpected,
+        missing=finished.missing,
+        unexpected=finished.unexpected,
         mismatched=findings["mismatched"],
         cast=findings["cast"],
-        notes=notes,
+        notes=(*finished.notes, *checkpoint.notes),
         values=targets.values,
         verified=verified,
         needed_bytes=sum(box.volume * place.spec.dtype.bytes for place, box in targets.wants.destinations),
         read_bytes=result.read_bytes,
         seconds=0.0,
+        non_persistent=findings["non_persistent"],
     )
 
 
@@ -201,6 +220,8 @@ def _find_with(
             "owners": live.own_owners(),
             "used": sorted(choice.used),
             "groups": targets.groups,
+            "given": targets.count_given(),
+            "non_persistent": targets.not_stored,
             **asdict(wants.findings),
             "boxes": list(targets.describe()),
         }
@@ -284,6 +305,22 @@ def _require_fit(path: str, findings: Mapping[str, Sequence[str]], unexpected: S
         raise_mismatch(problems, path)
 
 
+def _require_filled(path: str, findings: Mapping[str, Sequence[str]], unexpected: Sequence[str]) -> None:
+    """Nothing of the state was found: that is an error whatever was asked, unless nothing was asked for."""
+    lost = [*findings["mismatched"], *(f"missing in the checkpoint: {text}" for text in findings["missing"])]
+    if not lost:
+        return
+    stored = [f"not in the live state: {text}" for text in unexpected]
+    more = f"\n  ... and {len(lost) - 20} more" if len(lost) > 20 else ""
+    raise Mismatch(
+        f"{path} has nothing that fits the live state; nothing was loaded:\n  "
+        + "\n  ".join(lost[:20])
+        + more
+        + "".join(f"\n  {text}" for text in stored[:20])
+        + "\nis it the right checkpoint, and are its names those of the state? mapping= gives them others"
+    )
+
+
 def _plan(
     ranks: Ranks, contents: Contents, answers: Sequence[Mapping[str, Any]], *, verify: bool, portion_bytes: int
 ) -> tuple[tuple[Read, ...], list[int]]:
@@ -300,7 +337,16 @@ def _plan(
     return plan_load(contents.files, wants, verify=verify, portion_bytes=portion_bytes), neighbours
 
 
-def _finish(ranks: Ranks, targets: Targets, failure: HoldfastError | None) -> tuple[str, ...]:
+@dataclass(frozen=True, slots=True)
+class _Finished:
+    """What hooks of the modules left of the misfits, and what is worth knowing."""
+
+    missing: tuple[str, ...]
+    unexpected: tuple[str, ...]
+    notes: tuple[str, ...] = ()
+
+
+def _finish(ranks: Ranks, targets: Targets, failure: HoldfastError | None, incompatible: Incompatible) -> _Finished:
     """Once every rank has read all it wants, hand over what is not filled in place."""
 
     def work() -> bool:
@@ -309,5 +355,7 @@ def _finish(ranks: Ranks, targets: Targets, failure: HoldfastError | None) -> tu
         return targets.has_actions
 
     if not any(together(ranks, work)):
-        return ()
-    return tuple(sorted({note for notes in together(ranks, targets.finish) for note in notes}))
+        return _Finished(tuple(incompatible.missing), tuple(incompatible.unexpected))
+    answers = together(ranks, lambda: targets.finish(incompatible))
+    merged = {kind: tuple(sorted({text for answer in answers for text in answer[kind]})) for kind in answers[0]}
+    return _Finished(**merged)

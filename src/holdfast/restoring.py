@@ -10,7 +10,15 @@ from collections.abc import Callable, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from holdfast.core.errors import Damaged, HoldfastError, NotFound, StorageError, error_from_record, error_record
+from holdfast.core.errors import (
+    Damaged,
+    HoldfastError,
+    NotFound,
+    StorageError,
+    Untrusted,
+    error_from_record,
+    error_record,
+)
 from holdfast.core.ranks import Ranks, together
 from holdfast.format.names import damaged_folder, step_folder
 from holdfast.loading import LoadOptions, LoadReport, load_checkpoint
@@ -144,8 +152,11 @@ def _described(entry: Committed) -> list[Any]:
 
 
 def _require_known(entry: Committed, step: int) -> None:
-    """Refuse to go back before a step that cannot be read just now: it could not be named, and would come back."""
-    if entry.manifest is None and not entry.damaged:
+    """Refuse to go back before a step that cannot be read just now: it could not be named, and would come back.
+
+    One of another user that is not trusted does not come back by itself: restoring it is refused until it is allowed.
+    """
+    if entry.manifest is None and not entry.damaged and not isinstance(entry.problem, Untrusted):
         raise StorageError(
             f"step {entry.step} cannot be read just now, so that going back to {step} could not give it up: "
             f"{entry.problem}; try again, or move {entry.folder} away"

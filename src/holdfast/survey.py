@@ -76,17 +76,20 @@ class Survey:
         self._first_replica: tuple[TensorName, ...] = ()
         self._warned: frozenset[TensorName] = frozenset()
         self._stored_keys: StoredKeys | None = None
+        self._notices: dict[str, bool] = {}  # by text: whether it was said
 
     def take(self, ranks: Ranks, state: MutableMapping[str, Any], target: str) -> Seen:
         """Look at the state on every rank and agree on one layout; every rank returns or raises alike."""
-        from holdfast.adapters.consensus import differing_replicas
+        from holdfast.adapters.consensus import differing_replicas, plain_values
 
         collected, owners, agreement = self.layout(ranks, state, target)
         names_now = frozenset(agreement.tensors)
+        own = collected.by_name()
         if self._compared != names_now:
-            own = collected.by_name()
             self._first_replica = tuple(differing_replicas(ranks, agreement, own, self._options.replicas))
             self._compared = names_now
+        elif self._options.replicas == "error" and ranks.world > 1:
+            differing_replicas(ranks, agreement, plain_values(own), self._options.replicas)
         return Seen(collected, owners, agreement, collected.told(agreement.dealt), self._first_replica)
 
     def layout(
@@ -120,6 +123,7 @@ class Survey:
 
         together(ranks, work)
         collected, mesh = found[0]
+        self._notices.update(dict.fromkeys(collected.notices, False) | self._notices)
         return self._map(ranks, collected, state), mesh, owners
 
     def _map(self, ranks: Ranks, collected: Collected, state: Mapping[str, Any]) -> Collected:
@@ -136,7 +140,7 @@ class Survey:
         return collected if self._stored_keys is None else self._stored_keys.offers(collected)
 
     def warn(self, ranks: Ranks) -> None:
-        """Say which replicas differ, once.
+        """Say once which replicas differ, and what else a user should know of the state.
 
         After the last word between ranks: a warning that is made an error must not leave others waiting.
         """
@@ -146,6 +150,10 @@ class Survey:
             more = f" and {len(names_now) - 10} more" if len(names_now) > 10 else ""
             warn(f"replicas differ between ranks, the first is saved: {shown}{more}")
         self._warned = names_now
+        for text in [text for text, said in self._notices.items() if not said]:
+            self._notices[text] = True
+            if ranks.rank == 0:
+                warn(text)
 
 
 def _check_cover(agreement: Agreement, collected: Collected) -> None:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
+import holdfast
 from holdfast.adapters.entries import sort_state
 from holdfast.adapters.offers import Collected, collect
 from holdfast.adapters.roster import Roster
@@ -104,7 +106,27 @@ def add_name(state: dict[str, Any]) -> None:
     state["more"] = 1
 
 
+def reshape_at_the_same_address(state: dict[str, Any]) -> None:
+    weight = state["model"][0].weight
+    weight.data = weight.data.view(4, 6)
+
+
+def transpose_at_the_same_address(state: dict[str, Any]) -> None:
+    moment = state["optimizer"].state[state["model"][2].weight]["exp_avg"]
+    moment.data = moment.data.view(6, 2).t()
+
+
+def recast_at_the_same_address(state: dict[str, Any]) -> None:
+    count = state["model"][1].num_batches_tracked
+    count.data = count.data.view(torch.float64)
+
+
+def add_hook(state: dict[str, Any]) -> None:
+    state["model"][1].register_state_dict_post_hook(lambda module, state, prefix, meta: None)
+
+
 CHANGES = [
+    reshape_at_the_same_address, transpose_at_the_same_address, recast_at_the_same_address, add_hook,
     replace_data, replace_parameter, replace_state, add_state, add_buffer, rename, make_transient, add_group,
     other_optimizer, other_model, add_name,
 ]  # fmt: skip
@@ -119,6 +141,74 @@ def test_a_change_is_noticed(change: Callable[[dict[str, Any]], None]) -> None:
     assert roster.recall(state, Holders(), None) is None
 
 
+def test_a_tied_weight_that_is_untied_is_noticed() -> None:
+    model = nn.Sequential(nn.Linear(3, 3, bias=False), nn.Linear(3, 3, bias=False))
+    model[1].weight.data = model[0].weight.data
+    state = {"model": model}
+    roster = learned(state)
+    assert roster.recall(state, Holders(), None) is not None
+    model[1].weight.data = torch.ones(3, 3)
+    assert roster.recall(state, Holders(), None) is None
+
+
+class Turn(nn.Module):
+    """One value of every kind, each of which may get another meaning at the address that it has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.arange(1.0, 17.0).half().view(4, 4))
+        self.register_buffer("count", torch.arange(8))
+        self.register_buffer("phase", torch.view_as_complex(torch.arange(8.0).view(4, 2)))
+
+
+def turned(state: dict[str, Any]) -> None:
+    """Change what bytes mean, and no address: what an allocator does with freed memory."""
+    model, extra, optimizer = state["model"], state["extra"], state["optimizer"]
+    model.weight.data = model.weight.data.view(torch.bfloat16)
+    model.count.data = model.count.data.view(torch.float64).view(4, 2).t()
+    model.phase.data = model.phase.data.conj()
+    extra["t"].data = extra["t"].data.view(torch.int32)
+    moment = optimizer.state[model.weight]["momentum_buffer"]
+    moment.data = moment.data.view(torch.bfloat16).t()
+
+
+def test_saves_follow_what_the_bytes_mean_now(tmp_path: Path) -> None:
+    model = Turn()
+    optimizer = torch.optim.SGD([model.weight], lr=0.1, momentum=0.9)
+    model.weight.grad = torch.ones_like(model.weight)
+    optimizer.step()
+    state = {"model": model, "optimizer": optimizer, "extra": {"t": torch.arange(6.0)}}
+    with holdfast.Checkpointer(tmp_path) as checkpointer:
+        for step in (1, 2):
+            checkpointer.save(step, state).result(60)
+        addresses = [tensor.data_ptr() for tensor in (model.weight, model.count, model.phase, state["extra"]["t"])]
+        turned(state)
+        assert addresses == [t.data_ptr() for t in (model.weight, model.count, model.phase, state["extra"]["t"])]
+        checkpoint = checkpointer.save(3, state).result(60)
+    live = {**model.state_dict(), "t": state["extra"]["t"]}
+    for key, tensor in live.items():
+        found = checkpoint.read(key, "extra" if key == "t" else "model")
+        assert found.dtype.name == str(tensor.dtype).removeprefix("torch.") and found.shape == tuple(tensor.shape), key
+        assert found.tolist() == tensor.resolve_conj().tolist(), key
+    moment = optimizer.state[model.weight]["momentum_buffer"]
+    assert checkpoint.read("weight/momentum_buffer", "optimizer").tolist() == moment.tolist()
+
+
+def test_config_files_follow_a_cast_of_the_model(tmp_path: Path) -> None:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        vocab_size=16, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1, dtype="float32"
+    )
+    model = LlamaForCausalLM(config)
+    with holdfast.Checkpointer(tmp_path) as checkpointer:
+        checkpointer.save(1, {"model": model}).result(60)
+        for step, dtype in ((2, torch.bfloat16), (3, torch.float16)):
+            model.to(dtype)
+            checkpoint = checkpointer.save(step, {"model": model}).result(60)
+            assert checkpoint.config()["dtype"] == str(dtype).removeprefix("torch.")
+
+
 class Odd(nn.Linear):
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
         return super().state_dict(*args, **kwargs)
@@ -129,6 +219,27 @@ def test_modules_with_a_way_of_their_own_are_looked_at() -> None:
     hooked = nn.Linear(2, 2)
     hooked.register_state_dict_post_hook(lambda module, state, prefix, meta: None)
     assert learned({"model": hooked}).recall({"model": hooked}, Holders(), None) is None
+
+
+class WithoutShards:
+    """An optimizer that declares its shards and has none on this rank, and no dict of attributes."""
+
+    __slots__ = ("__weakref__", "param_groups")
+
+    def __init__(self, params: Any) -> None:
+        self.param_groups = [{"params": list(params), "lr": 1.0}]
+
+    def holdfast_shards(self) -> list[Any]:
+        return []
+
+
+def test_an_optimizer_without_shards_is_looked_at_every_time(tmp_path: Path) -> None:
+    model = nn.Linear(2, 2)
+    state = {"model": model, "optimizer": WithoutShards(model.parameters())}
+    assert learned(state).recall(state, Holders(), None) is None
+    with holdfast.Checkpointer(tmp_path) as checkpointer:
+        for step in (1, 2):
+            checkpointer.save(step, state).result(60)
 
 
 def test_nothing_is_kept_alive() -> None:

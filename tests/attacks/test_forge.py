@@ -38,6 +38,11 @@ def test_an_attack_that_nobody_refuses_is_told(original, tmp_path):
     assert problem_of(replace(nothing, harmless=True), folder) == ""
 
 
+def work_for_ever(folder):
+    while True:
+        pass
+
+
 def test_an_error_of_another_kind_is_told(original, tmp_path, monkeypatch):
     nothing = Attack("nothing", lambda folder: None)
     folder = lay_out(nothing, original, tmp_path)
@@ -45,4 +50,8 @@ def test_an_error_of_another_kind_is_told(original, tmp_path, monkeypatch):
     assert problem_of(nothing, folder) == "KeyError: 'gone'"
     monkeypatch.setattr("attacks.attack.DEADLINE_S", 0.05)
     monkeypatch.setattr("attacks.attack.examine", lambda folder: time.sleep(5))
-    assert problem_of(nothing, folder).startswith("Hung: ")
+    assert problem_of(nothing, folder).startswith("Hung: not done after 0 s of the clock")
+    monkeypatch.setattr("attacks.attack.DEADLINE_S", 120.0)
+    monkeypatch.setattr("attacks.attack.WORKING_S", 0.05)
+    monkeypatch.setattr("attacks.attack.examine", work_for_ever)
+    assert problem_of(nothing, folder).startswith("Hung: not done after 0 s of the processor")

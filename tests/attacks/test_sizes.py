@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,13 +11,8 @@ import pytest
 
 import holdfast
 from attacks.forge import examine, tensor, tensor_file
+from effort import at_most
 from holdfast.core.errors import Damaged
-
-
-def seconds(work: object) -> float:
-    started = time.process_time()
-    work()  # type: ignore[operator]
-    return time.process_time() - started
 
 
 @pytest.fixture
@@ -40,4 +34,5 @@ def test_a_sparse_file_of_terabytes_opens_at_once(shm: Path) -> None:
     path = shm / "model.safetensors"
     path.write_bytes(tensor_file({"a": tensor(0, 2**46)}))
     os.truncate(path, path.stat().st_size + 2**46)
-    assert seconds(lambda: holdfast.open(shm).keys()) < 1
+    with at_most(1):
+        holdfast.open(shm).keys()

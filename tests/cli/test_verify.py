@@ -1,6 +1,5 @@
 import json
 import os
-import time
 
 import numpy as np
 import pytest
@@ -127,9 +126,7 @@ def test_a_damaged_manifest_is_damage(step):
 def test_a_fifo_in_place_of_a_file_is_found_and_nobody_waits(step):
     (step / MODEL).unlink()
     os.mkfifo(step / MODEL)
-    started = time.process_time()
-    done = call("verify", step)
-    assert time.process_time() - started < 1
+    done = call("verify", step)  # or it would wait for ever
     assert done.exit_code == 1
     assert f"DAMAGED {MODEL}: {step}/{MODEL} is not a regular file" in done.output
 

@@ -1,7 +1,7 @@
 import pytest
 
 from holdfast.convert.select import cast_models, chosen, model_dtype
-from holdfast.core.errors import InvalidArgument, NotFound
+from holdfast.core.errors import InvalidArgument, NotFound, Unsupported
 from holdfast.format.dtypes import dtype_named
 from holdfast.plan.contents import Contents, Group
 from holdfast.plan.files import Place, TensorSpec
@@ -79,11 +79,16 @@ def test_a_pattern_that_fits_nothing_is_a_mistake():
 
 
 def test_a_cast_is_of_the_models_wide_floats_alone():
-    found = cast_models(contents(), model_dtype("bfloat16"), {})
+    found = cast_models(chosen(contents(), (), ("q",)), model_dtype("bfloat16"), {})
     dtypes = {key: recipe.dtype.name for key, recipe in found.groups["model"].tensors.items()}
-    assert dtypes == {"a.w": "bfloat16", "b.w": "bfloat16", "ids": "int64", "q": "float8_e5m2"}
+    assert dtypes == {"a.w": "bfloat16", "b.w": "bfloat16", "ids": "int64"}
     assert found.groups["optimizer"] == contents().groups["optimizer"]
     assert found.groups["master_weights"] == contents().groups["master_weights"]
+
+
+def test_a_cast_of_eight_bit_floats_is_refused_by_name():
+    with pytest.raises(Unsupported, match="--dtype bfloat16: model: 'q' is float8_e5m2"):
+        cast_models(contents(), model_dtype("bfloat16"), {})
 
 
 def test_a_dtype_that_models_are_not_cast_to():

@@ -191,8 +191,12 @@ def test_an_odd_argument_on_one_rank_is_an_error_on_all(tmp_path: Path) -> None:
 
 def _absent(root: str) -> tuple[str, str]:
     if dist.get_rank() == 0:
-        return caught(lambda: holdfast.save(f"{root}/x", {"weights": {"a": torch.zeros(1)}}, deadline_s=3))
-    time.sleep(5)
+        said = caught(lambda: holdfast.save(f"{root}/x", {"weights": {"a": torch.zeros(1)}}, deadline_s=3))
+        Path(root, "told").touch()
+        return said
+    end = time.monotonic() + 120
+    while not Path(root, "told").exists() and time.monotonic() < end:
+        time.sleep(0.05)
     return "", ""
 
 

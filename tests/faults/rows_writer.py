@@ -15,7 +15,7 @@ import holdfast
 from holdfast.core.errors import HoldfastError
 from holdfast.persist.start import clean_arenas, run_id
 from holdfast.storage.local import LocalStorage
-from holdfast.testing.faults import FAULTS_VARIABLE, Fault
+from holdfast.testing.faults import Fault, writer_faults
 
 AT_ONCE = 4
 PATIENCE_S, TRAINER_S, HANG_S = 1.5, 20.0, 600.0
@@ -27,7 +27,11 @@ WRITES = "write|put|create|sync"
 def train(root: Path, fault: Fault, wait_s: float) -> None:
     """A trainer whose writer has the fault: it saves step 2, and hears in time whether that went well."""
     _be_quiet()
-    os.environ[FAULTS_VARIABLE] = str(fault)
+    with writer_faults(fault):
+        _save_with(root, fault, wait_s)
+
+
+def _save_with(root: Path, fault: Fault, wait_s: float) -> None:
     checkpointer = holdfast.Checkpointer(LocalStorage(root), block_bytes=BLOCK_BYTES, deadline_s=DEADLINE_S / 2)
     handle = checkpointer.save(2, state(2))
     try:
@@ -66,7 +70,7 @@ def wave(here: World, faults: Sequence[Fault], wait_s: float) -> list[Tally | No
         return [told(HUNG, f"{fault} in the writer", "the trainer did not end") for fault in faults]
     out: list[Tally | None] = []
     for root, fault, (acknowledged, code) in zip(roots, faults, ends, strict=True):
-        what = f"{FAULTS_VARIABLE}='{fault}'"
+        what = f"writer_faults('{fault}')"
         clean_arenas(run_id(LocalStorage(root)))  # the test is the only one who would come back for them
         if code:
             out.append(told(WRONG, what, f"the trainer ended with {code}"))

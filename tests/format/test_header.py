@@ -1,12 +1,12 @@
 import math
 import struct
-import time
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from attacks.headers import HOSTILE, TOO_LONG, A, packed, tensor, text_of, with_field, with_text
+from effort import at_most
 from holdfast.core import limits
 from holdfast.core.errors import Damaged
 from holdfast.format.dtypes import dtype_named
@@ -90,10 +90,8 @@ def test_the_file_that_the_hostile_ones_are_made_from_is_good():
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_hostile_header_is_damage_and_is_refused_at_once(name):
-    started = time.process_time()
-    with pytest.raises(Damaged, match=r"^file: ") as caught:
+    with at_most(1), pytest.raises(Damaged, match=r"^file: ") as caught:
         read(HOSTILE[name])
-    assert time.process_time() - started < 1
     assert str(caught.value).isprintable()
     assert len(str(caught.value)) < 4000
 

@@ -29,7 +29,7 @@ from holdfast.core.errors import HoldfastError
 
 MEMORY_BYTES = 200 << 20
 INPUT_S = 1.0  # of the processor
-SILENCE_S = 20.0
+SILENCE_S = 60.0
 _NOTE_BYTES = 8 << 20
 _VARIABLE = re.compile(r"`.*`|'[^']*'|\"[^\"]*\"|\[[^\]]*\]|[0-9a-f]{32}|-?[0-9.]+")
 

@@ -59,7 +59,50 @@ def truth_of(net: paddle.nn.Layer, optimizer: paddle.optimizer.Optimizer) -> dic
     return truth
 
 
+def nested_values() -> dict[str, object]:
+    """Values that are nested in every way which paddle.save takes."""
+    paddle.seed(11)
+    a, b, c = paddle.randn([3, 4]), paddle.randn([2, 2]), paddle.randn([2, 3]).astype("bfloat16")
+    return {
+        "list": {"w": a, "l": [b, 5, "text"]},
+        "deep": {"a": {"b": {"w": b}}},
+        "mixed": {"w": a, "t": (b, {"x": [c, np.arange(3)]}), "epoch": 3, "config": {"name": "net", "sizes": [1, 2]}},
+        "parts": {
+            "model": {"x.w": a, "n": {"y": c}},
+            "opt": {"state": [{"m": b}]},
+            "ema": {"d": {"x.w": b}},
+            "epoch": 4,
+        },
+        "top": [a, (b, c)],
+    }
+
+
+def flat(value: object, path: tuple[str, ...] = ()) -> dict[str, np.ndarray]:
+    """The tensors and arrays of a nested value, by dotted path."""
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list | tuple) else ()
+    if isinstance(value, paddle.Tensor | np.ndarray):
+        return {".".join(path): array(value) if isinstance(value, paddle.Tensor) else value}
+    return {key: found for name, item in items for key, found in flat(item, (*path, str(name))).items()}
+
+
+def write_nested(folder: Path) -> None:
+    folder.mkdir(exist_ok=True)
+    truth = {}
+    for name, value in nested_values().items():
+        paddle.save(value, str(folder / f"{name}.pdparams"))
+        truth |= {f"{name}::{key}": found for key, found in flat(value).items()}
+    _, optimizer = train()
+    paddle.save({"a": {"b": optimizer.state_dict()}}, str(folder / "optimizer.pdopt"))
+    truth |= {
+        f"optimizer::a.b.{key}": array(found)
+        for key, found in optimizer.state_dict().items()
+        if isinstance(found, paddle.Tensor)
+    }
+    np.savez(folder.parent / "truth_nested.npz", **truth)
+
+
 def main(folder: Path) -> None:
+    write_nested(folder / "nested")
     for narrow in (False, True):
         name = "bf16" if narrow else "fp32"
         net, optimizer = fill() if narrow else train()

@@ -147,3 +147,32 @@ def test_degrees_of_a_reverse_are_those_of_the_program() -> None:
     assert same(there_and_back("g, u -> w, fused_ffn", arrays, source_tp=4), arrays)
     arrays = {"w": numbered((2, 16))}
     assert same(there_and_back("w -> x, fused_ffn, src_tp_degree=2, dst_tp_degree=8", arrays), arrays)
+
+
+def test_a_cast_is_reversed_where_the_dtypes_of_the_sources_are_given() -> None:
+    mapping = Mapping.parse("a.$N^T -> b.$N, dtype='bfloat16'\nc, d -> e, axis=0, dtype='float16'")
+    shapes = {
+        "a.0": ((4, 6), "float32"),
+        "a.1": ((4, 6), "float32"),
+        "c": ((1, 6), "float32"),
+        "d": ((2, 6), "float32"),
+    }
+    reverse = mapping.reverse(shapes)
+    assert str(reverse) == (
+        "e -> c, d, axis=0, sizes=[1, 2], src_dtype='float16', dst_dtype='float32'\n"
+        "b.$N^T -> a.$N, src_dtype='bfloat16', dst_dtype='float32'\n"
+    )
+    with pytest.raises(InvalidArgument, match=r"or give reverse\(\) the sources' dtypes"):
+        mapping.reverse()
+    with pytest.raises(InvalidArgument, match=r"or give reverse\(\) the sources' dtypes"):
+        mapping.reverse({key: shape for key, (shape, _) in shapes.items()})
+
+
+def test_sources_of_different_dtypes_come_back_each_with_its_own() -> None:
+    mapping = Mapping.parse("a.$N -> b.$N, dtype='bfloat16'")
+    reverse = mapping.reverse({"a.0": ((2,), "float32"), "a.1": ((2,), "float64")})
+    lines = sorted(str(reverse).splitlines())
+    assert lines == [
+        "b.0 -> a.0, src_dtype='bfloat16', dst_dtype='float32'",
+        "b.1 -> a.1, src_dtype='bfloat16', dst_dtype='float64'",
+    ]

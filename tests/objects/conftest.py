@@ -34,6 +34,6 @@ def root(server: Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """The address of a root that was never written to, with the environment that its clients need."""
     for name, value in server.environment().items():
         monkeypatch.setenv(name, value)
-    address = f"s3://{BUCKET}/{secrets.token_hex(4)}/run?deadline_s=10&timeout_s=5"
+    address = f"s3://{BUCKET}/{secrets.token_hex(4)}/run?deadline_s=60&timeout_s=30"
     yield address
     clean_arenas(run_id(shared_storage_at(address)))

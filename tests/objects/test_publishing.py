@@ -28,7 +28,7 @@ def together(*works: Callable[[], None]) -> list[Exception | None]:
     raised: list[Exception | None] = [None] * len(works)
 
     def run(number: int) -> None:
-        barrier.wait(10)
+        barrier.wait(60)
         try:
             works[number]()
         except Exception as error:  # noqa: BLE001  (the test looks at it)
@@ -38,7 +38,7 @@ def together(*works: Callable[[], None]) -> list[Exception | None]:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join(120)
     return raised
 
 

@@ -131,3 +131,9 @@ def test_the_prefix_of_ddp_is_taken_from_every_key_or_from_none():
     tree["model"]["n_averaged"] = leaf()
     kept = found_in("test", tree, "there", unwrap_ddp=True).contents.groups["model"].tensors
     assert sorted(kept) == ["module.b", "module.w", "n_averaged"]
+
+
+def test_values_inside_a_model_that_are_not_tensors_are_named():
+    model = {"w": leaf(2), "version": 3, "inner": {"b": leaf(1), "extra": [1, 2]}}
+    notes = found_in("test", {"model": model, "epoch": 2}, "there").notes
+    assert notes == ("there: left out: 2 values of the model that are not tensors: version, inner.extra",)

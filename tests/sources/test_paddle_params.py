@@ -111,3 +111,78 @@ def test_a_scheduler_alone_is_no_checkpoint(tmp_path: Path) -> None:
     shutil.copy(GOLDEN / "protocol2.pdparams", tmp_path / "scheduler.pdparams")
     with pytest.raises(NotFound):
         open_stored(tmp_path)
+
+
+NESTED = GOLDEN / "nested"
+PARTS = {"model": "model", "opt": "optimizer", "ema": "ema"}
+
+
+def read_all(path: Path) -> dict[str, np.ndarray[Any, Any]]:
+    """Every tensor of a checkpoint by group and key."""
+    checkpoint = open_stored(path)
+    return {
+        f"{group}::{key}": checkpoint.read(key, group) for group in checkpoint.groups for key in checkpoint.keys(group)
+    }
+
+
+def expected_of(name: str) -> dict[str, np.ndarray[Any, Any]]:
+    """What Paddle had in memory, under the group and key where Holdfast has it."""
+    out = {}
+    for full, value in np.load(GOLDEN / "truth_nested.npz").items():
+        file, _, path = full.partition("::")
+        head, _, rest = path.partition(".")
+        if file == name:
+            out[f"{PARTS[head]}::{rest}" if name == "parts" else f"model::{path}"] = value
+    return out
+
+
+@pytest.mark.parametrize(("name", "count"), [("list", 2), ("deep", 1), ("mixed", 4), ("parts", 4), ("top", 3)])
+def test_nested_values_that_paddle_saved_are_all_there(name: str, count: int) -> None:
+    found, expected = read_all(NESTED / f"{name}.pdparams"), expected_of(name)
+    assert found.keys() == expected.keys() and len(found) == count
+    for key, value in expected.items():
+        assert found[key].astype(value.dtype).tobytes() == value.tobytes() and found[key].shape == value.shape, key
+
+
+def test_plain_values_between_nested_tensors_are_kept() -> None:
+    assert open_stored(NESTED / "list.pdparams").value("l.1") == 5
+    mixed = open_stored(NESTED / "mixed.pdparams")
+    assert mixed.value("epoch") == 3 and mixed.value("config") == {"name": "net", "sizes": [1, 2]}
+    assert open_stored(NESTED / "parts.pdparams").value("epoch") == 4
+
+
+def test_a_nested_optimizer_that_paddle_saved_is_all_there() -> None:
+    truth = {key: value for key, value in np.load(GOLDEN / "truth_nested.npz").items() if key.startswith("optimizer::")}
+    found = read_all(NESTED / "optimizer.pdopt")
+    assert len(found) == len(truth) == 20
+    for key, value in truth.items():
+        owner, _, state = key.rpartition("_0_")
+        assert found[f"{owner}_0/{state}"].tobytes() == value.tobytes()
+
+
+def test_two_nested_tensors_under_one_dotted_key_are_refused(tmp_path: Path) -> None:
+    value = {"a.b": random_matrix(1, 2, 2), "a": {"b": random_matrix(2, 3)}}
+    with pytest.raises(Damaged, match=r"two nested values have the key 'a\.b'"):
+        open_stored(pickled(tmp_path / "m.pdparams", value))
+    with pytest.raises(Damaged, match="'3' and 3 are a text and a number"):
+        open_stored(pickled(tmp_path / "m.pdparams", {"3": random_matrix(1, 2), 3: random_matrix(2, 2)}))
+
+
+def test_a_tensor_by_itself_and_a_file_without_any(tmp_path: Path) -> None:
+    lone = random_matrix(1, 2, 3)
+    assert np.array_equal(open_stored(pickled(tmp_path / "m.pdparams", ("name", lone))).read("value"), lone)
+    with pytest.raises(Unsupported, match="there is no tensor in it"):
+        open_stored(pickled(tmp_path / "m.pdparams", {"epoch": 3}))
+
+
+def test_values_that_json_cannot_hold_are_named(tmp_path: Path) -> None:
+    value = {"w": random_matrix(1, 2), "kind": np.dtype("float32"), "epoch": 3}
+    checkpoint = open_stored(pickled(tmp_path / "m.pdparams", value))
+    assert checkpoint.value("epoch") == 3
+    assert any("left out: kind: a value of type" in note for note in checkpoint.notes)
+
+
+def test_an_average_beside_its_model_is_a_group_of_its_own(tmp_path: Path) -> None:
+    pickled(tmp_path / "net.pdparams", {"w": random_matrix(1, 2)})
+    pickled(tmp_path / "net.pdema", {"w": random_matrix(2, 2)})
+    assert read_all(tmp_path).keys() == {"model::w", "ema::w"}

@@ -57,7 +57,7 @@ def test_ranks_that_end_well_and_ranks_that_do_not(tmp_path: Path):
 
 
 _LONG = (
-    "import signal, sys, time; print('ready', flush=True); signal.signal(15, lambda *_: sys.exit(7)); time.sleep(99)"
+    "import signal, sys, time; signal.signal(15, lambda *_: sys.exit(7)); print('ready', flush=True); time.sleep(99)"
 )
 _PARENT = """
 import sys
@@ -67,15 +67,24 @@ sys.exit(launch.run_local_ranks(2, sys.argv[1:]))
 """
 
 
+def _catches(process: int, number: int) -> bool:
+    """Whether a process has a handler for a signal."""
+    (line,) = [line for line in Path(f"/proc/{process}/status").read_text().splitlines() if line.startswith("SigCgt")]
+    return bool(int(line.split()[1], 16) & 1 << number - 1)
+
+
 def test_what_ends_the_parent_ends_the_ranks(tmp_path: Path):
     """`kill` of `holdfast train --nproc`: nothing trains on behind its back, and it waits until they are gone."""
     quiet = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
     parent = subprocess.Popen([sys.executable, "-c", _PARENT, _LONG], stdout=subprocess.PIPE, text=True, env=quiet)
     assert parent.stdout is not None
     assert parent.stdout.readline() == "ready\n"
-    time.sleep(0.2)
+    end = time.monotonic() + 60
+    while not _catches(parent.pid, signal.SIGTERM):  # it begins to listen after it has started the ranks
+        assert time.monotonic() < end
+        time.sleep(0.01)
     parent.send_signal(signal.SIGTERM)
-    assert parent.wait(30) == 128 + signal.SIGTERM
+    assert parent.wait(90) == 128 + signal.SIGTERM
     assert parent.stdout.read() == "", "the pipe is closed: whoever had the other end is gone"
     parent.stdout.close()
 

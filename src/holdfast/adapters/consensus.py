@@ -218,12 +218,45 @@ def differing_replicas(
         group, key, _ = cell_name.split("\n")
         role = agreement.tensors[group, key].role
         if role != "buffer" and replicas != "first":
-            raise LayoutError(
-                f"{group}: {key} has different values on rank {first_rank} and rank {rank}, which should be replicas "
-                "(or tied copies); synchronise them, or save with replicas='first' to keep the first"
-            )
+            raise LayoutError(_differ(group, key, role, (first_rank, rank)))
         tolerated.append((group, key))
     return sorted(set(tolerated))
+
+
+_SMALL_BYTES = 1 << 20  # compared at every save: a digest of so few bytes takes less than a millisecond
+
+
+def plain_values(own: Mapping[TensorName, list[Offer]]) -> dict[TensorName, list[Offer]]:
+    """The small host tensors and arrays of plain values: random states and the like, that drift apart unseen."""
+    return {name: offers for name, offers in own.items() if all(map(_is_small_value, offers))}
+
+
+def _is_small_value(offer: Offer) -> bool:
+    local = offer.holder.local
+    return offer.role == "value" and local.device.type == "cpu" and local.nbytes <= _SMALL_BYTES
+
+
+def plain_values_digest(agreement: Agreement, collected: Collected) -> str:
+    """Equal on ranks whose small plain values are equal, of those that every rank holds whole."""
+    parts = []
+    for offer in filter(_is_small_value, collected.offers):
+        cells = agreement.holding((offer.group, offer.key)).cells
+        if len(cells) == 1 and len(cells[0].holders) == len(agreement.hosts):
+            parts.append(f"{offer.group}\n{offer.key}\n{fingerprint(offer.holder.local)}")
+    return digest_hex("\n".join(parts).encode())
+
+
+def _differ(group: str, key: str, role: str, ranks: tuple[int, int]) -> str:
+    """What to do about replicas that differ: a tensor of a plain dict may be meant to be each rank's own."""
+    text = f"{group}: {key} has different values on rank {ranks[0]} and rank {ranks[1]}, which should be replicas "
+    if role != "value":
+        return text + "(or tied copies); synchronise them, or save with replicas='first' to keep the first"
+    return text + (
+        "since it is a plain tensor or array of the state. If every rank has its own (a random state, a position in "
+        f"the data), put it into the state as an object with state_dict() and load_state_dict(): state[{group!r}] = "
+        "your object. Its values are kept for each mesh coordinate and come back there. If the ranks should agree, "
+        "synchronise it before the save"
+    )
 
 
 def _own_fingerprints(agreement: Agreement, own: Mapping[TensorName, list[Offer]]) -> list[list[str]]:

@@ -130,10 +130,10 @@ def _sort_value(live: LiveState, name: str, value: Any, ties: Mapping[str, str])
         live.optimizers[name] = value
     elif isinstance(value, Averages) and not isinstance(value, type):
         live.averages[name] = value
-    elif isinstance(value, torch.Tensor) or contains_tensor(value):
-        live.trees[name] = value
     elif isinstance(value, Stateful) and not isinstance(value, type):
         live.statefuls[name] = value
+    elif isinstance(value, torch.Tensor) or contains_tensor(value, name):
+        live.trees[name] = value
     else:
         live.values[name] = value
 

@@ -13,7 +13,8 @@ def fingerprint(tensor: torch.Tensor) -> str:
     """A text that equal tensors share: a digest on the CPU, two sums over the bits on a device."""
     if tensor.device.type == "cpu":
         return digest_hex(bytes_of(raw_array(tensor.contiguous())))
-    bits = tensor.contiguous().reshape(-1).view(torch.uint8)
+    # One element counts as contiguous whatever its stride, and could not be viewed as bytes.
+    bits = tensor.contiguous().as_strided((tensor.numel(),), (1,)).view(torch.uint8)
     total = torch.zeros(2, dtype=torch.int64, device=tensor.device)
     # In slices: the weights and wide integers would otherwise be sixteen times the tensor.
     for begin in range(0, bits.numel(), 1 << 24):

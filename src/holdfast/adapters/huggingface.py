@@ -19,15 +19,34 @@ _KNOWN: weakref.WeakKeyDictionary[nn.Module, dict[str | None, tuple[str, dict[st
 
 
 def config_files(module: nn.Module, dtype: str | None) -> dict[str, bytes]:
-    """config.json and generation_config.json of a model that has them; `dtype` names the stored one."""
+    """config.json and generation_config.json of a model that has them; `dtype` names the stored one.
+
+    A model with PEFT adapters gets none: its keys are not those of the plain model that they describe.
+    """
     config = getattr(module, "config", None)
-    if config is None or not hasattr(config, "save_pretrained"):
+    if config is None or not hasattr(config, "save_pretrained") or adapter_kind(module):
         return {}
     known = _KNOWN.setdefault(module, {})
-    text = _text(config) + _text(getattr(module, "generation_config", None))
+    found = dtype or _floating_dtype(module)
+    text = f"{found} " + _text(config) + _text(getattr(module, "generation_config", None))
     if known.get(dtype, ("", {}))[0] != text:
         known[dtype] = (text, _written_files(module, config, dtype))
     return dict(known[dtype][1])
+
+
+def adapter_kind(module: nn.Module) -> str:
+    """The class by which a module is known to have PEFT adapters; "" for a module without.
+
+    Known by names, so that peft need not be installed: a peft_config, as peft and transformers' add_adapter
+    set it, or a layer that derives from peft's BaseTunerLayer.
+    """
+    if getattr(module, "peft_config", None):
+        return type(module).__name__
+    for part in module.modules():
+        for cls in type(part).__mro__:
+            if cls.__name__ in ("BaseTunerLayer", "PeftModel", "BaseTuner") and cls.__module__.startswith("peft."):
+                return type(part).__name__
+    return ""
 
 
 def _text(config: Any) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from holdfast.core.errors import Unsupported
 
@@ -17,8 +18,12 @@ _EXTRA = "_extra_state"
 
 @dataclass(frozen=True, slots=True)
 class ModuleView:
-    """A module's state: tensors by key, the keys of its parameters, its ties, its extra state."""
+    """A module's state: tensors by key, the keys of its parameters, its ties, its extra state.
 
+    `outer` is the module as it was given; `module` is inside of its wrappers.
+    """
+
+    outer: nn.Module
     module: nn.Module
     tensors: Mapping[str, torch.Tensor]
     parameters: frozenset[str]
@@ -53,6 +58,11 @@ def clean_key(key: str) -> str:
     return ".".join(part for part in key.split(".") if part not in _WRAPPERS)
 
 
+def is_below(key: str, path: str) -> bool:
+    """Whether a key belongs to the submodule at a path; "" is the module itself."""
+    return not path or key == path or key.startswith(f"{path}.")
+
+
 def view_module(name: str, module: nn.Module, ties: Mapping[str, str]) -> ModuleView:
     """Look at a module without copying anything. `ties` (alias to key) adds to what it declares."""
     inner = unwrap(module)
@@ -60,12 +70,14 @@ def view_module(name: str, module: nn.Module, ties: Mapping[str, str]) -> Module
         raise Unsupported(f"{name}: FSDP1 keeps flat parameters without keys; use fully_shard (FSDP2)")
     tensors: dict[str, torch.Tensor] = {}
     extra: dict[str, Any] = {}
-    for raw_key, value in inner.state_dict(keep_vars=True).items():
+    for raw_key, value in _state_dict(name, inner).items():
         key = clean_key(raw_key)
         if key.rsplit(".", 1)[-1] == _EXTRA:
             extra[key] = value
         elif not isinstance(value, torch.Tensor):
             raise Unsupported(f"{name}: {key} in the module's state_dict is a {type(value).__name__}, not a tensor")
+        elif isinstance(value, UninitializedParameter | UninitializedBuffer):
+            raise Unsupported(f"{name}: {key} has no shape yet: run the lazy module once before it is saved or loaded")
         elif key in tensors:
             raise Unsupported(f"{name}: two tensors have the key {key} once wrapper names are taken away")
         else:
@@ -74,7 +86,32 @@ def view_module(name: str, module: nn.Module, ties: Mapping[str, str]) -> Module
     parameters = frozenset(key for key, tensor in tensors.items() if id(tensor) in parameter_ids)
     own = {memory_identity(tensor) for tensor in (*inner.parameters(), *inner.buffers())}
     copies = frozenset(key for key, tensor in tensors.items() if memory_identity(tensor) not in own)
-    return ModuleView(inner, tensors, parameters, _ties(inner, tensors, ties), extra, copies)
+    return ModuleView(module, inner, tensors, parameters, _ties(inner, tensors, ties), extra, copies)
+
+
+def _state_dict(name: str, module: nn.Module) -> Mapping[str, Any]:
+    """The module's own state_dict, with its hooks and overrides."""
+    kind = type(module).__name__
+    try:
+        found = module.state_dict(keep_vars=True)
+    except TypeError as error:
+        raise Unsupported(
+            f"{name}: the state_dict of {kind} cannot be called as torch's, with keep_vars=True: {error}"
+        ) from error
+    if not isinstance(found, Mapping):
+        raise Unsupported(f"{name}: the state_dict of {kind} gives a {type(found).__name__}, not a dict")
+    return found
+
+
+def non_persistent_buffers(view: ModuleView) -> list[str]:
+    """The buffers of a module that its state_dict leaves out, so that no checkpoint holds them."""
+    out = []
+    for path, part in view.module.named_modules(remove_duplicate=False):
+        for own in part._non_persistent_buffers_set:
+            key = clean_key(f"{path}.{own}" if path else own)
+            if part._buffers.get(own) is not None and key not in view.tensors:
+                out.append(key)
+    return out
 
 
 def _ties(module: nn.Module, tensors: Mapping[str, torch.Tensor], told: Mapping[str, str]) -> dict[str, str]:
@@ -107,7 +144,8 @@ def memory_identity(tensor: torch.Tensor) -> object:
     local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
     if local.numel() == 0 or local.is_meta:
         return id(tensor)
-    return local.data_ptr(), local.dtype, tuple(local.shape), local.stride(), local.device
+    signs = local.is_conj(), local.is_neg()
+    return local.data_ptr(), local.dtype, tuple(local.shape), local.stride(), local.device, signs
 
 
 def _declared_ties(module: nn.Module) -> dict[str, str]:

@@ -12,9 +12,10 @@ import torch
 
 from holdfast.adapters.entries import LiveState
 from holdfast.adapters.fingerprint import fingerprint
-from holdfast.adapters.huggingface import config_files
+from holdfast.adapters.huggingface import adapter_kind, config_files
+from holdfast.adapters.load_hooks import check_optimizer_save
 from holdfast.adapters.module import memory_identity, view_module
-from holdfast.adapters.optimizer import StateTensor, group_options, key_of_param, view_optimizer
+from holdfast.adapters.optimizer import DeclaresShards, StateTensor, group_options, key_of_param, view_optimizer
 from holdfast.adapters.tensors import Holder, Holders, holder_of, part_view, raw_array
 from holdfast.adapters.tree import Tree, flatten
 from holdfast.core.errors import Unsupported
@@ -69,6 +70,7 @@ class Collected:
     owners: dict[str, list[str]] = field(default_factory=dict)
     live_optimizers: list[Any] = field(default_factory=list)
     holders: Holders = field(default_factory=Holders)
+    notices: list[str] = field(default_factory=list)  # what the user should know of this state
     fixed: int = 0  # how many of the offers are of modules and optimizers
 
     def signature(self) -> Any:
@@ -204,6 +206,14 @@ def _collect_module(out: Collected, live: LiveState, name: str, target: DType | 
     out.plans |= plan_of(name, view.module)
     if name == "model":
         out.files |= model_files(view.module, target.name if target else None)
+        kind = adapter_kind(view.module)
+        if kind:
+            out.notices.append(
+                f"{name}: {kind} has PEFT adapters, so that its keys are not those of the plain model: no "
+                "config.json is written, and from_pretrained does not open this checkpoint. holdfast.load does, into "
+                "a model with the same adapters. For from_pretrained save merge_and_unload(), or the adapters "
+                "with save_pretrained"
+            )
 
 
 def plan_of(name: str, module: Any) -> dict[str, Any]:
@@ -232,6 +242,8 @@ def _collect_averages(out: Collected, live: LiveState, name: str) -> None:
 
 
 def _collect_optimizer(out: Collected, live: LiveState, name: str, optimizer: Any) -> None:
+    if not isinstance(optimizer, DeclaresShards):
+        check_optimizer_save(name, optimizer)
     module, key_of = live.parameter_keys(optimizer)
     view = view_optimizer(name, optimizer, key_of)
     out.kinds[name] = "optimizer"

@@ -92,6 +92,12 @@ def view_optimizer(name: str, optimizer: Any, key_of: Mapping[int, str]) -> Opti
     if isinstance(optimizer, DeclaresShards):
         return _view_declared(name, optimizer, key_of)
     inner = inner_optimizer(optimizer)
+    loose = [key for key, value in inner.state.items() if not isinstance(key, torch.Tensor) and value not in ({}, None)]
+    if loose:
+        raise Unsupported(
+            f"{name}: {type(inner).__name__} keeps state[{loose[0]!r}], which belongs to no parameter: it has no key; "
+            "save and load the optimizer through an object of yours that has its state_dict and load_state_dict"
+        )
     view = OptimizerView(inner, master_name=_master_name(inner))
     for param in (param for group in inner.param_groups for param in group["params"]):
         key = key_of_param(name, param, key_of)

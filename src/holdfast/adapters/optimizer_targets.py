@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from holdfast.adapters.entries import LiveState
+from holdfast.adapters.load_hooks import check_optimizer_load, has_optimizer_post_hooks, run_optimizer_post_hooks
 from holdfast.adapters.offers import decode_options
 from holdfast.adapters.optimizer import (
     OptimizerView,
@@ -41,6 +42,7 @@ class OptimizerTargets:
         self._entry: Mapping[str, Any] = wants.contents.state.get(name) or {}
         self.actions: list[Action] = []
         self.notes: list[str] = []
+        self.gives_options = False
 
     @cached_property
     def _stored(self) -> dict[str, StoredTensor]:
@@ -59,6 +61,8 @@ class OptimizerTargets:
         if other:
             self._wants.findings.mismatched.append(f"{self._name}: it was saved by another kind of optimizer: {other}")
             return
+        if not view.declared:
+            self._check_load()
         if view.declared:
             self._find_declared(view)
         else:
@@ -66,6 +70,15 @@ class OptimizerTargets:
         if self._wants.choice.takes(self._name, "param_groups"):
             self._check_split()
             self.actions.append(self._give_options)
+            self.gives_options = True
+        if has_optimizer_post_hooks(self._optimizer):
+            self.actions.append(partial(run_optimizer_post_hooks, self._optimizer))
+
+    def _check_load(self) -> None:
+        """Refuse code of the optimizer's load_state_dict that a load would skip, unless nothing is taken."""
+        labels = ("param_groups", *self._stored)
+        if any(self._wants.choice.takes(self._name, label) for label in labels):
+            check_optimizer_load(self._name, self._optimizer)
 
     def _other_kind(self) -> str:
         """What tells a stored optimizer from a live one of another kind, "" if they are of one kind.
@@ -116,9 +129,12 @@ class OptimizerTargets:
                 continue
             new = self._states_of(key, param, live, by_param.get(key, []), group_of[id(param)])
             new |= self._master_of(key, param, live)
-            if key in scalars and self._wants.choice.takes(self._name, f"{key}/*"):
-                new |= statejson.decode(scalars[key], self._name)
-            self.actions.append(partial(_give_state, view.optimizer, param, new))
+            stale: list[str] = []
+            if self._wants.choice.takes(self._name, f"{key}/*"):
+                plain = statejson.decode(scalars.get(key, {}), self._name)
+                stale = [n for n, value in live.items() if not isinstance(value, torch.Tensor) and n not in plain]
+                new |= plain
+            self.actions.append(partial(_give_state, view.optimizer, param, new, stale))
 
     def _miss(self, key: str, live: Mapping[str, Any]) -> None:
         """No state of a parameter is stored: say which, or that any is missing."""
@@ -205,6 +221,8 @@ class OptimizerTargets:
                 )
 
 
-def _give_state(optimizer: Any, param: torch.Tensor, new: dict[str, Any]) -> None:
-    if new:
-        optimizer.state[param] = {**optimizer.state.get(param, {}), **new}
+def _give_state(optimizer: Any, param: torch.Tensor, new: dict[str, Any], stale: Sequence[str]) -> None:
+    """Put loaded states beside the live ones, without the `stale` plain values that were not saved."""
+    if new or stale:
+        kept = {name: value for name, value in optimizer.state.get(param, {}).items() if name not in stale}
+        optimizer.state[param] = {**kept, **new}

@@ -17,10 +17,11 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from holdfast.adapters.entries import LiveState, sort_state
+from holdfast.adapters.load_hooks import has_plain_state_dict
 from holdfast.adapters.module import unwrap
 from holdfast.adapters.offers import Collected, Offer, collect_values, model_files, option_groups, plan_of
-from holdfast.adapters.optimizer import inner_optimizer
-from holdfast.adapters.tensors import Holder, Holders
+from holdfast.adapters.optimizer import DeclaresShards, inner_optimizer
+from holdfast.adapters.tensors import Holder, Holders, has_memory, memory_of, without_grad
 from holdfast.format import statejson
 from holdfast.format.dtypes import DType
 
@@ -30,23 +31,23 @@ _HOOKS = ("_state_dict_hooks", "_state_dict_pre_hooks")
 
 @dataclass(frozen=True, slots=True)
 class _Seat:
-    """One tensor: who it is, where its memory is, and the offer it makes."""
+    """One tensor: who it is, what its memory is, and the offer it makes."""
 
     tensor: weakref.ref[torch.Tensor]
-    address: int
+    memory: tuple[Any, ...]
     offer: tuple[str, str, str, DType | None]
     layout: tuple[Any, ...]
 
     def offered(self) -> Offer | None:
-        value = self.tensor()
+        value: Any = self.tensor()
         if value is None:
             return None
-        local = value._local_tensor if isinstance(value, DTensor) else value
-        if local.data_ptr() != self.address:
+        if not has_memory(value, self.memory):
             return None
+        local = value if self.memory[-2] is None else value._local_tensor
         group, key, role, cast = self.offer
         logical, shape, parts, how = self.layout
-        return Offer(group, key, role, Holder(logical, shape, parts, local.detach(), how), cast, self.tensor)
+        return Offer(group, key, role, Holder(logical, shape, parts, without_grad(local), how), cast, self.tensor)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,12 +82,15 @@ class Roster:
         self._modules: dict[str, Any] = {}
         self._optimizers: dict[str, _KnownOptimizer] = {}
         self._seats: list[_Seat] = []
+        self._ties: list[tuple[weakref.ref[torch.Tensor], Any]] = []
         self._facts: Collected | None = None
 
     def learn(self, state: Mapping[str, Any], live: LiveState, collected: Collected) -> None:
         """Remember what was just collected, if it can be recognised again."""
         self._facts = None
         plain = all(_is_plain(view.module) and not view.extra for view in live.modules.values())
+        for optimizer in live.optimizers.values():
+            plain = plain and has_plain_state_dict(optimizer) and not isinstance(optimizer, DeclaresShards)
         seats = [_seat(offer) for offer in collected.offers[: collected.fixed]]
         if not plain or live.averages or any(seat is None for seat in seats):
             return
@@ -94,6 +98,12 @@ class Roster:
         self._modules = {name: _structure(state[name]) for name in live.modules}
         self._optimizers = {name: _known(state[name], collected.optimizers[name]) for name in live.optimizers}
         self._seats = [seat for seat in seats if seat is not None]
+        # Tied tensors make no offer of their own; one that is untied has to be offered.
+        ties = [view.tensors[alias] for view in live.modules.values() for alias in view.ties if alias in view.tensors]
+        memories = [memory_of(tensor) for tensor in ties]
+        if any(memory is None for memory in memories):
+            return
+        self._ties = [(weakref.ref(tensor), memory) for tensor, memory in zip(ties, memories, strict=True)]
         self._facts = Collected(
             kinds={n: kind for n, kind in collected.kinds.items() if n not in live.trees},
             aliases=dict(collected.aliases),
@@ -107,6 +117,8 @@ class Roster:
         if facts is None or list(state) != self._names:
             return None
         if any(_structure(state[name]) != structure for name, structure in self._modules.items()):
+            return None
+        if any((tied := tensor()) is None or not has_memory(tied, memory) for tensor, memory in self._ties):
             return None
         offers = [seat.offered() for seat in self._seats]
         entries = {name: known.entry_now(state[name], name) for name, known in self._optimizers.items()}
@@ -136,16 +148,18 @@ def _seat(offer: Offer) -> _Seat | None:
         return None
     local = value._local_tensor if isinstance(value, DTensor) else value
     holder = offer.holder
-    if not local.data_ptr() or local.data_ptr() != holder.local.data_ptr() or local.dtype != holder.local.dtype:
+    memory = memory_of(value)
+    if memory is None or not memory[0] or memory[0] != holder.local.data_ptr() or local.dtype != holder.local.dtype:
         return None
     layout = (holder.logical, holder.shape, holder.parts, holder.how)
-    return _Seat(weakref.ref(value), local.data_ptr(), (offer.group, offer.key, offer.role, offer.cast), layout)
+    return _Seat(weakref.ref(value), memory, (offer.group, offer.key, offer.role, offer.cast), layout)
 
 
 def _is_plain(module: nn.Module) -> bool:
     """Whether its state_dict is its parameters and buffers: no override and no hook but torch's own."""
     for part in module.modules():
-        if any(getattr(type(part), name) is not getattr(nn.Module, name) for name in _PLAIN):
+        own = vars(part)
+        if any(name in own or getattr(type(part), name) is not getattr(nn.Module, name) for name in _PLAIN):
             return False
         hooks = [hook for name in _HOOKS for hook in getattr(part, name, {}).values()]
         if not all(str(getattr(hook, "__module__", "")).startswith("torch.") for hook in hooks):
@@ -162,7 +176,8 @@ def _structure(module: Any) -> list[Any] | None:
         held = (part._modules, part._parameters, part._buffers)
         names = [name for members in held for name in members]
         members = [id(value) for parts in held for value in parts.values()]
-        out.append((id(part), names, sorted(part._non_persistent_buffers_set), members))
+        hooks = len(part._state_dict_hooks), len(part._state_dict_pre_hooks)
+        out.append((weakref.ref(part), names, sorted(part._non_persistent_buffers_set), members, hooks))
     return out
 
 

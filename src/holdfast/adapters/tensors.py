@@ -26,6 +26,8 @@ from holdfast.layout.placement import Part, Placement, Replicate, Shard, Strided
 from holdfast.layout.spread import Boxes, How, OnMesh, Whole
 from holdfast.plan.arrays import RawArray
 
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+_STRIDED = torch.strided
 RAW_DTYPES = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes of an element
 
 
@@ -86,14 +88,14 @@ class Holders:
         if isinstance(value, FlatShard | LikeShard):
             return holder_of(value, where)
         inner = value._local_tensor if isinstance(value, DTensor) else value
-        if inner.is_meta or inner.layout != torch.strided:
+        memory = memory_of(value)
+        if memory is None:
             return holder_of(value, where)  # it has no address, and `holder_of` says why it cannot be stored
-        address = inner.data_ptr()
-        memory = (address, inner.shape, inner.stride())
+        address = memory[0]
         known = self._known.get(id(value))
         if known is not None and known[0]() is value and known[1] == memory:
             logical, shape, parts, how = known[2]
-            return Holder(logical, shape, parts, inner.detach(), how)
+            return Holder(logical, shape, parts, without_grad(inner), how)
         holder = holder_of(value, where)
         if address and holder.local.data_ptr() == address and holder.local.dtype == inner.dtype:
             layout = (holder.logical, holder.shape, holder.parts, holder.how)
@@ -107,13 +109,53 @@ class Holders:
             del self._known[number]
 
 
+def without_grad(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor outside of autograd; detaching takes longer than everything else that a save asks of it."""
+    return tensor.detach() if tensor.requires_grad else tensor
+
+
+def memory_of(value: torch.Tensor) -> tuple[Any, ...] | None:
+    """Everything that says what the bytes of a tensor mean; None for a tensor without an address of its own.
+
+    As long as it is the same for one tensor object, the tensor is held in the same way. The address alone
+    says little: `.data =` changes everything else, and an allocator gives freed memory to the next tensor.
+    """
+    inner, spec = value, None
+    if type(value) not in _PLAIN and isinstance(value, DTensor):
+        inner, spec = value._local_tensor, value._spec
+    if inner.is_meta or inner.layout is not _STRIDED or inner.is_nested or inner.is_quantized:
+        return None
+    dtype = inner.dtype
+    # A negative bit on a real tensor need not be told: reading such bytes raises.
+    signs = dtype.is_complex and (inner.is_conj(), inner.is_neg())
+    return inner.data_ptr(), dtype, inner.shape, inner.stride(), inner.device, signs, spec, type(value)
+
+
+def has_memory(value: Any, memory: tuple[Any, ...]) -> bool:
+    """Whether `memory_of` a tensor is still the same, found as quickly as can be: saves ask it of every tensor."""
+    address, dtype, shape, stride, device, signs, spec, kind = memory
+    if type(value) is not kind:
+        return False
+    inner: torch.Tensor = value if spec is None else value._local_tensor
+    return (
+        inner.data_ptr() == address
+        and inner.dtype is dtype
+        and inner.shape == shape
+        and inner.stride() == stride
+        and inner.device == device
+        and (not signs or signs == (inner.is_conj(), inner.is_neg()))
+        and (spec is None or value._spec == spec)
+    )
+
+
 def holder_of(value: torch.Tensor | FlatShard | LikeShard, where: str) -> Holder:
     """How this rank holds a tensor, as it is stored; raises Unsupported for what cannot be."""
     if isinstance(value, FlatShard):
         return _flat_holder(value, where)
     if isinstance(value, LikeShard):
         like = holder_of(value.like, where)
-        return Holder(_dtype_of(value.tensor, where), like.shape, like.parts, value.tensor.detach(), like.how)
+        local = _storable(value.tensor.detach(), where)
+        return Holder(_dtype_of(value.tensor, where), like.shape, like.parts, local, like.how)
     value = value.detach()
     if isinstance(value, DTensor):
         return _dtensor_holder(value, where)
@@ -134,10 +176,16 @@ def _storable(tensor: torch.Tensor, where: str) -> torch.Tensor:
     """The local tensor as the format stores it: complex numbers as pairs, packed bits as bytes."""
     if tensor.is_meta:
         raise Unsupported(f"{where} is on the meta device: it has no values to save or load")
-    if tensor.layout != torch.strided or tensor.is_quantized:
-        raise Unsupported(f"{where}: {tensor.layout} tensors and quantized dtypes cannot be stored")
+    if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_nested:
+        kind = "nested" if tensor.is_nested else str(tensor.layout)
+        raise Unsupported(f"{where}: {kind} tensors and quantized dtypes cannot be stored")
     if type(tensor) not in (torch.Tensor, torch.nn.Parameter) and hasattr(tensor, "__tensor_flatten__"):
         raise Unsupported(f"{where}: the tensor subclass {type(tensor).__name__} cannot be stored")
+    if tensor.numel() and not tensor.data_ptr():
+        raise Unsupported(
+            f"{where}: the {type(tensor).__name__} of shape {list(tensor.shape)} has no memory: its storage was "
+            "freed, or it stands for other tensors"
+        )
     tensor = tensor.resolve_conj().resolve_neg()
     if tensor.dtype in (torch.complex128, torch.complex32):
         return torch.view_as_real(tensor)

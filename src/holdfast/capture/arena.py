@@ -6,14 +6,13 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import torch
 
 from holdfast.capture.threads import current_device, enter_thread
 from holdfast.core.errors import HoldfastError, StorageError
 from holdfast.persist.arena import Arena, create_file, seal, unlink_file
-from holdfast.persist.card import card_path
+from holdfast.persist.card import card_path, has_card
 from holdfast.storage import linux
 
 _SLICE_BYTES = 256 << 20
@@ -147,7 +146,7 @@ class RankArena:
         self._closed = True
         if self._thread is not None:
             self._thread.join(timeout_s)
-        if leave or (self._arena is not None and Path(card_path(self._arena.path)).exists()):
+        if leave or (self._arena is not None and has_card(self._arena.path)):
             self._let_go()
         else:
             self.release()

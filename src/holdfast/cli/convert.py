@@ -64,6 +64,12 @@ _HINTS = {
 @click.option("--max-shard-size", default="5GB", show_default=True, help="The size of a file at most.")
 @click.option("--tp-degree", type=click.IntRange(1), help="The TP degree of fused weights, where it matters.")
 @click.option("--config", metavar="FILE", help="The model's config.json, for built-in mappings, if SRC has none.")
+@click.option(
+    "--linear-weights",
+    metavar="ORDER",
+    help="How SRC of Paddle has linear weights, if shapes do not tell: in-out, out-in.",
+)
+@click.option("--uint16", metavar="DTYPE", help="What weights stored as uint16 are: bfloat16, as raw bits, or uint16.")
 @click.option("--dry-run", is_flag=True, help="Only say what would be written; reads headers, no tensors.")
 @click.option("--explain", is_flag=True, help="With --dry-run: where every tensor that the mapping makes comes from.")
 @click.option("--force", is_flag=True, help="Replace a checkpoint at DST, at once and whole.")
@@ -81,6 +87,8 @@ def command(
     max_shard_size: str,
     tp_degree: int | None,
     config: str | None,
+    linear_weights: str | None,
+    uint16: str | None,
     dry_run: bool,
     explain: bool,
     force: bool,
@@ -116,6 +124,8 @@ def command(
             verify=not no_verify,
             force=force,
             mapping=MappingOptions(mapping, reverse, tp_degree, None if config is None else _read_config(config)),
+            linear_weights=linear_weights,
+            uint16=uint16,
         )
         if dry_run:
             if rank == 0:
@@ -158,7 +168,7 @@ def _opens(done: Converted, options: ConvertOptions) -> bool:
     given = options.mapping.written
     hub_names = given is None or families.is_back(given) != options.mapping.reverse
     storage, folder = locate(done.path)
-    return hub_names and "config.json" in storage.files(folder)
+    return done.ready and hub_names and "config.json" in storage.files(folder)
 
 
 def _convert(source: str, destination: str, options: ConvertOptions, ranks: Ranks) -> Converted:

@@ -65,7 +65,7 @@ def _row(entry: Committed, notes: Mapping[str, list[str]]) -> list[str]:
     manifest = entry.manifest
     said = [", ".join(notes.get(entry.folder, ()))] if notes else []
     if manifest is None:
-        return [str(entry.step), "", "", "", f"DAMAGED: {entry.problem}", *said]
+        return [str(entry.step), "", "", "", f"{entry.trouble}: {entry.problem}", *said]
     world = manifest.writer.get("world", 0)
     ranks = count(world, "rank") if isinstance(world, int) else str(world)
     groups = ", ".join(manifest.groups)

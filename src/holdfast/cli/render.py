@@ -124,7 +124,7 @@ def is_file(path: str) -> bool:
 def open_path(path: str) -> Any:
     """The checkpoint or single file at a path or an address, or the newest readable step of the root there."""
     from holdfast.api import open_checkpoint
-    from holdfast.persist.catalog import living_steps
+    from holdfast.persist.catalog import newest_readable
     from holdfast.persist.checkpoint import Checkpoint
     from holdfast.storage import is_checkpoint, shared_storage_at
 
@@ -135,7 +135,7 @@ def open_path(path: str) -> Any:
     if not storage.exists():
         raise NotFound(f"{path}: there is nothing here")
     if not is_checkpoint(storage):
-        for entry in reversed(living_steps(storage)):
-            if entry.manifest is not None:
-                return Checkpoint(storage, entry.folder)
+        newest = newest_readable(storage, lambda text: click.echo(clean(f"holdfast: {text}"), err=True))
+        if newest is not None:
+            return Checkpoint(storage, newest.folder)
     return open_checkpoint(path)

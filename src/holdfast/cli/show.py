@@ -64,6 +64,7 @@ def _fields(checkpoint: Checkpoint, groups: list[str]) -> dict[str, Any]:
         "bytes": manifest.total_bytes,
         "writer": dict(manifest.writer),
         "plans": dict(manifest.plans),
+        "notes": list(checkpoint.notes),
         "groups": {},
         "values": {name: entry["kind"] for name, entry in checkpoint.state.items()},
     }
@@ -102,6 +103,8 @@ def _print_head(checkpoint: Checkpoint) -> None:
     else:
         what = f"{checkpoint.format}, " if isinstance(checkpoint, Foreign) else ""
         click.echo(f"{what}not written by Holdfast: no digests")
+    for note in checkpoint.notes:
+        click.echo(clean(f"note: {note}"))
 
 
 def _plan_text(plan: dict[str, Any]) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from holdfast.cli.render import clean, count, is_file, open_path, print_json, progress, size_text
-from holdfast.core.errors import NotFound
+from holdfast.core.errors import NotFound, Untrusted
 from holdfast.format.names import MANIFEST
 from holdfast.persist.catalog import Committed, committed_steps
 from holdfast.persist.checkpoint import Checkpoint
@@ -36,7 +36,9 @@ def command(path: str, as_json: bool) -> None:
 
 
 def _answer_of(entry: Committed, root: Storage) -> dict[str, Any]:
-    if entry.manifest is None:
+    if isinstance(entry.problem, Untrusted):  # its bytes may be good all the same
+        click.echo(clean(f"holdfast: NOT TRUSTED: {entry.problem}"), err=True)
+    elif entry.manifest is None:
         problem: dict[str, Any] = {
             "file": MANIFEST,
             "problem": str(entry.problem),

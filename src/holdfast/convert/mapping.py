@@ -68,13 +68,14 @@ def _programs(contents: Contents, options: MappingOptions, side_files: Mapping[s
 
     def around(module: str) -> Around:
         stored = contents.groups[module].tensors
-        config = given if given is not None else _config(side_files) if module == "model" else None
+        config = given if given is not None else config_of(side_files) if module == "model" else None
         return Around(config, targets=stored) if options.reverse else Around(config, stored)
 
     return programs(options.written, modules, around, reverse=options.reverse)
 
 
-def _config(side_files: Mapping[str, bytes]) -> Mapping[str, Any] | None:
+def config_of(side_files: Mapping[str, bytes]) -> Mapping[str, Any] | None:
+    """Return the model's config.json, None where there is none."""
     if _CONFIG not in side_files:
         return None
     config = strictjson.loads(side_files[_CONFIG], _CONFIG)

@@ -6,7 +6,8 @@ import os
 from pathlib import Path
 
 from holdfast.core.errors import NotFound
-from holdfast.persist.catalog import living_steps
+from holdfast.core.notices import warn
+from holdfast.persist.catalog import newest_readable
 from holdfast.persist.checkpoint import Checkpoint
 from holdfast.sources import open_stored
 from holdfast.storage import is_checkpoint, shared_storage_at
@@ -21,7 +22,7 @@ def open_source(path: str | os.PathLike[str]) -> Checkpoint:
         return open_stored(path)
     root = shared_storage_at(path)
     if not is_checkpoint(root):
-        for entry in reversed(living_steps(root)):
-            if entry.manifest is not None:
-                return Checkpoint(root, entry.folder)
+        newest = newest_readable(root, warn)
+        if newest is not None:
+            return Checkpoint(root, newest.folder)
     return open_stored(path)

@@ -11,13 +11,13 @@ from holdfast.format.names import MANIFEST
 from holdfast.persist.checkpoint import Checkpoint
 from holdfast.persist.publish import check_replaceable
 from holdfast.sources import open_stored
-from holdfast.storage import locate
+from holdfast.storage import locate, refuse_link
 from holdfast.storage.base import SharedStorage
 
 # What lies beside the tensors of a checkpoint; any other name may be somebody's work.
 _BESIDE = (
     *("*.index.json", "config.json", "*_config.json", "tokenizer*", "vocab.*", "merges.txt", "added_tokens.json"),
-    *("special_tokens_map.json", "trainer_state.json", "*.jinja", "*.model", "*.tiktoken"),
+    *("special_tokens_map.json", "trainer_state.json", "*.jinja", "*.model", "*.tiktoken", "*.py"),
 )
 _OF_DCP = ("*.distcp", ".metadata", "*.metadata")
 
@@ -50,6 +50,7 @@ class Destination:
 
     def check_free(self, *, force: bool) -> None:
         """Raise unless nothing is there, or `force` is given and it is a checkpoint and nothing else."""
+        refuse_link(self.storage, self.folder)
         found = self.storage.entries(self.folder)
         if not found:
             return

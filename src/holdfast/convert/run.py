@@ -8,19 +8,28 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 
-from holdfast.convert.mapping import MappingOptions, explained, mapped
+from holdfast.convert.mapping import MappingOptions, config_of, explained, mapped
 from holdfast.convert.opening import open_source
 from holdfast.convert.orientation import check_orientation
+from holdfast.convert.paddle_linears import (
+    PADDLE_FORMATS,
+    Oriented,
+    check_mapped,
+    hub_oriented,
+    is_in_out,
+    is_known,
+)
+from holdfast.convert.plans import kept_plans, plans_without_place
 from holdfast.convert.pull import Pull
 from holdfast.convert.replacing import Destination
-from holdfast.convert.select import cast_models, chosen, model_dtype
+from holdfast.convert.select import cast_models, check_scales_stay, chosen, model_dtype
 from holdfast.convert.sidefiles import side_files, with_dtype
 from holdfast.convert.sinks import sink_named
 from holdfast.convert.sinks.base import Output, Request, Scene
 from holdfast.convert.spans import dealt, first_touches, plan_spans
 from holdfast.convert.stream import Stream
 from holdfast.core import limits
-from holdfast.core.errors import Unsupported
+from holdfast.core.errors import InvalidArgument, Unsupported
 from holdfast.core.ranks import Alone, Ranks, together
 from holdfast.persist import start
 from holdfast.persist.checkpoint import Checkpoint, no_progress
@@ -29,10 +38,12 @@ from holdfast.persist.publish import new_attempt
 from holdfast.persist.read import Progress
 from holdfast.persist.same import require_same
 from holdfast.persist.shown import shown
+from holdfast.plan.contents import Contents
 from holdfast.plan.references import settled
 from holdfast.sources.foreign import Foreign
 from holdfast.sources.paddle_names import as_torch
 from holdfast.sources.paddle_powers import as_paddle
+from holdfast.sources.raw_bits import as_bfloat16, refuse_raw
 from holdfast.storage.base import SharedStorage, Storage
 from holdfast.storage.local import LocalStorage
 
@@ -60,6 +71,8 @@ class ConvertOptions:
     verify: bool = True
     force: bool = False
     mapping: MappingOptions = field(default_factory=MappingOptions)
+    linear_weights: str | None = None  # how those of a source from Paddle are stored: "in-out" or "out-in"
+    uint16: str | None = None  # what weights stored as uint16 are: "bfloat16", whose bits they are, or "uint16"
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +85,7 @@ class Converted:
     bytes: int
     seconds: float
     notes: tuple[str, ...]
+    ready: bool = True  # whether the library that the format is for can open it, as far as the weights are concerned
 
 
 class Conversion:
@@ -79,16 +93,27 @@ class Conversion:
 
     def __init__(self, source: Checkpoint, options: ConvertOptions) -> None:
         sink = sink_named(options.to)
+        if isinstance(source, Foreign) and source.partial is not None:
+            raise Unsupported(f"{source.path} is not converted: it is {source.partial}")
         dtype = None if options.dtype is None else model_dtype(options.dtype)
+        source = _with_uint16_told(source, options.uint16)
         self.source = as_paddle(source) if options.to == "paddle" else as_torch(source)
         self.options = options
         self._small = small = side_files(source)
         contents, self.same = mapped(self.source.contents, options.mapping, small)
         if options.to == "paddle":
             check_orientation(self.source.contents, contents)
+        oriented = self._oriented(contents)
+        contents, self.ready = oriented.contents, oriented.ready
+        plans, self._notes = kept_plans(source.manifest.plans, self.source.contents, contents)
         every = contents.groups
-        contents = settled(chosen(contents, options.only, options.remove, self.source.contents))
+        taken = chosen(contents, options.only, options.remove, self.source.contents)
+        check_scales_stay(contents, taken)
+        contents = settled(taken)
         self.contents = contents if dtype is None else cast_models(contents, dtype, every)
+        self._notes = (*oriented.notes, *self._notes)
+        plans, without_place = plans_without_place(plans, self.contents, options.to)
+        self._notes += without_place
         manifest = source.manifest
         request = Request(
             max_shard_bytes=limits.parse_bytes(options.max_shard_size),
@@ -96,9 +121,25 @@ class Conversion:
             side_files=with_dtype(small, dtype),
             writer=manifest.writer,
             metrics=manifest.metrics,
-            plans=manifest.plans if options.mapping is None else {},  # a mapping changes the keys that plans name
+            plans=plans,
         )
         self.output: Output = sink(self.contents, request)
+
+    def _oriented(self, contents: Contents) -> Oriented:
+        """Return contents with linear weights as the hub has them, if they come from Paddle, or the user says so."""
+        options, said = self.options, self.options.linear_weights
+        config = config_of(self._small) if options.mapping.config is None else options.mapping.config
+        paddle = isinstance(self.source, Foreign) and self.source.format in PADDLE_FORMATS
+        if options.to == "paddle" or not (said or isinstance(self.source, Foreign)):
+            return Oriented(contents)
+        if options.mapping.written is not None and said is None:
+            if options.to == "hf" and paddle:
+                check_mapped(contents, config)
+            return Oriented(contents)
+        if not paddle and said is None and not (is_known(config) and is_in_out(contents, config)):
+            return Oriented(contents)
+        stored = self.source.linear_weights if isinstance(self.source, Foreign) else None
+        return hub_oriented(contents, config, options.to, stored, said)
 
     def explain(self) -> tuple[str, ...]:
         """What the mapping does, a line for each target."""
@@ -113,7 +154,7 @@ class Conversion:
     def notes(self) -> tuple[str, ...]:
         """What the user should know: what was left out of the source, and what the format cannot hold."""
         of_source = self.source.notes if isinstance(self.source, Foreign) else ()
-        return (*of_source, *self.output.notes)
+        return (*of_source, *self.output.notes, *self._notes)
 
     def write(self, ranks: Ranks, storage: Storage, attempt: str, progress: Progress) -> list[BlockReport]:
         """Write this rank's share of the tensor files; returns the reports of all ranks."""
@@ -141,6 +182,15 @@ class Conversion:
         pull = Pull(self.source, self.source.contents.files, verify=self.options.verify)
         with pull.running():
             self.output.write(Scene(ranks, storage.root / attempt, pull.read, progress))
+
+
+def _with_uint16_told(source: Checkpoint, meaning: str | None) -> Checkpoint:
+    """Return the source with its uint16 weights as what the user says they are; raises where nobody says it."""
+    if meaning not in (None, "uint16", "bfloat16"):
+        raise InvalidArgument(f"--uint16 {meaning}: weights stored as uint16 are bfloat16 or uint16")
+    if meaning is None:
+        refuse_raw(source)
+    return as_bfloat16(source) if meaning == "bfloat16" else source
 
 
 def convert(
@@ -172,7 +222,8 @@ def convert(
         _write(conversion, ranks, place, progress)
     files = place.storage.files(place.folder)
     seconds = time.monotonic() - began
-    return Converted(place.path, options.to, len(files), sum(files.values()), seconds, conversion.notes)
+    total = sum(files.values())
+    return Converted(place.path, options.to, len(files), total, seconds, conversion.notes, conversion.ready)
 
 
 def _write(conversion: Conversion, ranks: Ranks, place: Destination, progress: Progress) -> None:

@@ -7,11 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from holdfast.core.errors import InvalidArgument, NotFound
+from holdfast.core.errors import InvalidArgument, NotFound, Unsupported
 from holdfast.format.dtypes import DType, dtype_named
 from holdfast.format.names import masters_group
 from holdfast.plan.choice import Choice
 from holdfast.plan.contents import Contents, Group
+from holdfast.plan.quantized import is_float8, quantized_weights
 
 _NEAR_KEYS = 20_000  # to look at more takes longer than a hint is worth
 _FLOATS = ("float64", "float32", "float16", "bfloat16")
@@ -113,13 +114,41 @@ def cast_models(contents: Contents, dtype: DType, known: Mapping[str, Group]) ->
     """Models with their floating tensors cast; masters and optimizer state stay as wide as they are.
 
     Where masters among the groups that are `known` have the dtype that is asked for, they are the weights, as
-    on load. 8-bit floats stay: without their scales they are not the weights.
+    on load. Raises Unsupported for quantized weights: without their scales they are not the weights.
     """
+    for name, group in contents.groups.items():
+        if is_model(name, group):
+            _refuse_quantized(name, group, dtype)
     groups: Mapping[str, Group] = {
         name: _cast_group(with_masters(name, group, dtype, known), dtype) if is_model(name, group) else group
         for name, group in contents.groups.items()
     }
     return replace(contents, groups=groups)
+
+
+def _refuse_quantized(name: str, group: Group, dtype: DType) -> None:
+    dtypes = {key: recipe.dtype.name for key, recipe in group.tensors.items()}
+    found = next(iter(quantized_weights(dtypes).values()), None)
+    narrow = next((key for key, known in dtypes.items() if is_float8(known)), None)
+    if found is None and narrow is None:
+        return
+    what = found.what if found is not None else f"{narrow!r} is {dtypes[narrow or '']}"
+    raise Unsupported(
+        f"--dtype {dtype.name}: {name}: {what}; a cast without applying scales would change the weights. Leave --dtype "
+        "out, or take weights that are not quantized (from_pretrained with dequantize, or the tool that quantized them)"
+    )
+
+
+def check_scales_stay(before: Contents, after: Contents) -> None:
+    """Raise Unsupported where patterns leave out the scales of a quantized weight that stays."""
+    for name, group in after.groups.items():
+        if not is_model(name, group) or name not in before.groups:
+            continue
+        dtypes = {key: recipe.dtype.name for key, recipe in before.groups[name].tensors.items()}
+        for key, weight in quantized_weights(dtypes).items():
+            lost = [other for other in weight.beside if other not in group.tensors] if key in group.tensors else []
+            if lost:
+                raise Unsupported(f"{name}: {weight.what}; the patterns leave out {lost[0]!r} and keep the weight")
 
 
 def with_masters(name: str, group: Group, dtype: DType, known: Mapping[str, Group]) -> Group:

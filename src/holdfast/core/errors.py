@@ -39,6 +39,10 @@ class NoArena(StorageError):
     """There is no shared memory to capture into."""
 
 
+class Untrusted(StorageError):
+    """A checkpoint that another user may have put under the root; nothing of it is used."""
+
+
 class Skipped(HoldfastError, RuntimeError):
     """The step was not saved: the save before it was still being written."""
 
@@ -59,6 +63,7 @@ _LEAVES = (
     Unsupported,
     InvalidArgument,
     NoArena,
+    Untrusted,
     StorageError,
     Skipped,
     TimedOut,

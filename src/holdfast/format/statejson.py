@@ -92,10 +92,10 @@ def _encode_container(value: Any, path: str, leaf: Leaf | None, keys: Keys) -> A
         return {f"${kind.__name__}": _encode_pairs(value, path, leaf, keys)}
     if kind.__module__ == "numpy" and kind.__name__ != "ndarray" and hasattr(value, "dtype"):
         return _encode_numpy_scalar(value, path)
-    raise Unsupported(
-        f"{path}: a value of type {kind.__module__}.{kind.__qualname__} cannot be stored as JSON; "
-        "use numbers, texts, bytes, lists, tuples, dicts or tensors"
-    )
+    hint = "use numbers, texts, bytes, lists, tuples, dicts or tensors"
+    if hasattr(kind, "state_dict"):
+        hint = "objects with a state_dict are saved at the top of the state only: give it a name of its own there"
+    raise Unsupported(f"{path}: a value of type {kind.__module__}.{kind.__qualname__} cannot be stored as JSON; {hint}")
 
 
 def _encode_dict(value: dict[Any, Any], path: str, leaf: Leaf | None, keys: Keys) -> Any:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from holdfast.core import limits
 from holdfast.core.errors import Mismatch
+from holdfast.core.notices import warn
 from holdfast.mapping.evaluate import Recipes, Surroundings, evaluate
 from holdfast.mapping.expand import Work, expand
 from holdfast.mapping.expansion import Expansion, Step
 from holdfast.mapping.foresee import Foresight
-from holdfast.mapping.names import nearest
-from holdfast.mapping.values import Spec, Statement
+from holdfast.mapping.names import Names, nearest
+from holdfast.mapping.values import Key, Spec, Statement
 from holdfast.plan.recipe import Recipe
 
 Trace = Callable[[int, Step, Recipes], None]
@@ -26,6 +29,7 @@ class Compiled:
     `recipes` make targets of sources; `kept` targets keep their initial value; `missing` targets have
     no source; `removed` sources were taken away; `unused` ones are left over. `made_by` has the
     statement that made a target; targets that take the source of their own name are not in it.
+    `dropped` has names that a statement of an AOA config made and nothing uses.
     """
 
     recipes: dict[str, Recipe[str]]
@@ -35,6 +39,7 @@ class Compiled:
     missing: tuple[str, ...]
     sources: Mapping[str, Spec]
     made_by: Mapping[str, Statement]
+    dropped: Mapping[str, Statement] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -72,7 +77,21 @@ def compile_program(
     run = _Run(sources, targets, around, work, trace, spare, lenient)
     for number, expansion in enumerate(expansions):
         run.do(number, expansion)
+    _warn_of_nothing(expansions, sources)
     return run.result()
+
+
+def _warn_of_nothing(expansions: Sequence[Expansion], sources: Mapping[str, Spec]) -> None:
+    """Warn of a program that does nothing because its statements are all optional and match no source."""
+    idle = [expansion.statement for expansion in expansions if expansion.statement.lefts]
+    if not idle or not sources or any(expansion.steps for expansion in expansions):
+        return
+    if all(statement.aoa for statement in idle):
+        known = ", ".join(map(repr, itertools.islice(sources, 3)))
+        warn(
+            f"mapping: none of the {len(idle)} statements matches a source: all keys stay as they are. The first, "
+            f"{idle[0].where}, wants {idle[0].lefts[0].pattern!r}; the sources begin with {known}"
+        )
 
 
 def _degree_lookup(target_tp: TargetTP) -> Callable[[str], int | None]:
@@ -93,6 +112,7 @@ class _Run:
     removed: dict[str, None] = field(default_factory=dict)
     kept: dict[str, None] = field(default_factory=dict)
     used_sources: set[str] = field(default_factory=set)
+    dropped: dict[str, Statement] = field(default_factory=dict)
 
     def do(self, number: int, expansion: Expansion) -> None:
         made: list[tuple[str, Recipe[str], Step]] = []
@@ -183,6 +203,7 @@ class _Run:
             tuple(name for name in targets if name not in outputs and name not in self.kept),
             self.sources,
             {name: value.statement for name, value in outputs.items() if value.statement is not None},
+            self.dropped,
         )
 
     def _all_outputs(self) -> dict[str, _Value]:
@@ -204,12 +225,29 @@ class _Run:
                 if not self.lenient(name):
                     _check_shape(name, value, spec)
                 outputs[name] = value
+        missing = [name for name in targets if name not in outputs and name not in self.kept]
         for name, value in self.values.items():
             if value.statement is not None and not value.used and not self.lenient(name):
-                raise value.statement.refusal(
-                    f"{name!r} is not a target, and no later statement uses it: misspelt?{nearest(name, targets)}"
-                )
+                self._drop(name, value.statement, targets, missing)
         return outputs
+
+    def _drop(self, name: str, statement: Statement, targets: Mapping[str, Any], missing: Sequence[str]) -> None:
+        """Leave out what nothing uses, where the statement says so and no target misses it."""
+        if statement.aoa and not nearest(name, missing):
+            self.dropped[name] = statement
+            return
+        near = nearest(name, missing) or nearest(name, targets)
+        raise statement.refusal(
+            f"{name!r} is not a target, and no later statement uses it: misspelt?{near}; if it is not wanted, "
+            f"add `{Key((name,)).pattern} -> _`",
+            key=_key_of(statement.rights, name),
+        )
+
+
+def _key_of(keys: Sequence[Key], name: str) -> Key | None:
+    """The key of a statement that stands for a name."""
+    one = Names([name])
+    return next((key for key in keys for single in key.with_array() if any(True for _ in one.match(single))), None)
 
 
 def _check_shape(name: str, value: _Value, spec: Spec | None) -> None:
@@ -218,5 +256,5 @@ def _check_shape(name: str, value: _Value, spec: Spec | None) -> None:
     found = f"the target {name!r} has the shape {list(spec.shape)}, but its sources give {list(value.recipe.shape)}: "
     found += ", ".join(value.recipe.sources()[:6])
     if value.statement is not None:
-        raise value.statement.refusal(found)
+        raise value.statement.refusal(found, key=_key_of(value.statement.rights, name))
     raise Mismatch(f"{found}; no statement of the mapping makes it")

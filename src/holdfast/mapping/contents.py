@@ -15,6 +15,7 @@ from holdfast.format.names import masters_group
 from holdfast.mapping.compile import Compiled
 from holdfast.mapping.follow import Scalar, follow
 from holdfast.mapping.language import Mapping as Program
+from holdfast.mapping.quantized import check_quantized
 from holdfast.plan.contents import Contents, Group
 from holdfast.plan.files import Place, TensorSpec
 from holdfast.plan.recipe import Recipe
@@ -77,6 +78,7 @@ def map_contents(
     # A tied weight is stored once, and has one state.
     tied = tied_targets(plain, compiled, group.aliases) if targets is None else _live_ties(plain, ties or {})
     follower = _Follower(module, _once(plain, tied), specs)
+    check_quantized(follower.compiled.recipes, follower.left_over, specs)
     numbered = {name for name, entry in contents.state.items() if entry.get("numbered")}
     followed = {name: members for name, members in contents.groups.items() if name not in numbered}
     groups = {**contents.groups, **{name: follower.group(name, members) for name, members in followed.items()}}

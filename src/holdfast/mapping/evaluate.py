@@ -1,4 +1,4 @@
-"""One step as algebra on recipes: turned, combined, permuted, cast, parted, turned."""
+"""One step as algebra on recipes: turned, combined, permuted, reshaped, cast, parted, turned."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from holdfast.mapping.expand import Work
 from holdfast.mapping.expansion import Step
 from holdfast.mapping.foresee import Foresight
-from holdfast.mapping.fused import Unfit, fuse, part_sizes, segment_count, segments_of, unfuse
-from holdfast.mapping.values import UNKNOWN, Statement
+from holdfast.mapping.fused import Unfit, check_part_sizes, fuse, part_sizes, segment_count, segments_of, unfuse
+from holdfast.mapping.reshape import Unreshapable, pieces, reshaped
+from holdfast.mapping.values import UNKNOWN, Options, Statement
 from holdfast.plan.recipe import Recipe
 
 Recipes = list[Recipe[str]]
@@ -35,7 +36,10 @@ def evaluate(statement: Statement, number: int, step: Step, sources: Recipes, ar
         made = [_stack(statement, step, made)]
     elif len(made) > 1 or (len(step.rights) == 1 and isinstance(statement.options.sizes, tuple)):
         made = [_concat(statement, step, made)]
-    made = [_cast(statement, _permute(statement, step, recipe)) for recipe in made]
+    made = [_permute(statement, step, recipe) for recipe in made]
+    if statement.options.reshape is not None:
+        made = [_reshape(statement, number, step, made[0], around)]
+    made = [_cast(statement, recipe) for recipe in made]
     if statement.unstacks:
         made = _unstack(statement, step, made[0])
     elif len(made) == 1 and len(step.rights) > 1:
@@ -125,6 +129,34 @@ def _permute(statement: Statement, step: Step, recipe: Recipe[str]) -> Recipe[st
     return recipe.permuted(order)
 
 
+def _reshape(statement: Statement, number: int, step: Step, recipe: Recipe[str], around: Surroundings) -> Recipe[str]:
+    """The tensor in the shape of `reshape=`, or in the target's where it has that of `reshape=` already.
+
+    AOA names the longer of two shapes, and goes from either to the other.
+    """
+    options = statement.options
+    wanted, known = options.reshape, around.foresight.whole(number, step)
+    if options.src_shape is not None and recipe.shape != options.src_shape:
+        raise statement.refusal(
+            f"what is reshaped has the shape {list(recipe.shape)}, not the {list(options.src_shape)} that "
+            "src_shape= says"
+        )
+    if wanted == "targets" and known is None:
+        raise statement.refusal(
+            f"the shape of {', '.join(map(repr, step.rights[:6]))} is not known; give reshape=[...], or make the "
+            "mapping with reverse(shapes) from the shapes of its sources"
+        )
+    if known is not None and wanted in ("targets", recipe.shape):
+        wanted = known
+    assert isinstance(wanted, tuple)
+    try:
+        around.work.spend(pieces(recipe.shape, wanted) * len(recipe.terms), statement)
+        return reshaped(recipe, wanted)
+    except Unreshapable as problem:
+        what = f"{step.lefts[0]!r} {list(recipe.shape)} cannot have the shape {list(wanted)}"
+        raise statement.refusal(f"{what}: {problem}") from None
+
+
 def _cast(statement: Statement, recipe: Recipe[str]) -> Recipe[str]:
     dtype = statement.options.cast
     if dtype is None:
@@ -147,7 +179,7 @@ def _split_sizes(
     wanted = statement.options.sizes
     if wanted == "targets":
         wanted = _sizes_of_targets(statement, number, step, size, dim, around)
-    if wanted is None or wanted == "equal":
+    if not isinstance(wanted, tuple):
         if size % count:
             raise statement.refusal(f"{what} is not {count} equal parts; give sizes=[...]")
         return (size // count,) * count
@@ -169,6 +201,8 @@ def _sizes_of_targets(
         else:
             sizes.append(None)
     unknown = [name for name, found in zip(step.rights, sizes, strict=True) if found is None]
+    if len(unknown) == len(sizes) and statement.aoa and not size % len(sizes):
+        return (size // len(sizes),) * len(sizes)  # AOA has no other cuts than even ones
     if len(unknown) > 1:
         raise statement.refusal(
             f"the sizes of {', '.join(map(repr, unknown[:6]))} are not known; give sizes=[...], or make the mapping "
@@ -186,9 +220,9 @@ def _fused(statement: Statement, number: int, step: Step, made: Recipes, around:
             return [_fuse(statement, made, dim, _target_degree(statement, number, step, around), around.work)]
         options = statement.options
         degree = _source_degree(statement, len(step.rights), around)
-        sizes = part_sizes(options, made[0].shape[dim], degree)
+        sizes = _sizes_of_heads(statement, number, step, made[0].shape, dim, degree, around)
         around.work.spend(segment_count(options, degree), statement)
-        parts = unfuse(made[0], segments_of(options, sizes, degree), dim)
+        parts = unfuse(made[0], segments_of(options, sizes, degree, alike=False), dim)
         if len(step.rights) > 1:
             return parts
         return [_fuse(statement, parts, dim, _target_degree(statement, number, step, around), around.work)]
@@ -196,10 +230,51 @@ def _fused(statement: Statement, number: int, step: Step, made: Recipes, around:
         raise statement.refusal(f"{problem}: {shown(step.lefts, made)}, axis {dim}") from None
 
 
+def _sizes_of_heads(
+    statement: Statement,
+    number: int,
+    step: Step,
+    shape: tuple[int, ...],
+    dim: int,
+    degree: int,
+    around: Surroundings,
+) -> tuple[int, ...]:
+    """The sizes of what a fused weight is cut into: as given, as the targets have them, or heads of one size."""
+    options = statement.options
+    if options.fused == "fused_ffn" or len(step.rights) == 1:
+        return part_sizes(options, shape[dim], degree)
+    sizes = options.sizes if isinstance(options.sizes, tuple) else _target_sizes(number, step, dim, around)
+    if sizes is None and options.sizes == "targets" and not statement.aoa:
+        raise statement.refusal(
+            f"the sizes of {', '.join(map(repr, step.rights))} are not known; give sizes=[q, k, v], or make the "
+            "mapping with reverse(shapes) from the shapes of its sources"
+        )
+    if sizes is None or (options.sizes is None and len(set(_per_head(options, sizes))) == 1):
+        return part_sizes(options, shape[dim], degree)
+    check_part_sizes(options, sizes, shape[dim], degree)
+    return sizes
+
+
+def _per_head(options: Options, sizes: Sequence[int]) -> list[float]:
+    counts = (options.num_heads, options.num_key_value_groups, options.num_key_value_groups)
+    return [size / (count or 1) for size, count in zip(sizes, counts, strict=True)]
+
+
+def _target_sizes(number: int, step: Step, dim: int, around: Surroundings) -> tuple[int, ...] | None:
+    """The sizes of all right names along a dim, if they are known."""
+    sizes = []
+    for name, turned in zip(step.rights, step.right_turned, strict=True):
+        shape = around.foresight.shape(number, name)
+        if shape is None or dim >= len(shape):
+            return None
+        sizes.append(shape[::-1][dim] if turned else shape[dim])
+    return tuple(sizes)
+
+
 def _fuse(statement: Statement, parts: Recipes, dim: int, degree: int, work: Work) -> Recipe[str]:
     sizes = [part.shape[dim] for part in parts]
     work.spend(segment_count(statement.options, degree), statement)
-    return fuse(parts, segments_of(statement.options, sizes, degree), dim)
+    return fuse(parts, segments_of(statement.options, sizes, degree, alike=not statement.aoa), dim)
 
 
 def _source_degree(statement: Statement, rights: int, around: Surroundings) -> int:

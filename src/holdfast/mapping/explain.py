@@ -73,6 +73,8 @@ def _told(compiled: Compiled) -> Iterator[str]:
             yield f"  {_box(term.box)} <- {term.source} {_box(term.part)}{_changes(term)}"
     for target in sorted(compiled.kept):
         yield f"{target}: keeps its initial value"
+    for name, statement in compiled.dropped.items():
+        yield f"dropped: {name}, which {statement.where} makes and nothing uses"
     yield from _left_over(compiled.missing, compiled.removed, compiled.unused)
 
 

@@ -67,16 +67,23 @@ class Foresight:
     def _through(self, number: int, step: Step, far: int) -> Shape | None:
         """The shape of a step's only source, from the shapes of its results."""
         statement = self._expansions[number].statement
-        if len(step.lefts) != 1 or not step.rights or statement.options.fused == "fused_qkv_old" or statement.stacks:
+        unknown = (
+            statement.options.fused == "fused_qkv_old" or statement.stacks or statement.options.reshape is not None
+        )
+        if len(step.lefts) != 1 or not step.rights or unknown:
             return None
+        whole = self.whole(number, step, far)
+        return None if whole is None else _unturned(statement, step, whole)
+
+    def whole(self, number: int, step: Step, far: int = _FURTHEST) -> Shape | None:
+        """The shape of what a step of statement `number` cuts its results from; None if it cannot be known."""
         shapes = []
         for name, turned in zip(step.rights, step.right_turned, strict=True):
             shape = self.shape(number, name, far)
             if shape is None:
                 return None
             shapes.append(shape[::-1] if turned else shape)
-        whole = _whole(statement, shapes)
-        return None if whole is None else _unturned(statement, step, whole)
+        return _whole(self._expansions[number].statement, shapes)
 
 
 def _number(use: tuple[int, Step]) -> int:

@@ -30,6 +30,8 @@ def form_problem(statement: Statement) -> str | None:
             return f"{name} belongs to the fused forms: add fused_ffn, fused_qkv or fused_qkv_old"
     if is_many(lefts) and right_many:
         return "only one side can have several keys; to treat many keys one by one, use an id such as $LAYER_ID for *"
+    if options.src_shape is not None and options.reshape is None:
+        return "src_shape= goes with reshape=: the shape before it"
     return _parts_problem(options, is_many(lefts), right_many) or _cast_problem(options)
 
 
@@ -70,6 +72,8 @@ def _parts_problem(options: Options, left_many: bool, right_many: bool) -> str |
         return "sizes= belongs to a statement with several keys on one side"
     if options.sizes == "targets" and not right_many:
         return "sizes=targets belongs to a split"
+    if options.sizes == "any":
+        return "sizes=any belongs to fused_qkv and fused_qkv_old: heads of q, k and v of different sizes"
     if options.parts is not None and not many:
         return "parts= belongs to a statement with a * or an id that stands on the right only"
     return None
@@ -96,8 +100,14 @@ def _fused_problem(statement: Statement, free: bool) -> str | None:
         return f"{form} is written `{parts} -> w, {form}` or `w -> {parts}, {form}`{reorder}"
     if options.stack or options.unstack:
         return f"{form} does not go with stack: fuse to a name of its own first, then stack"
-    if options.sizes is not None or options.parts is not None:
+    if options.reshape is not None or options.src_shape is not None:
+        return f"{form} does not go with reshape=: fuse to a name of its own first, then reshape that"
+    if options.parts is not None:
         return f"{form} takes neither sizes= nor parts=: they follow from the heads and degrees"
+    if options.sizes is not None:
+        problem = _fused_sizes_problem(form, options, counts)
+        if problem:
+            return problem
     heads = [name for name in _HEADS if getattr(options, name) is not None]
     if form == "fused_ffn" and heads:
         return f"fused_ffn takes no {heads[0]}="
@@ -111,6 +121,21 @@ def _fused_problem(statement: Statement, free: bool) -> str | None:
             f"{options.num_key_value_groups}; groups counts the key and value heads"
         )
     return _degree_problem(options, counts)
+
+
+def _fused_sizes_problem(form: str, options: Options, counts: tuple[int, int]) -> str | None:
+    sizes = options.sizes
+    if form == "fused_ffn":
+        return "fused_ffn takes neither sizes= nor parts=: gate and up are equal"
+    if counts == (1, 1):
+        return f"`w -> w2, {form}` takes no sizes=: its heads are of one size"
+    if isinstance(sizes, tuple) and len(sizes) != 3:
+        return f"sizes={list(sizes)}: {form} has the three parts q, k and v"
+    if sizes == "any" and counts[0] == 1:
+        return "sizes=any belongs to the statement that fuses; the one that cuts has sizes=targets"
+    if sizes == "targets" and counts[0] > 1:
+        return "sizes=targets belongs to the statement that cuts; the one that fuses has sizes=any"
+    return None
 
 
 def _degree_problem(options: Options, counts: tuple[int, int]) -> str | None:

@@ -32,15 +32,18 @@ class Segment:
     size: int
 
 
-def segments_of(options: Options, sizes: Sequence[int], degree: int) -> list[Segment]:
-    """How parts of these sizes lie in the fused weight. `degree` is the TP degree that it is fused for."""
+def segments_of(options: Options, sizes: Sequence[int], degree: int, *, alike: bool = True) -> list[Segment]:
+    """How parts of these sizes lie in the fused weight. `degree` is the TP degree that it is fused for.
+
+    `alike` refuses heads of different sizes, unless `sizes=` allows them.
+    """
     if options.fused == "fused_ffn":
         return _ffn(sizes, degree)
     heads, groups = _heads(options)
-    head_size = _head_size(sizes, heads, groups)
+    head_sizes = _head_sizes(sizes, heads, groups, alike=alike and options.sizes is None)
     if options.fused == "fused_qkv":
-        return _qkv(heads, groups, head_size)
-    return _qkv_old(heads, groups, head_size, degree)
+        return _qkv(heads, groups, head_sizes)
+    return _qkv_old(heads, groups, head_sizes, degree)
 
 
 def segment_count(options: Options, degree: int) -> int:
@@ -62,6 +65,15 @@ def part_sizes(options: Options, fused_size: int, degree: int) -> tuple[int, ...
         )
     head_size = fused_size // (heads + 2 * stored)
     return heads * head_size, groups * head_size, groups * head_size
+
+
+def check_part_sizes(options: Options, sizes: Sequence[int], fused_size: int, degree: int) -> None:
+    """Raise Unfit if parts of these sizes do not come to the fused weight."""
+    _, groups = _heads(options)
+    copies = max(degree // groups, 1) if options.fused == "fused_qkv_old" else 1
+    found = sizes[Q] + copies * (sizes[K] + sizes[V])
+    if found != fused_size:
+        raise Unfit(f"q, k and v of {sizes[Q]}, {sizes[K]} and {sizes[V]} come to {found}, not to the {fused_size}")
 
 
 def fuse(parts: Sequence[Recipe[S]], segments: Sequence[Segment], dim: int) -> Recipe[S]:
@@ -97,42 +109,43 @@ def _heads(options: Options) -> tuple[int, int]:
     return options.num_heads, options.num_key_value_groups
 
 
-def _head_size(sizes: Sequence[int], heads: int, groups: int) -> int:
+def _head_sizes(sizes: Sequence[int], heads: int, groups: int, *, alike: bool) -> tuple[int, int, int]:
+    """The sizes of one head of q, of k and of v; `alike` refuses different ones."""
     for name, size, count in zip("qkv", sizes, (heads, groups, groups), strict=True):
         if size % count:
             raise Unfit(f"the {size} elements of {name} are not a whole number for each of its {count} heads")
-    found = {name: size // count for name, size, count in zip("qkv", sizes, (heads, groups, groups), strict=True)}
-    if len(set(found.values())) > 1:
+    found = sizes[Q] // heads, sizes[K] // groups, sizes[V] // groups
+    if alike and len(set(found)) > 1:
         raise Unfit(
-            f"heads of different sizes: q has {sizes[Q]} elements for {heads} heads ({found['q']} each), k {sizes[K]} "
-            f"and v {sizes[V]} for {groups} ({found['k']} and {found['v']} each); num_key_value_groups counts the "
-            "key and value heads"
+            f"heads of different sizes: q has {sizes[Q]} elements for {heads} heads ({found[Q]} each), k {sizes[K]} "
+            f"and v {sizes[V]} for {groups} ({found[K]} and {found[V]} each); num_key_value_groups counts the "
+            "key and value heads; where heads differ (q with a gate has twice the size), add sizes=any"
         )
-    return found["q"]
+    return found
 
 
-def _qkv(heads: int, groups: int, size: int) -> list[Segment]:
-    each = heads // groups * size
+def _qkv(heads: int, groups: int, sizes: tuple[int, int, int]) -> list[Segment]:
+    each = heads // groups * sizes[Q]
     out = []
     for group in range(groups):
         out.append(Segment(Q, group * each, each))
-        out.append(Segment(K, group * size, size))
-        out.append(Segment(V, group * size, size))
+        out.append(Segment(K, group * sizes[K], sizes[K]))
+        out.append(Segment(V, group * sizes[V], sizes[V]))
     return out
 
 
-def _qkv_old(heads: int, groups: int, size: int, degree: int) -> list[Segment]:
+def _qkv_old(heads: int, groups: int, sizes: tuple[int, int, int], degree: int) -> list[Segment]:
     if heads % degree:
         raise Unfit(f"a TP degree of {degree} does not divide {heads} heads")
     if degree <= groups and groups % degree:
         raise Unfit(f"a TP degree of {degree} does not divide {groups} key and value heads")
     if degree > groups and degree % groups:
         raise Unfit(f"a TP degree of {degree} is not a multiple of {groups} key and value heads, which it repeats")
-    queries = heads // degree * size
-    each = max(groups // degree, 1) * size
+    queries = heads // degree * sizes[Q]
+    count = max(groups // degree, 1)
     out = []
     for rank in range(degree):
-        begin = rank * groups // degree * size
+        first = rank * groups // degree
         out.append(Segment(Q, rank * queries, queries))
-        out.extend(Segment(part, begin, each) for part in (K, V))
+        out.extend(Segment(part, first * sizes[part], count * sizes[part]) for part in (K, V))
     return out

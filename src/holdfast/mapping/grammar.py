@@ -12,10 +12,12 @@ from collections.abc import Iterator, Sequence
 
 from holdfast.core import limits
 from holdfast.core.errors import InvalidArgument
+from holdfast.mapping import guess
 from holdfast.mapping.forms import directed, form_problem
-from holdfast.mapping.options import NAMES, options_of
+from holdfast.mapping.options import options_of
+from holdfast.mapping.place import shown_place
 from holdfast.mapping.tokens import ARROW, END, WORD, Token, tokens_of
-from holdfast.mapping.values import FLAGS, STAR, Hole, Key, Statement
+from holdfast.mapping.values import FLAGS, OPTION_NAMES, STAR, Hole, Key, Statement
 
 _HOLE = re.compile(
     r"\*|\$(?:(?P<offset>LAYER_ID_OFFSET)|(?P<name>LAYER_ID|EXPERT_ID|[A-Z][A-Z0-9]*(?:_[A-Z0-9]+)*)"
@@ -41,12 +43,13 @@ class _Parser:
         self._tokens = tokens
         self._at = 0
         self._origin = origin
+        self._whole = text
         self._text = text[tokens[0].begin : tokens[-2].end]
 
     def statement(self) -> Statement:
         first = self._next
         lefts = self._keys(right=False)
-        self._expect(ARROW, "a mapping statement is `sources -> targets`")
+        self._arrow()
         rights = self._keys(right=True)
         options = options_of(self._options(), self._refusal)
         if not lefts and not rights:
@@ -54,7 +57,7 @@ class _Parser:
         statement = Statement(lefts, rights, options, first.line, first.column, self._text, self._origin)
         problem = form_problem(statement)
         if problem:
-            raise statement.refusal(problem, InvalidArgument)
+            raise statement.refusal(problem + guess.misread_flag(rights), InvalidArgument, (rights or lefts)[-1])
         return directed(statement)
 
     @property
@@ -73,7 +76,22 @@ class _Parser:
 
     def _refusal(self, token: Token, what: str) -> InvalidArgument:
         shown = " ".join(self._text.split())[:200]
-        return InvalidArgument(f"mapping, {self._origin}line {token.line}, column {token.column}: `{shown}`: {what}")
+        place = shown_place(self._whole, token.begin, token.end - token.begin)
+        return InvalidArgument(
+            f"mapping, {self._origin}line {token.line}, column {token.column}: `{shown}`: {what}{place}"
+        )
+
+    def _arrow(self) -> None:
+        """The arrow between the two sides, with a guess at what stands in its place."""
+        if self._next.kind == ARROW:
+            self._take()
+            return
+        what = f"{ARROW} is expected, not {self._next.shown!r}; a mapping statement is `sources -> targets`"
+        if self._next.kind in ("=", ":") or set(self._next.text) == {"-"}:
+            what += "; did you mean the arrow `->`?"
+        elif self._next.kind == WORD:
+            what += "; is a comma missing before it?"
+        raise self._refusal(self._next, what)
 
     def _keys(self, right: bool) -> tuple[Key, ...]:
         if self._next.bare == "_":
@@ -82,6 +100,12 @@ class _Parser:
         keys = [self._key(right)]
         while self._next.kind == "," and not (right and self._is_option(self._at + 1)):
             self._take()
+            if right and self._next.bare in OPTION_NAMES:
+                name = str(self._next.bare)
+                raise self._refusal(
+                    self._next,
+                    f"{name}= is missing a value: write {guess.example(name)}; a key of that name is written in quotes",
+                )
             keys.append(self._key(right))
         return tuple(keys)
 
@@ -98,7 +122,7 @@ class _Parser:
         transposed = self._next.kind == "^T"
         if transposed:
             self._take()
-        return Key(pieces, array, transposed, token.column)
+        return Key(pieces, array, transposed, token.column, token.begin - self._tokens[0].begin)
 
     def _array(self) -> tuple[int, int]:
         opening = self._take()
@@ -141,7 +165,8 @@ class _Parser:
                 raise self._refusal(
                     token,
                     f"{text[at : at + 40]!r} is not an id: ids are $UPPER_CASE, ${{UPPER_CASE}} or "
-                    "${UPPER_CASE-1}; a $ that is part of a key is written in quotes",
+                    "${UPPER_CASE-1}; a $ that is part of a key is written in quotes"
+                    f"{guess.upper_case(text[at:])}",
                 )
             end = at + 1
             while end < len(text) and text[end] not in "$*":
@@ -168,16 +193,29 @@ class _Parser:
             if name in FLAGS:
                 yield token, str(name), None
                 continue
-            if name not in NAMES or self._next.kind != "=":
-                known = ", ".join([*FLAGS, *(f"{known}=" for known in NAMES)])
-                raise self._refusal(token, f"{token.shown!r} is not an option; there are {known}")
+            if name not in OPTION_NAMES or self._next.kind != "=":
+                known = ", ".join([*FLAGS, *(f"{known}=" for known in OPTION_NAMES)])
+                hint = guess.option(token.text)
+                raise self._refusal(token, f"{token.shown!r} is not an option; there are {known}{hint}")
             self._take()
             yield (
                 token,
                 str(name),
-                self._numbers() if self._next.kind == "[" else self._expect(WORD, f"{name}= takes a value"),
+                self._numbers() if self._next.kind == "[" else self._value(str(name)),
             )
-        self._expect(END, "keys and options are parted by commas")
+        self._expect(END, f"keys and options are parted by commas{self._after_end()}")
+
+    def _value(self, name: str) -> Token:
+        return self._expect(WORD, f"{name}= takes a value, such as {guess.example(name)}")
+
+    def _after_end(self) -> str:
+        """A guess at what stands where a statement should end."""
+        before = self._tokens[max(self._at - 1, 0)]
+        if self._next.kind == "=" and before.bare in FLAGS:
+            return f"; {before.bare} takes no value"
+        if self._next.kind == ARROW:
+            return "; is a new line missing between two statements?"
+        return "; is a comma missing before it?" if self._next.kind == WORD else ""
 
     def _numbers(self) -> list[int]:
         self._take()

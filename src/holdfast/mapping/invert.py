@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
+from typing import Literal
 
 from holdfast.mapping.values import STAR, Hole, Key, Options, Permutation, Statement, is_many
+
+Sizes = tuple[int, ...] | Literal["equal", "targets", "any"] | None
 
 
 def no_inverse(statement: Statement) -> str | None:
@@ -14,8 +17,11 @@ def no_inverse(statement: Statement) -> str | None:
     if options.dtype is not None:
         return (
             f"dtype='{options.dtype.name}' does not say what to cast back to; write "
-            f"src_dtype='...', dst_dtype='{options.dtype.name}'"
+            f"src_dtype='...', dst_dtype='{options.dtype.name}', or give reverse() the sources' dtypes: "
+            "{key: (shape, dtype)}"
         )
+    if options.permute is not None and options.reshape is not None:
+        return "permute= and reshape= are undone in the other order; write them as two statements"
     patterns = [key.pattern for left in statement.lefts for key in left.with_array()]
     if len(set(patterns)) < len(patterns):
         return "one source stands in it twice"
@@ -33,7 +39,7 @@ def inverse(statement: Statement) -> Statement:
     left_ids = {hole.name for key in statement.lefts for hole in key.holes}
     lefts = tuple(_starred(key, left_ids) for key in statement.rights)
     rights = statement.lefts
-    as_it_is = options.permute is None and options.fused is None and not options.stack and not options.unstack
+    as_it_is = replace(options, permute=None, fused=None, reshape=None, stack=False, unstack=False) == options
     one_to_one = len(lefts) == len(rights) == 1 and as_it_is
     if one_to_one and not is_many(lefts) and not is_many(rights):
         # Both turns come to one, which AOA writes on the left.
@@ -64,15 +70,11 @@ def _starred(key: Key, bound: set[str]) -> Key:
 
 def _inverse_options(statement: Statement) -> Options:
     options = statement.options
-    joins = is_many(statement.lefts) and options.fused is None and not options.stack
-    sizes = options.sizes
-    if joins and sizes is None:
-        sizes = "targets"  # never equal parts by default
-    elif sizes == "targets" or (sizes == "equal" and not joins):
-        sizes = None
     changed = replace(
         options,
-        sizes=sizes,
+        sizes=_inverse_sizes(statement),
+        reshape=_inverse_reshape(options),
+        src_shape=options.reshape if isinstance(options.reshape, tuple) else None,
         stack=options.unstack,
         unstack=options.stack,
         permute=None if options.permute is None else _inverse_order(options.permute),
@@ -84,6 +86,24 @@ def _inverse_options(statement: Statement) -> Options:
     if options.tp_degree is not None and len(statement.lefts) == len(statement.rights):
         return replace(changed, tp_degree=None, src_tp_degree=options.tp_degree)
     return changed
+
+
+def _inverse_sizes(statement: Statement) -> Sizes:
+    sizes = statement.options.sizes
+    if statement.options.fused is not None:
+        if sizes == "any" or (sizes is None and statement.aoa and len(statement.lefts) == 3):
+            return "targets"
+        return "any" if sizes == "targets" else sizes
+    joins = is_many(statement.lefts) and not statement.options.stack
+    if joins and sizes is None:
+        return "targets"  # never equal parts by default
+    return None if sizes == "targets" or (sizes == "equal" and not joins) else sizes
+
+
+def _inverse_reshape(options: Options) -> tuple[int, ...] | Literal["targets"] | None:
+    if options.reshape is None:
+        return None
+    return options.src_shape if options.src_shape is not None else "targets"
 
 
 def _inverse_order(order: Permutation) -> Permutation:

@@ -37,11 +37,11 @@ def joined(statement: Statement, keys: Sequence[Key], names: Names, spend: Spend
     """The combinations in numeric order; raises if a key is missing in one, or if there is none."""
     relations = [_relation(statement, key, names, spend) for key in keys]
     if not any(relation.rows for relation in relations):
-        if statement.options.optional:
+        if statement.is_optional:
             return []
         patterns = ", ".join(dict.fromkeys(key.pattern for key in keys[:4]))
         hint = nearest("".join("0" if isinstance(p, Hole) else p for p in keys[0].pieces), names)
-        raise statement.refusal(f"there is no {patterns}{hint}; if that may be so, add optional")
+        raise statement.refusal(f"there is no {patterns}{hint}; if that may be so, add optional", key=keys[0])
     ids, rows = _join(statement, relations, spend)
     _check_complete(statement, relations, ids, rows)
     turned = [key.transposed for key in keys]

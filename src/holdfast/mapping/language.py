@@ -5,14 +5,15 @@ from __future__ import annotations
 import os
 from collections import abc
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from holdfast.core import limits
 from holdfast.core.errors import InvalidArgument, NotFound
 from holdfast.format import strictjson
-from holdfast.mapping import families
+from holdfast.mapping import families, guess
+from holdfast.mapping.aoa import STATEMENTS, is_reversed
 from holdfast.mapping.compile import Compiled, TargetTP, compile_program
 from holdfast.mapping.explain import Keys, explain, specs_of
 from holdfast.mapping.grammar import statements_of
@@ -21,8 +22,6 @@ from holdfast.mapping.reverse import reversed_program
 from holdfast.mapping.values import Spec, Statement
 
 Written: TypeAlias = "str | os.PathLike[str] | Sequence[str] | abc.Mapping[str, Sequence[str]] | Mapping"
-
-_AOA = "aoa_statements"
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +34,9 @@ class Mapping:
     def parse(
         written: Written, config: abc.Mapping[str, Any] | None = None, keys: Iterable[str] | None = None
     ) -> Mapping:
-        """A mapping from a text, a file, a list of statements, {"aoa_statements": [...]} or a built-in name.
+        """A mapping from a text, a file, a list of statements, an AOA config or a built-in name.
+
+        An AOA config is {"aoa_statements": [...]}, perhaps with "aoa_config_reverse" (see `aoa`).
 
         A file holds the text, or the list or the object as JSON. A text in one line without `->` is a
         built-in name (see `families`) or that of a file. `config` is the model's config.json and `keys`
@@ -103,12 +104,12 @@ class Mapping:
 
 
 def _from_text(text: str, config: abc.Mapping[str, Any] | None, keys: Iterable[str] | None) -> Mapping:
-    if "->" in text or "\n" in text or not text.partition("#")[0].strip():
+    if "->" in text or "\n" in text or guess.has_arrow(text) or not text.partition("#")[0].strip():
         return _limited(statements_of(text))
     if families.is_name(text):
         program = families.named(text, config, keys)
         mapping = _limited(statements_of(program.text, f"{text}, "))
-        return mapping.reverse() if program.reversed else mapping
+        return _renamed(mapping.reverse(), program.renames) if program.reversed else mapping
     try:
         is_file = Path(text).is_file()
     except (OSError, ValueError):  # no name that a file could have
@@ -121,6 +122,15 @@ def _from_text(text: str, config: abc.Mapping[str, Any] | None, keys: Iterable[s
         f"{text[:200]!r} is no mapping: neither a statement such as `a -> b`, nor a file that is there, nor a "
         f"built-in name; {families.nearest(text[:200])}"
     )
+
+
+def _renamed(mapping: Mapping, renames: abc.Mapping[str, str]) -> Mapping:
+    """The mapping after statements that rename sources of another version to those that it knows."""
+    lines = []
+    for other, usual in renames.items():
+        keys = (key.pattern for statement in mapping.statements for key in statement.lefts)
+        lines += [f"{key.replace(usual, other)} -> {key}, optional\n" for key in keys if usual in key]
+    return Mapping((*statements_of("".join(dict.fromkeys(lines)), "names of other versions, "), *mapping.statements))
 
 
 def _from_file(path: Path) -> Mapping:
@@ -144,14 +154,22 @@ def _from_file(path: Path) -> Mapping:
 
 def _from_value(value: object, origin: str) -> Mapping:
     if isinstance(value, abc.Mapping):
-        if set(value) != {_AOA}:
-            raise InvalidArgument(f"{origin}a mapping as an object has the one entry {_AOA!r}, not {list(value)[:5]}")
-        value = value[_AOA]
+        if STATEMENTS not in value:
+            raise InvalidArgument(f"{origin}a mapping as an object has the entry {STATEMENTS!r}, not {list(value)[:5]}")
+        return _from_config(value, origin)
     if not isinstance(value, abc.Sequence) or isinstance(value, str | bytes):
         raise InvalidArgument(
             f"{origin}a mapping is a text, a file or a list of statements, not {type(value).__name__}"
         )
     return _limited(_listed(value, origin))
+
+
+def _from_config(config: abc.Mapping[str, Any], origin: str) -> Mapping:
+    """A mapping from an AOA config, whose other entries say how to read its statements."""
+    reverse = is_reversed(config, origin)
+    statements = _from_value(config[STATEMENTS], origin).statements
+    mapping = Mapping(tuple(replace(statement, aoa=True) for statement in statements))
+    return mapping.reverse() if reverse else mapping
 
 
 def _listed(items: Sequence[object], origin: str) -> Iterator[Statement]:

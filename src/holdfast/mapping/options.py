@@ -9,6 +9,7 @@ from typing import Any
 
 from holdfast.core.errors import InvalidArgument
 from holdfast.format.dtypes import DType, dtype_named, is_dtype
+from holdfast.mapping import guess
 from holdfast.mapping.tokens import Token
 from holdfast.mapping.values import Options
 
@@ -17,7 +18,7 @@ Refuse = Callable[[Token, str], InvalidArgument]
 
 _COUNTS = ("parts", "num_heads", "num_key_value_groups", "tp_degree", "src_tp_degree", "dst_tp_degree")
 _DTYPES = ("dtype", "src_dtype", "dst_dtype")
-NAMES = ("axis", "sizes", "permute", *_COUNTS, *_DTYPES)
+_SHAPES = ("reshape", "src_shape")
 _INTEGER = re.compile(r"-?[0-9]{1,9}")
 _LIST = re.compile(r"\[\s*(?:[0-9]{1,9}\s*(?:,\s*[0-9]{1,9}\s*)*)?\]")
 _DTYPE_EXAMPLES = ("bfloat16", "float16", "float32", "float64", "float8_e4m3fn", "int8", "int64")
@@ -38,7 +39,11 @@ def _value(token: Token, name: str, value: Value, refuse: Refuse) -> object:
     if value is None:
         return name if name.startswith("fused_") else True
     if name == "sizes":
-        if isinstance(value, Token) and value.bare in ("equal", "targets"):
+        if isinstance(value, Token) and value.bare in ("equal", "targets", "any"):
+            return value.bare
+        return tuple(_list(token, name, value, refuse))
+    if name in _SHAPES:
+        if name == "reshape" and isinstance(value, Token) and value.bare == "targets":
             return value.bare
         return tuple(_list(token, name, value, refuse))
     if name == "permute":
@@ -51,7 +56,7 @@ def _value(token: Token, name: str, value: Value, refuse: Refuse) -> object:
     if name in _DTYPES:
         return _dtype(value, name, refuse)
     if value.bare is None or not _INTEGER.fullmatch(value.bare):
-        raise refuse(value, f"{name}={value.shown} is not a whole number")
+        raise refuse(value, f"{name}={value.shown} is not a whole number{guess.run_together(value.text)}")
     number = int(value.bare)
     if name != "axis" and number < 1:
         raise refuse(value, f"{name}={number} is not positive")
@@ -72,8 +77,11 @@ def _dtype(value: Token, name: str, refuse: Refuse) -> DType:
     text = value.text
     if not is_dtype(text):
         near = difflib.get_close_matches(text, _DTYPE_EXAMPLES, 2, 0.5) or list(_DTYPE_EXAMPLES[:3])
+        first = value.pieces[0].text
+        joined = f"; is a comma or a new line missing after {first!r}?" if text != first and is_dtype(first) else ""
         raise refuse(
-            value, f"{name}={value.shown!r} is not a dtype; they are written in full, such as {' or '.join(near)}"
+            value,
+            f"{name}={value.shown!r} is not a dtype; they are written in full, such as {' or '.join(near)}{joined}",
         )
     dtype = dtype_named(text)
     if dtype.name != dtype.stored:

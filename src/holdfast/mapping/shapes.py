@@ -48,7 +48,12 @@ class Shapes:
             shape = (*shape[:dim], len(step.lefts), *shape[dim:])
         elif len(step.lefts) > 1:
             return None
-        return _permuted(shape, statement.options.permute)
+        permuted = _permuted(shape, statement.options.permute)
+        wanted = statement.options.reshape
+        if wanted is None or permuted is None:
+            return permuted
+        # Of a tensor that has the shape already, the target tells what becomes.
+        return wanted if isinstance(wanted, tuple) and permuted != wanted else None
 
 
 def stack_dim(statement: Statement, rank: int) -> int | None:

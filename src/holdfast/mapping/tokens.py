@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 from holdfast.core import limits
 from holdfast.core.errors import InvalidArgument
+from holdfast.mapping import guess
+from holdfast.mapping.place import shown_place
 
 WORD, ARROW, END = "word", "->", "end of line"
 _SKIPPED = re.compile(r"[ \t\f\v\r]+|#[^\n]*")
@@ -59,6 +61,7 @@ def tokens_of(text: str, origin: str = "", line: int = 1) -> Iterator[Token]:
     at = line_begin = 0
     last = END
     depth = 0
+    opened = Token("[", line, 1, 0, 0)
     while at < len(text):
         skipped = _SKIPPED.match(text, at)
         if skipped:
@@ -72,20 +75,34 @@ def tokens_of(text: str, origin: str = "", line: int = 1) -> Iterator[Token]:
             line, line_begin = line + 1, at
             continue
         token = _token(text, at, line, at - line_begin + 1, origin)
+        if token.kind == "[":
+            opened = token
+        if depth and token.kind == ARROW:
+            raise _unclosed(opened, text, origin)
         depth = max(0, depth + (token.kind == "[") - (token.kind == "]"))
         yield token
         last, at = token.kind, token.end
+    if depth:
+        raise _unclosed(opened, text, origin)
     if last != END:
         yield Token(END, line, at - line_begin + 1, at, at)
 
 
+def _unclosed(opened: Token, text: str, origin: str) -> InvalidArgument:
+    return InvalidArgument(
+        f"mapping, {origin}line {opened.line}, column {opened.column}: the [ is not closed; a list is written "
+        f"[8, 4], and an array [0:3]{shown_place(text, opened.begin)}"
+    )
+
+
 def _token(text: str, at: int, line: int, column: int, origin: str) -> Token:
+    wrong = guess.arrow(text, at)
     for mark in _MARKS:
-        if text.startswith(mark, at):
+        if wrong is None and text.startswith(mark, at):
             return Token(mark, line, column, at, at + len(mark))
     pieces: list[Piece] = []
     end = at
-    while end < len(text):
+    while end < len(text) and wrong is None:
         bare, quoted = _BARE.match(text, end), _QUOTED.match(text, end)
         if bare:
             pieces.append(Piece(bare.group(), False))
@@ -96,9 +113,10 @@ def _token(text: str, at: int, line: int, column: int, origin: str) -> Token:
         else:
             break
     if not pieces:
-        hint = "a quote that is not closed" if text[at] in "\"'" else f"{text[at]!r} cannot stand here"
+        place = shown_place(text, at, len(wrong or text[at]))
+        hint = "a quote that is not closed" if text[at] in "\"'" else f"{(wrong or text[at])!r} cannot stand here"
         raise InvalidArgument(
             f"mapping, {origin}line {line}, column {column}: {hint}; keys with other characters than letters, "
-            "digits and _ . - / are written in quotes"
+            f"digits and _ . - / are written in quotes{guess.character(text, at)}{place}"
         )
     return Token(WORD, line, column, at, end, tuple(pieces))

@@ -9,9 +9,14 @@ from typing import Literal, Protocol
 
 from holdfast.core.errors import HoldfastError, Mismatch
 from holdfast.format.dtypes import DType
+from holdfast.mapping.place import shown_place
 
 STAR = "*"
 FLAGS = ("fused_ffn", "fused_qkv", "fused_qkv_old", "stack", "unstack", "optional")
+OPTION_NAMES = (
+    "axis", "sizes", "permute", "reshape", "src_shape", "parts", "num_heads", "num_key_value_groups", "tp_degree",
+    "src_tp_degree", "dst_tp_degree", "dtype", "src_dtype", "dst_dtype",
+)  # fmt: skip
 UNKNOWN = DType("unknown", "", 0, "unknown")  # for explaining shapes without dtypes
 
 _SHOWN_CHARS = 200
@@ -59,6 +64,7 @@ class Key:
     array: tuple[int, int] | None = None
     transposed: bool = False
     column: int = field(default=0, compare=False)
+    at: int = field(default=-1, compare=False)  # in the text of its statement
 
     @property
     def holes(self) -> tuple[Hole, ...]:
@@ -72,7 +78,7 @@ class Key:
     def pattern(self) -> str:
         """The key as it is written, without `^T`."""
         text = "".join(map(_written, self.pieces, (*self.pieces[1:], None)))
-        if text in (*FLAGS, "_", ""):
+        if text in (*FLAGS, *OPTION_NAMES, "_", ""):
             text = f'"{text}"'
         return text if self.array is None else f"{text}[{self.array[0]}:{self.array[1]}]"
 
@@ -90,7 +96,7 @@ class Key:
             yield self
             return
         for number in range(*self.array):
-            yield Key((*self.pieces, f"_{number}"), None, self.transposed, self.column)
+            yield Key((*self.pieces, f"_{number}"), None, self.transposed, self.column, self.at)
 
 
 def is_many(keys: tuple[Key, ...]) -> bool:
@@ -112,12 +118,18 @@ def _written(piece: str | Hole, following: str | Hole | None) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What is written after the keys. `sizes` are numbers, "equal", or "targets": those that the targets have."""
+    """The options of a statement.
+
+    `sizes` are numbers, "equal", "targets" (those that the targets have) or, for fused heads, "any". `reshape` is the
+    shape of the result, or "targets"; `src_shape` is the shape before, which the reverse needs.
+    """
 
     axis: int | None = None
-    sizes: tuple[int, ...] | Literal["equal", "targets"] | None = None
+    sizes: tuple[int, ...] | Literal["equal", "targets", "any"] | None = None
     parts: int | None = None
     permute: Permutation | None = None
+    reshape: tuple[int, ...] | Literal["targets"] | None = None
+    src_shape: tuple[int, ...] | None = None
     dtype: DType | None = None
     src_dtype: DType | None = None
     dst_dtype: DType | None = None
@@ -158,7 +170,7 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class Statement:
-    """One statement; without left keys it adds, without right keys it removes."""
+    """One statement; without left keys it adds, without right keys it removes. `aoa` marks those of an AOA config."""
 
     lefts: tuple[Key, ...]
     rights: tuple[Key, ...]
@@ -167,10 +179,16 @@ class Statement:
     column: int = field(default=0, compare=False)
     text: str = field(default="", compare=False)
     origin: str = field(default="", compare=False)
+    aoa: bool = field(default=False, compare=False)
 
     def __str__(self) -> str:
         sides = (", ".join(map(str, keys)) or "_" for keys in (self.lefts, self.rights))
         return " -> ".join(sides) + str(self.options)
+
+    @property
+    def is_optional(self) -> bool:
+        """Whether it may match nothing."""
+        return self.options.optional or self.aoa
 
     @property
     def stacks(self) -> bool:
@@ -187,15 +205,18 @@ class Statement:
         """Whether tensors stay as they are, whatever their names."""
         options = self.options
         turned = any(key.transposed for key in (*self.lefts, *self.rights))
-        stacked = options.stack or options.unstack
-        return not (turned or stacked) and options.permute is None and options.cast is None and options.fused is None
+        reordered = options.stack or options.unstack or options.permute is not None or options.reshape is not None
+        return not (turned or reordered) and options.cast is None and options.fused is None
 
     @property
     def where(self) -> str:
         return f"{self.origin}line {self.line}, column {self.column}"
 
-    def refusal(self, what: str, leaf: type[HoldfastError] = Mismatch) -> HoldfastError:
-        """The error that says where the statement stands and what is wrong with it."""
+    def refusal(self, what: str, leaf: type[HoldfastError] = Mismatch, key: Key | None = None) -> HoldfastError:
+        """The error that says where the statement stands and what is wrong with it; `key` is the one to point at."""
         text = " ".join((self.text or str(self)).split())
         shown = text if len(text) <= _SHOWN_CHARS else f"{text[:_SHOWN_CHARS]}..."
-        return leaf(f"mapping, {self.where}: `{shown}`: {what}")
+        place = (
+            shown_place(self.text, key.at, len(key.pattern)) if self.text and key is not None and key.at >= 0 else ""
+        )
+        return leaf(f"mapping, {self.where}: `{shown}`: {what}{place}")

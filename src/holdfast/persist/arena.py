@@ -58,8 +58,33 @@ def create_file(size: int, name: str = "", *, in_memory: bool = False) -> str:
 
 
 def unlink_file(path: str) -> None:
-    """Take the name away; the memory goes with the last process that has it open."""
-    Path(path).unlink(missing_ok=True)
+    """Take the name away; the memory goes with the last process that has it open.
+
+    Names in shared memory are seen by every user, and another one can put a file of their own
+    under the name of a card. That file is no card, and is left where it is.
+    """
+    try:
+        Path(path).unlink(missing_ok=True)
+    except PermissionError:
+        if _owner(path) == os.getuid():
+            raise
+
+
+def _owner(path: str) -> int | None:
+    try:
+        return os.lstat(path).st_uid
+    except FileNotFoundError:
+        return None
+
+
+def is_own(status: os.stat_result) -> bool:
+    """Whether a file is this user's, closed to others, and has no second name that another user may have given it."""
+    return (
+        stat.S_ISREG(status.st_mode)
+        and status.st_uid == os.getuid()
+        and not status.st_mode & 0o077
+        and status.st_nlink <= 1
+    )
 
 
 def open_writer(path: str) -> LocalWriter:
@@ -71,8 +96,8 @@ def open_reader(path: str) -> LocalReader:
 
 
 def socket_path(path: str) -> Path:
-    """Where the owner of an arena receives messages about it."""
-    return Path(f"{path}.mail")
+    """A new place beside a window for its owner's messages; nobody can guess it and bind another socket there."""
+    return Path(path).with_name(f"holdfast-mail-{secrets.token_hex(16)}")
 
 
 def bind_private(receiver: socket.socket, path: Path) -> None:
@@ -94,7 +119,7 @@ class Arena:
         self._descriptor = os.open(path, flags)
         try:
             status = os.fstat(self._descriptor)
-            if status.st_uid != os.getuid() or status.st_mode & 0o077 or status.st_size < size:
+            if not is_own(status) or status.st_size < size:
                 raise StorageError(f"the shared memory {path} is not one that Holdfast made")
             if hold and not linux.lock(self._descriptor, alone=False):
                 raise StorageError(f"the shared memory {path} is being taken away by another process")
@@ -144,7 +169,7 @@ def find_files(prefix: str) -> list[Path]:
                 status = path.lstat()
             except FileNotFoundError:
                 continue  # it went while we looked
-            if stat.S_ISREG(status.st_mode) and status.st_uid == os.getuid() and not status.st_mode & 0o077:
+            if is_own(status):
                 found.append(path)
     return found
 
@@ -154,8 +179,7 @@ def read_private(path: str, limit_bytes: int) -> bytes:
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     with os.fdopen(descriptor, "rb") as file:
         status = os.fstat(descriptor)
-        private = status.st_uid == os.getuid() and not status.st_mode & 0o077
-        if not stat.S_ISREG(status.st_mode) or not private or status.st_size > limit_bytes:
+        if not is_own(status) or status.st_size > limit_bytes:
             raise StorageError(f"{path} is not a file that Holdfast made")
         return file.read()
 

@@ -15,12 +15,20 @@ from typing import Any
 from holdfast.core import limits
 from holdfast.core.errors import Damaged, HoldfastError
 from holdfast.format import strictjson
-from holdfast.persist.arena import read_private, replace_text
+from holdfast.persist.arena import is_own, read_private, replace_text
 from holdfast.persist.lineage import Lineage
 
 
 def card_path(arena: str) -> str:
     return f"{arena}.card"
+
+
+def has_card(arena: str) -> bool:
+    """Whether there is a card that this user wrote beside an arena."""
+    try:
+        return is_own(os.lstat(card_path(arena)))
+    except FileNotFoundError:
+        return False
 
 
 @dataclass(frozen=True, slots=True)

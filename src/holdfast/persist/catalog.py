@@ -6,18 +6,19 @@ remembers it in memory, and in a file from process to process (see catalog_file.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
 from itertools import islice
 
 from holdfast.core import limits
-from holdfast.core.errors import Damaged, HoldfastError, NotFound
+from holdfast.core.errors import Damaged, HoldfastError, NotFound, Untrusted
 from holdfast.format.digest import digest_hex
 from holdfast.format.manifest import decode_manifest
 from holdfast.format.names import MANIFEST, folder_step, set_aside_step
 from holdfast.format.summary import Summary
 from holdfast.persist.catalog_file import CatalogFile, Entry
 from holdfast.persist.lineage import Left
+from holdfast.storage import requirement
 from holdfast.storage.base import Stamped, Storage, Tracked
 
 
@@ -29,6 +30,13 @@ class Committed:
     folder: str
     manifest: Summary | None
     problem: HoldfastError | None = None
+
+    @property
+    def trouble(self) -> str:
+        """Why the step cannot be used, in a word for tables; "" if it can."""
+        if self.problem is None:
+            return ""
+        return "NOT TRUSTED" if isinstance(self.problem, Untrusted) else "DAMAGED"
 
     @property
     def is_step(self) -> bool:
@@ -63,6 +71,7 @@ class Catalog:
         self._known: dict[str, _Known] = {}
         self._stamps: dict[str, str] = {}  # of what is known, as the storage compares them
         self._file = CatalogFile(storage)
+        self._require: Callable[[str], None] | None = None  # whether a folder may count at all
         self._unsettled: set[str] = set()
         self._unwritten: set[str] = set()
         self.changed: set[str] = set()
@@ -98,6 +107,7 @@ class Catalog:
 
     def look(self) -> None:
         """Look at every folder under the root; reads the manifests that are not known."""
+        self._require = requirement(self.storage)
         if self._tracked is None:
             stamps = dict.fromkeys(self.storage.folders(), "")
         else:
@@ -115,10 +125,23 @@ class Catalog:
             if stamps.get(entry.folder) != entry.stamp:
                 continue
             step = _step_of(entry.folder)
-            if step is not None:
+            if step is not None and self._is_allowed(entry.folder):
                 known = _Known(Committed(step, entry.folder, entry.summary), entry.stamp, entry.digest, entry.settled)
                 self._set(entry.folder, known)
         self._unwritten.clear()
+
+    def _is_allowed(self, folder: str) -> bool:
+        """Whether a folder may count; of one that may not, the look at it says why."""
+        try:
+            self._required(folder)
+        except HoldfastError:
+            return False
+        return True
+
+    def _required(self, folder: str) -> None:
+        if self._require is None:
+            self._require = requirement(self.storage)
+        self._require(folder)
 
     def check(self, important: Collection[str]) -> None:
         """Look for changes, for certain at the `important` folders.
@@ -190,6 +213,7 @@ class Catalog:
             return
         stamped: Stamped | None = None
         try:
+            self._required(folder)  # before anything of it counts: a manifest also says which steps to give up
             if self._tracked is not None:
                 stamped = self._tracked.read_stamped(folder, limits.JSON_BYTES)
                 data = stamped.data
@@ -267,6 +291,15 @@ def living_steps(storage: Storage) -> list[Committed]:
     name; where that was cut short, its word still keeps them from coming back.
     """
     return living(committed_steps(storage))
+
+
+def newest_readable(storage: Storage, tell: Callable[[str], None]) -> Committed | None:
+    """The newest step of the living branch whose manifest can be read; `tell` hears of the newer ones, passed over."""
+    for entry in reversed(living_steps(storage)):
+        if entry.manifest is not None:
+            return entry
+        tell(f"step {entry.step} is passed over: {entry.problem}")
+    return None
 
 
 def living(found: list[Committed]) -> list[Committed]:

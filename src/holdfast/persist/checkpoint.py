@@ -63,6 +63,11 @@ class Checkpoint:
     def step(self) -> int | None:
         return self.manifest.step
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a reader left out, or is not certain about; nothing for a checkpoint of Holdfast's own."""
+        return ()
+
     def __repr__(self) -> str:
         return f"Checkpoint({self.path!r}, step={self.step}, groups={list(self.groups)})"
 

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from holdfast.core import limits
-from holdfast.core.errors import Damaged, HoldfastError, InvalidArgument, NotFound
+from holdfast.core.errors import Damaged, HoldfastError, InvalidArgument, NotFound, Untrusted
 from holdfast.core.events import Event
 from holdfast.format import strictjson
 from holdfast.format.manifest import decode_manifest
@@ -23,6 +23,7 @@ from holdfast.persist.checkpoint import Checkpoint
 from holdfast.persist.lineage import Left
 from holdfast.persist.retention_index import RetentionIndex
 from holdfast.persist.tags import read_tags, tagged
+from holdfast.storage import requirement
 from holdfast.storage.base import Storage
 
 _FOLDER, _FILE = ".policy", "keep.json"
@@ -75,7 +76,7 @@ def decide(
     for entry in living(found):
         reasons = list(kept.get(entry.step, ())) + [f"tag {name}" for name in tags.get(entry.folder, ())]
         if entry.manifest is None:
-            reasons.append("damaged: look at it, it is not removed by itself")
+            reasons.append(f"{entry.trouble.lower()}: look at it, it is not removed by itself")
         elif entry.step in (newest, committed):
             reasons.append("the newest")
         elif entry.folder in needed:
@@ -127,7 +128,8 @@ def apply(
         index.look(policy, committed)
         _set_aside(storage, index, outcome)
         if committed is not None:
-            _remember(storage, policy)
+            with _noting(outcome, committed):
+                _remember(storage, policy)
         going = _going(storage, policy, committed, index)
     except (HoldfastError, OSError) as error:
         index.forget()
@@ -234,11 +236,14 @@ def _remember(storage: Storage, policy: Policy | None) -> None:
 
 def remembered(storage: Storage) -> Policy | None:
     """The policy of the run that saved here last, None if it had none."""
+    where = f"{storage.name}/{_FOLDER}/{_FILE}"
     try:
+        requirement(storage)(_FOLDER)
         data = storage.read(_FOLDER, _FILE, limits.JSON_BYTES)
     except NotFound:
         return None
-    where = f"{storage.name}/{_FOLDER}/{_FILE}"
+    except Untrusted as error:
+        raise Untrusted(f"the policy of the run: {error}; or give gc a policy with --keep") from None
     try:
         fields = strictjson.loads(data, where)
         return None if fields is None else Policy.from_fields(fields)

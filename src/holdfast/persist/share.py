@@ -57,7 +57,7 @@ class Exchange:
     def _meet(self, stack: ExitStack) -> None:
         size = self._slots * self._slot_bytes
 
-        def create() -> str:
+        def create() -> list[str]:
             name = create_file(size)
             stack.callback(unlink_file, name)
             self._windows[self._ranks.rank] = Arena(name, size).bytes
@@ -68,14 +68,14 @@ class Exchange:
             stack.callback(path.unlink)
             self._selector = stack.enter_context(selectors.DefaultSelector())
             self._selector.register(self._socket, selectors.EVENT_READ)
-            return name
+            return [name, str(path)]
 
-        names = together(self._ranks, create)
+        places = together(self._ranks, create)
 
         def attach() -> None:
             for rank in self._neighbours:
-                self._windows[rank] = Arena(names[rank], size).bytes
-                self._paths[rank] = str(socket_path(names[rank]))
+                name, self._paths[rank] = places[rank]
+                self._windows[rank] = Arena(name, size).bytes
 
         together(self._ranks, attach)
 

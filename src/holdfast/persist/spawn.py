@@ -13,8 +13,8 @@ import tempfile
 import threading
 import time
 import weakref
-from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,14 +22,37 @@ from holdfast.core.errors import HoldfastError, PeerFailed, error_record
 from holdfast.persist.coordinator import Order
 
 _PACKAGE_ROOT = str(Path(__file__).resolve().parents[2])
-_START = "import sys; sys.path.insert(0, sys.argv[1]); from {} import main; main(int(sys.argv[2]))"
-# Tests of whole runs set this to put a fault into the storage of writers; see holdfast.testing.faults.
-_FAULTS_VARIABLE = "HOLDFAST_TESTING_FAULTS"
+_START = "import sys; sys.path.insert(0, sys.argv[1]); from {} import main; main(int(sys.argv[2]), *sys.argv[3:])"
 
 _SEND_S = 10
 _WORDS_BYTES = 2000
 
 Message = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class WriterProgram:
+    """The module whose `main` a writer process runs, and the arguments that `main` takes after its socket."""
+
+    module: str = "holdfast.persist.writer"
+    arguments: tuple[str, ...] = ()
+
+
+_program = WriterProgram()
+
+
+@contextlib.contextmanager
+def writers_running(program: WriterProgram) -> Iterator[None]:
+    """Start another program as the writers of this process, for tests of whole runs.
+
+    Only code in this process can ask for it. An environment variable would also reach production jobs.
+    """
+    global _program  # noqa: PLW0603  (the Checkpointer that starts a writer has no argument for this)
+    before, _program = _program, program
+    try:
+        yield
+    finally:
+        _program = before
 
 
 class WriterEnd:
@@ -50,11 +73,14 @@ class WriterEnd:
         ours, theirs = socket.socketpair()
         ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", _SEND_S, 0))
         self._line = ours
-        main = "holdfast.testing.writer" if os.environ.get(_FAULTS_VARIABLE) else "holdfast.persist.writer"
+        program = _program
         with theirs:
             # A session of its own: launchers kill process groups. Its output must not keep pipes open.
             self._process = subprocess.Popen(  # noqa: S603  (this interpreter, running this package)
-                [sys.executable, "-P", "-c", _START.format(main), _PACKAGE_ROOT, str(theirs.fileno())],
+                [
+                    *(sys.executable, "-P", "-c", _START.format(program.module), _PACKAGE_ROOT),
+                    *(str(theirs.fileno()), *program.arguments),
+                ],
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,
                 stdin=subprocess.DEVNULL,

@@ -11,17 +11,23 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from holdfast.core.errors import Damaged, NotFound
+from holdfast.core.errors import Damaged, NotFound, Unsupported
 from holdfast.core.filenames import MANIFEST
 from holdfast.persist.checkpoint import Checkpoint
+from holdfast.sources.dcp.metadata import METADATA
 from holdfast.sources.dcp.reader import read_dcp
+from holdfast.sources.deepspeed import refuse_empty, refuse_file, refuse_folder
 from holdfast.sources.foreign import Folder, Foreign, Found, seen_as
 from holdfast.sources.huggingface import read_huggingface
 from holdfast.sources.paddle_flex import read_flex
+from holdfast.sources.paddle_inference import read_inference
 from holdfast.sources.paddle_params import read_params
 from holdfast.sources.paddle_unified import read_unified
+from holdfast.sources.parts import refuse_megatron_folder, with_part_noted
+from holdfast.sources.raw_bits import as_told_by_config
 from holdfast.sources.scalars import read_scalars
 from holdfast.sources.torchfiles.reader import read_torch
+from holdfast.sources.unread import with_unread_noted
 from holdfast.storage import locate
 
 __all__ = ["open_stored"]
@@ -32,6 +38,7 @@ READERS: tuple[Callable[[Folder], Found | None], ...] = (
     read_dcp,
     read_huggingface,
     read_params,
+    read_inference,
     read_torch,
 )
 
@@ -45,13 +52,29 @@ def open_stored(path: str | os.PathLike[str]) -> Checkpoint:
     folder = Folder(storage, "", only=name) if single else Folder(storage, name)
     if not single and _has_manifest(folder):
         return Checkpoint(storage, name)
+    if single:
+        refuse_file(name, f"{folder.path}/{name}")
     for reader in READERS:
         found = reader(folder)
         if found is not None:
+            refuse_empty(found.contents, folder.path)
+            found = with_part_noted(folder, with_unread_noted(folder, as_told_by_config(folder, found)))
             return _with_step(Foreign(folder, found), found)
     if single:
         raise NotFound(f"{folder.path}/{name}: not a file of tensors that Holdfast reads")
+    refuse_folder(folder.files, folder.path)
+    refuse_megatron_folder(folder)
+    _refuse_inner_dcp(folder)
     return Checkpoint(storage, name)
+
+
+def _refuse_inner_dcp(folder: Folder) -> None:
+    """Raise Unsupported for a folder that has no checkpoint but folders of torch DCP in it, as FSDP trainers write."""
+    inner = sorted(name.removesuffix(f"/{METADATA}") for name in folder.files if name.endswith(f"/{METADATA}"))
+    if inner:
+        raise Unsupported(
+            f"{folder.path}: no checkpoint by itself; {', '.join(inner[:4])} in it are folders of torch DCP: name one"
+        )
 
 
 def _with_step(checkpoint: Foreign, found: Found) -> Foreign:

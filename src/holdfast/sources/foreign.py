@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Any
 
 from holdfast.core import limits
-from holdfast.core.errors import Damaged, NotFound
+from holdfast.core.errors import Damaged, HoldfastError, NotFound
 from holdfast.format import strictjson
 from holdfast.format.manifest import FileRecord, GroupRecord, Manifest
 from holdfast.format.names import natural_key
@@ -21,6 +21,7 @@ from holdfast.storage.base import Pin, Readable, Reader
 from holdfast.storage.local import LocalPin
 
 _SIDE = re.compile(r"(?!\.)[A-Za-z0-9_.\-]+\.(?:json|model|txt|jinja|tiktoken)|tokenizer[A-Za-z0-9_.\-]*")
+_CODE = re.compile(r"[A-Za-z0-9_]+\.py")
 _NOT_SIDE = (".index.json", "holdfast.json", ".safetensors", ".bin", ".pt")
 
 
@@ -71,6 +72,8 @@ class Found:
 
     A value that had to be computed lies in a file of `made`; no file of the folder has such a name.
     `notes` say what was left out, or is not certain. `step_at` is where the step lies, if it is a tensor.
+    `read` are files that were read and hold no tensor. `partial` says why it is a part of a model, if it is one.
+    `linear_weights` is "in-out" or "out-in" where the format says how weights of linear layers are stored.
     """
 
     format: str
@@ -78,6 +81,9 @@ class Found:
     made: Mapping[str, bytes] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     step_at: Recipe[Place] | None = None
+    read: frozenset[str] = frozenset()
+    partial: str | None = None
+    linear_weights: str | None = None
 
 
 class Foreign(Checkpoint):
@@ -102,6 +108,16 @@ class Foreign(Checkpoint):
     def notes(self) -> tuple[str, ...]:
         """What was left out of it, or is not certain."""
         return self._found.notes
+
+    @property
+    def partial(self) -> str | None:
+        """Why it is a part of a model, where its name, its neighbours or its contents say so."""
+        return self._found.partial
+
+    @property
+    def linear_weights(self) -> str | None:
+        """How weights of linear layers are stored, "in-out" or "out-in", where the format says it."""
+        return self._found.linear_weights
 
     def __repr__(self) -> str:
         return f"Foreign({self.path!r}, format={self.format!r}, groups={list(self.groups)})"
@@ -145,7 +161,8 @@ class Foreign(Checkpoint):
 
     def side_files(self) -> list[str]:
         """Small files beside the tensors that a copy of the model wants too: its config, its tokenizer."""
-        return [name for name in self._source.files if _SIDE.fullmatch(name) and not name.endswith(_NOT_SIDE)]
+        code = names_code(self._source)
+        return [name for name in self._source.files if is_side_file(name) or (code and is_code(name))]
 
     def read_side_file(self, name: str) -> bytes:
         """One of the small files beside the tensors."""
@@ -159,6 +176,27 @@ class Foreign(Checkpoint):
         except NotFound:
             return None
         return fields if isinstance(fields, dict) else None
+
+
+def names_code(folder: Folder) -> bool:
+    """Return whether a folder's config names classes of its own code, without which the model does not open."""
+    if folder.only is not None or "config.json" not in folder.files:
+        return False
+    try:
+        fields = strictjson.loads(folder.read("config.json", limits.JSON_BYTES), f"{folder.path}/config.json")
+    except HoldfastError:
+        return False
+    return isinstance(fields, dict) and isinstance(fields.get("auto_map"), dict)
+
+
+def is_code(name: str) -> bool:
+    """Return whether a file is Python code at the top of a folder, by its name."""
+    return _CODE.fullmatch(name) is not None
+
+
+def is_side_file(name: str) -> bool:
+    """Return whether a file is one that a copy of the model wants too, by its name."""
+    return _SIDE.fullmatch(name) is not None and not name.endswith(_NOT_SIDE)
 
 
 def seen_as(checkpoint: Checkpoint, contents: Contents, made: Mapping[str, bytes]) -> Foreign:

@@ -14,7 +14,7 @@ from holdfast.plan.files import Place
 from holdfast.plan.recipe import Recipe
 from holdfast.sources.foreign import Found
 from holdfast.sources.laying import lay_files
-from holdfast.sources.leaves import Leaf, group_of, keyed, state_entry
+from holdfast.sources.leaves import Leaf, dotted, group_of, keyed, plain_paths, state_entry
 from holdfast.sources.optimizers import (
     MASTERS,
     OptimizerState,
@@ -29,6 +29,7 @@ _STEPS = ("step", "global_step", "iteration")
 _TRAIN_STATE = "train_state"  # where torchtitan keeps the step
 _MASTERS_GROUP = "master_weights"
 _DDP = "module."
+_NAMED = 5
 
 
 def found_in(
@@ -72,6 +73,13 @@ class _Grouping:
             self.notes.append(f"{self.where}: every key of the model began with {_DDP!r}, as DDP has it: taken away")
         if self.model:
             self.groups["model"] = group_of("module", self.model, tie=True)
+        plain = [dotted(path) for path in plain_paths(value)]
+        if plain:
+            more = ", ..." if len(plain) > _NAMED else ""
+            self.notes.append(
+                f"{self.where}: left out: {len(plain)} values of the model that are not tensors: "
+                f"{', '.join(path[:80] for path in plain[:_NAMED])}{more}"
+            )
 
     def put_module(self, name: str, value: Any) -> dict[str, Leaf]:
         """Put a dict of tensors that is a model too: an average of the model, its masters, another model.

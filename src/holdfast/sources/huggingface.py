@@ -14,13 +14,18 @@ from holdfast.format.index import decode_index, require_indexed
 from holdfast.plan.contents import Contents, Group
 from holdfast.plan.files import Place, TensorSpec
 from holdfast.plan.recipe import Recipe
+from holdfast.sources.companions import read_companions
+from holdfast.sources.flat_optimizers import split_root
 from holdfast.sources.foreign import Folder, Found
+from holdfast.sources.grouping import found_in
 from holdfast.sources.laying import lay_files
+from holdfast.sources.leaves import Leaf
 
 FORMAT = "Hugging Face"
 _ENDING = ".safetensors"
 _INDEX_ENDING = ".safetensors.index.json"
 _SINGLE = "model.safetensors"
+_FURTHER = re.compile(r"model_[0-9]{1,6}\.safetensors")
 _NUMBERED = re.compile(r"(.+)-([0-9]{5,})-of-([0-9]{5,})\.safetensors")
 
 
@@ -43,9 +48,28 @@ def read_huggingface(folder: Folder) -> Found | None:
         for key, place in places.items():
             held[place.file].add(key)
         require_indexed(_weight_map(folder, index), held, f"{folder.path}/{index}")
-    recipes = {key: Recipe.whole(place, place.spec.shape, place.spec.dtype) for key, place in places.items()}
-    groups = {"model": Group("module", recipes)}
-    return Found(FORMAT, Contents(groups, lay_files(groups.values(), folder.path)))
+    leaves = {key: _leaf(place) for key, place in places.items()}
+    companions = read_companions(folder)
+    companions.trees |= _further_models(folder, members)
+    if companions.trees or split_root(leaves, ())[1]:
+        found = found_in(FORMAT, companions.beside(leaves), folder.path, companions.made)
+        return companions.noted(found)
+    groups = {"model": Group("module", {key: leaf.recipe for key, leaf in leaves.items()})}
+    return companions.noted(Found(FORMAT, Contents(groups, lay_files(groups.values(), folder.path))))
+
+
+def _leaf(place: Place) -> Leaf:
+    return Leaf(Recipe.whole(place, place.spec.shape, place.spec.dtype))
+
+
+def _further_models(folder: Folder, members: Sequence[str]) -> dict[str, dict[str, Leaf]]:
+    """Return the second model and further ones, as accelerate's save_state numbers them."""
+    names = [name for name in folder.files if name not in members and _FURTHER.fullmatch(name)]
+    names = names if folder.only is None else []
+    return {
+        name.removesuffix(_ENDING): {place.spec.key: _leaf(place) for place in safetensors_places(folder, name)}
+        for name in names
+    }
 
 
 def safetensors_places(folder: Folder, name: str) -> Iterator[Place]:

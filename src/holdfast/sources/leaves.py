@@ -40,6 +40,16 @@ def leaves_of(value: Any, path: tuple[object, ...] = ()) -> Iterator[tuple[tuple
             yield from leaves_of(item, (*path, index))
 
 
+def plain_paths(value: Any, path: tuple[object, ...] = ()) -> Iterator[tuple[object, ...]]:
+    """Yield the path of every value of a tree that is not a tensor; a container without tensors is one value."""
+    if isinstance(value, dict | list | tuple) and (not path or has_leaf(value)):
+        items = value.items() if isinstance(value, dict) else enumerate(value)
+        for key, item in items:
+            yield from plain_paths(item, (*path, key))
+    elif not isinstance(value, Leaf):
+        yield path
+
+
 def has_leaf(value: Any) -> bool:
     """Whether a tree has a tensor in it."""
     return next(leaves_of(value), None) is not None

@@ -63,10 +63,12 @@ def read_flex(folder: Folder) -> Found | None:
     every = {sub: _read_part(folder, f"{sub}{number}.metadata", stored) for sub, number in newest.items()}
     for sub in sorted(every, key=lambda sub: _FOLDERS[sub] != MODEL):
         tensors, metadata = every[sub]
-        for group, members in _grouped(tensors, metadata.paths, _FOLDERS[sub]).items():
+        for group, members in _grouped(tensors, metadata.paths, _FOLDERS[sub], f"{folder.path}/{sub}").items():
             _sort(found, group, members, stored.names, f"{folder.path}/{sub}")
     groups = found.groups()
-    return Found(FORMAT, Contents(groups, lay_files(groups.values(), folder.path), found.state), stored.arrays.made)
+    contents = Contents(groups, lay_files(groups.values(), folder.path), found.state)
+    read = frozenset({*stored.tensors, *(f"{sub}{number}.metadata" for sub, number in newest.items())})
+    return Found(FORMAT, contents, stored.arrays.made, tuple(found.notes), read=read, linear_weights="in-out")
 
 
 def _read_part(folder: Folder, name: str, stored: Stored) -> tuple[dict[str, Recipe[Place]], Metadata]:
@@ -148,22 +150,21 @@ def _cells(shape: tuple[int, ...], parts: list[Part], what: str) -> Iterator[tup
 
 
 def _grouped(
-    tensors: Mapping[str, Recipe[Place]], paths: Mapping[str, tuple[str, ...]], group: str
+    tensors: Mapping[str, Recipe[Place]], paths: Mapping[str, tuple[str, ...]], group: str, where: str
 ) -> dict[str, dict[str, Recipe[Place]]]:
     """Tensors by group: that of their folder, else the first name of their path, else by what their keys say."""
     out: dict[str, dict[str, Recipe[Place]]] = {}
     for key, recipe in tensors.items():
         path = paths.get(key, (key,))
-        if group:
-            out.setdefault(group, {})[key] = recipe
-        elif len(path) > 1 and is_plain(path[0]):
-            out.setdefault(path[0], {})[".".join(path[1:])] = recipe
-        elif split_state(key):
-            out.setdefault(OPTIMIZER, {})[key] = recipe
-        elif key.endswith(_MASTER_SUFFIX) and key.removesuffix(_MASTER_SUFFIX) in tensors:
-            out.setdefault(MASTERS, {})[key] = recipe
-        else:
-            out.setdefault(MODEL, {})[key] = recipe
+        owner, name = group or MODEL, key
+        if not group and len(path) > 1 and is_plain(path[0]):
+            owner, name = path[0], ".".join(path[1:])
+        elif not group and split_state(key):
+            owner = OPTIMIZER
+        elif not group and key.endswith(_MASTER_SUFFIX) and key.removesuffix(_MASTER_SUFFIX) in tensors:
+            owner = MASTERS
+        if out.setdefault(owner, {}).setdefault(name, recipe) is not recipe:
+            raise Damaged(f"{where}: two tensors of {owner} have the key {name[:80]!r}, one of them {key[:80]!r}")
     return dict(sorted(out.items(), key=lambda item: item[0] != MODEL))
 
 

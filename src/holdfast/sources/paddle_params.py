@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from typing import Any
 
-from holdfast.core.errors import Unsupported
-from holdfast.core.filenames import is_plain
-from holdfast.format.names import natural_key
+from holdfast.core.errors import Damaged, Unsupported
+from holdfast.format.names import check_group, natural_key
 from holdfast.plan.contents import Contents
-from holdfast.plan.recipe import Recipe
 from holdfast.sources.foreign import Folder, Found
 from holdfast.sources.laying import lay_files
+from holdfast.sources.paddle_nested import has_tensor, is_state_dict
 from holdfast.sources.paddle_pickles import TABLE, Arrays
 from holdfast.sources.paddle_static import MASTERS, OPTIMIZER, Sorted
 
@@ -37,9 +35,12 @@ def read_params(folder: Folder) -> Found | None:
                 f"{folder.path}/{name}: a part of a tensor-parallel rank; how the parts join is known to the model's "
                 "code alone: merge them in Paddle first"
             )
-        _sort(found, arrays.read(name), name, f"{folder.path}/{name}")
+        _sort(found, arrays.read_tree(name), name, f"{folder.path}/{name}")
     groups = found.groups()
-    return Found(FORMAT, Contents(groups, lay_files(groups.values(), folder.path), found.state), arrays.made)
+    if not groups:
+        raise Unsupported(f"{folder.path}/{names[0]}: there is no tensor in it")
+    contents = Contents(groups, lay_files(groups.values(), folder.path), found.state)
+    return Found(FORMAT, contents, arrays.made, tuple(found.notes), read=frozenset(names), linear_weights="in-out")
 
 
 def _chosen(folder: Folder) -> list[str]:
@@ -64,29 +65,53 @@ def _rank(name: str) -> int:
     return name.endswith(".pdopt") + name.startswith(MASTERS)
 
 
-def _sort(found: Sorted, value: Mapping[str, Any], name: str, where: str) -> None:
-    """Sort a file's state dict into groups by the file's name, or by the names of the dicts in it."""
+def _sort(found: Sorted, value: Any, name: str, where: str) -> None:
+    """Sort a file's value into groups by the file's name, or by the names of the dicts in it."""
+    if not has_tensor(value) and not isinstance(value, dict):
+        raise Damaged(f"{where}: a {type(value).__name__}, expected a dict of tensors")
     if name.startswith(MASTERS):
         found.add_masters(value, where)
-        return
-    if name.endswith(".pdopt"):
+    elif name.endswith(".pdopt"):
         found.add_optimizer(value, where)
-        return
-    nested = {key: item for key, item in value.items() if key != TABLE and _has_tensors(item)}
-    if not nested:
+    elif name.endswith(".pdema"):
+        found.add_tensors("ema", value, where)
+    elif isinstance(value, dict) and any(_is_part(key, item) for key, item in value.items() if key != TABLE):
+        _sort_parts(found, value, where)
+    else:
+        found.add_model(value, where)
+
+
+def _is_part(key: str, item: Any) -> bool:
+    """Return whether an item of a file's dict is a state dict of its own: a model, an optimizer, another model."""
+    named = key in _MODELS or key in _OPTIMIZERS or key == MASTERS
+    return is_state_dict(item) or (named and isinstance(item, dict) and has_tensor(item))
+
+
+def _sort_parts(found: Sorted, value: dict[str, Any], where: str) -> None:
+    """Sort a dict of state dicts; its lone tensors are a group, its plain values are values."""
+    known = any(key in _MODELS or key in _OPTIMIZERS or key == MASTERS for key in value if has_tensor(value[key]))
+    lone = {key: item for key, item in value.items() if key != TABLE and not isinstance(item, dict)}
+    if has_tensor(lone) and not known:  # a model whose keys are nested in part
         found.add_model(value, where)
         return
-    for key, item in sorted(nested.items(), key=lambda entry: entry[0] not in _MODELS):
-        if key in _MODELS:
+    for key, item in sorted(value.items(), key=lambda entry: entry[0] not in _MODELS):
+        if not has_tensor(item):
+            found.add_values({key: item} if key != TABLE else {}, where)
+        elif key in _MODELS:
             found.add_model(item, where)
         elif key in _OPTIMIZERS:
             found.add_optimizer(item, where)
         elif key == MASTERS:
             found.add_masters(item, where)
+        elif isinstance(item, dict) and _names_group(key):
+            found.add_tensors(key, item, where)
         else:
-            found.add_tensors(key if is_plain(key) else "tensors", item, where)
-    found.add_tensors("tensors", value, where)
+            found.add_tensors("tensors", {key: item}, where)
 
 
-def _has_tensors(value: Any) -> bool:
-    return isinstance(value, dict) and any(isinstance(item, Recipe) for item in value.values())
+def _names_group(name: str) -> bool:
+    try:
+        check_group(name)
+    except Unsupported:
+        return False
+    return "/" not in name

@@ -16,7 +16,20 @@ from holdfast.plan.files import Place, TensorSpec
 from holdfast.plan.recipe import Recipe, Term
 from holdfast.sources.foreign import Folder
 from holdfast.sources.paddle_files import true_dtype
-from holdfast.sources.pickles import COMMON, NUMPY, Array, Encoded, Names, Span, array_of, is_array, read_pickle
+from holdfast.sources.pickles import (
+    COMMON,
+    NUMPY,
+    Array,
+    Encoded,
+    Name,
+    Names,
+    Span,
+    array_of,
+    is_array,
+    is_scalar,
+    read_pickle,
+    scalar_value,
+)
 from holdfast.sources.pickles import span_bytes as bytes_of
 from holdfast.storage.base import Reader
 
@@ -58,13 +71,19 @@ class Arrays:
 
     def read(self, name: str, names: Names = NAMES) -> dict[str, Any]:
         """The dict of one file, its arrays as recipes; raises Damaged for one that holds something else."""
+        value = self.read_tree(name, names)
+        if not isinstance(value, dict):
+            kind = "tensor" if isinstance(value, Recipe) else type(value).__name__
+            raise Damaged(f"{self.folder.path}/{name}: a {kind}, expected a dict of tensors")
+        return value
+
+    def read_tree(self, name: str, names: Names = NAMES) -> Any:
+        """Return the value of one file: dicts, lists and tuples of recipes and plain values, at any depth."""
         where = f"{self.folder.path}/{name}"
         reader = self.folder.open(name)
         try:
-            value = read_pickle(reader, where, names).value
-            if not isinstance(value, dict):
-                raise Damaged(f"{where}: a {type(value).__name__}, expected a dict of tensors")
-            return self._joined(self._resolved(value, name, reader, where), where)
+            value = self._resolved(read_pickle(reader, where, names).value, name, reader, where)
+            return self._joined(value, where) if isinstance(value, dict) else value
         finally:
             reader.close()
 
@@ -75,21 +94,38 @@ class Arrays:
         begin = place.begin + start * recipe.dtype.bytes
         return _whole(place.file, begin, recipe.dtype, shape)
 
-    def _resolved(self, value: dict[Any, Any], name: str, reader: Reader, where: str) -> dict[str, Any]:
-        """The same dict with recipes for its arrays; tensors are told by their names where they have one."""
+    def _resolved(self, value: Any, name: str, reader: Reader, where: str) -> Any:
+        """Return the same tree with recipes for its arrays; its depth was checked when it was read."""
+        if isinstance(value, dict):
+            return self._resolved_dict(value, name, reader, where)
+        if _is_named_array(value):  # a tensor that is not at the top of a state dict
+            value = value[1]
+        if is_array(value):
+            return self._recipe(array_of(value, where), name, reader, where)
+        if isinstance(value, list | tuple):
+            items = (self._resolved(item, name, reader, f"{where}[{number}]") for number, item in enumerate(value))
+            return list(items) if isinstance(value, list) else tuple(items)
+        if is_scalar(value):
+            return scalar_value(value, where)
+        if isinstance(value, Span) and value.data is not None:
+            return value.data
+        return str(value) if isinstance(value, Name) else value
+
+    def _resolved_dict(self, value: dict[Any, Any], name: str, reader: Reader, where: str) -> dict[str, Any]:
+        """Return a dict with recipes for its arrays; tensors are told by their names where they have one."""
         out: dict[str, Any] = {}
         table: dict[str, str] = {}
-        for key, found in value.items():
-            if not isinstance(key, str):
-                raise Unsupported(f"{where}: a key that is a {type(key).__name__}, not a text")
-            item = found
-            if isinstance(found, tuple) and len(found) == 2 and isinstance(found[0], str) and is_array(found[1]):
-                table[key], item = found
-            if is_array(item):
-                check_key(key, where)
-                out[key] = self._recipe(array_of(item, f"{where}: {key[:80]!r}"), name, reader, where)
-            else:
-                out[key] = self._resolved(item, name, reader, where) if isinstance(item, dict) else item
+        for found, item in value.items():
+            if type(found) not in (str, int):
+                raise Unsupported(f"{where}: a key that is a {type(found).__name__}, not a text or a number")
+            key = str(found)
+            if key in out:
+                raise Damaged(
+                    f"{where}: the keys {key[:80]!r} and {key[:80]} are a text and a number: save one of them"
+                )
+            if _is_named_array(item):
+                table[key] = item[0]
+            out[key] = self._resolved(item, name, reader, f"{where}: {key[:80]!r}")
         return out if not table else {**out, TABLE: {**table, **_texts(out.get(TABLE))}}
 
     def _recipe(self, array: Array, name: str, reader: Reader, where: str) -> Recipe[Place]:
@@ -158,6 +194,11 @@ class Arrays:
 def _whole(file: str, begin: int, dtype: DType, shape: tuple[int, ...]) -> Recipe[Place]:
     """A tensor that lies in a file as it is; one that lies there once is one place, whatever its keys."""
     return Recipe.whole(Place(TensorSpec(f"@{begin}{list(shape)}", dtype, shape), file, begin), shape, dtype)
+
+
+def _is_named_array(value: Any) -> bool:
+    """Return whether a value is a pair of a tensor's name in Paddle and its array."""
+    return isinstance(value, tuple) and len(value) == 2 and isinstance(value[0], str) and is_array(value[1])
 
 
 def sizes_of(value: Any) -> tuple[int, ...] | None:

@@ -10,12 +10,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from holdfast.core.errors import Damaged
-from holdfast.format import statejson
 from holdfast.plan.contents import Group
 from holdfast.plan.files import Place
 from holdfast.plan.recipe import Recipe
 from holdfast.sources.paddle_names import POWERS, TORCH_NAMES
-from holdfast.sources.paddle_pickles import table_of
+from holdfast.sources.paddle_nested import Flat, flattened, plain_entries
 
 MODEL, MASTERS, OPTIMIZER = "model", "master_weights", "optimizer"
 _SCHEDULER = "LR_Scheduler"
@@ -40,45 +39,70 @@ class Sorted:
         self._groups: dict[str, Tensors] = {MODEL: {}, MASTERS: {}, OPTIMIZER: {}}
         self._keys: dict[str, str] = {}  # of parameters, by the names that Paddle numbers
         self.state: dict[str, Any] = {}
+        self.notes: list[str] = []
 
     def know(self, names: Mapping[str, str]) -> None:
         """The names that Paddle numbers parameters with, by their keys."""
         for key, name in names.items():
             self._keys.setdefault(name, key)
 
-    def add_model(self, value: Mapping[str, Any], where: str) -> None:
-        """The tensors of a model's state dict."""
-        self.know(table_of(value))
-        for key, recipe in value.items():
-            if isinstance(recipe, Recipe):
-                self._put(MODEL, key, recipe, where)
+    def add_model(self, value: Any, where: str) -> None:
+        """The tensors of a model's state dict, which may be nested."""
+        flat = flattened(value, where)
+        self.know(flat.names)
+        self._put_all(MODEL, flat)
 
-    def add_optimizer(self, value: Mapping[str, Any], where: str) -> None:
+    def add_optimizer(self, value: Any, where: str) -> None:
         """The states, masters and scheduler of an optimizer's state dict; its model's comes first."""
-        for key, item in value.items():
-            if isinstance(item, Recipe):
-                found = split_state(key)
-                self._put(OPTIMIZER, f"{self._key(found[0])}/{found[1]}" if found else key, item, where)
-            elif key == MASTERS and isinstance(item, dict):
-                self.add_masters(item, where)
-            elif key == _SCHEDULER and isinstance(item, dict):
-                plain = {name: part for name, part in item.items() if isinstance(part, int | float | str | bool)}
-                self.state[_SCHEDULER] = {"kind": "json", "value": statejson.encode(plain, _SCHEDULER)}
+        own = value if isinstance(value, dict) else {}
+        masters, scheduler = own.get(MASTERS), own.get(_SCHEDULER)
+        rest = {key: item for key, item in own.items() if key not in (MASTERS, _SCHEDULER)}
+        flat = flattened(rest if own else value, where)
+        for key, recipe in flat.tensors.items():
+            found = split_state(key)
+            self._put(OPTIMIZER, f"{self._key(found[0])}/{found[1]}" if found else key, recipe, where)
+        self.add_values(flat.values, where)
+        if masters is not None:
+            self.add_masters(masters, where)
+        if scheduler is not None:
+            self._add_scheduler(scheduler, where)
 
-    def add_masters(self, value: Mapping[str, Any], where: str) -> None:
+    def _add_scheduler(self, value: Any, where: str) -> None:
+        """A scheduler's plain values; its tensors go with the optimizer's."""
+        flat = flattened(value, where)
+        for key, recipe in flat.tensors.items():
+            self._put(OPTIMIZER, f"{_SCHEDULER}.{key}", recipe, where)
+        self.add_values({_SCHEDULER: flat.values}, where)
+
+    def add_masters(self, value: Any, where: str) -> None:
         """Masters by their parameters' names or keys."""
-        for key, recipe in value.items():
-            if isinstance(recipe, Recipe):
-                match = _MASTER.fullmatch(key)
-                self._put(MASTERS, self._key(match["owner"] if match else key), recipe, where)
+        flat = flattened(value, where)
+        for key, recipe in flat.tensors.items():
+            match = _MASTER.fullmatch(key)
+            self._put(MASTERS, self._key(match["owner"] if match else key), recipe, where)
+        self.add_values(flat.values, where)
 
-    def add_tensors(self, group: str, value: Mapping[str, Any], where: str) -> None:
-        for key, recipe in value.items():
-            if isinstance(recipe, Recipe):
-                self._put(group, key, recipe, where)
+    def add_tensors(self, group: str, value: Any, where: str) -> None:
+        """The tensors of a tree that is neither a model nor an optimizer, as a group."""
+        self._put_all(group, flattened(value, where))
+
+    def add_values(self, values: Mapping[str, Any], where: str) -> None:
+        """Plain values by name; one that another file has with another value is named and left out."""
+        entries, notes = plain_entries(values, where)
+        self.notes += notes
+        for name, entry in entries.items():
+            if self.state.setdefault(name, entry) != entry:
+                self.notes.append(f"{where}: left out: {name[:80]!r} has another value in another file or dict")
+
+    def _put_all(self, group: str, flat: Flat) -> None:
+        for key, recipe in flat.tensors.items():
+            self._put(group, key, recipe, flat.where)
+        self.add_values(flat.values, flat.where)
 
     def groups(self) -> dict[str, Group]:
-        """The groups that have tensors."""
+        """The groups that have tensors; a plain value under the name of one of them gets another name."""
+        for name in [name for name in self.state if self._groups.get(name)]:
+            self.state[f"{name}.value"] = self.state.pop(name)
         return {name: Group(_KINDS.get(name, "tensors"), found) for name, found in self._groups.items() if found}
 
     def _key(self, name: str) -> str:

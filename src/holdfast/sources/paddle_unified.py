@@ -55,7 +55,14 @@ def read_unified(folder: Folder) -> Found | None:
     if OPTIMIZER in places and not any(map(is_paddle_state, places[OPTIMIZER])):
         return None  # somebody else's folder with files of such names
     groups = _groups(folder, found, places)
-    return Found(FORMAT, Contents(groups, lay_files(groups.values(), folder.path), step=_step(folder)))
+    contents = Contents(groups, lay_files(groups.values(), folder.path), step=_step(folder))
+    return Found(FORMAT, contents, linear_weights=_linear_weights(folder, found))
+
+
+def _linear_weights(folder: Folder, found: Mapping[str, GroupFiles]) -> str | None:
+    """Return how the model's linear weights are stored, where its files say so."""
+    names = next((found[stem].names for stem in (MODEL, ADAPTER) if stem in found), ())
+    return "out-in" if names and all(saved_for_torch(folder, name) for name in names) else None
 
 
 def _may_be_unified(folder: Folder) -> bool:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from holdfast.sources.flat_optimizers import keys_in, split_root
 from holdfast.sources.leaves import Leaf, has_leaf
 from holdfast.sources.optimizers import OptimizerState, optimizer_in
 
@@ -47,8 +48,9 @@ def _unwrapped(tree: Any) -> dict[str, Any]:
 
 
 def _sort(tree: Mapping[str, Any]) -> Sorted:
-    parts, flat, lone = Sorted(), {}, {}
     named = next((name for name in _MODELS if isinstance(tree.get(name), dict) and has_leaf(tree[name])), None)
+    tree, at_root = split_root(tree, keys_in(tree[named]) if named is not None else ())
+    parts, flat, lone = Sorted(), {}, {}
     for name, value in tree.items():
         flat_optimizer = _FLAT_OPTIMIZER.fullmatch(name)
         optimizer = optimizer_in(value) if name in _OPTIMIZERS or _looks_like_optimizer(value) else None
@@ -65,17 +67,23 @@ def _sort(tree: Mapping[str, Any]) -> Sorted:
     known = [name for name in parts.optimizers if name in _OPTIMIZERS]
     if len(parts.optimizers) == len(known) == 1 and "optimizer" not in tree:
         parts.optimizers = {"optimizer": parts.optimizers[known[0]]}
-    if flat:
-        optimizer = optimizer_in(flat)
-        if optimizer is None or "optimizer" in parts.optimizers:
-            parts.others["optimizer"] = flat
-        else:
-            parts.optimizers["optimizer"] = optimizer
+    _put_flat(parts, flat or at_root)
+    if flat and at_root:
+        parts.others["optimizer_at_root"] = at_root
     if named is None:
         parts.model = _without_prefix(lone, parts.optimizers)
     else:
         parts.others |= lone
     return parts
+
+
+def _put_flat(parts: Sorted, flat: Mapping[str, Any]) -> None:
+    """Put a flat optimizer under the name "optimizer"; as other values if it is none, or one has that name."""
+    optimizer = optimizer_in(flat) if flat else None
+    if optimizer is not None and "optimizer" not in parts.optimizers:
+        parts.optimizers["optimizer"] = optimizer
+    elif flat:
+        parts.others["optimizer"] = flat
 
 
 def _looks_like_optimizer(value: Any) -> bool:

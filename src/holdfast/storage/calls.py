@@ -17,6 +17,7 @@ from types import ModuleType
 from typing import Any, TypeVar
 
 from holdfast.core.errors import Damaged, NotFound, StorageError, Unsupported
+from holdfast.core.masking import masked
 from holdfast.storage.address import Address
 
 _T = TypeVar("_T")
@@ -97,7 +98,7 @@ class Calls:
                 },
             )
         except (self._errors.BaseError, ValueError, TypeError) as error:
-            raise StorageError(f"{address.url}: {_brief(error)}") from error
+            raise StorageError(f"{address.url}: {_brief(error)}") from without_secrets(error)
 
     def tried(self, doing: str, key: str, call: Callable[[], _T]) -> _T:
         """Do what can be done twice, again and again until it works or its deadline has passed."""
@@ -106,10 +107,10 @@ class Calls:
         while True:
             try:
                 return call()
-            except Exception as error:
+            except Exception as error:  # noqa: BLE001  (each is raised again, as ours)
                 meaning = self._meaning(doing, key, error)
                 if not self._is_transient(error) or time.monotonic() + pause > end:
-                    raise meaning from error
+                    raise meaning from without_secrets(error)
             time.sleep(pause * random.uniform(0.5, 1.5))  # noqa: S311  (so that ranks do not keep step)
             pause = min(2 * pause, _LAST_PAUSE_S)
 
@@ -194,8 +195,8 @@ class Calls:
         """
         try:
             self._store.put(key, data, mode="create" if version is None else version, use_multipart=False)
-        except Exception as error:
-            raise self._meaning("writing", key, error) from error
+        except Exception as error:  # noqa: BLE001  (the same)
+            raise self._meaning("writing", key, error) from without_secrets(error)
 
     def create(self, key: str, data: bytes) -> None:
         """Write an object that is not there yet; raises Refused if there is another."""
@@ -288,4 +289,18 @@ def _brief(error: BaseException) -> str:
     """The first line of what obstore says; the rest is for its makers."""
     lines: Iterator[str] = (line.strip() for line in str(error).splitlines())
     first = next((line for line in lines if line), type(error).__name__)
-    return first.partition(": <?xml")[0][:300]
+    return masked(first.partition(": <?xml")[0])[:300]
+
+
+def without_secrets(error: Exception) -> Exception:
+    """The error of a store for a traceback: requests carry signatures and tokens in their addresses.
+
+    An error that repeats one is made again with the secret masked, as the same kind where that is possible.
+    """
+    text = str(error)
+    if masked(text) == text:
+        return error
+    try:
+        return type(error)(masked(text))
+    except TypeError:  # its kind cannot be made from a text
+        return StorageError(f"{type(error).__name__}: {masked(text)}")

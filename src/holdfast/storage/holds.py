@@ -5,42 +5,70 @@ They say who works here. Processes on other hosts are seen by the notes that the
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
-import stat
-import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 
 from holdfast.core.errors import NotFound, StorageError
 from holdfast.core.host import host_identity
 from holdfast.storage import linux
+from holdfast.storage.private import private_folders
+
+
+def _folders() -> AbstractContextManager[list[int]]:
+    return private_folders(f"holdfast-holds-{os.geteuid()}")
 
 
 class HostHold:
-    """A shared lock that ends with this process."""
+    """A shared lock that ends with this process: on a file in every private folder of this user."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        while True:
-            self._descriptor = os.open(path, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-            held = linux.lock(self._descriptor, alone=False)
-            if held and os.fstat(self._descriptor).st_nlink:
-                return
-            os.close(self._descriptor)  # it was taken away by who held it last
-            if not held:
-                raise NotFound(f"{path.name}: it is being removed")
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._files: list[tuple[int, int]] = []  # descriptors of a folder and of the locked file in it
+        try:
+            with _folders() as folders:
+                for folder in folders:
+                    file = _locked(folder, name)
+                    self._files.append((os.dup(folder), file))
+        except OSError:
+            self.release()
+            raise
 
     def release(self) -> None:
-        """Let go; the last one takes the file away."""
-        if linux.lock(self._descriptor, alone=True) and os.fstat(self._descriptor).st_nlink:
-            self._path.unlink(missing_ok=True)
-        os.close(self._descriptor)
+        """Unlock; the last holder also deletes the file."""
+        while self._files:
+            folder, file = self._files.pop()
+            if linux.lock(file, alone=True):
+                _unlink(folder, self._name, file)
+            os.close(file)
+            os.close(folder)
+
+
+def _locked(folder: int, name: str) -> int:
+    while True:
+        file = _open(folder, name)
+        held = linux.lock(file, alone=False)
+        if held and os.fstat(file).st_nlink:
+            return file
+        os.close(file)  # its last holder deleted it meanwhile
+        if not held:
+            raise NotFound(f"{name}: it is being removed")
+
+
+def _open(folder: int, name: str) -> int:
+    return os.open(name, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=folder)
+
+
+def _unlink(folder: int, name: str, file: int) -> None:
+    if os.fstat(file).st_nlink:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(name, dir_fd=folder)
 
 
 class HostHolds:
-    """The holds on one root's folders, in a folder that only this user may open."""
+    """The holds on one root's folders, in folders that only this user may open."""
 
     def __init__(self, address: str) -> None:
         self._address = address
@@ -48,7 +76,7 @@ class HostHolds:
     def take(self, folder: str) -> HostHold:
         """Hold a folder; raises NotFound while somebody removes it."""
         with self._failing(f"holding {self._address}/{folder}"):
-            return HostHold(self._path(folder))
+            return HostHold(self._file_name(folder))
 
     def is_held(self, folder: str) -> bool:
         with self.alone(folder) as alone:
@@ -56,17 +84,18 @@ class HostHolds:
 
     @contextmanager
     def alone(self, folder: str) -> Iterator[bool]:
-        """Keep a folder from being held for a while; whether nobody holds it now."""
-        with self._failing(f"looking at {self._address}/{folder}"):
-            path = self._path(folder)
-            descriptor = os.open(path, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-        try:
-            alone = linux.lock(descriptor, alone=True)
-            yield alone
-            if alone and os.fstat(descriptor).st_nlink:
-                path.unlink(missing_ok=True)
-        finally:
-            os.close(descriptor)
+        """Keep a folder from being held for a while; yields whether nobody holds it now."""
+        name = self._file_name(folder)
+        with ExitStack() as stack:
+            files: list[tuple[int, int]] = []
+            with self._failing(f"looking at {self._address}/{folder}"):
+                for place in stack.enter_context(_folders()):
+                    files.append((place, _open(place, name)))
+                    stack.callback(os.close, files[-1][1])
+                locked = [linux.lock(file, alone=True) for _, file in files]  # all of them, before the answer
+            yield all(locked)
+            for place, file in files if all(locked) else ():
+                _unlink(place, name, file)
 
     @contextmanager
     def _failing(self, doing: str) -> Iterator[None]:
@@ -79,16 +108,5 @@ class HostHolds:
                 raise
             raise StorageError(f"{doing}: {error.strerror or error}") from error
 
-    def _path(self, folder: str) -> Path:
-        name = hashlib.sha256(f"{host_identity()}\n{self._address}\n{folder}".encode()).hexdigest()[:32]
-        return _private_folder() / name
-
-
-def _private_folder() -> Path:
-    base = Path("/dev/shm") if os.access("/dev/shm", os.W_OK) else Path(tempfile.gettempdir())
-    folder = base / f"holdfast-holds-{os.getuid()}"
-    folder.mkdir(mode=0o700, exist_ok=True)
-    status = folder.lstat()
-    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o077:
-        raise StorageError(f"{folder} is not a private folder of this user; remove it")
-    return folder
+    def _file_name(self, folder: str) -> str:
+        return hashlib.sha256(f"{host_identity()}\n{self._address}\n{folder}".encode()).hexdigest()[:32]

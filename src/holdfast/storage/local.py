@@ -26,6 +26,7 @@ from holdfast.storage import linux
 from holdfast.storage.base import Stamped
 from holdfast.storage.blobs import blob_of, blob_size
 from holdfast.storage.stamps import StampedFolders, is_settled, stamp_of
+from holdfast.storage.trust import Trust, is_listed_link, unlink_if_link
 
 _CALL_BUFFERS = 512
 _REMOVED = ".removed-"  # folders whose removal was cut short, or waits for readers
@@ -272,7 +273,9 @@ class LocalStorage(StampedFolders):
     def _folders(self) -> list[str]:
         try:
             with os.scandir(self.root) as entries:
-                return sorted(entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
+                return sorted(
+                    entry.name for entry in entries if entry.is_dir(follow_symlinks=False) or is_listed_link(entry)
+                )
         except FileNotFoundError:
             return []
         except OSError as error:
@@ -299,9 +302,26 @@ class LocalStorage(StampedFolders):
             reader.close()
 
     def pin(self, folder: str) -> LocalPin:
+        path = self.root / folder
         if self._mappable is None:
             self._mappable = linux.is_local_file_system(self.root)
-        return LocalPin(self.root / folder, mappable=self._mappable)
+        # A link may lead to another file system.
+        mappable = self._mappable and (not path.is_symlink() or linux.is_local_file_system(path))
+        return LocalPin(path, mappable=mappable)
+
+    def requirement(self) -> Callable[[str], None]:
+        """A check that raises Untrusted for a folder another user may have put here, and Damaged for a bad link.
+
+        The root is looked at once, so that checking many folders is cheap.
+        """
+        with _failing_as_storage_error(f"looking at {self.root}"):
+            trust = Trust.of(self.root)
+
+        def require(folder: str) -> None:
+            with _failing_as_storage_error(f"looking at {self.root / folder}"):
+                trust.require(folder, MANIFEST)
+
+        return require
 
     def begin(self, attempt: str) -> None:
         with _failing_as_storage_error(f"making {self.root / attempt}"):
@@ -367,6 +387,8 @@ class LocalStorage(StampedFolders):
 
     def is_held(self, folder: str) -> bool:
         with _failing_as_storage_error(f"looking at {self.root / folder}"):
+            if (self.root / folder).is_symlink():
+                return False  # a replaced or removed step: whoever reads its target loses nothing when the link goes
             descriptor = os.open(self.root / folder, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
             try:
                 return not linux.lock(descriptor, alone=True)
@@ -382,14 +404,12 @@ class LocalStorage(StampedFolders):
 
     def publish(self, attempt: str, folder: str, aside: str = "") -> None:
         source, target = self.root / attempt, self.root / folder
-        if target.is_symlink():
-            raise StorageError(f"publishing {target}: it is a symbolic link; name the folder it points to")
         with _failing_as_storage_error(f"publishing {target}"):
             for entry in os.scandir(source):
                 if entry.is_dir(follow_symlinks=False):
                     _sync_folder(Path(entry.path))
             _sync_folder(source)
-            if not target.exists():
+            if not os.path.lexists(target):
                 self._make_certain(lambda: os.rename(source, target), lambda: os.rename(target, source))
                 return
             self._make_certain(lambda: linux.exchange(source, target), lambda: linux.exchange(source, target))
@@ -413,7 +433,7 @@ class LocalStorage(StampedFolders):
 
     def rename(self, folder: str, name: str, attempt: str = "") -> None:
         with _failing_as_storage_error(f"renaming {self.root / folder} to {name}"), self._opened(folder) as descriptor:
-            if (self.root / name).exists():
+            if os.path.lexists(self.root / name):
                 raise StorageError(f"renaming {self.root / folder} to {name}: there is such a folder")
             self._require(folder, attempt, descriptor)
             os.rename(self.root / folder, self.root / name)
@@ -428,11 +448,13 @@ class LocalStorage(StampedFolders):
             hidden = self._hide(folder)
             self._require_moved(folder, hidden, descriptor)
             self._hidden_by_us.append(hidden)
+            unlink_if_link(self.root / hidden)
         return True
 
     @contextmanager
     def _opened(self, folder: str) -> Iterator[int]:
-        descriptor = os.open(self.root / folder, _OPEN_FOLDER | os.O_NOFOLLOW)
+        """A folder, or the one that a link leads to."""
+        descriptor = os.open(self.root / folder, _OPEN_FOLDER)
         try:
             yield descriptor
         finally:
@@ -452,7 +474,7 @@ class LocalStorage(StampedFolders):
 
     def _require_moved(self, folder: str, name: str, descriptor: int) -> None:
         """Undo a rename that caught what another process has just put in the folder's place."""
-        if os.lstat(self.root / name).st_ino != os.fstat(descriptor).st_ino:
+        if os.stat(self.root / name).st_ino != os.fstat(descriptor).st_ino:
             os.rename(self.root / name, self.root / folder)
             raise NotFound(f"{self.root / folder} was replaced meanwhile")
 
@@ -482,15 +504,20 @@ class LocalStorage(StampedFolders):
 
     def _sweep(self, folder: str) -> None:
         doing = _failing_as_storage_error(f"deleting {self.root / folder}")
-        with contextlib.suppress(NotFound), doing, self._opened(folder) as descriptor:  # another may sweep too
-            if linux.lock(descriptor, alone=True):
-                shutil.rmtree(self.root / folder)
+        with contextlib.suppress(NotFound), doing:  # another may sweep too
+            if unlink_if_link(self.root / folder):
+                return
+            with self._opened(folder) as descriptor:
+                if linux.lock(descriptor, alone=True):
+                    shutil.rmtree(self.root / folder)
 
     def discard(self, attempt: str) -> None:
         # A publish that was cut short may have left the older checkpoint under this name: before it
         # goes, it must be certain that a power loss does not bring it back to its place.
         with contextlib.suppress(OSError):  # not there, or left for `sweep`
-            shutil.rmtree(self.root / self._hide(attempt), ignore_errors=True)
+            hidden = self.root / self._hide(attempt)
+            if not unlink_if_link(hidden):
+                shutil.rmtree(hidden, ignore_errors=True)
 
 
 def _sync_folder(path: Path) -> None:

@@ -32,20 +32,20 @@ def _manifest_stamps(root: int, folders: Iterable[str]) -> dict[str, str | None]
     for folder in folders:
         try:
             status = os.stat(f"{folder}/{MANIFEST}", dir_fd=root, follow_symlinks=False)
-        except FileNotFoundError:
-            found[folder] = "" if _is_folder(root, folder) else None
-        except NotADirectoryError:
-            found[folder] = None
+        except (FileNotFoundError, NotADirectoryError):
+            found[folder] = "" if _is_listed(root, folder) else None
         else:
             found[folder] = stamp_of(status)
     return found
 
 
-def _is_folder(root: int, name: str) -> bool:
+def _is_listed(root: int, name: str) -> bool:
+    """Whether there is a folder of this name, or a link, of which its reader says whether it counts."""
     try:
-        return stat.S_ISDIR(os.stat(name, dir_fd=root).st_mode)
+        mode = os.stat(name, dir_fd=root, follow_symlinks=False).st_mode
     except FileNotFoundError:
         return False
+    return stat.S_ISDIR(mode) or stat.S_ISLNK(mode)
 
 
 class StampedFolders:
@@ -87,7 +87,7 @@ class StampedFolders:
     def _is_folder(self, name: str) -> bool:
         """Whether `folders` lists a name."""
         path = self.root / name
-        return path.is_dir() and (not path.is_symlink() or name in self.folders())
+        return name in self.folders() if path.is_symlink() else path.is_dir()
 
     @contextmanager
     def _listing(self) -> Iterator[int]:

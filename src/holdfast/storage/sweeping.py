@@ -15,7 +15,7 @@ from typing import Protocol
 
 from holdfast.core.errors import StorageError
 from holdfast.storage.address import Address
-from holdfast.storage.calls import Calls, Listed
+from holdfast.storage.calls import Calls, Listed, without_secrets
 from holdfast.storage.holds import HostHolds
 from holdfast.storage.uploads import abort_uploads
 
@@ -127,8 +127,9 @@ class Sweeper:
     def _abort_uploads(self, before: datetime, used: set[str]) -> None:
         try:
             abort_uploads(self._address, before, used)
-        except Exception as error:
-            raise StorageError(f"aborting old uploads under {self._address.url}: {error}") from error
+        except Exception as error:  # noqa: BLE001  (boto3 has no root of its errors)
+            said = without_secrets(error)
+            raise StorageError(f"aborting old uploads under {self._address.url}: {said}") from said
 
     def _remove(self, prefix: str, found: Iterable[Listed]) -> None:
         with self._holds.alone(prefix) as alone:

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from holdfast.core.errors import Damaged, NotFound, StorageError
 from holdfast.core.limits import MIB
-from holdfast.storage.calls import Calls
+from holdfast.storage.calls import Calls, without_secrets
 
 _T = TypeVar("_T")
 PART_BYTES = 16 * MIB  # stores allow 10,000 parts: files up to 160 GB
@@ -171,9 +171,9 @@ class ObjectWriter:
             for part in parts:
                 self._send(bytes(part))  # obstore keeps what it is given until it is sent; ours is used again
                 self._position += part.nbytes
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001  (each is raised again, as ours)
             self._failed = True
-            raise self._calls.failing("writing", self._key, error) from error
+            raise self._calls.failing("writing", self._key, error) from without_secrets(error)
 
     def _send(self, data: bytes) -> None:
         if self._small is not None:
@@ -197,11 +197,11 @@ class ObjectWriter:
                 return
             try:
                 self._file.close()
-            except Exception as error:
+            except Exception as error:  # noqa: BLE001  (the same)
                 self._failed = True
                 meaning = self._calls.failing("writing", self._key, error)
                 if not self._is_whole():
-                    raise meaning from error
+                    raise meaning from without_secrets(error)
                 self._failed = False
             self._done = True
 
@@ -223,7 +223,7 @@ class ObjectWriter:
             given_up = StorageError(f"{self._where} was given up")
             try:
                 file.__exit__(StorageError, given_up, None)  # with an error obstore aborts, without one it completes
-            except Exception as error:
+            except Exception as error:  # noqa: BLE001  (the same)
                 meaning = self._calls.failing("aborting the upload of", self._key, error)
                 if not isinstance(meaning, StorageError | NotFound):
-                    raise meaning from error
+                    raise meaning from without_secrets(error)

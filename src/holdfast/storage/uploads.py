@@ -23,7 +23,7 @@ def abort_uploads(address: Address, before: datetime, used: Collection[str]) -> 
     client = _client(address)
     if client is None:
         return 0
-    bucket, _, prefix = address.url.split("://", 1)[1].partition("/")
+    bucket, prefix = address.bucket, address.prefix
     stale: list[tuple[str, str]] = []
     pages = client.get_paginator("list_multipart_uploads").paginate(
         Bucket=bucket, Prefix=f"{prefix}/" if prefix else ""

@@ -3,14 +3,18 @@
     storage = faulty(LocalStorage(root), Fault("enospc", at=3, call="write", lasting=True))
     holdfast.Checkpointer(storage)
 
-To reach the writer processes too, set the environment variable HOLDFAST_TESTING_FAULTS to the
-fault's text, `str(fault)`: the writers of that process then wrap their storage in the same way
-(`holdfast.testing.writer`). Every fault that was injected is told on standard error, with the
-text that does it again.
+To reach the writer processes too, start them inside of `writer_faults`:
+
+    with writer_faults("kill@3:write"), holdfast.Checkpointer(root) as checkpointer:
+        checkpointer.save(1, state)
+
+Every fault that was injected is told on standard error, with the text that does it again. No
+environment variable injects a fault, since it would reach production jobs as well.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import random
@@ -18,17 +22,17 @@ import re
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TypeVar
 
 from holdfast.core.errors import Damaged, InvalidArgument, StorageError
+from holdfast.persist.spawn import WriterProgram, writers_running
 from holdfast.storage.base import Storage
 from holdfast.testing.watched import Buffers, Gate, WatchedStorage, watched
 
-__all__ = ["FAULTS_VARIABLE", "Fault", "FaultGate", "faulty"]
+__all__ = ["Fault", "FaultGate", "faulty", "writer_faults"]
 
-FAULTS_VARIABLE = "HOLDFAST_TESTING_FAULTS"
 _ERRORS = {"enospc": errno.ENOSPC, "edquot": errno.EDQUOT, "eio": errno.EIO}
 _KINDS = (*_ERRORS, "kill", "short", "hang", "corrupt")
 _TEXT = re.compile(
@@ -188,3 +192,11 @@ def _flipped(data: bytes, seed: int) -> bytearray:
 def faulty(storage: Storage, fault: Fault | str | None, *, quiet: bool = False) -> WatchedStorage:
     """The storage with a fault in it; with None it only counts. Its `gate` says what was done."""
     return watched(storage, FaultGate(Fault.parse(fault) if isinstance(fault, str) else fault, quiet=quiet))
+
+
+@contextlib.contextmanager
+def writer_faults(fault: Fault | str) -> Iterator[None]:
+    """Give the writer processes that this process starts meanwhile a fault in their storage, each its own count."""
+    text = str(Fault.parse(fault) if isinstance(fault, str) else fault)
+    with writers_running(WriterProgram("holdfast.testing.writer", (text,))):
+        yield

@@ -69,7 +69,9 @@ def encode(batch: Any) -> torch.Tensor:
     head = len(structure).to_bytes(8, "little") + structure
     parts = [np.frombuffer(head.ljust(_aligned(len(head)), b"\0"), np.uint8)]
     for tensor in tensors:
-        flat = tensor.detach().cpu().resolve_conj().contiguous().reshape(-1).view(torch.uint8).numpy()
+        whole = tensor.detach().cpu().resolve_conj().contiguous()
+        # One element counts as contiguous whatever its stride, and could not be viewed as bytes.
+        flat = whole.as_strided((whole.numel(),), (1,)).view(torch.uint8).numpy()
         parts.append(np.pad(flat, (0, _aligned(len(flat)) - len(flat))))
     return torch.from_numpy(np.concatenate(parts))
 

@@ -3,6 +3,7 @@ import os
 
 import numpy as np
 import pytest
+import safetensors.torch
 import torch
 
 import holdfast
@@ -76,3 +77,34 @@ def test_an_unknown_format_lists_those_there_are(tmp_path):
     save(tmp_path / "a")
     with pytest.raises(InvalidArgument, match="there is no format 'onnx' to write; there are holdfast, hf, dcp"):
         convert(tmp_path / "a", tmp_path / "b", ConvertOptions(to="onnx"))
+
+
+@pytest.mark.parametrize("tied", [True, False, None])
+def test_a_tied_weight_is_written_where_the_config_does_not_tie_it(tmp_path, tied):
+    transformers, model = llama()
+    (tmp_path / "a").mkdir()
+    torch.save(model.state_dict(), tmp_path / "a" / "pytorch_model.bin")  # the head shares the embedding's bytes
+    fields = model.config.to_dict()
+    fields.pop("tie_word_embeddings")
+    (tmp_path / "a" / "config.json").write_text(
+        json.dumps(fields | ({} if tied is None else {"tie_word_embeddings": tied}))
+    )
+    done = convert(tmp_path / "a", tmp_path / "b", ConvertOptions(to="hf"))
+    assert ("lm_head.weight" in holdfast.open(tmp_path / "b").keys()) == (tied is False)
+    assert any("tied to" in note for note in done.notes) == (tied is None)
+    if tied is not None:
+        opened = transformers.LlamaForCausalLM.from_pretrained(tmp_path / "b")
+        assert torch.equal(opened.lm_head.weight, model.lm_head.weight)
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_code_goes_along_where_the_config_names_it(tmp_path, named):
+    (tmp_path / "a").mkdir()
+    safetensors.torch.save_file({"w": torch.ones(2)}, tmp_path / "a" / "model.safetensors")
+    config = {"auto_map": {"AutoModel": "modeling_mine.Mine"}} if named else {}
+    (tmp_path / "a" / "config.json").write_text(json.dumps(config))
+    (tmp_path / "a" / "modeling_mine.py").write_text("class Mine: ...")
+    done = convert(tmp_path / "a", tmp_path / "b", ConvertOptions(to="hf"))
+    assert (tmp_path / "b" / "modeling_mine.py").exists() == named
+    assert any("modeling_mine.py" in note for note in done.notes) != named
+    convert(tmp_path / "a", tmp_path / "b", ConvertOptions(to="hf", force=True))

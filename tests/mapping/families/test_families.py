@@ -1,8 +1,14 @@
 """Every built-in mapping on the tensors that transformers stores, against torch, and back byte for byte."""
 
+import json
+from pathlib import Path
+
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
+from holdfast.convert.mapping import MappingOptions
+from holdfast.convert.run import ConvertOptions, convert
 from holdfast.core.errors import InvalidArgument, Mismatch
 from holdfast.mapping import Mapping
 from holdfast.mapping.families import FAMILIES, find, named, names
@@ -143,6 +149,54 @@ def test_deepseek_without_the_layers_that_its_config_tells_of() -> None:
     config = {**model.config, "num_nextn_predict_layers": 1}
     expected = references.megatron(model.tensors, model.config, engine=True)
     assert_same(mapped(mapping_of("megatron", config), model.tensors), expected)
+
+
+@pytest.mark.parametrize("variant", ["megatron", "megatron-local", "megatron-dist-layers"])
+@pytest.mark.parametrize("stored_too", [False, True])
+@pytest.mark.parametrize("count", [1, 2])
+def test_deepseek_converts_back_offline_whatever_its_config_says_of_predictors(
+    tmp_path: Path, variant: str, stored_too: bool, count: int
+) -> None:
+    model = stored("deepseek-v3")
+    config, more, shared = with_predictor(model.config, model.tensors)
+    config["num_nextn_predict_layers"] = count
+    tensors = model.tensors | (more | shared if stored_too else {})
+    source = tmp_path / "megatron"
+    source.mkdir()
+    save_file(mapped(mapping_of(variant, config), tensors), source / "model.safetensors")
+    (source / "config.json").write_text(json.dumps(config))
+    convert(source, tmp_path / "back", ConvertOptions(to="hf", mapping=MappingOptions(f"deepseek-v3-from-{variant}")))
+    found = {}
+    for path in (tmp_path / "back").glob("*.safetensors"):
+        found |= load_file(path)
+    assert_same(found, model.tensors | (more if stored_too else {}))
+
+
+def test_deepseek_predictors_under_the_name_that_megatron_keeps_on_disk() -> None:
+    """Megatron-Core calls the inner layer mtp_model_layer, and its checkpoints and older versions transformer_layer."""
+    model = stored("deepseek-v3")
+    config, more, _ = with_predictor(model.config, model.tensors)
+    made = mapped(mapping_of("megatron", config), model.tensors | more)
+    on_disk = {key.replace(".mtp_model_layer.", ".transformer_layer."): value for key, value in made.items()}
+    assert on_disk.keys() != made.keys()
+    assert_same(mapped(mapping_of("from-megatron", config), on_disk), model.tensors | more)
+
+
+def test_deepseek_biases_have_a_place_in_megatron() -> None:
+    model = stored("deepseek-v3")
+    names = ("q_a_proj", "kv_a_proj_with_mqa", "o_proj")
+    biases = {f"model.layers.1.self_attn.{name}.bias": torch.randn(4).bfloat16() for name in names}
+    made = mapped(mapping_of("megatron", model.config), model.tensors | biases)
+    assert not any(key.startswith("model.") for key in made)
+    assert_same(mapped(mapping_of("from-megatron", model.config), made), model.tensors | biases)
+
+
+@pytest.mark.parametrize("name", ["qwen3-moe-megatron-dist", "qwen3-moe-from-megatron-dist"])
+@pytest.mark.parametrize("more", [{"mlp_only_layers": [1]}, {"decoder_sparse_step": 2}])
+def test_layers_that_differ_are_not_stacked(name: str, more: dict[str, object]) -> None:
+    config = {**stored("qwen3-moe").config, **more}
+    with pytest.raises(InvalidArgument, match="are dense and others have experts; use qwen3-moe-megatron-dist-layers"):
+        Mapping.parse(name, config)
 
 
 def test_deepseek_experts_need_not_be_equally_many() -> None:

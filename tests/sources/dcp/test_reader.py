@@ -9,12 +9,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 from tests.sources.made import save_dcp, torch_file, trained
 from torch.distributed.checkpoint import metadata as dcp_metadata
 from torch.distributed.checkpoint.filesystem import _StorageInfo
-from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    get_state_dict,
+)
 
 import holdfast
+from holdfast.convert.run import ConvertOptions, convert
 from holdfast.core.errors import Damaged, HoldfastError, Unsupported
 from holdfast.sources import open_stored
 
@@ -232,3 +239,47 @@ def test_unsupported_dtypes_are_refused_by_name(tmp_path):
     rewrite(tmp_path / "c", lambda top: setattr(top.state_dict_metadata["w"].properties, "dtype", torch.qint8))
     with pytest.raises(Unsupported, match=r"torch\.qint8"):
         open_stored(tmp_path / "c")
+
+
+def _stepped() -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Linear(3, 2))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.125)
+    model(torch.randn(2, 4)).sum().backward()
+    optimizer.step()
+    return model, optimizer
+
+
+def _at_root(form: str, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, object]:
+    weights = get_model_state_dict(model)
+    nested = get_optimizer_state_dict(model, optimizer)
+    flat = get_optimizer_state_dict(model, optimizer, options=StateDictOptions(flatten_optimizer_state_dict=True))
+    of_states = {(key, name): value for key, own in nested["state"].items() for name, value in own.items()}
+    return {
+        "flat": {**weights, **flat},
+        "nested": {**weights, **nested},
+        "beside a named model": {"model": weights, **flat},
+        "prefixed": {**{f"model.{key}": value for key, value in weights.items()}, **flat},
+        "dotted": {**weights, **{f"{key}.{name}": value for (key, name), value in of_states.items()}},
+        "slashed": {**weights, **{f"{key}/{name}": value for (key, name), value in of_states.items()}},
+    }[form]
+
+
+@pytest.mark.parametrize("form", ["flat", "nested", "beside a named model", "prefixed", "dotted", "slashed"])
+def test_optimizer_state_at_the_root_is_no_part_of_the_model(tmp_path, form):
+    model, optimizer = _stepped()
+    save_dcp(tmp_path / "dcp", _at_root(form, model, optimizer))
+    opened = open_stored(tmp_path / "dcp")
+    assert set(opened.keys("model")) == set(model.state_dict()) and set(opened.groups) == {"model", "optimizer"}
+    for key, parameter in model.named_parameters():
+        for name, value in optimizer.state[parameter].items():
+            assert np.array_equal(opened.read(f"{key}/{name}", "optimizer"), value.numpy())
+    convert(tmp_path / "dcp", tmp_path / "hf", ConvertOptions(to="hf"))
+    assert set(load_file(tmp_path / "hf" / "model.safetensors")) == set(model.state_dict())
+
+
+def test_a_model_with_a_module_called_state_stays_a_model(tmp_path):
+    tensors = {"state.proj.weight": torch.ones(2, 2), "state.step": torch.ones(1), "head.weight": torch.ones(2)}
+    save_dcp(tmp_path / "dcp", tensors)
+    opened = open_stored(tmp_path / "dcp")
+    assert opened.groups == ("model",) and set(opened.keys("model")) == set(tensors)

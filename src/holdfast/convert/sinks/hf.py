@@ -7,11 +7,12 @@ from dataclasses import replace
 
 from holdfast.convert.sinks.base import Output, Request, left_out, tensor_files
 from holdfast.core.errors import NotFound, Unsupported
-from holdfast.format import names
+from holdfast.format import names, strictjson
 from holdfast.format.index import encode_index
 from holdfast.persist.commit import BlockReport
 from holdfast.plan.contents import Contents, Group
-from holdfast.plan.files import FilePlan, TensorSpec, split_group
+from holdfast.plan.files import FilePlan, Place, TensorSpec, split_group
+from holdfast.plan.recipe import Recipe
 
 _SINGLE = "model.safetensors"
 
@@ -24,7 +25,8 @@ def plan(contents: Contents, request: Request) -> Output:
             f"{name}: a Hugging Face folder cannot say that {sorted(group.logical)[0]!r} has the dtype "
             f"{group.logical[sorted(group.logical)[0]]}; leave it out with --remove"
         )
-    specs = [TensorSpec(key, recipe.dtype, recipe.shape) for key, recipe in group.tensors.items()]
+    tensors, notes = _with_ties(group, request.side_files.get(f"{names.group_folder(name)}config.json"))
+    specs = [TensorSpec(key, recipe.dtype, recipe.shape) for key, recipe in tensors.items()]
     planned: Sequence[FilePlan] = split_group("model", specs, request.max_shard_bytes)
     folder = names.group_folder(name)
     small = {file.removeprefix(folder): data for file, data in request.side_files.items() if file.startswith(folder)}
@@ -39,8 +41,25 @@ def plan(contents: Contents, request: Request) -> Output:
         return small
 
     others = left_out(contents, [name])
-    notes = [f"a Hugging Face folder holds the model alone: {', '.join(others)} left out"] if others else []
-    return Output(tuple(tensor_files(name, planned, group.tensors)), small_files, tuple(notes))
+    if others:
+        notes.insert(0, f"a Hugging Face folder holds the model alone: {', '.join(others)} left out")
+    return Output(tuple(tensor_files(name, planned, tensors)), small_files, tuple(notes))
+
+
+def _with_ties(group: Group, config: bytes | None) -> tuple[dict[str, Recipe[Place]], list[str]]:
+    """Return the tensors to write, and a note of tied ones that are written once.
+
+    transformers ties weights by the config alone: one that says they are not tied wants every key in the files.
+    """
+    tensors = dict(group.tensors)
+    fields = strictjson.loads(config, "config.json") if config is not None and group.aliases else {}
+    tied = fields.get("tie_word_embeddings") if isinstance(fields, dict) else None
+    if tied is False:
+        return {**tensors, **{alias: tensors[key] for alias, key in group.aliases.items()}}, []
+    if tied is None and group.aliases:
+        alias, key = next(iter(group.aliases.items()))
+        return tensors, [f"{alias} is tied to {key} and written once, and no config.json says tie_word_embeddings"]
+    return tensors, []
 
 
 def _model(contents: Contents) -> tuple[str, Group]:

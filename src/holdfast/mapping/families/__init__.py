@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from holdfast.core.errors import InvalidArgument
@@ -29,11 +29,15 @@ _BACK = "from-"
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """A program by its name: the text from the hub's naming on, and whether it is to be reversed."""
+    """A program by its name: the text from the hub's naming on, and whether it is to be reversed.
+
+    `renames` are other names for pieces of its targets, which the reverse takes as well.
+    """
 
     name: str
     text: str
     reversed: bool
+    renames: Mapping[str, str] = field(default_factory=dict)
 
 
 def names() -> tuple[str, ...]:
@@ -78,7 +82,7 @@ def named(name: str, config: Mapping[str, Any] | None = None, keys: Iterable[str
                 f"name it: {', '.join(f'{each.name}-{word}' for each in FAMILIES if variant in each.programs)}"
             )
         family = find(config)
-    return Program(name, family.program(variant, config, keys), reversed=is_back(name))
+    return Program(name, family.program(variant, config, keys), is_back(name), family.renames)
 
 
 def _split(word: str) -> tuple[Family | None, str]:

@@ -29,6 +29,9 @@ _MEGATRON_LATENT_ATTENTION = """
 {layer}.self_attn.kv_a_proj_with_mqa.weight -> {block}.self_attention.linear_kv_down_proj.weight
 {layer}.self_attn.kv_b_proj.weight -> {block}.self_attention.linear_kv_up_proj.weight
 {layer}.self_attn.o_proj.weight -> {block}.self_attention.linear_proj.weight
+{layer}.self_attn.q_a_proj.bias -> {block}.self_attention.linear_q_down_proj.bias, optional
+{layer}.self_attn.kv_a_proj_with_mqa.bias -> {block}.self_attention.linear_kv_down_proj.bias, optional
+{layer}.self_attn.o_proj.bias -> {block}.self_attention.linear_proj.bias, optional
 """
 
 _MEGATRON_LATENT_NORMS = """
@@ -94,4 +97,6 @@ DEEPSEEK_V3 = Family(
         "paddle": _PADDLE + text.PADDLE_MLP + text.PADDLE_EXPERTS,
     },
     blocks=deepseek_v3,
+    # Megatron-Core renamed the inner layer of a predictor; older versions and checkpoints on disk keep this name.
+    renames={".transformer_layer.": ".mtp_model_layer."},
 )

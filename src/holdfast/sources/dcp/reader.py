@@ -40,7 +40,8 @@ def read_dcp(folder: Folder) -> Found | None:
     tree |= {name: value for name, value in common.items() if name not in known and not has_leaf(value)}
     found = found_in(FORMAT, tree, folder.path, made)
     contents = replace(found.contents, tp_degree=_tp_degree(common))
-    return replace(found, contents=contents, notes=(*found.notes, *notes[:_NOTES]))
+    read = frozenset({METADATA, *(item.file for item in metadata.values.values()), _COMMON, "metadata.json"})
+    return replace(found, contents=contents, notes=(*found.notes, *notes[:_NOTES]), read=read)
 
 
 def _tree(

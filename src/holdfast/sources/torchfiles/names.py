@@ -25,6 +25,10 @@ _DTENSOR_MODULES = (
     "torch.distributed.tensor", "torch.distributed.tensor._api", "torch.distributed.tensor.api",
     "torch.distributed._tensor", "torch.distributed._tensor.api",
 )  # fmt: skip
+_SHARDED_MODULES = (
+    "torch.distributed._shard.sharded_tensor", "torch.distributed._shard.sharded_tensor.api",
+    "torch.distributed._shard.sharded_tensor.shard",
+)  # fmt: skip
 _PLAIN_TYPES = {("torch", "Tensor"), ("torch.nn.parameter", "Parameter"), ("torch.nn.parameter", "Buffer")}
 
 _ELEMENTS = 2**58
@@ -117,6 +121,21 @@ def _refuse_dtensor(arguments: tuple[Any, ...]) -> Any:
     )
 
 
+def _refuse_shard(arguments: tuple[Any, ...]) -> Any:
+    return _refuse_subclass(("torch.ShardedTensor",))
+
+
+def _refuse_subclass(arguments: tuple[Any, ...]) -> Any:
+    kind = str(arguments[0]) if arguments else "an unknown class"
+    sharded = kind.endswith(".ShardedTensor")
+    what = (
+        "a ShardedTensor of FSDP, of which a torch.save file has one rank's part" if sharded else f"a tensor of {kind}"
+    )
+    raise Unsupported(
+        f"{what[:200]}; save a full state dict of plain tensors, or use torch.distributed.checkpoint or holdfast.save"
+    )
+
+
 def _size(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
     (sizes,) = arguments or ((),)
     return tuple(sizes)
@@ -154,5 +173,8 @@ TORCH: Names = {
     ("torch.storage", "UntypedStorage"): None,
     **{("torch", name): None for name in _DTYPES},
     **{(module, "DTensor"): _refuse_dtensor for module in _DTENSOR_MODULES},
+    **{(module, "ShardedTensor"): None for module in _SHARDED_MODULES},
+    **{(module, "Shard"): _refuse_shard for module in _SHARDED_MODULES},
+    ("torch._utils", "_rebuild_wrapper_subclass"): _refuse_subclass,
 }
 TORCH_NAMES: Names = {**COMMON, **NUMPY, **TORCH}

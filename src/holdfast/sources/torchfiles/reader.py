@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from holdfast.core import limits
 from holdfast.core.errors import Damaged, Unsupported
 from holdfast.core.filenames import is_plain
 from holdfast.format.index import decode_index, require_indexed
+from holdfast.sources.companions import Companions, is_companion, read_companions
+from holdfast.sources.deepspeed import refuse_content
 from holdfast.sources.foreign import Folder, Found
 from holdfast.sources.grouping import found_in
+from holdfast.sources.parts import part_by_content
 from holdfast.sources.torchfiles.archive import is_torch_file, read_archive
 from holdfast.sources.torchfiles.trees import tree_of
 
@@ -33,14 +37,24 @@ def read_torch(folder: Folder) -> Found | None:
         part, own = _read(folder, name)
         if len(members) == 1:
             _require_keys(folder, {name: part})
-            return found_in(FORMAT, part, f"{folder.path}/{name}", own, unwrap_ddp=True)
+            return _found(folder, part, f"{folder.path}/{name}", own)
         if not isinstance(part, dict) or not part.keys().isdisjoint(tree):
             raise Damaged(f"{folder.path}/{name}: not a part of a model: it is no dict, or has keys of another part")
         tree |= part
         held[name] = part
         made |= own
     _require_keys(folder, held)
-    return found_in(FORMAT, tree, folder.path, made, unwrap_ddp=True)
+    return _found(folder, tree, folder.path, made)
+
+
+def _found(folder: Folder, tree: Any, where: str, made: Mapping[str, bytes]) -> Found:
+    """Return what is in a tree and in the files that a trainer put beside it."""
+    refuse_content(tree, where)
+    partial = part_by_content(tree)
+    companions = read_companions(folder) if isinstance(tree, dict) else Companions()
+    tree = companions.beside(tree) if companions.trees else tree
+    found = found_in(FORMAT, tree, where, {**made, **companions.made}, unwrap_ddp=True)
+    return replace(companions.noted(found), partial=partial)
 
 
 def _members(folder: Folder) -> Sequence[str]:
@@ -51,6 +65,8 @@ def _members(folder: Folder) -> Sequence[str]:
     if _INDEX in folder.files:
         return _indexed(folder)
     found = [name for name in folder.files if name.endswith(_ENDINGS) and "/" not in name and is_plain(name)]
+    models = [name for name in found if not is_companion(name)]
+    found = models or [name for name in found if name.startswith("optimizer")]
     return found if len(found) == 1 and _is_torch(folder, found[0]) else []
 
 

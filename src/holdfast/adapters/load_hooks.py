@@ -1,0 +1,192 @@
+"""What torch's load_state_dict would run: post-hooks run after a load, everything else is refused before it.
+
+A load writes tensors in place and calls no load_state_dict of modules and optimizers. Code that would
+rename, convert or derive values on that way must not be skipped silently. Torch's own code, and that of
+libraries which only rename the keys of old checkpoints, has nothing to do where the keys fit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules.module import _IncompatibleKeys, _WrappedHook
+
+from holdfast.adapters.module import clean_key
+from holdfast.core.errors import Unsupported
+
+# Looked through: what these run in a load of fitting keys changes nothing, or happens in place as well.
+_TRUSTED = ("torch", "transformers", "accelerate", "peft", "bitsandbytes")
+_BY_HAND = (
+    "load into copies and hand them over: tensors = {k: v.clone() for k, v in module.state_dict().items()}, "
+    "holdfast.load(path, {NAME: tensors}), module.load_state_dict(tensors)"
+)
+
+
+def check_module(name: str, root: nn.Module, inner: nn.Module, takes: Callable[[str], bool]) -> None:
+    """Raise Unsupported for a module with code that a load would skip and of which `takes` a key.
+
+    `takes` is asked for the prefix of a submodule's keys.
+    """
+    for path, part, what, code in _module_code(root, inner):
+        if not takes(path):
+            continue
+        label = f"{name}: {path or 'the module'} ({type(part).__name__})"
+        ignored = f"{path}.*" if path else name
+        raise Unsupported(
+            f"{label} has {what}, {_named(code)}, which a load does not run: it fills the tensors in place. "
+            f"Leave its keys out with ignore=[{ignored!r}], or {_BY_HAND.replace('NAME', repr(name))}"
+        )
+
+
+def _module_code(root: nn.Module, inner: nn.Module) -> Iterator[tuple[str, nn.Module, str, Any]]:
+    """Code of others that torch's load would run: its path, its module, what it is."""
+    paths = dict(inner.named_modules(remove_duplicate=False))
+    known = set(map(id, paths.values()))
+    wrappers = [part for part in root.modules() if id(part) not in known]
+    for part in (*wrappers, inner):
+        code = _override(part, "load_state_dict", nn.Module)
+        if code is not None:
+            yield "", part, "a load_state_dict of its own", code
+    for raw_path, part in (*(("", part) for part in wrappers), *paths.items()):
+        path = clean_key(raw_path)
+        code = _override(part, "_load_from_state_dict", nn.Module)
+        if code is not None:
+            yield path, part, "a _load_from_state_dict of its own", code
+        for hook in part._load_state_dict_pre_hooks.values():
+            if not _is_trusted(hook):
+                yield path, part, "a load_state_dict pre-hook", hook
+
+
+def has_post_hooks(root: nn.Module) -> bool:
+    return any(part._load_state_dict_post_hooks for part in root.modules())
+
+
+def run_post_hooks(root: nn.Module, missing: Iterable[str], unexpected: Iterable[str]) -> tuple[list[str], list[str]]:
+    """Run the hooks of register_load_state_dict_post_hook in torch's order; the keys as they leave them."""
+    keys = _IncompatibleKeys(list(missing), list(unexpected))
+
+    def visit(part: nn.Module) -> None:
+        for child in part._modules.values():
+            if child is not None:
+                visit(child)
+        for hook in list(part._load_state_dict_post_hooks.values()):
+            if hook(part, keys) is not None:
+                raise Unsupported(
+                    f"the load_state_dict post-hook {_named(hook)} returned a value; it must change the keys in place"
+                )
+
+    visit(root)
+    return keys.missing_keys, keys.unexpected_keys
+
+
+def check_optimizer_load(name: str, optimizer: Any) -> None:
+    """Raise Unsupported for an optimizer whose load_state_dict does more than torch's."""
+    for part in _layers(optimizer):
+        code = _override(part, "load_state_dict", torch.optim.Optimizer)
+        what = "a load_state_dict of its own"
+        for hook in getattr(part, "_optimizer_load_state_dict_pre_hooks", {}).values():
+            if code is None and not _is_trusted(hook):
+                code, what = hook, "a load_state_dict pre-hook"
+        if code is not None:
+            raise Unsupported(
+                f"{name}: the optimizer {type(part).__name__} has {what}, {_named(code)}, which a load does not run: "
+                f"it fills the state in place. {_WRAP.format(name=name)}"
+            )
+
+
+_WRAP = (
+    "Leave it out with ignore=[{name!r}], or save and load it through an object of yours that has the "
+    "optimizer's state_dict and load_state_dict (such an object is kept as it is, not resharded)"
+)
+
+
+def run_optimizer_post_hooks(optimizer: Any) -> None:
+    """Run the hooks of Optimizer.register_load_state_dict_post_hook."""
+    for part in _layers(optimizer):
+        for hook in list(getattr(part, "_optimizer_load_state_dict_post_hooks", {}).values()):
+            hook(part)
+
+
+def has_optimizer_post_hooks(optimizer: Any) -> bool:
+    return any(getattr(part, "_optimizer_load_state_dict_post_hooks", None) for part in _layers(optimizer))
+
+
+def has_plain_state_dict(optimizer: Any) -> bool:
+    """Whether the state_dict of an optimizer is torch's own, without hooks."""
+    for part in _layers(optimizer):
+        hooks = [getattr(part, f"_optimizer_state_dict_{when}_hooks", {}) for when in ("pre", "post")]
+        if any(hooks) or _override(part, "state_dict", torch.optim.Optimizer, trust=False) is not None:
+            return type(part).__name__ == "ZeroRedundancyOptimizer"
+    return True
+
+
+def check_optimizer_save(name: str, optimizer: Any) -> None:
+    """Raise Unsupported where an optimizer's state_dict says more or other things than its state and param_groups.
+
+    Runs hooks of state_dict as torch does.
+    """
+    if not isinstance(optimizer, torch.optim.Optimizer) or has_plain_state_dict(optimizer):
+        return
+    problem = _difference(optimizer, optimizer.state_dict())
+    if problem:
+        raise Unsupported(
+            f"{name}: the state_dict of the optimizer {type(optimizer).__name__} is not torch's own, and {problem}, "
+            f"which would be lost. {_WRAP.format(name=name)}"
+        )
+
+
+def _difference(optimizer: Any, said: Any) -> str:
+    """What a state_dict holds that the optimizer's state and param_groups do not; "" if nothing."""
+    if not isinstance(said, Mapping) or set(said) != {"state", "param_groups"}:
+        held = sorted(map(str, said)) if isinstance(said, Mapping) else [type(said).__name__]
+        return f"it holds {', '.join(held[:6])} in place of state and param_groups"
+    params = [param for group in optimizer.param_groups for param in group["params"]]
+    known = {index: optimizer.state[param] for index, param in enumerate(params) if param in optimizer.state}
+    if {index for index, own in said["state"].items() if own} != {index for index, own in known.items() if own}:
+        return "it holds the state of other parameters"
+    for index, own in known.items():
+        told = said["state"].get(index, {})
+        if set(told) != set(own) or any(told[state] is not own[state] for state in own if torch.is_tensor(own[state])):
+            return f"its state of parameter {index} is another"
+    options = [[option for option in group if option != "params"] for group in optimizer.param_groups]
+    if [[option for option in group if option != "params"] for group in said["param_groups"]] != options:
+        return "its param_groups have other options"
+    return ""
+
+
+def _layers(optimizer: Any) -> list[Any]:
+    """An optimizer and the one that it wraps, as accelerate's and ZeroRedundancyOptimizer do."""
+    inner = [getattr(optimizer, "optim", None), getattr(optimizer, "optimizer", None)]
+    return [optimizer, *(part for part in inner if isinstance(part, torch.optim.Optimizer))]
+
+
+def _override(owner: Any, method: str, base: type, *, trust: bool = True) -> Any:
+    """What stands in the place of a method of torch's base class, None if nothing of others does."""
+    own = getattr(owner, "__dict__", {}).get(method)
+    if own is None:
+        own = getattr(type(owner), method, None)
+        if own is getattr(base, method):
+            return None
+    return None if trust and _is_trusted(own) else own
+
+
+def _is_trusted(code: Any) -> bool:
+    package = str(getattr(_unwrapped(code), "__module__", "")).partition(".")[0]
+    return package in _TRUSTED
+
+
+def _unwrapped(code: Any) -> Any:
+    """The function inside of partials and of the objects in which torch keeps hooks."""
+    while isinstance(code, partial | _WrappedHook):
+        code = code.func if isinstance(code, partial) else code.hook
+    return code
+
+
+def _named(code: Any) -> str:
+    code = _unwrapped(code)
+    name = getattr(code, "__qualname__", None) or type(code).__qualname__
+    return f"{getattr(code, '__module__', '?')}.{name}"

@@ -1,0 +1,185 @@
+"""Loading into trees: tensors and arrays are filled where they are, every other value becomes the saved one.
+
+After a load the live tree equals the saved tree. Tensors, arrays, dicts and lists keep their
+identity where the saved tree has the same kind of value at the same path, so that references
+which the program holds stay valid.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from holdfast.adapters.overlap import array_overlaps
+from holdfast.adapters.tree import contains_tensor, native_dtype
+from holdfast.core.errors import Unsupported
+from holdfast.format import statejson
+
+_MISSING: Any = object()  # the live tree has nothing at this path
+_GONE: Any = object()  # the saved value refers to a tensor that the live tree does not have
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """A tensor or array of a saved tree, by its key."""
+
+    tag: str
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """A live tensor or array, the tensor that a load fills for it, and how the result reaches the tree.
+
+    `finish` runs once the tensor is filled and returns the value that the tree holds afterwards.
+    `problem` says why an array cannot be filled, "" if it can.
+    """
+
+    live: Any
+    tensor: torch.Tensor
+    finish: Callable[[], Any]
+    tag: str
+    problem: str = ""
+
+
+def leaf_of(live: Any, where: str) -> Leaf:
+    """How a load fills a live tensor or array."""
+    if isinstance(live, torch.Tensor):
+        return Leaf(live, live, lambda: live, "$tensor")
+    native = native_dtype(live, where)
+    if array_overlaps(live):
+        problem = (
+            f"{where}: several elements of the live numpy array share memory (strides {list(live.strides)} for the "
+            f"shape {list(live.shape)}), so that it cannot hold what was saved; replace it with a copy: np.array(...)"
+        )
+        return Leaf(live, torch.empty(0), lambda: live, "$array", problem)
+    if live.flags.writeable and live.dtype == native and _torch_can_share(live):
+        return Leaf(live, torch.from_numpy(live), lambda: live, "$array")
+    # Torch cannot write to this memory: fill an array of its own and copy, or replace a read-only array.
+    fresh = np.empty(live.shape, native)
+    if not live.flags.writeable:
+        return Leaf(live, torch.from_numpy(fresh), lambda: fresh, "$array")
+
+    def copy_back() -> Any:
+        np.copyto(live, fresh)
+        return live
+
+    return Leaf(live, torch.from_numpy(fresh), copy_back, "$array")
+
+
+def _torch_can_share(array: np.ndarray[Any, Any]) -> bool:
+    return all(step >= 0 and step % array.itemsize == 0 for step in array.strides)
+
+
+def live_leaves(name: str, value: Any) -> tuple[Any, dict[str, Leaf]]:
+    """A live tree in its encoded form, and its tensors and arrays by key."""
+    leaves: dict[str, Leaf] = {}
+
+    def claim(item: Any, path: str, keys: statejson.Keys) -> Any:
+        if not isinstance(item, torch.Tensor | np.ndarray):
+            return None
+        key = ".".join(map(str, keys)) if keys else name
+        if key in leaves:
+            raise Unsupported(f"{path}: two tensors of {name!r} have the key {key!r}")
+        leaves[key] = leaf_of(item, path)
+        return {leaves[key].tag: key}
+
+    return statejson.encode(value, name, claim), leaves
+
+
+def decoded(value: Any, where: str) -> Any:
+    """A saved tree with a `Reference` in place of each tensor and array."""
+
+    def refer(tag: str, content: Any) -> Reference:
+        if tag not in ("$tensor", "$array") or not isinstance(content, str):
+            raise Unsupported(f"{where}: the unknown tag {tag[:40]!r}")
+        return Reference(tag, content)
+
+    return statejson.decode(value, where, refer)
+
+
+@dataclass(slots=True)
+class Assembly:
+    """Builds the tree that a load leaves: `leaves` are all of the live tree's, `filled` the keys that were loaded.
+
+    What the live tree holds and the checkpoint does not fill (in a load that is not strict, or with
+    patterns) keeps its live tensors. Dicts and lists are rewritten in place, each at most once: one that
+    is live at two paths becomes two where the saved values differ.
+    """
+
+    leaves: Mapping[str, Leaf]
+    filled: frozenset[str]
+    _writes: list[Callable[[], None]] = field(default_factory=list)
+    _rewritten: set[int] = field(default_factory=set)
+
+    def run(self, saved: Any, live: Any) -> Any:
+        """Return the loaded tree; it is `live` itself wherever that can hold the saved values."""
+        made = self._value(saved, live)
+        for write in self._writes:
+            write()
+        return live if made is _GONE else made
+
+    def _value(self, saved: Any, live: Any) -> Any:
+        if isinstance(saved, Reference):
+            return self._leaf(saved, live)
+        if isinstance(live, torch.Tensor | np.ndarray):
+            return live  # reported as missing in the checkpoint, or left out by a pattern
+        if type(saved) is list or type(saved) is tuple:
+            return self._sequence(saved, live)
+        if isinstance(saved, dict):
+            return self._dict(saved, live)
+        return saved
+
+    def _leaf(self, saved: Reference, live: Any) -> Any:
+        leaf = self.leaves.get(saved.key)
+        if leaf is not None and leaf.live is live and saved.key in self.filled:
+            return leaf.finish()
+        return _GONE if live is _MISSING else live
+
+    def _sequence(self, saved: list[Any] | tuple[Any, ...], live: Any) -> Any:
+        known = live if isinstance(live, list | tuple) else ()
+        items = []
+        for index, item in enumerate(saved):
+            made = self._value(item, known[index] if index < len(known) else _MISSING)
+            if made is not _GONE:
+                items.append(made)
+            elif known is not live:
+                return _GONE if live is _MISSING else live
+        tail = list(known[len(saved) :])
+        if contains_tensor(tail):
+            items += tail
+        if type(saved) is tuple:
+            same = type(live) is tuple and len(live) == len(items)
+            return live if same and all(a is b for a, b in zip(items, live, strict=True)) else tuple(items)
+        if type(live) is not list or id(live) in self._rewritten:
+            return items
+        self._rewritten.add(id(live))
+        self._writes.append(lambda: live.__setitem__(slice(None), items))
+        return live
+
+    def _dict(self, saved: dict[Any, Any], live: Any) -> Any:
+        known = live if isinstance(live, dict) else {}
+        items = {}
+        for key, item in saved.items():
+            made = self._value(item, known.get(key, _MISSING))
+            if made is not _GONE:
+                items[key] = made
+            elif known is not live:
+                return _GONE if live is _MISSING else live
+        items |= {key: item for key, item in known.items() if key not in saved and contains_tensor(item)}
+        target = type(saved)()
+        if type(live) is type(saved) and id(live) not in self._rewritten:
+            self._rewritten.add(id(live))
+            target = live
+
+        def write() -> None:
+            target.clear()
+            for key, item in items.items():
+                target[key] = item
+
+        self._writes.append(write)
+        return target

@@ -1,0 +1,123 @@
+"""Files that are a part of a model and look like a whole one: shards of tensor-parallel or pipeline ranks.
+
+Such a file can be opened, for a rank may load its own part. It says that it is a part, and is not converted.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from holdfast.core.errors import Unsupported
+from holdfast.sources.foreign import Folder, Found
+from holdfast.sources.leaves import Leaf
+
+_RANK = re.compile(
+    r"(?i)(?P<head>(?:.*[._-])?(?:rank|mp_rank|tp|mp|pp|ep|dp|fsdp|shard|part|consolidated|device|gpu)[._-]?)"
+    r"(?P<number>[0-9]{1,5})(?P<tail>(?![0-9]).*)"
+)
+_OF = re.compile(r".*?-?(?P<number>[0-9]{1,6})-?of-?(?P<count>[0-9]{1,6})(?![0-9]).*")
+_MEGATRON_FOLDER = re.compile(r"(?:.*/)?mp_rank_[0-9]+(?:_[0-9]+)*")
+_MEGATRON_FILE = re.compile(r"(?P<folder>mp_rank_[0-9]+(?:_[0-9]+)*)/(?:model_optim_rng|model_rng|distrib_optim)\.pt")
+_DEGREES = (
+    "tensor_model_parallel_size",
+    "pipeline_model_parallel_size",
+    "model_parallel_size",
+    "expert_model_parallel_size",
+)
+_FLAT = re.compile(r"(?:.*\.)?_?flat_param(?:_[0-9]+)?")
+_JOIN_MEGATRON = "join them with Megatron's tools/checkpoint/convert.py, or save with --ckpt-format torch_dist"
+
+
+def part_by_name(folder: Folder) -> str | None:
+    """Return why a single file is a part of a model by its name and its neighbours; None if nothing says so."""
+    if folder.only is None:
+        return None
+    numbered = _OF.fullmatch(folder.only)
+    if numbered is not None and int(numbered["count"]) > 1:
+        return (
+            f"file {int(numbered['number'])} of {int(numbered['count'])} of a model by its name: name the folder to "
+            "have all of it; if it is a whole model, copy it under another name"
+        )
+    match = _RANK.fullmatch(folder.only)
+    if match is None:
+        return None
+    others = _alike(match, folder.pin.files())
+    if len(others) < 2:
+        return None
+    return (
+        f"one of {len(others)} files that differ by a rank's number, {', '.join(others[:4])}: parts of a model; how "
+        "they join is known to the code that wrote them; if it is a whole model, copy it under another name"
+    )
+
+
+def _alike(match: re.Match[str], names: Collection[str]) -> list[str]:
+    """Return the names that differ from a match by the rank's number only."""
+    found = ((name, _RANK.fullmatch(name)) for name in names)
+    return sorted(n for n, other in found if other and (other["head"], other["tail"]) == (match["head"], match["tail"]))
+
+
+def part_by_content(tree: Any) -> str | None:
+    """Return why the tree of a torch.save file is a part of a model; None if nothing in it says so."""
+    if not isinstance(tree, dict):
+        return None
+    options = tree.get("args")
+    degrees = options if isinstance(options, dict) else {}
+    for name in _DEGREES:
+        if type(degrees.get(name)) is int and degrees[name] > 1:
+            return (
+                f"the part of one rank of Megatron, whose {name} is {degrees[name]}; {_JOIN_MEGATRON}, which Holdfast "
+                "reads whole"
+            )
+    flat = _flat_parameter(tree)
+    if flat is not None:
+        return (
+            f"a part of one rank of FSDP, with the flat parameter {flat[:80]!r}; save a full state dict, or use "
+            "torch.distributed.checkpoint"
+        )
+    return None
+
+
+def _flat_parameter(tree: Mapping[Any, Any]) -> str | None:
+    for value in (
+        tree,
+        *(tree[name] for name in ("model", "state_dict", "module", "model_state_dict") if name in tree),
+    ):
+        if isinstance(value, dict):
+            for key, item in value.items():
+                if isinstance(key, str) and _FLAT.fullmatch(key) and isinstance(item, Leaf) and len(item.shape) == 1:
+                    return key
+    return None
+
+
+def refuse_megatron_folder(folder: Folder) -> None:
+    """Raise Unsupported for a folder, of which nothing else could be read, with the files of Megatron's ranks."""
+    ranks = sorted({match["folder"] for name in folder.files if (match := _MEGATRON_FILE.fullmatch(name))})
+    if ranks:
+        one = f"; of a run without model parallelism name {ranks[0]}/model_optim_rng.pt" if len(ranks) == 1 else ""
+        raise Unsupported(
+            f"{folder.path}: a checkpoint of Megatron, with the parts of ranks in {', '.join(ranks[:4])}; "
+            f"{_JOIN_MEGATRON}{one}"
+        )
+
+
+def with_part_noted(folder: Folder, found: Found) -> Found:
+    """Return what a reader found, with a note where it is a part of a model."""
+    partial = found.partial or part_by_name(folder) or _megatron_rank(folder)
+    if partial is None:
+        return found
+    where = f"{folder.path}/{folder.only}" if folder.only else folder.path
+    return replace(found, partial=partial, notes=(*found.notes, f"{where}: {partial}"))
+
+
+def _megatron_rank(folder: Folder) -> str | None:
+    """Return why a folder `mp_rank_XX` is a part of a model, by the folders beside it; None if it is alone."""
+    if not _MEGATRON_FOLDER.fullmatch(folder.path) or "://" in folder.path:
+        return None
+    ranks = sorted(path.name for path in Path(folder.path).parent.iterdir() if _MEGATRON_FOLDER.fullmatch(path.name))
+    if len(ranks) < 2:
+        return None
+    return f"the part of one of {len(ranks)} ranks of Megatron, {', '.join(ranks[:4])}; {_JOIN_MEGATRON}"
