@@ -99,6 +99,7 @@ bench: $(READY)
 	$(BIN)/python -m benchmarks.plan_scale
 	$(BIN)/python -m benchmarks.objects
 	$(BIN)/python -m benchmarks.convert
+	$(BIN)/python -m benchmarks.growth
 
 clean:
 	rm -rf $(VENV) $(PADDLE_VENV) $(PADDLE_NEXT_VENV) out .pytest_cache .mypy_cache .ruff_cache .hypothesis

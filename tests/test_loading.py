@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import OrderedDict
 from pathlib import Path
 from typing import Any
@@ -309,3 +310,19 @@ def test_tied_weights_that_are_stored_twice_load_into_a_tied_model(tmp_path: Pat
     with pytest.raises(holdfast.Mismatch, match=r"not in the live state: model: other"):
         save_file({"embed.weight": weight, "other": weight.clone()}, tmp_path / "model.safetensors")
         holdfast.load(tmp_path, {"model": model})
+
+
+def _cpu_of_a_load(path: Path, count: int, times: int) -> float:
+    state = {"d": {f"t{number}": torch.zeros(2) for number in range(count)}}
+    holdfast.save(path / str(count), state)
+    found = []
+    for _ in range(times):
+        started = time.process_time()
+        holdfast.load(path / str(count), state)
+        found.append(time.process_time() - started)
+    return min(found)
+
+
+def test_the_time_of_a_load_grows_no_faster_than_the_dict(tmp_path: Path) -> None:
+    few, many = _cpu_of_a_load(tmp_path, 1000, 3), _cpu_of_a_load(tmp_path, 12_000, 1)
+    assert many / few < 28  # twelve times as many; the square would be a hundred and more

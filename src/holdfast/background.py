@@ -32,7 +32,7 @@ from holdfast.persist.lineage import Lineage
 from holdfast.persist.spawn import Message, WriterEnd
 from holdfast.persist.stand_in import StandIn
 from holdfast.persist.start import arena_prefix
-from holdfast.plan.values import value_fields
+from holdfast.plan.values import value_text
 from holdfast.storage.base import SharedStorage
 from holdfast.survey import SaveOptions, Survey
 
@@ -79,7 +79,7 @@ class _Flight:
     order: Order
     handle: SaveHandle
     started: float
-    values: dict[str, Any]
+    values: bytes  # as JSON
     bytes: int  # of this rank
     total_bytes: int
 
@@ -415,7 +415,7 @@ class BackgroundSaver:
             standing.draft.digest,
             self._background.keep,
         )
-        values = value_fields(looked.told, standing.draft.agreement.speakers, ranks.rank)
+        values = value_text(looked.told, standing.draft.agreement.speakers, ranks.rank)
         draft = standing.draft
         own_bytes = sum(source.span.bytes for source in draft.sources)
         total_bytes = sum(file["size"] for file in draft.commit["files"]) if draft.commit else 0

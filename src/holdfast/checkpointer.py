@@ -43,10 +43,11 @@ from holdfast.persist.catalog import living_steps
 from holdfast.persist.checkpoint import no_progress
 from holdfast.persist.identity import RunKey, identify
 from holdfast.persist.lineage import Lineage
+from holdfast.persist.retention_index import RetentionIndex
 from holdfast.restoring import Request, is_whole, restore_stored
 from holdfast.saving import Saver
 from holdfast.storage import Storage, is_checkpoint, storage_at
-from holdfast.storage.base import SharedStorage
+from holdfast.storage.base import SharedStorage, Tracked
 from holdfast.storage.local import LocalStorage
 from holdfast.survey import SaveOptions
 from holdfast.termination import Termination
@@ -141,6 +142,7 @@ class Checkpointer:
         self._background: BackgroundSaver | None = None
         self._leftovers: Leftovers | None = None
         self._origin = Lineage(None)  # what the next save comes from
+        self._retention: RetentionIndex | None = None  # of blocking saves
         self._closed = False
         self._lock = threading.RLock()  # calls of several threads follow each other
         _LIVING.add(self)
@@ -346,10 +348,14 @@ class Checkpointer:
     def _tidy(self, ranks: Ranks, step: int) -> None:
         """After a blocking save, rank 0 does what the writer does in the background."""
         if ranks.rank == 0:
-            for event in retention.apply(self.storage, self._keep, step).events(step):
+            self._retention = self._retention or RetentionIndex(self.storage)
+            for event in retention.apply(self.storage, self._keep, step, self._retention).events(step):
                 self._listener(event)
             try:
-                self.storage.sweep()
+                if isinstance(self.storage, Tracked):
+                    self.storage.sweep_some()
+                else:
+                    self.storage.sweep()
             except (HoldfastError, OSError) as error:  # the step is committed: the next save tries again
                 self._listener(Event("failed", step, detail=f"deleting what was removed: {error}"))
 
@@ -536,7 +542,8 @@ class Checkpointer:
             self._warnings_due.append(str(report))
 
     def _restore_stored(self, ranks: Ranks, state: MutableMapping[str, Any], request: Request) -> int | None:
-        restored = restore_stored(ranks, self.storage, state, request)
+        catalog = None if self._leftovers is None else self._leftovers.catalog
+        restored = restore_stored(ranks, self.storage, state, request, catalog)
         if restored is None:
             return None
         self.last_report = restored.report

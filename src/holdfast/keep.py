@@ -12,11 +12,23 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, Protocol
 
 from holdfast.core.durations import Duration, parse_seconds
 from holdfast.core.errors import InvalidArgument
-from holdfast.format.manifest import Manifest
+
+
+class Judged(Protocol):
+    """What a policy judges a step by: its manifest, or a summary of that."""
+
+    @property
+    def step(self) -> int | None: ...
+
+    @property
+    def created(self) -> str: ...
+
+    @property
+    def metrics(self) -> Mapping[str, float | None]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,13 +45,14 @@ class Policy:
     def __str__(self) -> str:
         return " | ".join(f"{name}({', '.join(map(repr, arguments))})" for name, arguments in self.rules)
 
-    def kept(self, manifests: Sequence[Manifest], now: datetime | None = None) -> dict[int, list[str]]:
+    def kept(self, manifests: Sequence[Judged], now: datetime | None = None) -> dict[int, list[str]]:
         """The steps that are kept of these, each with the rules that keep it."""
         ordered = sorted(manifests, key=lambda manifest: manifest.step or 0)
         kept: dict[int, list[str]] = {}
         for name, arguments in self.rules:
+            rule = str(Policy(((name, arguments),)))
             for step in _RULES[name](ordered, now or datetime.now(UTC), *arguments):
-                kept.setdefault(step, []).append(str(Policy(((name, arguments),))))
+                kept.setdefault(step, []).append(rule)
         return kept
 
     def fields(self) -> list[list[Any]]:
@@ -140,32 +153,41 @@ def _whole(name: str, value: Any) -> int:
     return value
 
 
-def _last(manifests: Sequence[Manifest], now: datetime, count: int) -> list[int]:
+def _last(manifests: Sequence[Judged], now: datetime, count: int) -> list[int]:
     return [manifest.step or 0 for manifest in manifests[-count:]]
 
 
-def _every(manifests: Sequence[Manifest], now: datetime, steps: int) -> list[int]:
+def _every(manifests: Sequence[Judged], now: datetime, steps: int) -> list[int]:
     return [manifest.step for manifest in manifests if manifest.step is not None and manifest.step % steps == 0]
 
 
-def _best(manifests: Sequence[Manifest], now: datetime, count: int, metric: str, mode: str) -> list[int]:
-    sign = 1.0 if mode == "min" else -1.0
+def _best(manifests: Sequence[Judged], now: datetime, count: int, metric: str, mode: str) -> list[int]:
     measured = []
     for manifest in manifests:
-        value = manifest.metrics.get(metric)
-        if value is not None:  # a loss that was not a number is no best one
-            measured.append((sign * value, -(manifest.step or 0)))
+        value = signed_metric(manifest, metric, mode)
+        if value is not None:
+            measured.append((value, -(manifest.step or 0)))
     if not measured:
         return [manifest.step or 0 for manifest in manifests]  # a metric that no step has judges none
     return [-step for _, step in sorted(measured)[:count]]
 
 
-def _newer_than(manifests: Sequence[Manifest], now: datetime, seconds: float) -> list[int]:
-    begin = now - timedelta(seconds=seconds)
-    return [manifest.step or 0 for manifest in manifests if _created(manifest) >= begin]
+def signed_metric(manifest: Judged, metric: str, mode: str) -> float | None:
+    """Return a metric so that less is better; None for a step that lacks it, or whose value was not a number."""
+    value = manifest.metrics.get(metric)
+    return None if value is None else value if mode == "min" else -value
 
 
-def _created(manifest: Manifest) -> datetime:
+def _newer_than(manifests: Sequence[Judged], now: datetime, seconds: float) -> list[int]:
+    return [manifest.step or 0 for manifest in manifests if is_newer_than(manifest, now, seconds)]
+
+
+def is_newer_than(manifest: Judged, now: datetime, seconds: float) -> bool:
+    """Return whether a step was written less than so many seconds before `now`."""
+    return _created(manifest) >= now - timedelta(seconds=seconds)
+
+
+def _created(manifest: Judged) -> datetime:
     try:
         created = datetime.fromisoformat(manifest.created)
     except ValueError:

@@ -14,12 +14,13 @@ from holdfast.core.ranks import Ranks, together
 from holdfast.format.names import step_folder
 from holdfast.persist import retention, start
 from holdfast.persist.card import Card
-from holdfast.persist.catalog import Committed, is_left, living_steps
+from holdfast.persist.catalog import Catalog, Committed, is_left, living_steps
 from holdfast.persist.coordinator import Order
 from holdfast.persist.lineage import Lineage
 from holdfast.persist.processes import Process
+from holdfast.persist.retention_index import RetentionIndex
 from holdfast.persist.spawn import Message, WriterEnd
-from holdfast.storage.base import SharedStorage
+from holdfast.storage.base import SharedStorage, Tracked
 
 _OF_DEADLINE = 0.8  # who writes gives up before the others give up waiting for it
 _LEAVE_S = 1.0
@@ -63,7 +64,13 @@ class Leftovers:
         self._run = run
         self._deadline_s = deadline_s
         self._leads = False  # whether this rank is the first of its host
+        self._index = RetentionIndex(storage)
         self._hosts = 1
+
+    @property
+    def catalog(self) -> Catalog:
+        """What is known of the steps under the root since the start, on rank 0."""
+        return self._index.catalog
 
     def clean(self, ranks: Ranks, silence_s: float) -> Cleaned:
         """Wait for living writers, then remove what nobody holds and nobody can restore."""
@@ -102,9 +109,12 @@ class Leftovers:
     def _clean_storage(self, dead: Collection[str]) -> list[str]:
         """Attempts that are dead go, and what was removed or set aside in part is finished."""
         gone = start.clean_storage(self._storage, dead)
-        retention.apply(self._storage, None)
+        retention.apply(self._storage, None, index=self._index)
         with contextlib.suppress(HoldfastError):  # it takes room, and no more; the next start tries again
-            self._storage.sweep()
+            if isinstance(self._storage, Tracked):
+                self._storage.sweep_some(left=True)
+            else:
+                self._storage.sweep()
         return gone
 
     def newest(self, ranks: Ranks) -> Captured | None:
@@ -113,6 +123,8 @@ class Leftovers:
         It may be incomplete: then other hosts have the rest, and no rank runs there now.
         """
         known = self._known(ranks)
+        if not known:
+            return None  # on every rank alike
 
         def look() -> list[str]:
             if ranks.rank:

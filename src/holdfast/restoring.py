@@ -22,7 +22,7 @@ from holdfast.core.errors import (
 from holdfast.core.ranks import Ranks, together
 from holdfast.format.names import damaged_folder, step_folder
 from holdfast.loading import LoadOptions, LoadReport, load_checkpoint
-from holdfast.persist.catalog import Committed, committed_steps, living_steps
+from holdfast.persist.catalog import Catalog, Committed, living
 from holdfast.persist.checkpoint import Checkpoint
 from holdfast.persist.lineage import Left, Lineage
 from holdfast.persist.retention import free_name
@@ -79,13 +79,17 @@ class _Choice:
 
 
 def restore_stored(
-    ranks: Ranks, storage: Storage, state: MutableMapping[str, Any], request: Request
+    ranks: Ranks,
+    storage: Storage,
+    state: MutableMapping[str, Any],
+    request: Request,
+    catalog: Catalog | None = None,
 ) -> Restored | None:
     """Load the newest good checkpoint, or the one of the step that was asked for; None if there is none.
 
-    Raises Damaged if every one is damaged, on every rank.
+    `catalog` is what is known of the root already. Raises Damaged if every one is damaged, on every rank.
     """
-    choice = _choose(ranks, storage, request.step)
+    choice = _choose(ranks, catalog or Catalog(storage), request.step)
     skips: list[Left] = []
     for candidate in choice.candidates:
         step = candidate.step
@@ -115,15 +119,16 @@ def _opener(storage: Storage, step: int) -> Callable[[], Checkpoint]:
     return lambda: Checkpoint(storage, step_folder(step))
 
 
-def _choose(ranks: Ranks, storage: Storage, step: int | None) -> _Choice:
+def _choose(ranks: Ranks, catalog: Catalog, step: int | None) -> _Choice:
     """One decision for all ranks, by what rank 0 sees."""
 
     def look() -> list[Any] | None:
         if ranks.rank:
             return None
+        catalog.look()
+        committed = catalog.steps
         if step is None:
-            return [[_described(entry) for entry in reversed(living_steps(storage))], []]
-        committed = committed_steps(storage)
+            return [[_described(entry) for entry in reversed(living(committed))], []]
         asked = [_described(entry) for entry in committed if entry.step == step]
         later = [entry for entry in committed if entry.step > step]
         for entry in later:

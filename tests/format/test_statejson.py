@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from holdfast.core import limits
 from holdfast.core.errors import Damaged, Unsupported
 from holdfast.format import statejson, strictjson
 
@@ -332,3 +333,34 @@ def test_text_that_is_not_unicode_is_refused_with_its_path():
     for value in ({"x": "\ud800"}, {"\ud800": 1}):
         with pytest.raises(Unsupported, match="note"):
             statejson.encode(value, "note")
+
+
+def test_values_that_json_has_are_told_apart_from_those_it_has_not():
+    value = {
+        "small": [0, -1, True, None, 1.5, "text", "", 2**61, -(2**61)],
+        "odd": [float("nan"), float("inf"), 2**62, -(2**100), "ä", "\x00"],
+        "nested": {"a": {"b": [(1, 2), {3: 4}, b"x"]}},
+    }
+    encoded = statejson.encode(value, "state")
+    again = stored(value)
+    assert again["small"] == value["small"] and [type(item) for item in again["small"]] == [
+        type(item) for item in value["small"]
+    ]
+    assert str(again["odd"]) == str(value["odd"]) and again["nested"] == value["nested"]
+    assert encoded["odd"][:2] == [{"$float": "nan"}, {"$float": "inf"}]
+
+
+@pytest.mark.parametrize("bad", ["\ud800", 2**5000, object()])
+@pytest.mark.parametrize("wrap", [lambda item: {"k": item}, lambda item: [item], lambda item: {"\ud800": item}])
+def test_what_json_cannot_have_is_refused_wherever_it_is(bad, wrap):
+    with pytest.raises(Unsupported, match="state"):
+        statejson.encode({"inner": wrap(bad)}, "state")
+
+
+def test_scalars_count_as_a_level_of_nesting():
+    value = 1
+    for _ in range(limits.JSON_DEPTH // 4):
+        value = {"k": value}
+    statejson.encode(value, "state")
+    with pytest.raises(Unsupported, match="nested deeper"):
+        statejson.encode({"k": value}, "state")

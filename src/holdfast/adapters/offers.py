@@ -125,11 +125,30 @@ class Collected:
         plain = isinstance(tree.value, dict) and not any(key.startswith("$") for key in tree.value)
         if kind not in ("tensors", "module") or not plain:
             return None
-        digests = {}
-        for key, item in tree.value.items():
-            own = {path: tensor for path, tensor in tree.tensors.items() if path == key or path.startswith(f"{key}.")}
-            digests[key] = Told.of(TREE, item, _tensors_digest(Tree(item, own), on_devices=True)).digest
+        own = _by_top_key(tree)
+        digests = {key: _item_digest(item, own.get(key, {})) for key, item in tree.value.items()}
         return Told.of(DEALT, {"kind": kind, "value": tree.value, "digests": digests})
+
+
+def _by_top_key(tree: Tree) -> dict[str, dict[str, torch.Tensor]]:
+    """The tensors below each key of a dict; keys may have dots in them, so that one may be below several."""
+    out: dict[str, dict[str, torch.Tensor]] = {}
+    for path, tensor in tree.tensors.items():
+        end = len(path)
+        while end >= 0:
+            if path[:end] in tree.value:
+                out.setdefault(path[:end], {})[path] = tensor
+            end = path.rfind(".", 0, end)
+    return out
+
+
+def _item_digest(item: Any, tensors: dict[str, torch.Tensor]) -> str:
+    """Equal on ranks that have the same under a key of a dict. What a mere reference says needs no hash."""
+    if not tensors and type(item) is dict and len(item) == 1:
+        ((tag, content),) = item.items()
+        if tag == "$tensor" and type(content) is str:
+            return f"{tag} {content}"
+    return Told.of(TREE, item, _tensors_digest(Tree(item, tensors), on_devices=True)).digest
 
 
 def collect(live: LiveState, model_dtype: str | None, holders: Holders | None = None) -> Collected:

@@ -285,6 +285,8 @@ def _flat_holder(shard: FlatShard, where: str) -> Holder:
 def part_view(holder: Holder, part: Part) -> torch.Tensor:
     """The part as a tensor with the sizes of its box, a view of the local tensor."""
     view = holder.local
+    if part.local.sizes == part.box.sizes == view.shape:
+        return view
     if holder.local.ndim == len(part.local.sizes):
         for dim, (offset, size) in enumerate(zip(part.local.offsets, part.local.sizes, strict=True)):
             if (offset, size) != (0, view.shape[dim]):

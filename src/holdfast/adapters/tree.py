@@ -39,7 +39,8 @@ def contains_tensor(value: Any, name: str | None = None) -> bool:
             return True
         if isinstance(item, dict | list | tuple) and id(item) not in seen:
             seen.add(id(item))
-            waiting += item.values() if isinstance(item, dict) else item
+            members = item.values() if isinstance(item, dict) else item
+            waiting += [member for member in members if type(member) not in _PLAIN]
         elif name is not None and callable(getattr(item, "state_dict", None)):
             kind = type(item)
             raise Unsupported(

@@ -71,7 +71,7 @@ class Capturer:
         items = []
         for (offer, part, span), spot in zip(sources, spots.spots, strict=True):
             local = offer.holder.local
-            owned = local.device.type == "cuda" and local.untyped_storage().data_ptr() in guarded
+            owned = bool(guarded) and local.is_cuda and local.untyped_storage().data_ptr() in guarded
             items.append(Item(offer, part, span, spot, owned))
         return items
 

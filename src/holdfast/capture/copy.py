@@ -105,14 +105,15 @@ class Copier:
 
     def start(self, items: Sequence[Item], spots: Spots, interval_s: float | None) -> Pending:
         """Begin to copy all items; those on the CPU are copied when this returns."""
-        pending = Pending(bytes=sum(item.span.bytes for item in items if item.device.type == "cuda"))
-        for device in sorted({item.device for item in items if item.device.type == "cuda"}, key=str):
-            own = [item for item in items if item.device == device]
+        here = [item for item in items if not item.offer.holder.local.is_cuda]
+        away = [item for item in items if item.offer.holder.local.is_cuda] if len(here) < len(items) else []
+        pending = Pending(bytes=sum(item.span.bytes for item in away))
+        for device in sorted({item.device for item in away}, key=str):
+            own = [item for item in away if item.device == device]
             self._start_device(device, own, spots, interval_s or _FIRST_INTERVAL_S, pending)
-        for item in items:
-            if item.device.type != "cuda":
-                for target, source in _pairs(item, item.spot):
-                    target.copy_(source)
+        for item in here:
+            for target, source in _pairs(item, item.spot):
+                target.copy_(source)
         return pending
 
     def _start_device(

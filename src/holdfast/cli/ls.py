@@ -9,7 +9,7 @@ import click
 
 from holdfast.cli.render import clean, count, open_root, print_json, print_table, size_text
 from holdfast.format.names import set_aside_kind
-from holdfast.persist.catalog import Committed, committed_steps, is_left, set_aside, steps_left
+from holdfast.persist.catalog import Catalog, Committed, committed_steps, is_left, steps_left
 from holdfast.persist.tags import tagged
 from holdfast.storage import Storage, is_checkpoint, shared_storage_at
 
@@ -24,7 +24,9 @@ def command(root: str, as_json: bool) -> None:
     is listed with the reason; whether the tensors are good is what `holdfast verify` tells.
     """
     storage = open_root(root)
-    found, aside = committed_steps(storage), set_aside(storage)
+    catalog = Catalog(storage)
+    catalog.look()
+    found, aside = catalog.steps, catalog.aside
     notes = _notes(storage, found, aside)
     if as_json:
         print_json([_fields(entry, notes) for entry in (*found, *aside)])

@@ -11,8 +11,7 @@ import numpy as np
 
 from holdfast.plan.arrays import RawArray
 from holdfast.storage.base import Reader
-
-_OPEN_FILES = 64
+from holdfast.storage.open_files import open_limit
 
 
 class Source(Protocol):
@@ -36,7 +35,7 @@ class SourceFiles:
         if name in self._open:
             self._open.move_to_end(name)
             return self._open[name]
-        if len(self._open) >= _OPEN_FILES:
+        if len(self._open) >= open_limit():
             self._open.popitem(last=False)[1].close()
         with self._lock:  # a checkpoint may be asked by one thread at a time
             self._open[name] = self._source.open_file(name)

@@ -19,6 +19,7 @@ from holdfast.persist.read import Progress
 from holdfast.plan.arrays import RawArray, aligned_buffer
 from holdfast.plan.load import StoredFile
 from holdfast.storage.base import Storage, Writer
+from holdfast.storage.open_files import BlockWriters
 
 _LOOK_S = 0.2
 
@@ -78,27 +79,25 @@ class Stream:
         for _ in range(SPAN_BLOCKS if spans else 0):
             self._free.put(aligned_buffer(largest))
         workers, lock = Workers(), threading.Lock()
-        writers: dict[str, Writer] = {}
+        written = (block.file.plan.name for span in spans for block in span.blocks)
+        writers = BlockWriters(lambda name: storage.writer(attempt, name), written)
         files = SourceFiles(self._source, lock)
         try:
             if self._verify:
                 verifier = Verifier(self._source, self._stored, lock)
                 workers.start("verify", lambda: verifier.run(self._touched, workers.stop))
-            workers.start("write", lambda: self._write(writers, storage, attempt, workers.stop))
+            workers.start("write", lambda: self._write(writers, workers.stop))
             for span, fresh in zip(spans, touches, strict=True):
                 self._assemble(span, fresh, files, workers)
             self._end()
             workers.join()
             workers.check()
-            for writer in writers.values():
-                writer.sync()
         finally:
             workers.stop.set()
             self._end()
             workers.join()
             files.close()
-            for writer in writers.values():
-                writer.close()
+            writers.close()
         return self._reports
 
     def _end(self) -> None:
@@ -121,12 +120,10 @@ class Stream:
             except queue.Empty:
                 continue
 
-    def _write(self, writers: dict[str, Writer], storage: Storage, attempt: str, stop: threading.Event) -> None:
+    def _write(self, writers: BlockWriters, stop: threading.Event) -> None:
         while not stop.is_set() and (filled := self._filled.get()) is not None:
-            name = filled.block.file.plan.name
-            if name not in writers:
-                writers[name] = storage.writer(attempt, name)
-            self._write_block(filled, writers[name])
+            with writers.block(filled.block.file.plan.name) as writer:
+                self._write_block(filled, writer)
 
     def _write_block(self, gathered: Gathered, writer: Writer) -> None:
         block, digest = gathered.block, Digest()

@@ -18,6 +18,7 @@ from holdfast.core.errors import Damaged, Unsupported
 Keys = tuple[object, ...]
 Leaf = Callable[[Any, str, Keys], Any]
 _MAX_INT_BITS = 4096
+_SMALL_INT = 1 << 62
 
 
 def encode(value: Any, path: str, leaf: Leaf | None = None, keys: Keys = ()) -> Any:
@@ -47,6 +48,18 @@ def encode(value: Any, path: str, leaf: Leaf | None = None, keys: Keys = ()) -> 
     return _encode_container(value, path, leaf, keys)
 
 
+def _is_plain(value: Any) -> bool:
+    """Whether JSON has the value as it is: what large states have most of is told apart before anything else."""
+    kind = type(value)
+    if kind is int:
+        return -_SMALL_INT < value < _SMALL_INT  # type: ignore[no-any-return]
+    if kind is float:
+        return math.isfinite(value)
+    if kind is str:
+        return value.isascii()  # type: ignore[no-any-return]
+    return value is None or kind is bool
+
+
 def _encode_text(value: str, path: str) -> str:
     try:
         value.encode()
@@ -64,7 +77,11 @@ def _encode_int(value: int, path: str) -> int:
 def _encode_container(value: Any, path: str, leaf: Leaf | None, keys: Keys) -> Any:
     kind = type(value)
     if kind is list or kind is tuple or (isinstance(value, tuple) and kind.__module__ == "torch"):
-        items = [encode(item, f"{path}[{index}]", leaf, (*keys, index)) for index, item in enumerate(value)]
+        shallow = len(keys) < limits.JSON_DEPTH // 4
+        items = [
+            item if shallow and _is_plain(item) else encode(item, f"{path}[{index}]", leaf, (*keys, index))
+            for index, item in enumerate(value)
+        ]
         return items if kind is list else {"$tuple": items}
     if kind is set or kind is frozenset:
         items = [encode(item, f"{path}{{}}", None, (*keys, "{}")) for item in value]
@@ -82,8 +99,13 @@ def _encode_container(value: Any, path: str, leaf: Leaf | None, keys: Keys) -> A
 
 
 def _encode_dict(value: dict[Any, Any], path: str, leaf: Leaf | None, keys: Keys) -> Any:
-    if all(type(key) is str and not key.startswith("$") and _encode_text(key, path) == key for key in value):
-        return {key: encode(item, f"{path}.{key}", leaf, (*keys, key)) for key, item in value.items()}
+    if all(type(key) is str and key[:1] != "$" and (key.isascii() or _encode_text(key, path)) for key in value):
+        if len(keys) >= limits.JSON_DEPTH // 4:
+            return {key: encode(item, f"{path}.{key}", leaf, (*keys, key)) for key, item in value.items()}
+        return {
+            key: item if _is_plain(item) else encode(item, f"{path}.{key}", leaf, (*keys, key))
+            for key, item in value.items()
+        }
     return {"$dict": _encode_pairs(value, path, leaf, keys)}
 
 

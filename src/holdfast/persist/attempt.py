@@ -25,6 +25,7 @@ from holdfast.persist.mailbox import Mailbox, Watch
 from holdfast.plan.jobs import BlockJob, TravelJob, WriterJob, travel_file
 from holdfast.storage import Storage, storage_at
 from holdfast.storage.base import Reader, SharedStorage, Writer
+from holdfast.storage.open_files import BlockWriters, LazyReaders
 
 BEAT_S, _FIRST_BEAT_S = 1.0, 0.1
 _GIVEN_UP = "the save was given up because another rank failed"
@@ -115,7 +116,8 @@ class Save:
     def run(self, values: Mapping[str, Any]) -> None:
         """Write this rank's blocks, make them durable and report them."""
         self._beat.phase = "writing"
-        self._await([mail.BEGUN], "the attempt's folder", [0])
+        if self._desk.coordinator is None:  # else this process has begun it
+            self._await([mail.BEGUN], "the attempt's folder", [0])
         self._await_captures()
         if self._desk.arena_digest not in ("", self._own_digest()):
             raise Damaged("the memory of this host is not what was captured: its digest differs")
@@ -125,12 +127,11 @@ class Save:
         if distant:
             givers = self._job.givers
             self._await([mail.gave(giver) for giver in givers], "bytes from other hosts", givers)
-            travelled = {giver: self._take(giver) for giver in givers}
+            travelled = LazyReaders(givers, self._take)
             try:
                 self._write(distant, travelled)
             finally:
-                for reader in travelled.values():
-                    reader.close()
+                travelled.close()
         if not all(map(self._is_filled, self._givers_here())):
             raise PeerFailed("an arena was filled anew while it was being written: this save was given up")
         if not self._keep(values):
@@ -215,17 +216,14 @@ class Save:
         """Write blocks on a few threads and sync their files; a file that is written whole is one thread's."""
         threads = self._threads(blocks)
         local = threading.local()
-        writers: dict[str, Writer] = {}
         storage, attempt = self._desk.storage, self._order.attempt
-
-        whole = storage.whole_files
-        parts = list(_by_file(blocks)) if whole else [[block] for block in blocks]
+        writers = BlockWriters(lambda file: storage.writer(attempt, file), (block.file for block in blocks))
+        files = _by_file(blocks)
+        parts = list(files) if storage.whole_files else [[block] for file in files for block in file]
 
         def write_part(part: list[BlockJob]) -> None:
             for block in part:
                 write(block)
-            if whole:
-                writers[part[0].file].sync()
 
         def write(block: BlockJob) -> None:
             if self._beat.stopped:
@@ -233,22 +231,17 @@ class Save:
             if not hasattr(local, "gatherer"):
                 local.gatherer = Gatherer(self._desk.arenas, travelled)
             buffers = local.gatherer.block(block)
-            writers[block.file].write(block.offset, buffers)
-            self._note_digest(block, buffers)
+            with writers.block(block.file) as writer:
+                writer.write(block.offset, buffers)
+                self._note_digest(block, buffers)
             self._beat.written += block.size
 
         try:
-            for file in {block.file: None for block in blocks}:
-                writers[file] = storage.writer(attempt, file)
             with ThreadPoolExecutor(threads) as pool:
                 for _ in pool.map(write_part, parts):
                     pass
-                self._beat.phase = "syncing"
-                for _ in pool.map(lambda writer: writer.sync(), writers.values()):
-                    pass
         finally:
-            for writer in writers.values():
-                writer.close()
+            writers.close()
 
     def _threads(self, blocks: list[BlockJob]) -> int:
         largest = max((block.size for block in blocks if not is_direct(block)), default=0)

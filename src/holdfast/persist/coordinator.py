@@ -19,7 +19,8 @@ from holdfast.persist.commit import BlockReport, Commit
 from holdfast.persist.lineage import Lineage
 from holdfast.persist.mailbox import Mailbox, Watch
 from holdfast.persist.publish import begin, publish
-from holdfast.storage.base import Hold, SharedStorage
+from holdfast.persist.retention_index import RetentionIndex
+from holdfast.storage.base import Hold, SharedStorage, Tracked
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +59,7 @@ class Coordinator:
         self._hold: Hold | None = None
         self._old: Mailbox | None = None
         self._sweeper: threading.Thread | None = None
+        self._retention = RetentionIndex(storage)
         self.news: list[Event] = []  # of retention, for the trainer
 
     def begin(self, order: Order) -> None:
@@ -85,12 +87,12 @@ class Coordinator:
         values = [report["values"] for report in reports]
         seconds = round(time.monotonic() - self._started, 3)
         manifest, small = self._commit.manifest(order.attempt, order.lineage, blocks, values, seconds)
-        for name in self._storage.files(order.attempt):
+        for name in self._storage.files(order.attempt) if self._commit.hosts > 1 else ():
             if name.startswith("travel-"):
                 self._storage.drop(order.attempt, name)
         publish(self._storage, order.attempt, order.folder, manifest, small)
         keep = None if order.keep is None else Policy.from_fields(order.keep)
-        self.news += retention.apply(self._storage, keep, order.step).events(order.step)
+        self.news += retention.apply(self._storage, keep, order.step, self._retention).events(order.step)
 
     def _reports(self, order: Order) -> list[dict[str, Any]]:
         mailbox = Mailbox(self._storage, order.attempt)
@@ -137,7 +139,10 @@ class Coordinator:
 
     def _delete_removed(self) -> None:
         with contextlib.suppress(HoldfastError, OSError):  # the next save, or the next start, tries again
-            self._storage.sweep()
+            if isinstance(self._storage, Tracked):
+                self._storage.sweep_some()
+            else:
+                self._storage.sweep()
 
     def join(self) -> None:
         if self._sweeper is not None:
@@ -148,7 +153,7 @@ class Coordinator:
         end = time.monotonic() + wait_s
         while self._old is not None:
             try:
-                names = self._old.names()
+                names = self._old.names() if self._commit.world > 1 else set()
             except StorageError:  # the storage is away: the next start finds the mailbox
                 self._old = None
                 return

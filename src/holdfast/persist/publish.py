@@ -54,13 +54,17 @@ def begin(storage: Storage, attempt: str, folder: str, files: Iterable[tuple[str
 
 def publish(storage: Storage, attempt: str, folder: str, manifest: Manifest, small: Mapping[str, bytes]) -> bool:
     """Make the attempt the checkpoint `folder`; False if the same content is already there."""
-    if _same_as_committed(storage, folder, manifest):
+    try:
+        replaced = storage.read(folder, MANIFEST, limits.JSON_BYTES)
+    except HoldfastError:
+        replaced = b""
+    if replaced and _same_as_committed(storage, folder, manifest):
         storage.discard(attempt)
         return False
     for name, data in small.items():
         storage.put(attempt, name, data)
     storage.put(attempt, MANIFEST, encode_manifest(manifest))
-    storage.publish(attempt, folder, _aside(storage, folder, manifest))
+    storage.publish(attempt, folder, _aside(storage, folder, manifest) if replaced else "")
     return True
 
 

@@ -8,6 +8,7 @@ window of shared memory from which everyone copies (see share.py).
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -26,6 +27,7 @@ from holdfast.plan.files import Place
 from holdfast.plan.load import Portion, Read
 from holdfast.plan.pieces import Piece
 from holdfast.storage.base import Reader
+from holdfast.storage.open_files import open_limit
 
 PORTION_BYTES = 2 * MIB
 MAP_BYTES = 64 * MIB
@@ -61,7 +63,8 @@ class Loading:
         self._source = source
         self._destinations = destinations
         self._progress = progress
-        self._files: dict[str, Reader] = {}
+        self._files: OrderedDict[str, Reader] = OrderedDict()
+        self._most_files = open_limit()
         self._map = _NO_MAP
         self._digest: Digest | None = None
         self._loaded = Loaded()
@@ -93,8 +96,8 @@ class Loading:
 
     def _close(self) -> None:
         self._map = _NO_MAP
-        for file in self._files.values():
-            file.close()
+        while self._files:
+            self._files.popitem()[1].close()
 
     def _copy_mapped(self, read: Read) -> None:
         own = read.reader == self._ranks.rank
@@ -177,8 +180,12 @@ class Loading:
         return self._loaded.failure is None
 
     def _file(self, name: str) -> Reader:
+        """An open file; as it is used by one thread, any other may be closed. A map needs no open file."""
         if name not in self._files:
+            while len(self._files) >= self._most_files:
+                self._files.popitem(last=False)[1].close()
             self._files[name] = self._source.open_file(name)
+        self._files.move_to_end(name)
         return self._files[name]
 
     def _read(self, read: Read, portion: Portion, scratch: RawArray) -> None:

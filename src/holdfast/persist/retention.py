@@ -14,11 +14,14 @@ from holdfast.core import limits
 from holdfast.core.errors import Damaged, HoldfastError, InvalidArgument, NotFound, Untrusted
 from holdfast.core.events import Event
 from holdfast.format import strictjson
-from holdfast.format.names import abandoned_folder
+from holdfast.format.manifest import decode_manifest
+from holdfast.format.names import MANIFEST, abandoned_folder
+from holdfast.format.summary import Summary
 from holdfast.keep import Policy
-from holdfast.persist.catalog import Committed, committed_steps, is_left, set_aside, steps_left
+from holdfast.persist.catalog import Committed, committed_steps, living, set_aside
 from holdfast.persist.checkpoint import Checkpoint
 from holdfast.persist.lineage import Left
+from holdfast.persist.retention_index import RetentionIndex
 from holdfast.persist.tags import read_tags, tagged
 from holdfast.storage import requirement
 from holdfast.storage.base import Storage
@@ -64,20 +67,19 @@ def decide(
     was, and something would go, the newest that is good is looked for, byte by byte, and stays.
     """
     found = committed_steps(storage) if found is None else found
-    left = steps_left(found)
-    living = [entry for entry in found if not is_left(entry, left)]
-    good = [entry.manifest for entry in living if entry.manifest is not None]
+    good = [entry.manifest for entry in living(found) if entry.manifest is not None]
     kept = policy.kept(good)
     newest = max((manifest.step or 0 for manifest in good), default=None)
     tags = tagged(storage, [*found, *set_aside(storage)]) if read_tags(storage) else {}
+    needed = _needed(found)
     decisions = []
-    for entry in living:
+    for entry in living(found):
         reasons = list(kept.get(entry.step, ())) + [f"tag {name}" for name in tags.get(entry.folder, ())]
         if entry.manifest is None:
             reasons.append(f"{entry.trouble.lower()}: look at it, it is not removed by itself")
         elif entry.step in (newest, committed):
             reasons.append("the newest")
-        elif _is_needed(entry, found):
+        elif entry.folder in needed:
             reasons.append("it says which steps were left")
         decisions.append(Decision(entry, tuple(reasons)))
     if committed is None and not all(decision.stays for decision in decisions):
@@ -101,81 +103,104 @@ def _is_good(storage: Storage, folder: str) -> bool:
         return False
 
 
-def _is_needed(entry: Committed, found: list[Committed]) -> bool:
-    """Whether steps that a manifest gives up are still there under their names, and no other manifest says so."""
-    assert entry.manifest is not None
-    there = {(other.step, other.manifest.attempt) for other in found if other.manifest}
-    others = [other for other in found if other is not entry]
-    return bool(there & {*entry.manifest.abandons, *entry.manifest.skips} - steps_left(others))
+def _needed(found: list[Committed]) -> set[str]:
+    """The folders whose manifests give up steps that are still there under their names, as no other manifest does."""
+    naming: dict[Left, set[str]] = {}
+    for entry in found:
+        if entry.manifest is not None:
+            for left in (*entry.manifest.abandons, *entry.manifest.skips):
+                naming.setdefault(left, set()).add(entry.folder)
+    there = {(entry.step, entry.manifest.attempt) for entry in found if entry.manifest} if naming else set()
+    return {folder for left, folders in naming.items() if left in there and len(folders) == 1 for folder in folders}
 
 
-def apply(storage: Storage, policy: Policy | None, committed: int | None = None) -> Outcome:
+def apply(
+    storage: Storage, policy: Policy | None, committed: int | None = None, index: RetentionIndex | None = None
+) -> Outcome:
     """Set aside what rewinds gave up, and take away what nothing keeps.
 
-    What fails is told and left for the next time: it never fails a save.
+    What fails is told and left for the next time: it never fails a save. With the `index` of the
+    save before, the cost does not grow with the number of steps.
     """
     outcome = Outcome()
+    index = RetentionIndex(storage) if index is None else index
     try:
-        found = _set_aside(storage, outcome)
+        index.look(policy, committed)
+        _set_aside(storage, index, outcome)
         if committed is not None:
             with _noting(outcome, committed):
                 _remember(storage, policy)
-        decisions = decide(storage, policy, committed, found) if policy is not None else []
+        going = _going(storage, policy, committed, index)
     except (HoldfastError, OSError) as error:
+        index.forget()
         outcome.problems.append(str(error))
         return outcome
-    for entry in (decision.entry for decision in decisions if not decision.stays):
+    for entry in going:
         with _noting(outcome, entry.step):
-            _remove(storage, entry, outcome)
+            _remove(storage, entry, index, outcome)
+    index.write()
     return outcome
 
 
-def _remove(storage: Storage, entry: Committed, outcome: Outcome) -> None:
-    """Take a step away, unless it was tagged, or saved again, since it was judged."""
+def _going(storage: Storage, policy: Policy | None, committed: int | None, index: RetentionIndex) -> list[Committed]:
+    if policy is None:
+        return []
+    if committed is not None:
+        return index.going(committed)
+    decisions = decide(storage, policy, None, index.catalog.steps)
+    return [decision.entry for decision in decisions if not decision.stays]
+
+
+def _remove(storage: Storage, entry: Committed, index: RetentionIndex, outcome: Outcome) -> None:
+    """Take a step away, unless it was tagged, damaged or saved again since it was judged."""
     assert entry.manifest is not None
     if any(tag.attempt == entry.manifest.attempt for tag in read_tags(storage).values()):
         return
-    (outcome.removed if storage.remove(entry.folder, entry.manifest.attempt) else outcome.busy).append(entry.step)
+    try:
+        where = f"{storage.name}/{entry.folder}"
+        manifest = decode_manifest(storage.read(entry.folder, MANIFEST, limits.JSON_BYTES), where)
+    except (Damaged, NotFound):
+        index.catalog.see(entry.folder)
+        return
+    if Summary.of(manifest) != entry.manifest:
+        index.catalog.see(entry.folder)
+    elif storage.remove(entry.folder, entry.manifest.attempt):
+        index.catalog.forget(entry.folder)
+        outcome.removed.append(entry.step)
+    else:
+        outcome.busy.append(entry.step)
 
 
-def _set_aside(storage: Storage, outcome: Outcome) -> list[Committed]:
-    """Rename the steps that a rewind gave up, so that nobody takes them for the living branch; returns the others."""
-    found = committed_steps(storage)
-    abandoned = {left for entry in found if entry.manifest for left in entry.manifest.abandons}
-    left = {
-        (entry.step, entry.manifest.attempt): entry
-        for entry in found
-        if entry.manifest is not None and is_left(entry, abandoned)
-    }
-    for entry in _named_first(left):
+def _set_aside(storage: Storage, index: RetentionIndex, outcome: Outcome) -> None:
+    """Rename the steps that a rewind gave up, so that nobody takes them for the living branch."""
+    for entry in _named_first(index.abandoned()):
         assert entry.manifest is not None
         with _noting(outcome, entry.step):
             name = free_name(storage, abandoned_folder(entry.step))
             storage.rename(entry.folder, name, entry.manifest.attempt)
             outcome.aside.append(entry.step)
-            found.remove(entry)
+            index.catalog.forget(entry.folder)
+            index.catalog.see(name)
         if outcome.problems:
             break  # what names this one must stay, or it would come back
-    return found
 
 
 def _named_first(left: Mapping[Left, Committed]) -> list[Committed]:
     """Those that another one gives up come before that other one, so that at no time one is hidden by nobody."""
     seen: set[Left] = set()
     order: list[Committed] = []
-
-    def visit(key: Left) -> None:
-        manifest = left[key].manifest
-        if key in seen or manifest is None:
-            return
-        seen.add(key)
-        for named in (*manifest.abandons, *manifest.skips):
-            if named in left:
-                visit(named)
-        order.append(left[key])
-
-    for key in left:
-        visit(key)
+    for first in left:
+        waiting = [(first, False)]
+        while waiting:
+            key, is_done = waiting.pop()
+            manifest = left[key].manifest
+            if is_done:
+                order.append(left[key])
+            elif key not in seen and manifest is not None:
+                seen.add(key)
+                waiting.append((key, True))
+                named = [other for other in (*manifest.abandons, *manifest.skips) if other in left]
+                waiting += [(other, False) for other in reversed(named)]
     return order
 
 

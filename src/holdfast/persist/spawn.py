@@ -109,17 +109,22 @@ class WriterEnd:
     def order(self, order: Order) -> None:
         self._send({"do": "order", "order": asdict(order)})
 
-    def captured(self, attempt: str, values: Mapping[str, Any]) -> None:
-        self._send({"do": "captured", "attempt": attempt, "values": dict(values)})
+    def captured(self, attempt: str, values: Mapping[str, Any] | bytes) -> None:
+        """Say that all is captured. `values` may be their JSON text already."""
+        text = values if isinstance(values, bytes) else json.dumps(dict(values)).encode()
+        self._write(b'{"do":"captured","attempt":%b,"values":%b}' % (json.dumps(attempt).encode(), text))
 
     def abandon(self, attempt: str, failure: HoldfastError) -> None:
         self._send({"do": "abandon", "attempt": attempt, "error": error_record(failure)})
 
     def _send(self, message: Message) -> None:
-        data = json.dumps(message).encode() + b"\n"
+        self._write(json.dumps(message).encode())
+
+    def _write(self, text: bytes) -> None:
         try:
             with self._lock:
-                self._line.sendall(data)
+                self._line.sendall(text)
+                self._line.sendall(b"\n")
         except OSError as error:
             raise PeerFailed(f"the writer process is gone: {self.last_words()}") from error
 

@@ -67,11 +67,18 @@ def tagged(storage: Storage, entries: Iterable[Committed], problems: list[str] |
 
     Where that is gone, because the step was saved again, the tag goes with the step. `problems` as `read_tags` has it.
     """
-    entries = list(entries)
     found: dict[str, list[str]] = {}
-    for name, tag in read_tags(storage, problems).items():
-        same = [entry for entry in entries if entry.manifest and entry.manifest.attempt == tag.attempt]
-        for entry in same or [entry for entry in entries if entry.step == tag.step]:
+    tags = read_tags(storage, problems)
+    if not tags:
+        return found
+    by_attempt: dict[str, list[Committed]] = {}
+    by_step: dict[int, list[Committed]] = {}
+    for entry in entries:
+        by_step.setdefault(entry.step, []).append(entry)
+        if entry.manifest is not None:
+            by_attempt.setdefault(entry.manifest.attempt, []).append(entry)
+    for name, tag in tags.items():
+        for entry in by_attempt.get(tag.attempt) or by_step.get(tag.step, []):
             found.setdefault(entry.folder, []).append(name)
     return found
 

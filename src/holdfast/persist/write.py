@@ -22,6 +22,7 @@ from holdfast.plan.jobs import travel_file
 from holdfast.plan.pieces import Piece, Run
 from holdfast.plan.save import BlockPlan, Export, SavePlan
 from holdfast.storage.base import Reader, Storage, Writer
+from holdfast.storage.open_files import BlockWriters, LazyReaders
 
 
 def write_blocks(plan: SavePlan, ranks: Ranks, storage: Storage, attempt: str, sources: Sources) -> list[BlockReport]:
@@ -34,7 +35,7 @@ def write_blocks(plan: SavePlan, ranks: Ranks, storage: Storage, attempt: str, s
 
 def _hand_over(
     plan: SavePlan, ranks: Ranks, storage: Storage, attempt: str, sources: Sources, stack: ExitStack
-) -> dict[int, Reader]:
+) -> Mapping[int, Reader]:
     """Leave what other ranks need where they find it; returns readers of what they left for this one."""
     if all(piece.rank == block.owner for block in plan.blocks for piece in block.pieces):
         return {}
@@ -54,17 +55,14 @@ def _hand_over(
         return name
 
     names = together(ranks, leave)
-    givers: dict[int, Reader] = {}
 
-    def find() -> None:
-        wanted = {piece.rank for block in plan.blocks if block.owner == rank for piece in block.pieces} - {rank}
-        for giver in sorted(wanted):
-            nearby = plan.hosts[giver] == host
-            reader = open_reader(str(names[giver])) if nearby else storage.take(attempt, travel_file(giver, host))
-            stack.callback(reader.close)
-            givers[giver] = reader
+    def take(giver: int) -> Reader:
+        nearby = plan.hosts[giver] == host
+        return open_reader(str(names[giver])) if nearby else storage.take(attempt, travel_file(giver, host))
 
-    together(ranks, find)
+    wanted = {piece.rank for block in plan.blocks if block.owner == rank for piece in block.pieces} - {rank}
+    givers = LazyReaders(sorted(wanted), take)
+    stack.callback(givers.close)
     return givers
 
 
@@ -153,12 +151,10 @@ def _write_own(
 ) -> list[list[Any]]:
     own = [block for block in plan.blocks if block.owner == rank]
     gatherer = _Gatherer(plan, rank, sources, givers, max((block.size for block in own), default=0))
-    writers: dict[str, Writer] = {}
+    writers = BlockWriters(lambda file: storage.writer(attempt, file), (block.file for block in own))
     reports: list[list[Any]] = []
     try:
         for block in own:
-            if block.file not in writers:
-                writers[block.file] = storage.writer(attempt, block.file)
             digest = Digest()
             buffers = []
             for data in gatherer.block(block):
@@ -167,11 +163,9 @@ def _write_own(
             size = sum(data.nbytes for data in buffers)
             if size != block.size:
                 raise HoldfastError(f"{block.file} at {block.offset}: gathered {size} of {block.size} bytes")
-            writers[block.file].write(block.offset, buffers)
+            with writers.block(block.file) as writer:
+                writer.write(block.offset, buffers)
             reports.append([block.file, block.offset, block.size, digest.hex()])
-        for writer in writers.values():
-            writer.sync()
     finally:
-        for writer in writers.values():
-            writer.close()
+        writers.close()
     return reports

@@ -158,8 +158,9 @@ class WriterProcess:
             beat.phase = "waiting for the others"
             outcome = self._conclude(desk, order, mailbox, failure, started)
         stuck.cancel()
-        with contextlib.suppress(HoldfastError):  # the mailbox goes anyway, a little later
-            mailbox.post(mail.seen(rank), True)
+        if desk.coordinator is None:  # which waits for the other ranks to have seen it
+            with contextlib.suppress(HoldfastError):  # the mailbox goes anyway, a little later
+                mailbox.post(mail.seen(rank), True)
         if outcome["error"] is None or outcome["error"][0] == LayoutError.__name__:
             self._unpublished = False  # published, or no state that could be restored
         elif captured and not self._unpublished:

@@ -17,16 +17,20 @@ _GONE = object()
 def references(value: Any) -> dict[str, str]:
     """Every key that an encoded value refers to, with its tag."""
     out: dict[str, str] = {}
+    _refer(value, out)
+    return out
+
+
+def _refer(value: Any, out: dict[str, str]) -> None:
     if isinstance(value, list):
         for item in value:
-            out |= references(item)
+            _refer(item, out)
     elif isinstance(value, dict):
         for tag, content in value.items():
             if tag in _TAGS and isinstance(content, str):
                 out[content] = tag
             else:
-                out |= references(content)
-    return out
+                _refer(content, out)
 
 
 def settled(contents: Contents) -> Contents:

@@ -12,7 +12,7 @@ from typing import Any
 
 from holdfast.core.errors import LayoutError
 from holdfast.format import strictjson
-from holdfast.format.digest import digest_hex
+from holdfast.format.digest import Digest
 from holdfast.format.names import natural_key
 from holdfast.layout.coordinates import axis_sizes, coordinate_on, label
 from holdfast.layout.mesh import Mesh
@@ -31,10 +31,15 @@ class Told:
     kind: str
     content: Any
     digest: str
+    text: bytes = b""  # the content as JSON, where it was made for the digest
 
     @staticmethod
     def of(kind: str, content: Any, extra: str = "") -> Told:
-        return Told(kind, content, digest_hex(strictjson.dumps([kind, content, extra])))
+        text = strictjson.dumps(content)
+        digest = Digest()
+        for part in (kind.encode(), b"\0", extra.encode(), b"\0", text):
+            digest.update(part)
+        return Told(kind, content, digest.hex(), text)
 
 
 Speakers = Mapping[str, int]  # of each value: the first rank that tells the same
@@ -47,6 +52,17 @@ def value_fields(told: Mapping[str, Told], speakers: Speakers, rank: int) -> dic
         speaker = speakers.get(name, rank)
         out[name] = [value.kind, value.digest, speaker, value.content if speaker == rank else None]
     return out
+
+
+def value_text(told: Mapping[str, Told], speakers: Speakers, rank: int) -> bytes:
+    """The same as JSON, of the texts that were made for the digests: a large value is not encoded again."""
+    parts = []
+    for name, value in told.items():
+        speaker = speakers.get(name, rank)
+        text = (value.text or strictjson.dumps(value.content)) if speaker == rank else b"null"
+        head = strictjson.dumps([value.kind, value.digest, speaker])
+        parts.append(strictjson.dumps(name) + b":" + head[:-1] + b"," + text + b"]")
+    return b"{" + b",".join(parts) + b"}"
 
 
 def values_from(everyone: Sequence[Mapping[str, Any]]) -> list[dict[str, Told]]:

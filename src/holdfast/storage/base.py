@@ -6,7 +6,8 @@ attempt, a folder that no reader takes for a checkpoint until `publish` names it
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from holdfast.storage.identity import Identity
@@ -178,4 +179,47 @@ class IdentifiedStorage(SharedStorage, Protocol):
 
         Of processes and hosts that race one makes it, and all return the same id. Raises
         StorageError if it can be neither read nor made, as on a root that is read-only or full.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class Stamped:
+    """A manifest as it was read, with the stamp of the file it was read from.
+
+    An equal stamp later means the same bytes. Until it is `settled`, a change right after the
+    read might leave the stamp as it is, since clocks of file systems tick slowly.
+    """
+
+    data: bytes
+    stamp: str
+    settled: bool
+
+
+@runtime_checkable
+class Tracked(Protocol):
+    """A storage that tells which manifests have changed without reading them.
+
+    Optional: of a storage that is not tracked every manifest is read at every look.
+    """
+
+    def stamps(self) -> dict[str, str]:
+        """The stamp of every committed folder's manifest, "" for a folder that has none."""
+
+    def changes(self, known: Mapping[str, str], important: Collection[str]) -> dict[str, str | None]:
+        """What differs from the `known` stamps: new stamps by folder, None for a folder that is gone.
+
+        The `important` folders are compared for certain; of the others as many as that takes no
+        time. A difference that is not found now is found by a later call or by `stamps`.
+        """
+
+    def read_stamped(self, folder: str, limit_bytes: int) -> Stamped:
+        """A folder's manifest with its stamp; raises as `read` does."""
+
+    def recall(self, folder: str, stamp: str, attempt: str) -> None:
+        """Take over, from who has read it, that the manifest with this stamp is good and names an attempt."""
+
+    def sweep_some(self, *, left: bool = False) -> None:
+        """Delete some of what was removed, in bounded time, where `sweep` deletes all of it.
+
+        With `left`, also some of what other processes left behind.
         """

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from itertools import islice
 from types import ModuleType
 from typing import Any, TypeVar
 
@@ -25,6 +26,7 @@ _STATUS = re.compile(r"status code: (\d{3})")
 _TRANSIENT = {408, 409, 425, 429}
 _RETRIES = 4
 _AT_ONCE = 500  # objects in one request to delete
+PAGE = 1000  # objects in one reply to a listing
 
 
 class Refused(StorageError):
@@ -46,6 +48,7 @@ class Listed:
     key: str
     size: int
     modified: datetime
+    tag: str = ""  # of its content, where the store has one
 
 
 def _obstore() -> ModuleType:
@@ -215,10 +218,18 @@ class Calls:
         """Every object under a prefix, at any depth."""
 
         def look() -> list[Listed]:
-            chunks = self._store.list(prefix or None, chunk_size=1000)
-            return [Listed(item["path"], item["size"], item["last_modified"]) for chunk in chunks for item in chunk]
+            return [_listed(item) for chunk in self._store.list(prefix or None, chunk_size=PAGE) for item in chunk]
 
         return self.tried("listing", prefix, look)
+
+    def listed_after(self, key: str, *, one_page: bool = False) -> list[Listed]:
+        """Every object whose key comes after a key, in order; with `one_page` as many as one request gives."""
+
+        def look() -> list[Listed]:
+            chunks = self._store.list(None, offset=key, chunk_size=PAGE)
+            return [_listed(item) for chunk in (islice(chunks, 1) if one_page else chunks) for item in chunk]
+
+        return self.tried("listing", key, look)
 
     def any_under(self, prefix: str) -> bool:
         """Whether there is any object under a prefix."""
@@ -257,6 +268,10 @@ class Calls:
 
 class Short(StorageError):
     """A reply with fewer bytes than were asked for."""
+
+
+def _listed(item: Any) -> Listed:
+    return Listed(item["path"], item["size"], item["last_modified"], item["e_tag"] or "")
 
 
 def _hint(text: str, url: str) -> str:

@@ -23,8 +23,10 @@ from holdfast.core import limits
 from holdfast.core.errors import Damaged, HoldfastError, NotFound, StorageError
 from holdfast.core.filenames import MANIFEST, attempt_named, check_file
 from holdfast.storage import linux
+from holdfast.storage.base import Stamped
 from holdfast.storage.blobs import blob_of, blob_size
 from holdfast.storage.identity import Identity, make_identity, read_identity
+from holdfast.storage.stamps import StampedFolders, is_settled, stamp_of
 from holdfast.storage.trust import Trust, is_listed_link, unlink_if_link
 
 _CALL_BUFFERS = 512
@@ -102,6 +104,11 @@ class LocalReader:
         data = bytearray(self.size)
         self.read_into(0, [memoryview(data)])
         return bytes(data)
+
+    def stamped(self, limit_bytes: int) -> Stamped:
+        """All of it with the stamp of the open file, taken before the read: a change meanwhile is not missed."""
+        status = os.fstat(self._descriptor)
+        return Stamped(self.read(limit_bytes), stamp_of(status), is_settled(status))
 
     def close(self) -> None:
         os.close(self._descriptor)
@@ -232,7 +239,7 @@ def _opened(name: str, at: int) -> Iterator[int]:
         os.close(descriptor)
 
 
-class LocalStorage:
+class LocalStorage(StampedFolders):
     """Folders under a path. Files are private to the user: 0600, folders 0700.
 
     Committed files are mapped where the file system is a disk or memory of this host; a
@@ -245,6 +252,7 @@ class LocalStorage:
     def __init__(self, root: Path, *, mappable: bool | None = None) -> None:
         self.root = root
         self._mappable = mappable
+        self._hidden_by_us: list[str] = []  # what `sweep_some` deletes
 
     @property
     def name(self) -> str:
@@ -293,6 +301,13 @@ class LocalStorage:
 
     def read(self, folder: str, name: str, limit_bytes: int) -> bytes:
         return LocalPin(self.root / folder, mappable=False).read(name, limit_bytes)
+
+    def read_stamped(self, folder: str, limit_bytes: int) -> Stamped:
+        reader = LocalPin(self.root / folder, mappable=False).open(MANIFEST)
+        try:
+            return reader.stamped(limit_bytes)
+        finally:
+            reader.close()
 
     def pin(self, folder: str) -> LocalPin:
         path = self.root / folder
@@ -412,7 +427,8 @@ class LocalStorage:
                 self.rename(attempt, aside)
             else:
                 with _failing_as_storage_error(f"removing what {target} replaced"):
-                    self._sweep(self._hide(attempt))
+                    self._hidden_by_us.append(self._hide(attempt))
+                    self.sweep_some()
 
     def _make_certain(self, change: Callable[[], None], undo: Callable[[], None]) -> None:
         """Change names under the root durably; if that fails, undo it: what was not published is not seen."""
@@ -440,6 +456,7 @@ class LocalStorage:
             self._require(folder, attempt, descriptor)
             hidden = self._hide(folder)
             self._require_moved(folder, hidden, descriptor)
+            self._hidden_by_us.append(hidden)
             unlink_if_link(self.root / hidden)
         return True
 
@@ -481,6 +498,18 @@ class LocalStorage:
         for folder in self.hidden():
             if folder.startswith(_REMOVED):
                 self._sweep(folder)
+
+    def sweep_some(self, *, left: bool = False) -> None:
+        if left:
+            self.sweep()
+            return
+        busy = []
+        while self._hidden_by_us:  # another thread may add to it
+            folder = self._hidden_by_us.pop(0)
+            self._sweep(folder)
+            if (self.root / folder).exists():  # somebody reads it
+                busy.append(folder)
+        self._hidden_by_us += busy
 
     def _sweep(self, folder: str) -> None:
         doing = _failing_as_storage_error(f"deleting {self.root / folder}")

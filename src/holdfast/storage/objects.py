@@ -17,19 +17,23 @@ import json
 import re
 import secrets
 import time
+from collections.abc import Collection, Mapping
 
 from holdfast.core.errors import Damaged, NotFound, StorageError
 from holdfast.core.filenames import MANIFEST, attempt_named, check_file, is_plain
 from holdfast.core.limits import JSON_BYTES
 from holdfast.storage.address import Address
+from holdfast.storage.base import Stamped
 from holdfast.storage.calls import Calls, Found, Refused
 from holdfast.storage.holds import HostHold, HostHolds
 from holdfast.storage.identity import IDENTITY, Identity, id_in, new_identity
 from holdfast.storage.pins import ObjectPin, Pointer, pointer_bytes
+from holdfast.storage.pointers import Pointers, found_stamp
 from holdfast.storage.sweeping import Sweeper
-from holdfast.storage.transfer import ObjectReader, ObjectWriter, at_once
+from holdfast.storage.transfer import ObjectReader, ObjectWriter
 
 OPEN, REMOVED = ".open", ".removed"
+_ATTEMPT, _MAIL = ".attempt-", ".mail-"
 _TARGET = ".folder"  # in an attempt's prefix: the folder that it is published as
 _UNIQUE = re.compile(r"\.attempt-[0-9a-f]{16}")
 _SMALL_BYTES = 64 * 1024
@@ -47,8 +51,13 @@ class ObjectStorage:
         self._address = address if isinstance(address, Address) else Address.parse(address)
         self._calls = Calls(self._address)
         self._holds = HostHolds(self._address.url)
+        self._pointers = Pointers(self._calls)
+        self._sweeps = Sweeper(self._calls, self._holds, self._address, self)
         self._opened: dict[str, str] = {}
+        self._begun: set[str] = set()  # those that this process has begun itself
         self._made: dict[str, set[str]] = {}  # by attempt: the files that this process has made or announced
+        self._manifests: dict[str, bytes] = {}
+        self._open_tags: dict[str, tuple[str, str]] = {}  # by what is open: the tag of that note, and the prefix
         self._uncertain: set[str] = set()
 
     @property
@@ -81,12 +90,24 @@ class ObjectStorage:
     # Looking.
 
     def folders(self) -> list[str]:
-        names = [name for name in self._calls.prefixes() if not name.startswith(".")]
-        # Some stores go on listing a prefix for a while when there is nothing under it any more.
-        return [name for name, there in zip(names, at_once(self._is_there, names), strict=True) if there]
+        # By their objects: some stores go on listing a prefix for a while when there is nothing under it any more.
+        return sorted(self._pointers.stamps())
 
-    def _is_there(self, folder: str) -> bool:
-        return self._calls.exists(f"{folder}/{MANIFEST}") or self._calls.any_under(folder)
+    def stamps(self) -> dict[str, str]:
+        return self._pointers.stamps()
+
+    def changes(self, known: Mapping[str, str], important: Collection[str]) -> dict[str, str | None]:
+        return self._pointers.changes(known, important)
+
+    def recall(self, folder: str, stamp: str, attempt: str) -> None:
+        self._pointers.recall(folder, stamp, attempt)
+
+    def read_stamped(self, folder: str, limit_bytes: int) -> Stamped:
+        found = self._committed(folder)
+        if found is None:
+            raise NotFound(f"{self.name}/{folder} has no file {MANIFEST}")
+        pin = ObjectPin(self._calls, self._holds, folder, Pointer.of(folder, found))
+        return Stamped(pin.read(MANIFEST, limit_bytes), found_stamp(found), settled=True)
 
     def hidden(self) -> list[str]:
         return sorted(item.key.removeprefix(f"{OPEN}/") for item in self._calls.listed(OPEN))
@@ -121,11 +142,13 @@ class ObjectStorage:
         return self.pin(folder).read(name, limit_bytes)
 
     def entries(self, folder: str) -> list[str]:
+        beside = {item.key.removeprefix(f"{folder}/") for item in self._calls.listed(folder)}
+        if not beside and not folder.startswith("."):
+            return []
         try:
             pin = self.pin(folder)
         except NotFound:
             return []
-        beside = {item.key.removeprefix(f"{folder}/") for item in self._calls.listed(folder)}
         return sorted(beside - {MANIFEST} | set(pin.files()))
 
     # Attempts.
@@ -140,6 +163,7 @@ class ObjectStorage:
         except Refused:
             raise StorageError(f"making {self.name}/{attempt}: it is there already") from None
         self._opened[attempt] = prefix
+        self._begun.add(attempt)
 
     def _prefix(self, attempt: str, *, fresh: bool = False) -> str:
         """Where an open attempt's data lies; raises NotFound if it is not open."""
@@ -180,6 +204,8 @@ class ObjectStorage:
         except Refused:
             raise StorageError(f"making {self.name}/{attempt}/{name}: it is there already") from None
         self._made.setdefault(attempt, set()).add(name)
+        if name == MANIFEST and Pointer.of("", Found(data, {})).prefix == self._opened.get(attempt):
+            self._manifests[attempt] = data  # what `publish` puts under the folder's name
 
     def take(self, attempt: str, name: str) -> ObjectReader:
         key = self._key(attempt, name)
@@ -192,14 +218,20 @@ class ObjectStorage:
         self._made.get(attempt, set()).discard(name)
 
     def note(self, folder: str, name: str, data: bytes, *, durable: bool = False) -> None:
-        self._calls.put(self._key(folder, name, fresh=True), data)
+        # Others may discard a mailbox or an attempt. Notes that its own maker puts there all the same are swept later.
+        fresh = folder.startswith((_MAIL, _ATTEMPT)) and folder not in self._begun
+        self._calls.put(self._key(folder, name, fresh=fresh), data)
 
     def discard(self, attempt: str) -> None:
         with contextlib.suppress(StorageError, NotFound, Damaged):  # what stays is swept later
             try:
-                prefix = self._prefix(attempt, fresh=True)
+                prefix = self._prefix(attempt, fresh=attempt not in self._begun)
             except Damaged:
                 self._close(attempt)  # it does not say where its data is: what there is under its name is swept
+                return
+            if attempt.startswith(_MAIL):  # no folder ever points to a mailbox
+                keys = [item.key for item in self._calls.listed(prefix)]
+                self._close(attempt, *keys)
                 return
             self._close(attempt)
             used = self.prefixes_in_use() if self._calls.exists(f"{prefix}/{_TARGET}") else set()
@@ -210,16 +242,19 @@ class ObjectStorage:
                 return
             self._calls.delete([item.key for item in self._calls.listed(prefix)])
 
-    def _close(self, attempt: str) -> None:
+    def _close(self, attempt: str, *keys: str) -> None:
         self._opened.pop(attempt, None)
+        self._begun.discard(attempt)
         self._made.pop(attempt, None)
-        self._calls.delete([f"{OPEN}/{attempt}"])
+        self._manifests.pop(attempt, None)
+        self._open_tags.pop(attempt, None)
+        self._calls.delete([f"{OPEN}/{attempt}", *keys])
 
     # Publishing.
 
     def publish(self, attempt: str, folder: str, aside: str = "") -> None:
         prefix = self._prefix(attempt, fresh=True)
-        data = self._manifest(prefix)
+        data = self._manifests.get(attempt) or self._manifest(prefix)
         self._calls.put(f"{prefix}/{_TARGET}", folder.encode())
         before = self._committed(folder)
         if before is not None and aside:
@@ -324,8 +359,6 @@ class ObjectStorage:
                 self._require(folder, self._committed(folder), attempt)
             whole = pointer.prefix == folder
             self._calls.delete([item.key for item in self._calls.listed(folder)] if whole else [f"{folder}/{MANIFEST}"])
-        with contextlib.suppress(StorageError):  # this one is removed: what was before it may wait
-            self._sweeper().run(removed_only=True)
         return True
 
     def _bury(self, prefix: str, manifest: bytes) -> None:
@@ -336,8 +369,11 @@ class ObjectStorage:
     def sweep(self) -> None:
         self._sweeper().run()
 
+    def sweep_some(self, *, left: bool = False) -> None:
+        self._sweeper().run_some(left=left)
+
     def _sweeper(self) -> Sweeper:
-        return Sweeper(self._calls, self._holds, self._address, self)
+        return self._sweeps
 
     def prefixes_in_use(self) -> set[str] | None:
         """The data prefixes that are being written or that some folder points to; None if it cannot be told.
@@ -346,19 +382,31 @@ class ObjectStorage:
         What is renamed meanwhile may be missed in both, and a damaged manifest points nowhere.
         """
         used = set()
-        for attempt in self.hidden():
+        for item in self._calls.listed(OPEN):
+            attempt = item.key.removeprefix(f"{OPEN}/")
+            known = self._open_tags.get(attempt)
             with contextlib.suppress(NotFound):
-                used.add(self._prefix(attempt, fresh=True))
-        folders = self.folders()
-        for folder in folders:
-            try:
-                pointer = self._pointer(folder)
-            except NotFound:
+                prefix = known[1] if known and item.tag and known[0] == item.tag else self._prefix(attempt, fresh=True)
+                used.add(prefix)
+                self._open_tags[attempt] = (item.tag, prefix)
+        stamps = self._pointers.stamps()
+        for folder, stamp in stamps.items():
+            pointed = self._pointers.prefix(folder, stamp) or self._prefix_of(folder)
+            if pointed is None:
                 return None
-            if pointer.data is not None and not self._calls.exists(f"{pointer.prefix}/{_TARGET}"):
-                return None  # a damaged manifest: what it pointed to is not known
-            used.add(pointer.prefix)
-        return used if folders == self.folders() else None
+            used.add(pointed)
+        # A rename goes to a name that comes first, so that one during a long listing shows here.
+        return used if self._pointers.first_folders() <= stamps.keys() else None
+
+    def _prefix_of(self, folder: str) -> str | None:
+        """Where a folder's data is, by its manifest; None if that cannot be told."""
+        try:
+            pointer = self._pointer(folder)
+        except NotFound:
+            return None
+        if pointer.data is not None and not self._calls.exists(f"{pointer.prefix}/{_TARGET}"):
+            return None  # a damaged manifest: what it pointed to is not known
+        return pointer.prefix
 
     def hold(self, folder: str) -> HostHold:
         return self._holds.take(self._held_name(folder))

@@ -22,6 +22,11 @@ def pointer_bytes(prefix: str) -> bytes:
     return json.dumps({"holdfast": _POINTER, "attempt": prefix}).encode()
 
 
+def prefix_named(attempt: Any) -> str | None:
+    """The prefix of the data that a manifest's attempt names; None if it names none."""
+    return attempt if isinstance(attempt, str) and _PREFIX.fullmatch(attempt) else None
+
+
 @dataclass(frozen=True, slots=True)
 class Pointer:
     """Where a folder's data lies, and its manifest; None if that is among the data."""
@@ -37,8 +42,8 @@ class Pointer:
             fields = json.loads(found.data)
         except (ValueError, RecursionError):
             return Pointer(folder, found.data)  # damaged, as its reader will say
-        attempt = fields.get("attempt") if isinstance(fields, dict) else None
-        if not isinstance(attempt, str) or not _PREFIX.fullmatch(attempt):
+        attempt = prefix_named(fields.get("attempt") if isinstance(fields, dict) else None)
+        if attempt is None:
             return Pointer(folder, found.data)
         return Pointer(attempt, None if fields.get("holdfast") == _POINTER else found.data)
 

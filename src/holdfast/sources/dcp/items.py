@@ -16,6 +16,7 @@ from holdfast.sources.foreign import Folder
 from holdfast.sources.torchfiles.archive import Archive, read_archive
 from holdfast.sources.torchfiles.names import Tensor
 from holdfast.storage.base import Reader
+from holdfast.storage.open_files import LazyReaders
 
 _WINDOW_BYTES = 4096
 _KINDS = 16  # of one length
@@ -29,17 +30,15 @@ class _Kind:
 
 
 class Items:
-    """The items of one checkpoint's files, which stay open until it is closed."""
+    """The items of one checkpoint's files, of which a limited number stays open."""
 
     def __init__(self, folder: Folder) -> None:
         self._folder = folder
-        self._readers: dict[str, Reader] = {}
+        self._readers = LazyReaders(folder.files, folder.open)
         self._kinds: dict[int, list[_Kind]] = {}
 
     def close(self) -> None:
-        for reader in self._readers.values():
-            reader.close()
-        self._readers.clear()
+        self._readers.close()
 
     def tensor(self, item: Item, where: str) -> tuple[Tensor, int, int]:
         """The tensor of an item, and where its storage begins and how many bytes it has."""
@@ -57,9 +56,7 @@ class Items:
 
     def reader(self, file: str) -> Reader:
         if file not in self._readers:
-            if file not in self._folder.files:
-                raise Damaged(f"{self._folder.path}: .metadata names {file[:80]!r}, which is not there")
-            self._readers[file] = self._folder.open(file)
+            raise Damaged(f"{self._folder.path}: .metadata names {file[:80]!r}, which is not there")
         return self._readers[file]
 
     def _kind(self, item: Item, where: str) -> _Kind:

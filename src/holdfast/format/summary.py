@@ -1,0 +1,40 @@
+"""Summaries of manifests: what describes a step among other steps, without its files and blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from holdfast.format.manifest import Manifest
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """The fields of a manifest that listing, retention and restore decide by."""
+
+    step: int | None
+    parent: int | None
+    attempt: str
+    created: str
+    total_bytes: int
+    groups: tuple[str, ...]
+    writer: Mapping[str, Any]
+    metrics: Mapping[str, float | None] = field(default_factory=dict)
+    abandons: tuple[tuple[int, str], ...] = ()
+    skips: tuple[tuple[int, str], ...] = ()
+
+    @staticmethod
+    def of(manifest: Manifest) -> Summary:
+        return Summary(
+            manifest.step,
+            manifest.parent,
+            manifest.attempt,
+            manifest.created,
+            manifest.total_bytes,
+            tuple(manifest.groups),
+            manifest.writer,
+            manifest.metrics,
+            manifest.abandons,
+            manifest.skips,
+        )

@@ -1,0 +1,167 @@
+"""The catalogue file: summaries of manifests from process to process, kept for speed alone.
+
+Every entry has the stamp of the manifest it was made from; an entry whose stamp differs from
+the manifest's own counts as absent. So does a file that is torn, stale or unreadable. It is never
+synced, may be deleted at any time, and is made again from the manifests.
+
+There are two files: `base.json` with most entries, and `tail.json` with those that came since,
+so that a save writes a few entries and not all. What many steps have in common, such as the
+mesh and the steps that a rewind gave up, is stored once per file, in a table.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from holdfast.core import limits
+from holdfast.core.errors import HoldfastError
+from holdfast.format.digest import HEX_DIGITS, digest_hex
+from holdfast.format.summary import Summary
+from holdfast.storage import requirement
+from holdfast.storage.base import Storage
+
+FOLDER, BASE, TAIL = ".catalog", "base.json", "tail.json"
+WORTH = 10  # with fewer steps than that their manifests are read as fast
+_TAIL_ENTRIES = 64
+_VERSION = 1
+_SECONDS = "seconds"  # of a writer's fields the one that differs from step to step
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A folder with the stamp and digest of its manifest, whether the stamp is settled, and the summary."""
+
+    folder: str
+    stamp: str
+    digest: str
+    settled: bool
+    summary: Summary
+
+
+class CatalogFile:
+    """The catalogue file of one root."""
+
+    def __init__(self, storage: Storage) -> None:
+        self._storage = storage
+        self._tail: dict[str, Entry] | None = None  # None: a base has to be written
+        self._made = False
+
+    def read(self) -> list[Entry]:
+        """Return the entries of the file; none of a part that cannot be read."""
+        base = self._entries(BASE)
+        tail = None if base is None else self._entries(TAIL)
+        if base is not None and tail is not None and len(tail) <= _TAIL_ENTRIES:
+            self._tail = {entry.folder: entry for entry in tail}
+            self._made = True
+        newer = {entry.folder for entry in tail or ()}
+        return [*(entry for entry in base or () if entry.folder not in newer), *(tail or ())]
+
+    def _entries(self, name: str) -> list[Entry] | None:
+        try:
+            requirement(self._storage)(FOLDER)  # in a shared root another user might have put it there
+            return _decode(self._storage.read(FOLDER, name, limits.JSON_BYTES))
+        except (HoldfastError, OSError, ValueError, TypeError, LookupError, RecursionError):
+            return None
+
+    def write(self, changed: Mapping[str, Entry | None], everything: Callable[[], list[Entry]]) -> None:
+        """Write the changed entries, or everything where the tail has grown long or there is no base yet."""
+        if self._tail is not None and not changed:
+            return
+        try:
+            if self._tail is None or len(self._tail) + len(changed) > _TAIL_ENTRIES:
+                self._write_base(everything())
+            else:
+                for folder, entry in changed.items():
+                    self._tail.pop(folder, None)
+                    if entry is not None:
+                        self._tail[folder] = entry
+                self._note(TAIL, self._tail.values())
+        except (HoldfastError, OSError):
+            self._tail, self._made = None, False  # a read-only root, a full disk: the next process reads the manifests
+
+    def _write_base(self, entries: list[Entry]) -> None:
+        if len(entries) < WORTH and not self._made:
+            return
+        self._tail = None
+        if not self._made and FOLDER not in self._storage.hidden():
+            self._storage.begin(FOLDER)
+        self._made = True
+        self._note(BASE, entries)
+        self._note(TAIL, [])
+        self._tail = {}
+
+    def _note(self, name: str, entries: Iterable[Entry]) -> None:
+        self._storage.note(FOLDER, name, _encode(entries))
+
+
+def _encode(entries: Iterable[Entry]) -> bytes:
+    """The file's bytes: a digest of the rest, and JSON with a table and the entries, which refer to it."""
+    table: dict[str, int] = {}
+
+    def number(value: Any) -> int:
+        return table.setdefault(json.dumps(value, separators=(",", ":")), len(table))
+
+    rows = []
+    for entry in entries:
+        summary = entry.summary
+        writer = {name: value for name, value in summary.writer.items() if name != _SECONDS}
+        rows.append(
+            [
+                entry.folder,
+                entry.stamp,
+                entry.digest,
+                int(entry.settled),
+                summary.step,
+                summary.parent,
+                summary.attempt,
+                summary.created,
+                summary.total_bytes,
+                number(summary.groups),
+                number(writer),
+                summary.writer.get(_SECONDS),
+                summary.metrics or None,
+                number(summary.abandons) if summary.abandons else None,
+                number(summary.skips) if summary.skips else None,
+            ]
+        )
+    rest = json.dumps(rows, separators=(",", ":"))
+    body = f'{{"version":{_VERSION},"table":[{",".join(table)}],"entries":{rest}}}'.encode()
+    return digest_hex(body).encode() + b"\n" + body
+
+
+def _decode(data: bytes) -> list[Entry]:
+    """The entries in a file whose digest is right; raises ValueError, TypeError or LookupError for any other."""
+    digest, body = data[:HEX_DIGITS], data[HEX_DIGITS + 1 :]
+    if digest_hex(body).encode() != digest:
+        raise ValueError("torn")
+    fields = json.loads(body)
+    if fields["version"] != _VERSION:
+        raise ValueError("another version")
+    table = [_shared(value) for value in fields["table"]]
+    out = []
+    for folder, stamp, digest, settled, *own, groups, writer, seconds, metrics, abandons, skips in fields["entries"]:
+        step, parent, attempt, created, total_bytes = own
+        summary = Summary(
+            step,
+            parent,
+            attempt,
+            created,
+            total_bytes,
+            table[groups],
+            table[writer] if seconds is None else {**table[writer], _SECONDS: seconds},
+            metrics or {},
+            () if abandons is None else table[abandons],
+            () if skips is None else table[skips],
+        )
+        out.append(Entry(folder, stamp, digest, bool(settled), summary))
+    return out
+
+
+def _shared(value: Any) -> Any:
+    """A value of the table as summaries have it: lists are tuples, of texts or of pairs."""
+    if isinstance(value, list):
+        return tuple(tuple(item) if isinstance(item, list) else item for item in value)
+    return value

@@ -1,0 +1,153 @@
+"""A bounded number of open files: processes may have 1,024 descriptors, and checkpoints more files than that."""
+
+from __future__ import annotations
+
+import resource
+import threading
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Generic, TypeVar
+
+from holdfast.storage.base import Reader, Writer
+
+_FEWEST, _MOST = 4, 128
+_SHARE = 8  # of the descriptors that this process may have, for each set of open files
+
+Key = TypeVar("Key", bound=Hashable)
+
+
+def open_limit() -> int:
+    """Return how many files one user of files keeps open, by the soft limit of the process."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return _MOST if soft == resource.RLIM_INFINITY else max(_FEWEST, min(_MOST, soft // _SHARE))
+
+
+class OpenReaders(Generic[Key]):
+    """Readers by name, opened when they are needed. Those that were not used for longest are closed.
+
+    For several threads: a reader that is in use is not closed.
+    """
+
+    def __init__(self, open_reader: Callable[[Key], Reader], limit: int | None = None) -> None:
+        self._open_reader = open_reader
+        self._limit = limit or open_limit()
+        self._lock = threading.Lock()
+        self._open: OrderedDict[Key, Reader] = OrderedDict()
+        self._used: Counter[Key] = Counter()
+
+    @contextmanager
+    def using(self, name: Key) -> Iterator[Reader]:
+        """The open reader of a name; it stays open until the block ends."""
+        with self._lock:
+            reader = self._open.get(name)
+            if reader is None:
+                self._make_room()
+                reader = self._open[name] = self._open_reader(name)
+            self._open.move_to_end(name)
+            self._used[name] += 1
+        try:
+            yield reader
+        finally:
+            with self._lock:
+                self._used[name] -= 1
+
+    def _make_room(self) -> None:
+        idle = [name for name in self._open if not self._used[name]]
+        for name in idle[: len(self._open) - self._limit + 1]:
+            self._open.pop(name).close()
+            del self._used[name]
+
+    def close(self) -> None:
+        with self._lock:
+            while self._open:
+                self._open.popitem()[1].close()
+            self._used.clear()
+
+
+class LazyReaders(Mapping[Key, Reader]):
+    """Readers by key that are open only while they read."""
+
+    def __init__(self, keys: Iterable[Key], open_reader: Callable[[Key], Reader]) -> None:
+        self._keys = dict.fromkeys(keys)
+        self._readers = OpenReaders(open_reader)
+
+    def __getitem__(self, key: Key) -> Reader:
+        if key not in self._keys:
+            raise KeyError(key)
+        return _Lazy(self._readers, key)
+
+    def __iter__(self) -> Iterator[Key]:
+        return iter(self._keys)
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def close(self) -> None:
+        self._readers.close()
+
+
+class _Lazy(Generic[Key]):
+    """A reader whose file is opened for each call, unless it is open still."""
+
+    def __init__(self, readers: OpenReaders[Key], key: Key) -> None:
+        self._readers = readers
+        self._key = key
+
+    @property
+    def size(self) -> int:
+        with self._readers.using(self._key) as reader:
+            return reader.size
+
+    @property
+    def mappable(self) -> bool:
+        with self._readers.using(self._key) as reader:
+            return reader.mappable
+
+    def map(self, offset: int, size: int, *, whole: bool = False) -> memoryview:
+        with self._readers.using(self._key) as reader:
+            return reader.map(offset, size, whole=whole)
+
+    def read_into(self, offset: int, buffers: Sequence[memoryview]) -> None:
+        with self._readers.using(self._key) as reader:
+            reader.read_into(offset, buffers)
+
+    def close(self) -> None:
+        """The files are closed together."""
+
+
+class BlockWriters:
+    """Writers of files of which it is known how many blocks each gets.
+
+    A file is opened for its first block, and synced and closed after its last, so that as many
+    are open as are being written. For several threads.
+    """
+
+    def __init__(self, open_writer: Callable[[str], Writer], files: Iterable[str]) -> None:
+        self._open_writer = open_writer
+        self._left = Counter(files)
+        self._lock = threading.Lock()
+        self._open: dict[str, Writer] = {}
+
+    @contextmanager
+    def block(self, file: str) -> Iterator[Writer]:
+        """The writer for one block of a file."""
+        with self._lock:
+            writer = self._open.get(file)
+            if writer is None:
+                writer = self._open[file] = self._open_writer(file)
+        yield writer
+        with self._lock:
+            self._left[file] -= 1
+            is_last = not self._left[file]
+        if is_last:
+            writer.sync()
+            with self._lock:
+                del self._open[file]
+            writer.close()
+
+    def close(self) -> None:
+        """Close what was not finished; without a failure there is nothing left."""
+        with self._lock:
+            while self._open:
+                self._open.popitem()[1].close()
