@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 import holdfast
+from holdfast.core.errors import InvalidArgument, Mismatch
 from holdfast.core.notices import HoldfastWarning
 
 
@@ -326,3 +327,47 @@ def _cpu_of_a_load(path: Path, count: int, times: int) -> float:
 def test_the_time_of_a_load_grows_no_faster_than_the_dict(tmp_path: Path) -> None:
     few, many = _cpu_of_a_load(tmp_path, 1000, 3), _cpu_of_a_load(tmp_path, 12_000, 1)
     assert many / few < 28  # twelve times as many; the square would be a hundred and more
+
+
+class _Head(nn.Module):
+    def __init__(self, tied):
+        super().__init__()
+        self.e, self.h = nn.Linear(3, 3, bias=False), nn.Linear(3, 3, bias=False)
+        if tied:
+            self.h.weight = self.e.weight
+
+
+def test_weights_that_are_tied_now_and_were_not_are_never_dropped(tmp_path):
+    untied = _Head(tied=False)
+    holdfast.save(tmp_path / "different", {"model": untied})
+    with pytest.raises(Mismatch, match="share memory in the live state"):
+        holdfast.load(tmp_path / "different", {"model": _Head(tied=True)})
+    with torch.no_grad():
+        untied.h.weight.copy_(untied.e.weight)
+    holdfast.save(tmp_path / "equal", {"model": untied})
+    live = _Head(tied=True)
+    holdfast.load(tmp_path / "equal", {"model": live})
+    assert torch.equal(live.h.weight, untied.e.weight)
+
+
+@pytest.mark.parametrize("make", [torch.optim.AdamW, lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9)])
+def test_states_of_a_fresh_optimizer_are_cast_with_their_parameters(tmp_path, make):
+    half = nn.Linear(3, 3).bfloat16()
+    optimizer = make(half.parameters())
+    half(torch.ones(1, 3, dtype=torch.bfloat16)).sum().backward()
+    optimizer.step()
+    holdfast.save(tmp_path / "a", {"model": half, "optimizer": optimizer})
+    wide = nn.Linear(3, 3)
+    other = make(wide.parameters())
+    report = holdfast.load(tmp_path / "a", {"model": wide, "optimizer": other}, cast=True)
+    kinds = {value.dtype for state in other.state.values() for value in state.values() if torch.is_tensor(value)}
+    assert kinds == {torch.float32}
+    assert any("optimizer: weight/" in text for text in report.cast)
+    wide(torch.ones(1, 3)).sum().backward()
+    other.step()
+
+
+def test_a_folder_with_the_name_of_a_step_holds_that_step(tmp_path):
+    assert holdfast.save(tmp_path / "step-000000000005", {"a": 1}).step == 5
+    with pytest.raises(InvalidArgument, match="step=7, and the folder step-000000000005 is that of step 5"):
+        holdfast.save(tmp_path / "step-000000000005", {"a": 1}, step=7)

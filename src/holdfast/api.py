@@ -7,8 +7,10 @@ from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from typing import Any
 
 from holdfast.core import limits
+from holdfast.core.errors import InvalidArgument
 from holdfast.core.notices import warn
 from holdfast.core.ranks import together
+from holdfast.format.names import folder_step
 from holdfast.loading import LoadOptions, LoadReport, load_checkpoint
 from holdfast.mapping.choose import MappingLike
 from holdfast.persist.checkpoint import Checkpoint, no_progress
@@ -61,7 +63,15 @@ def save(
 
     together(ranks, prepare)
     saver, folder = made[0]
-    return saver.save(ranks, folder, state, Lineage(step))
+    return saver.save(ranks, folder, state, Lineage(_step_at(folder, step)))
+
+
+def _step_at(folder: str, step: int | None) -> int | None:
+    """The step of a checkpoint: a folder that has a step's name holds that step, or a run would take it for damaged."""
+    named = folder_step(folder)
+    if step is not None and named is not None and step != named:
+        raise InvalidArgument(f"step={step}, and the folder {folder} is that of step {named}")
+    return named if step is None else step
 
 
 def load(

@@ -61,6 +61,10 @@ __all__ = ["Checkpointer", "SaveHandle"]
 _POLL_S = 0.02
 _TRIES = 3
 _LIVING: weakref.WeakSet[Checkpointer] = weakref.WeakSet()
+_NO_IDENTITY = (
+    "{} has no .holdfast-root that can be read or made: a state that cannot be written is not kept in memory for the "
+    "next start"
+)
 _LAST_STEP = 2**62  # steps are compared between ranks as 64-bit numbers
 
 
@@ -264,7 +268,8 @@ class Checkpointer:
             higher = [entry.step for entry in living_steps(self.storage) if entry.manifest and entry.step > step]
             if higher:
                 detail = (
-                    f"{self.storage.name} has step {higher[-1]} of a run that was not restored: a restart takes that"
+                    f"{self.storage.name} has step {higher[-1]} of a run that was not restored: a restart takes that, "
+                    "and retention counts it among the newest; call restore(state) first, or choose an empty root"
                 )
                 self._listener(Event("unrestored", step, detail=detail))
 
@@ -419,6 +424,8 @@ class Checkpointer:
             return
         life = together(ranks, lambda: self._new_life(ranks, storage))[0]
         run = identify(ranks, storage)
+        if not run.lasting and ranks.rank == 0:
+            self._listener(Event("no identity", detail=_NO_IDENTITY.format(storage.name)))
         leftovers = Leftovers(storage, run.key, self._deadline_s)
         cleaned = leftovers.clean(ranks, self._silence_s)
         if ranks.rank == 0:

@@ -13,6 +13,7 @@ from torch import nn
 
 import holdfast
 from holdfast.adapters.tree_targets import Assembly, decoded, live_leaves
+from holdfast.core.errors import LayoutError
 
 
 def through(path: Path, saved: dict[str, Any], live: dict[str, Any], **options: Any) -> holdfast.LoadReport:
@@ -335,3 +336,24 @@ def test_keys_that_other_ranks_hold_are_left_out() -> None:
     merged = {"a": {"$tensor": "a"}, "b": {"$tensor": "b"}, "c": {"x": {"$tensor": "c.x"}, "y": 1}, "m": 2}
     made = Assembly(leaves, frozenset({"a"})).run(decoded(merged, "d"), live)
     assert made is live and list(live) == ["a", "m"]
+
+
+def test_dicts_and_lists_without_tensors_stay_the_same_objects(tmp_path) -> None:
+    saved = {"position": {"epoch": 2, "seen": [1, 2, 3]}, "order": [3, 1], "counts": Counter("aab")}
+    holdfast.save(tmp_path / "a", dict(saved))
+    position, order, counts = {"epoch": 0, "seen": [9], "stale": 1}, [0, 0, 0], Counter("zz")
+    seen = position["seen"]
+    state = {"position": position, "order": order, "counts": counts}
+    holdfast.load(tmp_path / "a", state)
+    assert state == saved
+    assert state["position"] is position and position["seen"] is seen
+    assert state["order"] is order and state["counts"] is counts
+
+
+@pytest.mark.parametrize("other", [lambda a: a[::-1], lambda a: a.view(">f8")], ids=["reversed", "big-endian"])
+def test_arrays_of_one_memory_that_are_filled_by_way_of_a_copy_are_refused(tmp_path, other) -> None:
+    holdfast.save(tmp_path / "a", {"pair": [np.arange(3.0), np.arange(3.0) * 5]})
+    live = np.zeros(3)
+    with pytest.raises(LayoutError, match="share memory in the live state"):
+        holdfast.load(tmp_path / "a", {"pair": [live, other(live)]})
+    assert not live.any()

@@ -97,6 +97,14 @@ def test_an_initial_value_cannot_be_kept_offline(tmp_path):
         convert(tmp_path / "a", tmp_path / "b", ConvertOptions(mapping=MappingOptions(["_ -> new"])))
 
 
+def test_a_destination_with_the_name_of_a_step_holds_that_step(tmp_path):
+    save(tmp_path / "a")
+    convert(tmp_path / "a", tmp_path / "run" / "step-000000000100", ConvertOptions())
+    assert holdfast.open(tmp_path / "run" / "step-000000000100").step == 100
+    fresh = state()
+    assert holdfast.Checkpointer(tmp_path / "run").restore(fresh) == 100
+
+
 def test_dtype_casts_the_model_alone(tmp_path):
     save(tmp_path / "a")
     convert(tmp_path / "a", tmp_path / "b", ConvertOptions(dtype="bfloat16"))

@@ -77,7 +77,10 @@ def test_what_hugging_face_and_paddle_leave_out_is_said(tmp_path):
     model, optimizer = trained()
     holdfast.save(tmp_path / "a", {"model": model, "optimizer": optimizer, "note": {"epoch": 3}, "odd": dicts()["odd"]})
     done = convert(tmp_path / "a", tmp_path / "b", ConvertOptions(to="hf"))
-    assert done.notes == ("a Hugging Face folder holds the model alone: note, odd, optimizer left out",)
+    assert done.notes == (
+        "a Hugging Face folder holds the model alone: note, odd, optimizer left out",
+        "the source has no config.json: from_pretrained opens the folder once you put the model's there",
+    )
     done = convert(tmp_path / "a", tmp_path / "c", ConvertOptions(to="paddle"))
     assert "a Paddle checkpoint holds a model and its optimizer: note, odd left out" in done.notes
     assert any("options of the optimizer" in note for note in done.notes)

@@ -132,9 +132,9 @@ def test_what_is_advised_for_values_of_each_rank_works(tmp_path: Path) -> None:
         assert good == [True, True]
 
 
-def _drift_apart(root: str) -> list[str]:
+def _drift_apart(root: str, count: int) -> list[str]:
     """Ranks begin with one seed, and draw differently later."""
-    state = {"rng": {"torch": torch.manual_seed(0).get_state(), "numpy": np.zeros(3)}, "model": nn.Linear(2, 2)}
+    state = {"rng": {"torch": torch.manual_seed(0).get_state(), "numpy": np.zeros(count)}, "model": nn.Linear(2, 2)}
     torch.distributed.broadcast(state["model"].weight.data, 0)
     torch.distributed.broadcast(state["model"].bias.data, 0)
     out = []
@@ -153,8 +153,9 @@ def _drift_apart(root: str) -> list[str]:
     return out
 
 
-def test_values_that_drift_apart_after_the_first_save_are_noticed(tmp_path: Path) -> None:
-    for errors in run_ranks(2, _drift_apart, str(tmp_path)):
+@pytest.mark.parametrize("count", [3, 300_000])
+def test_values_that_drift_apart_after_the_first_save_are_noticed(tmp_path: Path, count: int) -> None:
+    for errors in run_ranks(2, _drift_apart, str(tmp_path), count):
         assert len(errors) == 1 and "rng: numpy has different values on rank 0 and rank 1" in errors[0]
     assert [path.name for path in sorted(tmp_path.glob("step-*"))] == [f"step-{step:012}" for step in (1, 2, 4)]
 

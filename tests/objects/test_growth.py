@@ -46,10 +46,11 @@ def _is_data(request: str) -> bool:
 @pytest.fixture
 def counting(server: Server, root: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Counting]:
     proxy = Proxy(server.port)
-    monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.endpoint)
     plan = Counting()
     proxy.set(plan)
-    yield plan
+    with monkeypatch.context() as patched:  # what cleans the root up afterwards asks the server itself
+        patched.setenv("AWS_ENDPOINT_URL", proxy.endpoint)
+        yield plan
     proxy.close()
 
 

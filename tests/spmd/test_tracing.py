@@ -38,12 +38,13 @@ def _gaps(backend):
 
     holdfast.spmd.enable()
     mesh, found = init_device_mesh("cpu", (2,)), {}
-    for size, rows in ROWS.items():
+    sizes = ROWS if backend == "aot_eager" else {"uneven": 7}
+    for size, rows in sizes.items():
         whole = torch.randn(rows, 6, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
         for name, call in CALLS.items():
             if name == "index" and rows < 7:
                 continue
-            for places in ([Shard(0)], [Shard(1)], [Partial()]):
+            for places in ([Shard(0)], [Partial()]):
                 found[f"{name} {size} {places[0]}"] = _gap(call, whole, mesh, places, backend)
     return {title: gap for title, gap in found.items() if not max(gap) < 1e-10}
 

@@ -216,3 +216,21 @@ def test_checking_a_closed_root_costs_one_call_for_each_folder(tmp_path: Path, m
         require(f"step-{number}")
     assert len(calls) <= 50
     assert stat.S_IMODE(tmp_path.stat().st_mode) == 0o700
+
+
+@pytest.mark.parametrize("name", [".catalog", ".policy", ".tags"])
+def test_a_file_of_a_stranger_in_a_folder_that_a_run_goes_by_is_refused(top, name):
+    root = made(top / "run", 0o2775, ME)
+    folder = root / name
+    folder.mkdir()
+    (folder / "file.json").write_text("{}")
+    os.chown(folder, ME, NOBODY)
+    os.chown(folder / "file.json", OTHER, NOBODY)
+    folder.chmod(0o2775)
+
+    def look() -> None:
+        requirement(LocalStorage(root))(name)
+
+    assert "file.json belongs to" in as_user(ME, look)
+    os.chown(folder / "file.json", ME, NOBODY)
+    assert as_user(ME, look) == "None"

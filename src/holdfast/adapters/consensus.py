@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from holdfast.adapters.fingerprint import fingerprint
 from holdfast.adapters.offers import Collected, Offer, stored_view
 from holdfast.core.errors import LayoutError
@@ -223,26 +225,33 @@ def differing_replicas(
     return sorted(set(tolerated))
 
 
-_SMALL_BYTES = 1 << 20  # compared at every save: a digest of so few bytes takes less than a millisecond
+_WHOLE_BYTES = 64 << 10  # a digest of so few bytes at every save takes some microseconds
+_SAMPLED = 1024  # elements of a larger value
 
 
 def plain_values(own: Mapping[TensorName, list[Offer]]) -> dict[TensorName, list[Offer]]:
-    """The small host tensors and arrays of plain values: random states and the like, that drift apart unseen."""
-    return {name: offers for name, offers in own.items() if all(map(_is_small_value, offers))}
+    """The host tensors and arrays of plain values: random states and the like, that drift apart unseen."""
+    return {name: offers for name, offers in own.items() if all(map(_is_host_value, offers))}
 
 
-def _is_small_value(offer: Offer) -> bool:
-    local = offer.holder.local
-    return offer.role == "value" and local.device.type == "cpu" and local.nbytes <= _SMALL_BYTES
+def _is_host_value(offer: Offer) -> bool:
+    return offer.role == "value" and offer.holder.local.device.type == "cpu"
+
+
+def _sample(local: torch.Tensor) -> torch.Tensor:
+    """A tensor, or elements from all over a large one: ranks that drift apart rarely agree in all of them."""
+    if local.nbytes <= _WHOLE_BYTES or not local.is_contiguous():
+        return local
+    return local.view(-1)[:: -(-local.numel() // _SAMPLED)]
 
 
 def plain_values_digest(agreement: Agreement, collected: Collected) -> str:
-    """Equal on ranks whose small plain values are equal, of those that every rank holds whole."""
+    """Equal on ranks whose plain values are equal, of those that every rank holds whole; large ones by a sample."""
     parts = []
-    for offer in filter(_is_small_value, collected.offers):
+    for offer in filter(_is_host_value, collected.offers):
         cells = agreement.holding((offer.group, offer.key)).cells
         if len(cells) == 1 and len(cells[0].holders) == len(agreement.hosts):
-            parts.append(f"{offer.group}\n{offer.key}\n{fingerprint(offer.holder.local)}")
+            parts.append(f"{offer.group}\n{offer.key}\n{fingerprint(_sample(offer.holder.local))}")
     return digest_hex("\n".join(parts).encode())
 
 

@@ -21,7 +21,8 @@ from holdfast.core.errors import Unsupported
 # Looked through: what these run in a load of fitting keys changes nothing, or happens in place as well.
 _TRUSTED = ("torch", "transformers", "accelerate", "peft", "bitsandbytes")
 _BY_HAND = (
-    "load into copies and hand them over: tensors = {k: v.clone() for k, v in module.state_dict().items()}, "
+    "load into copies and hand them over: tensors = {k: v.clone() for k, v in module.state_dict().items() "
+    "if isinstance(v, torch.Tensor)}, "
     "holdfast.load(path, {NAME: tensors}), module.load_state_dict(tensors)"
 )
 

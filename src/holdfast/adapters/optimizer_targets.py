@@ -155,13 +155,23 @@ class OptimizerTargets:
             found = self._stored[label]
             tensor = live.get(state_name)
             if not isinstance(tensor, torch.Tensor):
-                tensor = new_state(param, state_name, found.logical_shape, getattr(torch, found.logical), options)
+                dtype = self._new_dtype(key, param, found)
+                tensor = new_state(param, state_name, found.logical_shape, dtype, options)
             if self._wants.want(self._name, label, tensor, found):
                 new[state_name] = tensor
         for state_name, value in live.items():
             if isinstance(value, torch.Tensor) and state_name not in stored and not is_master(state_name):
                 self._miss(key, {state_name: value})
         return new
+
+    def _new_dtype(self, key: str, param: torch.Tensor, found: StoredTensor) -> torch.dtype:
+        """The dtype of a state that the optimizer has yet to make: the stored one, or that of a parameter that is cast.
+
+        A state that was as wide as its parameter is so again, as after torch's own load.
+        """
+        owner = self._wants.contents.find(self._module, key)
+        follows = owner is not None and owner.logical == found.logical and found.shape == owner.shape
+        return param.dtype if self._wants.casts and follows else getattr(torch, found.logical)
 
     def _outgrown(self, key: str, param: torch.Tensor, stored: Sequence[str]) -> bool:
         """Whether the live parameter has another shape than the one its stored states belong to."""

@@ -169,6 +169,7 @@ class Targets:
                 )
             seen.add((stored, id(tensor)))
             self.wants.want_parameter(name, key, stored, tensor)
+        self._find_untied(name, taken)
         extras = [key for key in view.extra if self.wants.choice.takes(name, key)]
         self.wants.findings.wanted += [f"{name}: {key}" for key in extras]
         if extras:
@@ -179,6 +180,15 @@ class Targets:
             self.not_stored += [f"{name}: {key}" for key in non_persistent_buffers(view)]
         if taken and has_post_hooks(view.outer):
             self._actions.append(partial(self._run_post_hooks, name))
+
+    def _find_untied(self, name: str, taken: Sequence[str]) -> None:
+        """Want what is stored apart for tensors that are tied now: one memory takes both only if they are equal."""
+        view, contents = self.live.modules[name], self.wants.contents
+        for key in taken:
+            stored = view.stored_key(key)
+            own, kept = contents.find(name, key), contents.find(name, stored)
+            if key != stored and own is not None and kept is not None and own.key != kept.key:
+                self.wants.want_parameter(name, key, key, view.tensors[key])
 
     def _run_post_hooks(self, name: str) -> None:
         """Run the module's hooks as torch does after a load; they may change what counts as missing."""
@@ -276,9 +286,15 @@ class Targets:
         if found is not None:
             value, suffix = found
             tensors = self._new_tensors(name, value, suffix, {})
-            if tensors is not None:
-                self.given.append(name)
-                self._actions.append(lambda: state.__setitem__(name, unflatten(value, tensors, name)))
+            if tensors is None:
+                return
+            self.given.append(name)
+
+            def give() -> None:
+                # The program may hold on to a dict or list of its own, such as its position in the data.
+                state[name] = Assembly({}, frozenset()).run(unflatten(value, tensors, name), state[name])
+
+            self._actions.append(give)
 
     def _entry_value(self, name: str) -> tuple[Any, str] | None:
         """This rank's value of a state.json entry and the suffix of its tensors' keys."""

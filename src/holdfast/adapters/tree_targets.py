@@ -8,7 +8,7 @@ which the program holds stay valid.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -44,6 +44,7 @@ class Leaf:
     finish: Callable[[], Any]
     tag: str
     problem: str = ""
+    copied: bool = False  # filled by way of a copy
 
 
 def leaf_of(live: Any, where: str) -> Leaf:
@@ -68,7 +69,7 @@ def leaf_of(live: Any, where: str) -> Leaf:
         np.copyto(live, fresh)
         return live
 
-    return Leaf(live, torch.from_numpy(fresh), copy_back, "$array")
+    return Leaf(live, torch.from_numpy(fresh), copy_back, "$array", copied=True)
 
 
 def _torch_can_share(array: np.ndarray[Any, Any]) -> bool:
@@ -88,7 +89,22 @@ def live_leaves(name: str, value: Any) -> tuple[Any, dict[str, Leaf]]:
         leaves[key] = leaf_of(item, path)
         return {leaves[key].tag: key}
 
-    return statejson.encode(value, name, claim), leaves
+    encoded = statejson.encode(value, name, claim)
+    return encoded, {key: _alone(leaf, key, name, leaves) for key, leaf in leaves.items()}
+
+
+def _alone(leaf: Leaf, key: str, name: str, leaves: Mapping[str, Leaf]) -> Leaf:
+    """A leaf; with a problem if it is filled by way of a copy and shares memory, since the last one would win."""
+    if not leaf.copied:
+        return leaf
+    for other_key, other in leaves.items():
+        if other is not leaf and isinstance(other.live, np.ndarray) and np.may_share_memory(leaf.live, other.live):
+            problem = (
+                f"{name}: {key} and {other_key} share memory in the live state, and {key} has negative strides or "
+                "another byte order, so that it cannot be filled directly; replace one with a copy: np.array(...)"
+            )
+            return replace(leaf, problem=problem)
+    return leaf
 
 
 def decoded(value: Any, where: str) -> Any:

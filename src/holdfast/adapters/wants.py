@@ -107,6 +107,11 @@ class Wants:
         self._shared: list[list[_Filled]] = []
         self._quantized_of: dict[str, Mapping[str, Quantized]] = {}
 
+    @property
+    def casts(self) -> bool:
+        """Whether dtypes may be converted."""
+        return self._cast
+
     def keeps(self, group: str, key: str) -> bool:
         """Whether a tensor is meant to keep the values it has."""
         return f"{group}: {key}" in self._kept

@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from holdfast.convert.mapping import MappingOptions, config_of, explained, mapped
 from holdfast.convert.opening import open_source
@@ -31,6 +31,7 @@ from holdfast.convert.stream import Stream
 from holdfast.core import limits
 from holdfast.core.errors import InvalidArgument, Unsupported
 from holdfast.core.ranks import Alone, Ranks, together
+from holdfast.format.names import folder_step
 from holdfast.persist import start
 from holdfast.persist.checkpoint import Checkpoint, no_progress
 from holdfast.persist.commit import BlockReport
@@ -91,7 +92,8 @@ class Converted:
 class Conversion:
     """A source that is laid out for a format: what would be written is known, no tensor has been read."""
 
-    def __init__(self, source: Checkpoint, options: ConvertOptions) -> None:
+    def __init__(self, source: Checkpoint, options: ConvertOptions, step: int | None = None) -> None:
+        """`step` is that of the folder to be made; without it the source's step stays."""
         sink = sink_named(options.to)
         if isinstance(source, Foreign) and source.partial is not None:
             raise Unsupported(f"{source.path} is not converted: it is {source.partial}")
@@ -110,7 +112,8 @@ class Conversion:
         taken = chosen(contents, options.only, options.remove, self.source.contents)
         check_scales_stay(contents, taken)
         contents = settled(taken)
-        self.contents = contents if dtype is None else cast_models(contents, dtype, every)
+        contents = contents if dtype is None else cast_models(contents, dtype, every)
+        self.contents = contents if step is None else replace(contents, step=step)
         self._notes = (*oriented.notes, *self._notes)
         plans, without_place = plans_without_place(plans, self.contents, options.to)
         self._notes += without_place
@@ -214,7 +217,7 @@ def convert(
             opened = open_source(source)
             place.check(opened, force=options.force)
             stack.enter_context(opened.held())
-            made.append((Conversion(opened, options), place))
+            made.append((Conversion(opened, options, folder_step(place.folder)), place))
 
         together(ranks, prepare)
         conversion, place = made[0]

@@ -63,6 +63,7 @@ def log_event(event: Event) -> None:
     """
     level = dict.fromkeys(("published", "preempted", "removed", "set aside", "went back", "closing"), logging.INFO) | {
         "failed": logging.WARNING,
+        "no identity": logging.WARNING,
         "unrestored": logging.WARNING,
     }
     _LOG.log(level.get(event.name, logging.DEBUG), "%s", event)

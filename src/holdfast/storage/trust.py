@@ -8,6 +8,7 @@ not judged here. docs/adr/0019 has the reasons and the cases of containers and N
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pwd
 import stat
@@ -54,8 +55,11 @@ class Trust:
         self._require_owner(path, path.lstat())
         status = path.stat()
         self._require_owner(path, status)
-        if status.st_mode & _OTHERS_WRITE and (path / manifest).exists():
-            self._require_owner(path / manifest, (path / manifest).lstat())
+        if status.st_mode & _OTHERS_WRITE:
+            # Hidden folders hold what a run goes by: its policy, its tags, its catalogue.
+            for file in path.iterdir() if folder.startswith(".") else (path / manifest,):
+                with contextlib.suppress(FileNotFoundError):
+                    self._require_owner(file, file.lstat())
 
     def _require_link(self, link: Path) -> None:
         """Follow a link only to a place that nobody but trusted users can change."""

@@ -43,6 +43,8 @@ def plan(contents: Contents, request: Request) -> Output:
     others = left_out(contents, [name])
     if others:
         notes.insert(0, f"a Hugging Face folder holds the model alone: {', '.join(others)} left out")
+    if f"{names.group_folder(name)}config.json" not in request.side_files:
+        notes.append("the source has no config.json: from_pretrained opens the folder once you put the model's there")
     return Output(tuple(tensor_files(name, planned, tensors)), small_files, tuple(notes))
 
 
