@@ -217,7 +217,7 @@ def test_a_dict_that_lacks_stored_keys_is_a_mismatch_not_damage(tmp_path: Path) 
     live: dict[str, Any] = {"ema": {"a": torch.zeros(1), "decay": 0.1}}
     with pytest.raises(holdfast.Mismatch, match="not in the live state: ema: b"):
         holdfast.load(tmp_path / "x", live)
-    with pytest.raises(holdfast.Mismatch, match="net: the checkpoint has ema"):
+    with pytest.raises(holdfast.Mismatch, match="net: no such entry; the checkpoint has ema"):
         holdfast.load(tmp_path / "x", {"net": 1})
 
 

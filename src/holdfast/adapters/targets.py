@@ -302,7 +302,7 @@ class Targets:
         entry = contents.state.get(name)
         if entry is None:
             has = ", ".join(sorted({*contents.groups, *contents.state}))
-            self.wants.findings.missing.append(f"{name}: the checkpoint has {has or 'nothing'}")
+            self.wants.findings.missing.append(f"{name}: no such entry; the checkpoint has {has or 'nothing'}")
             return None
         if entry["kind"] == "optimizer":
             self.wants.findings.mismatched.append(f"{name}: it was saved as an optimizer, and is none now")
