@@ -184,10 +184,11 @@ class Targets:
     def _find_untied(self, name: str, taken: Sequence[str]) -> None:
         """Want what is stored apart for tensors that are tied now: one memory takes both only if they are equal."""
         view, contents = self.live.modules[name], self.wants.contents
-        for key in taken:
-            stored = view.stored_key(key)
+        for key, stored in ((key, view.stored_key(key)) for key in taken):
+            if key == stored:
+                continue
             own, kept = contents.find(name, key), contents.find(name, stored)
-            if key != stored and own is not None and kept is not None and own.key != kept.key:
+            if own is not None and kept is not None and own.key != kept.key:
                 self.wants.want_parameter(name, key, key, view.tensors[key])
 
     def _run_post_hooks(self, name: str) -> None:
