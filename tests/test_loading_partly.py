@@ -134,3 +134,10 @@ def test_an_extra_state_that_nobody_takes_is_named(tmp_path: Path) -> None:
     holdfast.save(tmp_path / "y", {"model": live})
     with pytest.raises(holdfast.Mismatch, match=r"missing in the checkpoint: model: 0\._extra_state"):
         holdfast.load(tmp_path / "y", {"model": nn.Sequential(Extra(1, 1))})
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_a_mistyped_name_is_told_with_the_names_that_there_are(tmp_path: Path, strict: bool) -> None:
+    holdfast.save(tmp_path / "c", {"model": nn.Linear(2, 2), "n": {"a": 1}})
+    with pytest.raises(holdfast.Mismatch, match="modle: no such group; the checkpoint has model, n"):
+        holdfast.load(tmp_path / "c", {"modle": nn.Linear(2, 2)}, strict=strict)

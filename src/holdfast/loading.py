@@ -122,11 +122,12 @@ def _load(
     groups = sorted({group for answer in answers for group in answer["groups"]})
     unexpected = tuple(targets.unexpected(set(findings["wanted"]), groups))
     _require_used(targets, options, set(findings["used"]))
-    if options.strict:
-        _require_fit(checkpoint.path, findings, unexpected)
-    elif not findings["loaded"] and not any(answer["given"] for answer in answers):
-        _require_filled(checkpoint.path, findings, unexpected)
     contents = targets.wants.contents
+    unknown = _unknown_names(contents, groups, findings["missing"])
+    if options.strict:
+        _require_fit(checkpoint.path, findings, unexpected, unknown)
+    elif not findings["loaded"] and not any(answer["given"] for answer in answers):
+        _require_filled(checkpoint.path, findings, unexpected, unknown)
     mappable = all(answer["mappable"] for answer in answers)
     portion_bytes = MAP_BYTES if mappable else PORTION_BYTES
     reads, neighbours = _plan(ranks, contents, answers, verify=options.verify, portion_bytes=portion_bytes)
@@ -295,19 +296,31 @@ def _require_used(targets: Targets, options: LoadOptions, used: set[str]) -> Non
         )
 
 
-def _require_fit(path: str, findings: Mapping[str, Sequence[str]], unexpected: Sequence[str]) -> None:
+def _unknown_names(contents: Contents, groups: Sequence[str], missing: Sequence[str]) -> list[str]:
+    """A line for each group of the live state of which the checkpoint has nothing, with the names that it has."""
+    stored = {*contents.groups, *contents.state}
+    has = ", ".join(sorted(stored)) or "nothing"
+    lost = {text.split(":", 1)[0] for text in missing if ": no such entry" not in text}
+    return [f"{name}: no such group; the checkpoint has {has}" for name in groups if name in lost - stored]
+
+
+def _require_fit(
+    path: str, findings: Mapping[str, Sequence[str]], unexpected: Sequence[str], unknown: Sequence[str]
+) -> None:
     from holdfast.adapters.targets import raise_mismatch
 
-    problems = list(findings["mismatched"])
+    problems = [*unknown, *findings["mismatched"]]
     problems += [f"missing in the checkpoint: {text}" for text in findings["missing"]]
     problems += [f"not in the live state: {text}" for text in unexpected]
     if problems:
         raise_mismatch(problems, path)
 
 
-def _require_filled(path: str, findings: Mapping[str, Sequence[str]], unexpected: Sequence[str]) -> None:
+def _require_filled(
+    path: str, findings: Mapping[str, Sequence[str]], unexpected: Sequence[str], unknown: Sequence[str]
+) -> None:
     """Nothing of the state was found: that is an error whatever was asked, unless nothing was asked for."""
-    lost = [*findings["mismatched"], *(f"missing in the checkpoint: {text}" for text in findings["missing"])]
+    lost = [*unknown, *findings["mismatched"], *(f"missing in the checkpoint: {text}" for text in findings["missing"])]
     if not lost:
         return
     stored = [f"not in the live state: {text}" for text in unexpected]

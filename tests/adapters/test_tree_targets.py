@@ -150,7 +150,8 @@ def test_a_list_of_numbers_may_have_grown(tmp_path: Path) -> None:
 
 def test_a_tensor_is_not_taken_for_a_number(tmp_path: Path) -> None:
     holdfast.save(tmp_path / "x", {"d": {"a": torch.ones(1), "b": 5}})
-    with pytest.raises(holdfast.Mismatch, match=r"missing in the checkpoint: d: b(.|\n)*not in the live state: d: a"):
+    text = r"d: a: it was saved as a tensor or array, and is int now(.|\n)*missing in the checkpoint: d: b"
+    with pytest.raises(holdfast.Mismatch, match=text):
         holdfast.load(tmp_path / "x", {"d": {"a": 1, "b": torch.zeros(1)}})
 
 
@@ -357,3 +358,22 @@ def test_arrays_of_one_memory_that_are_filled_by_way_of_a_copy_are_refused(tmp_p
     with pytest.raises(LayoutError, match="share memory in the live state"):
         holdfast.load(tmp_path / "a", {"pair": [live, other(live)]})
     assert not live.any()
+
+
+def test_a_tensor_whose_place_holds_another_value_now_is_reported(tmp_path: Path) -> None:
+    holdfast.save(tmp_path / "c", {"s": {"a": torch.ones(2), "b": [torch.ones(3), 4], "n": 3}})
+    live = {"s": {"a": 5, "b": [None, 1], "n": 1, "extra": torch.zeros(1)}}
+    with pytest.raises(holdfast.Mismatch, match="s: a: it was saved as a tensor or array, and is int now"):
+        holdfast.load(tmp_path / "c", live, ignore=["extra"])
+    live = {"s": {"a": 5, "b": [torch.zeros(3), 1], "n": 1}}
+    with pytest.warns(UserWarning, match="s: a: it was saved as a tensor or array, and is int now"):
+        report = holdfast.load(tmp_path / "c", live, strict=False)
+    assert report.mismatched == ("s: a: it was saved as a tensor or array, and is int now",)
+    assert report.unexpected == ()
+    assert live["s"]["a"] == 5 and live["s"]["b"][1] == 4 and live["s"]["n"] == 3
+
+
+def test_the_report_counts_the_other_values_of_trees(tmp_path: Path) -> None:
+    holdfast.save(tmp_path / "c", {"s": {"a": torch.ones(2), "n": 3}, "t": {"a": torch.ones(2)}})
+    report = holdfast.load(tmp_path / "c", {"s": {"a": torch.zeros(2), "n": 1}, "t": {"a": torch.zeros(2)}})
+    assert report.values == 1

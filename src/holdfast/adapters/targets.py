@@ -22,7 +22,7 @@ from holdfast.adapters.numbered import name_numbered
 from holdfast.adapters.optimizer_targets import Action, OptimizerTargets
 from holdfast.adapters.schedulers import regroup
 from holdfast.adapters.tree import flatten, unflatten
-from holdfast.adapters.tree_targets import Assembly, Leaf, decoded, live_leaves
+from holdfast.adapters.tree_targets import Assembly, Leaf, decoded, has_plain_values, live_leaves, not_tensors_now
 from holdfast.adapters.wants import Wants
 from holdfast.core.errors import HoldfastError, LayoutError, Mismatch, Unsupported
 from holdfast.layout.coordinates import axis_sizes, coordinate_on, key_at, label, parse_label
@@ -53,6 +53,7 @@ class Targets:
         self._actions: list[Action] = []
         self._optimizers: list[OptimizerTargets] = []
         self._notes: list[str] = []
+        self._trees_with_values: list[str] = []
         self._shared = False
         self.not_stored: list[str] = []  # buffers that no checkpoint holds
         self.incompatible = Incompatible()
@@ -95,7 +96,8 @@ class Targets:
     @property
     def values(self) -> int:
         """How many values that are not tensors this rank takes."""
-        return len({*self.live.averages, *self.live.statefuls, *self.live.values} & set(self.given))
+        kinds = {*self.live.averages, *self.live.statefuls, *self.live.values, *self._trees_with_values}
+        return len(kinds & set(self.given))
 
     def finish(self, incompatible: Incompatible) -> dict[str, list[str]]:
         """Once all tensors are in: hand over what is not filled in place.
@@ -245,6 +247,13 @@ class Targets:
         if found is not None:
             self.given.append(name)
             self._note_kinds(name, found[0], leaves)
+            if has_plain_values(saved):
+                self._trees_with_values.append(name)
+            for key, value in not_tensors_now(saved, live):
+                if self.wants.choice.takes(name, key):
+                    text = f"{name}: {key}: it was saved as a tensor or array, and is {type(value).__name__} now"
+                    self.wants.findings.mismatched.append(text)
+                    self.wants.findings.wanted.append(f"{name}: {key}")
 
         def give() -> None:
             made = Assembly(leaves, filled).run(saved, live)

@@ -7,7 +7,7 @@ which the program holds stay valid.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -116,6 +116,28 @@ def decoded(value: Any, where: str) -> Any:
         return Reference(tag, content)
 
     return statejson.decode(value, where, refer)
+
+
+def not_tensors_now(saved: Any, live: Any) -> Iterator[tuple[str, Any]]:
+    """The key of each saved tensor or array whose place holds another kind of value now, with that value."""
+    if isinstance(saved, Reference):
+        if not isinstance(live, torch.Tensor | np.ndarray):
+            yield saved.key, live
+    elif isinstance(saved, dict) and isinstance(live, dict):
+        for key in saved.keys() & live.keys():
+            yield from not_tensors_now(saved[key], live[key])
+    elif isinstance(saved, list | tuple) and isinstance(live, list | tuple):
+        for old, new in zip(saved, live, strict=False):
+            yield from not_tensors_now(old, new)
+
+
+def has_plain_values(saved: Any) -> bool:
+    """Whether a saved tree has values beside its tensors, arrays, dicts, lists and tuples."""
+    if isinstance(saved, dict):
+        return any(map(has_plain_values, saved.values()))
+    if isinstance(saved, list | tuple):
+        return any(map(has_plain_values, saved))
+    return not isinstance(saved, Reference)
 
 
 @dataclass(slots=True)
