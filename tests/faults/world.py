@@ -196,8 +196,10 @@ def in_children(works: Sequence[Callable[[], object]], deadline_s: float = DEADL
         if not ready:
             late = True
             os.kill(child, signal.SIGKILL)
-        word = os.read(receiver, 1)
+        word = os.read(receiver, select.PIPE_BUF)
         os.close(receiver)
+        if word[1:]:
+            print(word[1:].decode(errors="replace"), file=sys.stderr)
         ends.append((word == b"+", os.waitpid(child, 0)[1]))
     if late:
         raise Hung
@@ -205,7 +207,7 @@ def in_children(works: Sequence[Callable[[], object]], deadline_s: float = DEADL
 
 
 def _fork(work: Callable[[], object]) -> tuple[int, int]:
-    """A child, and the end of a pipe that says `+` when its work is done, and ends with it."""
+    """A child, and the end of a pipe that says `+` when its work is done, `-` and why if not, and ends with it."""
     receiver, sender = os.pipe()
     child = os.fork()
     if child == 0:
@@ -217,8 +219,8 @@ def _fork(work: Callable[[], object]) -> tuple[int, int]:
             code = 0
         except HoldfastError:
             code = 0
-        except Exception:  # noqa: BLE001  (the exit code tells the parent)
-            traceback.print_exc()
+        except Exception:  # noqa: BLE001  (the parent is told; this process may have been made quiet)
+            os.write(sender, b"-" + traceback.format_exc().encode()[-select.PIPE_BUF + 1 :])
         finally:
             os._exit(code)
     os.close(sender)
