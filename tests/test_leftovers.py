@@ -242,3 +242,16 @@ def test_starts_that_cannot_write_do_not_add_up_in_memory(small: Path) -> None:
     remount(small, "rw")
     assert restored(small) == (2, 2.0) and arenas(small) == []
     assert first
+
+
+def test_memory_that_does_not_fit_the_model_says_how_to_give_it_up(tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    leave_in_memory(root, 2)
+    with holdfast.Checkpointer(root) as checkpointer:
+        text = r"in the memory of this host(.|\n)*holdfast gc \S+ --memory"
+        with pytest.raises(holdfast.Mismatch, match=text) as error:
+            checkpointer.restore({"w": torch.zeros(3)})
+        assert "the shape differs" in str(error.value)
+    assert len(arenas(root)) == 1  # nobody gave it up yet
+    call("gc", str(root), "--memory")
+    assert not arenas(root)

@@ -7,6 +7,7 @@ import contextlib
 import operator
 import os
 import secrets
+import shlex
 import shutil
 import threading
 import time
@@ -585,8 +586,12 @@ class Checkpointer:
                 return None  # it is the newest checkpoint now
             checked = replace(request, options=replace(request.options, verify=True))
             report = checked.load(ranks, lambda: captured_checkpoint(captured.cards), state)
-        except Mismatch:
-            raise
+        except Mismatch as error:
+            raise Mismatch(
+                f"step {captured.step}, which the run before had captured in the memory of this host and not written: "
+                f"{error}\nto give it up and restore the newest checkpoint instead: "
+                f"`holdfast gc {shlex.quote(self.storage.name)} --memory`"
+            ) from error
         except HoldfastError as error:
             self._keep_captured = not isinstance(error, Damaged)  # it may work after another start
             request.skipped.append(f"step {captured.step} in memory: {error}")

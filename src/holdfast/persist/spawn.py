@@ -73,23 +73,32 @@ class WriterEnd:
         ours, theirs = socket.socketpair()
         ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", _SEND_S, 0))
         self._line = ours
-        program = _program
         with theirs:
+            self._process = self._start(theirs.fileno())
+        self._thread = threading.Thread(target=self._listen, name="holdfast-writer", daemon=True)
+        self._thread.start()
+
+    def _start(self, line: int) -> subprocess.Popen[bytes]:
+        program = _program
+        command = [sys.executable, "-P", "-c", _START.format(program.module), _PACKAGE_ROOT, str(line)]
+        environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+        try:
             # A session of its own: launchers kill process groups. Its output must not keep pipes open.
-            self._process = subprocess.Popen(  # noqa: S603  (this interpreter, running this package)
-                [
-                    *(sys.executable, "-P", "-c", _START.format(program.module), _PACKAGE_ROOT),
-                    *(str(theirs.fileno()), *program.arguments),
-                ],
-                pass_fds=[theirs.fileno()],
+            return subprocess.Popen(  # noqa: S603  (this interpreter, running this package)
+                [*command, *program.arguments],
+                pass_fds=[line],
                 start_new_session=True,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=self._log,
-                env={**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
+                env=environment,
             )
-        self._thread = threading.Thread(target=self._listen, name="holdfast-writer", daemon=True)
-        self._thread.start()
+        except OSError as error:
+            self._line.close()
+            raise PeerFailed(
+                f"the writer process cannot start ({sys.executable or 'sys.executable is empty'}): {error}; is the "
+                "limit of processes or of memory reached?"
+            ) from error
 
     @property
     def pid(self) -> int:
