@@ -260,7 +260,7 @@ def make_object_steps(root: str, count: int) -> None:
     """Make a root with so many steps, as `make_steps` does, by requests of their own."""
     from holdfast.format.manifest import decode_manifest, encode_manifest
     from holdfast.format.names import MANIFEST, step_folder
-    from holdfast.storage.objects import ObjectStorage
+    from holdfast.storage.objects.store import ObjectStorage
 
     storage = ObjectStorage(root)
     first = decode_manifest(storage.read(step_folder(10), MANIFEST, 1 << 20), root)

@@ -16,14 +16,14 @@ import resource
 import time
 from pathlib import Path
 
-from holdfast.adapters.consensus import Agreed, Agreement
+from holdfast.adapters.saving.agreement import Agreed, Agreement
+from holdfast.engine.save_plan import plan_files
 from holdfast.format.dtypes import dtype_named
 from holdfast.layout.mesh import Mesh
 from holdfast.layout.placement import Placement, Replicate, Shard, StridedShard
 from holdfast.layout.spread import OnMesh, Spread, Spreads
 from holdfast.plan.holding import Holdings
-from holdfast.plan.jobs import ArenaLayout, writer_job
-from holdfast.planning import plan_files
+from holdfast.plan.writer_job import ArenaLayout, writer_job
 
 PIPELINE, DATA, TENSOR, EXPERT = 16, 128, 8, 64
 LAYERS, EXPERTS, HIDDEN, WIDE = 61, 256, 7168, 2992

@@ -25,7 +25,7 @@ import holdfast
 from holdfast.train.layout import Layout
 from holdfast.train.loss import MicroBatch
 from holdfast.train.models.config import ModelConfig
-from holdfast.train.parallel import build
+from holdfast.train.parallel.parallel_model import build
 
 SAVE_EVERY = 20
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-from holdfast.persist.identity import run_id
-from holdfast.persist.start import clean_arenas
+from holdfast.checkpoint.run_identity import run_id
 from holdfast.storage.local import LocalStorage
+from holdfast.writer.startup_cleanup import clean_arenas
 
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.append(str(Path(__file__).parent.parent))  # `tests.faults`, as `make faults` runs it

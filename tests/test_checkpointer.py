@@ -15,14 +15,14 @@ import torch
 from torch import nn
 
 import holdfast
+from holdfast.checkpoint.run_identity import key_of, run_id
+from holdfast.checkpoint.shared_memory import create_file, find_files
 from holdfast.format import strictjson
 from holdfast.format.digest import digest_hex
-from holdfast.persist.arena import create_file, find_files
-from holdfast.persist.identity import key_of, run_id
-from holdfast.persist.processes import pid_space
 from holdfast.storage.identity import IDENTITY
 from holdfast.storage.local import LocalStorage
 from holdfast.storage.memory import MemoryStorage
+from holdfast.writer.processes import pid_space
 
 
 def state_of(value: float) -> dict[str, object]:

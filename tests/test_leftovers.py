@@ -19,11 +19,11 @@ import torch
 from tests.cli.calls import call
 
 import holdfast
-from holdfast.persist.arena import create_file, find_files, unlink_file
-from holdfast.persist.card import card_path
-from holdfast.persist.identity import older_run_id, run_id
+from holdfast.checkpoint.run_identity import older_run_id, run_id
+from holdfast.checkpoint.shared_memory import create_file, find_files, unlink_file
 from holdfast.storage.identity import IDENTITY
 from holdfast.storage.local import LocalStorage
+from holdfast.writer.arena_card import card_path
 
 
 def state(value: float) -> dict[str, Any]:

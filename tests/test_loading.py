@@ -15,7 +15,7 @@ from torch import nn
 
 import holdfast
 from holdfast.core.errors import InvalidArgument, Mismatch
-from holdfast.core.notices import HoldfastWarning
+from holdfast.core.warnings import HoldfastWarning
 
 
 @pytest.fixture

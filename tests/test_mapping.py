@@ -11,7 +11,7 @@ import transformers
 from torch import nn
 
 import holdfast
-from holdfast.core.notices import HoldfastWarning
+from holdfast.core.warnings import HoldfastWarning
 
 SIZES: dict[str, Any] = {
     "vocab_size": 64,

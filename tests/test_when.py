@@ -17,7 +17,7 @@ import torch
 import holdfast
 from holdfast import when
 from holdfast.core.ranks import Alone
-from holdfast.handle import SaveHandle
+from holdfast.engine.save_handle import SaveHandle
 from holdfast.when import Schedule, best_interval_s
 
 

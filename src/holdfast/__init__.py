@@ -29,28 +29,28 @@ if TYPE_CHECKING:
     from holdfast.adapters.tensors import FlatShard
     from holdfast.api import load, save
     from holdfast.api import open_checkpoint as open
+    from holdfast.checkpoint.checkpoint import Checkpoint
     from holdfast.checkpointer import Checkpointer
     from holdfast.core.events import Event
-    from holdfast.core.notices import HoldfastWarning
+    from holdfast.core.warnings import HoldfastWarning
     from holdfast.ema import EMA
-    from holdfast.handle import SaveHandle
-    from holdfast.loading import LoadReport
-    from holdfast.mapping.language import Mapping
-    from holdfast.persist.checkpoint import Checkpoint
+    from holdfast.engine.load import LoadReport
+    from holdfast.engine.save_handle import SaveHandle
+    from holdfast.mapping.program import Mapping
 
 _HOMES = {
     "save": ("holdfast.api", "save"),
     "load": ("holdfast.api", "load"),
     "open": ("holdfast.api", "open_checkpoint"),
-    "Checkpoint": ("holdfast.persist.checkpoint", "Checkpoint"),
+    "Checkpoint": ("holdfast.checkpoint.checkpoint", "Checkpoint"),
     "Checkpointer": ("holdfast.checkpointer", "Checkpointer"),
-    "SaveHandle": ("holdfast.handle", "SaveHandle"),
-    "LoadReport": ("holdfast.loading", "LoadReport"),
-    "Mapping": ("holdfast.mapping.language", "Mapping"),
+    "SaveHandle": ("holdfast.engine.save_handle", "SaveHandle"),
+    "LoadReport": ("holdfast.engine.load", "LoadReport"),
+    "Mapping": ("holdfast.mapping.program", "Mapping"),
     "EMA": ("holdfast.ema", "EMA"),
     "Event": ("holdfast.core.events", "Event"),
     "FlatShard": ("holdfast.adapters.tensors", "FlatShard"),
-    "HoldfastWarning": ("holdfast.core.notices", "HoldfastWarning"),
+    "HoldfastWarning": ("holdfast.core.warnings", "HoldfastWarning"),
 }
 
 _MODULES = ("keep", "when")

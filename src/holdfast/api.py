@@ -6,20 +6,20 @@ import os
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from typing import Any
 
+from holdfast.checkpoint.checkpoint import Checkpoint, no_progress
+from holdfast.checkpoint.lineage import Lineage
 from holdfast.core import limits
 from holdfast.core.errors import InvalidArgument
-from holdfast.core.notices import warn
 from holdfast.core.ranks import together
+from holdfast.core.warnings import warn
+from holdfast.engine.blocking_save import Saver
+from holdfast.engine.load import LoadOptions, LoadReport, load_checkpoint
+from holdfast.engine.survey import SaveOptions
 from holdfast.format.names import folder_step
-from holdfast.loading import LoadOptions, LoadReport, load_checkpoint
-from holdfast.mapping.choose import MappingLike
-from holdfast.persist.checkpoint import Checkpoint, no_progress
-from holdfast.persist.lineage import Lineage
-from holdfast.saving import Saver
+from holdfast.mapping.per_module import MappingLike
 from holdfast.sources import open_stored
-from holdfast.sources.paddle_names import as_torch
+from holdfast.sources.paddle.optimizer_names import as_torch
 from holdfast.storage import locate, refuse_link
-from holdfast.survey import SaveOptions
 
 DEADLINE_S = 1800.0
 

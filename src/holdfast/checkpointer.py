@@ -19,6 +19,12 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from holdfast.api import DEADLINE_S
+from holdfast.checkpoint import retention
+from holdfast.checkpoint.catalog import living_steps
+from holdfast.checkpoint.checkpoint import no_progress
+from holdfast.checkpoint.lineage import Lineage
+from holdfast.checkpoint.retention_index import RetentionIndex
+from holdfast.checkpoint.run_identity import RunKey, identify
 from holdfast.core import limits
 from holdfast.core.errors import (
     Damaged,
@@ -30,32 +36,26 @@ from holdfast.core.errors import (
     Unsupported,
 )
 from holdfast.core.events import Event, Listener, guarded, log_event
-from holdfast.core.notices import warn
 from holdfast.core.ranks import Ranks, together
+from holdfast.core.warnings import warn
+from holdfast.engine.blocking_save import Saver
+from holdfast.engine.load import LoadOptions, LoadReport
+from holdfast.engine.recovery import Captured, Cleaned, Leftovers
+from holdfast.engine.restore import Request, is_whole, restore_stored
+from holdfast.engine.save_handle import Refusal, SaveHandle
+from holdfast.engine.signals import Termination
+from holdfast.engine.survey import SaveOptions
 from holdfast.format.names import step_folder
-from holdfast.handle import Refusal, SaveHandle
 from holdfast.keep import Policy, check_metrics
-from holdfast.leftovers import Captured, Cleaned, Leftovers
-from holdfast.loading import LoadOptions, LoadReport
-from holdfast.mapping.choose import MappingLike, check_given
-from holdfast.persist import retention
-from holdfast.persist.captured import captured_checkpoint
-from holdfast.persist.catalog import living_steps
-from holdfast.persist.checkpoint import no_progress
-from holdfast.persist.identity import RunKey, identify
-from holdfast.persist.lineage import Lineage
-from holdfast.persist.retention_index import RetentionIndex
-from holdfast.restoring import Request, is_whole, restore_stored
-from holdfast.saving import Saver
+from holdfast.mapping.per_module import MappingLike, check_given
 from holdfast.storage import Storage, is_checkpoint, storage_at
 from holdfast.storage.base import SharedStorage, Tracked
 from holdfast.storage.local import LocalStorage
-from holdfast.survey import SaveOptions
-from holdfast.termination import Termination
 from holdfast.when import Occasion, Schedule
+from holdfast.writer.captured_checkpoint import captured_checkpoint
 
 if TYPE_CHECKING:
-    from holdfast.background import BackgroundSaver
+    from holdfast.engine.background_save import BackgroundSaver
 
 __all__ = ["Checkpointer", "SaveHandle"]
 
@@ -463,7 +463,7 @@ class Checkpointer:
             )
 
     def _start_background(self, ranks: Ranks, storage: SharedStorage, run: RunKey, life: str) -> None:
-        from holdfast.background import BackgroundOptions, BackgroundSaver
+        from holdfast.engine.background_save import BackgroundOptions, BackgroundSaver
 
         options = BackgroundOptions(
             self._deadline_s,

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from holdfast.adapters.forecast import local_tensor
 from holdfast.adapters.module import view_module
+from holdfast.adapters.saving.optimizer_forecast import local_tensor
 from holdfast.adapters.tensors import LikeShard
 from holdfast.capture.hooks import let_captures_finish
 from holdfast.core.errors import InvalidArgument, Mismatch, Unsupported

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from holdfast.core.durations import Duration, parse_seconds
 from holdfast.core.errors import InvalidArgument
 from holdfast.core.ranks import Ranks
-from holdfast.handle import SaveHandle
+from holdfast.engine.save_handle import SaveHandle
 
 _DAY_S = 86400.0
 _UNMEASURED_S = 60.0  # `auto` saves once after this, to know what a save costs

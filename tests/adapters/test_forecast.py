@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from holdfast.adapters.forecast import coming_tensors, stepped_tensors
+from holdfast.adapters.saving.optimizer_forecast import coming_tensors, stepped_tensors
 
 
 def test_frozen_parameters_are_not_a_steps_to_change() -> None:

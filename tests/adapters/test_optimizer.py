@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import holdfast
-from holdfast.core.notices import HoldfastWarning
+from holdfast.core.warnings import HoldfastWarning
 
 
 def model_of(seed: int = 0) -> nn.Sequential:

@@ -13,9 +13,9 @@ import torch
 from torch import nn
 
 import holdfast
-from holdfast.adapters.entries import sort_state
-from holdfast.adapters.offers import Collected, collect
-from holdfast.adapters.roster import Roster
+from holdfast.adapters.live_state import sort_state
+from holdfast.adapters.saving.collect import Collected, collect
+from holdfast.adapters.saving.collect_cache import Roster
 from holdfast.adapters.tensors import Holders
 
 

@@ -6,7 +6,7 @@ import torch
 
 from holdfast.adapters.tree import contains_tensor, flatten, unflatten
 from holdfast.core.errors import Unsupported
-from holdfast.plan.references import references
+from holdfast.plan.state_references import references
 
 
 def test_tensors_and_arrays_leave_and_come_back() -> None:

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import holdfast
-from holdfast.adapters.tree_targets import Assembly, decoded, live_leaves
+from holdfast.adapters.loading.tree_targets import Assembly, decoded, live_leaves
 from holdfast.core.errors import LayoutError
 
 

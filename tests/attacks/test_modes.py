@@ -14,15 +14,15 @@ import pytest
 import torch
 
 import holdfast
-from holdfast.persist.arena import Arena, bind_private, create_file, find_files, replace_text, unlink_file
-from holdfast.persist.card import Card, card_path
-from holdfast.persist.catalog import committed_steps
-from holdfast.persist.identity import run_id
-from holdfast.persist.lineage import Lineage
-from holdfast.persist.mailbox import Mailbox
-from holdfast.persist.publish import new_attempt
-from holdfast.persist.tags import add_tag
+from holdfast.checkpoint.catalog import committed_steps
+from holdfast.checkpoint.lineage import Lineage
+from holdfast.checkpoint.publish import new_attempt
+from holdfast.checkpoint.run_identity import run_id
+from holdfast.checkpoint.shared_memory import Arena, bind_private, create_file, find_files, replace_text, unlink_file
+from holdfast.checkpoint.tags import add_tag
 from holdfast.storage.local import LocalStorage
+from holdfast.writer.arena_card import Card, card_path
+from holdfast.writer.mailbox import Mailbox
 
 
 def state() -> dict[str, object]:

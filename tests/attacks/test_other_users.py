@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 import holdfast
-from holdfast.persist.arena import Arena, create_file, find_files, read_private, unlink_file
-from holdfast.persist.card import card_path
+from holdfast.checkpoint.shared_memory import Arena, create_file, find_files, read_private, unlink_file
+from holdfast.writer.arena_card import card_path
 from users import NOBODY, as_user, require_root, run_as_user, shared_folder
 
 VICTIM = 54321

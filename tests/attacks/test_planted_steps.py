@@ -15,12 +15,12 @@ from click.testing import CliRunner
 
 import holdfast
 from holdfast import keep
+from holdfast.checkpoint import retention
+from holdfast.checkpoint.catalog import committed_steps, living_steps
 from holdfast.cli.main import cli
-from holdfast.convert.opening import open_source
+from holdfast.convert.open_source import open_source
 from holdfast.format.manifest import decode_manifest, encode_manifest
 from holdfast.format.names import step_folder
-from holdfast.persist import retention
-from holdfast.persist.catalog import committed_steps, living_steps
 from holdfast.storage.local import LocalStorage
 from users import require_root, shared_folder
 

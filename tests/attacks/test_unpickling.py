@@ -17,7 +17,7 @@ from holdfast.core.errors import HoldfastError, Unsupported
 from holdfast.sources import open_stored
 from holdfast.sources.foreign import MadeReader
 from holdfast.sources.pickles import read_pickle
-from holdfast.sources.torchfiles.names import TORCH_NAMES
+from holdfast.sources.torch_save.names import TORCH_NAMES
 
 MEMORY_BYTES = 200 << 20
 SECONDS = 2.0

@@ -11,8 +11,8 @@ from tests.sources.paddle_folders import states_of, write_group
 
 import holdfast
 from cli.calls import call, process
+from holdfast.checkpoint.reading import Loading
 from holdfast.core.errors import Damaged, HoldfastError, InvalidArgument, NotFound
-from holdfast.persist.read import Loading
 from holdfast.storage.local import LocalReader
 
 MAPPING = "0.weight^T -> first.kernel  # Paddle's orientation\n2.weight -> last.a, last.b, axis=1\n"

@@ -5,7 +5,7 @@ from tests.cli.calls import call, process
 
 import holdfast
 from holdfast import keep
-from holdfast.persist import retention
+from holdfast.checkpoint import retention
 from holdfast.storage.local import LocalStorage
 
 

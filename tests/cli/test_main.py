@@ -73,7 +73,7 @@ def test_no_command_imports_torch(name, step):
     done = process(name, *arguments, python=("-X", "importtime"))
     modules = {line.rsplit("|", 1)[-1].strip() for line in done.stderr.splitlines()}
     assert done.returncode == 0
-    assert "holdfast.persist.catalog" in modules
+    assert "holdfast.checkpoint.catalog" in modules
     assert not {module for module in modules if module.split(".")[0] == "torch"}
 
 

@@ -7,8 +7,8 @@ import torch
 
 import holdfast
 from cli.calls import call
-from holdfast.persist.arena import find_files
-from holdfast.persist.identity import run_id
+from holdfast.checkpoint.run_identity import run_id
+from holdfast.checkpoint.shared_memory import find_files
 from holdfast.storage.local import LocalStorage
 
 

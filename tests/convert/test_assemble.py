@@ -9,15 +9,15 @@ from hypothesis import strategies as st
 
 from holdfast.convert import assemble
 from holdfast.convert.assemble import Gathered, fill, gather, tiles
-from holdfast.convert.reading import SourceFiles
 from holdfast.convert.sinks.base import tensor_files
+from holdfast.convert.source_files import SourceFiles
 from holdfast.convert.spans import Block
 from holdfast.format.dtypes import dtype_named, numpy_dtype
 from holdfast.layout.box import Box
 from holdfast.plan.arrays import ArrayDestination
 from holdfast.plan.files import Place, TensorSpec, split_group
 from holdfast.plan.recipe import Recipe
-from holdfast.plan.terms import destinations_of
+from holdfast.plan.recipe_fill import destinations_of
 from holdfast.sources.foreign import MadeReader
 
 F32, BF16 = dtype_named("float32"), dtype_named("bfloat16")

@@ -21,8 +21,13 @@ CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(
     [
         *("torch", "torch._dynamo", "torch.distributed.tensor", "torch.distributed.fsdp"),
-        *("holdfast.checkpointer", "holdfast.background", "holdfast.adapters.optimizer", "holdfast.capture.capturer"),
-        "holdfast.train.parallel",
+        *(
+            "holdfast.checkpointer",
+            "holdfast.engine.background_save",
+            "holdfast.adapters.optimizer",
+            "holdfast.capture.capturer",
+        ),
+        "holdfast.train.parallel.parallel_model",
     ]
 )
 

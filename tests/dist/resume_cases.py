@@ -14,10 +14,10 @@ from dist.harness import tell_parent
 from holdfast.format.names import step_folder
 from holdfast.train.checkpoints import FOLDER
 from holdfast.train.config import RunConfig, parse_config
-from holdfast.train.experts import Experts
 from holdfast.train.loop import Progress, Trainer
 from holdfast.train.metrics import read_metrics
 from holdfast.train.models.decoder import Block
+from holdfast.train.parallel.experts import Experts
 
 _CONFIG = """
 [model]

@@ -21,13 +21,13 @@ from torch.distributed.tensor import DTensor, Shard
 import holdfast
 from dist.harness import Victims, run_ranks, tell_parent
 from dist.test_background import weights
-from holdfast.leftovers import Leftovers
-from holdfast.persist import start
-from holdfast.persist.arena import find_files
-from holdfast.persist.card import read_cards
-from holdfast.persist.identity import run_id
+from holdfast.checkpoint.run_identity import run_id
+from holdfast.checkpoint.shared_memory import find_files
+from holdfast.engine.recovery import Leftovers
 from holdfast.storage.identity import IDENTITY
 from holdfast.storage.local import LocalStorage
+from holdfast.writer import startup_cleanup
+from holdfast.writer.arena_card import read_cards
 
 
 def leftovers(root: Path) -> list[str]:
@@ -437,7 +437,7 @@ def test_memory_that_was_spoiled_is_not_restored_from(tmp_path: Path) -> None:
     victims.kill()
     run = run_id(LocalStorage(tmp_path))
     arenas = [path for path in find_files(run) if not path.name.endswith(".card")]
-    wait_until(lambda: len(start.captured_sets(run)) == 1)
+    wait_until(lambda: len(startup_cleanup.captured_sets(run)) == 1)
     with arenas[0].open("r+b") as file:
         file.seek(5000)
         byte = file.read(1)[0]

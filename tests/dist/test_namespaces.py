@@ -21,8 +21,8 @@ import torch
 
 import holdfast
 from dist.harness import CONTEXT
-from holdfast.persist.arena import find_files
-from holdfast.persist.identity import run_id
+from holdfast.checkpoint.run_identity import run_id
+from holdfast.checkpoint.shared_memory import find_files
 from holdfast.storage.local import LocalStorage
 
 DEADLINE_S = 60.0

@@ -14,9 +14,9 @@ import holdfast
 from dist.harness import run_ranks
 from dist.train_cases import LAYOUTS, assemble, batches, model, pieces, share
 from holdfast.train.layout import Layout
+from holdfast.train.model_replica import Trainee
 from holdfast.train.models.config import ModelConfig
-from holdfast.train.parallel import build
-from holdfast.train.trainee import Trainee
+from holdfast.train.parallel.parallel_model import build
 
 DEADLINE_S = 200.0
 CUT = {"block_bytes": 4096, "max_shard_size": 30_000}  # many blocks and files, cuts in the middle of tensors

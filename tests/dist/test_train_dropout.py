@@ -15,7 +15,7 @@ from dist.train_cases import LAYOUTS, assemble, batches, keyed, model, pieces, s
 from holdfast.train.config import RunConfig
 from holdfast.train.layout import Layout
 from holdfast.train.loop import Trainer
-from holdfast.train.parallel import build
+from holdfast.train.parallel.parallel_model import build
 
 # First the layout that cuts sequences, heads and layers: `make test` runs it alone.
 ORDER = sorted(LAYOUTS, key=lambda name: name != "pp-2-tp-2")

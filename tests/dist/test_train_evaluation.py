@@ -9,7 +9,7 @@ import pytest
 
 from dist.harness import run_ranks
 from dist.resume_cases import config
-from holdfast.train.feed import Feed
+from holdfast.train.data.feed import Feed
 from holdfast.train.loop import Trainer
 
 LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {

@@ -12,7 +12,7 @@ from dist.train_cases import LAYOUTS, assemble, batches, model, pieces, share
 from holdfast.core.errors import InvalidArgument
 from holdfast.train.layout import Layout
 from holdfast.train.loss import MicroBatch
-from holdfast.train.parallel import build
+from holdfast.train.parallel.parallel_model import build
 
 DEADLINE_S = 200.0
 CONFIG = model("qwen3_moe")

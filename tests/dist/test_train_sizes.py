@@ -13,7 +13,7 @@ from dist.train_cases import assemble, model, pieces, share
 from holdfast.train.layout import Layout
 from holdfast.train.loss import MicroBatch
 from holdfast.train.models.config import ModelConfig
-from holdfast.train.parallel import build
+from holdfast.train.parallel.parallel_model import build
 
 ODD = {"hidden_size": 20, "num_attention_heads": 2, "num_key_value_heads": 1, "vocab_size": 37}
 

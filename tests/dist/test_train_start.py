@@ -13,7 +13,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from dist.harness import run_ranks
 from dist.train_cases import model
 from holdfast.train.config import RunConfig, TrainConfig
-from holdfast.train.datasets import DataConfig, open_datasets
+from holdfast.train.data.datasets import DataConfig, open_datasets
 from holdfast.train.layout import Layout
 from holdfast.train.loop import Trainer
 from holdfast.train.models.config import ModelConfig

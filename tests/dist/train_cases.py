@@ -13,7 +13,7 @@ from holdfast.train.layout import Layout
 from holdfast.train.loss import MicroBatch
 from holdfast.train.models.config import ModelConfig
 from holdfast.train.models.dropout import sample_keys
-from holdfast.train.parallel import build
+from holdfast.train.parallel.parallel_model import build
 
 VOCAB, LENGTH = 64, 8
 

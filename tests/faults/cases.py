@@ -20,9 +20,9 @@ from tests.dist.harness import RankFailed
 from tests.faults.row import HUNG, LOST, SURVIVED, WRONG, Tally
 
 import holdfast
-from holdfast.persist.identity import run_id
-from holdfast.persist.start import clean_arenas
+from holdfast.checkpoint.run_identity import run_id
 from holdfast.storage.local import LocalStorage
+from holdfast.writer.startup_cleanup import clean_arenas
 
 DEADLINE_S = 20.0  # of a start or a save that nothing disturbs
 BLOCK_BYTES = 4096

@@ -19,9 +19,9 @@ from tests.faults.cases import BLOCK_BYTES, DEADLINE_S, Lost, Wrong, chance, fre
 from tests.faults.row import Row, Tally
 
 import holdfast
+from holdfast.checkpoint.checkpoint import Checkpoint
 from holdfast.format import names
 from holdfast.format.names import step_folder
-from holdfast.persist.checkpoint import Checkpoint
 from holdfast.storage.memory import MemoryStorage
 
 DAMAGE = "truncated files; bit flips; zeroed and swapped pages; files swapped between steps"

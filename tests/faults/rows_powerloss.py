@@ -17,9 +17,9 @@ from tests.faults.threads import writers_on_threads
 from tests.faults.world import BLOCK_BYTES, save, state, world
 
 import holdfast
+from holdfast.checkpoint.checkpoint import Checkpoint
 from holdfast.core.errors import HoldfastError
 from holdfast.format.names import step_folder
-from holdfast.persist.checkpoint import Checkpoint
 from holdfast.storage.local import LocalStorage
 from holdfast.testing.disk import Mark, Recording, recorded
 from holdfast.testing.judging import Promise, RunJudge, judge_steps

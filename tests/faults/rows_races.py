@@ -16,9 +16,9 @@ from typing import Any
 from tests.faults.row import HUNG, WRONG, Row, Tally
 from tests.faults.world import Allowed, Hung, in_children, judge, save, told, world
 
+from holdfast.checkpoint.checkpoint import Checkpoint
 from holdfast.core.errors import HoldfastError, NotFound
 from holdfast.format.names import folder_step, step_folder
-from holdfast.persist.checkpoint import Checkpoint
 from holdfast.storage.base import Storage
 from holdfast.storage.local import LocalStorage
 from holdfast.testing.system import watched_system

@@ -12,10 +12,10 @@ from tests.faults.rows_storage import HOW_LONG
 from tests.faults.world import DEADLINE_S, same, save, state, told, world
 
 from holdfast.adapters.comm import current_ranks
+from holdfast.checkpoint.checkpoint import Checkpoint
 from holdfast.core.errors import HoldfastError
+from holdfast.engine.load import LoadOptions, load_checkpoint
 from holdfast.format.names import step_folder
-from holdfast.loading import LoadOptions, load_checkpoint
-from holdfast.persist.checkpoint import Checkpoint
 from holdfast.storage.base import Storage
 from holdfast.storage.local import LocalStorage
 from holdfast.testing.faults import Fault, FaultGate, faulty

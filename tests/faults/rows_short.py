@@ -42,7 +42,7 @@ _READ = """
 import hashlib, sys, holdfast
 from holdfast.storage.local import LocalStorage
 from pathlib import Path
-from holdfast.persist.checkpoint import Checkpoint
+from holdfast.checkpoint.checkpoint import Checkpoint
 path = Path(sys.argv[1])
 checkpoint = Checkpoint(LocalStorage(path.parent, mappable=False), path.name)
 assert checkpoint.verify().good

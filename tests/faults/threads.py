@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
 
-from holdfast.persist.spawn import Message, WriterEnd
-from holdfast.persist.writer import Trainer, WriterProcess
+from holdfast.writer.client import Message, WriterEnd
+from holdfast.writer.process import Trainer, WriterProcess
 
 
 class _Thread:
@@ -59,5 +59,5 @@ class ThreadEnd(WriterEnd):
 @contextmanager
 def writers_on_threads() -> Iterator[None]:
     """While it lasts, Checkpointers start their writers as threads."""
-    with patch("holdfast.background.WriterEnd", ThreadEnd):
+    with patch("holdfast.engine.background_save.WriterEnd", ThreadEnd):
         yield

@@ -22,15 +22,15 @@ from tests.faults.row import HUNG, LOST, SURVIVED, WRONG, Tally
 
 import holdfast
 from holdfast.adapters.comm import current_ranks
+from holdfast.checkpoint.catalog import committed_steps
+from holdfast.checkpoint.checkpoint import Checkpoint
+from holdfast.checkpoint.lineage import Lineage
 from holdfast.core.errors import HoldfastError, NotFound
+from holdfast.engine.blocking_save import Saver
+from holdfast.engine.survey import SaveOptions
 from holdfast.format.names import step_folder
-from holdfast.persist.catalog import committed_steps
-from holdfast.persist.checkpoint import Checkpoint
-from holdfast.persist.lineage import Lineage
-from holdfast.saving import Saver
 from holdfast.storage.base import Storage
 from holdfast.storage.local import LocalStorage
-from holdfast.survey import SaveOptions
 
 BLOCK_BYTES = 4096
 DEADLINE_S = 30.0

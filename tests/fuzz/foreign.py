@@ -16,8 +16,8 @@ from holdfast.sources.dcp.reader import read_dcp
 from holdfast.sources.foreign import Folder, Foreign, Found, MadeReader
 from holdfast.sources.huggingface import read_huggingface
 from holdfast.sources.pickles import array_of, is_array, read_pickle
-from holdfast.sources.torchfiles.names import TORCH_NAMES
-from holdfast.sources.torchfiles.reader import read_torch
+from holdfast.sources.torch_save.names import TORCH_NAMES
+from holdfast.sources.torch_save.reader import read_torch
 
 SEEDS = Path(__file__).parent / "seeds"
 Parse = Callable[[bytes], object]

@@ -14,7 +14,7 @@ from holdfast.core.errors import HoldfastError
 from holdfast.format import strictjson
 from holdfast.format.dtypes import dtype_named
 from holdfast.mapping import Mapping, Sized
-from holdfast.mapping.compile import compile_program
+from holdfast.mapping.compile.compile import compile_program
 
 _TOKEN = re.compile(r"->|\^T|[,=\[\]:*]|\$\{?[A-Z_]+\}?|[^\s,=\[\]:*$^]+|\s+|.")
 _WORK = 20_000

@@ -14,10 +14,10 @@ from holdfast.core.errors import NotFound
 from holdfast.format.dtypes import dtype_named
 from holdfast.format.header import TensorEntry, encode_header
 from holdfast.sources.foreign import Folder, Foreign, Found, MadeReader
-from holdfast.sources.paddle_flex import read_flex
-from holdfast.sources.paddle_names import as_torch
-from holdfast.sources.paddle_params import read_params
-from holdfast.sources.paddle_unified import read_unified
+from holdfast.sources.paddle.flex import read_flex
+from holdfast.sources.paddle.optimizer_names import as_torch
+from holdfast.sources.paddle.pdparams import read_params
+from holdfast.sources.paddle.unified import read_unified
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "paddle"
 

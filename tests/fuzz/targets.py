@@ -15,6 +15,11 @@ from tests.fuzz.mappings import mapping_seeds, parse_mapping, seal_mapping, unse
 from tests.fuzz.paddle_targets import paddle_targets
 from tests.fuzz.target import Target
 
+from holdfast.checkpoint.checkpoint import Checkpoint
+from holdfast.checkpoint.commit import small_file_record
+from holdfast.checkpoint.lineage import Lineage
+from holdfast.checkpoint.retention import remembered
+from holdfast.checkpoint.tags import read_tags
 from holdfast.core.errors import NotFound
 from holdfast.format import statejson, strictjson
 from holdfast.format.digest import digest_hex
@@ -22,13 +27,8 @@ from holdfast.format.dtypes import dtype_named
 from holdfast.format.header import LENGTH_BYTES, TensorEntry, decode_header, encode_header, header_bytes
 from holdfast.format.index import decode_index, encode_index
 from holdfast.format.manifest import Block, FileRecord, GroupRecord, Manifest, decode_manifest, encode_manifest
-from holdfast.persist.card import Card, card_path
-from holdfast.persist.checkpoint import Checkpoint
-from holdfast.persist.commit import small_file_record
-from holdfast.persist.follow import saves_in_flight
-from holdfast.persist.lineage import Lineage
-from holdfast.persist.retention import remembered
-from holdfast.persist.tags import read_tags
+from holdfast.writer.arena_card import Card, card_path
+from holdfast.writer.in_flight import saves_in_flight
 
 _TAIL = b"\x00" * 22
 

@@ -18,7 +18,7 @@ from tests.interop.aoa_gather import EXPERTS, GROUPS, HEADS, LAYERS, Gathered, S
 from holdfast.core.errors import HoldfastError
 from holdfast.format.dtypes import dtype_named
 from holdfast.mapping import Mapping, Sized
-from holdfast.mapping.values import Hole, Key
+from holdfast.mapping.syntax.statement import Hole, Key
 
 Specs = dict[str, Spec]
 

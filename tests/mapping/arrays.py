@@ -11,9 +11,9 @@ import numpy.typing as npt
 from holdfast.format.dtypes import dtype_named, numpy_dtype
 from holdfast.layout.box import Box
 from holdfast.mapping import Compiled, Sized
-from holdfast.mapping.language import Mapping as Program
+from holdfast.mapping.program import Mapping as Program
 from holdfast.plan.recipe import NEW, Recipe, is_filled
-from holdfast.plan.terms import cast_raw
+from holdfast.plan.recipe_fill import cast_raw
 
 Array = npt.NDArray[Any]
 

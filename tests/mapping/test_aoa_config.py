@@ -14,7 +14,7 @@ from tests.mapping.arrays import numbered, run, same, spec_of, specs_of
 
 import holdfast
 from holdfast.core.errors import InvalidArgument, Mismatch
-from holdfast.core.notices import HoldfastWarning
+from holdfast.core.warnings import HoldfastWarning
 from holdfast.mapping import Mapping
 
 A, B = numbered((4, 6)), numbered((4, 6), begin=100)

@@ -15,11 +15,11 @@ import pytest
 import torch
 
 import holdfast
+from holdfast.checkpoint.checkpoint import Checkpoint
 from holdfast.layout.box import Box
 from holdfast.mapping import Mapping, Sized
-from holdfast.persist.checkpoint import Checkpoint
 from holdfast.plan.recipe import Recipe
-from holdfast.plan.terms import turned
+from holdfast.plan.recipe_fill import turned
 
 PROGRAMS = Path(__file__).parent / "aoa_programs"
 HIDDEN, HEAD, HEADS, GROUPS, LAYERS, EXPERTS, WIDE, VOCABULARY = 16, 8, 4, 2, 2, 4, 12, 32

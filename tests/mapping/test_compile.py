@@ -10,7 +10,7 @@ from effort import at_most
 from holdfast.core.errors import HoldfastError, InvalidArgument, Mismatch
 from holdfast.format.dtypes import dtype_named
 from holdfast.mapping import Compiled, Mapping, Sized
-from holdfast.mapping.compile import compile_program
+from holdfast.mapping.compile.compile import compile_program
 from holdfast.plan.files import TensorSpec
 
 A = numbered((4, 6))

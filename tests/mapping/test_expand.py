@@ -6,7 +6,7 @@ import pytest
 
 from holdfast.core.errors import Mismatch
 from holdfast.mapping import Mapping
-from holdfast.mapping.expand import Work, expand
+from holdfast.mapping.expand.expand import Work, expand
 
 
 def steps(text: str, sources: str, targets: str | None = None) -> list[tuple[str, str]]:

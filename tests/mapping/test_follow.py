@@ -8,7 +8,7 @@ from tests.mapping.arrays import Array, made, numbered, spec_of, specs_of
 
 from holdfast.core.errors import Mismatch
 from holdfast.mapping import Compiled, Mapping
-from holdfast.mapping.follow import Scalar, follow
+from holdfast.mapping.optimizer_state import Scalar, follow
 from holdfast.plan.recipe import Recipe
 
 Q, K = numbered((4, 3)), numbered((2, 3), begin=50)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from holdfast.core.errors import HoldfastError, InvalidArgument
 from holdfast.format.dtypes import dtype_named
 from holdfast.mapping import Mapping
-from holdfast.mapping.values import Hole, Key, Options, Statement
+from holdfast.mapping.syntax.statement import Hole, Key, Options, Statement
 
 
 def one(text: str) -> Statement:

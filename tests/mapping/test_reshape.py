@@ -12,7 +12,7 @@ from tests.mapping.arrays import numbered, run, same, spec_of, specs_of
 
 from holdfast.core.errors import InvalidArgument, Mismatch
 from holdfast.mapping import Mapping
-from holdfast.mapping.follow import Scalar, follow
+from holdfast.mapping.optimizer_state import Scalar, follow
 
 FLAT, LONG = (6, 4), (2, 3, 2, 2)
 A = numbered(FLAT)

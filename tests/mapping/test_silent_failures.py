@@ -9,7 +9,7 @@ from tests.mapping.arrays import made, numbered, run, same, spec_of, specs_of
 
 from holdfast.core.errors import InvalidArgument, Mismatch
 from holdfast.mapping import Mapping
-from holdfast.mapping.follow import Scalar, follow
+from holdfast.mapping.optimizer_state import Scalar, follow
 
 A = numbered((4, 6))
 BF16 = np.dtype(ml_dtypes.bfloat16)

@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 from holdfast.core.errors import HoldfastError, InvalidArgument, Mismatch
 from holdfast.format.dtypes import dtype_named
 from holdfast.layout.box import Box
-from holdfast.mapping.language import Mapping
-from holdfast.mapping.values import Sized
+from holdfast.mapping.program import Mapping
+from holdfast.mapping.syntax.statement import Sized
 from holdfast.plan.recipe import Recipe
-from holdfast.plan.terms import turned
+from holdfast.plan.recipe_fill import turned
 
 F32 = dtype_named("float32")
 State = dict[str, np.ndarray]

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.persist.identity import run_id
-from holdfast.persist.start import clean_arenas
+from holdfast.checkpoint.run_identity import run_id
 from holdfast.storage import shared_storage_at
+from holdfast.writer.startup_cleanup import clean_arenas
 from objects.server import BUCKET, Server, find_weed
 
 

@@ -15,11 +15,11 @@ from tests.faults.row import HUNG, LOST, SURVIVED, WRONG, Tally
 from tests.faults.world import JOBS, Allowed, Job, attempt, same, save, state, told
 
 from holdfast.adapters.comm import current_ranks
+from holdfast.checkpoint.catalog import committed_steps
+from holdfast.checkpoint.checkpoint import Checkpoint
 from holdfast.core.errors import HoldfastError
-from holdfast.loading import LoadOptions, load_checkpoint
-from holdfast.persist.catalog import committed_steps
-from holdfast.persist.checkpoint import Checkpoint
-from holdfast.storage.objects import ObjectStorage
+from holdfast.engine.load import LoadOptions, load_checkpoint
+from holdfast.storage.objects.store import ObjectStorage
 from objects.proxy import Plan, Proxy
 from objects.server import BUCKET, Server
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.storage.objects import ObjectStorage
+from holdfast.storage.objects.store import ObjectStorage
 from holdfast.testing.conformance import SharedStorageConformance
 from holdfast.testing.conformance.pins import PinConformance
 from holdfast.testing.conformance.shared import SharedConformance

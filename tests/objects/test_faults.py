@@ -8,7 +8,7 @@ import pytest
 from tests.faults.row import SURVIVED
 
 from holdfast.core.errors import StorageError
-from holdfast.storage.transfer import PART_BYTES
+from holdfast.storage.objects.transfer import PART_BYTES
 from objects.faults import AGAIN, NEW, Arena, arena, load_with, save_with
 from objects.proxy import FAULTS, Plan
 from objects.server import Server

@@ -11,11 +11,11 @@ import torch
 
 import holdfast
 from holdfast import keep
+from holdfast.checkpoint.catalog import committed_steps
 from holdfast.format.manifest import decode_manifest, encode_manifest
 from holdfast.format.names import MANIFEST, step_folder
-from holdfast.persist.catalog import committed_steps
-from holdfast.storage.calls import Calls
-from holdfast.storage.objects import ObjectStorage
+from holdfast.storage.objects.calls import Calls
+from holdfast.storage.objects.store import ObjectStorage
 from objects.proxy import Plan, Proxy
 from objects.server import Server
 

@@ -9,9 +9,9 @@ from collections.abc import Callable
 import pytest
 
 from holdfast.core.errors import Damaged, NotFound, StorageError
-from holdfast.storage.objects import ObjectStorage
-from holdfast.storage.transfer import PART_BYTES
-from holdfast.storage.uploads import abort_uploads
+from holdfast.storage.objects.store import ObjectStorage
+from holdfast.storage.objects.transfer import PART_BYTES
+from holdfast.storage.objects.uploads import abort_uploads
 
 FIRST, SECOND = ".attempt-00000000000000aa", ".attempt-00000000000000bb"
 

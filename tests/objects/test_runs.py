@@ -16,7 +16,7 @@ from dist.harness import Victims, tell_parent
 from holdfast.core.errors import StorageError
 from holdfast.format.names import step_folder
 from holdfast.storage.identity import IDENTITY
-from holdfast.storage.objects import OPEN, ObjectStorage
+from holdfast.storage.objects.store import OPEN, ObjectStorage
 from objects.server import Server
 
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.checkpoint.lineage import Lineage
+from holdfast.checkpoint.shared_memory import find_files, read_private
 from holdfast.core.errors import HoldfastError
-from holdfast.persist.arena import find_files, read_private
-from holdfast.persist.card import Card, card_path, read_cards
-from holdfast.persist.lineage import Lineage
+from holdfast.writer.arena_card import Card, card_path, read_cards
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 import holdfast
-from holdfast.persist.catalog import committed_steps
+from holdfast.checkpoint.catalog import committed_steps
 from holdfast.storage.local import LocalStorage
 
 

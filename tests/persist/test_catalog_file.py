@@ -14,12 +14,12 @@ from pathlib import Path
 import pytest
 
 from holdfast import keep
+from holdfast.checkpoint import catalog_file, retention
+from holdfast.checkpoint.catalog import Catalog, committed_steps, living_steps
+from holdfast.checkpoint.lineage import Left
+from holdfast.checkpoint.retention_index import RetentionIndex
 from holdfast.format.manifest import FileRecord, Manifest, encode_manifest
 from holdfast.format.names import MANIFEST, step_folder
-from holdfast.persist import catalog_file, retention
-from holdfast.persist.catalog import Catalog, committed_steps, living_steps
-from holdfast.persist.lineage import Left
-from holdfast.persist.retention_index import RetentionIndex
 from holdfast.storage.base import Stamped
 from holdfast.storage.local import LocalStorage
 
@@ -291,8 +291,8 @@ def act(root: Path, draw: random.Random, number: int, present: list[int], top: i
 def test_histories_come_out_the_same_with_and_without_a_catalogue(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
-    monkeypatch.setattr("holdfast.persist.catalog_file.WORTH", 1)
-    monkeypatch.setattr("holdfast.persist.catalog_file._TAIL_ENTRIES", 4)
+    monkeypatch.setattr("holdfast.checkpoint.catalog_file.WORTH", 1)
+    monkeypatch.setattr("holdfast.checkpoint.catalog_file._TAIL_ENTRIES", 4)
     monkeypatch.setattr("os.fsync", lambda descriptor: None)  # no power is lost here
     draw = random.Random(seed)
     root, policy = tmp_path / "run", policy_of(draw)
@@ -345,7 +345,7 @@ def test_changes_among_very_many_steps_are_noticed_at_the_latest_after_some_save
     for name, value in {"stamps._TICK_NS": 0, "stamps._MANY": 20, "stamps._LIST_EVERY": 4}.items():
         monkeypatch.setattr(f"holdfast.storage.{name}", value)
     for name, value in {"_ALWAYS": 5, "_ALL": 10, "_IN_TURN": 4}.items():
-        monkeypatch.setattr(f"holdfast.persist.retention_index.{name}", value)
+        monkeypatch.setattr(f"holdfast.checkpoint.retention_index.{name}", value)
     monkeypatch.setattr("os.fsync", lambda descriptor: None)  # no power is lost here
     for step in range(10, 410, 10):
         commit(tmp_path, step, loss=1 / step)

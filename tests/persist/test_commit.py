@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from holdfast.checkpoint.commit import BlockReport, FileFacts, file_records, small_file_record
 from holdfast.core.errors import StorageError
 from holdfast.format.dtypes import dtype_named
-from holdfast.persist.commit import BlockReport, FileFacts, file_records, small_file_record
 from holdfast.plan.files import TensorSpec, split_group
 
 FILES = split_group("model", [TensorSpec("w", dtype_named("uint8"), (1000,))], 1 << 30)

@@ -12,11 +12,11 @@ from tests.cli.calls import call
 import holdfast
 from holdfast.cli import gc
 from holdfast.core.errors import PeerFailed
-from holdfast.persist import mailbox as mail
-from holdfast.persist import start
-from holdfast.persist.follow import saves_in_flight
-from holdfast.persist.mailbox import Mailbox, Watch
 from holdfast.storage.local import LocalStorage
+from holdfast.writer import mailbox as mail
+from holdfast.writer import startup_cleanup
+from holdfast.writer.in_flight import saves_in_flight
+from holdfast.writer.mailbox import Mailbox, Watch
 
 
 @pytest.fixture
@@ -65,8 +65,8 @@ def test_a_note_that_cannot_be_read_is_a_note_that_is_not_there(mailbox: Mailbox
     assert mailbox.host() is None and mailbox.outcome() is None and mailbox.report_of(0) is None
     assert mailbox.fields(mail.BEGUN) is None
     assert saves_in_flight(storage) == []
-    assert start.dead_attempts(storage, 0.01) == {mailbox.folder}
-    assert start.wait_for_writers(storage, "run", 5.0, 0.01, look_at_storage=True) == {mailbox.folder}
+    assert startup_cleanup.dead_attempts(storage, 0.01) == {mailbox.folder}
+    assert startup_cleanup.wait_for_writers(storage, "run", 5.0, 0.01, look_at_storage=True) == {mailbox.folder}
 
 
 @pytest.mark.parametrize(

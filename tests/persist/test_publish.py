@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.checkpoint.publish import check_replaceable
 from holdfast.core.errors import StorageError
-from holdfast.persist.publish import check_replaceable
 from holdfast.storage.local import LocalStorage
 
 

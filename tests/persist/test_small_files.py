@@ -10,10 +10,10 @@ from tests.cli.calls import call
 
 import holdfast
 from holdfast import keep
+from holdfast.checkpoint import retention
+from holdfast.checkpoint.catalog import committed_steps
+from holdfast.checkpoint.tags import add_tag, read_tags
 from holdfast.core.errors import Damaged
-from holdfast.persist import retention
-from holdfast.persist.catalog import committed_steps
-from holdfast.persist.tags import add_tag, read_tags
 from holdfast.storage.local import LocalStorage
 
 BAD = {"empty": b"", "zeros": bytes(30), "torn": b'[["last"', "not text": b"\xff\xfe", "another kind": b"17"}

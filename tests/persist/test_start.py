@@ -12,16 +12,16 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.checkpoint.shared_memory import Arena, create_file, find_files, has_owner, unlink_file
 from holdfast.core.errors import PeerFailed
-from holdfast.persist import mailbox as mail
-from holdfast.persist import start
-from holdfast.persist.arena import Arena, create_file, find_files, has_owner, unlink_file
-from holdfast.persist.mailbox import Mailbox
-from holdfast.persist.processes import Process, began, holders, pid_space
 from holdfast.storage.local import LocalStorage
+from holdfast.writer import mailbox as mail
+from holdfast.writer import startup_cleanup
+from holdfast.writer.mailbox import Mailbox
+from holdfast.writer.processes import Process, began, holders, pid_space
 
 RUN = "0123456789abcdef" * 2
-HOLD = "import sys\nfrom holdfast.persist.arena import Arena\na = Arena(sys.argv[1], 1, hold=True)\nprint('held', flush=True)\nsys.stdin.read()\n"  # noqa: E501
+HOLD = "import sys\nfrom holdfast.checkpoint.shared_memory import Arena\na = Arena(sys.argv[1], 1, hold=True)\nprint('held', flush=True)\nsys.stdin.read()\n"  # noqa: E501
 
 
 @pytest.fixture
@@ -40,10 +40,10 @@ def orphan() -> Iterator[tuple[str, int]]:
 def test_the_error_names_the_writers_processes_and_no_others(
     tmp_path: Path, orphan: tuple[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(start, "_NOTICE_S", 0.1)
+    monkeypatch.setattr(startup_cleanup, "_NOTICE_S", 0.1)
     with warnings.catch_warnings(record=True) as caught, pytest.raises(PeerFailed) as raised:
         warnings.simplefilter("always")
-        start.wait_for_writers(LocalStorage(tmp_path), RUN, 0.5, 60.0, look_at_storage=False)
+        startup_cleanup.wait_for_writers(LocalStorage(tmp_path), RUN, 0.5, 60.0, look_at_storage=False)
     for text in (str(raised.value), str(caught[0].message)):
         assert f"`kill -9 {orphan[1]}`" in text and "pkill" not in text
         assert str(os.getpid()) not in re.findall(r"\d+", text.partition("kill -9")[2])
@@ -55,7 +55,7 @@ def test_writers_of_another_host_are_named_by_their_host(tmp_path: Path) -> None
     box.post(mail.HOST, "north")
     box.post(mail.status(0), {"beat": 1})
     with pytest.raises(PeerFailed, match="host north; wait for them, or end them there"):
-        start.wait_for_writers(LocalStorage(tmp_path), RUN, 0.3, 60.0, look_at_storage=True)
+        startup_cleanup.wait_for_writers(LocalStorage(tmp_path), RUN, 0.3, 60.0, look_at_storage=True)
 
 
 def test_who_holds_a_file_is_found_by_the_file(tmp_path: Path, orphan: tuple[str, int]) -> None:
@@ -71,21 +71,21 @@ def test_a_trainer_of_another_namespace_is_judged_by_its_lock(alive: bool, monke
     arena = Arena(path, 4096, hold=True, owner=alive)
     try:
         assert has_owner(path) == alive
-        assert start._is_orphan(Path(path)) == (not alive)
-        assert start.trainers(RUN) == ({Process(os.getpid(), elsewhere)} if alive else set())
+        assert startup_cleanup._is_orphan(Path(path)) == (not alive)
+        assert startup_cleanup.trainers(RUN) == ({Process(os.getpid(), elsewhere)} if alive else set())
         assert "of another container" in str(Process(os.getpid(), elsewhere))
         arena.close()
-        assert not start._is_orphan(Path(path))
-        assert start.clean_arenas(RUN) == 0, "it may just be about to be held"
-        monkeypatch.setattr(start, "_YOUNG_S", 0.0)
-        assert start.clean_arenas(RUN) == 1 and not find_files(RUN)
+        assert not startup_cleanup._is_orphan(Path(path))
+        assert startup_cleanup.clean_arenas(RUN) == 0, "it may just be about to be held"
+        monkeypatch.setattr(startup_cleanup, "_YOUNG_S", 0.0)
+        assert startup_cleanup.clean_arenas(RUN) == 1 and not find_files(RUN)
     finally:
         unlink_file(path)
 
 
 def test_an_arena_without_a_key_matches_nothing(tmp_path: Path) -> None:
     """A root without an identity never sees, or removes, what others have in memory."""
-    from holdfast.persist.identity import run_id
+    from holdfast.checkpoint.run_identity import run_id
 
     assert find_files(run_id(LocalStorage(tmp_path))) == []
     assert run_id(LocalStorage(tmp_path)) != run_id(LocalStorage(tmp_path))

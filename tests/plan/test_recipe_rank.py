@@ -11,7 +11,7 @@ from holdfast.layout.box import Box
 from holdfast.plan.arrays import ArrayDestination
 from holdfast.plan.files import Place, TensorSpec
 from holdfast.plan.recipe import NEW, Recipe, is_filled
-from holdfast.plan.terms import destinations_of, turned, turned_back
+from holdfast.plan.recipe_fill import destinations_of, turned, turned_back
 
 F32 = dtype_named("float32")
 

@@ -1,4 +1,4 @@
-from holdfast.plan.references import references, settled_entry
+from holdfast.plan.state_references import references, settled_entry
 
 
 def tree(value):

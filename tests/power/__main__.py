@@ -31,12 +31,12 @@ from tests.power.cuts import Cutter, Entry, read_log
 from tests.power.run import is_state_of, state_of
 
 import holdfast
+from holdfast.checkpoint.run_identity import run_id
 from holdfast.cli import gc
 from holdfast.cli.main import cli
 from holdfast.core.host import HOST_VARIABLE
-from holdfast.persist.identity import run_id
-from holdfast.persist.start import clean_arenas
 from holdfast.storage.local import LocalStorage
+from holdfast.writer.startup_cleanup import clean_arenas
 
 _SIZE = 320 << 20  # xfs takes no less than 300 MiB
 _MAKE = {

@@ -6,7 +6,7 @@ import pytest
 from tests.sources.test_optimizers import leaf
 
 from holdfast.core.errors import Unsupported
-from holdfast.sources.grouping import found_in
+from holdfast.sources.trees.groups import found_in
 
 
 def groups(tree):

@@ -11,7 +11,7 @@ from holdfast.format.dtypes import dtype_named
 from holdfast.plan.contents import Group
 from holdfast.plan.files import Place, TensorSpec
 from holdfast.plan.recipe import Recipe
-from holdfast.sources.laying import lay_files
+from holdfast.sources.trees.stored_blocks import lay_files
 
 NAMES = {1: "uint8", 2: "float16", 4: "float32", 8: "float64"}
 

@@ -7,8 +7,8 @@ import pytest
 from holdfast.format.dtypes import dtype_named
 from holdfast.plan.files import Place, TensorSpec
 from holdfast.plan.recipe import Recipe
-from holdfast.sources.leaves import Leaf
-from holdfast.sources.optimizers import keys_of, numbers_of, optimizer_entry, optimizer_in
+from holdfast.sources.trees.leaf import Leaf
+from holdfast.sources.trees.torch_optimizer import keys_of, numbers_of, optimizer_entry, optimizer_in
 
 
 def leaf(*shape: int, dtype: str = "float32") -> Leaf:

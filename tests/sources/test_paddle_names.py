@@ -11,8 +11,8 @@ from tests.sources.paddle_folders import GOLDEN, random_matrix, states_of, write
 
 from holdfast.core.errors import Unsupported
 from holdfast.sources import open_stored
-from holdfast.sources.paddle_names import as_torch
-from holdfast.sources.paddle_steps import find_steps, powers_at
+from holdfast.sources.paddle.beta_powers import find_steps, powers_at
+from holdfast.sources.paddle.optimizer_names import as_torch
 
 
 @pytest.mark.parametrize("betas", [(0.9, 0.999), (0.9, 0.95), (0.8, 0.99)])

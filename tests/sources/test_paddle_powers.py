@@ -11,8 +11,8 @@ import torch
 import holdfast
 from holdfast.core.errors import Unsupported
 from holdfast.sources import open_stored
-from holdfast.sources.paddle_names import as_torch
-from holdfast.sources.paddle_powers import as_paddle
+from holdfast.sources.paddle.optimizer_names import as_torch
+from holdfast.sources.paddle.to_paddle import as_paddle
 
 
 def saved(folder: Path, **options: object) -> dict[str, torch.nn.Module]:

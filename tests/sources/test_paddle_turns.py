@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from holdfast.core.errors import Mismatch, Unsupported
-from holdfast.sources.paddle_turns import turns
+from holdfast.sources.paddle.transposed_states import turns
 
 
 def unknown(key: str) -> bool | None:

@@ -15,7 +15,7 @@ from tests.sources.paddle_folders import GOLDEN, random_matrix, states_of, write
 
 from holdfast.core.errors import Damaged, Mismatch, Unsupported
 from holdfast.sources import open_stored
-from holdfast.sources.paddle_unified import FORMAT
+from holdfast.sources.paddle.unified import FORMAT
 
 TRUTH = GOLDEN / "truth_llama_bf16.npz"
 

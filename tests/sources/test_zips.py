@@ -11,7 +11,7 @@ import torch
 from tests.sources.made import reader, torch_file
 
 from holdfast.core.errors import Damaged, HoldfastError, Unsupported
-from holdfast.sources.zips import read_zip
+from holdfast.sources.torch_save.zip_directory import read_zip
 
 
 def archive(entries: dict[str, bytes], method: int = zipfile.ZIP_STORED) -> bytes:

@@ -7,7 +7,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 import holdfast.spmd
-from holdfast.core.notices import HoldfastWarning
+from holdfast.core.warnings import HoldfastWarning
 from holdfast.spmd import torch_private
 from holdfast.spmd.methods import stands
 from holdfast.spmd.registry import all_rules

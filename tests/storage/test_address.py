@@ -12,7 +12,7 @@ import pytest
 import holdfast
 from holdfast.core.errors import HoldfastError, InvalidArgument, Unsupported
 from holdfast.storage import locate, shared_storage_at
-from holdfast.storage.address import Address
+from holdfast.storage.objects.address import Address
 
 SECRET = "wJalrXUtnFEMI"
 SCHEMES = ("s3", "s3a", "gs", "az", "abfs", "abfss")

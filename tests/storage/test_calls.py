@@ -10,8 +10,8 @@ from holdfast.core.errors import StorageError
 
 pytest.importorskip("obstore")
 
-from holdfast.storage.address import Address
-from holdfast.storage.calls import Calls, without_secrets
+from holdfast.storage.objects.address import Address
+from holdfast.storage.objects.calls import Calls, without_secrets
 
 SECRET = "wJalrXUtnFEMI"
 ANSWERS_NOT = "127.0.0.1:9"  # the discard port

@@ -11,7 +11,7 @@ import pytest
 
 from holdfast.core.errors import StorageError
 from holdfast.storage import private
-from holdfast.storage.holds import HostHolds
+from holdfast.storage.objects.holds import HostHolds
 from users import NOBODY, as_user, require_root, shared_folder
 
 PREFIX = f"holdfast-holds-{os.getuid()}"

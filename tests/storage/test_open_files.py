@@ -52,7 +52,7 @@ elif kind == "blocking":
     assert holdfast.open(f"{root}/one").verify().good
     from holdfast.storage.local import LocalStorage
     from pathlib import Path
-    from holdfast.persist.checkpoint import Checkpoint
+    from holdfast.checkpoint.checkpoint import Checkpoint
     read = Checkpoint(LocalStorage(Path(root), mappable=False), "one")  # as from a network file system
     assert all((read.read(f"w{number}") == number).all() for number in range(FILES))
 else:

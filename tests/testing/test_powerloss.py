@@ -11,17 +11,17 @@ import pytest
 import torch
 
 import holdfast
+from holdfast.checkpoint.catalog import committed_steps
+from holdfast.checkpoint.tags import add_tag, read_tags
 from holdfast.core.errors import InvalidArgument
 from holdfast.format import strictjson
-from holdfast.persist.catalog import committed_steps
-from holdfast.persist.mailbox import Mailbox
-from holdfast.persist.shown import shown
-from holdfast.persist.tags import add_tag, read_tags
 from holdfast.storage import linux
 from holdfast.storage.local import LocalStorage
 from holdfast.testing.disk import Sync, recorded
 from holdfast.testing.judging import RunJudge
 from holdfast.testing.powerloss import Outcome, judge_all, legal_states
+from holdfast.writer.heartbeat import shown
+from holdfast.writer.mailbox import Mailbox
 
 FILES = {"a": b"a" * 1000, "b": b"b" * 1000, "c": b"c" * 1000, "marker": b"complete"}
 

@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 import holdfast
 from dist.harness import run_ranks
-from holdfast.train.broadcast import broadcast_batch, decode, encode
+from holdfast.train.data.broadcast import broadcast_batch, decode, encode
 
 
 def nested() -> dict[Any, Any]:

@@ -7,7 +7,7 @@ import torch
 
 from dist.train_cases import batches, model
 from holdfast.train.layout import Layout
-from holdfast.train.parallel import build
+from holdfast.train.parallel.parallel_model import build
 
 
 @pytest.mark.parametrize("max_norm", [0.25, 1e9], ids=["above", "below"])

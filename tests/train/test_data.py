@@ -9,8 +9,8 @@ import pytest
 
 import holdfast
 from holdfast.train.batch import Batches, derive_batches
-from holdfast.train.data import Position, sample_indices
-from holdfast.train.shuffle import shuffled
+from holdfast.train.data.samples import Position, sample_indices
+from holdfast.train.data.shuffle import shuffled
 
 
 @pytest.mark.parametrize("length", [1, 2, 3, 4, 5, 16, 17, 1000, 4097])

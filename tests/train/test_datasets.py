@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import holdfast
-from holdfast.train.datasets import DataConfig, open_datasets
+from holdfast.train.data.datasets import DataConfig, open_datasets
 
 
 @pytest.mark.parametrize("dtype", ["uint16", "uint32"])

@@ -10,7 +10,7 @@ import torch
 
 from dist.resume_cases import config
 from holdfast.train.batch import derive_batches
-from holdfast.train.datasets import open_datasets
+from holdfast.train.data.datasets import open_datasets
 from holdfast.train.evaluation import evaluation_shares
 from holdfast.train.loop import Trainer
 from holdfast.train.loss import MicroBatch

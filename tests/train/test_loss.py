@@ -10,7 +10,7 @@ from dist.train_cases import VOCAB, batches, model
 from holdfast.core.errors import InvalidArgument
 from holdfast.train.layout import Layout
 from holdfast.train.loss import LossSums, MicroBatch, token_loss_sum
-from holdfast.train.parallel import build
+from holdfast.train.parallel.parallel_model import build
 
 
 def test_the_loss_is_the_mean_over_tokens_not_over_micro_batches() -> None:

@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from holdfast.train.canvas import _LETTERS, Canvas
 from holdfast.train.metrics import Metrics
 from holdfast.train.plot import _COLOURS, _SAVE, Curve, draw_run, plot_metrics, ticks
+from holdfast.train.png import _LETTERS, Canvas
 
 
 def read_png(path: Path) -> np.ndarray:

@@ -9,10 +9,10 @@ import torch
 
 import holdfast
 from dist.train_cases import batches, model
+from holdfast.train.checkpoint_mapping import load_mapping, save_mapping
 from holdfast.train.layout import Layout
-from holdfast.train.parallel import build
-from holdfast.train.stored import load_mapping, save_mapping
-from holdfast.train.trainee import Trainee
+from holdfast.train.model_replica import Trainee
+from holdfast.train.parallel.parallel_model import build
 
 
 def stepped(seed: int, tied: bool) -> Trainee:

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 import holdfast
-from holdfast.train import story
+from holdfast.demo import story
+from holdfast.demo.story import KILLED_AT, STEPS, Story
 from holdfast.train.config import parse_config, plan_batches
 from holdfast.train.layout import Layout
 from holdfast.train.metrics import Metrics
-from holdfast.train.story import KILLED_AT, STEPS, Story
 from train.test_plot import has, read_png
 
 

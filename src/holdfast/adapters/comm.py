@@ -17,8 +17,8 @@ import torch.distributed as dist
 
 from holdfast.core.errors import PeerFailed
 from holdfast.core.host import host_identity
-from holdfast.core.notices import warn
 from holdfast.core.ranks import Alone, Ranks
+from holdfast.core.warnings import warn
 
 NOTICE_S = 30.0
 _FRAME_BYTES = 2048

@@ -9,11 +9,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
-from holdfast.capture.threads import current_device, enter_thread
+from holdfast.capture.cuda_threads import current_device, enter_thread
+from holdfast.checkpoint.shared_memory import Arena, create_file, seal, unlink_file
 from holdfast.core.errors import HoldfastError, StorageError
-from holdfast.persist.arena import Arena, create_file, seal, unlink_file
-from holdfast.persist.card import card_path, has_card
 from holdfast.storage import linux
+from holdfast.writer.arena_card import card_path, has_card
 
 _SLICE_BYTES = 256 << 20
 _THREADS = 8

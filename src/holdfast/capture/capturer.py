@@ -10,14 +10,14 @@ from typing import Any
 
 import torch
 
-from holdfast.adapters.forecast import stepped_tensors
-from holdfast.adapters.offers import Offer
+from holdfast.adapters.saving.collect import Offer
+from holdfast.adapters.saving.optimizer_forecast import stepped_tensors
 from holdfast.capture.copy import Copier, Item, Pending
+from holdfast.capture.copy_targets import Spots
+from holdfast.capture.cuda_threads import current_device, enter_thread
 from holdfast.capture.hooks import StepHooks
-from holdfast.capture.spots import Spots
-from holdfast.capture.threads import current_device, enter_thread
 from holdfast.layout.placement import Part
-from holdfast.plan.jobs import Span
+from holdfast.plan.writer_job import Span
 
 GRAPH_NOTICE = "an optimizer steps inside a CUDA graph, where nothing can wait: its tensors are captured at the call"
 

@@ -14,12 +14,12 @@ from dataclasses import dataclass, field
 
 import torch
 
-from holdfast.adapters.offers import Offer, stored_view
+from holdfast.adapters.saving.collect import Offer, stored_view
 from holdfast.adapters.tensors import RAW_DTYPES
-from holdfast.capture.spots import Spot, Spots
+from holdfast.capture.copy_targets import Spot, Spots
 from holdfast.layout.flat import flat_boxes
 from holdfast.layout.placement import Part
-from holdfast.plan.jobs import Span
+from holdfast.plan.writer_job import Span
 
 _FIRST_RATE = 20e9  # bytes a second to the host, until it has been measured
 _PROBE_BYTES = 64 << 20

@@ -13,10 +13,10 @@ from typing import Any
 import click
 
 from holdfast.cli.render import clean, count, print_json, print_table, progress, size_text
+from holdfast.convert.destination import Destination
 from holdfast.convert.mapping import MappingOptions
-from holdfast.convert.opening import open_source
+from holdfast.convert.open_source import open_source
 from holdfast.convert.ranks import launched_place, launched_ranks
-from holdfast.convert.replacing import Destination
 from holdfast.convert.run import Conversion, Converted, ConvertOptions, convert
 from holdfast.convert.sinks import FORMATS
 from holdfast.convert.summary import Summary, summary_of

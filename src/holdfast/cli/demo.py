@@ -14,7 +14,7 @@ import click
 from holdfast.cli.render import print_json
 
 if TYPE_CHECKING:
-    from holdfast.train.story import Finding
+    from holdfast.demo.story import Finding
 
 
 @click.command("demo", context_settings={"help_option_names": ["-h", "--help"]})
@@ -31,7 +31,7 @@ def command(out: str, as_json: bool) -> None:
     Takes a few minutes on two cores. Needs torch, and transformers for the last part.
     """
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-    from holdfast.train.story import Story
+    from holdfast.demo.story import Story
 
     began = time.monotonic()
     folder = Path(out)

@@ -14,7 +14,7 @@ from holdfast.format import strictjson
 from holdfast.format.names import natural_key
 
 if TYPE_CHECKING:
-    from holdfast.persist.checkpoint import Checkpoint
+    from holdfast.checkpoint.checkpoint import Checkpoint
 
 
 _SHOWN = 120

@@ -7,15 +7,16 @@ from typing import Any
 
 import click
 
+from holdfast.checkpoint import retention
+from holdfast.checkpoint.catalog import committed_steps, is_left, set_aside
+from holdfast.checkpoint.run_identity import run_id
+from holdfast.checkpoint.tags import tagged
 from holdfast.cli.render import clean, open_run, print_json, print_table, size_text
 from holdfast.core.errors import Damaged
 from holdfast.format.names import set_aside_kind
 from holdfast.keep import Policy, parse
-from holdfast.persist import retention, start
-from holdfast.persist.catalog import committed_steps, is_left, set_aside
-from holdfast.persist.identity import run_id
-from holdfast.persist.tags import tagged
 from holdfast.storage.base import SharedStorage, Storage
+from holdfast.writer import startup_cleanup
 
 _SILENCE_S = 60.0
 
@@ -55,7 +56,7 @@ def command(
     storage = open_run(root)
     policy, problems = _policy(storage, keep_text)
     aside = {kind for kind, asked in (("abandoned", abandoned), ("damaged", damaged)) if asked}
-    dead = start.dead_attempts(storage, _SILENCE_S)
+    dead = startup_cleanup.dead_attempts(storage, _SILENCE_S)
     try:
         lines = [*_steps(storage, policy), *_set_aside(storage, aside)]
     except Damaged as error:  # a tag that cannot be read may protect any of them
@@ -68,7 +69,7 @@ def command(
     if not dry_run:
         lines = _collect(storage, policy, dead, lines)
         if memory:
-            start.clean_arenas(run)
+            startup_cleanup.clean_arenas(run)
     lines += kept
     if as_json:
         print_json(_fields(policy, dry_run, lines))
@@ -116,13 +117,13 @@ def _set_aside(storage: Storage, wanted: set[str]) -> list[_Line]:
 def _in_memory(run: str, *, goes: bool) -> list[_Line]:
     """Return what failed saves left in the memory of this host."""
     why = "it was asked for" if goes else "captured, not written: the next start restores it; --memory gives it up"
-    states = start.kept_states(run)
+    states = startup_cleanup.kept_states(run)
     return [_Line(" ".join(kept.paths), goes, f"step {kept.step}, {why}", kept.size) for kept in states]
 
 
 def _collect(storage: SharedStorage, policy: Policy | None, dead: set[str], lines: list[_Line]) -> list[_Line]:
     """Do it; what could not go says so."""
-    start.clean_storage(storage, dead)
+    startup_cleanup.clean_storage(storage, dead)
     outcome = retention.apply(storage, policy)
     for line in lines:
         if line.goes and line.is_aside:

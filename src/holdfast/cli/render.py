@@ -124,8 +124,8 @@ def is_file(path: str) -> bool:
 def open_path(path: str) -> Any:
     """The checkpoint or single file at a path or an address, or the newest readable step of the root there."""
     from holdfast.api import open_checkpoint
-    from holdfast.persist.catalog import newest_readable
-    from holdfast.persist.checkpoint import Checkpoint
+    from holdfast.checkpoint.catalog import newest_readable
+    from holdfast.checkpoint.checkpoint import Checkpoint
     from holdfast.storage import is_checkpoint, shared_storage_at
 
     path = _impatient(path)

@@ -13,7 +13,7 @@ from holdfast.format.names import natural_key
 from holdfast.sources.foreign import Foreign
 
 if TYPE_CHECKING:
-    from holdfast.persist.checkpoint import Checkpoint
+    from holdfast.checkpoint.checkpoint import Checkpoint
 
 
 @click.command("show", context_settings={"help_option_names": ["-h", "--help"]})

@@ -6,10 +6,10 @@ from dataclasses import asdict
 
 import click
 
+from holdfast.checkpoint.catalog import Committed, committed_steps, living_steps, set_aside
+from holdfast.checkpoint.tags import add_tag, read_tags, remove_tag, tagged
 from holdfast.cli.render import clean, open_run, print_json, print_table
 from holdfast.core.errors import NotFound
-from holdfast.persist.catalog import Committed, committed_steps, living_steps, set_aside
-from holdfast.persist.tags import add_tag, read_tags, remove_tag, tagged
 from holdfast.storage.base import Storage
 
 

@@ -9,13 +9,13 @@ from typing import Any
 
 import click
 
+from holdfast.checkpoint.catalog import Committed, committed_steps
 from holdfast.cli.render import clean, count, live, print_json, size_text
 from holdfast.core.errors import NotFound
-from holdfast.persist.catalog import Committed, committed_steps
-from holdfast.persist.follow import InFlight, saves_in_flight
 from holdfast.storage import is_checkpoint, shared_storage_at
 from holdfast.storage.base import SharedStorage
 from holdfast.storage.local import LocalStorage
+from holdfast.writer.in_flight import InFlight, saves_in_flight
 
 _SHOWN = 8
 _BAR = 30

@@ -7,11 +7,11 @@ from typing import Any
 
 import click
 
+from holdfast.checkpoint.catalog import Committed, committed_steps
+from holdfast.checkpoint.checkpoint import Checkpoint
 from holdfast.cli.render import clean, count, is_file, open_path, print_json, progress, size_text
 from holdfast.core.errors import NotFound, Untrusted
 from holdfast.format.names import MANIFEST
-from holdfast.persist.catalog import Committed, committed_steps
-from holdfast.persist.checkpoint import Checkpoint
 from holdfast.storage import Storage, is_checkpoint, storage_at
 
 

@@ -6,13 +6,13 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
-from holdfast.convert.reading import SourceFiles
+from holdfast.convert.source_files import SourceFiles
 from holdfast.convert.spans import Block, byte_hull
 from holdfast.core.limits import KIB, MIB
 from holdfast.layout.box import Box
 from holdfast.plan.arrays import ArrayDestination, Destination, RawArray, bytes_of, raw_dtype, run_array
 from holdfast.plan.files import Place
-from holdfast.plan.terms import destinations_of
+from holdfast.plan.recipe_fill import destinations_of
 
 WINDOW_BYTES = 16 * MIB
 _STRIP = 128

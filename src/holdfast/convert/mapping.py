@@ -9,9 +9,9 @@ from typing import Any
 from holdfast.convert.select import is_model
 from holdfast.core.errors import Damaged, Unsupported
 from holdfast.format import strictjson
-from holdfast.mapping.choose import Around, programs
-from holdfast.mapping.contents import Same, map_contents
-from holdfast.mapping.language import Mapping as Program
+from holdfast.mapping.apply import Same, map_contents
+from holdfast.mapping.per_module import Around, programs
+from holdfast.mapping.program import Mapping as Program
 from holdfast.plan.contents import Contents
 from holdfast.plan.files import TensorSpec
 

@@ -8,9 +8,16 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 
+from holdfast.checkpoint.checkpoint import Checkpoint, no_progress
+from holdfast.checkpoint.commit import BlockReport
+from holdfast.checkpoint.equal_scalars import require_same
+from holdfast.checkpoint.publish import new_attempt
+from holdfast.checkpoint.reading import Progress
+from holdfast.convert.boxes_for_sink import Pull
+from holdfast.convert.check_transposes import check_orientation
+from holdfast.convert.destination import Destination
 from holdfast.convert.mapping import MappingOptions, config_of, explained, mapped
-from holdfast.convert.opening import open_source
-from holdfast.convert.orientation import check_orientation
+from holdfast.convert.open_source import open_source
 from holdfast.convert.paddle_linears import (
     PADDLE_FORMATS,
     Oriented,
@@ -20,8 +27,6 @@ from holdfast.convert.paddle_linears import (
     is_known,
 )
 from holdfast.convert.plans import kept_plans, plans_without_place
-from holdfast.convert.pull import Pull
-from holdfast.convert.replacing import Destination
 from holdfast.convert.select import cast_models, check_scales_stay, chosen, model_dtype
 from holdfast.convert.sidefiles import side_files, with_dtype
 from holdfast.convert.sinks import sink_named
@@ -32,21 +37,16 @@ from holdfast.core import limits
 from holdfast.core.errors import InvalidArgument, Unsupported
 from holdfast.core.ranks import Alone, Ranks, together
 from holdfast.format.names import folder_step
-from holdfast.persist import start
-from holdfast.persist.checkpoint import Checkpoint, no_progress
-from holdfast.persist.commit import BlockReport
-from holdfast.persist.publish import new_attempt
-from holdfast.persist.read import Progress
-from holdfast.persist.same import require_same
-from holdfast.persist.shown import shown
 from holdfast.plan.contents import Contents
-from holdfast.plan.references import settled
+from holdfast.plan.state_references import settled
 from holdfast.sources.foreign import Foreign
-from holdfast.sources.paddle_names import as_torch
-from holdfast.sources.paddle_powers import as_paddle
+from holdfast.sources.paddle.optimizer_names import as_torch
+from holdfast.sources.paddle.to_paddle import as_paddle
 from holdfast.sources.raw_bits import as_bfloat16, refuse_raw
 from holdfast.storage.base import SharedStorage, Storage
 from holdfast.storage.local import LocalStorage
+from holdfast.writer import startup_cleanup
+from holdfast.writer.heartbeat import shown
 
 _SILENCE_S = 60.0
 
@@ -260,7 +260,7 @@ def _begin(conversion: Conversion, ranks: Ranks, storage: SharedStorage, stack: 
         if ranks.rank:
             return None
         if storage.exists():
-            start.clean_storage(storage, start.dead_attempts(storage, _SILENCE_S))
+            startup_cleanup.clean_storage(storage, startup_cleanup.dead_attempts(storage, _SILENCE_S))
         files = conversion.output.files if conversion.output.write is None else ()
         begun = {"step": conversion.contents.step, "world": ranks.world, "bytes": conversion.bytes}
         stack.enter_context(shown(storage, attempt, begun))

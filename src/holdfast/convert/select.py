@@ -10,8 +10,8 @@ from typing import Any
 from holdfast.core.errors import InvalidArgument, NotFound, Unsupported
 from holdfast.format.dtypes import DType, dtype_named
 from holdfast.format.names import masters_group
-from holdfast.plan.choice import Choice
 from holdfast.plan.contents import Contents, Group
+from holdfast.plan.key_patterns import Choice
 from holdfast.plan.quantized import is_float8, quantized_weights
 
 _NEAR_KEYS = 20_000  # to look at more takes longer than a hint is worth

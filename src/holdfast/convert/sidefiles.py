@@ -6,10 +6,10 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from holdfast.checkpoint.checkpoint import Checkpoint
 from holdfast.core.filenames import is_plain
 from holdfast.format import names, strictjson
 from holdfast.format.dtypes import DType
-from holdfast.persist.checkpoint import Checkpoint
 from holdfast.sources.foreign import Foreign
 
 _NOT = (".index.json", "trainer_state.json")

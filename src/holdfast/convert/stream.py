@@ -9,13 +9,13 @@ import queue
 import threading
 from collections.abc import Callable, Sequence
 
+from holdfast.checkpoint.commit import BlockReport
+from holdfast.checkpoint.reading import Progress
 from holdfast.convert.assemble import Gathered, gather
-from holdfast.convert.reading import Source, SourceFiles
+from holdfast.convert.source_files import Source, SourceFiles
 from holdfast.convert.spans import SPAN_BLOCKS, SourceBlock, Span
 from holdfast.convert.verifying import Verifier
 from holdfast.format.digest import Digest
-from holdfast.persist.commit import BlockReport
-from holdfast.persist.read import Progress
 from holdfast.plan.arrays import RawArray, aligned_buffer
 from holdfast.plan.load import StoredFile
 from holdfast.storage.base import Storage, Writer

@@ -6,7 +6,7 @@ import queue
 import threading
 from collections.abc import Iterable, Mapping
 
-from holdfast.convert.reading import Source, SourceFiles
+from holdfast.convert.source_files import Source, SourceFiles
 from holdfast.convert.spans import SourceBlock
 from holdfast.core.errors import Damaged
 from holdfast.core.limits import MIB

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from holdfast.core.errors import InvalidArgument
-from holdfast.core.notices import warn
+from holdfast.core.warnings import warn
 
 STATEMENTS = "aoa_statements"
 _REVERSE = "aoa_config_reverse"

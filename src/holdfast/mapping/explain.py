@@ -8,9 +8,9 @@ from typing import Any
 from holdfast.core.errors import InvalidArgument
 from holdfast.format.dtypes import DType, dtype_named
 from holdfast.layout.box import Box
-from holdfast.mapping.compile import Compiled, TargetTP, compile_program
-from holdfast.mapping.expand import Work, expand
-from holdfast.mapping.values import UNKNOWN, Sized, Spec, Statement
+from holdfast.mapping.compile.compile import Compiled, TargetTP, compile_program
+from holdfast.mapping.expand.expand import Work, expand
+from holdfast.mapping.syntax.statement import UNKNOWN, Sized, Spec, Statement
 from holdfast.plan.recipe import NEW, Recipe, Term
 
 Keys = Mapping[str, Any] | Iterable[Any]

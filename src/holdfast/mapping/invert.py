@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Literal
 
-from holdfast.mapping.values import STAR, Hole, Key, Options, Permutation, Statement, is_many
+from holdfast.mapping.syntax.statement import STAR, Hole, Key, Options, Permutation, Statement, is_many
 
 Sizes = tuple[int, ...] | Literal["equal", "targets", "any"] | None
 

@@ -10,9 +10,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from holdfast.core.errors import InvalidArgument
-from holdfast.mapping.expand import Work
+from holdfast.mapping.expand.expand import Work
 from holdfast.mapping.invert import inverse, no_inverse, one_sided
-from holdfast.mapping.values import Key, Statement
+from holdfast.mapping.syntax.statement import Key, Statement
 
 
 @dataclass(slots=True, eq=False)

@@ -11,22 +11,22 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+from holdfast.checkpoint.checkpoint import Checkpoint
 from holdfast.core.errors import Damaged, NotFound, Unsupported
 from holdfast.core.filenames import MANIFEST
-from holdfast.persist.checkpoint import Checkpoint
 from holdfast.sources.dcp.metadata import METADATA
 from holdfast.sources.dcp.reader import read_dcp
 from holdfast.sources.deepspeed import refuse_empty, refuse_file, refuse_folder
 from holdfast.sources.foreign import Folder, Foreign, Found, seen_as
 from holdfast.sources.huggingface import read_huggingface
-from holdfast.sources.paddle_flex import read_flex
-from holdfast.sources.paddle_inference import read_inference
-from holdfast.sources.paddle_params import read_params
-from holdfast.sources.paddle_unified import read_unified
+from holdfast.sources.paddle.flex import read_flex
+from holdfast.sources.paddle.pdiparams import read_inference
+from holdfast.sources.paddle.pdparams import read_params
+from holdfast.sources.paddle.unified import read_unified
 from holdfast.sources.parts import refuse_megatron_folder, with_part_noted
 from holdfast.sources.raw_bits import as_told_by_config
 from holdfast.sources.scalars import read_scalars
-from holdfast.sources.torchfiles.reader import read_torch
+from holdfast.sources.torch_save.reader import read_torch
 from holdfast.sources.unread import with_unread_noted
 from holdfast.storage import locate
 

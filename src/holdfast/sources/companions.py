@@ -16,8 +16,8 @@ from holdfast.core import limits
 from holdfast.core.errors import HoldfastError
 from holdfast.format.names import natural_key
 from holdfast.sources.foreign import Folder, Found
-from holdfast.sources.torchfiles.archive import read_archive
-from holdfast.sources.torchfiles.trees import tree_of
+from holdfast.sources.torch_save.archive import read_archive
+from holdfast.sources.torch_save.trees import tree_of
 
 _TORCH_FILE = re.compile(
     r"(?P<name>(?:optimizer|(?:lr_)?scheduler|scaler|rng_state|random_states|custom_checkpoint|sampler|dl_state_dict)"

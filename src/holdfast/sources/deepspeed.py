@@ -13,7 +13,7 @@ from typing import Any
 
 from holdfast.core.errors import Unsupported
 from holdfast.plan.contents import Contents
-from holdfast.sources.leaves import Leaf, dotted, leaves_of
+from holdfast.sources.trees.leaf import Leaf, dotted, leaves_of
 
 _RANK_FILE = re.compile(
     r"(?:.*/)?(?:(?:bf16_|fp16_)?zero_pp_rank_[0-9]+_mp_rank_[0-9]+_(?:optim|model)_states"

@@ -8,12 +8,12 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
+from holdfast.checkpoint.checkpoint import Checkpoint
 from holdfast.core import limits
 from holdfast.core.errors import Damaged, HoldfastError, NotFound
 from holdfast.format import strictjson
 from holdfast.format.manifest import FileRecord, GroupRecord, Manifest
 from holdfast.format.names import natural_key
-from holdfast.persist.checkpoint import Checkpoint
 from holdfast.plan.contents import Contents, StoredTensor
 from holdfast.plan.files import Place
 from holdfast.plan.recipe import Recipe

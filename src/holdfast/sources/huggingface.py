@@ -15,11 +15,11 @@ from holdfast.plan.contents import Contents, Group
 from holdfast.plan.files import Place, TensorSpec
 from holdfast.plan.recipe import Recipe
 from holdfast.sources.companions import read_companions
-from holdfast.sources.flat_optimizers import split_root
 from holdfast.sources.foreign import Folder, Found
-from holdfast.sources.grouping import found_in
-from holdfast.sources.laying import lay_files
-from holdfast.sources.leaves import Leaf
+from holdfast.sources.trees.flat_optimizers import split_root
+from holdfast.sources.trees.groups import found_in
+from holdfast.sources.trees.leaf import Leaf
+from holdfast.sources.trees.stored_blocks import lay_files
 
 FORMAT = "Hugging Face"
 _ENDING = ".safetensors"

@@ -13,7 +13,7 @@ from typing import Any
 
 from holdfast.core.errors import Unsupported
 from holdfast.sources.foreign import Folder, Found
-from holdfast.sources.leaves import Leaf
+from holdfast.sources.trees.leaf import Leaf
 
 _RANK = re.compile(
     r"(?i)(?P<head>(?:.*[._-])?(?:rank|mp_rank|tp|mp|pp|ep|dp|fsdp|shard|part|consolidated|device|gpu)[._-]?)"

@@ -10,11 +10,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from holdfast.checkpoint.checkpoint import Checkpoint
 from holdfast.core import limits
 from holdfast.core.errors import HoldfastError, Unsupported
 from holdfast.format import strictjson
 from holdfast.format.dtypes import dtype_named
-from holdfast.persist.checkpoint import Checkpoint
 from holdfast.plan.contents import Contents, Group
 from holdfast.plan.files import Place
 from holdfast.plan.recipe import Recipe

@@ -11,7 +11,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from holdfast.core.errors import InvalidArgument
-from holdfast.core.notices import warn
+from holdfast.core.warnings import warn
 from holdfast.spmd import torch_private as private
 from holdfast.spmd.agreement import LOOKUPS
 from holdfast.spmd.fallback import GATHERED

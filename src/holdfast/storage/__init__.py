@@ -9,9 +9,9 @@ from pathlib import Path
 from holdfast.core.errors import Damaged, InvalidArgument, NotFound, StorageError, Unsupported
 from holdfast.core.filenames import MANIFEST
 from holdfast.core.limits import JSON_BYTES
-from holdfast.storage.address import Address, is_address
 from holdfast.storage.base import SharedStorage, Storage
 from holdfast.storage.local import LocalStorage
+from holdfast.storage.objects.address import Address, is_address
 
 __all__ = ["Storage", "is_checkpoint", "locate", "refuse_link", "requirement", "shared_storage_at", "storage_at"]
 
@@ -25,7 +25,7 @@ def shared_storage_at(root: str | os.PathLike[str]) -> SharedStorage:
     """The storage for a root that other processes can open too."""
     text = _text(root)
     if is_address(text):
-        from holdfast.storage.objects import ObjectStorage
+        from holdfast.storage.objects.store import ObjectStorage
 
         return ObjectStorage(text)
     return LocalStorage(Path(text).expanduser().absolute())
@@ -35,7 +35,7 @@ def locate(path: str | os.PathLike[str]) -> tuple[SharedStorage, str]:
     """The root and the folder's name of a checkpoint's path or address."""
     text = _text(path)
     if is_address(text):
-        from holdfast.storage.objects import ObjectStorage
+        from holdfast.storage.objects.store import ObjectStorage
 
         root, folder = Address.parse(text).split()
         return ObjectStorage(root), folder

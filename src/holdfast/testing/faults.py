@@ -27,9 +27,9 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from holdfast.core.errors import Damaged, InvalidArgument, StorageError
-from holdfast.persist.spawn import WriterProgram, writers_running
 from holdfast.storage.base import Storage
 from holdfast.testing.watched import Buffers, Gate, WatchedStorage, watched
+from holdfast.writer.client import WriterProgram, writers_running
 
 __all__ = ["Fault", "FaultGate", "faulty", "writer_faults"]
 

@@ -8,21 +8,22 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.adapters.comm import current_ranks
+from holdfast.checkpoint import retention
+from holdfast.checkpoint.catalog import committed_steps
+from holdfast.checkpoint.checkpoint import Checkpoint, no_progress
+from holdfast.checkpoint.lineage import Lineage
+from holdfast.checkpoint.run_identity import identify
+from holdfast.checkpoint.tags import read_tags
 from holdfast.core.errors import HoldfastError, NotFound
+from holdfast.engine.blocking_save import Saver
+from holdfast.engine.load import LoadOptions
+from holdfast.engine.recovery import Leftovers
+from holdfast.engine.restore import Request, restore_stored
+from holdfast.engine.survey import SaveOptions
 from holdfast.format.names import step_folder
-from holdfast.leftovers import Leftovers
-from holdfast.loading import LoadOptions
-from holdfast.persist import retention, start
-from holdfast.persist.catalog import committed_steps
-from holdfast.persist.checkpoint import Checkpoint, no_progress
-from holdfast.persist.follow import saves_in_flight
-from holdfast.persist.identity import identify
-from holdfast.persist.lineage import Lineage
-from holdfast.persist.tags import read_tags
-from holdfast.restoring import Request, restore_stored
-from holdfast.saving import Saver
 from holdfast.storage.local import LocalStorage
-from holdfast.survey import SaveOptions
+from holdfast.writer import startup_cleanup
+from holdfast.writer.in_flight import saves_in_flight
 
 _DEADLINE_S = 30.0
 _SILENCE_S = 0.005  # nobody else is at work in a state that was made to be judged
@@ -112,11 +113,11 @@ def _look(storage: LocalStorage) -> None:
 
 
 def _find_dead(storage: LocalStorage) -> set[str]:
-    return start.dead_attempts(storage, _SILENCE_S)
+    return startup_cleanup.dead_attempts(storage, _SILENCE_S)
 
 
 def _collect(storage: LocalStorage) -> None:
     """What `holdfast gc` does."""
-    start.clean_storage(storage, _find_dead(storage))
+    startup_cleanup.clean_storage(storage, _find_dead(storage))
     retention.apply(storage, None)
     storage.sweep()

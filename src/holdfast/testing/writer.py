@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from holdfast.persist import writer
 from holdfast.storage import storage_at
 from holdfast.testing.faults import Fault, FaultGate
 from holdfast.testing.watched import watched
+from holdfast.writer import process
 
 
 def main(line: int, fault: str) -> None:
-    """Run `holdfast.persist.writer.main` with one fault, counted over every storage that the writer opens."""
+    """Run `holdfast.writer.process.main` with one fault, counted over every storage that the writer opens."""
     gate = FaultGate(Fault.parse(fault))
-    writer.main(line, lambda address: watched(storage_at(address), gate))
+    process.main(line, lambda address: watched(storage_at(address), gate))

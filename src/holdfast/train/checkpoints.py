@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from holdfast import keep, when
 from holdfast.core.errors import InvalidArgument
 from holdfast.core.events import Listener
-from holdfast.mapping.choose import MappingLike
+from holdfast.mapping.per_module import MappingLike
 
 if TYPE_CHECKING:
     from holdfast.checkpointer import Checkpointer

@@ -11,7 +11,7 @@ from pathlib import Path
 from holdfast.core.errors import InvalidArgument, NotFound
 from holdfast.train.batch import Batches, derive_batches
 from holdfast.train.checkpoints import CheckpointConfig
-from holdfast.train.datasets import DataConfig
+from holdfast.train.data.datasets import DataConfig
 from holdfast.train.layout import Layout
 from holdfast.train.models.config import ModelConfig
 from holdfast.train.optimizer import OptimizerConfig

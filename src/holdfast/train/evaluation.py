@@ -8,9 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from holdfast.train.batch import Batches
-from holdfast.train.feed import Feed
+from holdfast.train.data.feed import Feed
 from holdfast.train.loss import LossSums
-from holdfast.train.trainee import Trainee
+from holdfast.train.model_replica import Trainee
 
 
 class Evaluation:

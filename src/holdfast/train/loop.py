@@ -18,18 +18,18 @@ from holdfast.core.events import Event, log_event
 from holdfast.ema import EMA
 from holdfast.train.checkpoints import open_checkpointer
 from holdfast.train.config import FILE, RunConfig, check_run
-from holdfast.train.data import Position
-from holdfast.train.datasets import open_datasets
+from holdfast.train.data.datasets import open_datasets
+from holdfast.train.data.feed import Feed
+from holdfast.train.data.samples import Position
 from holdfast.train.evaluation import Evaluation
-from holdfast.train.feed import Feed
 from holdfast.train.identity import Identity, check_same_model
 from holdfast.train.loss import LossSums, MicroBatch
-from holdfast.train.meshes import AXES
 from holdfast.train.metrics import Metrics
 from holdfast.train.models.decoder import TIES
 from holdfast.train.models.dropout import sample_keys
 from holdfast.train.optimizer import keep_options, set_learning_rate
-from holdfast.train.parallel import build
+from holdfast.train.parallel.meshes import AXES
+from holdfast.train.parallel.parallel_model import build
 from holdfast.train.plot import plot_metrics
 from holdfast.train.rng import DISTINCT, RandomStreams, Spot
 from holdfast.train.schedule import learning_rate_share

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from holdfast.train.canvas import LETTER_WIDTH, Canvas, Colour
 from holdfast.train.metrics import read_metrics
+from holdfast.train.png import LETTER_WIDTH, Canvas, Colour
 
 _INK, _GREY, _PALE = (40, 44, 52), (120, 126, 136), (226, 229, 234)
 _COLOURS: tuple[Colour, ...] = ((31, 111, 184), (222, 124, 30), (44, 148, 92), (150, 84, 170))

@@ -16,7 +16,7 @@ from holdfast.convert.run import ConvertOptions, convert
 from holdfast.convert.sinks.paddle import is_linear, is_paddle_layout
 from holdfast.core.errors import NotFound
 from holdfast.sources import open_stored
-from holdfast.sources.paddle_names import as_torch
+from holdfast.sources.paddle.optimizer_names import as_torch
 
 PADDLE = ConvertOptions(to="paddle")
 STEMS = ("model", "master_weights", "optimizer")

@@ -16,10 +16,10 @@ from safetensors.torch import load_file
 
 from holdfast.format.dtypes import dtype_named
 from holdfast.layout.box import Box
-from holdfast.mapping.language import Mapping
-from holdfast.mapping.values import Sized
+from holdfast.mapping.program import Mapping
+from holdfast.mapping.syntax.statement import Sized
 from holdfast.plan.recipe import Recipe, is_filled
-from holdfast.plan.terms import turned
+from holdfast.plan.recipe_fill import turned
 
 State = dict[str, torch.Tensor]
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from holdfast.core.errors import Damaged, Unsupported
 from holdfast.sources import open_stored
-from holdfast.sources.torchfiles.names import Storage, Tensor
-from holdfast.sources.torchfiles.views import view_recipe
+from holdfast.sources.torch_save.names import Storage, Tensor
+from holdfast.sources.torch_save.views import view_recipe
 
 BASE = torch.arange(480.0).reshape(4, 5, 6, 4)
 VIEWS = {

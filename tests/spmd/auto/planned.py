@@ -11,13 +11,13 @@ from tests.spmd.listening import Listener
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
 
-from holdfast.train.gradients import finish_gradients
 from holdfast.train.layout import Layout
 from holdfast.train.loss import MicroBatch, Objective
 from holdfast.train.models.config import ModelConfig
 from holdfast.train.models.decoder import TIES, Decoder
 from holdfast.train.models.initial import fill_initial
-from holdfast.train.parallel import build
+from holdfast.train.parallel.gradients import finish_gradients
+from holdfast.train.parallel.parallel_model import build
 
 
 def whole_decoder(config: ModelConfig) -> Decoder:

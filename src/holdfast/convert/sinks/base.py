@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from holdfast.checkpoint.commit import BlockReport
 from holdfast.core.ranks import Ranks
 from holdfast.layout.box import Box
-from holdfast.persist.commit import BlockReport
 from holdfast.plan.arrays import RawArray
 from holdfast.plan.contents import Contents
 from holdfast.plan.files import FilePlan, Place

@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from holdfast.checkpoint.commit import BlockReport
 from holdfast.convert.sinks.base import Output, Request, Scene, TensorFile
 from holdfast.format.names import natural_key
-from holdfast.persist.commit import BlockReport
 from holdfast.plan.contents import Contents
 from holdfast.plan.files import FilePlan, Place, TensorSpec
 

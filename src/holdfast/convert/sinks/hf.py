@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from holdfast.checkpoint.commit import BlockReport
 from holdfast.convert.sinks.base import Output, Request, left_out, tensor_files
 from holdfast.core.errors import NotFound, Unsupported
 from holdfast.format import names, strictjson
 from holdfast.format.index import encode_index
-from holdfast.persist.commit import BlockReport
 from holdfast.plan.contents import Contents, Group
 from holdfast.plan.files import FilePlan, Place, TensorSpec, split_group
 from holdfast.plan.recipe import Recipe

@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
+from holdfast.checkpoint.commit import BlockReport, FileFacts, file_records, small_file_record
 from holdfast.convert.sinks.base import Output, Request, TensorFile, tensor_files
 from holdfast.core.errors import Unsupported
 from holdfast.format import names, strictjson
 from holdfast.format.index import encode_index
 from holdfast.format.manifest import GroupRecord, Manifest, encode_manifest
 from holdfast.layout.mesh import tp_degree_of
-from holdfast.persist.commit import BlockReport, FileFacts, file_records, small_file_record
 from holdfast.plan.contents import Contents
 from holdfast.plan.files import TensorSpec, split_group
 from holdfast.version import __version__

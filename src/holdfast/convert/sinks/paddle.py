@@ -11,14 +11,14 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from holdfast.checkpoint.commit import BlockReport
 from holdfast.convert.sinks.base import Output, Request, TensorFile, left_out, tensor_files
 from holdfast.core.errors import NotFound, Unsupported
 from holdfast.format import names
-from holdfast.persist.commit import BlockReport
 from holdfast.plan.contents import Contents, Group
 from holdfast.plan.files import FilePlan, Place, TensorSpec, split_group
 from holdfast.plan.recipe import Recipe
-from holdfast.sources.paddle_names import is_moment, is_paddle_state
+from holdfast.sources.paddle.optimizer_names import is_moment, is_paddle_state
 
 _MODEL, _MASTERS, _OPTIMIZER = "model", "master_weights", "optimizer"
 _LINEAR = re.compile(

@@ -13,8 +13,8 @@ from holdfast.plan.files import Place, TensorSpec
 from holdfast.plan.recipe import Recipe, Term
 from holdfast.sources.dcp.items import Items
 from holdfast.sources.dcp.metadata import METADATA, Item, StoredTensor
-from holdfast.sources.leaves import Leaf
-from holdfast.sources.torchfiles.views import view_recipe
+from holdfast.sources.torch_save.views import view_recipe
+from holdfast.sources.trees.leaf import Leaf
 
 
 def leaf_of(key: str, stored: StoredTensor, items: Items, where: str) -> Leaf:

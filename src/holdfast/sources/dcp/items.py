@@ -13,8 +13,8 @@ from typing import Any
 from holdfast.core.errors import Damaged, Unsupported
 from holdfast.sources.dcp.metadata import Item
 from holdfast.sources.foreign import Folder
-from holdfast.sources.torchfiles.archive import Archive, read_archive
-from holdfast.sources.torchfiles.names import Tensor
+from holdfast.sources.torch_save.archive import Archive, read_archive
+from holdfast.sources.torch_save.names import Tensor
 from holdfast.storage.base import Reader
 from holdfast.storage.open_files import LazyReaders
 

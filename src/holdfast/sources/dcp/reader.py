@@ -11,10 +11,10 @@ from holdfast.sources.dcp.chunks import leaf_of
 from holdfast.sources.dcp.items import Items
 from holdfast.sources.dcp.metadata import METADATA, DcpMetadata, read_metadata
 from holdfast.sources.foreign import Folder, Found
-from holdfast.sources.grouping import found_in
-from holdfast.sources.leaves import has_leaf
-from holdfast.sources.torchfiles.archive import read_archive
-from holdfast.sources.torchfiles.trees import Planter, tree_of
+from holdfast.sources.torch_save.archive import read_archive
+from holdfast.sources.torch_save.trees import Planter, tree_of
+from holdfast.sources.trees.groups import found_in
+from holdfast.sources.trees.leaf import has_leaf
 
 FORMAT = "torch DCP"
 _COMMON = "common.pt"  # what Megatron puts beside

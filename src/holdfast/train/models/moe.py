@@ -6,9 +6,9 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from holdfast.train.experts import Experts
 from holdfast.train.models.config import ModelConfig
 from holdfast.train.models.layers import Linear, SwiGLU
+from holdfast.train.parallel.experts import Experts
 
 
 class SparseMoe(nn.Module):

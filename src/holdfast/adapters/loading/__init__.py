@@ -1,0 +1,1 @@
+"""From the tensors and values of a checkpoint to live objects."""

@@ -1,0 +1,242 @@
+"""Loading into optimizers: state by parameter key, made where there is none yet; options by key."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property, partial
+from typing import Any
+
+import torch
+
+from holdfast.adapters.live_state import LiveState
+from holdfast.adapters.loading.load_hooks import (
+    check_optimizer_load,
+    has_optimizer_post_hooks,
+    run_optimizer_post_hooks,
+)
+from holdfast.adapters.loading.wants import Wants
+from holdfast.adapters.optimizer import (
+    OptimizerView,
+    assign_options,
+    group_options,
+    inner_optimizer,
+    is_master,
+    key_of_param,
+    new_state,
+    state_names,
+    view_optimizer,
+)
+from holdfast.adapters.saving.collect import decode_options
+from holdfast.format import statejson
+from holdfast.format.names import masters_group
+from holdfast.plan.contents import StoredTensor
+
+Action = Callable[[], object]
+_ADDED = frozenset({"initial_lr", "max_lr", "min_lr", "max_momentum", "base_momentum", "swa_lr", "param_names"})
+
+
+class OptimizerTargets:
+    """One optimizer's destinations and what is done once they are filled."""
+
+    def __init__(self, name: str, optimizer: Any, live: LiveState, wants: Wants) -> None:
+        self._name = name
+        self._optimizer = optimizer
+        self._wants = wants
+        self._module, self._key_of = live.parameter_keys(optimizer)
+        self._entry: Mapping[str, Any] = wants.contents.state.get(name) or {}
+        self.actions: list[Action] = []
+        self.notes: list[str] = []
+        self.gives_options = False
+
+    @cached_property
+    def _stored(self) -> dict[str, StoredTensor]:
+        """The states that are stored, by "parameter key/state name"."""
+        contents = self._wants.contents
+        found = {key: contents.find(self._name, key) for key in contents.groups[self._name].tensors}
+        return {key: tensor for key, tensor in found.items() if tensor is not None}
+
+    def find(self) -> None:
+        view = view_optimizer(self._name, self._optimizer, self._key_of)
+        if not self._entry or self._name not in self._wants.contents.groups:
+            if self._wants.choice.takes_entry(self._name):
+                self._wants.findings.missing.append(f"{self._name}: the checkpoint has no such optimizer")
+            return
+        other = self._other_kind() if self._wants.choice.takes_entry(self._name) else ""
+        if other:
+            self._wants.findings.mismatched.append(f"{self._name}: it was saved by another kind of optimizer: {other}")
+            return
+        if not view.declared:
+            self._check_load()
+        if view.declared:
+            self._find_declared(view)
+        else:
+            self._find_states(view)
+        if self._wants.choice.takes(self._name, "param_groups"):
+            self._check_split()
+            self.actions.append(self._give_options)
+            self.gives_options = True
+        if has_optimizer_post_hooks(self._optimizer):
+            self.actions.append(partial(run_optimizer_post_hooks, self._optimizer))
+
+    def _check_load(self) -> None:
+        """Refuse code of the optimizer's load_state_dict that a load would skip, unless nothing is taken."""
+        labels = ("param_groups", *self._stored)
+        if any(self._wants.choice.takes(self._name, label) for label in labels):
+            check_optimizer_load(self._name, self._optimizer)
+
+    def _other_kind(self) -> str:
+        """What tells a stored optimizer from a live one of another kind, "" if they are of one kind.
+
+        By the names of their states, where the live one is torch's own, and of their options:
+        versions of torch add one now and then, and schedulers add their own, but another kind
+        lacks several and has several others.
+        """
+        inner = inner_optimizer(self._optimizer)
+        states = {key.rpartition("/")[2] for key in self._stored}
+        foreign = sorted(states - state_names(inner)) if state_names(inner) else []
+        if foreign:
+            return f"{type(inner).__name__} has no state {', '.join(foreign[:4])}"
+        live = set(getattr(inner, "defaults", ()))
+        for group in self._entry["groups"] if live else ():
+            stored = set(decode_options(group["options"], self._name))
+            lacking, strange = sorted(live - stored), sorted(stored - live - _ADDED)
+            if len(lacking) > 1 and len(strange) > 1:
+                return f"the stored one has {', '.join(strange[:4])}, the live one {', '.join(lacking[:4])}"
+        return ""
+
+    def _find_declared(self, view: OptimizerView) -> None:
+        for key, value in view.tensors:
+            if self._wants.choice.takes(self._name, key):
+                self._wants.want(self._name, key, value)
+        for key, value in view.masters:
+            self._wants.want_master(self._module, key, value)
+
+    def _find_states(self, view: OptimizerView) -> None:
+        by_param: dict[str, list[str]] = {}
+        for stored_key in self._stored:
+            param_key, _, state_name = stored_key.rpartition("/")
+            by_param.setdefault(param_key, []).append(state_name)
+        stateless = set(self._entry.get("stateless", ()))
+        scalars = self._entry.get("scalars", {})
+        group_of = {id(param): group for group in view.optimizer.param_groups for param in group["params"]}
+        for key, param in view.params:
+            live = dict(view.optimizer.state.get(param, {}))
+            if key in stateless and not self._wants.choice.takes(self._name, f"{key}/*"):
+                continue
+            if key in stateless:
+                self.actions.append(partial(view.optimizer.state.pop, param, None))
+                continue
+            if key not in by_param and key not in scalars and not self._has_master(key):
+                self._miss(key, live)
+                continue
+            if not live and self._outgrown(key, param, by_param.get(key, [])):
+                continue
+            new = self._states_of(key, param, live, by_param.get(key, []), group_of[id(param)])
+            new |= self._master_of(key, param, live)
+            stale: list[str] = []
+            if self._wants.choice.takes(self._name, f"{key}/*"):
+                plain = statejson.decode(scalars.get(key, {}), self._name)
+                stale = [n for n, value in live.items() if not isinstance(value, torch.Tensor) and n not in plain]
+                new |= plain
+            self.actions.append(partial(_give_state, view.optimizer, param, new, stale))
+
+    def _miss(self, key: str, live: Mapping[str, Any]) -> None:
+        """No state of a parameter is stored: say which, or that any is missing."""
+        if self._wants.keeps(self._module, key):
+            return
+        for label in [f"{key}/{state_name}" for state_name in live] or [f"{key}/*"]:
+            if self._wants.choice.takes(self._name, label):
+                self._wants.findings.missing.append(f"{self._name}: {label}")
+
+    def _states_of(
+        self, key: str, param: torch.Tensor, live: Mapping[str, Any], stored: Sequence[str], options: dict[str, Any]
+    ) -> dict[str, Any]:
+        new: dict[str, Any] = {}
+        for state_name in stored:
+            label = f"{key}/{state_name}"
+            if not self._wants.choice.takes(self._name, label):
+                continue
+            found = self._stored[label]
+            tensor = live.get(state_name)
+            if not isinstance(tensor, torch.Tensor):
+                dtype = self._new_dtype(key, param, found)
+                tensor = new_state(param, state_name, found.logical_shape, dtype, options)
+            if self._wants.want(self._name, label, tensor, found):
+                new[state_name] = tensor
+        for state_name, value in live.items():
+            if isinstance(value, torch.Tensor) and state_name not in stored and not is_master(state_name):
+                self._miss(key, {state_name: value})
+        return new
+
+    def _new_dtype(self, key: str, param: torch.Tensor, found: StoredTensor) -> torch.dtype:
+        """The dtype of a state that the optimizer has yet to make: the stored one, or that of a parameter that is cast.
+
+        A state that was as wide as its parameter is so again, as after torch's own load.
+        """
+        owner = self._wants.contents.find(self._module, key)
+        follows = owner is not None and owner.logical == found.logical and found.shape == owner.shape
+        return param.dtype if self._wants.casts and follows else getattr(torch, found.logical)
+
+    def _outgrown(self, key: str, param: torch.Tensor, stored: Sequence[str]) -> bool:
+        """Whether the live parameter has another shape than the one its stored states belong to."""
+        owner = self._wants.contents.find(self._module, key)
+        if owner is None or owner.shape == tuple(param.shape):
+            return False
+        states = {f"{key}/{name}": self._stored[f"{key}/{name}"] for name in stored}
+        self._wants.findings.wanted += [f"{self._name}: {label}" for label in states]
+        shapes = f"stored {list(owner.shape)}, live {list(param.shape)}"
+        for label, state in states.items():
+            if state.shape == owner.shape:
+                self._wants.findings.mismatched.append(f"{self._name}: {label}: the shape differs: {shapes}")
+        return True
+
+    def _master_of(self, key: str, param: torch.Tensor, live: Mapping[str, Any]) -> dict[str, Any]:
+        state_name = next((name for name in live if is_master(name)), None)
+        if state_name is not None:
+            tensor = live[state_name]
+            return {state_name: tensor} if self._wants.want_master(self._module, key, tensor) else {}
+        found = self._wants.contents.find(masters_group(self._module), key)
+        if found is None or not self._has_master(key):
+            return {}
+        saved_name = str(self._entry["masters"])
+        tensor = torch.empty_like(param, dtype=getattr(torch, found.dtype.name), requires_grad=False)
+        return {saved_name: tensor} if self._wants.want_master(self._module, key, tensor) else {}
+
+    def _has_master(self, key: str) -> bool:
+        """Whether the optimizer that was saved kept a master of this parameter."""
+        found = self._wants.contents.find(masters_group(self._module), key)
+        return bool(self._entry.get("masters")) and found is not None
+
+    def _give_options(self) -> None:
+        self.notes += [f"{self._name}: {note}" for note in assign_options(self._optimizer, self._saved_options())]
+
+    def _saved_options(self) -> dict[int, dict[str, Any]]:
+        """The options each live parameter was saved with, by identity; equal options are one object."""
+        by_text: dict[str, dict[str, Any]] = {}
+        by_key: dict[str, dict[str, Any]] = {}
+        for group in self._entry["groups"]:
+            text = repr(group["options"])
+            options = by_text.setdefault(text, decode_options(group["options"], self._name))
+            by_key |= dict.fromkeys(group["params"], options)
+        live = [param for params, _ in group_options(self._optimizer) for param in params]
+        keys = {id(param): key_of_param(self._name, param, self._key_of) for param in live}
+        return {identity: by_key[key] for identity, key in keys.items() if key in by_key}
+
+    def _check_split(self) -> None:
+        """Refuse what cannot be done: ZeroRedundancyOptimizer deals its groups out when it is made."""
+        if inner_optimizer(self._optimizer) is self._optimizer:
+            return
+        saved = self._saved_options()
+        for index, (params, _) in enumerate(group_options(self._optimizer)):
+            if len({id(saved[id(param)]) for param in params if id(param) in saved}) > 1:
+                self._wants.findings.mismatched.append(
+                    f"{self._name}: the parameters of group {index} were saved with different options, and "
+                    "ZeroRedundancyOptimizer cannot split a group; make it with the groups it was saved with"
+                )
+
+
+def _give_state(optimizer: Any, param: torch.Tensor, new: dict[str, Any], stale: Sequence[str]) -> None:
+    """Put loaded states beside the live ones, without the `stale` plain values that were not saved."""
+    if new or stale:
+        kept = {name: value for name, value in optimizer.state.get(param, {}).items() if name not in stale}
+        optimizer.state[param] = {**kept, **new}

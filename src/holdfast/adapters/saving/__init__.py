@@ -1,0 +1,1 @@
+"""From live objects to the tensors and values of a save."""

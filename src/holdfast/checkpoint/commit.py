@@ -1,0 +1,172 @@
+"""The commit: what a manifest will say that is the same for every save of one plan.
+
+It is made where the plan is made and travels as JSON to whoever publishes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from holdfast.checkpoint.lineage import Lineage
+from holdfast.core.errors import StorageError, Unsupported
+from holdfast.format import names, strictjson
+from holdfast.format.digest import digest_hex
+from holdfast.format.index import encode_index
+from holdfast.format.manifest import Block, FileRecord, GroupRecord, Manifest
+from holdfast.layout.mesh import Mesh
+from holdfast.plan.files import FilePlan
+from holdfast.plan.state_values import Told, merge_files, merge_plans, merge_values, values_from
+from holdfast.version import __version__
+
+
+@dataclass(frozen=True, slots=True)
+class BlockReport:
+    """What a writer tells of a block it wrote."""
+
+    file: str
+    offset: int
+    size: int
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class FileFacts:
+    """A tensor file before it is written: its name and size, and its header's size and digest."""
+
+    name: str
+    size: int
+    header_bytes: int
+    header_digest: str
+
+    @staticmethod
+    def of(file: FilePlan) -> FileFacts:
+        return FileFacts(file.name, file.size, len(file.header), digest_hex(file.header))
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """The files and groups of a plan, and what is needed to merge the values of all ranks."""
+
+    block_bytes: int
+    files: tuple[FileFacts, ...]
+    groups: dict[str, GroupRecord]
+    keys: dict[str, dict[str, str]]  # group to key to file
+    axes: dict[str, tuple[str, ...]]
+    mesh: Mesh
+    world: int
+    hosts: int
+    first_replica: tuple[str, ...]
+
+    def fields(self) -> dict[str, Any]:
+        """The JSON form."""
+        return asdict(self)
+
+    @staticmethod
+    def from_fields(fields: Mapping[str, Any]) -> Commit:
+        mesh = fields["mesh"]
+        return Commit(
+            block_bytes=fields["block_bytes"],
+            files=tuple(FileFacts(**file) for file in fields["files"]),
+            groups={name: _group_from(group) for name, group in fields["groups"].items()},
+            keys=fields["keys"],
+            axes={name: tuple(axes) for name, axes in fields["axes"].items()},
+            mesh=Mesh(tuple(mesh["axes"]), tuple(mesh["sizes"]), tuple(mesh["ranks"])),
+            world=fields["world"],
+            hosts=fields["hosts"],
+            first_replica=tuple(fields["first_replica"]),
+        )
+
+    def manifest(
+        self,
+        attempt: str,
+        lineage: Lineage,
+        reports: Iterable[BlockReport],
+        values: Sequence[Mapping[str, Any]],
+        seconds: float | None = None,
+    ) -> tuple[Manifest, dict[str, bytes]]:
+        """The manifest and the small files, from what the writers reported and all ranks told.
+
+        `seconds` is how long it took, for people.
+        Raises StorageError if a byte was written by nobody, LayoutError if the values of ranks
+        do not go together.
+        """
+        told = values_from(values)
+        small = self._small_files(told)
+        records = file_records(self.files, reports)
+        records |= {name: small_file_record(data, self.block_bytes) for name, data in sorted(small.items())}
+        writer: dict[str, Any] = {
+            "holdfast": __version__,
+            "world": self.world,
+            "hosts": self.hosts,
+            "mesh": dict(zip(self.mesh.axes, self.mesh.sizes, strict=True)),
+        }
+        if seconds is not None:
+            writer["seconds"] = seconds
+        if self.first_replica:
+            writer["first_replica"] = list(self.first_replica)
+        now = datetime.now(UTC).isoformat(timespec="seconds")
+        manifest = Manifest(
+            step=lineage.step,
+            parent=lineage.parent,
+            attempt=attempt,
+            created=now,
+            block_bytes=self.block_bytes,
+            groups=self.groups,
+            files=records,
+            writer=writer,
+            metrics=lineage.metrics,
+            abandons=lineage.abandons,
+            skips=lineage.skips,
+            plans=merge_plans(told),
+        )
+        return manifest, small
+
+    def _small_files(self, told: Sequence[Mapping[str, Told]]) -> dict[str, bytes]:
+        small = merge_files(told)
+        entries = merge_values(told, self.axes, self.mesh, self.keys)
+        small[names.STATE] = strictjson.dumps({"version": 1, "entries": entries}) + b"\n"
+        problem = strictjson.size_problem(small[names.STATE])
+        if problem:
+            raise Unsupported(f"the values that are not tensors take {problem}; keep large ones as tensors")
+        for group, record in self.groups.items():
+            index = encode_index(self.keys[group], record.total_bytes, names.group_folder(group))
+            small[names.index_file(group)] = index
+        return small
+
+
+def _group_from(fields: Mapping[str, Any]) -> GroupRecord:
+    return GroupRecord(**{**fields, "files": tuple(fields["files"])})
+
+
+def small_file_record(data: bytes, block_bytes: int) -> FileRecord:
+    """The record of a file that is written whole."""
+    blocks = tuple(
+        Block(at, len(data[at : at + block_bytes]), digest_hex(data[at : at + block_bytes]))
+        for at in range(0, len(data), block_bytes)
+    )
+    return FileRecord(len(data), blocks)
+
+
+def file_records(files: Iterable[FileFacts], reports: Iterable[BlockReport]) -> dict[str, FileRecord]:
+    """Records of the tensor files from what the writers reported; raises if a byte is not covered."""
+    files = list(files)
+    by_file: dict[str, list[BlockReport]] = {file.name: [] for file in files}
+    for report in reports:
+        by_file[report.file].append(report)
+    records = {}
+    for file in files:
+        position = 0
+        blocks = []
+        for report in sorted(by_file[file.name], key=lambda report: report.offset):
+            if report.offset != position:
+                raise StorageError(f"{file.name}: nobody reported the bytes from {position} to {report.offset}")
+            blocks.append(Block(report.offset, report.size, report.digest))
+            position += report.size
+        if position != file.size:
+            raise StorageError(f"{file.name}: {position} of {file.size} bytes were reported as written")
+        header = Block(0, file.header_bytes, file.header_digest)
+        records[file.name] = FileRecord(file.size, tuple(blocks), header)
+    return records

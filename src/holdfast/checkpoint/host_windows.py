@@ -1,0 +1,143 @@
+"""Sharing between the ranks of a host: windows of shared memory, and word of what is in them.
+
+Each rank has a window with a few slots. It reads a portion into a free slot and tells the
+ranks that take from it; each copies its part and answers; then the slot is free again.
+Messages go through local datagram sockets: a system call on both sides is also what makes
+the memory that was written before it visible to the other process.
+"""
+
+from __future__ import annotations
+
+import selectors
+import socket
+import struct
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+
+from holdfast.checkpoint.shared_memory import Arena, bind_private, create_file, socket_path, unlink_file
+from holdfast.core.errors import PeerFailed
+from holdfast.core.limits import WINDOWS_BYTES
+from holdfast.core.ranks import Ranks, together
+from holdfast.plan.arrays import RawArray
+
+Take = Callable[[int, RawArray], None]
+
+_MESSAGE = struct.Struct("<BIII")  # kind, sender, portion, slot
+_READY, _FAILED, _TAKEN = 1, 2, 3
+_MAX_SLOTS = 16
+
+
+class Exchange:
+    """One rank's window, and its mail with the other ranks of the host."""
+
+    def __init__(self, ranks: Ranks, neighbours: Sequence[int], slot_bytes: int, deadline_s: float) -> None:
+        self._ranks = ranks
+        self._neighbours = [rank for rank in neighbours if rank != ranks.rank]
+        self._slot_bytes = slot_bytes
+        self._slots = max(2, min(_MAX_SLOTS, WINDOWS_BYTES // (slot_bytes * max(1, len(neighbours)))))
+        self._deadline_s = deadline_s
+        self._windows: dict[int, RawArray] = {}
+        self._paths: dict[int, str] = {}
+        self._outbox: list[tuple[int, bytes]] = []
+        self._waiting: dict[int, int] = {}  # of my slots: how many takers have not answered
+        self._expected = 0
+
+    @contextmanager
+    def opened(self, expected: int, take: Take) -> Iterator[None]:
+        """Open window and mail; on leaving, wait until all `expected` portions came and all slots are free."""
+        self._expected = expected
+        self._take = take
+        with ExitStack() as stack:
+            self._meet(stack)
+            yield
+            self._serve_until(lambda: self._expected == 0 and not self._waiting and not self._outbox)
+            together(self._ranks, lambda: None)
+
+    def _meet(self, stack: ExitStack) -> None:
+        size = self._slots * self._slot_bytes
+
+        def create() -> list[str]:
+            name = create_file(size)
+            stack.callback(unlink_file, name)
+            self._windows[self._ranks.rank] = Arena(name, size).bytes
+            self._socket = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM))
+            self._socket.setblocking(False)
+            path = socket_path(name)
+            bind_private(self._socket, path)
+            stack.callback(path.unlink)
+            self._selector = stack.enter_context(selectors.DefaultSelector())
+            self._selector.register(self._socket, selectors.EVENT_READ)
+            return [name, str(path)]
+
+        places = together(self._ranks, create)
+
+        def attach() -> None:
+            for rank in self._neighbours:
+                name, self._paths[rank] = places[rank]
+                self._windows[rank] = Arena(name, size).bytes
+
+        together(self._ranks, attach)
+
+    def free_slot(self) -> tuple[int, RawArray]:
+        """A slot of my window that nobody reads from, once there is one."""
+        self._serve_until(lambda: len(self._waiting) < self._slots)
+        slot = next(number for number in range(self._slots) if number not in self._waiting)
+        return slot, self._slot(self._ranks.rank, slot)
+
+    def offer(self, portion: int, slot: int, takers: set[int], *, good: bool) -> None:
+        """Tell takers that a portion is in a slot, or that it could not be read."""
+        self._waiting[slot] = len(takers)
+        for rank in sorted(takers):
+            self._send(rank, _READY if good else _FAILED, portion, slot)
+
+    def serve(self) -> None:
+        """Do what others ask for, without waiting."""
+        self._flush()
+        while self._receive():
+            pass
+
+    def _slot(self, rank: int, slot: int) -> RawArray:
+        return self._windows[rank][slot * self._slot_bytes : (slot + 1) * self._slot_bytes]
+
+    def _serve_until(self, met: Callable[[], bool]) -> None:
+        end = time.monotonic() + self._deadline_s
+        self.serve()
+        while not met():
+            if time.monotonic() > end:
+                raise PeerFailed(f"the other ranks of this host did not answer within {self._deadline_s} s")
+            # A full mailbox on the other side empties without telling us: look again soon.
+            self._selector.select(timeout=0.002 if self._outbox else 1.0)
+            self.serve()
+
+    def _send(self, rank: int, kind: int, portion: int, slot: int) -> None:
+        self._outbox.append((rank, _MESSAGE.pack(kind, self._ranks.rank, portion, slot)))
+        self._flush()
+
+    def _flush(self) -> None:
+        while self._outbox:
+            rank, message = self._outbox[0]
+            try:
+                self._socket.sendto(message, self._paths[rank])
+            except BlockingIOError:
+                return
+            except OSError as error:
+                raise PeerFailed(f"rank {rank} of this host is gone: {error.strerror}") from error
+            self._outbox.pop(0)
+
+    def _receive(self) -> bool:
+        try:
+            message = self._socket.recv(_MESSAGE.size)
+        except BlockingIOError:
+            return False
+        kind, sender, portion, slot = _MESSAGE.unpack(message)
+        if kind == _TAKEN:
+            self._waiting[slot] -= 1
+            if not self._waiting[slot]:
+                del self._waiting[slot]
+            return True
+        if kind == _READY:
+            self._take(portion, self._slot(sender, slot))
+        self._expected -= 1
+        self._send(sender, _TAKEN, portion, slot)
+        return True

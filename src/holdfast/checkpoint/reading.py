@@ -1,0 +1,276 @@
+"""Reading: bring the portions of a load plan from storage into their destinations.
+
+Files of this host are mapped: its page cache holds every byte once for all ranks, each rank
+copies its parts straight from it, and one rank of the host verifies each block. What cannot
+be mapped is read: straight into live memory where one rank alone needs it, else into a
+window of shared memory from which everyone copies (see share.py).
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Protocol
+
+import numpy as np
+
+from holdfast.checkpoint.host_windows import Exchange
+from holdfast.core.errors import Damaged, HoldfastError, error_from_record, error_record
+from holdfast.core.limits import MIB
+from holdfast.core.ranks import Ranks, together
+from holdfast.format.digest import Digest
+from holdfast.layout.box import Box
+from holdfast.plan.arrays import Destination, RawArray, aligned_buffer, bytes_of, part_of, piece_in_run, raw_dtype
+from holdfast.plan.files import Place
+from holdfast.plan.load import Portion, Read
+from holdfast.plan.pieces import Piece
+from holdfast.storage.base import Reader
+from holdfast.storage.open_files import open_limit
+
+PORTION_BYTES = 2 * MIB
+MAP_BYTES = 64 * MIB
+_NO_MAP: tuple[str, int, RawArray] = ("", 0, np.empty(0, dtype=np.uint8))
+
+Destinations = Mapping[tuple[Place, Box], Sequence[Destination]]
+Progress = Callable[[int], None]
+
+
+class Source(Protocol):
+    """A checkpoint whose files are read."""
+
+    @property
+    def path(self) -> str: ...
+
+    def open_file(self, name: str) -> Reader: ...
+
+
+@dataclass(slots=True)
+class Loaded:
+    """What this rank read from storage, the files whose tensors it has filled, and the first thing it found wrong."""
+
+    read_bytes: int = 0
+    failure: HoldfastError | None = None
+    touched: set[str] = field(default_factory=set)
+
+
+class Loading:
+    """One rank's part in a load plan. Collective among all ranks, also those with nothing to read."""
+
+    def __init__(self, ranks: Ranks, source: Source, destinations: Destinations, progress: Progress) -> None:
+        self._ranks = ranks
+        self._source = source
+        self._destinations = destinations
+        self._progress = progress
+        self._files: OrderedDict[str, Reader] = OrderedDict()
+        self._most_files = open_limit()
+        self._map = _NO_MAP
+        self._digest: Digest | None = None
+        self._loaded = Loaded()
+
+    def run_mapped(self, reads: Sequence[Read]) -> Loaded:
+        """Do the reads of this host from mapped files; needs no word from the other ranks."""
+        try:
+            for read in reads:
+                if read.reader == self._ranks.rank or any(self._ranks.rank in p.takers() for p in read.portions):
+                    self._guarded(partial(self._copy_mapped, read))
+        finally:
+            self._close()
+        return self._loaded
+
+    def run_read(self, reads: Sequence[Read], neighbours: Sequence[int], deadline_s: float) -> Loaded:
+        """Do the reads of this host, whose ranks are `neighbours`. Collective among all ranks."""
+        rank = self._ranks.rank
+        queue = [(read, portion) for read in reads if read.reader == rank for portion in read.portions]
+        shared = any(portion.takers() - {read.reader} for read in reads for portion in read.portions)
+        try:
+            if any(together(self._ranks, lambda: shared)):
+                exchange = Exchange(self._ranks, neighbours, PORTION_BYTES, deadline_s)
+                self._run_shared(exchange, reads, queue)
+            else:
+                self._run_alone(queue)
+        finally:
+            self._close()
+        return self._loaded
+
+    def _close(self) -> None:
+        self._map = _NO_MAP
+        while self._files:
+            self._files.popitem()[1].close()
+
+    def _copy_mapped(self, read: Read) -> None:
+        own = read.reader == self._ranks.rank
+        digest = Digest() if own and read.digest else None
+        for portion in read.portions:
+            if own:
+                size = sum(size for _, size in portion.ranges)
+                self._loaded.read_bytes += size
+                self._progress(size)
+            if digest is not None:
+                data = np.frombuffer(self._file(read.file).map(portion.offset, portion.size, whole=True), np.uint8)
+                digest.update(data.data)
+                self._scatter(portion, data)
+            else:
+                self._scatter_mapped(read.file, portion)
+        if digest is not None:
+            _check(read, digest.hex(), self._source.path)
+
+    def _scatter_mapped(self, name: str, portion: Portion) -> None:
+        """Take this rank's pieces: large ones each from a map of its own, the rest from a common one."""
+        for piece in portion.pieces:
+            if piece.rank != self._ranks.rank:
+                continue
+            if piece.part == piece.run.box and piece.bytes >= MIB:
+                view = self._file(name).map(portion.offset + piece.run.at, piece.bytes, whole=True)
+                self._put(piece, np.frombuffer(view, raw_dtype(piece.run.place)).reshape(piece.part.sizes))
+            else:
+                self._put(piece, piece_in_run(self._mapped(name, portion.offset, portion.size), piece))
+
+    def _mapped(self, name: str, offset: int, size: int) -> RawArray:
+        """Bytes of a mapped file; one stretch is kept mapped, since a map costs more than a copy of little."""
+        file, begin, array = self._map
+        if file != name or offset < begin or offset + size > begin + array.nbytes:
+            self._map = _NO_MAP  # lets the old map go before the new one
+            reader = self._file(name)
+            begin = offset
+            array = np.frombuffer(reader.map(begin, min(MAP_BYTES, reader.size - begin)), dtype=np.uint8)
+            self._map = (name, begin, array)
+        return array[offset - begin : offset - begin + size]
+
+    def _run_alone(self, queue: Sequence[tuple[Read, Portion]]) -> None:
+        scratch = aligned_buffer(PORTION_BYTES if queue else 0)
+        for read, portion in queue:
+            self._guarded(partial(self._read, read, portion, scratch))
+
+    def _run_shared(self, exchange: Exchange, reads: Sequence[Read], queue: Sequence[tuple[Read, Portion]]) -> None:
+        scratch = aligned_buffer(PORTION_BYTES)
+        portions = [(read.reader, portion) for read in reads for portion in read.portions]
+        numbers = {id(portion): number for number, (_, portion) in enumerate(portions)}
+        rank = self._ranks.rank
+        expected = sum(1 for reader, portion in portions if reader != rank and rank in portion.takers())
+
+        def take(number: int, window: RawArray) -> None:
+            self._guarded(partial(self._scatter, portions[number][1], window))
+
+        with exchange.opened(expected, take):
+            for read, portion in queue:
+                takers = portion.takers() - {rank}
+                if not takers:
+                    exchange.serve()
+                    self._guarded(partial(self._read, read, portion, scratch))
+                    continue
+                slot, window = exchange.free_slot()
+                good = self._guarded(partial(self._read_window, read, portion, window))
+                exchange.offer(numbers[id(portion)], slot, takers, good=good)
+                if good and rank in portion.takers():
+                    self._guarded(partial(self._scatter, portion, window))
+
+    def _guarded(self, work: Callable[[], None]) -> bool:
+        """Keep the first failure for later: a rank that stops early would leave others waiting."""
+        if self._loaded.failure is not None:
+            return False
+        try:
+            work()
+        except HoldfastError as error:
+            self._loaded.failure = error
+        except Exception as error:  # noqa: BLE001  (others wait for this rank, whatever went wrong)
+            self._loaded.failure = error_from_record(error_record(error))
+            self._loaded.failure.__cause__ = error
+        return self._loaded.failure is None
+
+    def _file(self, name: str) -> Reader:
+        """An open file; as it is used by one thread, any other may be closed. A map needs no open file."""
+        if name not in self._files:
+            while len(self._files) >= self._most_files:
+                self._files.popitem(last=False)[1].close()
+            self._files[name] = self._source.open_file(name)
+        self._files.move_to_end(name)
+        return self._files[name]
+
+    def _read(self, read: Read, portion: Portion, scratch: RawArray) -> None:
+        """Read a portion that nobody else needs."""
+        direct = self._direct_spans(portion)
+        if direct:
+            self._loaded.touched.add(read.file)
+        self._fill(read, portion, list(_layer(portion, direct, scratch)))
+        for piece in portion.pieces:
+            if id(piece) not in direct:
+                self._put(piece, piece_in_run(scratch, piece))
+
+    def _read_window(self, read: Read, portion: Portion, window: RawArray) -> None:
+        spans = [(start, [window[start : start + size].data]) for start, size in portion.ranges]
+        self._fill(read, portion, spans)
+
+    def _scatter(self, portion: Portion, window: RawArray) -> None:
+        for piece in portion.pieces:
+            if piece.rank == self._ranks.rank:
+                self._put(piece, piece_in_run(window, piece))
+
+    def _fill(self, read: Read, portion: Portion, spans: Sequence[tuple[int, list[memoryview]]]) -> None:
+        """Read spans of a portion into buffers and, if the block is verified, digest them in turn."""
+        file = self._file(read.file)
+        if portion is read.portions[0]:
+            self._digest = Digest() if read.digest else None
+        for start, buffers in spans:
+            file.read_into(portion.offset + start, buffers)
+            size = sum(buffer.nbytes for buffer in buffers)
+            self._loaded.read_bytes += size
+            self._progress(size)
+            if self._digest is not None:
+                for buffer in buffers:
+                    self._digest.update(buffer)
+        if portion is read.portions[-1] and self._digest is not None:
+            _check(read, self._digest.hex(), self._source.path)
+
+    def _direct_spans(self, portion: Portion) -> dict[int, memoryview]:
+        """Pieces that may be read straight into live memory, by identity."""
+        out = {}
+        position = 0
+        for piece in sorted(portion.pieces, key=lambda piece: piece.run.at):
+            found = self._destinations[piece.run.place, piece.held]
+            array = found[0].direct() if len(found) == 1 else None
+            if array is None or piece.part != piece.run.box or piece.run.at < position:
+                continue
+            target = part_of(array, piece.part, piece.held)
+            if target.flags.c_contiguous and target.nbytes:
+                out[id(piece)] = bytes_of(target)
+                position = piece.run.at + piece.bytes
+        return out
+
+    def _put(self, piece: Piece, data: RawArray) -> None:
+        self._loaded.touched.add(piece.run.place.file)
+        part = piece.part.relative_to(piece.held)
+        for destination in self._destinations[piece.run.place, piece.held]:
+            destination.put(part, data)
+
+
+def _layer(
+    portion: Portion, direct: Mapping[int, memoryview], scratch: RawArray
+) -> Iterator[tuple[int, list[memoryview]]]:
+    """For each range of a portion, the buffers that take it in turn: live memory, else scratch."""
+    found = [(piece.run.at, direct[id(piece)]) for piece in portion.pieces if id(piece) in direct]
+    targets = sorted(found, key=lambda target: target[0])
+    for start, size in portion.ranges:
+        position, end = start, start + size
+        buffers = []
+        for at, target in targets:
+            if at < start or at >= end:
+                continue
+            if at > position:
+                buffers.append(scratch[position:at].data)
+            buffers.append(target)
+            position = at + target.nbytes
+        if position < end:
+            buffers.append(scratch[position:end].data)
+        yield start, buffers
+
+
+def _check(read: Read, found: str, path: str) -> None:
+    if found == read.digest:
+        return
+    keys = sorted({piece.run.place.spec.key for portion in read.portions for piece in portion.pieces})
+    raise Damaged(
+        f"{path}/{read.file}: the block at {read.offset} ({read.size} bytes) has the digest {found}, "
+        f"the manifest says {read.digest}; it holds {', '.join(keys[:5])}{' ...' if len(keys) > 5 else ''}"
+    )

@@ -1,0 +1,105 @@
+"""Tags: names that people give to steps. A tagged step is never removed by retention."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+
+from holdfast.checkpoint.catalog import Committed
+from holdfast.core import limits
+from holdfast.core.errors import Damaged, InvalidArgument, NotFound
+from holdfast.core.filenames import is_plain
+from holdfast.format import strictjson
+from holdfast.storage.base import Storage
+
+_FOLDER = ".tags"
+
+
+@dataclass(frozen=True, slots=True)
+class Tag:
+    """The step that a tag names, and the attempt that it was when it was tagged."""
+
+    step: int
+    attempt: str
+
+
+def read_tags(storage: Storage, problems: list[str] | None = None) -> dict[str, Tag]:
+    """Every tag by its name; one that cannot be read raises Damaged, since it may protect a step.
+
+    With `problems`, what cannot be read is said there instead, for who removes nothing.
+    """
+    found = {}
+    for name in tag_names(storage):
+        try:
+            found[name] = _read(storage, name)
+        except Damaged as error:
+            if problems is None:
+                raise
+            problems.append(str(error))
+    return found
+
+
+def tag_names(storage: Storage) -> list[str]:
+    """Return the names of all tags, whether they can be read or not."""
+    try:
+        return sorted(name for name in storage.files(_FOLDER) if is_plain(name))
+    except NotFound:
+        return []
+
+
+def _read(storage: Storage, name: str) -> Tag:
+    where = f"{storage.name}/{_FOLDER}/{name}"
+    try:
+        fields = strictjson.loads(storage.read(_FOLDER, name, limits.JSON_BYTES), where)
+    except Damaged as error:
+        raise Damaged(f"{error}; {_way_out(storage, name)}") from None
+    if not isinstance(fields, dict) or type(fields.get("step")) is not int:
+        raise Damaged(f"{where} is not a tag; {_way_out(storage, name)}")
+    return Tag(fields["step"], str(fields.get("attempt")))
+
+
+def _way_out(storage: Storage, name: str) -> str:
+    return f"tag anew with `holdfast tag {storage.name} {name} --step N`, or take it away with --delete"
+
+
+def tagged(storage: Storage, entries: Iterable[Committed], problems: list[str] | None = None) -> dict[str, list[str]]:
+    """The names of tags by the folder that each protects: the attempt that was tagged, wherever it is now.
+
+    Where that is gone, because the step was saved again, the tag goes with the step. `problems` as `read_tags` has it.
+    """
+    found: dict[str, list[str]] = {}
+    tags = read_tags(storage, problems)
+    if not tags:
+        return found
+    by_attempt: dict[str, list[Committed]] = {}
+    by_step: dict[int, list[Committed]] = {}
+    for entry in entries:
+        by_step.setdefault(entry.step, []).append(entry)
+        if entry.manifest is not None:
+            by_attempt.setdefault(entry.manifest.attempt, []).append(entry)
+    for name, tag in tags.items():
+        for entry in by_attempt.get(tag.attempt) or by_step.get(tag.step, []):
+            found.setdefault(entry.folder, []).append(name)
+    return found
+
+
+def add_tag(storage: Storage, name: str, entry: Committed) -> None:
+    """Give a step a name, taking it from another that had it; raises NotFound if the step went meanwhile."""
+    if not is_plain(name) or "/" in name:
+        raise InvalidArgument(f"the tag {name[:80]!r}: use letters, digits, '_', '.' and '-'")
+    if entry.manifest is None:
+        raise Damaged(f"step {entry.step} cannot be tagged: {entry.problem}")
+    if _FOLDER not in storage.hidden():
+        storage.begin(_FOLDER)
+    tag = Tag(entry.step, entry.manifest.attempt)
+    storage.note(_FOLDER, name, strictjson.dumps(asdict(tag)), durable=True)
+    if entry.folder not in storage.folders():
+        storage.drop(_FOLDER, name)
+        raise NotFound(f"{storage.name} has no {entry.folder} any more: it was removed meanwhile")
+
+
+def remove_tag(storage: Storage, name: str) -> None:
+    """Take a name away; raises NotFound if there is none."""
+    if name not in tag_names(storage):
+        raise NotFound(f"{storage.name} has no tag {name!r}")
+    storage.drop(_FOLDER, name)

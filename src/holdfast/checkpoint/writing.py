@@ -1,0 +1,171 @@
+"""Writing: put together the blocks this rank owns, digest them and write them in their place.
+
+Bytes that another rank holds are handed over in a file: in the host's shared memory between
+ranks of a host, in the attempt's folder between hosts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+import numpy as np
+
+from holdfast.checkpoint.commit import BlockReport
+from holdfast.checkpoint.shared_memory import create_file, open_reader, open_writer, unlink_file
+from holdfast.core.errors import HoldfastError
+from holdfast.core.ranks import Ranks, together
+from holdfast.format.digest import Digest
+from holdfast.plan.arrays import RawArray, Sources, aligned_buffer, bytes_of, part_of, piece_in_run, raw_dtype
+from holdfast.plan.pieces import Piece, Run
+from holdfast.plan.save import BlockPlan, Export, SavePlan
+from holdfast.plan.writer_job import travel_file
+from holdfast.storage.base import Reader, Storage, Writer
+from holdfast.storage.open_files import BlockWriters, LazyReaders
+
+
+def write_blocks(plan: SavePlan, ranks: Ranks, storage: Storage, attempt: str, sources: Sources) -> list[BlockReport]:
+    """Write every block of the plan; returns the reports of all ranks, on all ranks."""
+    with ExitStack() as stack:
+        givers = _hand_over(plan, ranks, storage, attempt, sources, stack)
+        reports = together(ranks, lambda: _write_own(plan, ranks.rank, storage, attempt, sources, givers))
+    return [BlockReport(*report) for rank_reports in reports for report in rank_reports]
+
+
+def _hand_over(
+    plan: SavePlan, ranks: Ranks, storage: Storage, attempt: str, sources: Sources, stack: ExitStack
+) -> Mapping[int, Reader]:
+    """Leave what other ranks need where they find it; returns readers of what they left for this one."""
+    if all(piece.rank == block.owner for block in plan.blocks for piece in block.pieces):
+        return {}
+    rank, host = ranks.rank, plan.hosts[ranks.rank]
+
+    def leave() -> str | None:
+        name = None
+        for receiver, exports in plan.exports(rank).items():
+            if receiver == host:
+                name = create_file(exports[-1].end)
+                stack.callback(unlink_file, name)
+                _copy_out(exports, sources, open_writer(name), whole=False)
+            else:
+                file = travel_file(rank, receiver)
+                storage.create(attempt, file, exports[-1].end)
+                _copy_out(exports, sources, storage.writer(attempt, file), whole=storage.whole_files)
+        return name
+
+    names = together(ranks, leave)
+
+    def take(giver: int) -> Reader:
+        nearby = plan.hosts[giver] == host
+        return open_reader(str(names[giver])) if nearby else storage.take(attempt, travel_file(giver, host))
+
+    wanted = {piece.rank for block in plan.blocks if block.owner == rank for piece in block.pieces} - {rank}
+    givers = LazyReaders(sorted(wanted), take)
+    stack.callback(givers.close)
+    return givers
+
+
+def _copy_out(exports: Sequence[Export], sources: Sources, writer: Writer, *, whole: bool) -> None:
+    """Write what is given one after another; a file that must be written `whole` without holes, and completed."""
+    position = 0
+    try:
+        for export in exports:
+            if whole and export.offset > position:
+                writer.write(position, [memoryview(bytes(export.offset - position))])
+            position = export.end
+            shard = sources.array(export.piece.run.place, export.piece.held)
+            data = np.ascontiguousarray(part_of(shard, export.piece.part, export.piece.held))
+            writer.write(export.offset, [bytes_of(data)])
+        if whole:
+            writer.sync()
+    finally:
+        writer.close()
+
+
+def drop_travel_files(plan: SavePlan, storage: Storage, attempt: str) -> None:
+    """Remove what was handed over between hosts: it is not part of the checkpoint."""
+    pairs = {(piece.rank, plan.hosts[block.owner]) for block in plan.blocks for piece in block.pieces}
+    for giver, host in sorted(pairs):
+        if plan.hosts[giver] != host:
+            storage.drop(attempt, travel_file(giver, host))
+
+
+class _Gatherer:
+    """Puts blocks together from live memory and from what other ranks have handed over."""
+
+    def __init__(self, plan: SavePlan, rank: int, sources: Sources, givers: Mapping[int, Reader], size: int) -> None:
+        self._rank = rank
+        self._sources = sources
+        self._givers = givers
+        self._buffer = aligned_buffer(size)
+        self._offsets: dict[int, int] = {}
+        for giver in givers:
+            for export in plan.exports(giver)[plan.hosts[rank]]:
+                self._offsets[id(export.piece)] = export.offset
+
+    def block(self, block: BlockPlan) -> Iterator[memoryview]:
+        """The bytes of a block in order: live memory where it is contiguous, else gathered."""
+        if block.header:
+            yield memoryview(block.header)
+        for run, pieces in _by_run(block.pieces):
+            whole = len(pieces) == 1 and pieces[0].part == run.box
+            if whole and pieces[0].rank == self._rank:
+                own = self._own(pieces[0])
+                if own.flags.c_contiguous:
+                    yield bytes_of(own)
+                    continue
+            target = self._buffer[run.at : run.at + run.bytes]
+            if whole and pieces[0].rank != self._rank:
+                self._fetch(pieces[0], target)
+            else:
+                for piece in pieces:
+                    piece_in_run(self._buffer, piece)[...] = self._data(piece)
+            yield target.data
+
+    def _own(self, piece: Piece) -> RawArray:
+        return part_of(self._sources.array(piece.run.place, piece.held), piece.part, piece.held)
+
+    def _fetch(self, piece: Piece, target: RawArray) -> None:
+        self._givers[piece.rank].read_into(self._offsets[id(piece)], [target.data])
+
+    def _data(self, piece: Piece) -> RawArray:
+        if piece.rank == self._rank:
+            return self._own(piece)
+        span = aligned_buffer(piece.bytes)
+        self._fetch(piece, span)
+        return span.view(raw_dtype(piece.run.place)).reshape(piece.part.sizes)
+
+
+def _by_run(pieces: Sequence[Piece]) -> Iterator[tuple[Run, list[Piece]]]:
+    """Pieces of one run together, in the order of their bytes."""
+    runs: dict[int, tuple[Run, list[Piece]]] = {}
+    for piece in pieces:
+        runs.setdefault(piece.run.at, (piece.run, []))[1].append(piece)
+    for at in sorted(runs):
+        yield runs[at]
+
+
+def _write_own(
+    plan: SavePlan, rank: int, storage: Storage, attempt: str, sources: Sources, givers: Mapping[int, Reader]
+) -> list[list[Any]]:
+    own = [block for block in plan.blocks if block.owner == rank]
+    gatherer = _Gatherer(plan, rank, sources, givers, max((block.size for block in own), default=0))
+    writers = BlockWriters(lambda file: storage.writer(attempt, file), (block.file for block in own))
+    reports: list[list[Any]] = []
+    try:
+        for block in own:
+            digest = Digest()
+            buffers = []
+            for data in gatherer.block(block):
+                digest.update(data)
+                buffers.append(data)
+            size = sum(data.nbytes for data in buffers)
+            if size != block.size:
+                raise HoldfastError(f"{block.file} at {block.offset}: gathered {size} of {block.size} bytes")
+            with writers.block(block.file) as writer:
+                writer.write(block.offset, buffers)
+            reports.append([block.file, block.offset, block.size, digest.hex()])
+    finally:
+        writers.close()
+    return reports

@@ -1,0 +1,65 @@
+"""Pulling: boxes of a source for a sink that writes by itself, verified while they are read."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import numpy as np
+
+from holdfast.convert.assemble import fill
+from holdfast.convert.source_files import Source, SourceFiles
+from holdfast.convert.spans import Finder, SourceBlock
+from holdfast.convert.stream import Workers
+from holdfast.convert.verifying import Verifier
+from holdfast.layout.box import Box
+from holdfast.plan.arrays import ArrayDestination, RawArray
+from holdfast.plan.files import Place
+from holdfast.plan.load import StoredFile
+from holdfast.plan.recipe import Recipe
+from holdfast.plan.recipe_fill import destinations_of
+
+
+class Pull:
+    """Reads boxes of recipes; what they touch is verified on another thread."""
+
+    def __init__(self, source: Source, stored: Sequence[StoredFile], *, verify: bool) -> None:
+        self._lock = threading.Lock()
+        self._files = SourceFiles(source, self._lock)
+        self._finder = Finder(stored)
+        self._verifier = Verifier(source, stored, self._lock) if verify else None
+        self._touched: queue.SimpleQueue[SourceBlock | None] = queue.SimpleQueue()
+        self._seen: set[SourceBlock] = set()
+        self._workers = Workers()
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Read inside of it; at its end everything that was read has been verified, or Damaged is raised."""
+        if self._verifier is not None:
+            verifier = self._verifier
+            self._workers.start("verify", lambda: verifier.run(self._touched, self._workers.stop))
+        try:
+            yield
+            self._touched.put(None)
+            self._workers.join()
+            self._workers.check()
+        finally:
+            self._workers.stop.set()
+            self._touched.put(None)
+            self._workers.join()
+            self._files.close()
+
+    def read(self, recipe: Recipe[Place], box: Box) -> RawArray:
+        """A box of a recipe's tensor as raw elements."""
+        self._workers.check()
+        if self._verifier is not None:
+            for touched in self._finder.touched(recipe, box):
+                if touched not in self._seen:
+                    self._seen.add(touched)
+                    self._touched.put(touched)
+        array = np.empty(box.sizes, f"u{recipe.dtype.bytes}")
+        if array.size:
+            fill(self._files, destinations_of(recipe, box, ArrayDestination(array)))
+        return array

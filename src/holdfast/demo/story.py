@@ -1,0 +1,211 @@
+"""The demo's story: train a mixture of experts, kill a rank in the middle of a save, resume on another layout."""
+
+from __future__ import annotations
+
+import importlib
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import holdfast
+from holdfast.core.errors import InvalidArgument, TimedOut
+from holdfast.format.names import step_folder
+from holdfast.storage import shared_storage_at
+from holdfast.train.checkpoints import FOLDER
+from holdfast.train.config import FILE
+from holdfast.train.loop import METRICS
+from holdfast.train.metrics import read_metrics
+from holdfast.train.plot import Curve, draw_run
+from holdfast.train.ranks import LocalRanks
+from holdfast.writer.in_flight import saves_in_flight
+
+TEXT = """Kelp has no roots. What keeps it where it is, in surf that moves boulders, is a holdfast:
+a knot of fingers that grows into every crack of the rock and does not let go.
+Storms take the blades and the stalk, and the holdfast stays. From it the kelp grows again.
+A training run is like that. Machines fail, meshes change, people stop and start.
+What was learned must stay where it is, whole, and a new run must grow from it.
+"""
+STEPS, EVERY, KILLED_AT, VICTIM = 120, 20, 60, 2
+FIRST = {"dp_shard": 4, "ep": 4}
+SECOND = {"tp": 2, "pp": 2}
+FIRST_NEAR = 1e-5  # relative: the first step on another layout is the same sum in another order
+NEAR = 0.05  # later, a token whose two experts are as good as equally likely may go to the other, and matters
+_DEADLINE_S = 900.0
+_MARK = ".holdfast-demo"
+
+_CONFIG = f"""
+[model]
+family = "qwen3_moe"
+vocab_size = 256
+hidden_size = 64
+num_hidden_layers = 2
+num_attention_heads = 4
+num_key_value_heads = 2
+num_experts = 8
+num_experts_per_tok = 2
+moe_intermediate_size = 64
+initializer_range = 0.1
+[data]
+kind = "text"
+sequence = 64
+[optimizer]
+lr = 4e-3
+eps = 1e-6
+[schedule]
+warmup_steps = 10
+[train]
+steps = {STEPS}
+global_batch = 8
+micro_batch = 2
+device = "cpu"
+[checkpoint]
+every_steps = {EVERY}
+keep_last = 0
+[ema]
+decay = 0.95
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Something the demo set out to show, and whether it did."""
+
+    good: bool
+    text: str
+
+
+Say = Callable[[str], None]
+
+
+class Story:
+    """The parts of the demo in order; `say` hears what goes on."""
+
+    def __init__(self, folder: Path, say: Say) -> None:
+        self.folder = folder
+        self._say = say
+        _make_empty(folder)
+        (folder / FILE).write_text(_CONFIG, encoding="utf-8")
+        (folder / "text.txt").write_text(TEXT * 40, encoding="utf-8")
+
+    def tell(self) -> list[Finding]:
+        """Everything, and what it showed."""
+        self._say(f"1. Four ranks, FSDP2 x expert parallel 4, an average of the weights, a save every {EVERY} steps")
+        self._start("whole", FIRST, 4).finish(_DEADLINE_S)
+        self._say("2. The same once more, but this one will not be let alone")
+        phase = self.kill_in_a_save()
+        self._say(f"   rank {VICTIM} was killed -9 while step {KILLED_AT} was being saved ({phase})")
+        self._say("3. The same run on another layout: tensor parallel 2 x pipeline 2")
+        self._start("broken", SECOND, 4).finish(_DEADLINE_S)
+        findings = [*self.curves_agree(), *self.bytes_are_good()]
+        self._say("4. Open the last checkpoint with transformers, as it is")
+        findings += self.transformers_opens()
+        self.draw()
+        return findings
+
+    def _start(self, name: str, layout: dict[str, int], ranks: int) -> LocalRanks:
+        sets: dict[str, Any] = {f"layout.{axis}": size for axis, size in layout.items()}
+        sets |= {"train.folder": str(self.folder / name), "data.path": str(self.folder / "text.txt")}
+        given = [part for key, value in sets.items() for part in ("--set", f"{key}={value!r}")]
+        logs = self.folder / "logs" / f"{name}-{'-'.join(layout) or 'one'}"
+        return LocalRanks(ranks, ["train", str(self.folder / FILE), *given], logs)
+
+    def kill_in_a_save(self) -> str:
+        """Train until the save of a step is in flight, and kill a rank there; returns what was being done."""
+        ranks = self._start("broken", FIRST, 4)
+        storage = shared_storage_at(str(self.folder / "broken" / FOLDER))
+        end = time.monotonic() + _DEADLINE_S
+        try:
+            while ranks.alive() and time.monotonic() < end:
+                flights = saves_in_flight(storage) if storage.exists() else []
+                for flight in flights:
+                    if flight.step == KILLED_AT:
+                        ranks.kill(VICTIM)
+                        return f"{flight.phase}, {flight.written} of {flight.total} bytes written"
+                time.sleep(0.002)
+        finally:
+            ranks.end(15.0)
+        ranks.finish(1.0)
+        raise TimedOut(f"no save of step {KILLED_AT} was seen in flight")
+
+    def curves_agree(self) -> list[Finding]:
+        """The interrupted run has every step, and each loss is that of the run that never stopped."""
+        whole, broken = (self._losses(name) for name in ("whole", "broken"))
+        _, events = read_metrics(self.folder / "broken" / METRICS)
+        resumed = [event for event in events if event["event"] == "resumed"]
+        derived = any(event["event"] == "random streams derived anew" for event in events)
+        start = resumed[-1]["step"] if resumed else -1
+        layout = resumed[-1]["layout"] if resumed else "nothing"
+        gaps = {step: abs(broken[step] / whole[step] - 1) for step in whole if step in broken}
+        first, worst = gaps.get(start + 1, 1.0), max(gaps.values(), default=1.0)
+        same = all(broken.get(step) == whole[step] for step in whole if step <= start)
+        return [
+            Finding(start in (KILLED_AT, KILLED_AT - EVERY), f"it went on from step {start}, on {layout}"),
+            Finding(broken.keys() == whole.keys(), f"no step is missing: {len(broken)} of {STEPS}"),
+            Finding(same, f"up to step {start} its losses are bit for bit those of the run that nobody killed"),
+            Finding(first < FIRST_NEAR, f"the first step on the new layout: {first:.1e} apart, relative"),
+            Finding(worst < NEAR, f"all steps: at most {worst:.1e} apart"),
+            Finding(whole[STEPS] < whole[1] / 2, f"and it learned: loss {whole[1]:.2f} -> {whole[STEPS]:.2f}"),
+            Finding(derived, "random streams were derived anew for the new layout, and the metrics say so"),
+        ]
+
+    def _losses(self, name: str) -> dict[int, float]:
+        steps, _ = read_metrics(self.folder / name / METRICS)
+        return {record["step"]: record["loss"] for record in steps}
+
+    @property
+    def checkpoint(self) -> Path:
+        return self.folder / "broken" / FOLDER / step_folder(STEPS)
+
+    def bytes_are_good(self) -> list[Finding]:
+        report = holdfast.open(self.checkpoint).verify()
+        return [Finding(report.good, f"every digest is right: {report.bytes} bytes in {report.files} files")]
+
+    def transformers_opens(self) -> list[Finding]:
+        """The model and its average, each opened by from_pretrained; the model goes on with the text."""
+        try:
+            transformers: Any = importlib.import_module("transformers")
+        except ImportError:
+            return [Finding(False, "transformers is not installed here: pip install transformers, to see it open this")]
+        transformers.utils.logging.disable_progress_bar()
+        words, odd = _generate(transformers, self.checkpoint, "")
+        _, odd_average = _generate(transformers, self.checkpoint, "ema")
+        self._say(f"   {TEXT[:24]!r} ... {words!r}")
+        alike = sum(one == other for one, other in zip(words, TEXT[24:], strict=False))
+        return [
+            Finding(not odd and not odd_average, f"transformers opened {self.checkpoint} and its average, key for key"),
+            Finding(alike > len(words) // 2, f"and it wrote {alike} of {len(words)} letters as it was taught"),
+        ]
+
+    def draw(self) -> None:
+        """Both curves, what each save cost, and where the run was killed."""
+        _, events = read_metrics(self.folder / "broken" / METRICS)
+        saves = [(event["step"], event["stall_ms"]) for event in events if event["event"] == "save"]
+        whole = Curve("4 ranks, uninterrupted", sorted(self._losses("whole").items()), 7.0)
+        broken = Curve("killed and resumed", sorted(self._losses("broken").items()), 2.0)
+        marks = [(event["step"], "resumed on TP x PP") for event in events if event["event"] == "resumed"]
+        marks.append((KILLED_AT, f"rank {VICTIM} killed in a save"))
+        draw_run(self.folder / "demo.png", [whole, broken], saves, marks, "loss of a mixture of experts")
+
+
+def _make_empty(folder: Path) -> None:
+    """An empty folder with a mark in it; a folder that something else filled is not touched."""
+    if folder.exists() and any(folder.iterdir()) and not (folder / _MARK).exists():
+        raise InvalidArgument(f"{folder} has files that no demo put there: choose another --out, or empty it yourself")
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    (folder / _MARK).touch()
+
+
+def _generate(transformers: Any, folder: Path, subfolder: str) -> tuple[str, list[str]]:
+    """What the stored model writes after the beginning of the text, and keys that were not as expected."""
+    import torch
+
+    opened = transformers.AutoModelForCausalLM.from_pretrained(folder, subfolder=subfolder, output_loading_info=True)
+    model, info = opened
+    tokens = torch.tensor([list(TEXT[:24].encode())])
+    output = model.generate(tokens, max_new_tokens=56, do_sample=False, pad_token_id=0)
+    odd = [*info["missing_keys"], *info["unexpected_keys"], *info["mismatched_keys"]]
+    return bytes(output[0].tolist()).decode(errors="replace")[24:], [str(key) for key in odd]

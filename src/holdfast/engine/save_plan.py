@@ -1,0 +1,115 @@
+"""Planning a save: from what the ranks agreed on to files, blocks and the commit."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from holdfast.checkpoint.commit import Commit, FileFacts
+from holdfast.format.manifest import GroupRecord
+from holdfast.plan.files import DealtFile, FilePlan, Place, TensorSpec, deal_group
+from holdfast.plan.holding import Holding
+from holdfast.plan.save import SavePlan, plan_save
+
+if TYPE_CHECKING:
+    from holdfast.adapters.saving.agreement import Agreement, TensorName
+
+Groups = dict[str, tuple[FilePlan, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """A plan with the files of each group, for as long as the ranks hold the same layout."""
+
+    agreement: Agreement
+    groups: Groups
+    plan: SavePlan
+    first_replica: tuple[TensorName, ...]
+
+    @property
+    def group_of(self) -> dict[str, str]:
+        """The group of each file."""
+        return {file.name: group for group, files in self.groups.items() for file in files}
+
+    def commit(self, block_bytes: int) -> Commit:
+        """What every manifest of this plan has in common."""
+        agreement = self.agreement
+        keys = {
+            group: {place.spec.key: place.file for file in files for place in file.places}
+            for group, files in self.groups.items()
+        }
+        return Commit(
+            block_bytes=block_bytes,
+            files=tuple(FileFacts.of(file) for file in self.plan.files),
+            groups={group: self._record(group, files) for group, files in self.groups.items()},
+            keys=keys,
+            axes=agreement.axes,
+            mesh=agreement.mesh,
+            world=len(agreement.hosts),
+            hosts=len(set(agreement.hosts)),
+            first_replica=tuple(f"{group}: {key}" for group, key in self.first_replica),
+        )
+
+    def _record(self, group: str, files: tuple[FilePlan, ...]) -> GroupRecord:
+        specs = [place.spec for file in files for place in file.places]
+        tensors = self.agreement.tensors
+        logical = {
+            spec.key: tensors[group, spec.key].logical.name
+            for spec in specs
+            if tensors[group, spec.key].logical.name != spec.dtype.name
+        }
+        aliases = dict(sorted(self.agreement.aliases.get(group, {}).items()))
+        total = sum(spec.bytes for spec in specs)
+        return GroupRecord(self.agreement.kinds[group], tuple(file.name for file in files), total, aliases, logical)
+
+
+def plan_files(
+    agreement: Agreement,
+    max_shard_bytes: int,
+    block_bytes: int,
+    first_replica: Collection[TensorName] = (),
+    *,
+    only: Collection[int] | None = None,
+    all_files: bool = True,
+    whole_files: bool = False,
+) -> Planned:
+    """Split the groups into files and plan their blocks: all of them, or those that concern the ranks `only`.
+
+    Without `all_files`, files in which those ranks have no bytes are left out: only who commits needs them.
+    With `whole_files`, each file is written by one rank.
+    """
+    specs: dict[str, list[TensorSpec]] = {group: [] for group in sorted(agreement.kinds)}
+    for (group, key), tensor in agreement.tensors.items():
+        specs[group].append(TensorSpec(key, tensor.dtype, tensor.shape))
+    ranks = None if only is None else frozenset(only)
+
+    def holds(group: str, spec: TensorSpec) -> bool:
+        return ranks is None or not ranks.isdisjoint(agreement.tensors[group, spec.key].spread.ranks)
+
+    def is_needed(group: str, file: DealtFile) -> bool:
+        if all_files or any(holds(group, spec) for spec in file.members):
+            return True
+        # A header that fills a block is written by any rank, and so is a file without bytes of tensors.
+        return file.header_limit >= block_bytes or not any(spec.bytes for spec in file.members)
+
+    groups = {
+        group: tuple(file.plan() for file in deal_group(group, members, max_shard_bytes) if is_needed(group, file))
+        for group, members in specs.items()
+    }
+    group_of = {file.name: group for group, files in groups.items() for file in files}
+    # A buffer may come to differ between replicas at any time: all of it comes from one rank.
+    first = frozenset(first_replica) | {name for name, tensor in agreement.tensors.items() if tensor.role == "buffer"}
+
+    def holding_of(place: Place) -> Holding:
+        name = (group_of[place.file], place.spec.key)
+        return agreement.holding(name, first=name in first)
+
+    def concerns(place: Place) -> bool:
+        return holds(group_of[place.file], place.spec)
+
+    files = [file for members in groups.values() for file in members]
+    plan = plan_save(
+        files, holding_of, agreement.hosts, block_bytes, only=ranks, concerns=concerns, whole_files=whole_files
+    )
+    return Planned(agreement, groups, plan, tuple(first_replica))

@@ -1,0 +1,1 @@
+"""From statements for single keys to recipes over the sources."""

@@ -1,0 +1,1 @@
+"""From statements with wildcards to statements for single keys."""

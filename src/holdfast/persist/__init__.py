@@ -1,1 +1,0 @@
-"""The engine between memory and storage: gathering blocks, writing, publishing, reading."""

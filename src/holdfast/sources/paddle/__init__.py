@@ -1,0 +1,1 @@
+"""Checkpoints of Paddle: unified, flex, pdparams and pdiparams."""

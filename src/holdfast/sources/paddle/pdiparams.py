@@ -1,0 +1,201 @@
+"""`.pdiparams`: the parameters of a model that `paddle.jit.save` or `paddle.static.save_inference_model` exported.
+
+The file is a stream of tensors without names: for each a version, its levels of detail, a version, a description (a
+protobuf message of dtype and dims) and the elements. They stand in the order of their names, which the program beside
+the file has: `<stem>.json` of Paddle 3, or `<stem>.pdmodel` before. The names are those of the program's variables
+(`linear_0.w_0`).
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from holdfast.core import limits
+from holdfast.core.errors import Damaged, NotFound, Unsupported
+from holdfast.format import strictjson
+from holdfast.format.dtypes import DType, dtype_named
+from holdfast.plan.contents import Contents, Group
+from holdfast.plan.files import Place, TensorSpec
+from holdfast.plan.recipe import Recipe
+from holdfast.sources.foreign import Folder, Found
+from holdfast.sources.paddle.protobuf import Malformed, Message
+from holdfast.sources.trees.stored_blocks import lay_files
+from holdfast.storage.base import Reader
+
+FORMAT = "paddle inference params"
+_SUFFIX = ".pdiparams"
+_DTYPES = {
+    0: "bool", 1: "int16", 2: "int32", 3: "int64", 4: "float16", 5: "float32", 6: "float64", 20: "uint8", 21: "int8",
+    22: "bfloat16", 23: "complex64", 24: "complex128", 32: "float8_e4m3fn", 33: "float8_e5m2",
+}  # fmt: skip
+_NOT_STORED = frozenset({9, 10, 15, 17})  # feed, fetch, reader, raw
+_LEVELS, _DESCRIPTION_BYTES, _DIMS = 16, 4096, 64
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Stored:
+    """A tensor of the stream: where its elements begin."""
+
+    dtype: DType
+    shape: Shape
+    begin: int
+
+
+def read_inference(folder: Folder) -> Found | None:
+    """The contents of a `.pdiparams` file, or of a folder with one; None if there is none."""
+    names = sorted(name for name in folder.files if name.endswith(_SUFFIX) and "/" not in name)
+    if not names:
+        return None
+    if len(names) > 1:
+        raise Unsupported(f"{folder.path}: several models: {', '.join(names[:10])}; name one of the files")
+    name = names[0]
+    where = f"{folder.path}/{name}"
+    keys, program = _program(folder, name.removesuffix(_SUFFIX), where)
+    reader = folder.open(name)
+    try:
+        stored = list(_stream(reader, where))
+    finally:
+        reader.close()
+    _check(keys, stored, where, program)
+    tensors: dict[str, Recipe[Place]] = {}
+    for key, tensor in zip(sorted(keys), stored, strict=True):
+        spec = TensorSpec(key, tensor.dtype, tensor.shape)
+        tensors[key] = Recipe.whole(Place(spec, name, tensor.begin), tensor.shape, tensor.dtype)
+    groups = {"model": Group("module", tensors)}
+    note = f"names are those of the variables of {program}; linear weights are [in, out], as Paddle has them"
+    return Found(FORMAT, Contents(groups, lay_files(groups.values(), folder.path)), notes=(note,))
+
+
+def _check(keys: dict[str, Shape | None], stored: list[_Stored], where: str, program: str) -> None:
+    if len(keys) != len(stored):
+        raise Damaged(f"{where}: {len(stored)} tensors, and {program} beside it names {len(keys)}: not of one model?")
+    for key, tensor in zip(sorted(keys), stored, strict=True):
+        wanted = keys[key]
+        if wanted is not None and wanted != tensor.shape:
+            raise Damaged(
+                f"{where}: the tensor at byte {tensor.begin} has the shape {list(tensor.shape)}, and {program} says "
+                f"{list(wanted)} for {key!r}: not of one model?"
+            )
+
+
+def _stream(reader: Reader, where: str) -> Iterator[_Stored]:
+    """The tensors of the stream, by their headers alone."""
+    at, count = 0, 0
+    while at < reader.size:
+        count += 1
+        if count > limits.HEADER_TENSORS:
+            raise Damaged(f"{where}: more than {limits.HEADER_TENSORS} tensors")
+        tensor = _header(reader, at, where)
+        at = tensor.begin + TensorSpec("", tensor.dtype, tensor.shape).bytes
+        if at > reader.size:
+            raise Damaged(
+                f"{where}: the tensor at byte {tensor.begin} would end at {at}, and the file ends at {reader.size}"
+            )
+        yield tensor
+
+
+def _header(reader: Reader, at: int, where: str) -> _Stored:
+    version, levels = struct.unpack("<IQ", _bytes(reader, at, 12, where))
+    if version or levels > _LEVELS:
+        raise Damaged(f"{where}: at byte {at} begins no tensor: version {version}, {levels} levels of detail")
+    at += 12
+    for _ in range(levels):
+        at += 8 + int(struct.unpack("<Q", _bytes(reader, at, 8, where))[0])
+    version, size = struct.unpack("<Ii", _bytes(reader, at, 8, where))
+    if version or not 0 <= size <= _DESCRIPTION_BYTES:
+        raise Damaged(f"{where}: at byte {at} begins no description of a tensor: version {version}, {size} bytes")
+    dtype, shape = _described(_bytes(reader, at + 8, size, where), f"{where}: at byte {at + 8}")
+    return _Stored(dtype, shape, at + 8 + size)
+
+
+def _bytes(reader: Reader, at: int, size: int, where: str) -> bytes:
+    if at + size > reader.size:
+        raise Damaged(f"{where}: ends at byte {reader.size}, inside of a tensor's header at {at}")
+    data = bytearray(size)
+    reader.read_into(at, [memoryview(data)])
+    return bytes(data)
+
+
+def _described(data: bytes, where: str) -> tuple[DType, Shape]:
+    """The dtype and shape of a TensorDesc message."""
+    try:
+        message = Message(data)
+        code, dims = message.number(1), tuple(message.numbers(2))
+    except Malformed as problem:
+        raise Damaged(f"{where}: no description of a tensor: {problem}") from None
+    if code not in _DTYPES:
+        raise Unsupported(f"{where}: a tensor of Paddle's type {code}, which Holdfast does not read")
+    if len(dims) > _DIMS or any(not 0 <= size < 2**48 for size in dims):
+        raise Damaged(f"{where}: a tensor of the dims {list(dims)[:8]}")
+    return dtype_named(_DTYPES[code]), dims
+
+
+def _program(folder: Folder, stem: str, where: str) -> tuple[dict[str, Shape | None], str]:
+    """The parameters that the program beside the file has, with their shapes, and what the program is called."""
+    for name, parameters in ((f"{stem}.json", _json_parameters), (f"{stem}.pdmodel", _model_parameters)):
+        try:
+            data = folder.read(name, limits.JSON_BYTES)
+        except NotFound:
+            continue
+        found = parameters(data, f"{folder.path}/{name}")
+        if found is not None:
+            return found, name
+    raise Unsupported(
+        f"{where}: its tensors have no names; put the program that was saved with it beside it, {stem}.json or "
+        f"{stem}.pdmodel"
+    )
+
+
+def _json_parameters(data: bytes, where: str) -> dict[str, Shape | None] | None:
+    """The parameters of a program of Paddle 3; None for JSON of another kind."""
+    program = strictjson.loads(data, where)
+    if not isinstance(program, dict) or (program.get("base_code") or {}).get("magic") != "pir":
+        return None
+    out: dict[str, Shape | None] = {}
+    for op in _ops(program.get("program"), where):
+        if op.get("#") == "p":
+            attributes = op.get("A")
+            if not isinstance(attributes, list) or len(attributes) < 4 or not isinstance(attributes[3], str):
+                raise Damaged(f"{where}: a parameter without a name: {str(op)[:100]}")
+            out[attributes[3]] = _json_shape(op.get("O"))
+    return out
+
+
+def _ops(program: Any, where: str) -> Iterator[dict[str, Any]]:
+    try:
+        for region in program["regions"]:
+            for block in region["blocks"]:
+                yield from block["ops"]
+    except (KeyError, TypeError):
+        raise Damaged(f"{where}: no program of regions, blocks and ops") from None
+
+
+def _json_shape(output: Any) -> Shape | None:
+    try:
+        dims = output["TT"]["D"][1]
+    except (KeyError, IndexError, TypeError):
+        return None
+    known = isinstance(dims, list) and all(isinstance(size, int) and size >= 0 for size in dims)
+    return tuple(dims) if known else None
+
+
+def _model_parameters(data: bytes, where: str) -> dict[str, Shape | None]:
+    """The persistable variables of a program description (`.pdmodel`), but for feeds and fetches."""
+    out: dict[str, Shape | None] = {}
+    try:
+        for block in Message(data).messages(1):
+            for variable in block.messages(3):
+                kind = variable.message(2)
+                if not variable.number(3) or kind is None or kind.number(1) in _NOT_STORED:
+                    continue
+                tensor = kind.message(3)
+                desc = None if tensor is None else tensor.message(1)
+                dims = () if desc is None else tuple(desc.numbers(2))
+                out[variable.text(1)] = dims if desc is not None and all(size >= 0 for size in dims) else None
+    except Malformed as problem:
+        raise Damaged(f"{where}: no program of Paddle: {problem}") from None
+    return out

@@ -1,0 +1,1 @@
+"""Trees of foreign values: classified, grouped, and laid out as stored blocks."""

@@ -1,0 +1,1 @@
+"""Object stores: S3 and its like, Google Cloud Storage, Azure."""

@@ -1,0 +1,1 @@
+"""A model on a layout: meshes, sharding, pipelines, experts, gradients."""

@@ -1,0 +1,65 @@
+"""Experts over ranks as DTensors, and FSDP2 over what is left: block by block, gradients summed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import Shard, distribute_tensor
+
+from holdfast.train.models.decoder import Decoder
+from holdfast.train.parallel.experts import Experts
+from holdfast.train.parallel.meshes import Meshes
+
+
+def spread_experts(stage: Decoder, mesh: DeviceMesh) -> None:
+    """Give each rank of the mesh an equal run of every layer's experts; their numbers stay global."""
+    for experts in _experts_of(stage):
+        for name, parameter in list(experts.named_parameters()):
+            spread = distribute_tensor(parameter.data, mesh, [Shard(0)], src_data_rank=None)
+            setattr(experts, name, nn.Parameter(spread))
+        experts.group = mesh.get_group()
+
+
+def shard_stage(stage: Decoder, meshes: Meshes, compute_dtype: torch.dtype) -> None:
+    """FSDP2 over every block and over the rest. Experts are sharded over the ranks that have the same ones."""
+    layout, dense = meshes.layout, meshes.dense
+    if dense is None or layout.dp_shard == 1:
+        return
+    options: dict[str, Any] = {
+        "mp_policy": MixedPrecisionPolicy(compute_dtype, torch.float32, cast_forward_inputs=False),
+        "reshard_after_forward": layout.pp == 1,  # a pipeline would gather again for every micro batch
+    }
+    mesh = dense["dp_replicate", "dp_shard"] if layout.dp_replicate > 1 else dense["dp_shard"]
+    apart: set[nn.Parameter] = set()
+    if meshes.experts is not None:
+        for experts in _experts_of(stage):
+            if layout.expert_shard == 1:
+                apart |= set(experts.parameters())
+            else:
+                _shard_experts(experts, meshes.experts, layout.expert_replicate > 1, options)
+    for block in stage.model.layers.values():
+        fully_shard(block, mesh=mesh, ignored_params=apart, **options)
+    fully_shard(stage, mesh=mesh, ignored_params=apart, **options)
+    for module in stage.modules():
+        if isinstance(module, FSDPModule):
+            # Losses are divided by the tokens of the whole batch already.
+            module.set_force_sum_reduction_for_comms(True)
+            module.set_gradient_divide_factor(1.0)
+
+
+def _shard_experts(experts: Experts, mesh: DeviceMesh, replicated: bool, options: dict[str, Any]) -> None:
+    mesh = mesh["expert_replicate", "expert_shard"] if replicated else mesh["expert_shard"]
+    parts = mesh.size(-1)
+    even = all(parameter.shape[1] % parts == 0 for parameter in experts.parameters())
+    fully_shard(experts, mesh=mesh, shard_placement_fn=lambda _: Shard(1) if even else Shard(0), **options)
+
+
+def _experts_of(stage: Decoder) -> Iterator[Experts]:
+    for module in stage.modules():
+        if isinstance(module, Experts):
+            yield module

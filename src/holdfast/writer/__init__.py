@@ -1,0 +1,1 @@
+"""The writer process, one per rank: from the arena to storage. Never imports torch."""

@@ -1,0 +1,145 @@
+"""The memory tier: arenas that survived their trainers, read as the checkpoint they were to become.
+
+Files are put together from the arenas as they are read; every block has its digest in the
+cards, so what was changed in memory since is found like damage on a disk.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Mapping, Sequence
+from typing import Self
+
+import numpy as np
+
+from holdfast.checkpoint.checkpoint import Checkpoint
+from holdfast.checkpoint.commit import BlockReport, Commit
+from holdfast.checkpoint.lineage import Lineage
+from holdfast.checkpoint.shared_memory import Arena, sealed_for
+from holdfast.core.errors import Damaged, NotFound
+from holdfast.format.manifest import encode_manifest
+from holdfast.format.names import MANIFEST, step_folder
+from holdfast.plan.writer_job import BlockJob, WriterJob
+from holdfast.writer.arena_card import Card
+from holdfast.writer.gather import Bytes, Gatherer
+
+
+class CapturedFile:
+    """A tensor file that exists only as blocks to be gathered."""
+
+    mappable = False
+
+    def __init__(self, blocks: Sequence[BlockJob], arenas: Mapping[int, Bytes]) -> None:
+        self._blocks = sorted(blocks, key=lambda block: block.offset)
+        self._begins = [block.offset for block in self._blocks]
+        self._gatherer = Gatherer(arenas, {})
+        self._last: tuple[int, Bytes] | None = None
+        self.size = self._blocks[-1].offset + self._blocks[-1].size
+
+    def map(self, offset: int, size: int, *, whole: bool = False) -> memoryview:
+        buffer = memoryview(bytearray(size))
+        self.read_into(offset, [buffer])
+        return buffer
+
+    def read_into(self, offset: int, buffers: Sequence[memoryview]) -> None:
+        for buffer in buffers:
+            target = np.frombuffer(buffer.cast("B"), dtype=np.uint8)
+            position = 0
+            while position < target.size:
+                index = bisect.bisect_right(self._begins, offset) - 1
+                skip = offset - self._begins[index]
+                count = min(self._blocks[index].size - skip, target.size - position)
+                if count <= 0:
+                    raise Damaged(f"a captured file ends at {offset}, {target.size - position} bytes too early")
+                target[position : position + count] = self._block(index)[skip : skip + count]
+                position += count
+                offset += count
+
+    def _block(self, index: int) -> Bytes:
+        if self._last is None or self._last[0] != index:
+            parts = self._gatherer.block(self._blocks[index])
+            self._last = (index, np.concatenate([np.frombuffer(part, dtype=np.uint8) for part in parts]))
+        return self._last[1]
+
+    def close(self) -> None:
+        """Let go of the last block."""
+        self._last = None
+
+
+class SmallFile:
+    """A file that is known whole."""
+
+    mappable = False
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+        self.size = len(data)
+
+    def map(self, offset: int, size: int, *, whole: bool = False) -> memoryview:
+        return memoryview(self._data)[offset : offset + size]
+
+    def read_into(self, offset: int, buffers: Sequence[memoryview]) -> None:
+        for buffer in buffers:
+            buffer.cast("B")[:] = self._data[offset : offset + buffer.nbytes]
+            offset += buffer.nbytes
+
+    def close(self) -> None:
+        """Nothing is held open."""
+
+
+class CapturedStorage:
+    """One folder, the step that the arenas hold. It is only read."""
+
+    name = "the memory of this host"
+
+    def __init__(self, cards: Sequence[Card]) -> None:
+        jobs = [WriterJob.from_fields(card.job) for card in cards]
+        commit = next((card.commit for card in cards if card.commit is not None), None)
+        if commit is None:
+            raise Damaged("the arenas of this host do not say what they hold")
+        arenas = {
+            card.rank: Arena(card.arena, job.arena_bytes[card.rank], writable=False).bytes
+            for card, job in zip(cards, jobs, strict=True)
+        }
+        if any(sealed_for(memory) != cards[0].attempt for memory in arenas.values()):
+            raise Damaged("an arena of this host was filled anew since its card was written")
+        reports = [BlockReport(*report) for card in cards for report in card.reports]
+        values = [card.values for card in cards]
+        first = cards[0]
+        lineage = Lineage.from_fields(first.lineage)
+        manifest, small = Commit.from_fields(commit).manifest(first.attempt, lineage, reports, values)
+        self.folder = step_folder(first.step)
+        self._small = {**small, MANIFEST: encode_manifest(manifest)}
+        self._arenas = arenas
+        self._blocks: dict[str, list[BlockJob]] = {}
+        for job in jobs:
+            for block in job.blocks:
+                self._blocks.setdefault(block.file, []).append(block)
+
+    def pin(self, folder: str) -> Self:
+        return self
+
+    def hold(self) -> Self:
+        return self
+
+    def release(self) -> None:
+        """Nobody takes the arenas away while this run lives."""
+
+    def open(self, name: str) -> CapturedFile | SmallFile:
+        if name in self._blocks:
+            return CapturedFile(self._blocks[name], self._arenas)
+        return SmallFile(self.read(name, 0))
+
+    def files(self) -> dict[str, int]:
+        return {name: self.open(name).size for name in (*self._blocks, *self._small)}
+
+    def read(self, name: str, limit_bytes: int) -> bytes:
+        if name not in self._small:
+            raise NotFound(f"{self.name} has no file {name}")
+        return self._small[name]
+
+
+def captured_checkpoint(cards: Sequence[Card]) -> Checkpoint:
+    """The checkpoint that the arenas of these cards hold; raises Damaged if they hold none."""
+    storage = CapturedStorage(cards)
+    return Checkpoint(storage, storage.folder)

@@ -1,0 +1,70 @@
+"""Gathering: blocks put together from the arenas of a host, and from what other hosts have given."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from holdfast.core.errors import HoldfastError
+from holdfast.plan.arrays import aligned_buffer
+from holdfast.plan.writer_job import BlockJob, Copy
+from holdfast.storage.base import Reader
+
+Bytes = npt.NDArray[np.uint8]
+
+
+def is_direct(block: BlockJob) -> bool:
+    """Whether a block is runs of bytes that lie ready in arenas, so that no buffer is needed."""
+    return not block.far and all(copy.flat for copy in block.near)
+
+
+class Gatherer:
+    """Gathers blocks one after another, through one buffer that is made when it is needed."""
+
+    def __init__(self, arenas: Mapping[int, Bytes], travelled: Mapping[int, Reader]) -> None:
+        self._arenas = arenas
+        self._travelled = travelled
+        self._buffer: Bytes | None = None
+
+    def block(self, block: BlockJob) -> list[memoryview]:
+        """The bytes of a block in order, valid until the next call."""
+        buffers = self._direct(block) if is_direct(block) else [self._gathered(block)]
+        size = sum(buffer.nbytes for buffer in buffers)
+        if size != block.size:
+            raise HoldfastError(f"{block.file} at {block.offset}: gathered {size} of {block.size} bytes")
+        return buffers
+
+    def _direct(self, block: BlockJob) -> list[memoryview]:
+        buffers = [memoryview(block.header)] if block.header else []
+        position = len(block.header)
+        for copy in sorted(block.near, key=lambda copy: copy.target):
+            if copy.target != position:
+                raise HoldfastError(f"{block.file} at {block.offset + position}: nobody gives these bytes")
+            buffers.append(self._arenas[copy.giver][copy.source : copy.source + copy.bytes].data)
+            position += copy.bytes
+        return buffers
+
+    def _gathered(self, block: BlockJob) -> memoryview:
+        if self._buffer is None or self._buffer.size < block.size:
+            self._buffer = aligned_buffer(block.size)
+        self._buffer[: len(block.header)] = np.frombuffer(block.header, dtype=np.uint8)
+        for copy in block.near:
+            copy_bytes(copy, self._arenas[copy.giver], self._buffer)
+        for copy in block.far:
+            piece = aligned_buffer(copy.bytes)
+            self._travelled[copy.giver].read_into(copy.source, [piece.data])
+            moved = Copy(copy.giver, 0, copy.target, copy.item, copy.sizes, copy.source_strides, copy.target_strides)
+            copy_bytes(moved, piece, self._buffer)
+        return self._buffer[: block.size].data
+
+
+def copy_bytes(copy: Copy, source: Bytes, target: Bytes) -> None:
+    """Do one copy between two spans of memory."""
+    _view(target, copy.target, copy, copy.target_strides)[...] = _view(source, copy.source, copy, copy.source_strides)
+
+
+def _view(memory: Bytes, offset: int, copy: Copy, strides: tuple[int, ...]) -> npt.NDArray[Any]:
+    return np.ndarray(copy.sizes, dtype=f"u{copy.item}", buffer=memory.data, offset=offset, strides=strides)
