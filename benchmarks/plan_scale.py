@@ -22,7 +22,7 @@ from holdfast.format.dtypes import dtype_named
 from holdfast.layout.mesh import Mesh
 from holdfast.layout.placement import Placement, Replicate, Shard, StridedShard
 from holdfast.layout.spread import OnMesh, Spread, Spreads
-from holdfast.plan.holding import Holdings
+from holdfast.plan.coverage import Holdings
 from holdfast.plan.writer_job import ArenaLayout, writer_job
 
 PIPELINE, DATA, TENSOR, EXPERT = 16, 128, 8, 64

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from holdfast.core.errors import LayoutError
 from holdfast.layout.box import Box
-from holdfast.plan.check import cells_of
+from holdfast.plan.coverage import cells_of
 
 
 def test_a_hole_is_named_by_its_place() -> None:

@@ -6,9 +6,8 @@ from collections import Counter
 
 from holdfast.format.dtypes import dtype_named
 from holdfast.layout.box import Box
-from holdfast.plan.check import cells_of
+from holdfast.plan.coverage import Holding, cells_of
 from holdfast.plan.files import TensorSpec, split_group
-from holdfast.plan.holding import Holding
 from holdfast.plan.save import SavePlan, plan_save
 
 F4 = dtype_named("float32")

@@ -18,13 +18,14 @@ from torch.distributed.tensor import DTensor, Partial
 from torch.distributed.tensor import Shard as TorchShard
 
 from holdfast.core.errors import LayoutError, Unsupported
+from holdfast.format.digest import digest_hex
 from holdfast.format.dtypes import DType, dtype_named
 from holdfast.layout.box import Box
 from holdfast.layout.flat import flat_boxes
 from holdfast.layout.mesh import Mesh
 from holdfast.layout.placement import Part, Placement, Replicate, Shard, StridedShard, local_shape, parts_of
 from holdfast.layout.spread import Boxes, How, OnMesh, Whole
-from holdfast.plan.arrays import RawArray
+from holdfast.plan.arrays import RawArray, bytes_of
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 _STRIDED = torch.strided
@@ -298,3 +299,19 @@ def raw_array(tensor: torch.Tensor) -> RawArray:
     """The bytes of a CPU tensor as unsigned integers of its element's width, without a copy."""
     raw = tensor.view(RAW_DTYPES[tensor.element_size()]).numpy()
     return raw.view(np.dtype(f"u{tensor.element_size()}"))
+
+
+def fingerprint(tensor: torch.Tensor) -> str:
+    """A text that equal tensors share: a digest on the CPU, two sums over the bits on a device."""
+    if tensor.device.type == "cpu":
+        return digest_hex(bytes_of(raw_array(tensor.contiguous())))
+    # One element counts as contiguous whatever its stride, and could not be viewed as bytes.
+    bits = tensor.contiguous().as_strided((tensor.numel(),), (1,)).view(torch.uint8)
+    total = torch.zeros(2, dtype=torch.int64, device=tensor.device)
+    # In slices: the weights and wide integers would otherwise be sixteen times the tensor.
+    for begin in range(0, bits.numel(), 1 << 24):
+        part = bits[begin : begin + (1 << 24)].to(torch.int64)
+        weights = torch.arange(begin + 1, begin + 1 + part.numel(), device=tensor.device) * 0x9E3779B1
+        total[0] += part.sum()
+        total[1] += (part * weights).sum()
+    return ":".join(f"{value & (2**64 - 1):x}" for value in total.tolist())

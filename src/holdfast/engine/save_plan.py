@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from holdfast.checkpoint.commit import Commit, FileFacts
 from holdfast.format.manifest import GroupRecord
+from holdfast.plan.coverage import Holding
 from holdfast.plan.files import DealtFile, FilePlan, Place, TensorSpec, deal_group
-from holdfast.plan.holding import Holding
 from holdfast.plan.save import SavePlan, plan_save
 
 if TYPE_CHECKING:

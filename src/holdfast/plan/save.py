@@ -16,9 +16,8 @@ from dataclasses import dataclass
 
 from holdfast.core.limits import PAGE_BYTES
 from holdfast.layout.box import Box
-from holdfast.plan.check import Cell
+from holdfast.plan.coverage import Cell, Holding
 from holdfast.plan.files import FilePlan, Place
-from holdfast.plan.holding import Holding
 from holdfast.plan.pieces import Piece, Run, runs_in
 
 _EXPORT_ALIGNMENT = 64

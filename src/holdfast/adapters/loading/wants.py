@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from holdfast.adapters.optimizer import StateTensor
 from holdfast.adapters.overlap import address_range, tensor_overlaps
-from holdfast.adapters.stored import StoredState
 from holdfast.adapters.tensors import RAW_DTYPES, Holder, holder_of, part_view, raw_array
 from holdfast.core.errors import LayoutError, Mismatch, Unsupported
 from holdfast.format.dtypes import dtype_named
@@ -248,3 +249,15 @@ class Wants:
         if not self.choice.takes(group, key):
             return False
         return self.want(group if self.contents.find(group, key) is not None else module, key, value)
+
+
+class StoredState(Protocol):
+    """A checkpoint's tensors and values; `holdfast.open` gives one."""
+
+    @property
+    def path(self) -> str: ...
+
+    @property
+    def contents(self) -> Contents: ...
+
+    def read(self, key: str, group: str | None = None, *, verify: bool = True) -> npt.NDArray[Any]: ...

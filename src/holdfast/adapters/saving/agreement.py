@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from holdfast.adapters.fingerprint import fingerprint
 from holdfast.adapters.saving.collect import Collected, Offer, stored_view
+from holdfast.adapters.tensors import fingerprint
 from holdfast.core.errors import LayoutError
 from holdfast.core.filenames import case_twins
 from holdfast.core.ranks import Ranks, together
@@ -19,7 +19,7 @@ from holdfast.format.dtypes import DType, dtype_named
 from holdfast.layout.coordinates import coordinate_on, label, varying_axes
 from holdfast.layout.mesh import Mesh
 from holdfast.layout.spread import How, Spread, Spreads, how_fields, how_from
-from holdfast.plan.holding import Holding, Holdings
+from holdfast.plan.coverage import Holding, Holdings
 from holdfast.plan.state_values import Changed, Told, merge_dealt
 
 TensorName = tuple[str, str]  # group, key

@@ -10,13 +10,12 @@ from typing import Any
 
 import torch
 
-from holdfast.adapters.fingerprint import fingerprint
 from holdfast.adapters.huggingface import adapter_kind, config_files
 from holdfast.adapters.live_state import LiveState
 from holdfast.adapters.loading.load_hooks import check_optimizer_save
 from holdfast.adapters.module import memory_identity, view_module
 from holdfast.adapters.optimizer import DeclaresShards, StateTensor, group_options, key_of_param, view_optimizer
-from holdfast.adapters.tensors import Holder, Holders, holder_of, part_view, raw_array
+from holdfast.adapters.tensors import Holder, Holders, fingerprint, holder_of, part_view, raw_array
 from holdfast.adapters.tree import Tree, flatten
 from holdfast.core.errors import Unsupported
 from holdfast.format import statejson

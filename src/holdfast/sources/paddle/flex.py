@@ -13,8 +13,8 @@ from holdfast.core.errors import Damaged, LayoutError
 from holdfast.core.filenames import is_plain
 from holdfast.layout.box import Box
 from holdfast.layout.flat import flat_boxes
-from holdfast.plan.check import cells_of
 from holdfast.plan.contents import Contents
+from holdfast.plan.coverage import cells_of
 from holdfast.plan.files import Place
 from holdfast.plan.recipe import Recipe, Term
 from holdfast.sources.dcp.chunks import fills
