@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+sys.path.insert(0, str(ROOT))
 SAVES = 30
 
 
@@ -207,7 +207,7 @@ def keys_table(folder: Path, counts: list[int]) -> list[dict[str, Any]]:
 
 
 def requests_table(folder: Path, counts: list[int]) -> list[dict[str, Any]]:
-    from objects.server import Server, find_weed
+    from tests.objects.server import Server, find_weed
 
     if find_weed() is None:
         print("requests: no object store to count with; pip install -r requirements/dev.txt")
@@ -222,10 +222,11 @@ def requests_table(folder: Path, counts: list[int]) -> list[dict[str, Any]]:
 
 
 def requests_row(server: Any, count: int) -> dict[str, Any]:
+    from tests.objects.proxy import Proxy
+    from tests.objects.server import BUCKET
+    from tests.objects.test_growth import Counting
+
     import holdfast
-    from objects.proxy import Proxy
-    from objects.server import BUCKET
-    from objects.test_growth import Counting
 
     os.environ |= server.environment()
     root = f"s3://{BUCKET}/growth-{count}/run?deadline_s=30"

@@ -1,6 +1,5 @@
 """Shared by all tests: deadlines, and nothing that hides a failure."""
 
-import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,8 +11,6 @@ from holdfast.checkpoint.run_identity import run_id
 from holdfast.storage.local import LocalStorage
 from holdfast.writer.startup_cleanup import clean_arenas
 
-sys.path.insert(0, str(Path(__file__).parent))
-sys.path.append(str(Path(__file__).parent.parent))  # `tests.faults`, as `make faults` runs it
 pytest.register_assert_rewrite("holdfast.testing.conformance")
 
 settings.register_profile("holdfast", deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow])

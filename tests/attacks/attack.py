@@ -16,9 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
-from tests.effort import excess
-
 import holdfast
+from tests.effort import excess
 
 from .forge import OUTSIDE, examine, tensor, tensor_file
 

@@ -2,7 +2,7 @@ import shutil
 
 import pytest
 
-from attacks.attack import save_original
+from tests.attacks.attack import save_original
 
 
 @pytest.fixture(scope="session")

@@ -8,11 +8,11 @@ import tracemalloc
 
 import pytest
 
-from attacks.attack import lay_out, problem_of
-from attacks.bombs import ATTACKS
-from attacks.forge import examine
 from holdfast.core import limits
 from holdfast.core.errors import Damaged, HoldfastError
+from tests.attacks.attack import lay_out, problem_of
+from tests.attacks.bombs import ATTACKS
+from tests.attacks.forge import examine
 
 MEMORY_BYTES = 128 * limits.MIB
 

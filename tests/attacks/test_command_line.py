@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from attacks import bombs, files, headers, names, pickles, versions
-from attacks.attack import Attack, lay_out
-from cli.calls import process
 from holdfast.cli import main as command_line
+from tests.attacks import bombs, files, headers, names, pickles, versions
+from tests.attacks.attack import Attack, lay_out
+from tests.cli.calls import process
 
 SAMPLE = tuple(
     attack

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from attacks import bombs, files, headers, names, pickles, versions
-from attacks.attack import Attack
+from tests.attacks import bombs, files, headers, names, pickles, versions
+from tests.attacks.attack import Attack
 
 AT_LEAST = {
     "headers": (headers.ATTACKS, 60),

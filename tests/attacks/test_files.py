@@ -2,10 +2,10 @@
 
 import pytest
 
-from attacks.attack import lay_out, problem_of
-from attacks.files import ATTACKS, FILES, REPLACED
-from attacks.forge import examine
 from holdfast.core.errors import Damaged
+from tests.attacks.attack import lay_out, problem_of
+from tests.attacks.files import ATTACKS, FILES, REPLACED
+from tests.attacks.forge import examine
 
 
 @pytest.mark.parametrize("attack", ATTACKS, ids=lambda attack: attack.name)

@@ -3,8 +3,8 @@
 import time
 from dataclasses import replace
 
-from attacks.attack import Attack, lay_out, problem_of
-from attacks.forge import INDEX, MODEL, examine, forge_file, forge_manifest, index, tensor, tensor_file
+from tests.attacks.attack import Attack, lay_out, problem_of
+from tests.attacks.forge import INDEX, MODEL, examine, forge_file, forge_manifest, index, tensor, tensor_file
 
 
 def test_a_checkpoint_that_is_signed_again_is_good(checkpoint):
@@ -46,12 +46,12 @@ def work_for_ever(folder):
 def test_an_error_of_another_kind_is_told(original, tmp_path, monkeypatch):
     nothing = Attack("nothing", lambda folder: None)
     folder = lay_out(nothing, original, tmp_path)
-    monkeypatch.setattr("attacks.attack.examine", lambda folder: {}["gone"])
+    monkeypatch.setattr("tests.attacks.attack.examine", lambda folder: {}["gone"])
     assert problem_of(nothing, folder) == "KeyError: 'gone'"
-    monkeypatch.setattr("attacks.attack.DEADLINE_S", 0.05)
-    monkeypatch.setattr("attacks.attack.examine", lambda folder: time.sleep(5))
+    monkeypatch.setattr("tests.attacks.attack.DEADLINE_S", 0.05)
+    monkeypatch.setattr("tests.attacks.attack.examine", lambda folder: time.sleep(5))
     assert problem_of(nothing, folder).startswith("Hung: not done after 0 s of the clock")
-    monkeypatch.setattr("attacks.attack.DEADLINE_S", 120.0)
-    monkeypatch.setattr("attacks.attack.WORKING_S", 0.05)
-    monkeypatch.setattr("attacks.attack.examine", work_for_ever)
+    monkeypatch.setattr("tests.attacks.attack.DEADLINE_S", 120.0)
+    monkeypatch.setattr("tests.attacks.attack.WORKING_S", 0.05)
+    monkeypatch.setattr("tests.attacks.attack.examine", work_for_ever)
     assert problem_of(nothing, folder).startswith("Hung: not done after 0 s of the processor")

@@ -11,10 +11,10 @@ import pytest
 import torch
 
 import holdfast
-from attacks.forge import examine, forge_file, forge_manifest
-from cli.calls import call
 from holdfast.core.errors import Damaged, HoldfastError
 from holdfast.format.digest import digest_hex
+from tests.attacks.forge import examine, forge_file, forge_manifest
+from tests.cli.calls import call
 
 
 @pytest.fixture

@@ -6,10 +6,10 @@ import pytest
 from safetensors import safe_open
 
 import holdfast
-from attacks.attack import lay_out, problem_of
-from attacks.headers import ATTACKS, A, packed, tensor, text_of, with_field, with_text
 from holdfast.core.errors import Damaged
 from holdfast.format.header import decode_header, header_bytes
+from tests.attacks.attack import lay_out, problem_of
+from tests.attacks.headers import ATTACKS, A, packed, tensor, text_of, with_field, with_text
 
 
 @pytest.mark.parametrize("attack", ATTACKS, ids=lambda attack: attack.name)

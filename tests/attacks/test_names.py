@@ -7,10 +7,10 @@ import pytest
 import torch
 
 import holdfast
-from attacks.attack import lay_out, problem_of
-from attacks.forge import INDEX, MODEL, forge_manifest
-from attacks.names import IN_FILES, IN_KEYS, IN_WEIGHT_MAP, NAMES, WRITABLE
 from holdfast.core.errors import Damaged, HoldfastError
+from tests.attacks.attack import lay_out, problem_of
+from tests.attacks.forge import INDEX, MODEL, forge_manifest
+from tests.attacks.names import IN_FILES, IN_KEYS, IN_WEIGHT_MAP, NAMES, WRITABLE
 
 
 @pytest.mark.parametrize("attack", [*IN_KEYS, *IN_FILES, *IN_WEIGHT_MAP], ids=lambda attack: attack.name)

@@ -13,7 +13,7 @@ import pytest
 import holdfast
 from holdfast.checkpoint.shared_memory import Arena, create_file, find_files, read_private, unlink_file
 from holdfast.writer.arena_card import card_path
-from users import NOBODY, as_user, require_root, run_as_user, shared_folder
+from tests.users import NOBODY, as_user, require_root, run_as_user, shared_folder
 
 VICTIM = 54321
 MEMORY = Path("/dev/shm")

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 import holdfast
-from attacks.attack import lay_out, problem_of
-from attacks.forge import examine, forge_file
-from attacks.pickles import ATTACKS, PROOF, Touch, smuggled
 from holdfast.core.errors import Damaged
+from tests.attacks.attack import lay_out, problem_of
+from tests.attacks.forge import examine, forge_file
+from tests.attacks.pickles import ATTACKS, PROOF, Touch, smuggled
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ from holdfast.convert.open_source import open_source
 from holdfast.format.manifest import decode_manifest, encode_manifest
 from holdfast.format.names import step_folder
 from holdfast.storage.local import LocalStorage
-from users import require_root, shared_folder
+from tests.users import require_root, shared_folder
 
 STRANGER = 54321
 

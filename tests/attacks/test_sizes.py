@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 import holdfast
-from attacks.forge import examine, tensor, tensor_file
-from effort import at_most
 from holdfast.core.errors import Damaged
+from tests.attacks.forge import examine, tensor, tensor_file
+from tests.effort import at_most
 
 
 @pytest.fixture

@@ -9,15 +9,15 @@ import pytest
 import torch
 import torch.distributed.checkpoint.filesystem  # before anybody listens
 
-from attacks.attack import lay_out, problem_of
-from attacks.forge import examine
-from attacks.unpickling import PROOF, bombs, carried, commands, metadata, zipped
-from effort import at_most
 from holdfast.core.errors import HoldfastError, Unsupported
 from holdfast.sources import open_stored
 from holdfast.sources.foreign import MadeReader
 from holdfast.sources.pickles import read_pickle
 from holdfast.sources.torch_save.names import TORCH_NAMES
+from tests.attacks.attack import lay_out, problem_of
+from tests.attacks.forge import examine
+from tests.attacks.unpickling import PROOF, bombs, carried, commands, metadata, zipped
+from tests.effort import at_most
 
 MEMORY_BYTES = 200 << 20
 SECONDS = 2.0

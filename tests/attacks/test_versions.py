@@ -3,10 +3,10 @@
 import pytest
 
 import holdfast
-from attacks.attack import lay_out, problem_of
-from attacks.forge import examine, forge_manifest
-from attacks.versions import ATTACKS, FUTURE, NEVER
 from holdfast.core.errors import Damaged
+from tests.attacks.attack import lay_out, problem_of
+from tests.attacks.forge import examine, forge_manifest
+from tests.attacks.versions import ATTACKS, FUTURE, NEVER
 
 
 @pytest.mark.parametrize("attack", ATTACKS, ids=lambda attack: attack.name)

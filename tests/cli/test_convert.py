@@ -7,13 +7,13 @@ import pytest
 import safetensors.numpy
 import safetensors.torch
 import torch
-from tests.sources.paddle_folders import states_of, write_group
 
 import holdfast
-from cli.calls import call, process
 from holdfast.checkpoint.reading import Loading
 from holdfast.core.errors import Damaged, HoldfastError, InvalidArgument, NotFound
 from holdfast.storage.local import LocalReader
+from tests.cli.calls import call, process
+from tests.sources.paddle.folders import states_of, write_group
 
 MAPPING = "0.weight^T -> first.kernel  # Paddle's orientation\n2.weight -> last.a, last.b, axis=1\n"
 

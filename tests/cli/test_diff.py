@@ -5,8 +5,8 @@ import pytest
 import torch
 
 import holdfast
-from cli.calls import call
 from holdfast.cli.diff import _compare_values, _ordered
+from tests.cli.calls import call
 
 
 @pytest.fixture

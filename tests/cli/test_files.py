@@ -4,7 +4,7 @@ import pytest
 import safetensors.torch
 import torch
 
-from cli.calls import call, process
+from tests.cli.calls import call, process
 
 
 @pytest.fixture

@@ -1,12 +1,11 @@
 import json
 import os
 
-from tests.cli.calls import call, process
-
 import holdfast
 from holdfast import keep
 from holdfast.checkpoint import retention
 from holdfast.storage.local import LocalStorage
+from tests.cli.calls import call, process
 
 
 def steps(run):

@@ -4,10 +4,10 @@ import shutil
 from dataclasses import replace
 
 import holdfast
-from cli.calls import call, process
 from holdfast.core.errors import NotFound
 from holdfast.format.manifest import decode_manifest, encode_manifest
 from holdfast.format.names import step_folder
+from tests.cli.calls import call, process
 
 
 def test_an_empty_root_says_so(tmp_path):

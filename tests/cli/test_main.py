@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import holdfast
-from cli.calls import call, process
+from tests.cli.calls import call, process
 
 COMMANDS = ["ls", "show", "verify", "diff"]
 

@@ -5,8 +5,8 @@ import numpy as np
 import safetensors.numpy
 
 import holdfast
-from cli.calls import call
 from holdfast.core.errors import NotFound
+from tests.cli.calls import call
 
 
 def test_the_tree_has_every_key_with_dtype_shape_and_size(step):

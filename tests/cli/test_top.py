@@ -6,10 +6,10 @@ import time
 import torch
 
 import holdfast
-from cli.calls import call
 from holdfast.checkpoint.run_identity import run_id
 from holdfast.checkpoint.shared_memory import find_files
 from holdfast.storage.local import LocalStorage
+from tests.cli.calls import call
 
 
 def test_committed_steps_are_shown_with_how_long_they_took(tmp_path):

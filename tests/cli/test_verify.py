@@ -7,8 +7,8 @@ import safetensors.numpy
 import torch
 
 import holdfast
-from cli.calls import call
 from holdfast.core.errors import Damaged, NotFound
+from tests.cli.calls import call
 
 MODEL = "model-00001-of-00001.safetensors"
 

@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 import torch
 from safetensors.numpy import load_file
-from tests.cli.calls import call
-from tests.sources.paddle_folders import GOLDEN, random_matrix, states_of, write_group
 
 import holdfast
 from holdfast.convert.mapping import MappingOptions
 from holdfast.convert.run import ConvertOptions, convert
 from holdfast.convert.sinks.paddle import is_linear
 from holdfast.core.errors import Unsupported
+from tests.cli.calls import call
+from tests.sources.paddle.folders import GOLDEN, random_matrix, states_of, write_group
 
 Arrays = dict[str, np.ndarray[Any, Any]]
 COMMON = {

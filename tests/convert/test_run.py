@@ -12,11 +12,11 @@ import safetensors.numpy
 import torch
 
 import holdfast
-from convert.states import save, state, tensor_files
 from holdfast.convert.mapping import MappingOptions
 from holdfast.convert.run import ConvertOptions, convert
 from holdfast.core.errors import Damaged, HoldfastError, InvalidArgument, Mismatch, NotFound, StorageError
 from holdfast.storage.local import LocalWriter
+from tests.convert.states import save, state, tensor_files
 
 SMALL = {"block_bytes": 4096, "max_shard_size": 20_000}
 

@@ -8,8 +8,6 @@ import torch
 import torch.distributed.checkpoint as dcp
 
 import holdfast
-from cli.calls import call
-from convert.states import trained
 from holdfast.convert.mapping import MappingOptions
 from holdfast.convert.run import ConvertOptions, convert
 from holdfast.convert.sinks.dcp_state import NestedState
@@ -18,6 +16,8 @@ from holdfast.plan.contents import Contents, Group
 from holdfast.plan.files import Place, TensorSpec
 from holdfast.plan.recipe import Recipe
 from holdfast.sources import open_stored
+from tests.cli.calls import call
+from tests.convert.states import trained
 
 
 def dicts():

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor
 
-from dist.harness import tell_parent
 from holdfast.format.names import step_folder
 from holdfast.train.checkpoints import FOLDER
 from holdfast.train.config import RunConfig, parse_config
@@ -18,6 +17,7 @@ from holdfast.train.loop import Progress, Trainer
 from holdfast.train.metrics import read_metrics
 from holdfast.train.models.decoder import Block
 from holdfast.train.parallel.experts import Experts
+from tests.dist.harness import tell_parent
 
 _CONFIG = """
 [model]

@@ -15,8 +15,8 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Shard
 
 import holdfast
-from dist.harness import run_ranks
 from holdfast.storage.identity import IDENTITY
+from tests.dist.harness import run_ranks
 
 ROWS, COLUMNS = 1000, 257
 

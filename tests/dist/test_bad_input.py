@@ -19,7 +19,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
 
 import holdfast
-from dist.harness import run_ranks
+from tests.dist.harness import run_ranks
 
 
 def sharded(value: float = 1.0, rows: int = 8) -> dict[str, Any]:

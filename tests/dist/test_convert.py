@@ -16,12 +16,12 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import holdfast
-from convert.states import tensor_files
-from dist.harness import run_ranks
 from holdfast.adapters.comm import current_ranks
 from holdfast.convert.mapping import MappingOptions
 from holdfast.convert.run import ConvertOptions, convert
 from holdfast.core.errors import Damaged
+from tests.convert.states import tensor_files
+from tests.dist.harness import run_ranks
 
 SMALL = {"block_bytes": 4096, "max_shard_size": 30_000}
 STATEMENTS = ["up.weight^T -> up.kernel", "down.weight -> down.a, down.b, axis=1"]

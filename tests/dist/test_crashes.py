@@ -19,8 +19,6 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
 
 import holdfast
-from dist.harness import Victims, run_ranks, tell_parent
-from dist.test_background import weights
 from holdfast.checkpoint.run_identity import run_id
 from holdfast.checkpoint.shared_memory import find_files
 from holdfast.engine.recovery import Leftovers
@@ -28,6 +26,8 @@ from holdfast.storage.identity import IDENTITY
 from holdfast.storage.local import LocalStorage
 from holdfast.writer import startup_cleanup
 from holdfast.writer.arena_card import read_cards
+from tests.dist.harness import Victims, run_ranks, tell_parent
+from tests.dist.test_background import weights
 
 
 def leftovers(root: Path) -> list[str]:

@@ -14,8 +14,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
 
 import holdfast
-from dist.harness import run_ranks
 from holdfast.train.models.dropout import attention_grid, dropped, feature_grid, sample_keys
+from tests.dist.harness import run_ranks
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 import holdfast
-from dist.harness import run_ranks
-from dist.layouts import LAYOUTS, local_values, plain, scramble
+from tests.dist.harness import run_ranks
+from tests.dist.layouts import LAYOUTS, local_values, plain, scramble
 
 FROM = ("fsdp-tp-2x2", "fsdp-3", "hsdp-2x2")
 

@@ -12,7 +12,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
 import holdfast
-from dist.harness import run_ranks
+from tests.dist.harness import run_ranks
 
 
 def train(root: str, start: int, stop: int, device: str) -> dict[str, list[float]]:

@@ -14,7 +14,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import holdfast
-from dist.harness import run_ranks
+from tests.dist.harness import run_ranks
 
 
 class Derived(nn.Linear):

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 import holdfast
-from dist.harness import run_ranks
-from dist.layouts import LAYOUTS
-from dist.test_layouts import CUT, _load_all, _tensor_bytes
+from tests.dist.harness import run_ranks
+from tests.dist.layouts import LAYOUTS
+from tests.dist.test_layouts import CUT, _load_all, _tensor_bytes
 
 HOSTS = {"two": ["a", "a", "b", "b"], "four": ["a", "b", "c", "d"], "mixed": ["a", "b", "a", "b"]}
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import holdfast
-from dist.harness import run_ranks
-from dist.layouts import LAYOUTS, local_values, scramble
+from tests.dist.harness import run_ranks
+from tests.dist.layouts import LAYOUTS, local_values, scramble
 
 # Small blocks and files: many blocks, several files, cuts in the middle of tensors.
 CUT = {"block_bytes": 4096, "max_shard_size": 30_000}

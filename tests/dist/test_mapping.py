@@ -15,7 +15,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 import holdfast
-from dist.harness import run_ranks
+from tests.dist.harness import run_ranks
 
 HEADS, GROUPS, HEAD, HIDDEN, FEED, VOCAB, LAYERS = 6, 3, 5, 22, 53, 37, 2
 PROGRAM = """

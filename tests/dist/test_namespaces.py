@@ -20,10 +20,10 @@ import pytest
 import torch
 
 import holdfast
-from dist.harness import CONTEXT
 from holdfast.checkpoint.run_identity import run_id
 from holdfast.checkpoint.shared_memory import find_files
 from holdfast.storage.local import LocalStorage
+from tests.dist.harness import CONTEXT
 
 DEADLINE_S = 60.0
 NEW_MOUNTS, NEW_PIDS = 0x00020000, 0x20000000

@@ -12,8 +12,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 import holdfast
-from dist.harness import run_ranks
 from holdfast.storage.local import LocalStorage
+from tests.dist.harness import run_ranks
 
 ROWS, COLUMNS = 1003, 517
 PLACEMENTS: dict[str, list[Any]] = {"rows": [Shard(0)], "columns": [Shard(1)], "replicas": [Replicate()]}

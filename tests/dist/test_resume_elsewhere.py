@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 import holdfast
-from dist.harness import run_ranks
-from dist.resume_cases import Routing, config, losses
 from holdfast.train.config import RunConfig
 from holdfast.train.loop import Trainer
 from holdfast.train.metrics import read_metrics
+from tests.dist.harness import run_ranks
+from tests.dist.resume_cases import Routing, config, losses
 
 EACH, BATCH, LENGTH, LAYERS = 5, 8, 8, 8
 CHAIN: list[tuple[str, int, dict[str, Any]]] = [

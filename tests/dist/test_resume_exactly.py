@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from dist.harness import Victims, run_ranks, tell_parent
-from dist.resume_cases import config, finish, finish_then_train, losses
 from holdfast.train.config import RunConfig
+from tests.dist.harness import Victims, run_ranks, tell_parent
+from tests.dist.resume_cases import config, finish, finish_then_train, losses
 
 STEPS, SAVED, HELD_AT = 20, 9, 12
 LAYOUTS: dict[str, tuple[dict[str, Any], bool]] = {

@@ -14,8 +14,8 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Shard, distribute_tensor
 
 import holdfast
-from dist.harness import run_ranks
-from dist.test_mapping import digests, fill
+from tests.dist.harness import run_ranks
+from tests.dist.test_mapping import digests, fill
 
 EXPERTS, HIDDEN, WIDE, LAYERS = 5, 64, 48, 2
 

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import nn
 
 import holdfast
-from dist.harness import run_ranks
+from tests.dist.harness import run_ranks
 
 
 class Scale(nn.Module):

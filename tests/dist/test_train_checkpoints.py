@@ -11,12 +11,12 @@ import torch
 from transformers import AutoModelForCausalLM
 
 import holdfast
-from dist.harness import run_ranks
-from dist.train_cases import LAYOUTS, assemble, batches, model, pieces, share
 from holdfast.train.layout import Layout
 from holdfast.train.model_replica import Trainee
 from holdfast.train.models.config import ModelConfig
 from holdfast.train.parallel.parallel_model import build
+from tests.dist.harness import run_ranks
+from tests.dist.train_cases import LAYOUTS, assemble, batches, model, pieces, share
 
 DEADLINE_S = 200.0
 CUT = {"block_bytes": 4096, "max_shard_size": 30_000}  # many blocks and files, cuts in the middle of tensors

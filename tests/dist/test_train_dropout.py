@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 import torch
 
-from dist.harness import run_ranks
-from dist.resume_cases import config, losses
-from dist.train_cases import LAYOUTS, assemble, batches, keyed, model, pieces, share
 from holdfast.train.config import RunConfig
 from holdfast.train.layout import Layout
 from holdfast.train.loop import Trainer
 from holdfast.train.parallel.parallel_model import build
+from tests.dist.harness import run_ranks
+from tests.dist.resume_cases import config, losses
+from tests.dist.train_cases import LAYOUTS, assemble, batches, keyed, model, pieces, share
 
 # First the layout that cuts sequences, heads and layers: `make test` runs it alone.
 ORDER = sorted(LAYOUTS, key=lambda name: name != "pp-2-tp-2")

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from dist.harness import run_ranks
-from dist.resume_cases import config
 from holdfast.train.data.feed import Feed
 from holdfast.train.loop import Trainer
+from tests.dist.harness import run_ranks
+from tests.dist.resume_cases import config
 
 LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {
     "fsdp-2": (2, {"dp_shard": 2}),

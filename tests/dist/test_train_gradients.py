@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from dist.harness import run_ranks
-from dist.train_cases import DENSE, LAYOUTS, assemble, model, one_step
 from holdfast.train.layout import Layout
+from tests.dist.harness import run_ranks
+from tests.dist.train_cases import DENSE, LAYOUTS, assemble, model, one_step
 
 MICRO_BATCHES = 4  # of the global batch: what a rank has more than one of, it accumulates
 DEADLINE_S = 200.0

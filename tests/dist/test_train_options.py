@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 import torch
 
-from dist.harness import run_ranks
-from dist.train_cases import LAYOUTS, assemble, batches, model, pieces, share
 from holdfast.core.errors import InvalidArgument
 from holdfast.train.layout import Layout
 from holdfast.train.loss import MicroBatch
 from holdfast.train.parallel.parallel_model import build
+from tests.dist.harness import run_ranks
+from tests.dist.train_cases import LAYOUTS, assemble, batches, model, pieces, share
 
 DEADLINE_S = 200.0
 CONFIG = model("qwen3_moe")

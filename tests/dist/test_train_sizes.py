@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import torch
 
-from dist.harness import run_ranks
-from dist.train_cases import assemble, model, pieces, share
 from holdfast.train.layout import Layout
 from holdfast.train.loss import MicroBatch
 from holdfast.train.models.config import ModelConfig
 from holdfast.train.parallel.parallel_model import build
+from tests.dist.harness import run_ranks
+from tests.dist.train_cases import assemble, model, pieces, share
 
 ODD = {"hidden_size": 20, "num_attention_heads": 2, "num_key_value_heads": 1, "vocab_size": 37}
 

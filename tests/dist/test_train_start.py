@@ -10,13 +10,13 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from dist.harness import run_ranks
-from dist.train_cases import model
 from holdfast.train.config import RunConfig, TrainConfig
 from holdfast.train.data.datasets import DataConfig, open_datasets
 from holdfast.train.layout import Layout
 from holdfast.train.loop import Trainer
 from holdfast.train.models.config import ModelConfig
+from tests.dist.harness import run_ranks
+from tests.dist.train_cases import model
 
 SAMPLES, LENGTH = 8, 8
 FAMILIES: dict[str, dict[str, Any]] = {

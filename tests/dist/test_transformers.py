@@ -14,7 +14,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 import holdfast
-from dist.harness import run_ranks
+from tests.dist.harness import run_ranks
 
 TOKENS = torch.arange(24).reshape(2, 12) * 5 % 97
 

@@ -11,7 +11,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import holdfast
-from dist.harness import run_ranks
+from tests.dist.harness import run_ranks
 
 SIZES = range(1, 21)
 

@@ -15,7 +15,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Shard, distribute_tensor
 
 import holdfast
-from dist.harness import run_ranks
+from tests.dist.harness import run_ranks
 
 
 class Loader:

@@ -20,9 +20,10 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 
-import tests.faults
 from rich.console import Console
 from rich.table import Table
+
+import tests.faults
 from tests.faults.row import WRONG, Row, Tally
 
 

@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tests.dist.harness import RankFailed
-from tests.faults.row import HUNG, LOST, SURVIVED, WRONG, Tally
 
 import holdfast
 from holdfast.checkpoint.run_identity import run_id
 from holdfast.storage.local import LocalStorage
 from holdfast.writer.startup_cleanup import clean_arenas
+from tests.dist.harness import RankFailed
+from tests.faults.row import HUNG, LOST, SURVIVED, WRONG, Tally
 
 DEADLINE_S = 20.0  # of a start or a save that nothing disturbs
 BLOCK_BYTES = 4096

@@ -15,14 +15,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from tests.faults.cases import BLOCK_BYTES, DEADLINE_S, Lost, Wrong, chance, fresh_root, run_cases
-from tests.faults.row import Row, Tally
 
 import holdfast
 from holdfast.checkpoint.checkpoint import Checkpoint
 from holdfast.format import names
 from holdfast.format.names import step_folder
 from holdfast.storage.memory import MemoryStorage
+from tests.faults.cases import BLOCK_BYTES, DEADLINE_S, Lost, Wrong, chance, fresh_root, run_cases
+from tests.faults.row import Row, Tally
 
 DAMAGE = "truncated files; bit flips; zeroed and swapped pages; files swapped between steps"
 FALLBACK = "restore falls back from a damaged step"

@@ -14,6 +14,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import holdfast
+from holdfast.format.names import step_folder
 from tests.faults.cases import (
     BLOCK_BYTES,
     DEADLINE_S,
@@ -29,9 +31,6 @@ from tests.faults.cases import (
     state_of,
 )
 from tests.faults.row import Row, Tally
-
-import holdfast
-from holdfast.format.names import step_folder
 
 PAGE = 4096
 _TMPFS_BYTES = 4 << 20

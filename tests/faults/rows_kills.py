@@ -11,6 +11,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import holdfast
 from tests.dist.harness import CONTEXT
 from tests.faults.cases import (
     BLOCK_BYTES,
@@ -28,8 +29,6 @@ from tests.faults.cases import (
 )
 from tests.faults.row import Row, Tally
 from tests.faults.writers import FAULT, faulty_writers
-
-import holdfast
 
 KILLS, AT_ONCE = 50, 2
 RANDOM = "SIGKILL at random times"

@@ -8,12 +8,12 @@ from typing import Any
 from hypothesis import HealthCheck, given, settings
 from hypothesis import seed as seeded
 from hypothesis import strategies as st
+
+import holdfast
 from tests.capture.test_training_goes_on import SEEDS, Run
 from tests.faults.cases import DEADLINE_S, Lost, Wrong, fresh_root, run_cases
 from tests.faults.row import Row, Tally
 from tests.props import test_layouts
-
-import holdfast
 
 LAYOUTS = "layouts: uneven, empty, 0-d, 3-axis meshes, strided shards, flat ranges"
 CHANGED = "state changed by an optimizer step while it is being saved"

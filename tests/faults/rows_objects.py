@@ -6,15 +6,11 @@ import random
 import sys
 import warnings
 from functools import partial
-from pathlib import Path
 
 from tests.faults.row import Row, Tally
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
-from objects.faults import AGAIN, NEW, REMOVED, Arena, arena, load_with, save_with
-from objects.proxy import FAULTS
-from objects.server import find_weed
+from tests.objects.faults import AGAIN, NEW, REMOVED, Arena, arena, load_with, save_with
+from tests.objects.proxy import FAULTS
+from tests.objects.server import find_weed
 
 _SLOW = {"drip": 6}  # each waits for a request's deadline: every sixth request
 _OUTAGES = 8

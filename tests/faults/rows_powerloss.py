@@ -12,10 +12,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tests.faults.row import Row, Tally
-from tests.faults.threads import writers_on_threads
-from tests.faults.world import BLOCK_BYTES, save, state, world
-
 import holdfast
 from holdfast.checkpoint.checkpoint import Checkpoint
 from holdfast.core.errors import HoldfastError
@@ -25,6 +21,9 @@ from holdfast.testing.disk import Mark, Recording, recorded
 from holdfast.testing.judging import Promise, RunJudge, judge_steps
 from holdfast.testing.powerloss import Judge, judge_all
 from holdfast.testing.system import Call, watched_system
+from tests.faults.row import Row, Tally
+from tests.faults.threads import writers_on_threads
+from tests.faults.world import BLOCK_BYTES, save, state, world
 
 RUN = "run"
 

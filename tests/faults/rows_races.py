@@ -13,9 +13,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tests.faults.row import HUNG, WRONG, Row, Tally
-from tests.faults.world import Allowed, Hung, in_children, judge, save, told, world
-
 from holdfast.checkpoint.checkpoint import Checkpoint
 from holdfast.core.errors import HoldfastError, NotFound
 from holdfast.format.names import folder_step, step_folder
@@ -24,6 +21,8 @@ from holdfast.storage.local import LocalStorage
 from holdfast.testing.system import watched_system
 from holdfast.testing.turns import Turns
 from holdfast.testing.watched import watched
+from tests.faults.row import HUNG, WRONG, Row, Tally
+from tests.faults.world import Allowed, Hung, in_children, judge, save, told, world
 
 INTERLEAVINGS = 20
 PROCESS_RUNS = 4

@@ -17,6 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
+
+import holdfast
 from tests.dist.harness import Victims, tell_parent
 from tests.faults.cases import (
     BLOCK_BYTES,
@@ -31,8 +33,6 @@ from tests.faults.cases import (
 )
 from tests.faults.row import Row, Tally
 from tests.faults.writers import faulty_writers
-
-import holdfast
 
 RANKS = "rank dies in each phase x each of 4 ranks; rank paused; storage that never answers"
 WORLD = 4

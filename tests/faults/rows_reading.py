@@ -7,10 +7,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tests.faults.row import SURVIVED, WRONG, Row, Tally
-from tests.faults.rows_storage import HOW_LONG
-from tests.faults.world import DEADLINE_S, same, save, state, told, world
-
 from holdfast.adapters.comm import current_ranks
 from holdfast.checkpoint.checkpoint import Checkpoint
 from holdfast.core.errors import HoldfastError
@@ -19,6 +15,9 @@ from holdfast.format.names import step_folder
 from holdfast.storage.base import Storage
 from holdfast.storage.local import LocalStorage
 from holdfast.testing.faults import Fault, FaultGate, faulty
+from tests.faults.row import SURVIVED, WRONG, Row, Tally
+from tests.faults.rows_storage import HOW_LONG
+from tests.faults.world import DEADLINE_S, same, save, state, told, world
 
 BITS = 40  # of every read and write
 

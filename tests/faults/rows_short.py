@@ -20,6 +20,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import holdfast
+from holdfast.format.names import step_folder
 from tests.faults.cases import (
     BLOCK_BYTES,
     DEADLINE_S,
@@ -33,9 +35,6 @@ from tests.faults.cases import (
     state_of,
 )
 from tests.faults.row import Row, Tally
-
-import holdfast
-from holdfast.format.names import step_folder
 
 _SOURCE = Path(__file__).with_name("short.c")
 _READ = """

@@ -11,12 +11,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tests.faults.row import WRONG, Row, Tally
-from tests.faults.world import JOBS, Hung, Job, attempt, hung, in_child, judged, world
-
 from holdfast.storage.local import LocalStorage
 from holdfast.testing.faults import Fault, FaultGate, faulty
 from holdfast.testing.system import Call, watched_system
+from tests.faults.row import WRONG, Row, Tally
+from tests.faults.world import JOBS, Hung, Job, attempt, hung, in_child, judged, world
 
 ERRORS = {"ENOSPC": errno.ENOSPC, "EDQUOT": errno.EDQUOT, "EIO": errno.EIO}
 Case = Callable[[Path, Job, int, str], Tally | None]

@@ -12,6 +12,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import holdfast
+from holdfast.format.names import step_folder
 from tests.dist.harness import CONTEXT
 from tests.faults import strace
 from tests.faults.cases import (
@@ -32,9 +34,6 @@ from tests.faults.cases import (
 from tests.faults.order import check_order, recorded
 from tests.faults.row import Row, Tally
 from tests.faults.writers import FAULT, faulty_writers
-
-import holdfast
-from holdfast.format.names import step_folder
 
 WRITERS, SAVERS = 70, 36
 _TRACE = "trace=" + ",".join(strace.CALLS)

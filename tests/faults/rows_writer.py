@@ -8,15 +8,14 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
-from tests.faults.row import HUNG, WRONG, Row, Tally
-from tests.faults.world import BLOCK_BYTES, DEADLINE_S, JOBS, Hung, World, in_children, judge, state, told, world
-
 import holdfast
 from holdfast.checkpoint.run_identity import run_id
 from holdfast.core.errors import HoldfastError
 from holdfast.storage.local import LocalStorage
 from holdfast.testing.faults import Fault, writer_faults
 from holdfast.writer.startup_cleanup import clean_arenas
+from tests.faults.row import HUNG, WRONG, Row, Tally
+from tests.faults.world import BLOCK_BYTES, DEADLINE_S, JOBS, Hung, World, in_children, judge, state, told, world
 
 AT_ONCE = 4
 PATIENCE_S, TRAINER_S, HANG_S = 1.5, 20.0, 600.0

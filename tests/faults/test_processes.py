@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
 from tests.faults import rows_damage, rows_disk, rows_kills, rows_layouts, rows_ranks, rows_short, rows_syscalls, strace
 from tests.faults.cases import Wrong
 from tests.faults.order import check_order

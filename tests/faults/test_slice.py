@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
-from tests.faults import rows_powerloss, rows_races, rows_reading, rows_storage, rows_writer
-from tests.faults.__main__ import find_rows, main, print_table
-from tests.faults.row import HUNG, LOST, SURVIVED, WRONG, Row, Tally
-from tests.faults.world import DEADLINE_S, JOBS, Hung, World, in_child, judge, save, world
 
 from holdfast.format.names import step_folder
 from holdfast.storage.local import LocalStorage
 from holdfast.testing.faults import Fault, FaultGate, faulty
+from tests.faults import rows_powerloss, rows_races, rows_reading, rows_storage, rows_writer
+from tests.faults.__main__ import find_rows, main, print_table
+from tests.faults.row import HUNG, LOST, SURVIVED, WRONG, Row, Tally
+from tests.faults.world import DEADLINE_S, JOBS, Hung, World, in_child, judge, save, world
 
 ONE = {1: frozenset({1})}
 

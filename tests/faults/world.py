@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tests.faults.row import HUNG, LOST, SURVIVED, WRONG, Tally
 
 import holdfast
 from holdfast.adapters.comm import current_ranks
@@ -31,6 +30,7 @@ from holdfast.engine.survey import SaveOptions
 from holdfast.format.names import step_folder
 from holdfast.storage.base import Storage
 from holdfast.storage.local import LocalStorage
+from tests.faults.row import HUNG, LOST, SURVIVED, WRONG, Tally
 
 BLOCK_BYTES = 4096
 DEADLINE_S = 30.0

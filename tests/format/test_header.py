@@ -5,12 +5,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from attacks.headers import HOSTILE, TOO_LONG, A, packed, tensor, text_of, with_field, with_text
-from effort import at_most
 from holdfast.core import limits
 from holdfast.core.errors import Damaged
 from holdfast.format.dtypes import dtype_named
 from holdfast.format.header import TensorEntry, decode_header, encode_header, header_bytes
+from tests.attacks.headers import HOSTILE, TOO_LONG, A, packed, tensor, text_of, with_field, with_text
+from tests.effort import at_most
 
 U8, F32 = dtype_named("uint8"), dtype_named("float32")
 

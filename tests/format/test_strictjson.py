@@ -2,10 +2,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from effort import at_most
 from holdfast.core import limits
 from holdfast.core.errors import Damaged
 from holdfast.format import strictjson
+from tests.effort import at_most
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text('aé字"\\\n'),

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tests.fuzz.target import Target
 
 from holdfast.core.errors import NotFound
 from holdfast.format.dtypes import dtype_named
@@ -18,6 +17,7 @@ from holdfast.sources.paddle.flex import read_flex
 from holdfast.sources.paddle.optimizer_names import as_torch
 from holdfast.sources.paddle.pdparams import read_params
 from holdfast.sources.paddle.unified import read_unified
+from tests.fuzz.target import Target
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "paddle"
 

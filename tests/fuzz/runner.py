@@ -22,10 +22,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 
+from holdfast.core.errors import HoldfastError
 from tests.fuzz.mutate import mutated
 from tests.fuzz.targets import Target
-
-from holdfast.core.errors import HoldfastError
 
 MEMORY_BYTES = 200 << 20
 INPUT_S = 1.0  # of the processor

@@ -10,10 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tests.fuzz.foreign import foreign_targets
-from tests.fuzz.mappings import mapping_seeds, parse_mapping, seal_mapping, unseal_mapping
-from tests.fuzz.paddle_targets import paddle_targets
-from tests.fuzz.target import Target
 
 from holdfast.checkpoint.checkpoint import Checkpoint
 from holdfast.checkpoint.commit import small_file_record
@@ -29,6 +25,10 @@ from holdfast.format.index import decode_index, encode_index
 from holdfast.format.manifest import Block, FileRecord, GroupRecord, Manifest, decode_manifest, encode_manifest
 from holdfast.writer.arena_card import Card, card_path
 from holdfast.writer.in_flight import saves_in_flight
+from tests.fuzz.foreign import foreign_targets
+from tests.fuzz.mappings import mapping_seeds, parse_mapping, seal_mapping, unseal_mapping
+from tests.fuzz.paddle_targets import paddle_targets
+from tests.fuzz.target import Target
 
 _TAIL = b"\x00" * 22
 

@@ -10,12 +10,12 @@ import sys
 from pathlib import Path
 
 import pytest
+
+from holdfast.core.errors import Damaged
 from tests.fuzz import runner
 from tests.fuzz.__main__ import run
 from tests.fuzz.runner import judge_in_child, minimised
 from tests.fuzz.targets import TARGETS, Target
-
-from holdfast.core.errors import Damaged
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 

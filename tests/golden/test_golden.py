@@ -10,10 +10,10 @@ import pytest
 import torch
 
 import holdfast
-from golden.make import ABANDONS, METRICS, golden_state
 from holdfast.format import strictjson
 from holdfast.format.digest import digest_hex
 from holdfast.format.versions import CURRENT
+from tests.golden.make import ABANDONS, METRICS, golden_state
 
 HERE = Path(__file__).parent
 VERSIONS = sorted(path.name for path in HERE.glob("v*"))

@@ -13,12 +13,11 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from tests.interop.aoa_gather import EXPERTS, GROUPS, HEADS, LAYERS, Gathered, Spec
-
 from holdfast.core.errors import HoldfastError
 from holdfast.format.dtypes import dtype_named
 from holdfast.mapping import Mapping, Sized
 from holdfast.mapping.syntax.statement import Hole, Key
+from tests.interop.aoa_gather import EXPERTS, GROUPS, HEADS, LAYERS, Gathered, Spec
 
 Specs = dict[str, Spec]
 

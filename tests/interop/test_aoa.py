@@ -20,13 +20,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
+from holdfast.core.errors import HoldfastError
+from holdfast.mapping import Mapping
 from tests.interop.aoa_cases import Case, cases_of, outputs_of, sized, sources_of
 from tests.interop.aoa_engine import digest, dtype_of, source_array
 from tests.interop.aoa_gather import Gathered, from_formers, from_tests
 from tests.mapping.arrays import Array, made
-
-from holdfast.core.errors import HoldfastError
-from holdfast.mapping import Mapping
 
 HERE = Path(__file__).parent
 PYTHON = os.environ.get("HOLDFAST_PADDLE_PYTHON", "")

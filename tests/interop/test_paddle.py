@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.sources.paddle_folders import check_truth
 
 import holdfast
 from holdfast.convert.run import ConvertOptions, convert
+from tests.sources.paddle.folders import check_truth
 
 HERE = Path(__file__).parent
 PYTHON = os.environ.get("HOLDFAST_PADDLE_PYTHON", "")

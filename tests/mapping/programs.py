@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 from hypothesis import strategies as st
+
 from tests.mapping.arrays import Array, numbered
 
 Draw = Callable[[st.SearchStrategy[int]], int]

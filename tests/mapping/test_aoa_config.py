@@ -10,12 +10,12 @@ import ml_dtypes
 import numpy as np
 import pytest
 import torch
-from tests.mapping.arrays import numbered, run, same, spec_of, specs_of
 
 import holdfast
 from holdfast.core.errors import InvalidArgument, Mismatch
 from holdfast.core.warnings import HoldfastWarning
 from holdfast.mapping import Mapping
+from tests.mapping.arrays import numbered, run, same, spec_of, specs_of
 
 A, B = numbered((4, 6)), numbered((4, 6), begin=100)
 

@@ -9,12 +9,12 @@ from collections import Counter
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.mapping.arrays import Array, made, outputs, same, specs_of
-from tests.mapping.programs import FORMS, Drawn, programs
 
 from holdfast.layout.box import Box
 from holdfast.mapping import Compiled, Mapping
 from holdfast.plan.recipe import is_filled
+from tests.mapping.arrays import Array, made, outputs, same, specs_of
+from tests.mapping.programs import FORMS, Drawn, programs
 
 PROGRAMS = 5_000 if "--full" in sys.argv else 1_000
 FORM_NAMES = {

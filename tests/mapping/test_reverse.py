@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from tests.mapping.arrays import Array, numbered, outputs, run, same, spec_of, specs_of
 
 from holdfast.core.errors import InvalidArgument, Mismatch
 from holdfast.mapping import Mapping
+from tests.mapping.arrays import Array, numbered, outputs, run, same, spec_of, specs_of
 
 
 def back(text: str) -> str:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import ml_dtypes
 import numpy as np
 import pytest
-from tests.mapping.arrays import made, numbered, run, same, spec_of, specs_of
 
 from holdfast.core.errors import InvalidArgument, Mismatch
 from holdfast.mapping import Mapping
 from holdfast.mapping.optimizer_state import Scalar, follow
+from tests.mapping.arrays import made, numbered, run, same, spec_of, specs_of
 
 A = numbered((4, 6))
 BF16 = np.dtype(ml_dtypes.bfloat16)

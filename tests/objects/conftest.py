@@ -12,7 +12,7 @@ import pytest
 from holdfast.checkpoint.run_identity import run_id
 from holdfast.storage import shared_storage_at
 from holdfast.writer.startup_cleanup import clean_arenas
-from objects.server import BUCKET, Server, find_weed
+from tests.objects.server import BUCKET, Server, find_weed
 
 
 @pytest.fixture(scope="session")

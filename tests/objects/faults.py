@@ -11,17 +11,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.faults.row import HUNG, LOST, SURVIVED, WRONG, Tally
-from tests.faults.world import JOBS, Allowed, Job, attempt, same, save, state, told
-
 from holdfast.adapters.comm import current_ranks
 from holdfast.checkpoint.catalog import committed_steps
 from holdfast.checkpoint.checkpoint import Checkpoint
 from holdfast.core.errors import HoldfastError
 from holdfast.engine.load import LoadOptions, load_checkpoint
 from holdfast.storage.objects.store import ObjectStorage
-from objects.proxy import Plan, Proxy
-from objects.server import BUCKET, Server
+from tests.faults.row import HUNG, LOST, SURVIVED, WRONG, Tally
+from tests.faults.world import JOBS, Allowed, Job, attempt, same, save, state, told
+from tests.objects.proxy import Plan, Proxy
+from tests.objects.server import BUCKET, Server
 
 DEADLINE_S = 20.0  # of a job: many calls, each with retries
 _OPTIONS = "deadline_s=4&timeout_s=1"

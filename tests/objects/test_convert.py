@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 import holdfast
-from convert.states import save, tensor_files
 from holdfast.convert.mapping import MappingOptions
 from holdfast.convert.run import ConvertOptions, convert
 from holdfast.core.errors import HoldfastError, InvalidArgument, Unsupported
-from objects.test_branches import under
+from tests.convert.states import save, tensor_files
+from tests.objects.test_branches import under
 
 SMALL = {"block_bytes": 4096, "max_shard_size": 20_000}
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from tests.faults.row import SURVIVED
 
 from holdfast.core.errors import StorageError
 from holdfast.storage.objects.transfer import PART_BYTES
-from objects.faults import AGAIN, NEW, Arena, arena, load_with, save_with
-from objects.proxy import FAULTS, Plan
-from objects.server import Server
+from tests.faults.row import SURVIVED
+from tests.objects.faults import AGAIN, NEW, Arena, arena, load_with, save_with
+from tests.objects.proxy import FAULTS, Plan
+from tests.objects.server import Server
 
 
 @pytest.fixture(scope="module")

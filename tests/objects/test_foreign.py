@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import save
-from tests.sources.made import save_dcp, torch_file
 
 import holdfast
 from holdfast.storage.objects.store import ObjectStorage
+from tests.sources.made import save_dcp, torch_file
 
 TENSORS = {"a": torch.arange(600.0).reshape(20, 30), "b": torch.ones(4, dtype=torch.bfloat16)}
 

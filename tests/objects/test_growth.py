@@ -16,8 +16,8 @@ from holdfast.format.manifest import decode_manifest, encode_manifest
 from holdfast.format.names import MANIFEST, step_folder
 from holdfast.storage.objects.calls import Calls
 from holdfast.storage.objects.store import ObjectStorage
-from objects.proxy import Plan, Proxy
-from objects.server import Server
+from tests.objects.proxy import Plan, Proxy
+from tests.objects.server import Server
 
 
 class Counting(Plan):

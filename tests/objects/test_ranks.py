@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 import holdfast
-from dist.harness import run_ranks
 from holdfast.format.names import step_folder
 from holdfast.storage import shared_storage_at
-from objects.work import files_of, restore, save_once, save_twice
+from tests.dist.harness import run_ranks
+from tests.objects.work import files_of, restore, save_once, save_twice
 
 HOSTS = {"one": ["a", "a"], "two": ["a", "a", "b", "b"]}
 

@@ -11,13 +11,13 @@ import pytest
 import torch
 
 import holdfast
-from cli.calls import call
-from dist.harness import Victims, tell_parent
 from holdfast.core.errors import StorageError
 from holdfast.format.names import step_folder
 from holdfast.storage.identity import IDENTITY
 from holdfast.storage.objects.store import OPEN, ObjectStorage
-from objects.server import Server
+from tests.cli.calls import call
+from tests.dist.harness import Victims, tell_parent
+from tests.objects.server import Server
 
 
 def state(number: int, elements: int = 3000) -> dict[str, Any]:

@@ -6,8 +6,8 @@ import torch
 import torch.distributed as dist
 
 import holdfast
-from dist.test_background import weights
 from holdfast.storage import shared_storage_at
+from tests.dist.test_background import weights
 
 
 def save_twice(root: str, dim: int) -> list[tuple[str, int]]:

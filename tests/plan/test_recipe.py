@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.mapping.arrays import made, numbered
 
 from holdfast.format.dtypes import dtype_named
 from holdfast.plan.recipe import Recipe, is_filled
+from tests.mapping.arrays import made, numbered
 
 F32 = dtype_named("float32")
 

@@ -27,8 +27,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from click.testing import CliRunner
-from tests.power.cuts import Cutter, Entry, read_log
-from tests.power.run import is_state_of, state_of
 
 import holdfast
 from holdfast.checkpoint.run_identity import run_id
@@ -37,6 +35,8 @@ from holdfast.cli.main import cli
 from holdfast.core.host import HOST_VARIABLE
 from holdfast.storage.local import LocalStorage
 from holdfast.writer.startup_cleanup import clean_arenas
+from tests.power.cuts import Cutter, Entry, read_log
+from tests.power.run import is_state_of, state_of
 
 _SIZE = 320 << 20  # xfs takes no less than 300 MiB
 _MAKE = {

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import holdfast
-from props.states import Derived, Spec, StateSpec, canonical, fill, leaf_spec, leaves_by_path
+from tests.props.states import Derived, Spec, StateSpec, canonical, fill, leaf_spec, leaves_by_path
 
 CHUNK = 500
 CHUNKS = 19  # and a chunk through Checkpointers: 10,000 states

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.cli.calls import call
 
 import holdfast
 from holdfast.convert.run import ConvertOptions, convert
+from tests.cli.calls import call
 
 STEPS = 2
 

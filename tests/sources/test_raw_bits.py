@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 import torch
 from safetensors.numpy import save_file
-from tests.cli.calls import call
-from tests.sources.paddle_folders import random_matrix
 
 import holdfast
 from holdfast.convert.run import ConvertOptions, convert
 from holdfast.core.errors import InvalidArgument, Mismatch, Unsupported
+from tests.cli.calls import call
+from tests.sources.paddle.folders import random_matrix
 
 WEIGHTS = {"fc.weight": random_matrix(1, 6, 4), "fc.bias": random_matrix(2, 6)}
 

@@ -12,10 +12,11 @@ from __future__ import annotations
 import math
 import re
 
+from torch.distributed.tensor import Placement, Shard
+
 from tests.spmd.cases import MESHES, Case, placements_of
 from tests.spmd.declared import free_of, rounds_of
 from tests.spmd.table import SIZES, Input, Operation
-from torch.distributed.tensor import Placement, Shard
 
 
 def budget(case: Case, operation: Operation) -> int:

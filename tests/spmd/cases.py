@@ -6,8 +6,9 @@ import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from tests.spmd.table import SIZES, Input, Operation
 from torch.distributed.tensor import Partial, Placement, Replicate, Shard
+
+from tests.spmd.table import SIZES, Input, Operation
 
 MESHES = {"4": (4,), "2x2": (2, 2)}
 WAYS = {

@@ -7,11 +7,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from holdfast.spmd import torch_private as private
 from tests.spmd.judge import RAISES_TOO
 from tests.spmd.raises import reason
 from tests.spmd.team import Finding
-
-from holdfast.spmd import torch_private as private
 
 RAISE_SHARE, TALK_SHARE = 0.02, 0.01
 GROWN_SHARE = 0.01  # of what torch alone has right: cases that move more for no reason that is listed

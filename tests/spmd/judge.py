@@ -12,12 +12,13 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from tests.spmd.budget import budget
-from tests.spmd.cases import Case, placements_of
-from tests.spmd.table import Operation
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 from torch.utils._python_dispatch import TorchDispatchMode
+
+from tests.spmd.budget import budget
+from tests.spmd.cases import Case, placements_of
+from tests.spmd.table import Operation
 
 WEIGHTS = (0.5, 0.25, 0.15, 0.1, 0.3, 0.2, 0.4, 0.35)  # of each rank's share in a Partial, as far as there are ranks
 COLLECTIVES = ("_c10d_functional", "c10d", "_dtensor", "_c10d_functional_autograd")

@@ -12,13 +12,14 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor._sharding_prop import ShardingPropagator
+
 from tests.spmd import elsewhere
 from tests.spmd.cases import MESHES
 from tests.spmd.judge import judge
 from tests.spmd.ops import all_operations
 from tests.spmd.together import decide_together
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.tensor._sharding_prop import ShardingPropagator
 
 
 def rank_main(rank: int, world: int, folder: str, pipe: Any, enable: bool, device: str) -> None:

@@ -7,10 +7,11 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from tests.dist.harness import run_ranks
-from tests.spmd.judge import place
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
+
+from tests.dist.harness import run_ranks
+from tests.spmd.judge import place
 
 ROWS, COLUMNS, ASKED = 6, 5, 7
 R, P, ROW, COLUMN = Replicate(), Partial(), Shard(0), Shard(1)

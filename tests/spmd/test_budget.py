@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from tests.spmd.budget import budget
 from tests.spmd.cases import Case
 from tests.spmd.compare import failures, grown, spoilt, why_grown

@@ -7,14 +7,14 @@ import itertools
 import pytest
 import torch
 import torch.distributed as dist
-from tests.spmd.auto.meshes import pretended_mesh
-from tests.spmd.listening import Listener
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from holdfast.core.errors import InvalidArgument
 from holdfast.spmd import redistribute_cost
+from tests.spmd.auto.meshes import pretended_mesh
+from tests.spmd.listening import Listener
 
 
 @pytest.fixture

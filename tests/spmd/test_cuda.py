@@ -13,6 +13,7 @@ from collections import Counter
 
 import pytest
 import torch
+
 from tests.spmd.cases import Case, cases_of
 from tests.spmd.ops import all_operations
 from tests.spmd.raises import reason

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from tests.dist.harness import run_ranks
-from tests.spmd.judge import place
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Partial, Replicate, Shard
 
 from holdfast.spmd.call import Call
 from holdfast.spmd.dims import refuse_wrong_dims
+from tests.dist.harness import run_ranks
+from tests.spmd.judge import place
 
 REDUCED = "argmax argmin amax amin max min mean var std sum prod logsumexp softmax log_softmax median"
 SCANNED = "cumsum cumprod cummax cummin logcumsumexp sort unbind"

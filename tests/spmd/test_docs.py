@@ -5,10 +5,9 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from tests.spmd.raises import RAISES
-
 from holdfast.spmd import torch_private
 from holdfast.spmd.registry import all_rules
+from tests.spmd.raises import RAISES
 
 TEXT = (Path(__file__).parents[2] / "docs" / "spmd.md").read_text()
 

@@ -7,9 +7,10 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from tests.dist.harness import run_ranks
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
+
+from tests.dist.harness import run_ranks
 
 R, S0, S1 = Replicate(), Shard(0), Shard(1)
 

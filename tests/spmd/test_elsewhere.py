@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+
 from tests.spmd import elsewhere
 from tests.spmd.cases import Case, cases_of
 from tests.spmd.ops import all_operations

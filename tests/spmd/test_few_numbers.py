@@ -8,12 +8,12 @@ from functools import cache
 import pytest
 import torch
 import torch.nn.functional as F
-from tests.dist.harness import run_ranks
-from tests.spmd.judge import Listener, place
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
 
 from holdfast.spmd import torch_private as private
+from tests.dist.harness import run_ranks
+from tests.spmd.judge import Listener, place
 
 RANKS, ROWS, LONG, UNEVEN = 4, 64, 4096, 4093  # torch takes a gather of shorter rows for cheaper than a reduction
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 
 import torch
-from tests.dist.harness import run_ranks
-from tests.spmd.beside import Findings, draw, worst
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+
+from tests.dist.harness import run_ranks
+from tests.spmd.beside import Findings, draw, worst
 
 OPTIMIZERS = {
     "SGD fused": lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9, fused=True),

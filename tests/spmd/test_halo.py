@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
 from tests.dist.harness import run_ranks
 from tests.spmd.beside import Findings, draw, worst
 from tests.spmd.judge import Listener
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 KERNELS = {  # size, stride, padding, dilation
     "same": (3, 1, 1, 1),

@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from tests.dist.harness import run_ranks
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+
+from tests.dist.harness import run_ranks
 
 
 def _enabled(shape: tuple[int, ...], names: tuple[str, ...] | None = None) -> DeviceMesh:

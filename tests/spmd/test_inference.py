@@ -7,10 +7,11 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from tests.dist.harness import run_ranks
-from tests.spmd.judge import Listener, place
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
+
+from tests.dist.harness import run_ranks
+from tests.spmd.judge import Listener, place
 
 ROWS, CLASSES = 7, 5  # neither divides by the ranks
 

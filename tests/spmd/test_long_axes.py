@@ -6,10 +6,11 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from tests.dist.harness import run_ranks
-from tests.spmd.judge import place
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard
+
+from tests.dist.harness import run_ranks
+from tests.spmd.judge import place
 
 X = torch.arange(6.0).view(3, 2)
 CALLS: dict[str, Callable[[Any, Any], Any]] = {

@@ -7,12 +7,13 @@ import itertools
 
 import torch
 import torch.nn.functional as F
-from tests.dist.harness import run_ranks
-from tests.spmd.beside import Findings, draw, worst
-from tests.spmd.judge import Listener
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import loss_parallel
+
+from tests.dist.harness import run_ranks
+from tests.spmd.beside import Findings, draw, worst
+from tests.spmd.judge import Listener
 
 IGNORED = 2
 

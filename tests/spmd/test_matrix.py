@@ -5,6 +5,7 @@ from __future__ import annotations
 import fnmatch
 
 import pytest
+
 from tests.spmd.cases import Case, cases_of
 from tests.spmd.compare import failures, grown, spoilt, why_grown
 from tests.spmd.named import NAMED

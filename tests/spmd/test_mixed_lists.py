@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import torch
-from tests.dist.harness import run_ranks
-from tests.spmd.beside import Findings, draw, worst
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.debug import CommDebugMode
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+
+from tests.dist.harness import run_ranks
+from tests.spmd.beside import Findings, draw, worst
 
 SHAPES = ((8, 4), (7, 5), (8, 2), (3,))
 CALLS = {

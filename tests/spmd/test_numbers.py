@@ -5,11 +5,12 @@ from __future__ import annotations
 import operator
 
 import torch
-from tests.dist.harness import run_ranks
-from tests.spmd.judge import place
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+
+from tests.dist.harness import run_ranks
+from tests.spmd.judge import place
 
 READERS = {
     "item": lambda x: x.item(),

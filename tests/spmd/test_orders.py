@@ -10,13 +10,14 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+
 from tests.dist.harness import run_ranks
 from tests.spmd.cases import Case, cases_of
 from tests.spmd.ops import all_operations
 from tests.spmd.raises import reason
 from tests.spmd.team import Team
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 
 
 def _heads(x: torch.Tensor) -> torch.Tensor:

@@ -7,11 +7,12 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from tests.dist.harness import run_ranks
-from tests.spmd.judge import place
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+
+from tests.dist.harness import run_ranks
+from tests.spmd.judge import place
 
 
 def _edited(edit: Callable[[Any], Any]) -> Callable[[Any], Any]:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import torch
-from tests.dist.harness import run_ranks
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+
+from tests.dist.harness import run_ranks
 
 
 def _log_sigmoid_as_on_a_gpu():

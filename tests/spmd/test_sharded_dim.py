@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from tests.dist.harness import run_ranks
-from tests.spmd.judge import Listener, place
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
+
+from tests.dist.harness import run_ranks
+from tests.spmd.judge import Listener, place
 
 ROWS, COLUMNS = 64, 66
 ROW = COLUMNS * 8  # the bytes of one

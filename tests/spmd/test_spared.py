@@ -7,10 +7,11 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from tests.dist.harness import run_ranks
-from tests.spmd.judge import place
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+
+from tests.dist.harness import run_ranks
+from tests.spmd.judge import place
 
 KERNEL = torch.arange(36, dtype=torch.float64).view(2, 2, 3, 3)
 

@@ -6,11 +6,12 @@ import itertools
 
 import torch
 import torch.distributed as dist
-from tests.dist.harness import run_ranks
-from tests.spmd.beside import Findings, draw, worst
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
+from tests.dist.harness import run_ranks
+from tests.spmd.beside import Findings, draw, worst
 
 CHANNELS = 6
 

@@ -7,9 +7,10 @@ import threading
 
 import torch
 import torch.nn.functional as F
-from tests.dist.harness import run_ranks
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Shard, distribute_tensor
+
+from tests.dist.harness import run_ranks
 
 
 def _written(x):

@@ -10,11 +10,12 @@ import itertools
 import pytest
 import torch
 import torch.nn.functional as F
-from tests.dist.harness import run_ranks
-from tests.spmd.models import Diffuser, Residual
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
+from tests.dist.harness import run_ranks
+from tests.spmd.models import Diffuser, Residual
 
 STEPS = 10
 BATCH = 7  # divides by no number of ranks

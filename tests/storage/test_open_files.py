@@ -9,8 +9,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from dist.harness import run_ranks
 from holdfast.storage.open_files import BlockWriters, LazyReaders, OpenReaders, open_limit
+from tests.dist.harness import run_ranks
 
 LIMIT, FILES = 64, 100
 
@@ -182,7 +182,7 @@ def save_and_load(root):
     import torch
 
     import holdfast
-    from dist.test_background import weights
+    from tests.dist.test_background import weights
 
     resource.setrlimit(resource.RLIMIT_NOFILE, (96, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
     state = {"w": {f"t{number}": weights(0)["w"] * number for number in range(60)}}

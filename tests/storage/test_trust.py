@@ -13,7 +13,7 @@ from holdfast.core.errors import Damaged, InvalidArgument
 from holdfast.storage import requirement
 from holdfast.storage.local import LocalStorage
 from holdfast.storage.memory import MemoryStorage
-from users import NOBODY, as_user, require_root, shared_folder
+from tests.users import NOBODY, as_user, require_root, shared_folder
 
 ME, OTHER, THIRD = 54321, 54322, 54323
 ENTRIES = ("step-1", "step-1/holdfast.json")

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 import torch
 
-from dist.resume_cases import config
 from holdfast.train.batch import derive_batches
 from holdfast.train.data.datasets import open_datasets
 from holdfast.train.evaluation import evaluation_shares
 from holdfast.train.loop import Trainer
 from holdfast.train.loss import MicroBatch
+from tests.dist.resume_cases import config
 
 
 def test_evaluation_counts_every_sample_once(tmp_path: Path):

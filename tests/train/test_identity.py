@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 import holdfast
-from dist.resume_cases import config
 from holdfast.train.identity import Identity, check_same_model
 from holdfast.train.loop import Trainer
+from tests.dist.resume_cases import config
 
 
 @pytest.fixture(scope="module")

@@ -11,10 +11,10 @@ import pytest
 import torch
 
 import holdfast
-from dist.resume_cases import config
 from holdfast.train.config import read_config
 from holdfast.train.loop import Progress, Trainer
 from holdfast.train.metrics import read_metrics
+from tests.dist.resume_cases import config
 
 
 def test_what_a_run_leaves_behind(tmp_path: Path):

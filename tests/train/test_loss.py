@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch.nn import functional
 
-from dist.train_cases import VOCAB, batches, model
 from holdfast.core.errors import InvalidArgument
 from holdfast.train.layout import Layout
 from holdfast.train.loss import LossSums, MicroBatch, token_loss_sum
 from holdfast.train.parallel.parallel_model import build
+from tests.dist.train_cases import VOCAB, batches, model
 
 
 def test_the_loss_is_the_mean_over_tokens_not_over_micro_batches() -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from dist.resume_cases import config
 from holdfast.train.loop import Trainer
+from tests.dist.resume_cases import config
 
 
 def test_settings_that_were_changed_between_two_starts_are_taken(tmp_path: Path):

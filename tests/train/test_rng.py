@@ -12,8 +12,8 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
 import holdfast
-from dist.harness import run_ranks
 from holdfast.train.rng import DISTINCT, EXPERT, PURPOSES, SHARED, RandomStreams, Spot, derive_seed
+from tests.dist.harness import run_ranks
 
 
 def spot(**places: tuple[int, int]) -> Spot:

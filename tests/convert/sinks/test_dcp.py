@@ -7,10 +7,10 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
 import holdfast
-from convert.states import save, tensor_files, trained
 from holdfast.convert.run import ConvertOptions, convert
 from holdfast.convert.sinks import dcp_writer
 from holdfast.core.errors import Damaged
+from tests.convert.states import save, tensor_files, trained
 
 
 def load(state, path):

@@ -7,9 +7,9 @@ import safetensors.torch
 import torch
 
 import holdfast
-from convert.states import save
 from holdfast.convert.run import ConvertOptions, convert
 from holdfast.core.errors import InvalidArgument, NotFound, Unsupported
+from tests.convert.states import save
 
 
 def llama():

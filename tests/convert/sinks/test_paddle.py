@@ -10,13 +10,13 @@ import ml_dtypes
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
-from tests.sources.paddle_folders import GOLDEN, random_matrix, states_of, write_group
 
 from holdfast.convert.run import ConvertOptions, convert
 from holdfast.convert.sinks.paddle import is_linear, is_paddle_layout
 from holdfast.core.errors import NotFound
 from holdfast.sources import open_stored
 from holdfast.sources.paddle.optimizer_names import as_torch
+from tests.sources.paddle.folders import GOLDEN, random_matrix, states_of, write_group
 
 PADDLE = ConvertOptions(to="paddle")
 STEMS = ("model", "master_weights", "optimizer")

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+
 from tests.sources.made import save_dcp, torch_file
 
 HERE = Path(__file__).parent

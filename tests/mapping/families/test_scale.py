@@ -2,9 +2,9 @@
 
 import pytest
 
-from effort import at_most
 from holdfast.format.dtypes import dtype_named
 from holdfast.mapping import Mapping, Sized
+from tests.effort import at_most
 
 CONFIG = {
     "model_type": "deepseek_v3",

@@ -8,9 +8,9 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from effort import at_most
 from holdfast.layout.box import Box
 from holdfast.sources.dcp.chunks import fills
+from tests.effort import at_most
 
 
 def grid(shape: tuple[int, ...], cuts: list[list[int]]) -> list[Box]:

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from tests.sources.made import save_dcp, torch_file, trained
 from torch.distributed.checkpoint import metadata as dcp_metadata
 from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.state_dict import (
@@ -24,6 +23,7 @@ import holdfast
 from holdfast.convert.run import ConvertOptions, convert
 from holdfast.core.errors import Damaged, HoldfastError, Unsupported
 from holdfast.sources import open_stored
+from tests.sources.made import save_dcp, torch_file, trained
 
 
 def moments(model, optimizer) -> dict[str, torch.Tensor]:

@@ -7,7 +7,6 @@ import pickle
 import ml_dtypes
 import numpy as np
 import pytest
-from tests.sources.made import reader
 
 from holdfast.core.errors import Damaged, Unsupported
 from holdfast.format.dtypes import numpy_dtype
@@ -22,6 +21,7 @@ from holdfast.sources.pickles import (
     scalar_value,
     span_bytes,
 )
+from tests.sources.made import reader
 
 NAMES = {**COMMON, **NUMPY}
 DTYPES = ("bool int8 uint8 int16 uint16 int32 uint32 int64 uint64 float16 float32 float64 complex64").split()

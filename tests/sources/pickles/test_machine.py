@@ -9,10 +9,10 @@ import pickletools
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.sources.made import reader
 
 from holdfast.core.errors import Damaged, HoldfastError, Unsupported
 from holdfast.sources.pickles import COMMON, Encoded, Name, Record, Span, read_pickle, records, span_bytes
+from tests.sources.made import reader
 
 PROTOCOLS = range(6)
 

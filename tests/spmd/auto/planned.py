@@ -6,8 +6,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from tests.dist.train_cases import batches, model
-from tests.spmd.listening import Listener
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
 
@@ -18,6 +16,8 @@ from holdfast.train.models.decoder import TIES, Decoder
 from holdfast.train.models.initial import fill_initial
 from holdfast.train.parallel.gradients import finish_gradients
 from holdfast.train.parallel.parallel_model import build
+from tests.dist.train_cases import batches, model
+from tests.spmd.listening import Listener
 
 
 def whole_decoder(config: ModelConfig) -> Decoder:

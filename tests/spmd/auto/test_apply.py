@@ -10,16 +10,16 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from tests.cli.calls import call
-from tests.dist.harness import run_ranks
-from tests.spmd.auto.meshes import pretended_mesh
-from tests.spmd.auto.models import Frozen, Images, Named, Prompted, Recurrent, TwoNames, transformer
-from tests.spmd.listening import Listener
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
 from holdfast.core.errors import InvalidArgument, Mismatch
 from holdfast.spmd import Plan, distribute, plan
+from tests.cli.calls import call
+from tests.dist.harness import run_ranks
+from tests.spmd.auto.meshes import pretended_mesh
+from tests.spmd.auto.models import Frozen, Images, Named, Prompted, Recurrent, TwoNames, transformer
+from tests.spmd.listening import Listener
 
 IDS = torch.arange(32).reshape(4, 8)
 

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 import torch
-from tests.spmd.auto.meshes import pretended_mesh
-from tests.spmd.auto.models import Chooses, Images, Named, Prompted, TwoNames, transformer
 from torch import nn
 
 from holdfast.core.errors import InvalidArgument, Unsupported
 from holdfast.core.placing import PARTIAL, WHOLE, UnitWay
 from holdfast.spmd import Plan, plan
+from tests.spmd.auto.meshes import pretended_mesh
+from tests.spmd.auto.models import Chooses, Images, Named, Prompted, TwoNames, transformer
 
 IDS = torch.zeros(4, 8, dtype=torch.long)
 WORK_COUNTS = 1e-3  # a flop weighs as much as a thousand bytes: no axis may compute what another does
@@ -120,9 +120,8 @@ def test_memory_is_kept_or_the_error_says_how_much_it_takes() -> None:
 
 
 def test_with_less_memory_the_sequence_is_sharded_between_branches() -> None:
-    from tests.dist.train_cases import model
-
     from holdfast.train.models.decoder import Decoder
+    from tests.dist.train_cases import model
 
     with torch.device("meta"):
         made = Decoder(model("qwen2", num_hidden_layers=2))
@@ -135,9 +134,8 @@ def test_with_less_memory_the_sequence_is_sharded_between_branches() -> None:
 
 
 def _sparse(ids: torch.Tensor, ranks: int, **changes: Any) -> Plan:
-    from tests.dist.train_cases import model
-
     from holdfast.train.models.decoder import Decoder
+    from tests.dist.train_cases import model
 
     with torch.device("meta"):
         made = Decoder(model("qwen3_moe", num_hidden_layers=2, **changes))

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 import torch
+
+from holdfast.spmd import plan
+from holdfast.train.models.decoder import Decoder
 from tests.dist.harness import run_ranks
 from tests.dist.train_cases import batches, model
 from tests.spmd.auto.meshes import pretended_mesh
 from tests.spmd.auto.planned import compare_all
-
-from holdfast.spmd import plan
-from holdfast.train.models.decoder import Decoder
 
 Case = tuple[str, dict[str, Any]]
 SMALL = {"num_hidden_layers": 2}

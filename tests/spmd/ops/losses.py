@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch.nn.functional as F
+
 from tests.spmd.table import Table
 
 TABLE = Table("loss")

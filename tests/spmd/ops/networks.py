@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+
 from tests.spmd.table import Table
 
 TABLE = Table("network")

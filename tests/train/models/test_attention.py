@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from dist.train_cases import model
 from holdfast.train.models.attention import Attention, rotation
 from holdfast.train.models.dropout import attention_grid, dropped, sample_keys
+from tests.dist.train_cases import model
 
 LENGTH, HEADS = 8, 4
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from transformers import AutoConfig
 
-from dist.train_cases import model
 from holdfast.core.errors import InvalidArgument, Unsupported
 from holdfast.train.models.config import FAMILIES, ModelConfig
+from tests.dist.train_cases import model
 
 
 @pytest.mark.parametrize("family", FAMILIES)

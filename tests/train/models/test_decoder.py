@@ -9,11 +9,11 @@ import torch
 from transformers import AutoModelForCausalLM
 
 import holdfast
-from dist.train_cases import batches, keyed, model
 from holdfast.train.layout import Layout
 from holdfast.train.model_replica import Trainee
 from holdfast.train.models.config import FAMILIES
 from holdfast.train.parallel.parallel_model import build
+from tests.dist.train_cases import batches, keyed, model
 
 IDS = batches(1)[0].input_ids
 

@@ -1,0 +1,108 @@
+"""Waiting for the writers of other ranks: one deadline for all of a save."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+import holdfast
+from holdfast.cli import gc
+from holdfast.core.errors import PeerFailed
+from holdfast.storage.local import LocalStorage
+from holdfast.writer import mailbox as mail
+from holdfast.writer import startup_cleanup
+from holdfast.writer.in_flight import saves_in_flight
+from holdfast.writer.mailbox import Mailbox, Watch
+from tests.cli.calls import call
+
+
+@pytest.fixture
+def mailbox(tmp_path: Path) -> Mailbox:
+    box = Mailbox(LocalStorage(tmp_path), ".attempt-0123456789abcdef")
+    box.make()
+    return box
+
+
+@pytest.mark.parametrize(("waited_s", "expected_s"), [(0.0, 4.0), (1.0, 3.0), (3.9, 2.0), (60.0, 2.0)])
+def test_the_deadline_counts_from_the_beginning_of_the_save(
+    mailbox: Mailbox, waited_s: float, expected_s: float
+) -> None:
+    before = time.monotonic()
+    watch = Watch(mailbox, 4.0, 60.0, time.monotonic() - waited_s)
+    after = time.monotonic()  # the watch began at some moment between the two, however far apart they are
+    assert watch._end - after - 0.01 <= expected_s <= watch._end - before + 0.01
+
+
+def test_who_comes_late_still_hears_what_is_there(mailbox: Mailbox) -> None:
+    mailbox.post(mail.OUTCOME, {"error": None})
+    watch = Watch(mailbox, 0.1, 60.0, time.monotonic() - 60)
+    watch.wait(lambda names: mail.OUTCOME in names, lambda names: [0], "the outcome")
+    with pytest.raises(PeerFailed, match="not there after"):
+        watch.wait(lambda names: False, lambda names: [0], "what never comes")
+
+
+UNREADABLE = {
+    "empty": b"",
+    "zeros": bytes(40),
+    "torn": b'{"step":1,"wor',
+    "not text": b"\xff\xfe\x00",
+    "a number": b"17",
+    "a list": b"[1, 2]",
+    "nothing": b"null",
+    "nested": b"[" * 5000,
+}
+NOTES = (mail.HOST, mail.BEGUN, mail.OUTCOME, mail.status(0), mail.report(0), mail.gave(0), mail.seen(0))
+
+
+@pytest.mark.parametrize("data", UNREADABLE.values(), ids=UNREADABLE.keys())
+def test_a_note_that_cannot_be_read_is_a_note_that_is_not_there(mailbox: Mailbox, tmp_path: Path, data: bytes) -> None:
+    storage = LocalStorage(tmp_path)
+    for name in NOTES:
+        (tmp_path / mailbox.folder / name).write_bytes(data)
+    assert mailbox.host() is None and mailbox.outcome() is None and mailbox.report_of(0) is None
+    assert mailbox.fields(mail.BEGUN) is None
+    assert saves_in_flight(storage) == []
+    assert startup_cleanup.dead_attempts(storage, 0.01) == {mailbox.folder}
+    assert startup_cleanup.wait_for_writers(storage, "run", 5.0, 0.01, look_at_storage=True) == {mailbox.folder}
+
+
+@pytest.mark.parametrize(
+    "report",
+    [{}, {"plan": 1}, {"plan": "p"}, {"plan": "p", "blocks": [], "values": 3}, {"plan": "p", "error": ["only one"]}],
+)
+def test_a_report_of_another_shape_is_not_there(mailbox: Mailbox, report: dict[str, object]) -> None:
+    mailbox.post(mail.report(3), report)
+    assert mailbox.report_of(3) is None
+    mailbox.post(mail.report(3), {"plan": "p", "blocks": [], "values": {}})
+    assert mailbox.report_of(3) is not None
+
+
+@pytest.mark.parametrize("data", [b"", b"\0\0\0", b'"half'], ids=["empty", "zeros", "torn"])
+def test_a_run_goes_on_after_notes_were_lost_in_a_power_loss(
+    tmp_path: Path, data: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What `holdfast` does under a root with such a mailbox: restore, save, gc, ls, top, verify, convert."""
+    monkeypatch.setattr(gc, "_SILENCE_S", 0.1)
+    root = tmp_path / "run"
+    holdfast.save(root / "step-000000000001", {"w": torch.ones(3)}, step=1)
+    boxes = [Mailbox(LocalStorage(root), f".attempt-{digit * 16}") for digit in "ab"]
+    for box in boxes:
+        box.make()
+        for name in NOTES:
+            (root / box.folder / name).write_bytes(data)
+        (root / mail.attempt_of(box.folder)).mkdir()
+    for command in (["ls", root], ["top", root], ["gc", root, "--dry-run"], ["verify", root / "step-000000000001"]):
+        assert call(*command).exit_code == 0, command
+    assert call("convert", root / "step-000000000001", tmp_path / "converted").exit_code == 0
+    assert call("gc", root).exit_code == 0
+    assert not list(root.glob(".mail-*")) and not list(root.glob(".attempt-*"))
+    boxes[0].make()
+    (root / boxes[0].folder / mail.HOST).write_bytes(data)
+    live = {"w": torch.zeros(3)}
+    with holdfast.Checkpointer(root, silence_s=0.1) as checkpointer:
+        assert checkpointer.restore(live) == 1 and live["w"].tolist() == [1.0] * 3
+        checkpointer.save(2, live).result(60)
+    assert not list(root.glob(".mail-*"))
