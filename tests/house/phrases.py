@@ -1,0 +1,25 @@
+"""Phrases that read like a translation: phrases.toml lists them, with the uses that are right."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+from tests.house.sources import files, place
+
+LIST = Path(__file__).with_name("phrases.toml")
+
+
+def find() -> Iterator[str]:
+    """Yield a line for each place that has a listed phrase."""
+    listed = tomllib.loads(LIST.read_text())
+    patterns = [(re.compile(rf"\b{phrase}\b", re.IGNORECASE), better) for phrase, better in listed["phrases"].items()]
+    allowed = listed.get("allowed", {})
+    for path in files():
+        for number, line in enumerate(path.read_text().splitlines(), 1):
+            for pattern, better in patterns:
+                found = pattern.search(line)
+                if found and not any(use in line for use in allowed.get(place(path), ())):
+                    yield f"{place(path)}:{number}: {found[0]!r}: write {better}"
