@@ -19,7 +19,7 @@ from holdfast.adapters.tensors import RAW_DTYPES
 from holdfast.capture.copy_targets import Spot, Spots
 from holdfast.layout.flat import flat_boxes
 from holdfast.layout.placement import Part
-from holdfast.plan.writer_job import Span
+from holdfast.plan.writer_job import ArenaSpan
 
 _FIRST_RATE = 20e9  # bytes a second to the host, until it has been measured
 _PROBE_BYTES = 64 << 20
@@ -36,7 +36,7 @@ class Item:
 
     offer: Offer
     part: Part
-    span: Span
+    span: ArenaSpan
     spot: Spot
     owned: bool
 

@@ -9,7 +9,7 @@ from itertools import groupby
 import torch
 
 from holdfast.adapters.tensors import RAW_DTYPES
-from holdfast.plan.writer_job import Span
+from holdfast.plan.writer_job import ArenaSpan
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class Spots:
     @staticmethod
     def lay_out(
         arena: torch.Tensor,
-        spans: Sequence[tuple[Span, torch.device]],
+        spans: Sequence[tuple[ArenaSpan, torch.device]],
         stream: Callable[[torch.device], torch.cuda.Stream],
     ) -> Spots:
         """Spots for spans that are captured from these devices, in the order of the arena.
@@ -68,7 +68,7 @@ class Spots:
         return Spots(arena, tuple(spots), tuple(mirrors))
 
 
-def _whole(memory: torch.Tensor, at: int, span: Span) -> torch.Tensor | None:
+def _whole(memory: torch.Tensor, at: int, span: ArenaSpan) -> torch.Tensor | None:
     if (span.begin, span.end) != (0, span.held.volume):
         return None
     raw = memory[at : at + span.bytes].view(RAW_DTYPES[span.place.spec.dtype.bytes])

@@ -24,7 +24,7 @@ from holdfast.format.index import decode_index
 from holdfast.format.manifest import FileRecord, Manifest, decode_manifest
 from holdfast.layout.box import Box
 from holdfast.layout.mesh import tp_degree_of
-from holdfast.plan.arrays import ArrayDestination, Destination
+from holdfast.plan.arrays import ArrayDestination, ShardDestination
 from holdfast.plan.contents import Contents, Group, StoredTensor
 from holdfast.plan.files import Place, TensorSpec
 from holdfast.plan.load import StoredBlock, StoredFile, Want, plan_load
@@ -283,7 +283,7 @@ class Checkpoint:
     ) -> list[npt.NDArray[Any]]:
         """Tensors from the places that they are made of, in `files`, by one plan."""
         arrays = []
-        destinations: dict[tuple[Place, Box], list[Destination]] = {}
+        destinations: dict[tuple[Place, Box], list[ShardDestination]] = {}
         for recipe in recipes:
             arrays.append(np.empty(recipe.shape, dtype=numpy_dtype(recipe.dtype.name)))
             inner = ArrayDestination(arrays[-1].view(f"u{recipe.dtype.bytes}"))

@@ -18,7 +18,7 @@ from holdfast.format.index import encode_index
 from holdfast.format.manifest import Block, FileRecord, GroupRecord, Manifest
 from holdfast.layout.mesh import Mesh
 from holdfast.plan.files import FilePlan
-from holdfast.plan.state_values import Told, merge_files, merge_plans, merge_values, values_from
+from holdfast.plan.state_values import RankValue, merge_files, merge_plans, merge_values, values_from
 from holdfast.version import __version__
 
 
@@ -124,7 +124,7 @@ class Commit:
         )
         return manifest, small
 
-    def _small_files(self, told: Sequence[Mapping[str, Told]]) -> dict[str, bytes]:
+    def _small_files(self, told: Sequence[Mapping[str, RankValue]]) -> dict[str, bytes]:
         small = merge_files(told)
         entries = merge_values(told, self.axes, self.mesh, self.keys)
         small[names.STATE] = strictjson.dumps({"version": 1, "entries": entries}) + b"\n"

@@ -22,10 +22,10 @@ from holdfast.core.limits import MIB
 from holdfast.core.ranks import Ranks, together
 from holdfast.format.digest import Digest
 from holdfast.layout.box import Box
-from holdfast.plan.arrays import Destination, RawArray, aligned_buffer, bytes_of, part_of, piece_in_run, raw_dtype
+from holdfast.plan.arrays import RawArray, ShardDestination, aligned_buffer, bytes_of, part_of, piece_in_run, raw_dtype
 from holdfast.plan.files import Place
 from holdfast.plan.load import Portion, Read
-from holdfast.plan.pieces import Piece
+from holdfast.plan.pieces import ShardPiece
 from holdfast.storage.base import Reader
 from holdfast.storage.open_files import open_limit
 
@@ -33,7 +33,7 @@ PORTION_BYTES = 2 * MIB
 MAP_BYTES = 64 * MIB
 _NO_MAP: tuple[str, int, RawArray] = ("", 0, np.empty(0, dtype=np.uint8))
 
-Destinations = Mapping[tuple[Place, Box], Sequence[Destination]]
+Destinations = Mapping[tuple[Place, Box], Sequence[ShardDestination]]
 Progress = Callable[[int], None]
 
 
@@ -238,7 +238,7 @@ class Loading:
                 position = piece.run.at + piece.bytes
         return out
 
-    def _put(self, piece: Piece, data: RawArray) -> None:
+    def _put(self, piece: ShardPiece, data: RawArray) -> None:
         self._loaded.touched.add(piece.run.place.file)
         part = piece.part.relative_to(piece.held)
         for destination in self._destinations[piece.run.place, piece.held]:

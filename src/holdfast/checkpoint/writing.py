@@ -18,7 +18,7 @@ from holdfast.core.errors import HoldfastError
 from holdfast.core.ranks import Ranks, together
 from holdfast.format.digest import Digest
 from holdfast.plan.arrays import RawArray, Sources, aligned_buffer, bytes_of, part_of, piece_in_run, raw_dtype
-from holdfast.plan.pieces import Piece, Run
+from holdfast.plan.pieces import ShardPiece, TensorRun
 from holdfast.plan.save import BlockPlan, Export, SavePlan
 from holdfast.plan.writer_job import travel_file
 from holdfast.storage.base import Reader, Storage, Writer
@@ -123,13 +123,13 @@ class _Gatherer:
                     piece_in_run(self._buffer, piece)[...] = self._data(piece)
             yield target.data
 
-    def _own(self, piece: Piece) -> RawArray:
+    def _own(self, piece: ShardPiece) -> RawArray:
         return part_of(self._sources.array(piece.run.place, piece.held), piece.part, piece.held)
 
-    def _fetch(self, piece: Piece, target: RawArray) -> None:
+    def _fetch(self, piece: ShardPiece, target: RawArray) -> None:
         self._givers[piece.rank].read_into(self._offsets[id(piece)], [target.data])
 
-    def _data(self, piece: Piece) -> RawArray:
+    def _data(self, piece: ShardPiece) -> RawArray:
         if piece.rank == self._rank:
             return self._own(piece)
         span = aligned_buffer(piece.bytes)
@@ -137,9 +137,9 @@ class _Gatherer:
         return span.view(raw_dtype(piece.run.place)).reshape(piece.part.sizes)
 
 
-def _by_run(pieces: Sequence[Piece]) -> Iterator[tuple[Run, list[Piece]]]:
+def _by_run(pieces: Sequence[ShardPiece]) -> Iterator[tuple[TensorRun, list[ShardPiece]]]:
     """Pieces of one run together, in the order of their bytes."""
-    runs: dict[int, tuple[Run, list[Piece]]] = {}
+    runs: dict[int, tuple[TensorRun, list[ShardPiece]]] = {}
     for piece in pieces:
         runs.setdefault(piece.run.at, (piece.run, []))[1].append(piece)
     for at in sorted(runs):

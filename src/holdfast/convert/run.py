@@ -38,7 +38,7 @@ from holdfast.core.errors import InvalidArgument, Unsupported
 from holdfast.core.ranks import Alone, Ranks, together
 from holdfast.format.names import folder_step
 from holdfast.plan.contents import Contents
-from holdfast.plan.state_references import settled
+from holdfast.plan.state_references import update_references
 from holdfast.sources.foreign import Foreign
 from holdfast.sources.paddle.optimizer_names import as_torch
 from holdfast.sources.paddle.to_paddle import as_paddle
@@ -111,7 +111,7 @@ class Conversion:
         every = contents.groups
         taken = chosen(contents, options.only, options.remove, self.source.contents)
         check_scales_stay(contents, taken)
-        contents = settled(taken)
+        contents = update_references(taken)
         contents = contents if dtype is None else cast_models(contents, dtype, every)
         self.contents = contents if step is None else replace(contents, step=step)
         self._notes = (*oriented.notes, *self._notes)

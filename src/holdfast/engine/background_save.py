@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
     from holdfast.adapters.saving.collect import Collected
     from holdfast.capture.copy_targets import Spots
-    from holdfast.plan.state_values import Told
+    from holdfast.plan.state_values import RankValue
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ class _Looked:
     """This rank's state at the call: tensors by reference, the rest by value."""
 
     collected: Collected
-    told: Mapping[str, Told]
+    told: Mapping[str, RankValue]
 
 
 @dataclass(frozen=True, slots=True)
@@ -415,7 +415,7 @@ class BackgroundSaver:
             standing.draft.digest,
             self._background.keep,
         )
-        values = value_text(looked.told, standing.draft.agreement.speakers, ranks.rank)
+        values = value_text(looked.told, standing.draft.agreement.reporters, ranks.rank)
         draft = standing.draft
         own_bytes = sum(source.span.bytes for source in draft.sources)
         total_bytes = sum(file["size"] for file in draft.commit["files"]) if draft.commit else 0

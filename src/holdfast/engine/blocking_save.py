@@ -38,7 +38,7 @@ class Saver:
         options = self._options
         sizes = options.max_shard_bytes, options.block_bytes
         planned = plan_files(seen.agreement, *sizes, seen.first_replica, whole_files=options.whole_files)
-        values = together(ranks, lambda: value_fields(seen.told, seen.agreement.speakers, ranks.rank))
+        values = together(ranks, lambda: value_fields(seen.told, seen.agreement.reporters, ranks.rank))
         attempt = self._begin(ranks, folder, planned.plan, lineage.step)
         try:
             sources = LiveSources(seen.collected.by_name(), planned.group_of)

@@ -16,7 +16,7 @@ from holdfast.core.ranks import Ranks, together
 from holdfast.layout.box import Box
 from holdfast.mapping.apply import Mapped
 from holdfast.plan.contents import Contents
-from holdfast.plan.key_patterns import Choice
+from holdfast.plan.key_patterns import KeySelection
 from holdfast.plan.load import Read, Want, plan_load
 
 if TYPE_CHECKING:
@@ -206,9 +206,9 @@ def _find_with(
         checkpoint = opener()
         live = replace(sort_state(state, options.ties), owners=owners)
         mesh = live_mesh(live, ranks.world, options.mesh)
-        choice = Choice(_patterns(options.only), _patterns(options.ignore))
+        choice = KeySelection(_patterns(options.only), _patterns(options.ignore))
         if choice.only or choice.ignore:
-            checkpoint.leave_out_damage(choice.takes)
+            checkpoint.leave_out_damage(choice.selects)
         mapped = _mapped(checkpoint, options, aims, live, choice, check=ranks.rank == 0)
         wants = Wants(checkpoint, mapped.contents, choice, cast=options.cast, kept=mapped.kept)
         targets = Targets(live, wants, mesh, ranks.rank, ranks.world)
@@ -246,7 +246,7 @@ def _mapped(
     options: LoadOptions,
     aims: Sequence[Mapping[str, Any]],
     live: LiveState,
-    choice: Choice,
+    choice: KeySelection,
     *,
     check: bool,
 ) -> Mapped:
@@ -266,7 +266,7 @@ def _mapped(
         aims,
         config,
         reverse=options.reverse,
-        lenient=lambda module, key: not options.strict or not choice.takes(module, key),
+        lenient=lambda module, key: not options.strict or not choice.selects(module, key),
     )
     if check:
         require_same(checkpoint, mapped.same)
@@ -287,7 +287,7 @@ def _require_used(targets: Targets, options: LoadOptions, used: set[str]) -> Non
     if unused:
         for group, members in wants.contents.groups.items():
             for key in members.tensors:
-                wants.choice.takes(group, key)
+                wants.choice.selects(group, key)
         unused = [pattern for pattern in unused if pattern not in wants.choice.used]
     if unused:
         raise Mismatch(

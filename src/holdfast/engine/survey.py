@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from holdfast.adapters.saving.mapped import StoredKeys
     from holdfast.adapters.tensors import Holders
     from holdfast.layout.mesh import Mesh
-    from holdfast.plan.state_values import Told
+    from holdfast.plan.state_values import RankValue
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class Seen:
     collected: Collected
     owners: Mapping[str, list[str]]  # of all ranks: the modules that each optimizer spans
     agreement: Agreement
-    told: Mapping[str, Told]
+    told: Mapping[str, RankValue]
     first_replica: tuple[TensorName, ...]
 
 

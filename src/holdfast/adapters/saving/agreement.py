@@ -20,7 +20,7 @@ from holdfast.layout.coordinates import coordinate_on, label, varying_axes
 from holdfast.layout.mesh import Mesh
 from holdfast.layout.spread import How, Spread, Spreads, how_fields, how_from
 from holdfast.plan.coverage import Holding, Holdings
-from holdfast.plan.state_values import Changed, Told, merge_dealt
+from holdfast.plan.state_values import RankValue, ValuesChanged, merge_split_dict
 
 TensorName = tuple[str, str]  # group, key
 
@@ -41,7 +41,7 @@ class Agreement:
     """What all ranks know once they have talked: enough to plan, and to know who tells which value.
 
     `axes` are the mesh axes on which each tree depends; `uniform` names the values that are the
-    same on every rank; `speakers` and `labels` (the coordinates of trees) are this rank's own.
+    same on every rank; `reporters` and `labels` (the coordinates of trees) are this rank's own.
     `digest` stands for the layout of all ranks.
     """
 
@@ -53,7 +53,7 @@ class Agreement:
     axes: dict[str, tuple[str, ...]]
     dealt: frozenset[str]
     uniform: frozenset[str]
-    speakers: dict[str, int]
+    reporters: dict[str, int]
     labels: dict[str, str]
     digest: str
     holdings: Holdings
@@ -103,14 +103,14 @@ def agree(ranks: Ranks, collected: Collected, mesh: Mesh, target: str) -> Agreem
         axes=axes,
         dealt=dealt,
         uniform=uniform,
-        speakers=_speakers(ranks, collected, told, uniform),
+        reporters=_reporters(ranks, collected, told, uniform),
         labels=labels,
         digest=digest_hex(strictjson.dumps([digests_of_ranks, sorted(dealt), axes])),
         holdings=Holdings(),
     )
 
 
-def _speakers(
+def _reporters(
     ranks: Ranks, collected: Collected, told: Sequence[Mapping[str, str]], uniform: frozenset[str]
 ) -> dict[str, int]:
     """Who tells each of this rank's values: the first rank that has the same.
@@ -139,10 +139,10 @@ def _dealt_names(everyone: Sequence[Mapping[str, Any]]) -> frozenset[str]:
     """The dicts on whose common keys all ranks agree: their keys may be dealt as a pipeline deals modules."""
     out = set()
     for name in {name for own in everyone for name in own}:
-        told = [Told("dealt", own[name], "") if name in own else None for own in everyone]
+        told = [RankValue("dealt", own[name], "") if name in own else None for own in everyone]
         try:
-            merge_dealt(name, told)
-        except Changed:
+            merge_split_dict(name, told)
+        except ValuesChanged:
             continue  # it differs between ranks, so it is kept by coordinate
         out.add(name)
     return frozenset(out)

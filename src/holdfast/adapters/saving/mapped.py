@@ -31,7 +31,7 @@ from holdfast.mapping.per_module import Around, programs
 from holdfast.plan.contents import Contents, Group
 from holdfast.plan.files import Place, TensorSpec
 from holdfast.plan.recipe import Recipe, Term
-from holdfast.plan.recipe_fill import turning
+from holdfast.plan.recipe_fill import target_view_steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,9 +86,9 @@ def _term_offers(offer: Offer, group: str, key: str, recipe: Recipe[Place], term
         common = part.box.intersect(term.part)
         if common is None:
             continue
-        dropped, moved, raised = turning(term.order, len(common.sizes))
+        dropped, moved, raised = target_view_steps(term.order, len(common.sizes))
         view = part_view(offer.holder, part)[common.within(part.box)][dropped].permute(moved)[raised]
-        box = term.placed(common)
+        box = term.target_box(common)
         parts = (Part(box, Box.full(box.sizes)),)
         holder = Holder(offer.holder.logical, recipe.shape, parts, view, Boxes((box,)))
         yield replace(offer, group=group, key=key, holder=holder, cast=cast)
