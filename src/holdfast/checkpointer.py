@@ -425,7 +425,7 @@ class Checkpointer:
             return
         life = together(ranks, lambda: self._new_life(ranks, storage))[0]
         run = identify(ranks, storage)
-        if not run.lasting and ranks.rank == 0:
+        if not run.persistent and ranks.rank == 0:
             self._listener(Event("no identity", detail=_NO_IDENTITY.format(storage.name)))
         leftovers = Leftovers(storage, run.key, self._deadline_s)
         cleaned = leftovers.clean(ranks, self._silence_s)

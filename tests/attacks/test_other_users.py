@@ -108,7 +108,7 @@ def test_memory_with_a_second_name_is_not_used() -> None:
         assert find_files("test-users-") == []
         with pytest.raises(holdfast.StorageError, match="not one that Holdfast made"):
             Arena(str(alias), 4096)
-        with pytest.raises(holdfast.StorageError, match="not a file that Holdfast made"):
+        with pytest.raises(holdfast.StorageError, match="not a file that Holdfast created"):
             read_private(str(alias), 10_000)
         alias.unlink()
         assert find_files("test-users-") == [path]
@@ -129,7 +129,7 @@ def test_an_arena_or_card_of_another_user_is_not_found() -> None:
         assert find_files("test-users-") == []
         with pytest.raises(holdfast.StorageError, match="not one that Holdfast made"):
             Arena(path, 4096)
-        with pytest.raises(holdfast.StorageError, match="not a file that Holdfast made"):
+        with pytest.raises(holdfast.StorageError, match="not a file that Holdfast created"):
             read_private(card_path(path), 4096)
     finally:
         for taken in (path, card_path(path)):

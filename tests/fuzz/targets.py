@@ -14,7 +14,7 @@ import numpy as np
 from holdfast.checkpoint.checkpoint import Checkpoint
 from holdfast.checkpoint.commit import small_file_record
 from holdfast.checkpoint.lineage import Lineage
-from holdfast.checkpoint.retention import remembered
+from holdfast.checkpoint.retention import saved_policy
 from holdfast.checkpoint.tags import read_tags
 from holdfast.core.errors import NotFound
 from holdfast.format import statejson, strictjson
@@ -150,7 +150,7 @@ def _parse_tag(data: bytes) -> object:
 
 def _parse_policy(data: bytes) -> object:
     folder: Any = OneFolder({"keep.json": data}, (".policy",))
-    return remembered(folder)
+    return saved_policy(folder)
 
 
 def _parse_note(data: bytes) -> object:

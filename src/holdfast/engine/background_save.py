@@ -136,7 +136,7 @@ class BackgroundSaver:
         self._rank = ranks.rank
         self._stand_in = StandIn(self._storage, ranks.rank, ranks.world)
         self._life = life
-        self._root = run.of_cards
+        self._root = run.card_key
         prefix = arena_prefix(run.key, ranks.rank)
         self._arena = RankArena(prefix, self._background.arena_bytes, self._background.deadline_s, self._tell_writer)
         self._need_writer()

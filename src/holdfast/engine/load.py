@@ -208,7 +208,7 @@ def _find_with(
         mesh = live_mesh(live, ranks.world, options.mesh)
         choice = KeySelection(_patterns(options.only), _patterns(options.ignore))
         if choice.only or choice.ignore:
-            checkpoint.leave_out_damage(choice.selects)
+            checkpoint.skip_damaged_files(choice.selects)
         mapped = _mapped(checkpoint, options, aims, live, choice, check=ranks.rank == 0)
         wants = Wants(checkpoint, mapped.contents, choice, cast=options.cast, kept=mapped.kept)
         targets = Targets(live, wants, mesh, ranks.rank, ranks.world)

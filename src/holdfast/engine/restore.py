@@ -12,8 +12,8 @@ from typing import Any
 
 from holdfast.checkpoint.catalog import Catalog, Committed, living
 from holdfast.checkpoint.checkpoint import Checkpoint
-from holdfast.checkpoint.lineage import Left, Lineage
-from holdfast.checkpoint.retention import free_name
+from holdfast.checkpoint.lineage import LeftStep, Lineage
+from holdfast.checkpoint.retention import unused_name
 from holdfast.core.errors import (
     Damaged,
     HoldfastError,
@@ -75,7 +75,7 @@ class _Choice:
     """The steps to try, newest first, and the later ones that a rewind gives up."""
 
     candidates: list[_Candidate]
-    later: list[Left]
+    later: list[LeftStep]
 
 
 def restore_stored(
@@ -90,7 +90,7 @@ def restore_stored(
     `catalog` is what is known of the root already. Raises Damaged if every one is damaged, on every rank.
     """
     choice = _choose(ranks, catalog or Catalog(storage), request.step)
-    skips: list[Left] = []
+    skips: list[LeftStep] = []
     for candidate in choice.candidates:
         step = candidate.step
         try:
@@ -125,7 +125,7 @@ def _choose(ranks: Ranks, catalog: Catalog, step: int | None) -> _Choice:
     def look() -> list[Any] | None:
         if ranks.rank:
             return None
-        catalog.look()
+        catalog.scan()
         committed = catalog.steps
         if step is None:
             return [[_described(entry) for entry in reversed(living(committed))], []]
@@ -167,14 +167,14 @@ def _is_there(ranks: Ranks, storage: Storage, step: int) -> bool:
     return any(together(ranks, lambda: step_folder(step) in storage.folders()))
 
 
-def _move_damaged(ranks: Ranks, storage: Storage, skips: Sequence[Left], request: Request) -> None:
+def _move_damaged(ranks: Ranks, storage: Storage, skips: Sequence[LeftStep], request: Request) -> None:
     """Set damaged checkpoints aside as `damaged-step-N`; one that cannot be moved is told of, and stays."""
 
     def move() -> list[str]:
         problems = []
         for step, attempt in skips if ranks.rank == 0 else ():
             try:
-                storage.rename(step_folder(step), free_name(storage, damaged_folder(step)), attempt)
+                storage.rename(step_folder(step), unused_name(storage, damaged_folder(step)), attempt)
             except HoldfastError as error:
                 problems.append(f"step {step} could not be moved: {error}")
         return problems

@@ -172,3 +172,20 @@ def _decode_numpy_scalar(content: Any) -> Any:
     if len(raw) != dtype.itemsize:
         raise ValueError(f"{len(raw)} bytes for a {name}")
     return np.frombuffer(raw, dtype=dtype)[0]
+
+
+def is_entry(entry: Any) -> bool:
+    """Return True for the shape of a state.json entry: one value, values by coordinate, or parameter groups."""
+    if not isinstance(entry, dict) or not isinstance(entry.get("kind"), str):
+        return False
+    if entry["kind"] == "optimizer":
+        groups = entry.get("groups")
+        return isinstance(groups, list) and all(
+            isinstance(g, dict) and {"params", "options"} <= g.keys() for g in groups
+        )
+    if "value" in entry:
+        return True
+    axes, sizes = entry.get("axes"), entry.get("sizes")
+    if not isinstance(axes, list) or not isinstance(sizes, list) or len(axes) != len(sizes):
+        return False
+    return all(isinstance(axis, str) for axis in axes) and isinstance(entry.get("values"), dict)

@@ -53,7 +53,7 @@ class Portion:
     ranges: tuple[tuple[int, int], ...]
     pieces: tuple[ShardPiece, ...]
 
-    def takers(self) -> set[int]:
+    def receivers(self) -> set[int]:
         return {piece.rank for piece in self.pieces}
 
 
@@ -118,7 +118,7 @@ def _reads(
 
 
 def _reader(portions: Sequence[Portion], load: Mapping[int, int]) -> int:
-    """Return the taker with the least load, less the bytes it would otherwise receive from another reader."""
+    """Return the receiver with the least load, less the bytes it would otherwise receive from another reader."""
     taken: dict[int, int] = {}
     for portion in portions:
         for piece in portion.pieces:

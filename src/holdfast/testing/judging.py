@@ -109,7 +109,7 @@ def _look(storage: LocalStorage) -> None:
     committed_steps(storage)
     saves_in_flight(storage)
     read_tags(storage)
-    retention.remembered(storage)
+    retention.saved_policy(storage)
 
 
 def _find_dead(storage: LocalStorage) -> set[str]:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from holdfast.checkpoint.commit import Commit
-from holdfast.checkpoint.shared_memory import Arena, sealed_for, unlink_file
+from holdfast.checkpoint.shared_memory import Arena, sealed_attempt, unlink_file
 from holdfast.core.errors import Damaged, HoldfastError, PeerFailed, error_from_record, error_record
 from holdfast.core.host import host_identity
 from holdfast.format.digest import Digest
@@ -178,7 +178,7 @@ class Save:
             time.sleep(_CAPTURE_POLL_S)
 
     def _is_filled(self, rank: int) -> bool:
-        return sealed_for(self._desk.arenas[rank]) == self._order.attempt
+        return sealed_attempt(self._desk.arenas[rank]) == self._order.attempt
 
     def _give(self) -> None:
         """Leave what writers of other hosts need in the attempt's folder."""
