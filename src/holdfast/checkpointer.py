@@ -35,7 +35,7 @@ from holdfast.core.errors import (
     StorageError,
     Unsupported,
 )
-from holdfast.core.events import Event, Listener, guarded, log_event
+from holdfast.core.events import Event, Listener, log_event, safe_listener
 from holdfast.core.ranks import Ranks, together
 from holdfast.core.warnings import warn
 from holdfast.engine.blocking_save import Saver
@@ -136,7 +136,7 @@ class Checkpointer:
         self._threads = writer_threads
         self._deadline_s = deadline_s
         self._silence_s = silence_s
-        self._listener = guarded(on_event)
+        self._listener = safe_listener(on_event)
         self._owner = os.getpid()
         self._unrestored = True
         self._keep_captured = False

@@ -84,7 +84,7 @@ def test_a_damaged_manifest_is_listed_with_its_reason(run):
     assert done.exit_code == 0
     rows = done.output.splitlines()
     assert rows[2].split()[:2] == ["10", "DAMAGED:"]
-    assert "step-000000000010/holdfast.json: the manifest's digest is" in rows[2]
+    assert "step-000000000010/holdfast.json: the digest of the manifest is" in rows[2]
     assert "DAMAGED" not in rows[1] + rows[3]
 
 

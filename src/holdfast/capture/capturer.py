@@ -16,7 +16,7 @@ from holdfast.capture.copy import Copier, Item, Pending
 from holdfast.capture.copy_targets import Spots
 from holdfast.capture.cuda_threads import current_device, enter_thread
 from holdfast.capture.hooks import StepHooks
-from holdfast.layout.placement import Part
+from holdfast.layout.placement import ShardBox
 from holdfast.plan.writer_job import ArenaSpan
 
 GRAPH_NOTICE = "an optimizer steps inside a CUDA graph, where nothing can wait: its tensors are captured at the call"
@@ -42,7 +42,7 @@ class Capturer:
 
     def capture(
         self,
-        sources: Iterable[tuple[Offer, Part, ArenaSpan]],
+        sources: Iterable[tuple[Offer, ShardBox, ArenaSpan]],
         optimizers: Sequence[Any],
         spots: Spots,
         done: Callable[[float], None],
@@ -62,7 +62,7 @@ class Capturer:
             done(pending.started)
 
     def _items(
-        self, sources: Iterable[tuple[Offer, Part, ArenaSpan]], optimizers: Sequence[Any], spots: Spots
+        self, sources: Iterable[tuple[Offer, ShardBox, ArenaSpan]], optimizers: Sequence[Any], spots: Spots
     ) -> list[Item]:
         trusted = self.hooks.trusted(optimizers)
         guarded = {

@@ -18,7 +18,7 @@ from holdfast.adapters.saving.collect import Offer, stored_view
 from holdfast.adapters.tensors import RAW_DTYPES
 from holdfast.capture.copy_targets import Spot, Spots
 from holdfast.layout.flat import flat_boxes
-from holdfast.layout.placement import Part
+from holdfast.layout.placement import ShardBox
 from holdfast.plan.writer_job import ArenaSpan
 
 _FIRST_RATE = 20e9  # bytes a second to the host, until it has been measured
@@ -35,7 +35,7 @@ class Item:
     """A span of the arena, its spot, and the live part it is copied from; `owned` if an optimizer step guards it."""
 
     offer: Offer
-    part: Part
+    part: ShardBox
     span: ArenaSpan
     spot: Spot
     owned: bool

@@ -17,7 +17,7 @@ from holdfast.core.errors import Damaged, HoldfastError, NotFound, Untrusted
 from holdfast.format.digest import digest_hex
 from holdfast.format.manifest import decode_manifest
 from holdfast.format.names import MANIFEST, folder_step, set_aside_step
-from holdfast.format.summary import Summary
+from holdfast.format.summary import ManifestSummary
 from holdfast.storage import requirement
 from holdfast.storage.base import Stamped, Storage, Tracked
 
@@ -28,7 +28,7 @@ class Committed:
 
     step: int
     folder: str
-    manifest: Summary | None
+    manifest: ManifestSummary | None
     problem: HoldfastError | None = None
 
     @property
@@ -263,11 +263,11 @@ def _step_of(folder: str) -> int | None:
     return set_aside_step(folder) if step is None else step
 
 
-def _summary(data: bytes, step: int, where: str) -> Summary:
+def _summary(data: bytes, step: int, where: str) -> ManifestSummary:
     manifest = decode_manifest(data, where)
     if manifest.step != step:
         raise Damaged(f"{where}: its manifest belongs to step {manifest.step}")
-    return Summary.of(manifest)
+    return ManifestSummary.of(manifest)
 
 
 def committed_steps(storage: Storage) -> list[Committed]:

@@ -19,7 +19,7 @@ from typing import Any
 from holdfast.core import limits
 from holdfast.core.errors import HoldfastError
 from holdfast.format.digest import HEX_DIGITS, digest_hex
-from holdfast.format.summary import Summary
+from holdfast.format.summary import ManifestSummary
 from holdfast.storage import requirement
 from holdfast.storage.base import Storage
 
@@ -38,7 +38,7 @@ class Entry:
     stamp: str
     digest: str
     settled: bool
-    summary: Summary
+    summary: ManifestSummary
 
 
 class CatalogFile:
@@ -144,7 +144,7 @@ def _decode(data: bytes) -> list[Entry]:
     out = []
     for folder, stamp, digest, settled, *own, groups, writer, seconds, metrics, abandons, skips in fields["entries"]:
         step, parent, attempt, created, total_bytes = own
-        summary = Summary(
+        summary = ManifestSummary(
             step,
             parent,
             attempt,

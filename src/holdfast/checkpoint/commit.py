@@ -15,7 +15,7 @@ from holdfast.core.errors import StorageError, Unsupported
 from holdfast.format import names, strictjson
 from holdfast.format.digest import digest_hex
 from holdfast.format.index import encode_index
-from holdfast.format.manifest import Block, FileRecord, GroupRecord, Manifest
+from holdfast.format.manifest import BlockRecord, FileRecord, GroupRecord, Manifest
 from holdfast.layout.mesh import Mesh
 from holdfast.plan.files import FilePlan
 from holdfast.plan.state_values import RankValue, merge_files, merge_plans, merge_values, values_from
@@ -144,7 +144,7 @@ def _group_from(fields: Mapping[str, Any]) -> GroupRecord:
 def small_file_record(data: bytes, block_bytes: int) -> FileRecord:
     """Return the record of a file that is written whole."""
     blocks = tuple(
-        Block(at, len(data[at : at + block_bytes]), digest_hex(data[at : at + block_bytes]))
+        BlockRecord(at, len(data[at : at + block_bytes]), digest_hex(data[at : at + block_bytes]))
         for at in range(0, len(data), block_bytes)
     )
     return FileRecord(len(data), blocks)
@@ -163,10 +163,10 @@ def file_records(files: Iterable[FileFacts], reports: Iterable[BlockReport]) -> 
         for report in sorted(by_file[file.name], key=lambda report: report.offset):
             if report.offset != position:
                 raise StorageError(f"{file.name}: no writer reported the bytes from {position} to {report.offset}")
-            blocks.append(Block(report.offset, report.size, report.digest))
+            blocks.append(BlockRecord(report.offset, report.size, report.digest))
             position += report.size
         if position != file.size:
             raise StorageError(f"{file.name}: {position} of {file.size} bytes were reported as written")
-        header = Block(0, file.header_bytes, file.header_digest)
+        header = BlockRecord(0, file.header_bytes, file.header_digest)
         records[file.name] = FileRecord(file.size, tuple(blocks), header)
     return records

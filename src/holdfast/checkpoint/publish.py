@@ -11,7 +11,7 @@ from holdfast.checkpoint.retention import unused_name
 from holdfast.core import limits
 from holdfast.core.errors import Damaged, HoldfastError, StorageError
 from holdfast.format.manifest import Manifest, decode_manifest, encode_manifest
-from holdfast.format.names import MANIFEST, abandoned_folder, is_written
+from holdfast.format.names import MANIFEST, abandoned_folder, is_holdfast_name
 from holdfast.storage.base import Storage
 
 
@@ -31,7 +31,7 @@ def check_replaceable(storage: Storage, folder: str) -> None:
         try:
             manifest = decode_manifest(storage.read(folder, MANIFEST, limits.JSON_BYTES), folder)
         except Damaged:
-            known = {name for name in found if is_written(name)}
+            known = {name for name in found if is_holdfast_name(name)}
         else:
             known = {MANIFEST, *manifest.files, *(name.split("/")[0] for name in manifest.files)}
     else:

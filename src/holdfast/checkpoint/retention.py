@@ -21,7 +21,7 @@ from holdfast.core.events import Event
 from holdfast.format import strictjson
 from holdfast.format.manifest import decode_manifest
 from holdfast.format.names import MANIFEST, abandoned_folder
-from holdfast.format.summary import Summary
+from holdfast.format.summary import ManifestSummary
 from holdfast.keep import Policy
 from holdfast.storage import requirement
 from holdfast.storage.base import Storage
@@ -164,7 +164,7 @@ def _remove(storage: Storage, entry: Committed, index: RetentionIndex, outcome: 
     except (Damaged, NotFound):
         index.catalog.refresh(entry.folder)
         return
-    if Summary.of(manifest) != entry.manifest:
+    if ManifestSummary.of(manifest) != entry.manifest:
         index.catalog.refresh(entry.folder)
     elif storage.remove(entry.folder, entry.manifest.attempt):
         index.catalog.forget(entry.folder)

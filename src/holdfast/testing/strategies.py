@@ -17,7 +17,7 @@ from holdfast.format.dtypes import numpy_dtype
 from holdfast.format.names import key_problem
 from holdfast.layout.box import Box
 from holdfast.layout.flat import flat_boxes
-from holdfast.layout.placement import Part, Placement, Replicate, Shard, StridedShard, parts_of
+from holdfast.layout.placement import Placement, Replicate, Shard, ShardBox, StridedShard, shard_boxes
 
 Array = npt.NDArray[Any]
 DTYPES = ("float32", "float64", "float16", "bfloat16", "float8_e4m3fn", "int8", "int64", "uint16", "bool")
@@ -36,12 +36,12 @@ class Sharding:
     def coordinates(self) -> list[tuple[int, ...]]:
         return list(itertools.product(*(range(size) for size in self.sizes)))
 
-    def parts(self, rank: int) -> tuple[Part, ...]:
+    def parts(self, rank: int) -> tuple[ShardBox, ...]:
         if self.flat is None:
-            return parts_of(self.shape, self.sizes, self.placements, self.coordinates[rank])
+            return shard_boxes(self.shape, self.sizes, self.placements, self.coordinates[rank])
         out, at = [], 0
         for box in flat_boxes(self.shape, self.flat[rank], self.flat[rank + 1]):
-            out.append(Part(box, Box((at,), (box.volume,))))
+            out.append(ShardBox(box, Box((at,), (box.volume,))))
             at += box.volume
         return tuple(out)
 

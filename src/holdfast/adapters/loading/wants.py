@@ -17,7 +17,7 @@ from holdfast.core.errors import LayoutError, Mismatch, Unsupported
 from holdfast.format.dtypes import dtype_named
 from holdfast.format.names import masters_group
 from holdfast.layout.box import Box
-from holdfast.layout.placement import Part
+from holdfast.layout.placement import ShardBox
 from holdfast.plan.arrays import RawArray, ShardDestination
 from holdfast.plan.contents import Contents, StoredTensor
 from holdfast.plan.files import Place
@@ -40,7 +40,7 @@ class Findings:
 class TensorDestination:
     """A part of a live tensor that a load fills."""
 
-    def __init__(self, holder: Holder, part: Part, stored: str) -> None:
+    def __init__(self, holder: Holder, part: ShardBox, stored: str) -> None:
         self._live = self._view = part_view(holder, part)
         self._stored: torch.dtype = getattr(torch, stored)
 

@@ -11,14 +11,14 @@ import torch
 from holdfast.adapters.saving.collect import Collected, Offer, stored_view
 from holdfast.adapters.tensors import fingerprint
 from holdfast.core.errors import LayoutError
-from holdfast.core.filenames import case_twins
+from holdfast.core.filenames import case_collision
 from holdfast.core.ranks import Ranks, together
 from holdfast.format import strictjson
 from holdfast.format.digest import digest_hex
 from holdfast.format.dtypes import DType, dtype_named
 from holdfast.layout.coordinates import coordinate_on, label, varying_axes
 from holdfast.layout.mesh import Mesh
-from holdfast.layout.spread import How, Spread, Spreads, how_fields, how_from
+from holdfast.layout.spread import RankLayout, Spread, Spreads, layout_fields, layout_from_fields
 from holdfast.plan.coverage import Holding, Holdings
 from holdfast.plan.state_values import RankValue, ValuesChanged, merge_split_dict
 
@@ -91,7 +91,7 @@ def agree(ranks: Ranks, collected: Collected, mesh: Mesh, target: str) -> Agreem
         for group, ties in answer["aliases"].items():
             aliases.setdefault(group, {}).update(ties)
     kinds = {group: kind for answer in everyone for group, kind in answer["kinds"].items()}
-    twins = case_twins(kinds)
+    twins = case_collision(kinds)
     if twins is not None:
         raise LayoutError(f"the groups {twins[0]!r} and {twins[1]!r} differ only by case; rename one of them")
     return Agreement(
@@ -160,7 +160,7 @@ def _described(ranks: Ranks, collected: Collected) -> tuple[list[str], list[tupl
     def describe() -> str:
         meshes: list[Mesh] = []
         tensors = [
-            [o.group, o.key, o.role, o.logical.name, list(o.holder.shape), how_fields(o.holder.how, meshes)]
+            [o.group, o.key, o.role, o.logical.name, list(o.holder.shape), layout_fields(o.holder.how, meshes)]
             for o in collected.offers
         ]
         description.append([[[mesh.axes, mesh.sizes, mesh.ranks] for mesh in meshes], tensors])
@@ -178,7 +178,7 @@ def _described(ranks: Ranks, collected: Collected) -> tuple[list[str], list[tupl
 def _merge(described: Sequence[tuple[Any, list[int]]]) -> dict[TensorName, Agreed]:
     """One layout from the descriptions of all ranks."""
     facts: dict[TensorName, tuple[str, tuple[int, ...], str, int]] = {}
-    held: dict[TensorName, list[tuple[How, tuple[int, ...]]]] = {}
+    held: dict[TensorName, list[tuple[RankLayout, tuple[int, ...]]]] = {}
     for (mesh_fields, tensors), members in described:
         ranks = tuple(members)
         meshes = [Mesh(tuple(axes), tuple(sizes), tuple(all_ranks)) for axes, sizes, all_ranks in mesh_fields]
@@ -190,7 +190,7 @@ def _merge(described: Sequence[tuple[Any, list[int]]]) -> dict[TensorName, Agree
                     f"{group}: {key} is {logical}{shape} on rank {ranks[0]} "
                     f"but {known[0]}{list(known[1])} on rank {known[3]}"
                 )
-            held.setdefault(name, []).append((how_from(how, meshes), ranks))
+            held.setdefault(name, []).append((layout_from_fields(how, meshes), ranks))
     spreads = Spreads()
     out = {}
     for name, (logical_name, shape, role, _) in facts.items():

@@ -23,7 +23,7 @@ from holdfast.format.dtypes import DType, dtype_named, model_dtype_named
 from holdfast.format.names import check_key, masters_group
 from holdfast.layout.box import Box
 from holdfast.layout.coordinates import key_at
-from holdfast.layout.placement import Part
+from holdfast.layout.placement import ShardBox
 from holdfast.plan.arrays import RawArray
 from holdfast.plan.files import Place
 from holdfast.plan.state_values import FILE, FILE_PREFIX, OPTIMIZER, PLAN, PLAN_PREFIX, SPLIT_DICT, TREE, RankValue
@@ -324,12 +324,12 @@ class LiveSources:
                 return self._array(offer, part)
         raise AssertionError(f"{place.spec.key}: the plan names a shard that this rank does not hold")
 
-    def _parts(self, place: Place) -> Iterator[tuple[Offer, Part]]:
+    def _parts(self, place: Place) -> Iterator[tuple[Offer, ShardBox]]:
         for offer in self._offers[self._group_of[place.file], place.spec.key]:
             for part in offer.holder.parts:
                 yield offer, part
 
-    def _array(self, offer: Offer, part: Part) -> RawArray:
+    def _array(self, offer: Offer, part: ShardBox) -> RawArray:
         if offer.cast is None and offer.holder.local.device.type == "cpu":
             return raw_array(part_view(offer.holder, part))
         # Blocks come in file order, so the tensors used last are the ones used next.
@@ -342,7 +342,7 @@ class LiveSources:
         return self._cache[address]
 
 
-def stored_view(offer: Offer, part: Part) -> torch.Tensor:
+def stored_view(offer: Offer, part: ShardBox) -> torch.Tensor:
     """A part with the values it has in the file, still on its device."""
     view = part_view(offer.holder, part)
     return view.to(getattr(torch, offer.cast.name)) if offer.cast else view

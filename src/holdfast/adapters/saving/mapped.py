@@ -24,8 +24,8 @@ from holdfast.core.errors import Unsupported
 from holdfast.core.ranks import Ranks, together
 from holdfast.format.dtypes import DType, dtype_named
 from holdfast.layout.box import Box
-from holdfast.layout.placement import Part
-from holdfast.layout.spread import Boxes, How, OnMesh, Whole
+from holdfast.layout.placement import ShardBox
+from holdfast.layout.spread import Boxes, OnMesh, RankLayout, Whole
 from holdfast.mapping.apply import Mapped, Same, map_contents, mapped_entry
 from holdfast.mapping.per_module import Around, programs
 from holdfast.plan.contents import Contents, Group
@@ -89,7 +89,7 @@ def _term_offers(offer: Offer, group: str, key: str, recipe: Recipe[Place], term
         dropped, moved, raised = target_view_steps(term.order, len(common.sizes))
         view = part_view(offer.holder, part)[common.within(part.box)][dropped].permute(moved)[raised]
         box = term.target_box(common)
-        parts = (Part(box, Box.full(box.sizes)),)
+        parts = (ShardBox(box, Box.full(box.sizes)),)
         holder = Holder(offer.holder.logical, recipe.shape, parts, view, Boxes((box,)))
         yield replace(offer, group=group, key=key, holder=holder, cast=cast)
 
@@ -144,7 +144,7 @@ def _describe(collected: Collected, configs: Mapping[str, Any]) -> dict[str, Any
     }
 
 
-def tp_degree(how: How) -> int | None:
+def tp_degree(how: RankLayout) -> int | None:
     """The tensor-parallel degree of a live tensor; None where its mesh does not say what its axes are."""
     if not isinstance(how, OnMesh):
         return 1 if isinstance(how, Whole) else None
