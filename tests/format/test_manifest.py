@@ -139,7 +139,9 @@ def test_the_same_fields_written_another_way_are_refused(changed):
 
 def test_a_wrong_digest_is_named_with_the_one_expected():
     data = encode_manifest(SMALL).replace(b'"step":7', b'"step":8')
-    with pytest.raises(Damaged, match=r"^run/step-7/holdfast\.json: the digest of the manifest is [0-9a-f]{32}, but it states "):
+    with pytest.raises(
+        Damaged, match=r"^run/step-7/holdfast\.json: the digest of the manifest is [0-9a-f]{32}, but it states "
+    ):
         decode_manifest(data, "run/step-7")
 
 

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     import torch
 
     from holdfast.adapters.saving.collect import Collected
-    from holdfast.capture.copy_targets import Spots
+    from holdfast.capture.copy_targets import CopyTargets
     from holdfast.plan.state_values import RankValue
 
 
@@ -61,7 +61,7 @@ class _Standing:
     """A plan that stands until the layout changes: the arena is there, the writer has its job."""
 
     draft: Draft
-    spots: Spots
+    spots: CopyTargets
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +157,7 @@ class BackgroundSaver:
         optimizers = collected.live_optimizers
         self._capturer.hooks.attach(optimizers)
         devices = {offer.holder.local.device for offer in collected.offers}
-        self._capturer.warm(devices)
+        self._capturer.warm_up(devices)
         self._arena.prepare(
             coming_arena_bytes(ranks, collected, agreement, self._options), lambda: self._arena_made(devices)
         )
@@ -361,7 +361,7 @@ class BackgroundSaver:
 
     def _stand(self, ranks: Ranks) -> None:
         """Have the arena, tell the writer its job. Collective."""
-        from holdfast.capture.copy_targets import Spots
+        from holdfast.capture.copy_targets import CopyTargets
 
         draft = self._draft
         assert draft is not None
@@ -390,7 +390,7 @@ class BackgroundSaver:
         }
         together(ranks, lambda: self._need_writer().plan(fields))
         spans = [(source.span, source.device) for source in draft.sources]
-        spots = Spots.lay_out(arena[0], spans, self._capturer.copier.stream)
+        spots = CopyTargets.lay_out(arena[0], spans, self._capturer.copier.stream)
         self._standing = _Standing(draft, spots)
 
     def _capture(
@@ -421,7 +421,7 @@ class BackgroundSaver:
         total_bytes = sum(file["size"] for file in draft.commit["files"]) if draft.commit else 0
         flight = _Flight(order, handle, started, values, own_bytes, total_bytes)
         self._flight = flight
-        self._arena.blank()
+        self._arena.invalidate()
         try:
             writer.order(order)
             offers = looked.collected.offers

@@ -88,10 +88,10 @@ def load_checkpoint(
 
     `touched` gets the names of the groups of which any rank has overwritten something.
     """
-    from holdfast.capture.hooks import let_captures_finish
+    from holdfast.capture.hooks import wait_for_captures
 
     started = time.perf_counter()
-    let_captures_finish()
+    wait_for_captures()
     with ExitStack() as stack:
 
         def open_held() -> Checkpoint:
