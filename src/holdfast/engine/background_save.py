@@ -429,8 +429,8 @@ class BackgroundSaver:
                 ((offers[s.offer], offers[s.offer].holder.parts[s.part], s.span) for s in standing.draft.sources),
                 looked.collected.live_optimizers,
                 standing.spots,
-                done=lambda began: self._hand_over(flight, began),
-                lost=lambda error: self._lost(flight, error),
+                on_done=lambda began: self._hand_over(flight, began),
+                on_error=lambda error: self._lost(flight, error),
             )
         except (HoldfastError, RuntimeError, OSError, AssertionError) as error:
             self._lost(flight, error)
