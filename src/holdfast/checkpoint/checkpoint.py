@@ -16,7 +16,7 @@ from holdfast.checkpoint.reading import PORTION_BYTES, Loading, Progress
 from holdfast.checkpoint.verify import VerifyReport, verify
 from holdfast.core import limits
 from holdfast.core.errors import Damaged, HoldfastError, NotFound
-from holdfast.core.ranks import Alone
+from holdfast.core.ranks import SingleProcess
 from holdfast.format import names, statejson, strictjson
 from holdfast.format.digest import digest_hex
 from holdfast.format.dtypes import dtype_named, numpy_dtype
@@ -289,7 +289,7 @@ class Checkpoint:
                 destinations.setdefault(wanted, []).append(destination)
         wants = [Want(place, box, 0) for place, box in destinations]
         reads = plan_load(files, wants, verify=verify, portion_bytes=PORTION_BYTES)
-        failure = Loading(Alone(), self, destinations, no_progress).run_read(reads, [0], 0.0).failure
+        failure = Loading(SingleProcess(), self, destinations, no_progress).run_read(reads, [0], 0.0).failure
         if failure is not None:
             raise failure
         return arrays

@@ -18,7 +18,7 @@ from contextlib import ExitStack, contextmanager
 from holdfast.checkpoint.shared_memory import Arena, bind_private, create_file, socket_path, unlink_file
 from holdfast.core.errors import PeerFailed
 from holdfast.core.limits import WINDOWS_BYTES
-from holdfast.core.ranks import Ranks, together
+from holdfast.core.ranks import Ranks, run_on_all_ranks
 from holdfast.plan.arrays import RawArray
 
 Receive = Callable[[int, RawArray], None]
@@ -52,7 +52,7 @@ class WindowExchange:
             self._connect(stack)
             yield
             self._serve_until(lambda: self._expected == 0 and not self._waiting and not self._outbox)
-            together(self._ranks, lambda: None)
+            run_on_all_ranks(self._ranks, lambda: None)
 
     def _connect(self, stack: ExitStack) -> None:
         size = self._slots * self._slot_bytes
@@ -70,14 +70,14 @@ class WindowExchange:
             self._selector.register(self._socket, selectors.EVENT_READ)
             return [name, str(path)]
 
-        places = together(self._ranks, create)
+        places = run_on_all_ranks(self._ranks, create)
 
         def attach() -> None:
             for rank in self._neighbours:
                 name, self._paths[rank] = places[rank]
                 self._windows[rank] = Arena(name, size).bytes
 
-        together(self._ranks, attach)
+        run_on_all_ranks(self._ranks, attach)
 
     def free_slot(self) -> tuple[int, RawArray]:
         """Return a free slot of this rank's window, waiting until there is one."""

@@ -19,7 +19,7 @@ import numpy as np
 from holdfast.checkpoint.host_windows import WindowExchange
 from holdfast.core.errors import Damaged, HoldfastError, error_from_record, error_record
 from holdfast.core.limits import MIB
-from holdfast.core.ranks import Ranks, together
+from holdfast.core.ranks import Ranks, run_on_all_ranks
 from holdfast.format.digest import Digest
 from holdfast.layout.box import Box
 from holdfast.plan.arrays import RawArray, ShardDestination, aligned_buffer, bytes_of, part_of, piece_in_run, raw_dtype
@@ -85,7 +85,7 @@ class Loading:
         queue = [(read, portion) for read in reads if read.reader == rank for portion in read.portions]
         shared = any(portion.receivers() - {read.reader} for read in reads for portion in read.portions)
         try:
-            if any(together(self._ranks, lambda: shared)):
+            if any(run_on_all_ranks(self._ranks, lambda: shared)):
                 exchange = WindowExchange(self._ranks, neighbours, PORTION_BYTES, deadline_s)
                 self._run_shared(exchange, reads, queue)
             else:

@@ -8,7 +8,7 @@ import time
 from dataclasses import dataclass
 
 from holdfast.core.errors import NotFound, StorageError
-from holdfast.core.ranks import Ranks, together
+from holdfast.core.ranks import Ranks, run_on_all_ranks
 from holdfast.format.digest import digest_hex
 from holdfast.storage.base import IdentifiedStorage, SharedStorage
 from holdfast.storage.identity import Identity
@@ -63,11 +63,11 @@ def identify(ranks: Ranks, storage: SharedStorage) -> RunKey:
         own.append(_identity(storage, make=True) if ranks.rank == 0 else None)
         return own[0].id if own[0] is not None else ""
 
-    wanted = together(ranks, make)[0]
+    wanted = run_on_all_ranks(ranks, make)[0]
     if ranks.rank:
         own = [_wait_for(storage, wanted) if wanted else None]
     found = own[0]
-    if ranks.highest([int(found is None)])[0]:
+    if ranks.all_max([int(found is None)])[0]:
         return _key(None)
     return _key(found)
 

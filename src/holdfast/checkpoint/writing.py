@@ -15,7 +15,7 @@ import numpy as np
 from holdfast.checkpoint.commit import BlockReport
 from holdfast.checkpoint.shared_memory import create_file, open_reader, open_writer, unlink_file
 from holdfast.core.errors import HoldfastError
-from holdfast.core.ranks import Ranks, together
+from holdfast.core.ranks import Ranks, run_on_all_ranks
 from holdfast.format.digest import Digest
 from holdfast.plan.arrays import RawArray, Sources, aligned_buffer, bytes_of, part_of, piece_in_run, raw_dtype
 from holdfast.plan.pieces import ShardPiece, TensorRun
@@ -29,7 +29,7 @@ def write_blocks(plan: SavePlan, ranks: Ranks, storage: Storage, attempt: str, s
     """Write every block of the plan; return the reports of all ranks, on all ranks."""
     with ExitStack() as stack:
         readers = _exchange(plan, ranks, storage, attempt, sources, stack)
-        reports = together(ranks, lambda: _write_own(plan, ranks.rank, storage, attempt, sources, readers))
+        reports = run_on_all_ranks(ranks, lambda: _write_own(plan, ranks.rank, storage, attempt, sources, readers))
     return [BlockReport(*report) for rank_reports in reports for report in rank_reports]
 
 
@@ -54,7 +54,7 @@ def _exchange(
                 _copy_out(exports, sources, storage.writer(attempt, file), whole=storage.whole_files)
         return name
 
-    names = together(ranks, export)
+    names = run_on_all_ranks(ranks, export)
 
     def open_export(source_rank: int) -> Reader:
         if plan.hosts[source_rank] == host:

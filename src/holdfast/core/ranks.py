@@ -19,14 +19,14 @@ class Ranks(Protocol):
     def gather(self, value: Any) -> list[Any]:
         """Return the values of all ranks in rank order, on every rank."""
 
-    def highest(self, values: Sequence[int]) -> list[int]:
+    def all_max(self, values: Sequence[int]) -> list[int]:
         """Return the elementwise maximum of all ranks' numbers: a small message for any number of ranks."""
 
     def host(self) -> str:
         """Return the identity of this rank's host: ranks with equal identities share memory."""
 
 
-class Alone:
+class SingleProcess:
     """A run with a single process."""
 
     rank = 0
@@ -35,14 +35,14 @@ class Alone:
     def gather(self, value: Any) -> list[Any]:
         return [value]
 
-    def highest(self, values: Sequence[int]) -> list[int]:
+    def all_max(self, values: Sequence[int]) -> list[int]:
         return list(values)
 
     def host(self) -> str:
         return "alone"
 
 
-def together(ranks: Ranks, work: Callable[[], T]) -> list[T]:
+def run_on_all_ranks(ranks: Ranks, work: Callable[[], T]) -> list[T]:
     """Run `work` on every rank and gather the results; an error on one rank is raised on all ranks.
 
     No rank continues after another has failed, and none waits for a rank that will not come, so

@@ -22,7 +22,7 @@ from holdfast.core.errors import (
     error_from_record,
 )
 from holdfast.core.events import Event, Listener
-from holdfast.core.ranks import Ranks, together
+from holdfast.core.ranks import Ranks, run_on_all_ranks
 from holdfast.engine.rank_plan import Draft, coming_arena_bytes, make_draft
 from holdfast.engine.save_handle import Refusal, SaveHandle
 from holdfast.engine.survey import SaveOptions, Survey
@@ -151,7 +151,7 @@ class BackgroundSaver:
         from holdfast.adapters.saving.optimizer_forecast import coming_tensors
 
         planning = self._ahead is not None and self._ahead.is_alive()
-        if ranks.highest([int(self._standing is not None or planning or not self.is_idle)])[0]:
+        if ranks.all_max([int(self._standing is not None or planning or not self.is_idle)])[0]:
             return  # it is ready, or about to be
         collected, _, agreement = self._survey.layout(ranks, state, self._storage.name)
         optimizers = collected.live_optimizers
@@ -162,7 +162,7 @@ class BackgroundSaver:
             coming_arena_bytes(ranks, collected, agreement, self._options), lambda: self._arena_made(devices)
         )
         coming = any(coming_tensors(optimizer) for optimizer in optimizers)
-        if ranks.highest([int(coming)])[0]:
+        if ranks.all_max([int(coming)])[0]:
             if ranks.world == 1:
                 self._plan_when_stepped(ranks, state, optimizers)
         elif ranks.world == 1:
@@ -322,7 +322,7 @@ class BackgroundSaver:
                 texts.append(plain_values_digest(self._draft.agreement, looked.collected))
             common = int(digest_hex("".join(texts).encode())[:15], 16)
         flags = [failure is not None, refused, busy, looked is None, self._standing is None]
-        highest = ranks.highest([*map(int, flags), self._number, step, -step, common, -common])
+        highest = ranks.all_max([*map(int, flags), self._number, step, -step, common, -common])
         failed, any_refused, any_busy, changed, unready, self._number, last, first, high, low = highest
 
         def raise_failure() -> None:
@@ -331,7 +331,7 @@ class BackgroundSaver:
 
         if failed:
             try:
-                together(ranks, raise_failure)
+                run_on_all_ranks(ranks, raise_failure)
             except HoldfastError as error:
                 if any_refused:
                     raise Refusal(error) from None
@@ -376,7 +376,7 @@ class BackgroundSaver:
             arena.append(memory)
             return [path, draft.digest]
 
-        answers = together(ranks, make_arena)
+        answers = run_on_all_ranks(ranks, make_arena)
         if len({digest for _, digest in answers}) != 1:
             raise LayoutError("the ranks made different plans of one layout")
         threads = self._background.threads or max(1, min(8, (os.cpu_count() or 1) // len(draft.neighbours)))
@@ -388,7 +388,7 @@ class BackgroundSaver:
             "threads": threads,
             "root": self._root,
         }
-        together(ranks, lambda: self._need_writer().plan(fields))
+        run_on_all_ranks(ranks, lambda: self._need_writer().plan(fields))
         spans = [(source.span, source.device) for source in draft.sources]
         spots = CopyTargets.lay_out(arena[0], spans, self._capturer.copier.stream)
         self._standing = _Standing(draft, spots)

@@ -12,7 +12,7 @@ from holdfast.checkpoint.checkpoint import Checkpoint, no_progress
 from holdfast.checkpoint.equal_scalars import require_same
 from holdfast.checkpoint.reading import MAP_BYTES, PORTION_BYTES, Loading
 from holdfast.core.errors import HoldfastError, InvalidArgument, Mismatch
-from holdfast.core.ranks import Ranks, together
+from holdfast.core.ranks import Ranks, run_on_all_ranks
 from holdfast.layout.box import Box
 from holdfast.mapping.apply import Mapped
 from holdfast.plan.contents import Contents
@@ -227,7 +227,7 @@ def _find_with(
             "boxes": list(targets.describe()),
         }
 
-    answers = together(ranks, work)
+    answers = run_on_all_ranks(ranks, work)
     return found[0], answers
 
 
@@ -238,7 +238,7 @@ def _aims(ranks: Ranks, state: MutableMapping[str, Any], options: LoadOptions) -
 
     if options.mapping is None:
         return []
-    return together(ranks, lambda: describe_targets(sort_state(state, options.ties)))
+    return run_on_all_ranks(ranks, lambda: describe_targets(sort_state(state, options.ties)))
 
 
 def _mapped(
@@ -367,8 +367,8 @@ def _finish(ranks: Ranks, targets: Targets, failure: HoldfastError | None, incom
             raise failure
         return targets.has_actions
 
-    if not any(together(ranks, work)):
+    if not any(run_on_all_ranks(ranks, work)):
         return _Finished(tuple(incompatible.missing), tuple(incompatible.unexpected))
-    answers = together(ranks, lambda: targets.finish(incompatible))
+    answers = run_on_all_ranks(ranks, lambda: targets.finish(incompatible))
     merged = {kind: tuple(sorted({text for answer in answers for text in answer[kind]})) for kind in answers[0]}
     return _Finished(**merged)

@@ -23,7 +23,7 @@ from holdfast.core.errors import (
     error_from_record,
     error_record,
 )
-from holdfast.core.ranks import Ranks, together
+from holdfast.core.ranks import Ranks, run_on_all_ranks
 from holdfast.engine.load import LoadOptions, LoadReport, load_checkpoint
 from holdfast.format.names import damaged_folder, step_folder
 from holdfast.storage import Storage
@@ -135,7 +135,7 @@ def _choose(ranks: Ranks, catalog: Catalog, step: int | None) -> _Choice:
             _require_known(entry, step)
         return [asked, [[entry.step, entry.manifest.attempt] for entry in later if entry.manifest]]
 
-    answer = together(ranks, look)[0]
+    answer = run_on_all_ranks(ranks, look)[0]
     assert answer is not None
     candidates, later = answer
     return _Choice([_Candidate(*fields) for fields in candidates], [(step, attempt) for step, attempt in later])
@@ -164,7 +164,7 @@ def _require_known(entry: Committed, step: int) -> None:
 
 
 def _is_there(ranks: Ranks, storage: Storage, step: int) -> bool:
-    return any(together(ranks, lambda: step_folder(step) in storage.folders()))
+    return any(run_on_all_ranks(ranks, lambda: step_folder(step) in storage.folders()))
 
 
 def _move_damaged(ranks: Ranks, storage: Storage, skips: Sequence[LeftStep], request: Request) -> None:
@@ -179,7 +179,7 @@ def _move_damaged(ranks: Ranks, storage: Storage, skips: Sequence[LeftStep], req
                 problems.append(f"step {step} could not be moved: {error}")
         return problems
 
-    request.skipped.extend(together(ranks, move)[0])
+    request.skipped.extend(run_on_all_ranks(ranks, move)[0])
 
 
 def _require_none(storage: Storage, request: Request) -> None:

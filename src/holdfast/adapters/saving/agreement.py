@@ -12,7 +12,7 @@ from holdfast.adapters.saving.collect import Collected, Offer, stored_view
 from holdfast.adapters.tensors import fingerprint
 from holdfast.core.errors import LayoutError
 from holdfast.core.filenames import case_collision
-from holdfast.core.ranks import Ranks, together
+from holdfast.core.ranks import Ranks, run_on_all_ranks
 from holdfast.format import strictjson
 from holdfast.format.digest import digest_hex
 from holdfast.format.dtypes import DType, dtype_named
@@ -69,7 +69,7 @@ def agree(ranks: Ranks, collected: Collected, mesh: Mesh, target: str) -> Agreem
     Adds the tensors of stateful objects to `collected.offers`, now that it is known which of
     them differ between ranks.
     """
-    everyone = together(ranks, lambda: _introduce(ranks, collected, target))
+    everyone = run_on_all_ranks(ranks, lambda: _introduce(ranks, collected, target))
     targets = sorted({answer["target"] for answer in everyone})
     if len(targets) > 1:
         raise LayoutError(f"the ranks save to different places: {' and '.join(targets[:2])}")
@@ -80,7 +80,7 @@ def agree(ranks: Ranks, collected: Collected, mesh: Mesh, target: str) -> Agreem
         for name in sorted({name for own in digests for name in own})
     }
     labels = {name: label(axes[name], coordinate_on(mesh, axes[name], ranks.rank) or ()) for name in axes}
-    told = together(ranks, lambda: _tell(collected, dealt, labels))
+    told = run_on_all_ranks(ranks, lambda: _tell(collected, dealt, labels))
     digests_of_ranks, described = _described(ranks, collected)
     tensors = _merge(described)
     uniform = frozenset(name for name in told[0] if len({own.get(name) for own in told}) == 1)
@@ -166,7 +166,7 @@ def _described(ranks: Ranks, collected: Collected) -> tuple[list[str], list[tupl
         description.append([[[mesh.axes, mesh.sizes, mesh.ranks] for mesh in meshes], tensors])
         return digest_hex(strictjson.dumps(description[0]))
 
-    digests = together(ranks, describe)
+    digests = run_on_all_ranks(ranks, describe)
     speaks = digests.index(digests[ranks.rank]) == ranks.rank
     texts = ranks.gather(description[0] if speaks else None)
     by_digest: dict[str, list[int]] = {}
@@ -207,7 +207,7 @@ def differing_replicas(
     Returns buffers that differ, of which the first replica is saved. Other tensors that
     differ raise LayoutError, unless `replicas` is "first".
     """
-    everyone = together(ranks, lambda: _own_fingerprints(agreement, own))
+    everyone = run_on_all_ranks(ranks, lambda: _own_fingerprints(agreement, own))
     seen: dict[str, tuple[int, str]] = {}
     differing: dict[str, tuple[int, int]] = {}
     for rank, prints in enumerate(everyone):

@@ -21,7 +21,7 @@ from holdfast.adapters.saving.collect import Collected, Offer
 from holdfast.adapters.tensors import Holder, holder_of, part_view
 from holdfast.adapters.tree import flatten
 from holdfast.core.errors import Unsupported
-from holdfast.core.ranks import Ranks, together
+from holdfast.core.ranks import Ranks, run_on_all_ranks
 from holdfast.format.dtypes import DType, dtype_named
 from holdfast.layout.box import Box
 from holdfast.layout.placement import ShardBox
@@ -104,7 +104,9 @@ def _cast(offer: Offer, term: Term[Place], key: str) -> DType | None:
 
 def work_out(ranks: Ranks, collected: Collected, given: Any, state: Mapping[str, Any]) -> StoredKeys:
     """Work out what was given as mapping for what all ranks hold together. Collective."""
-    everyone = together(ranks, lambda: _describe(collected, {name: config_of(state.get(name)) for name in state}))
+    everyone = run_on_all_ranks(
+        ranks, lambda: _describe(collected, {name: config_of(state.get(name)) for name in state})
+    )
     made: list[StoredKeys] = []
 
     def work() -> None:
@@ -122,7 +124,7 @@ def work_out(ranks: Ranks, collected: Collected, given: Any, state: Mapping[str,
             contents = mapped[-1][1].contents
         made.append(_stored_keys(contents, mapped))
 
-    together(ranks, work)
+    run_on_all_ranks(ranks, work)
     return made[0]
 
 
