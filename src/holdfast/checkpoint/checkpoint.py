@@ -63,7 +63,7 @@ class Checkpoint:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What a reader omitted or is not certain about; empty for Holdfast's own checkpoints."""
+        """Notes on content that a reader omitted or is not certain about; empty for Holdfast's own checkpoints."""
         return ()
 
     def __repr__(self) -> str:
