@@ -114,7 +114,7 @@ def main() -> None:
         axes={},
         dealt=frozenset(),
         uniform=frozenset(),
-        speakers={},
+        reporters={},
         labels={},
         digest="",
         holdings=Holdings(),

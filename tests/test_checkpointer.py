@@ -181,12 +181,12 @@ def test_a_newer_format_is_never_passed_over(tmp_path: Path) -> None:
     del fields["digest"]
     fields["version"] = [2, 0]
     manifest.write_bytes(strictjson.dumps({**fields, "digest": digest_hex(strictjson.dumps(fields))}) + b"\n")
-    with pytest.raises(holdfast.Unsupported, match="install a newer one"):
+    with pytest.raises(holdfast.Unsupported, match="install a newer version"):
         checkpointer.restore(state_of(0.0))
     handle = checkpointer.save(2, state_of(9.0))
-    with pytest.raises(holdfast.Unsupported, match="install a newer one"):
+    with pytest.raises(holdfast.Unsupported, match="install a newer version"):
         handle.result()
-    with pytest.warns(holdfast.HoldfastWarning, match="install a newer one"):
+    with pytest.warns(holdfast.HoldfastWarning, match="install a newer version"):
         checkpointer.close()
     assert manifest.exists()
 

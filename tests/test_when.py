@@ -16,7 +16,7 @@ import torch
 
 import holdfast
 from holdfast import when
-from holdfast.core.ranks import Alone
+from holdfast.core.ranks import SingleProcess
 from holdfast.engine.save_handle import SaveHandle
 from holdfast.when import Schedule, best_interval_s
 
@@ -29,7 +29,7 @@ class Clock:
         return self.now
 
 
-class Two(Alone):
+class Two(SingleProcess):
     """Two ranks of which this is one; counts how often they talk."""
 
     world = 2
@@ -38,7 +38,7 @@ class Two(Alone):
         self.talks = 0
         self.other = other
 
-    def highest(self, values):
+    def all_max(self, values):
         self.talks += 1
         return list(map(max, values, self.other)) if self.other else list(values)
 
@@ -49,7 +49,7 @@ def saved_steps(occasion: when.Occasion, count: int, step_s: float, ranks=None, 
     found = []
     for step in range(1, count + 1):
         clock.now += step_s
-        if schedule.is_due(ranks or Alone(), step):
+        if schedule.is_due(ranks or SingleProcess(), step):
             handle = SaveHandle(step, 60.0)
             handle.stall_ms, handle.seconds = stall_ms, seconds
             handle.succeed(lambda: None)
@@ -217,7 +217,7 @@ def test_times_wait_for_the_save_in_flight() -> None:
         if step == 200:
             handle.stall_ms, handle.seconds = 1000.0, 198.0
             handle.succeed(lambda: None)
-        if schedule.is_due(Alone(), step):
+        if schedule.is_due(SingleProcess(), step):
             due.append(step)
             break
     assert due == [239]  # 1.2 times 198 seconds after the save began

@@ -10,7 +10,7 @@ from holdfast.checkpoint.checkpoint import Checkpoint, no_progress
 from holdfast.checkpoint.lineage import Lineage
 from holdfast.core import limits
 from holdfast.core.errors import InvalidArgument
-from holdfast.core.ranks import together
+from holdfast.core.ranks import run_on_all_ranks
 from holdfast.core.warnings import warn
 from holdfast.engine.blocking_save import Saver
 from holdfast.engine.load import LoadOptions, LoadReport, load_checkpoint
@@ -61,7 +61,7 @@ def save(
         refuse_link(storage, folder)
         made.append((Saver(storage, options), folder))
 
-    together(ranks, prepare)
+    run_on_all_ranks(ranks, prepare)
     saver, folder = made[0]
     return saver.save(ranks, folder, state, Lineage(_step_at(folder, step)))
 

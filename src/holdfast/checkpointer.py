@@ -35,8 +35,8 @@ from holdfast.core.errors import (
     StorageError,
     Unsupported,
 )
-from holdfast.core.events import Event, Listener, guarded, log_event
-from holdfast.core.ranks import Ranks, together
+from holdfast.core.events import Event, Listener, log_event, safe_listener
+from holdfast.core.ranks import Ranks, run_on_all_ranks
 from holdfast.core.warnings import warn
 from holdfast.engine.blocking_save import Saver
 from holdfast.engine.load import LoadOptions, LoadReport
@@ -136,7 +136,7 @@ class Checkpointer:
         self._threads = writer_threads
         self._deadline_s = deadline_s
         self._silence_s = silence_s
-        self._listener = guarded(on_event)
+        self._listener = safe_listener(on_event)
         self._owner = os.getpid()
         self._unrestored = True
         self._keep_captured = False
@@ -298,7 +298,7 @@ class Checkpointer:
         started = time.perf_counter()
         ranks = self._ranks()
         if self._background is None:
-            step = together(ranks, lambda: self._checked(step, state, metrics))[ranks.rank]
+            step = run_on_all_ranks(ranks, lambda: self._checked(step, state, metrics))[ranks.rank]
             try:
                 self._begin(ranks)
             except HoldfastError as error:
@@ -341,7 +341,7 @@ class Checkpointer:
             step = check()
             lineage = replace(self._coming_from(metrics), step=step)
             checkpoint = self._saver.save(ranks, step_folder(step), state, lineage)
-            together(ranks, lambda: self._tidy(ranks, step))
+            run_on_all_ranks(ranks, lambda: self._tidy(ranks, step))
         except HoldfastError as error:
             return self._not_saved(ranks, operator.index(step), error)
         self._origin = replace(self._origin, parent=step)
@@ -421,11 +421,11 @@ class Checkpointer:
         storage = self.storage
         if self._leftovers is not None or not isinstance(storage, SharedStorage):
             return
-        if not saving and not together(ranks, lambda: ranks.rank > 0 or storage.exists())[0]:
+        if not saving and not run_on_all_ranks(ranks, lambda: ranks.rank > 0 or storage.exists())[0]:
             return
-        life = together(ranks, lambda: self._new_life(ranks, storage))[0]
+        life = run_on_all_ranks(ranks, lambda: self._new_life(ranks, storage))[0]
         run = identify(ranks, storage)
-        if not run.lasting and ranks.rank == 0:
+        if not run.persistent and ranks.rank == 0:
             self._listener(Event("no identity", detail=_NO_IDENTITY.format(storage.name)))
         leftovers = Leftovers(storage, run.key, self._deadline_s)
         cleaned = leftovers.clean(ranks, self._silence_s)
@@ -475,7 +475,7 @@ class Checkpointer:
         )
         background = BackgroundSaver(storage, self._options, options, self._listener)
         try:
-            together(ranks, lambda: background.begin_run(ranks, run, life))
+            run_on_all_ranks(ranks, lambda: background.begin_run(ranks, run, life))
         except HoldfastError:
             background.close(0.0)
             raise
@@ -617,7 +617,7 @@ class Checkpointer:
             room = shutil.disk_usage(arenas[0].parent).free >= sum(arena.stat().st_size for arena in arenas)
             return [is_whole(report, captured_checkpoint(captured.cards)), room]
 
-        answers = together(ranks, look)
+        answers = run_on_all_ranks(ranks, look)
         self._keep_captured = True
         if not all(whole for whole, _ in answers):
             return "it stays there, since not all of it was restored"
@@ -658,7 +658,7 @@ class Checkpointer:
     def _has_optimizer(self, ranks: Ranks, state: MutableMapping[str, Any]) -> bool:
         from holdfast.adapters.optimizer import is_optimizer
 
-        return bool(ranks.highest([int(any(is_optimizer(value) for value in state.values()))])[0])
+        return bool(ranks.all_max([int(any(is_optimizer(value) for value in state.values()))])[0])
 
     def steps(self) -> list[int]:
         """The committed steps of the living branch, oldest first."""

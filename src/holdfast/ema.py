@@ -13,7 +13,7 @@ from torch import nn
 from holdfast.adapters.module import view_module
 from holdfast.adapters.saving.optimizer_forecast import local_tensor
 from holdfast.adapters.tensors import LikeShard
-from holdfast.capture.hooks import let_captures_finish
+from holdfast.capture.hooks import wait_for_captures
 from holdfast.core.errors import InvalidArgument, Mismatch, Unsupported
 
 _SLICE_BYTES = 256 << 20
@@ -170,7 +170,7 @@ class EMA:
         if self._swapped:
             raise Unsupported("the averaged weights are in the model already")
         self.settle()
-        let_captures_finish()
+        wait_for_captures()
         live = self._live()
         own = {key: live[key].clone() for key in (*self._averages, *self._copies)}
         with torch.no_grad():
@@ -181,7 +181,7 @@ class EMA:
             yield self.model
         finally:
             self._swapped = False
-            let_captures_finish()
+            wait_for_captures()
             live = self._live()
             with torch.no_grad():
                 for key, tensor in own.items():

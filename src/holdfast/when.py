@@ -149,7 +149,7 @@ class Schedule:
         busy = self._measure()
         own = [now - self._saved_at, pace_s, *self._known]
         flags = [int(self._heard_at is not None), int(busy)]
-        *told, heard, any_busy = ranks.highest([*(int(seconds * 1e6) for seconds in own), *flags])
+        *told, heard, any_busy = ranks.all_max([*(int(seconds * 1e6) for seconds in own), *flags])
         elapsed_s, pace_s, cost_s, write_s = (value / 1e6 for value in told)
         newly = bool(heard) and not self.preempted
         self.preempted = self.preempted or bool(heard)

@@ -35,5 +35,5 @@ def test_a_manifest_whose_digest_was_not_forged_is_refused(checkpoint):
     fields = json.loads((checkpoint / "holdfast.json").read_bytes())
     fields["step"] = 5
     (checkpoint / "holdfast.json").write_text(json.dumps(fields, separators=(",", ":")) + "\n")
-    with pytest.raises(Damaged, match="the manifest's digest is"):
+    with pytest.raises(Damaged, match="the digest of the manifest is"):
         examine(checkpoint)

@@ -133,7 +133,7 @@ def test_shared_memory_that_others_may_read_is_refused() -> None:
     path = create_file(4096, "test-modes-")
     try:
         os.chmod(path, 0o644)
-        with pytest.raises(holdfast.StorageError, match="not one that Holdfast made"):
+        with pytest.raises(holdfast.StorageError, match="was not created by Holdfast"):
             Arena(path, 4096)
     finally:
         unlink_file(path)

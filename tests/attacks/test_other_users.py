@@ -106,9 +106,9 @@ def test_memory_with_a_second_name_is_not_used() -> None:
     os.link(path, alias)
     try:
         assert find_files("test-users-") == []
-        with pytest.raises(holdfast.StorageError, match="not one that Holdfast made"):
+        with pytest.raises(holdfast.StorageError, match="was not created by Holdfast"):
             Arena(str(alias), 4096)
-        with pytest.raises(holdfast.StorageError, match="not a file that Holdfast made"):
+        with pytest.raises(holdfast.StorageError, match="not a file that Holdfast created"):
             read_private(str(alias), 10_000)
         alias.unlink()
         assert find_files("test-users-") == [path]
@@ -127,9 +127,9 @@ def test_an_arena_or_card_of_another_user_is_not_found() -> None:
             make_foreign(Path(taken))
         os.chmod(path, 0o600)
         assert find_files("test-users-") == []
-        with pytest.raises(holdfast.StorageError, match="not one that Holdfast made"):
+        with pytest.raises(holdfast.StorageError, match="was not created by Holdfast"):
             Arena(path, 4096)
-        with pytest.raises(holdfast.StorageError, match="not a file that Holdfast made"):
+        with pytest.raises(holdfast.StorageError, match="not a file that Holdfast created"):
             read_private(card_path(path), 4096)
     finally:
         for taken in (path, card_path(path)):

@@ -90,7 +90,7 @@ def test_a_link_that_leads_nowhere_is_told_and_passed_over(run: Path, target: st
 
 def test_a_link_to_another_step_is_damage(run: Path) -> None:
     (run / step_folder(9)).symlink_to(step_folder(2))
-    with pytest.warns(UserWarning, match="its manifest is of step 2"):
+    with pytest.warns(UserWarning, match="its manifest belongs to step 2"):
         assert restored(run)[0] == 3
 
 
@@ -159,7 +159,7 @@ def test_a_checkpoint_is_not_saved_to_a_path_that_is_a_link(run: Path) -> None:
 def test_a_link_that_is_no_step_takes_its_name(run: Path) -> None:
     storage = LocalStorage(run)
     (run / "taken").symlink_to("none")
-    assert retention.free_name(storage, "taken") == "taken-2"
+    assert retention.unused_name(storage, "taken") == "taken-2"
     with pytest.raises(holdfast.StorageError, match="there is such a folder"):
         storage.rename(step_folder(1), "taken")
 
@@ -227,9 +227,9 @@ def test_a_step_that_is_named_by_its_path_is_read(shared: Path) -> None:
 def test_commands_say_whose_it_is_and_take_the_own_newest(shared: Path, tmp_path: Path) -> None:
     assert "NOT TRUSTED" in call("ls", shared) and f"uid {STRANGER}" in call("ls", shared)
     assert json.loads(call("ls", shared, "--json"))[-1]["good"] is False
-    assert "step 9 is passed over" in call("show", shared) and "HOLDFAST_TRUST_OWNERS" in call("show", shared)
+    assert "step 9 is skipped" in call("show", shared) and "HOLDFAST_TRUST_OWNERS" in call("show", shared)
     assert "NOT TRUSTED" in call("verify", shared) and call("verify", shared).count(": good") == 4
-    with pytest.warns(UserWarning, match="step 9 is passed over"):
+    with pytest.warns(UserWarning, match="step 9 is skipped"):
         assert open_source(shared).step == 3
     assert "NOT TRUSTED" in call("top", shared, "--once")
 

@@ -17,12 +17,12 @@ def test_a_manifest_of_another_version_is_refused_or_read_for_what_it_is(origina
 @pytest.mark.parametrize("version", FUTURE, ids=str)
 def test_a_newer_major_is_no_damage_and_says_what_to_do(checkpoint, version):
     forge_manifest(checkpoint, lambda fields: fields.update(version=version))
-    with pytest.raises(holdfast.Unsupported, match=r"written in format version .*: install a newer one"):
+    with pytest.raises(holdfast.Unsupported, match=r"written in format version .*: install a newer version"):
         examine(checkpoint)
 
 
 @pytest.mark.parametrize("version", NEVER, ids=str)
 def test_a_version_that_never_was_is_damage(checkpoint, version):
     forge_manifest(checkpoint, lambda fields: fields.update(version=version))
-    with pytest.raises(Damaged, match=r"is not two numbers|there was never a format version"):
+    with pytest.raises(Damaged, match=r"is not two numbers|format version \d+ never existed"):
         examine(checkpoint)

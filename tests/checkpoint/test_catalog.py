@@ -28,5 +28,5 @@ def test_only_folders_with_their_own_good_manifest_count(tmp_path: Path) -> None
         (1000, True),
         (2000, False),
     ]
-    assert "its manifest is of step 5" in str(found[-1].problem)
+    assert "its manifest belongs to step 5" in str(found[-1].problem)
     assert committed_steps(LocalStorage(tmp_path / "absent")) == []

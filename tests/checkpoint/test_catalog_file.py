@@ -16,7 +16,7 @@ import pytest
 from holdfast import keep
 from holdfast.checkpoint import catalog_file, retention
 from holdfast.checkpoint.catalog import Catalog, committed_steps, living_steps
-from holdfast.checkpoint.lineage import Left
+from holdfast.checkpoint.lineage import LeftStep
 from holdfast.checkpoint.retention_index import RetentionIndex
 from holdfast.format.manifest import FileRecord, Manifest, encode_manifest
 from holdfast.format.names import MANIFEST, step_folder
@@ -41,8 +41,8 @@ def commit(
     step: int,
     number: int = 0,
     *,
-    abandons: tuple[Left, ...] = (),
-    skips: tuple[Left, ...] = (),
+    abandons: tuple[LeftStep, ...] = (),
+    skips: tuple[LeftStep, ...] = (),
     **metrics: float,
 ) -> str:
     """A step without tensors, published as a save publishes it."""
@@ -64,7 +64,7 @@ def settle(root: Path) -> None:
 
 def write_catalog(root: Path) -> None:
     catalog = Catalog(LocalStorage(root))
-    catalog.look()
+    catalog.scan()
     catalog.write()
 
 
@@ -148,7 +148,7 @@ def test_a_manifest_that_changed_right_after_it_was_read_is_read_again(tmp_path:
     path = tmp_path / step_folder(12) / MANIFEST
     status, data = path.stat(), path.read_bytes()
     entry = Catalog(LocalStorage(tmp_path))
-    entry.look()
+    entry.scan()
     damaged = bytearray(data)
     damaged[-3] ^= 1
     with path.open("r+b") as file:

@@ -15,7 +15,7 @@ from torch import nn
 import holdfast
 from holdfast import keep
 from holdfast.checkpoint import retention
-from holdfast.checkpoint.catalog import committed_steps, living_steps, set_aside
+from holdfast.checkpoint.catalog import committed_steps, living_steps, set_aside_folders
 from holdfast.checkpoint.tags import add_tag, read_tags, remove_tag, tagged
 from holdfast.cli.main import cli
 from holdfast.format import strictjson
@@ -129,7 +129,7 @@ def test_a_run_keeps_what_its_policy_says(kind: str, tmp_path: Path) -> None:
     assert run(root, keep.last(2) | keep.best(1, "loss"), range(1, 9)) == [5, 7, 8]
     if kind == "background":
         assert names(tmp_path / "run") == [step_folder(step) for step in (5, 7, 8)]
-        assert retention.remembered(LocalStorage(tmp_path / "run")) == keep.last(2) | keep.best(1, "loss")
+        assert retention.saved_policy(LocalStorage(tmp_path / "run")) == keep.last(2) | keep.best(1, "loss")
 
 
 def test_what_was_just_committed_stays_though_higher_steps_are_there(tmp_path: Path) -> None:
@@ -367,7 +367,7 @@ def test_a_run_without_a_policy_is_remembered_as_one(tmp_path: Path) -> None:
     run(tmp_path, keep.last(1), range(1, 3))
     with holdfast.Checkpointer(tmp_path) as checkpointer:
         checkpointer.save(3, state_of(3.0)).result()
-    assert retention.remembered(LocalStorage(tmp_path)) is None
+    assert retention.saved_policy(LocalStorage(tmp_path)) is None
 
 
 def test_a_tag_goes_with_what_was_tagged_when_a_rewind_sets_it_aside(tmp_path: Path) -> None:
@@ -378,7 +378,7 @@ def test_a_tag_goes_with_what_was_tagged_when_a_rewind_sets_it_aside(tmp_path: P
         checkpointer.restore(state_of(0.0), step=1)
         for step in (3, 4):
             checkpointer.save(step, state_of(10.0 * step)).result()
-    everything = [*committed_steps(storage), *set_aside(storage)]
+    everything = [*committed_steps(storage), *set_aside_folders(storage)]
     assert tagged(storage, everything) == {abandoned_folder(3): ["best"]}
     assert retention.apply(storage, keep.last(1)).removed == [1, 3]
 

@@ -36,13 +36,13 @@ def test_a_policy_that_cannot_be_read_keeps_everything_until_it_is_written_anew(
     (tmp_path / ".policy" / "keep.json").write_bytes(data)
     storage = LocalStorage(tmp_path)
     with pytest.raises(Damaged, match="--keep"):
-        retention.remembered(storage)
+        retention.saved_policy(storage)
     done = call("gc", tmp_path)
     assert done.exit_code == 0 and "no checkpoint goes" in done.output and "--keep" in done.output
     assert len(committed_steps(storage)) == 3
     outcome = retention.apply(storage, keep.last(1), 3)
     assert outcome.problems == [] and outcome.removed == [1, 2]
-    assert retention.remembered(storage) == keep.last(1)
+    assert retention.saved_policy(storage) == keep.last(1)
 
 
 def test_a_tag_that_cannot_be_read_protects_all_and_can_be_given_anew(tmp_path: Path, data: bytes) -> None:

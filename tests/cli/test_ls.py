@@ -84,7 +84,7 @@ def test_a_damaged_manifest_is_listed_with_its_reason(run):
     assert done.exit_code == 0
     rows = done.output.splitlines()
     assert rows[2].split()[:2] == ["10", "DAMAGED:"]
-    assert "step-000000000010/holdfast.json: the manifest's digest is" in rows[2]
+    assert "step-000000000010/holdfast.json: the digest of the manifest is" in rows[2]
     assert "DAMAGED" not in rows[1] + rows[3]
 
 
@@ -102,7 +102,7 @@ def test_a_step_without_a_manifest_is_listed_with_its_reason(run):
 
 def test_a_manifest_of_another_step_is_damage(run):
     shutil.copy(run / step_folder(10) / "holdfast.json", run / step_folder(2) / "holdfast.json")
-    assert "its manifest is of step 10" in call("ls", run).output.splitlines()[1]
+    assert "its manifest belongs to step 10" in call("ls", run).output.splitlines()[1]
 
 
 def test_hidden_attempts_and_other_folders_are_not_listed(run):

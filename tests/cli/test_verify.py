@@ -97,7 +97,7 @@ def test_a_file_of_another_size_is_found(step, change):
     os.truncate(step / MODEL, size + change)
     done = call("verify", step)
     assert done.exit_code == 1
-    assert f"{MODEL} has {size + change} bytes, the manifest says {size}" in done.output
+    assert f"{MODEL} has {size + change} bytes, but the manifest records {size}" in done.output
 
 
 def test_all_damage_is_found_and_not_only_the_first(step):

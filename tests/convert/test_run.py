@@ -86,7 +86,7 @@ def test_scalars_that_become_one_must_be_equal(tmp_path):
     saved["optimizer"].state[saved["model"][0].bias]["step"] += 1
     holdfast.save(tmp_path / "a", saved)
     joined = ConvertOptions(mapping=MappingOptions(["0.bias, 1.bias -> both, axis=0"]))
-    with pytest.raises(Mismatch, match="optimizer: both/step is made of several, which hold different values"):
+    with pytest.raises(Mismatch, match="optimizer: both/step is merged from several tensors with different values"):
         convert(tmp_path / "a", tmp_path / "b", joined)
     assert os.listdir(tmp_path) == ["a"]
 

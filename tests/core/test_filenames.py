@@ -1,7 +1,7 @@
 import pytest
 
 from holdfast.core.errors import Damaged
-from holdfast.core.filenames import case_twins, check_file, check_twins, is_plain
+from holdfast.core.filenames import case_collision, check_case_collisions, check_file, is_plain
 
 PLAIN = [
     "model-00001-of-00003.safetensors",
@@ -86,7 +86,7 @@ def test_the_message_quotes_control_characters_and_is_short():
 
 
 def test_names_that_differ_only_by_case_are_twins():
-    assert case_twins(["a", "b", "a/b"]) is None
-    assert case_twins(["ema/a", "b", "EMA/A"]) == ("ema/a", "EMA/A")
+    assert case_collision(["a", "b", "a/b"]) is None
+    assert case_collision(["ema/a", "b", "EMA/A"]) == ("ema/a", "EMA/A")
     with pytest.raises(Damaged, match=r"run: the file names 'a\.json' and 'A\.json' differ only by case"):
-        check_twins(["a.json", "A.json"], "run")
+        check_case_collisions(["a.json", "A.json"], "run")

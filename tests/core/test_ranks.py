@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from holdfast.core.errors import Damaged, NotFound, PeerFailed, error_record
-from holdfast.core.ranks import Alone, together
+from holdfast.core.ranks import SingleProcess, run_on_all_ranks
 
 
 @dataclass
@@ -40,48 +40,48 @@ def fail(error):
 
 
 def test_alone_is_a_run_of_one_rank():
-    assert together(Alone(), lambda: "mine") == ["mine"]
-    assert (Alone().rank, Alone().world) == (0, 1)
+    assert run_on_all_ranks(SingleProcess(), lambda: "mine") == ["mine"]
+    assert (SingleProcess().rank, SingleProcess().world) == (0, 1)
 
 
 def test_every_rank_gets_all_values_in_rank_order():
-    assert together(Scripted({0: good("a"), 2: good("c")}, rank=1), lambda: "b") == ["a", "b", "c"]
+    assert run_on_all_ranks(Scripted({0: good("a"), 2: good("c")}, rank=1), lambda: "b") == ["a", "b", "c"]
 
 
 def test_an_error_alone_is_raised_as_it_is():
     cause = Damaged("the digest differs")
     with pytest.raises(Damaged, match=r"^the digest differs$") as caught:
-        together(Alone(), lambda: fail(cause))
+        run_on_all_ranks(SingleProcess(), lambda: fail(cause))
     assert caught.value is cause
 
 
 def test_another_ranks_error_is_raised_here_and_names_that_rank():
     ranks = Scripted({1: good(None), 2: bad(NotFound("no such file")), 3: good(None)})
     with pytest.raises(NotFound, match=r"^rank 2: no such file$"):
-        together(ranks, lambda: None)
+        run_on_all_ranks(ranks, lambda: None)
 
 
 def test_ranks_that_failed_alike_are_named_together():
     same = bad(Damaged("short file"))
     with pytest.raises(Damaged, match=r"^ranks 1, 3: short file$"):
-        together(Scripted({1: same, 2: good(None), 3: same}), lambda: None)
+        run_on_all_ranks(Scripted({1: same, 2: good(None), 3: same}), lambda: None)
 
 
 def test_of_different_errors_the_lowest_ranks_is_raised_everywhere():
     ranks = Scripted({0: bad(NotFound("gone")), 1: bad(Damaged("torn"))}, rank=2)
     with pytest.raises(NotFound, match=r"^rank 0: gone$"):
-        together(ranks, lambda: fail(Damaged("torn")))
+        run_on_all_ranks(ranks, lambda: fail(Damaged("torn")))
 
 
 def test_an_error_on_all_ranks_alike_names_none():
     with pytest.raises(Damaged, match=r"^torn$"):
-        together(Scripted({1: bad(Damaged("torn"))}), lambda: fail(Damaged("torn")))
+        run_on_all_ranks(Scripted({1: bad(Damaged("torn"))}), lambda: fail(Damaged("torn")))
 
 
 def test_a_rank_that_fails_still_tells_the_others():
     ranks = Scripted({1: good(None)})
     with pytest.raises(PeerFailed, match=r"^rank 0: ZeroDivisionError: oops$") as caught:
-        together(ranks, lambda: fail(ZeroDivisionError("oops")))
+        run_on_all_ranks(ranks, lambda: fail(ZeroDivisionError("oops")))
     assert ranks.told == [{"error": ["PeerFailed", "ZeroDivisionError: oops"]}]
     assert isinstance(caught.value.__cause__, ZeroDivisionError)
 
@@ -89,5 +89,5 @@ def test_a_rank_that_fails_still_tells_the_others():
 def test_an_interrupt_is_not_kept_for_a_gather():
     ranks = Scripted({1: good(None)})
     with pytest.raises(KeyboardInterrupt):
-        together(ranks, lambda: fail(KeyboardInterrupt()))
+        run_on_all_ranks(ranks, lambda: fail(KeyboardInterrupt()))
     assert ranks.told == []

@@ -292,7 +292,7 @@ def a_missing_file(folder: Path) -> None:
     (folder / TENSORS).unlink()
 
 
-@damage(TENSORS, "bytes, the manifest says")
+@damage(TENSORS, "bytes, but the manifest records")
 def a_truncated_file(folder: Path) -> None:
     os.truncate(folder / TENSORS, 150)
 

@@ -17,10 +17,10 @@ from holdfast.checkpoint.checkpoint import Checkpoint
 from holdfast.core.errors import HoldfastError
 from holdfast.format.names import step_folder
 from holdfast.storage.local import LocalStorage
-from holdfast.testing.disk import Mark, Recording, recorded
+from holdfast.testing.disk import DiskRecording, Mark, recorded
 from holdfast.testing.judging import Promise, RunJudge, judge_steps
 from holdfast.testing.powerloss import Judge, judge_all
-from holdfast.testing.system import Call, watched_system
+from holdfast.testing.system import SystemCall, watched_system
 from tests.faults.row import Row, Tally
 from tests.faults.threads import writers_on_threads
 from tests.faults.world import BLOCK_BYTES, save, state, world
@@ -32,12 +32,12 @@ def attempt_of(storage: LocalStorage, step: int) -> str:
     return Checkpoint(storage, step_folder(step)).manifest.attempt
 
 
-def fresh(storage: LocalStorage, recording: Recording) -> None:
+def fresh(storage: LocalStorage, recording: DiskRecording) -> None:
     save(storage, 1, 1)
     recording.mark(Promise(1, (attempt_of(storage, 1),)))
 
 
-def with_retention(storage: LocalStorage, recording: Recording) -> None:
+def with_retention(storage: LocalStorage, recording: DiskRecording) -> None:
     recording.mark(Promise(1, (attempt_of(storage, 1),)))
     save(storage, 2, 2)
     recording.mark(Promise(2, (attempt_of(storage, 2),)))
@@ -45,7 +45,7 @@ def with_retention(storage: LocalStorage, recording: Recording) -> None:
     storage.remove(step_folder(1))
 
 
-def again(storage: LocalStorage, recording: Recording) -> None:
+def again(storage: LocalStorage, recording: DiskRecording) -> None:
     older = attempt_of(storage, 1)
     try:
         save(storage, 1, 7)
@@ -55,7 +55,7 @@ def again(storage: LocalStorage, recording: Recording) -> None:
     recording.mark(Promise(1, (newer,)))
 
 
-def background(storage: LocalStorage, recording: Recording) -> None:
+def background(storage: LocalStorage, recording: DiskRecording) -> None:
     """A save of a Checkpointer, whose writer works on a thread of this process so that its calls are seen."""
     recording.mark(Promise(1, (attempt_of(storage, 1),)))
     with writers_on_threads(), holdfast.Checkpointer(storage, block_bytes=BLOCK_BYTES) as checkpointer:
@@ -63,13 +63,13 @@ def background(storage: LocalStorage, recording: Recording) -> None:
         recording.mark(Promise(2, (attempt_of(storage, 2),)))
 
 
-def _attempts(recording: Recording) -> set[str]:
+def _attempts(recording: DiskRecording) -> set[str]:
     """The attempts that were begun: a save that fails may still be found complete."""
     changes = [change for operation in recording.operations for change in getattr(operation, "changes", ())]
     return {name for _, name, _ in changes if name.startswith(".attempt-")}
 
 
-Work = Callable[[LocalStorage, Recording], None]
+Work = Callable[[LocalStorage, DiskRecording], None]
 SAVES: dict[str, tuple[int, Work]] = {
     "a fresh save": (0, fresh),
     "a save with retention": (1, with_retention),
@@ -82,7 +82,7 @@ RUNS = {**{name: (*save, 1) for name, save in SAVES.items()}, "a background save
 
 
 @contextmanager
-def record(steps: int, work: Work) -> Iterator[tuple[Recording, Path]]:
+def record(steps: int, work: Work) -> Iterator[tuple[DiskRecording, Path]]:
     """What a save does to a disk that holds `steps` steps, under a root of its own."""
     with world() as here:
         top = here.folder / "disk"
@@ -108,7 +108,7 @@ def go_on_after(steps: int, work: Work, every: int, seed: int) -> Tally:
         return judged(recording, folder, RunJudge(lambda: state(0)), every)
 
 
-def judged(recording: Recording, folder: Path, judge: Judge = judge_steps, every: int = 1) -> Tally:
+def judged(recording: DiskRecording, folder: Path, judge: Judge = judge_steps, every: int = 1) -> Tally:
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
         outcome = judge_all(recording, judge, root=RUN, scratch=Path(scratch), every=every)
     for verdict, point in outcome.bad[:5]:
@@ -117,11 +117,11 @@ def judged(recording: Recording, folder: Path, judge: Judge = judge_steps, every
     return Tally(outcome.states, outcome.states - len(outcome.bad), lost=len(outcome.bad) - corrupt, wrong=corrupt)
 
 
-def failing_sync(steps: int, work: Work, number: int, storage: LocalStorage, recording: Recording) -> None:
+def failing_sync(steps: int, work: Work, number: int, storage: LocalStorage, recording: DiskRecording) -> None:
     """The same save with an fsync that fails: what it promised to make certain is not."""
     seen = 0
 
-    def fail(call: Call, do: Callable[[], Any]) -> Any:
+    def fail(call: SystemCall, do: Callable[[], Any]) -> Any:
         nonlocal seen
         seen += call.name == "fsync"
         if call.name == "fsync" and seen == number:

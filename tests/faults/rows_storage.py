@@ -13,7 +13,7 @@ from typing import Any
 
 from holdfast.storage.local import LocalStorage
 from holdfast.testing.faults import Fault, FaultGate, faulty
-from holdfast.testing.system import Call, watched_system
+from holdfast.testing.system import SystemCall, watched_system
 from tests.faults.row import WRONG, Row, Tally
 from tests.faults.world import JOBS, Hung, Job, attempt, hung, in_child, judged, world
 
@@ -44,7 +44,7 @@ def killed_at_system_call(root: Path, job: Job, number: int, what: str) -> Tally
     def work() -> None:
         seen = 0
 
-        def kill(call: Call, work: Callable[[], Any]) -> Any:
+        def kill(call: SystemCall, work: Callable[[], Any]) -> Any:
             nonlocal seen
             seen += 1
             if seen == number:
@@ -87,7 +87,7 @@ def short_write(root: Path, job: Job, number: int, what: str) -> Tally | None:
 def failing_system_call(error: int, lasting: bool, root: Path, job: Job, number: int, what: str) -> Tally | None:
     seen = 0
 
-    def fail(call: Call, work: Callable[[], Any]) -> Any:
+    def fail(call: SystemCall, work: Callable[[], Any]) -> Any:
         nonlocal seen
         seen += 1
         if seen == number or (lasting and seen > number):

@@ -7,7 +7,7 @@ import safetensors.torch
 import torch
 
 from holdfast.core.errors import Unsupported
-from holdfast.format.dtypes import dtype_coded, dtype_named, numpy_dtype
+from holdfast.format.dtypes import dtype_from_code, dtype_named, numpy_dtype
 from holdfast.format.header import TensorEntry, decode_header, encode_header
 
 PLAIN = [
@@ -82,7 +82,7 @@ def test_bits_are_those_of_the_torch_dtype(name):
 
 @pytest.mark.parametrize("name", PLAIN)
 def test_a_code_leads_back_to_the_dtype_that_has_it(name):
-    assert dtype_coded(dtype_named(name).code) is dtype_named(name)
+    assert dtype_from_code(dtype_named(name).code) is dtype_named(name)
 
 
 def test_values_of_small_floats_agree_with_torch():
@@ -100,7 +100,7 @@ def test_what_safetensors_cannot_name_is_stored_as_something_it_can(name, stored
     dtype = dtype_named(name)
     assert (dtype.stored, dtype.pair) == (stored, pair)
     assert dtype.code == dtype_named(stored).code
-    assert dtype_coded(dtype.code) is dtype_named(stored)
+    assert dtype_from_code(dtype.code) is dtype_named(stored)
     assert numpy_dtype(name) == numpy_dtype(stored)
 
 
@@ -112,4 +112,4 @@ def test_an_unknown_dtype_is_refused_with_what_there_is(name):
 
 @pytest.mark.parametrize("code", ["", "f32", "F128", "float32", "F32 ", "C128", "F4"])
 def test_an_unknown_code_is_no_dtype(code):
-    assert dtype_coded(code) is None
+    assert dtype_from_code(code) is None

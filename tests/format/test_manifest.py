@@ -9,7 +9,7 @@ from holdfast.core import limits
 from holdfast.core.errors import Damaged, HoldfastError, Unsupported
 from holdfast.format import strictjson
 from holdfast.format.digest import digest_hex
-from holdfast.format.manifest import Block, FileRecord, GroupRecord, Manifest, decode_manifest, encode_manifest
+from holdfast.format.manifest import BlockRecord, FileRecord, GroupRecord, Manifest, decode_manifest, encode_manifest
 
 FILE = "model-00001-of-00001.safetensors"
 SMALL = Manifest(
@@ -20,8 +20,10 @@ SMALL = Manifest(
     block_bytes=4096,
     groups={"model": GroupRecord("module", (FILE,), 5000, {"head": "embed"}, {"phase": "complex128"})},
     files={
-        FILE: FileRecord(5100, (Block(0, 4096, "a" * 32), Block(4096, 1004, "b" * 32)), Block(0, 100, "c" * 32)),
-        "state.json": FileRecord(2, (Block(0, 2, "d" * 32),)),
+        FILE: FileRecord(
+            5100, (BlockRecord(0, 4096, "a" * 32), BlockRecord(4096, 1004, "b" * 32)), BlockRecord(0, 100, "c" * 32)
+        ),
+        "state.json": FileRecord(2, (BlockRecord(0, 2, "d" * 32),)),
         "empty.txt": FileRecord(0, ()),
     },
     writer={"holdfast": "0.1.0", "world": 8, "mesh": {"dp": 8}},
@@ -62,8 +64,8 @@ DIGESTS = st.text("0123456789abcdef", min_size=32, max_size=32)
 @st.composite
 def file_records(draw):
     sizes = draw(st.lists(st.integers(1, 2**40), max_size=4))
-    blocks = tuple(Block(sum(sizes[:i]), size, draw(DIGESTS)) for i, size in enumerate(sizes))
-    header = Block(0, draw(st.integers(1, sum(sizes))), draw(DIGESTS)) if sizes and draw(st.booleans()) else None
+    blocks = tuple(BlockRecord(sum(sizes[:i]), size, draw(DIGESTS)) for i, size in enumerate(sizes))
+    header = BlockRecord(0, draw(st.integers(1, sum(sizes))), draw(DIGESTS)) if sizes and draw(st.booleans()) else None
     return FileRecord(sum(sizes), blocks, header)
 
 
@@ -131,18 +133,20 @@ def test_bytes_changed_at_random_are_refused(draw):
     "changed", [lambda d: b" " + d, lambda d: d[:-1], lambda d: d + b"\n", lambda d: d.replace(b",", b", ")]
 )
 def test_the_same_fields_written_another_way_are_refused(changed):
-    with pytest.raises(Damaged, match="not written as Holdfast writes it"):
+    with pytest.raises(Damaged, match="not in the form that Holdfast writes"):
         decode_manifest(changed(encode_manifest(SMALL)), "w")
 
 
 def test_a_wrong_digest_is_named_with_the_one_expected():
     data = encode_manifest(SMALL).replace(b'"step":7', b'"step":8')
-    with pytest.raises(Damaged, match=r"^run/step-7/holdfast\.json: the manifest's digest is [0-9a-f]{32}, it states "):
+    with pytest.raises(
+        Damaged, match=r"^run/step-7/holdfast\.json: the digest of the manifest is [0-9a-f]{32}, but it states "
+    ):
         decode_manifest(data, "run/step-7")
 
 
 def test_a_newer_major_version_is_refused_and_says_what_to_do():
-    with pytest.raises(Unsupported, match=r"written in format version 2\.0; .* install a newer one"):
+    with pytest.raises(Unsupported, match=r"written in format version 2\.0, .* install a newer version"):
         decode_manifest(resigned(lambda fields: fields.update(version=[2, 0])), "w")
 
 

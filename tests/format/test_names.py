@@ -74,10 +74,10 @@ def test_keys_of_any_printable_utf8_are_allowed(key):
 @pytest.mark.parametrize(
     ("key", "problem"),
     [
-        ("", "at least one character"),
-        (None, "not a text"),
-        (7, "not a text"),
-        (b"a", "not a text"),
+        ("", "not a non-empty string"),
+        (None, "not a non-empty string"),
+        (7, "not a non-empty string"),
+        (b"a", "not a non-empty string"),
         ("__metadata__", "reserved"),
         ("a\0b", "control"),
         ("a\nb", "control"),

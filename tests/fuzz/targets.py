@@ -14,7 +14,7 @@ import numpy as np
 from holdfast.checkpoint.checkpoint import Checkpoint
 from holdfast.checkpoint.commit import small_file_record
 from holdfast.checkpoint.lineage import Lineage
-from holdfast.checkpoint.retention import remembered
+from holdfast.checkpoint.retention import saved_policy
 from holdfast.checkpoint.tags import read_tags
 from holdfast.core.errors import NotFound
 from holdfast.format import statejson, strictjson
@@ -22,7 +22,7 @@ from holdfast.format.digest import digest_hex
 from holdfast.format.dtypes import dtype_named
 from holdfast.format.header import LENGTH_BYTES, TensorEntry, decode_header, encode_header, header_bytes
 from holdfast.format.index import decode_index, encode_index
-from holdfast.format.manifest import Block, FileRecord, GroupRecord, Manifest, decode_manifest, encode_manifest
+from holdfast.format.manifest import BlockRecord, FileRecord, GroupRecord, Manifest, decode_manifest, encode_manifest
 from holdfast.writer.arena_card import Card, card_path
 from holdfast.writer.in_flight import saves_in_flight
 from tests.fuzz.foreign import foreign_targets
@@ -77,9 +77,9 @@ def _seal_header(text: bytes) -> bytes:
 
 def _manifest() -> Manifest:
     digest = digest_hex(b"")
-    blocks = (Block(0, 4096, digest), Block(4096, 10, digest))
+    blocks = (BlockRecord(0, 4096, digest), BlockRecord(4096, 10, digest))
     files = {
-        "model-00001-of-00001.safetensors": FileRecord(4106, blocks, Block(0, 64, digest)),
+        "model-00001-of-00001.safetensors": FileRecord(4106, blocks, BlockRecord(0, 64, digest)),
         "ema/model-00001-of-00001.safetensors": FileRecord(0, ()),
         "state.json": small_file_record(b"{}", 4096),
     }
@@ -150,7 +150,7 @@ def _parse_tag(data: bytes) -> object:
 
 def _parse_policy(data: bytes) -> object:
     folder: Any = OneFolder({"keep.json": data}, (".policy",))
-    return remembered(folder)
+    return saved_policy(folder)
 
 
 def _parse_note(data: bytes) -> object:

@@ -25,5 +25,5 @@ def test_flat_ranges_are_runs_in_order(data: st.DataObject) -> None:
 
 def test_a_range_outside_the_tensor_is_refused() -> None:
     for start, stop in ((-1, 2), (3, 2), (0, 7)):
-        with pytest.raises(ValueError, match="does not lie in a tensor of 6 elements"):
+        with pytest.raises(ValueError, match="is not inside a tensor of 6 elements"):
             flat_boxes((2, 3), start, stop)

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.distributed.tensor._utils import _compute_local_shape_and_global_offset
 
-from holdfast.layout.placement import Replicate, Shard, StridedShard, parts_of
+from holdfast.layout.placement import Replicate, Shard, StridedShard, shard_boxes
 from holdfast.testing.strategies import shapes, shardings
 
 
@@ -24,7 +24,7 @@ def test_left_to_right_is_what_dtensor_computes(data: st.DataObject) -> None:
     sharding = data.draw(shardings(shape).filter(lambda found: found.flat is None))
     theirs = [to_torch(placement) for placement in sharding.placements]
     for coordinate in sharding.coordinates:
-        parts = parts_of(shape, sharding.sizes, sharding.placements, coordinate, right_to_left=False)
+        parts = shard_boxes(shape, sharding.sizes, sharding.placements, coordinate, right_to_left=False)
         size, offset = _compute_local_shape_and_global_offset(shape, sharding.sizes, list(coordinate), theirs)
         if not parts:
             assert 0 in size
@@ -36,15 +36,15 @@ def test_left_to_right_is_what_dtensor_computes(data: st.DataObject) -> None:
 def test_very_uneven_strided_shards_differ_between_the_two_readings() -> None:
     """9 rows, tensor parallel 2, FSDP 4: FSDP2 leaves the last rank of the first half without rows."""
     placements = (StridedShard(0, 2), Shard(0))
-    assert parts_of((9,), (4, 2), placements, (3, 0)) == ()
-    (part,) = parts_of((9,), (4, 2), placements, (3, 0), right_to_left=False)
+    assert shard_boxes((9,), (4, 2), placements, (3, 0)) == ()
+    (part,) = shard_boxes((9,), (4, 2), placements, (3, 0), right_to_left=False)
     assert part.box.offsets == (8,)
 
 
 def test_a_split_factor_of_its_own_interleaves() -> None:
-    parts = parts_of((8,), (2,), (StridedShard(0, 2),), (1,))
+    parts = shard_boxes((8,), (2,), (StridedShard(0, 2),), (1,))
     assert [(part.box.offsets, part.box.sizes, part.local.offsets) for part in parts] == [
         ((2,), (2,), (0,)),
         ((6,), (2,), (2,)),
     ]
-    assert len(parts_of((8,), (2,), (Replicate(),), (1,))) == 1
+    assert len(shard_boxes((8,), (2,), (Replicate(),), (1,))) == 1

@@ -19,7 +19,7 @@ from holdfast.checkpoint.checkpoint import Checkpoint
 from holdfast.layout.box import Box
 from holdfast.mapping import Mapping, Sized
 from holdfast.plan.recipe import Recipe
-from holdfast.plan.recipe_fill import turned
+from holdfast.plan.recipe_fill import to_target_dims
 
 PROGRAMS = Path(__file__).parent / "aoa_programs"
 HIDDEN, HEAD, HEADS, GROUPS, LAYERS, EXPERTS, WIDE, VOCABULARY = 16, 8, 4, 2, 2, 4, 12, 32
@@ -86,12 +86,12 @@ def made(recipe: Recipe[str], state: State) -> np.ndarray:
         data = state[term.source][term.part.within(Box.full(state[term.source].shape))]
         for dtype in term.casts:
             data = data.astype(dtype.name)
-        out[term.box.within(Box.full(recipe.shape))] = turned(data, term.order)
+        out[term.box.within(Box.full(recipe.shape))] = to_target_dims(data, term.order)
     return out
 
 
 def paddle_llama(state: State, *, tied: bool) -> State:
-    """Linear weights turned; what is tied is there twice."""
+    """Linear weights transposed; tied weights stored twice."""
     out = {key: array.T if key.endswith("_proj.weight") else array for key, array in state.items()}
     return out | ({"lm_head.weight": state["model.embed_tokens.weight"]} if tied else {})
 

@@ -11,7 +11,7 @@ from holdfast.layout.box import Box
 from holdfast.mapping.program import Mapping
 from holdfast.mapping.syntax.statement import Sized
 from holdfast.plan.recipe import Recipe
-from holdfast.plan.recipe_fill import turned
+from holdfast.plan.recipe_fill import to_target_dims
 
 F32 = dtype_named("float32")
 State = dict[str, np.ndarray]
@@ -28,7 +28,7 @@ def made(recipe: Recipe[str], arrays: State, box: Box) -> np.ndarray:
     out = np.full(box.sizes, np.nan)
     for term in recipe.overlapping(box):
         part = arrays[term.source][term.part.within(Box.full(arrays[term.source].shape))]
-        out[term.box.within(box)] = turned(part, term.order)
+        out[term.box.within(box)] = to_target_dims(part, term.order)
     return out
 
 

@@ -23,7 +23,7 @@ def test_a_hole_is_named_by_its_place() -> None:
 
 
 def test_a_box_outside_the_shape_is_refused() -> None:
-    with pytest.raises(LayoutError, match="does not lie in the shape"):
+    with pytest.raises(LayoutError, match="is not inside the shape"):
         cells_of((4,), [Box((2,), (3,))], "w")
 
 

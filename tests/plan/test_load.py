@@ -40,7 +40,7 @@ def test_columns_that_fill_the_rows_are_read_whole_and_shared() -> None:
     (read,) = reads_of(wants, verify=False)
     (portion,) = read.portions
     assert [size for _, size in portion.ranges] == [512]
-    assert portion.takers() == {0, 1, 2, 3}
+    assert portion.receivers() == {0, 1, 2, 3}
 
 
 def test_verified_blocks_are_read_whole_and_once() -> None:

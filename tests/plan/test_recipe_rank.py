@@ -11,7 +11,7 @@ from holdfast.layout.box import Box
 from holdfast.plan.arrays import ArrayDestination
 from holdfast.plan.files import Place, TensorSpec
 from holdfast.plan.recipe import NEW, Recipe, is_filled
-from holdfast.plan.recipe_fill import destinations_of, turned, turned_back
+from holdfast.plan.recipe_fill import destinations_of, to_source_dims, to_target_dims
 
 F32 = dtype_named("float32")
 
@@ -79,20 +79,20 @@ def applied(draw: st.DrawFn, step: str, twin: Twin, parts: list[Twin]) -> Twin:
     if step == "stack":
         dim = draw(st.integers(0, rank))
         alike = [twin, *(part for part in parts if part.array.shape == array.shape)]
-        stacked = Recipe.concat([part.recipe.raised(dim) for part in alike], dim)
+        stacked = Recipe.concat([part.recipe.unsqueezed(dim) for part in alike], dim)
         return Twin(stacked, np.stack([part.array for part in alike], dim))
     if step == "permute":
         order = draw(st.permutations(range(rank)))
         return Twin(recipe.permuted(order), array.transpose(order))
     if step == "over":
-        other = Recipe.whole("middle", array.shape, F32).transposed().raised(0)
-        return Twin(other.over(lambda _: recipe), array.transpose()[None])
+        other = Recipe.whole("middle", array.shape, F32).transposed().unsqueezed(0)
+        return Twin(other.substituted(lambda _: recipe), array.transpose()[None])
     if not rank:
         return twin
     dim = draw(st.integers(0, rank - 1))
     begin = draw(st.integers(0, array.shape[dim] - 1))
     if step == "cut":
-        return Twin(recipe.narrow(dim, begin, 1).dropped(dim), array.take(begin, dim))
+        return Twin(recipe.narrow(dim, begin, 1).squeezed(dim), array.take(begin, dim))
     if step == "narrow":
         size = draw(st.integers(1, array.shape[dim] - begin))
         return Twin(recipe.narrow(dim, begin, size), array.take(range(begin, begin + size), dim))
@@ -115,27 +115,27 @@ def test_any_chain_of_steps_gives_what_numpy_gives_on_any_box(data: st.DataObjec
 
 def test_a_stack_that_was_cut_apart_is_one_plain_term_again() -> None:
     whole = source(0, (4, 3, 2)).recipe
-    parts = [whole.narrow(0, number, 1).dropped(0) for number in range(4)]
+    parts = [whole.narrow(0, number, 1).squeezed(0) for number in range(4)]
     assert [part.shape for part in parts] == [(3, 2)] * 4
-    assert Recipe.concat([part.raised(0) for part in parts], 0) == whole
+    assert Recipe.concat([part.unsqueezed(0) for part in parts], 0) == whole
 
 
 def test_what_was_stacked_and_cut_apart_is_the_sources_again() -> None:
     sources = [source(number, (3, 2)).recipe for number in range(4)]
-    stacked = Recipe.concat([recipe.raised(1) for recipe in sources], 1)
+    stacked = Recipe.concat([recipe.unsqueezed(1) for recipe in sources], 1)
     assert stacked.shape == (3, 4, 2)
     assert stacked.terms[2].order == (0, NEW, 1)
-    assert [stacked.narrow(1, number, 1).dropped(1) for number in range(4)] == sources
+    assert [stacked.narrow(1, number, 1).squeezed(1) for number in range(4)] == sources
     assert all(recipe.terms[0].is_plain for recipe in sources)
     assert not stacked.terms[0].is_plain
 
 
 def test_turned_views_share_memory_and_undo_each_other() -> None:
     array = np.arange(24, dtype=np.uint32).reshape(4, 1, 6)
-    view = turned(array, (2, NEW, 0))
+    view = to_target_dims(array, (2, NEW, 0))
     assert view.shape == (6, 1, 4)
     assert np.shares_memory(view, array)
-    back = turned_back(view, (2, NEW, 0), 3)
+    back = to_source_dims(view, (2, NEW, 0), 3)
     assert back.shape == (4, 1, 6)
     assert np.shares_memory(back, array)
     np.testing.assert_array_equal(back, array)

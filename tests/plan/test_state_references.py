@@ -1,4 +1,4 @@
-from holdfast.plan.state_references import references, settled_entry
+from holdfast.plan.state_references import references, update_entry_references
 
 
 def tree(value):
@@ -11,23 +11,23 @@ def ref(key):
 
 def test_an_entry_that_is_true_stays_as_it_is():
     entry = tree({"a": ref("a"), "deep": [ref("deep.0"), 3]})
-    assert settled_entry(entry, ["a", "deep.0"]) is entry
+    assert update_entry_references(entry, ["a", "deep.0"]) is entry
 
 
 def test_references_to_what_is_gone_go_too():
     value = {"a": ref("a"), "deep": [ref("deep.0"), ref("deep.1")], "n": 5}
-    assert settled_entry(tree(value), ["a", "deep.1"])["value"] == {
+    assert update_entry_references(tree(value), ["a", "deep.1"])["value"] == {
         "a": ref("a"),
         "deep": [None, ref("deep.1")],
         "n": 5,
     }
     ordered = {"$OrderedDict": [["a", ref("a")], ["b", ref("b")]]}
-    assert settled_entry(tree(ordered), ["b"])["value"] == {"$OrderedDict": [["b", ref("b")]]}
+    assert update_entry_references(tree(ordered), ["b"])["value"] == {"$OrderedDict": [["b", ref("b")]]}
 
 
 def test_without_any_tensor_it_is_a_plain_value():
-    assert settled_entry(tree({"a": ref("a"), "n": 5}), []) == {"kind": "json", "value": {"n": 5}}
-    assert settled_entry(tree(ref("a")), []) == {"kind": "json", "value": {}}
+    assert update_entry_references(tree({"a": ref("a"), "n": 5}), []) == {"kind": "json", "value": {"n": 5}}
+    assert update_entry_references(tree(ref("a")), []) == {"kind": "json", "value": {}}
 
 
 def test_new_keys_are_referred_to_whatever_the_value_was():
@@ -37,21 +37,23 @@ def test_new_keys_are_referred_to_whatever_the_value_was():
         ([ref("0")], {"x.y": ref("x.y")}),
         (ref("odd"), {"x.y": ref("x.y")}),
     ):
-        found = settled_entry(tree(value), ["x.y"])["value"]
+        found = update_entry_references(tree(value), ["x.y"])["value"]
         assert found == made
-    assert settled_entry(tree([ref("0"), 3]), ["0", "$x"])["value"] == {"$dict": [["0", ref("0")], ["$x", ref("$x")]]}
+    assert update_entry_references(tree([ref("0"), 3]), ["0", "$x"])["value"] == {
+        "$dict": [["0", ref("0")], ["$x", ref("$x")]]
+    }
 
 
 def test_what_differs_between_ranks_or_names_parameters_stays():
     for entry in ({"kind": "tensors", "axes": ["dp"], "sizes": [2], "values": {}}, {"kind": "optimizer", "groups": []}):
-        assert settled_entry(entry, ["a"]) is entry
+        assert update_entry_references(entry, ["a"]) is entry
 
 
 def test_an_object_keeps_its_own_state_and_gets_no_keys():
     entry = {"kind": "stateful", "value": {"a": ref("a"), "b": ref("b")}}
-    assert settled_entry(entry, ["a", "c"]) == {"kind": "stateful", "value": {"a": ref("a")}}
+    assert update_entry_references(entry, ["a", "c"]) == {"kind": "stateful", "value": {"a": ref("a")}}
 
 
 def test_pairs_that_are_none_are_left_to_whoever_decodes_them():
     odd = {"$dict": [["a", ref("a"), 1], 7]}
-    assert references(settled_entry(tree({"x": odd, "b": ref("b")}), ["b"])["value"]) == {"b": "$tensor"}
+    assert references(update_entry_references(tree({"x": odd, "b": ref("b")}), ["b"])["value"]) == {"b": "$tensor"}

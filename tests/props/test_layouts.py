@@ -66,7 +66,7 @@ def check_partial_plan(
         return not here.isdisjoint(holdings[place].ranks)
 
     part = plan_save(
-        plan.files, holdings.__getitem__, plan.hosts, block_bytes, only=here, concerns=concerns, whole_files=whole
+        plan.files, holdings.__getitem__, plan.hosts, block_bytes, only=here, is_relevant=concerns, whole_files=whole
     )
     assert part.blocks == tuple(
         block for block in plan.blocks if block.owner in here or any(piece.rank in here for piece in block.pieces)

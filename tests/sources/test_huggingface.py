@@ -54,7 +54,7 @@ def test_an_index_that_names_a_key_its_file_lacks_is_damage(tmp_path):
     save_file(A, tmp_path / "part.safetensors")
     weight_map = {"a": "part.safetensors", "gone": "part.safetensors"}
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
-    with pytest.raises(Damaged, match=r"index\.json: it says that 'gone' is in part\.safetensors"):
+    with pytest.raises(Damaged, match=r"index\.json: the index lists 'gone' in part\.safetensors"):
         open_stored(tmp_path)
 
 

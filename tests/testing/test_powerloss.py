@@ -19,7 +19,7 @@ from holdfast.storage import linux
 from holdfast.storage.local import LocalStorage
 from holdfast.testing.disk import Sync, recorded
 from holdfast.testing.judging import RunJudge
-from holdfast.testing.powerloss import Outcome, judge_all, legal_states
+from holdfast.testing.powerloss import PowerLossResult, judge_all, legal_states
 from holdfast.writer.heartbeat import shown
 from holdfast.writer.mailbox import Mailbox
 
@@ -58,7 +58,7 @@ def judge(root: Path, marks: Sequence[Any]) -> str:
     )
 
 
-def outcome_of(root: Path, work: Callable[[], None]) -> Outcome:
+def outcome_of(root: Path, work: Callable[[], None]) -> PowerLossResult:
     with recorded(root) as recording:
         work()
         recording.mark("acknowledged")
@@ -157,7 +157,7 @@ def test_a_rename_across_folders_is_refused(tmp_path: Path) -> None:
     with recorded(tmp_path) as recording:
         os.mkdir(tmp_path / "one" / "x")
         os.rename(tmp_path / "one" / "x", tmp_path / "two" / "x")
-    with pytest.raises(InvalidArgument, match="from one folder to another"):
+    with pytest.raises(InvalidArgument, match="a rename between two folders"):
         list(legal_states(recording))
 
 

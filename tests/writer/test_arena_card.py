@@ -33,7 +33,7 @@ def test_links_pipes_and_files_of_others_are_refused(card: Path, tmp_path: Path)
     open_file.write_bytes(card.read_bytes())
     open_file.chmod(0o644)
     assert read_cards([link, pipe, open_file]) == []
-    with pytest.raises(HoldfastError, match="not a file that Holdfast made"):
+    with pytest.raises(HoldfastError, match="not a file that Holdfast created"):
         read_private(str(pipe), 100)
 
 

@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 from holdfast.core.errors import PeerFailed
 from holdfast.core.host import host_identity
-from holdfast.core.ranks import Alone, Ranks
+from holdfast.core.ranks import Ranks, SingleProcess
 from holdfast.core.warnings import warn
 
 NOTICE_S = 30.0
@@ -34,7 +34,7 @@ _CPU_GROUPS: weakref.WeakKeyDictionary[dist.ProcessGroup, dict[float, dist.Proce
 def current_ranks(deadline_s: float) -> Ranks:
     """The ranks of the default process group, or a single process if there is none."""
     if not dist.is_available() or not dist.is_initialized():
-        return Alone()
+        return SingleProcess()
     return TorchRanks(_cpu_group(deadline_s), deadline_s)
 
 
@@ -100,7 +100,7 @@ class TorchRanks:
     def host(self) -> str:
         return host_identity()
 
-    def highest(self, values: Sequence[int]) -> list[int]:
+    def all_max(self, values: Sequence[int]) -> list[int]:
         own = torch.tensor(list(values), dtype=torch.int64)
         with _waiting_for_others(self._group, self.rank, self._deadline_s):
             dist.all_reduce(own, dist.ReduceOp.MAX, group=self._group)

@@ -23,8 +23,8 @@ from holdfast.format.dtypes import DType, dtype_named
 from holdfast.layout.box import Box
 from holdfast.layout.flat import flat_boxes
 from holdfast.layout.mesh import Mesh
-from holdfast.layout.placement import Part, Placement, Replicate, Shard, StridedShard, local_shape, parts_of
-from holdfast.layout.spread import Boxes, How, OnMesh, Whole
+from holdfast.layout.placement import Placement, Replicate, Shard, ShardBox, StridedShard, local_shape, shard_boxes
+from holdfast.layout.spread import Boxes, OnMesh, RankLayout, Whole
 from holdfast.plan.arrays import RawArray, bytes_of
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
@@ -63,16 +63,16 @@ class Holder:
 
     logical: DType
     shape: tuple[int, ...]
-    parts: tuple[Part, ...]
+    parts: tuple[ShardBox, ...]
     local: torch.Tensor
-    how: How
+    how: RankLayout
 
     @property
     def stored(self) -> DType:
         return dtype_named(self.logical.stored)
 
 
-Layout = tuple[DType, tuple[int, ...], tuple[Part, ...], How]
+Layout = tuple[DType, tuple[int, ...], tuple[ShardBox, ...], RankLayout]
 
 
 class Holders:
@@ -163,7 +163,7 @@ def holder_of(value: torch.Tensor | FlatShard | LikeShard, where: str) -> Holder
     local = _storable(value, where)
     logical = _dtype_of(value, where)
     shape = tuple(local.shape)
-    return Holder(logical, shape, (Part(Box.full(shape), Box.full(shape)),), local, Whole())
+    return Holder(logical, shape, (ShardBox(Box.full(shape), Box.full(shape)),), local, Whole())
 
 
 def _dtype_of(tensor: torch.Tensor, where: str) -> DType:
@@ -199,10 +199,10 @@ def _with_pair(box: Box) -> Box:
     return Box((*box.offsets, 0), (*box.sizes, 2))
 
 
-def _paired(parts: tuple[Part, ...], logical: DType) -> tuple[Part, ...]:
+def _paired(parts: tuple[ShardBox, ...], logical: DType) -> tuple[ShardBox, ...]:
     if not logical.pair:
         return parts
-    return tuple(Part(_with_pair(part.box), _with_pair(part.local)) for part in parts)
+    return tuple(ShardBox(_with_pair(part.box), _with_pair(part.local)) for part in parts)
 
 
 def _dtensor_holder(value: DTensor, where: str) -> Holder:
@@ -217,7 +217,7 @@ def _dtensor_holder(value: DTensor, where: str) -> Holder:
     placements = [_placement(placement, where) for placement in value.placements]
     parts, right_to_left = _matching_parts(shape, tuple(mesh.shape), placements, coordinate, tuple(local.shape), where)
     parts = _paired(parts, logical)
-    how: How = OnMesh(mesh_of(mesh), tuple(placements), right_to_left)
+    how: RankLayout = OnMesh(mesh_of(mesh), tuple(placements), right_to_left)
     if logical.pair:
         how = Boxes(tuple(part.box for part in parts))
     return Holder(logical, stored, parts, _storable(local, where), how)
@@ -237,10 +237,10 @@ def _matching_parts(
     coordinate: Sequence[int],
     found: tuple[int, ...],
     where: str,
-) -> tuple[tuple[Part, ...], bool]:
+) -> tuple[tuple[ShardBox, ...], bool]:
     """The parts by whichever reading of strided shards fits the local tensor, and which one it was."""
     for right_to_left in (True, False):
-        parts = parts_of(shape, sizes, placements, coordinate, right_to_left=right_to_left)
+        parts = shard_boxes(shape, sizes, placements, coordinate, right_to_left=right_to_left)
         expected = local_shape(parts, len(shape))
         if expected == found or (expected is None and 0 in found):
             return parts, right_to_left
@@ -278,12 +278,12 @@ def _flat_holder(shard: FlatShard, where: str) -> Holder:
     parts = []
     at = 0
     for box in boxes:
-        parts.append(Part(box, Box((at,), (box.volume,))))
+        parts.append(ShardBox(box, Box((at,), (box.volume,))))
         at += box.volume
     return Holder(logical, shape, tuple(parts), local, Boxes(tuple(boxes)))
 
 
-def part_view(holder: Holder, part: Part) -> torch.Tensor:
+def part_view(holder: Holder, part: ShardBox) -> torch.Tensor:
     """The part as a tensor with the sizes of its box, a view of the local tensor."""
     view = holder.local
     if part.local.sizes == part.box.sizes == view.shape:

@@ -1,1 +1,1 @@
-"""Capture: live tensors into arenas of shared memory, without stopping training."""
+"""Capture: copy live tensors into arenas of shared memory without stopping training."""

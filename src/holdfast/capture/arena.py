@@ -1,4 +1,4 @@
-"""A rank's arena as the trainer sees it: made and page-locked in the background, filled by captures."""
+"""The trainer's side of a rank's arena: allocated and page-locked in the background, filled by captures."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ _THREADS = 8
 class RankArena:
     """One arena for all saves of a run; it grows when a plan needs more.
 
-    Making it takes seconds: space is reserved, pages are brought in, and page-locked where
-    there is a GPU. `prepare` does that on a thread; `require` waits for it.
+    Allocation takes seconds: it reserves space, faults in the pages, and page-locks them if there
+    is a GPU. `prepare` allocates on a thread; `require` waits for it.
     """
 
     def __init__(self, prefix: str, limit_bytes: int | None, deadline_s: float, created: Callable[[str], None]) -> None:
         self._prefix = prefix
-        self._created = created  # told the path as soon as there is a file, before it is filled
+        self._created = created  # called with the path once the file exists, before it is filled
         self._limit_bytes = limit_bytes
         self._deadline_s = deadline_s
         self._arena: Arena | None = None
@@ -53,23 +53,23 @@ class RankArena:
         return torch.from_numpy(self._arena.bytes)
 
     def prepare(self, size: int, made: Callable[[], None] = lambda: None) -> None:
-        """Begin to make an arena of at least `size` bytes, unless there is one or one is being made."""
+        """Start to allocate an arena of at least `size` bytes, unless there is one or one is in progress."""
         if self._thread is None and size > self.size and not self._too_large(size):
             self._thread = threading.Thread(target=self._make_quietly, args=(size, made), daemon=True)
             self._thread.start()
 
     def require(self, size: int) -> tuple[str, torch.Tensor]:
-        """The path and bytes of an arena of at least `size`, made now if need be."""
+        """Return the path and bytes of an arena of at least `size`, allocating it now if necessary."""
         if self._thread is not None:
             self._thread.join(self._deadline_s)
             if self._thread.is_alive():
-                raise StorageError(f"the arena was not made within {self._deadline_s:.0f} s")
+                raise StorageError(f"the arena was not allocated within {self._deadline_s:.0f} s")
             self._thread = None
         if size > self.size or self._arena is None:
             if self._too_large(size):
                 raise StorageError(
-                    f"capturing this rank's state takes {size} bytes of shared memory, "
-                    f"arena_bytes allows {self._limit_bytes}"
+                    f"capturing the state of this rank takes {size} bytes of shared memory, "
+                    f"but arena_bytes allows only {self._limit_bytes}"
                 )
             self._make(size)
         assert self._arena is not None
@@ -84,7 +84,7 @@ class RankArena:
             self._make(size)
             made()
         except (HoldfastError, OSError, RuntimeError) as error:
-            self.problem = f"the arena was not made ahead: {error}"  # `require` tries again, with the size it needs
+            self.problem = f"the arena was not allocated in advance: {error}"  # `require` tries again
 
     def _make(self, size: int) -> None:
         started = time.monotonic()
@@ -101,7 +101,7 @@ class RankArena:
         self._arena = arena
         if self._closed:
             self.release()
-            raise StorageError("the Checkpointer was closed meanwhile")
+            raise StorageError("the Checkpointer was closed in the meantime")
         if torch.cuda.is_available():
             self._pin(address, max(size, 1))
         self.seconds = time.monotonic() - started
@@ -111,38 +111,36 @@ class RankArena:
         if int(code) == 0:
             self._pinned = address
         else:
-            self.problem = (
-                f"{size} bytes could not be page-locked (CUDA error {int(code)}; ulimit -l): saves are slower"
-            )
+            self.problem = f"cannot page-lock {size} bytes (CUDA error {int(code)}; check ulimit -l): saves are slower"
 
-    def blank(self) -> None:
-        """Say that the arena is about to be filled: nothing may be read or restored from it until it is."""
+    def invalidate(self) -> None:
+        """Mark the arena as being filled: nothing may be read or restored from it until it is sealed."""
         if self._arena is not None:
             unlink_file(card_path(self._arena.path))
             seal(self._arena.bytes, "")
 
     def seal(self, attempt: str) -> None:
-        """Say that the arena holds all of an attempt: the writers of this host may read it."""
+        """Mark the arena as holding all of an attempt: the writers of this host may read it."""
         assert self._arena is not None
         seal(self._arena.bytes, attempt)
 
     def release(self) -> None:
-        """Give the memory back, also where no writer ever took it over."""
+        """Free the memory, even if no writer ever opened it."""
         if self._arena is None:
             return
         if self._pinned is not None:
             torch.cuda.cudart().cudaHostUnregister(self._pinned)  # type: ignore[no-untyped-call]
             self._pinned = None
-        self.blank()
+        self.invalidate()
         unlink_file(self._arena.path)
         self._arena.close()
         self._arena = None
 
     def close(self, timeout_s: float, *, leave: bool, keep: bool = True) -> tuple[str, int] | None:
-        """End: give the memory back, or `leave` it to the writer, which takes it away when it leaves.
+        """Free the memory, or `leave` it to the writer, which deletes it when it exits.
 
-        With a card it stays too, to `keep` what could not be written for the next start. Returns
-        the path and size of an arena that stays.
+        With `keep`, an arena with a card also stays: it keeps unwritten state for the next start.
+        Returns the path and size of an arena that stays.
         """
         self._closed = True
         if self._thread is not None:
@@ -151,10 +149,10 @@ class RankArena:
             self.release()
             return None
         kept = self._arena.path, self.size
-        self._let_go()
+        self._detach()
         return kept
 
-    def _let_go(self) -> None:
+    def _detach(self) -> None:
         if self._pinned is not None:
             torch.cuda.cudart().cudaHostUnregister(self._pinned)  # type: ignore[no-untyped-call]
             self._pinned = None

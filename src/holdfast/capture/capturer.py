@@ -1,4 +1,4 @@
-"""Captures of one rank: started at the call, guarded by the optimizers' hooks, finished on a thread."""
+"""Captures of one rank: started by a save, protected by optimizer hooks, finished on a thread."""
 
 from __future__ import annotations
 
@@ -12,70 +12,70 @@ import torch
 
 from holdfast.adapters.saving.collect import Offer
 from holdfast.adapters.saving.optimizer_forecast import stepped_tensors
-from holdfast.capture.copy import Copier, Item, Pending
-from holdfast.capture.copy_targets import Spots
+from holdfast.capture.copy import Copier, CopyItem, PendingCapture
+from holdfast.capture.copy_targets import CopyTargets
 from holdfast.capture.cuda_threads import current_device, enter_thread
 from holdfast.capture.hooks import StepHooks
-from holdfast.layout.placement import Part
-from holdfast.plan.writer_job import Span
+from holdfast.layout.placement import ShardBox
+from holdfast.plan.writer_job import ArenaSpan
 
-GRAPH_NOTICE = "an optimizer steps inside a CUDA graph, where nothing can wait: its tensors are captured at the call"
+GRAPH_NOTICE = "an optimizer steps inside a CUDA graph, where no hook can wait: its tensors are captured during save"
 
 
 @dataclass(frozen=True, slots=True)
-class _Watched:
-    """A capture that the thread waits for, and whom it tells."""
+class _WatchedCapture:
+    """A capture that the thread waits for, and its callbacks."""
 
-    pending: Pending
-    done: Callable[[float], None]
-    lost: Callable[[Exception], None]
+    pending: PendingCapture
+    on_done: Callable[[float], None]
+    on_error: Callable[[Exception], None]
 
 
 class Capturer:
-    """Takes the state of a rank into its arena, while training goes on."""
+    """Copies the state of a rank into its arena while training continues."""
 
     def __init__(self) -> None:
         self.hooks = StepHooks()
         self.copier = Copier()
-        self._queue: queue.Queue[_Watched | None] = queue.Queue()
+        self._queue: queue.Queue[_WatchedCapture | None] = queue.Queue()
         self._thread: threading.Thread | None = None
 
     def capture(
         self,
-        sources: Iterable[tuple[Offer, Part, Span]],
+        sources: Iterable[tuple[Offer, ShardBox, ArenaSpan]],
         optimizers: Sequence[Any],
-        spots: Spots,
-        done: Callable[[float], None],
-        lost: Callable[[Exception], None],
+        targets: CopyTargets,
+        on_done: Callable[[float], None],
+        on_error: Callable[[Exception], None],
     ) -> None:
-        """Start to copy. `done` is told when the copy began, once it is whole; `lost` is told what went wrong.
+        """Start the copy. When it is complete, `on_done` is called with its start time; on failure `on_error`.
 
-        Without CUDA tensors all is copied when this returns, and `done` has been called.
+        Without CUDA tensors everything is copied on return, and `on_done` has been called.
         """
-        items = self._items(sources, optimizers, spots)
-        pending = self.copier.start(items, spots, self.hooks.interval_s)
+        items = self._items(sources, optimizers, targets)
+        pending = self.copier.start(items, targets, self.hooks.interval_s)
         self.hooks.guard(pending.released)
         if pending.done:
-            self._need_thread()
-            self._queue.put(_Watched(pending, done, lost))
+            self._ensure_thread()
+            self._queue.put(_WatchedCapture(pending, on_done, on_error))
         else:
-            done(pending.started)
+            on_done(pending.started)
 
     def _items(
-        self, sources: Iterable[tuple[Offer, Part, Span]], optimizers: Sequence[Any], spots: Spots
-    ) -> list[Item]:
+        self, sources: Iterable[tuple[Offer, ShardBox, ArenaSpan]], optimizers: Sequence[Any], targets: CopyTargets
+    ) -> list[CopyItem]:
         trusted = self.hooks.trusted(optimizers)
         guarded = {
             tensor.untyped_storage().data_ptr() for optimizer in trusted for tensor in stepped_tensors(optimizer)
         }
         items = []
-        for (offer, part, span), spot in zip(sources, spots.spots, strict=True):
+        for (offer, part, span), target in zip(sources, targets.targets, strict=True):
             local = offer.holder.local
             owned = bool(guarded) and local.is_cuda and local.untyped_storage().data_ptr() in guarded
-            items.append(Item(offer, part, span, spot, owned))
+            items.append(CopyItem(offer, part, span, target, owned))
         return items
 
-    def _need_thread(self) -> None:
+    def _ensure_thread(self) -> None:
         if self._thread is None:
             device = (current_device(),)
             self._thread = threading.Thread(target=self._finish, args=device, name="holdfast-capture", daemon=True)
@@ -88,19 +88,19 @@ class Capturer:
                 rate = watched.pending.wait()
                 if rate:
                     self.copier.rate = rate
-                watched.done(watched.pending.started)
-            except Exception as error:  # noqa: BLE001  (training goes on; who saves tells of it)
-                watched.lost(error)
+                watched.on_done(watched.pending.started)
+            except Exception as error:  # noqa: BLE001  (training continues; the save reports the error)
+                watched.on_error(error)
 
     def notice(self) -> str:
-        """What a user should know about the captures of this run, if anything."""
+        """Return a notice for the user about the captures of this run, or ""."""
         return GRAPH_NOTICE if self.hooks.graphed() else ""
 
-    def warm(self, devices: Iterable[torch.device]) -> None:
-        self.copier.warm(devices)
+    def warm_up(self, devices: Iterable[torch.device]) -> None:
+        self.copier.warm_up(devices)
 
     def probe(self, devices: Iterable[torch.device], arena: torch.Tensor) -> None:
-        """Measure how fast copies to an unused arena are."""
+        """Measure the speed of copies to an unused arena."""
         for device in devices:
             if device.type == "cuda":
                 self.copier.probe(device, arena)

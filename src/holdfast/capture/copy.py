@@ -1,9 +1,9 @@
 """Copies from live tensors into the arena.
 
-CPU tensors are copied before `start` returns. CUDA tensors are copied on a side stream: what
-an optimizer owns while the next forward and backward run, everything else by way of a copy on
-the device, so that the compute stream waits for no more than that. Small tensors are gathered
-on the device first and cross together.
+CPU tensors are copied before `start` returns. CUDA tensors are copied on a side stream. Tensors
+that an optimizer owns are copied while the next forward and backward run. All others are first
+copied on the device, so that the compute stream waits only for that copy. Small tensors are
+gathered on the device and moved together.
 """
 
 from __future__ import annotations
@@ -16,28 +16,28 @@ import torch
 
 from holdfast.adapters.saving.collect import Offer, stored_view
 from holdfast.adapters.tensors import RAW_DTYPES
-from holdfast.capture.copy_targets import Spot, Spots
+from holdfast.capture.copy_targets import CopyTarget, CopyTargets
 from holdfast.layout.flat import flat_boxes
-from holdfast.layout.placement import Part
-from holdfast.plan.writer_job import Span
+from holdfast.layout.placement import ShardBox
+from holdfast.plan.writer_job import ArenaSpan
 
-_FIRST_RATE = 20e9  # bytes a second to the host, until it has been measured
+_FIRST_RATE = 20e9  # assumed bytes per second to the host, until measured
 _PROBE_BYTES = 64 << 20
 _FIRST_INTERVAL_S = 0.1
-_USED_OF_STEP = 0.8  # of a step's time, before the next optimizer step
+_USED_OF_STEP = 0.8  # usable share of a step's time before the next optimizer step
 _SPARE_BYTES = 1 << 30
 _SPARE_SHARE = 0.05
 _ALIGNMENT = 512
 
 
 @dataclass(frozen=True, slots=True)
-class Item:
-    """A span of the arena, its spot, and the live part it is copied from; `owned` if an optimizer step guards it."""
+class CopyItem:
+    """A span of the arena, its target, and the live shard to copy; `owned` if an optimizer step guards it."""
 
     offer: Offer
-    part: Part
-    span: Span
-    spot: Spot
+    part: ShardBox
+    span: ArenaSpan
+    target: CopyTarget
     owned: bool
 
     @property
@@ -46,8 +46,8 @@ class Item:
 
 
 @dataclass(slots=True)
-class Pending:
-    """A capture in flight: what must stay alive until it is done, and when it is."""
+class PendingCapture:
+    """A capture in flight: its events, and the tensors that must stay alive until it is done."""
 
     bytes: int = 0
     started: float = field(default_factory=time.perf_counter)
@@ -56,7 +56,7 @@ class Pending:
     alive: list[torch.Tensor] = field(default_factory=list)
 
     def wait(self) -> float:
-        """Wait on the host until all is captured; returns the bytes per second of the copies, 0 if unknown."""
+        """Wait on the host until the capture is complete; return the bytes per second, 0 if unknown."""
         milliseconds = 0.0
         for begin, end in self.done:
             end.synchronize()
@@ -66,15 +66,15 @@ class Pending:
 
 
 class Copier:
-    """Starts captures; remembers streams and how fast copies went."""
+    """Starts captures; keeps the side streams and the measured speed of copies."""
 
     def __init__(self) -> None:
         self._streams: dict[torch.device, torch.cuda.Stream] = {}
         self._staged: dict[torch.device, int] = {}
         self.rate = _FIRST_RATE
 
-    def warm(self, devices: Iterable[torch.device]) -> None:
-        """Make streams and load kernels: the first time they take a while."""
+    def warm_up(self, devices: Iterable[torch.device]) -> None:
+        """Create streams and load kernels, which is slow the first time."""
         for device in devices:
             if device.type == "cuda":
                 with torch.cuda.stream(self.stream(device)):
@@ -84,7 +84,7 @@ class Copier:
                         first.copy_(second)
 
     def probe(self, device: torch.device, arena: torch.Tensor) -> None:
-        """Measure how fast copies to the arena are, before it holds anything."""
+        """Measure the speed of copies to the arena, before it holds anything."""
         size = min(_PROBE_BYTES, arena.numel())
         with torch.cuda.stream(self.stream(device)):
             source = self._buffer(device, size) if size <= self._room(device) else None
@@ -98,34 +98,39 @@ class Copier:
         self.rate = size / begin.elapsed_time(end) * 1000
 
     def stream(self, device: torch.device) -> torch.cuda.Stream:
-        """The side stream of a device."""
+        """Return the side stream of a device."""
         if device not in self._streams:
             self._streams[device] = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         return self._streams[device]
 
-    def start(self, items: Sequence[Item], spots: Spots, interval_s: float | None) -> Pending:
-        """Begin to copy all items; those on the CPU are copied when this returns."""
-        here = [item for item in items if not item.offer.holder.local.is_cuda]
-        away = [item for item in items if item.offer.holder.local.is_cuda] if len(here) < len(items) else []
-        pending = Pending(bytes=sum(item.span.bytes for item in away))
-        for device in sorted({item.device for item in away}, key=str):
-            own = [item for item in away if item.device == device]
-            self._start_device(device, own, spots, interval_s or _FIRST_INTERVAL_S, pending)
-        for item in here:
-            for target, source in _pairs(item, item.spot):
+    def start(self, items: Sequence[CopyItem], targets: CopyTargets, interval_s: float | None) -> PendingCapture:
+        """Start to copy all items; those on the CPU are copied on return."""
+        on_cpu = [item for item in items if not item.offer.holder.local.is_cuda]
+        on_cuda = [item for item in items if item.offer.holder.local.is_cuda] if len(on_cpu) < len(items) else []
+        pending = PendingCapture(bytes=sum(item.span.bytes for item in on_cuda))
+        for device in sorted({item.device for item in on_cuda}, key=str):
+            own = [item for item in on_cuda if item.device == device]
+            self._start_device(device, own, targets, interval_s or _FIRST_INTERVAL_S, pending)
+        for item in on_cpu:
+            for target, source in _pairs(item, item.target):
                 target.copy_(source)
         return pending
 
     def _start_device(
-        self, device: torch.device, items: Sequence[Item], spots: Spots, interval_s: float, pending: Pending
+        self,
+        device: torch.device,
+        items: Sequence[CopyItem],
+        targets: CopyTargets,
+        interval_s: float,
+        pending: PendingCapture,
     ) -> None:
         side = self.stream(device)
         current = torch.cuda.current_stream(device)
         side.wait_stream(current)
         with torch.cuda.stream(side), torch.no_grad():
-            mirrored = [item for item in items if item.spot.mirrored]
-            at_once = [item for item in items if not item.owned and not item.spot.mirrored]
-            owned = [item for item in items if item.owned and not item.spot.mirrored]
+            mirrored = [item for item in items if item.target.mirrored]
+            at_once = [item for item in items if not item.owned and not item.target.mirrored]
+            owned = [item for item in items if item.owned and not item.target.mirrored]
             owned.sort(key=lambda item: item.span.bytes)
             window = int(interval_s * _USED_OF_STEP * self.rate)
             room = self._room(device)
@@ -148,39 +153,39 @@ class Copier:
             released = torch.cuda.Event()  # type: ignore[no-untyped-call]
             released.record(side)
             pending.released.append((device, released))
-            copies += [(mirror.begin, mirror.memory) for mirror in spots.mirrors if mirror.device == device]
+            copies += [(mirror.begin, mirror.memory) for mirror in targets.mirrors if mirror.device == device]
             for at, copy in copies:
-                spots.arena[at : at + copy.numel()].copy_(copy, non_blocking=True)
+                targets.arena[at : at + copy.numel()].copy_(copy, non_blocking=True)
             end = torch.cuda.Event(enable_timing=True, blocking=True)  # type: ignore[no-untyped-call]
             end.record(side)
             pending.done.append((begin, end))
 
-    def _gather(self, items: Iterable[Item], pending: Pending) -> None:
-        """Copy small items into their mirrors, with few launches."""
+    def _gather(self, items: Iterable[CopyItem], pending: PendingCapture) -> None:
+        """Copy small items into their mirrors, with few kernel launches."""
         by_width: dict[torch.dtype, tuple[list[torch.Tensor], list[torch.Tensor]]] = {}
         for item in items:
-            for target, source in _pairs(item, item.spot):
-                targets, sources = by_width.setdefault(target.dtype, ([], []))
-                targets.append(target)
+            for target, source in _pairs(item, item.target):
+                own_targets, sources = by_width.setdefault(target.dtype, ([], []))
+                own_targets.append(target)
                 sources.append(source)
-        for targets, sources in by_width.values():
-            torch._foreach_copy_(targets, sources)
+        for own_targets, sources in by_width.values():
+            torch._foreach_copy_(own_targets, sources)
             pending.alive += sources
 
-    def _copy(self, items: Iterable[Item], pending: Pending) -> None:
+    def _copy(self, items: Iterable[CopyItem], pending: PendingCapture) -> None:
         for item in items:
-            for target, source in _pairs(item, item.spot):
+            for target, source in _pairs(item, item.target):
                 target.copy_(source, non_blocking=True)
                 pending.alive.append(source)
 
     def _room(self, device: torch.device) -> int:
-        """Bytes on the device that nobody uses: beyond what the allocator has ever needed, with some to spare."""
+        """Return the free bytes of the device that the allocator has never needed, less a reserve."""
         free, total = torch.cuda.mem_get_info(device)
         spare = max(_SPARE_BYTES, int(total * _SPARE_SHARE))
         return max(self._staged.get(device, 0), free - spare, 0)
 
     def _buffer(self, device: torch.device, size: int) -> torch.Tensor | None:
-        """Memory of the device to copy into, None if it cannot be had."""
+        """Allocate a buffer on the device, or return None if it is out of memory."""
         try:
             buffer = torch.empty(size, dtype=torch.uint8, device=device)
         except torch.OutOfMemoryError:
@@ -190,16 +195,16 @@ class Copier:
         return buffer
 
     def _stage(
-        self, buffer: torch.Tensor | None, items: Sequence[Item], pending: Pending
+        self, buffer: torch.Tensor | None, items: Sequence[CopyItem], pending: PendingCapture
     ) -> list[tuple[int, torch.Tensor]]:
-        """Copy items on the device, into one buffer; gives each copy with its place in the arena."""
+        """Copy items into one buffer on the device; return each copy with its offset in the arena."""
         if buffer is None:
             return []
         pending.alive.append(buffer)
         copies = []
         at = 0
         for item in items:
-            for target, source in _pairs(item, Spot(buffer, at, None, mirrored=False)):
+            for target, source in _pairs(item, CopyTarget(buffer, at, None, mirrored=False)):
                 target.copy_(source)
                 pending.alive.append(source)
             copies.append((item.span.offset, buffer[at : at + item.span.bytes]))
@@ -207,24 +212,24 @@ class Copier:
         return copies
 
 
-def _aligned(item: Item) -> int:
+def _aligned(item: CopyItem) -> int:
     return -(-item.span.bytes // _ALIGNMENT) * _ALIGNMENT
 
 
-def _within(items: Sequence[Item], room: int) -> tuple[list[Item], list[Item]]:
-    """The items that fit into `room`, small ones first, and the rest."""
-    inside: list[Item] = []
-    outside: list[Item] = []
+def _within(items: Sequence[CopyItem], room: int) -> tuple[list[CopyItem], list[CopyItem]]:
+    """Return the items that fit into `room`, small ones first, and the rest."""
+    inside: list[CopyItem] = []
+    outside: list[CopyItem] = []
     for item in sorted(items, key=lambda item: item.span.bytes):
         room -= _aligned(item)
         (inside if room >= 0 else outside).append(item)
     return inside, outside
 
 
-def _beyond(items: Sequence[Item], window: int, room: int) -> list[Item]:
-    """The last of the items, as many as take the copy beyond `window` bytes and fit into `room`."""
+def _beyond(items: Sequence[CopyItem], window: int, room: int) -> list[CopyItem]:
+    """Return the last items, those that exceed a copy of `window` bytes and fit into `room`."""
     excess = sum(item.span.bytes for item in items) - window
-    chosen: list[Item] = []
+    chosen: list[CopyItem] = []
     for item in reversed(items):
         if excess <= 0 or _aligned(item) > room:
             break
@@ -234,23 +239,23 @@ def _beyond(items: Sequence[Item], window: int, room: int) -> list[Item]:
     return chosen
 
 
-def _pairs(item: Item, spot: Spot) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Targets at a spot with the live views to be copied into them, as integers of the same width."""
-    span, at = item.span, spot.at
+def _pairs(item: CopyItem, destination: CopyTarget) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Yield views of the destination with the live views to copy into them, as integers of the same width."""
+    span, at = item.span, destination.at
     view = stored_view(item.offer, item.part)
     width = view.element_size()
     raw = view.view(RAW_DTYPES[width])
-    if spot.whole is not None:
-        yield spot.whole, raw
+    if destination.whole is not None:
+        yield destination.whole, raw
     elif (span.begin, span.end) == (0, view.numel()):
-        yield _target(spot.memory, at, raw), raw
+        yield _target(destination.memory, at, raw), raw
     elif view.is_contiguous():
         part = raw.reshape(-1)[span.begin : span.end]
-        yield _target(spot.memory, at, part), part
+        yield _target(destination.memory, at, part), part
     else:
         for box in flat_boxes(tuple(view.shape), span.begin, span.end):
             part = raw[box.within(box.full(tuple(view.shape)))]
-            yield _target(spot.memory, at, part), part
+            yield _target(destination.memory, at, part), part
             at += part.numel() * width
 
 

@@ -1,4 +1,4 @@
-"""Where captures go: spots in the arena, or on the device in a mirror of the arena's small spans."""
+"""Targets of captures: bytes of the arena, or of a mirror on the device for the arena's small spans."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from itertools import groupby
 import torch
 
 from holdfast.adapters.tensors import RAW_DTYPES
-from holdfast.plan.writer_job import Span
+from holdfast.plan.writer_job import ArenaSpan
 
 
 @dataclass(frozen=True, slots=True)
-class Spot:
-    """Where a span is copied to first: byte `at` of `memory`, which may be a mirror.
+class CopyTarget:
+    """The first target of a span's copy: byte `at` of `memory`, which may be a mirror.
 
-    `whole` is the span as the shard that it holds, None if it holds only some of it.
+    `whole` views the span with the shape of its shard, or is None if the span is only a part of the shard.
     """
 
     memory: torch.Tensor
@@ -27,7 +27,7 @@ class Spot:
 
 @dataclass(frozen=True, slots=True)
 class Mirror:
-    """Small spans of one device side by side: gathered there, they cross to the arena in one copy."""
+    """Adjacent small spans of one device: gathered there, one copy moves them to the arena."""
 
     device: torch.device
     begin: int
@@ -35,25 +35,25 @@ class Mirror:
 
 
 @dataclass(frozen=True, slots=True)
-class Spots:
-    """The arena of one plan, a spot for each of its spans, and the mirrors."""
+class CopyTargets:
+    """The arena of one plan, a target for each of its spans, and the mirrors."""
 
     arena: torch.Tensor
-    spots: tuple[Spot, ...]
+    targets: tuple[CopyTarget, ...]
     mirrors: tuple[Mirror, ...]
 
     @staticmethod
     def lay_out(
         arena: torch.Tensor,
-        spans: Sequence[tuple[Span, torch.device]],
+        spans: Sequence[tuple[ArenaSpan, torch.device]],
         stream: Callable[[torch.device], torch.cuda.Stream],
-    ) -> Spots:
-        """Spots for spans that are captured from these devices, in the order of the arena.
+    ) -> CopyTargets:
+        """Create the targets of spans that are captured from these devices, in arena order.
 
-        Mirrors belong to the `stream` that captures, so that their memory is not given to
-        another before its last copy.
+        Mirrors are allocated on the capturing `stream`, so that their memory is not reused before
+        their last copy.
         """
-        spots: list[Spot] = []
+        targets: list[CopyTarget] = []
         mirrors: list[Mirror] = []
         for (small, device), run in groupby(spans, key=lambda pair: (pair[0].is_small, pair[1])):
             members = [span for span, _ in run]
@@ -64,11 +64,11 @@ class Spots:
                     mirrors.append(Mirror(device, begin, torch.empty(end - begin, dtype=torch.uint8, device=device)))
             for span in members:
                 memory, at = (mirrors[-1].memory, span.offset - begin) if mirrored else (arena, span.offset)
-                spots.append(Spot(memory, at, _whole(memory, at, span), mirrored))
-        return Spots(arena, tuple(spots), tuple(mirrors))
+                targets.append(CopyTarget(memory, at, _whole(memory, at, span), mirrored))
+        return CopyTargets(arena, tuple(targets), tuple(mirrors))
 
 
-def _whole(memory: torch.Tensor, at: int, span: Span) -> torch.Tensor | None:
+def _whole(memory: torch.Tensor, at: int, span: ArenaSpan) -> torch.Tensor | None:
     if (span.begin, span.end) != (0, span.held.volume):
         return None
     raw = memory[at : at + span.bytes].view(RAW_DTYPES[span.place.spec.dtype.bytes])

@@ -1,4 +1,4 @@
-"""Threads of our own beside training: what they need before they call CUDA."""
+"""Setup of Holdfast's own threads before they call CUDA."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ _RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED
 
 
 def current_device() -> int | None:
-    """The CUDA device of this thread, to hand to another; None if there is none."""
+    """Return the CUDA device of this thread, or None without CUDA."""
     return torch.cuda.current_device() if torch.cuda.is_available() else None
 
 
 def enter_thread(device: int | None) -> None:
-    """Use the device of the thread that started this one, without breaking CUDA graphs that it may be recording."""
+    """Use the device of the parent thread, without breaking a CUDA graph that it may be recording."""
     if device is None:
         return
     torch.cuda.set_device(device)
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError:
-        return  # not NVIDIA's driver: there is no such mode to change
+        return  # not NVIDIA's driver: it has no such mode
     driver.cuThreadExchangeStreamCaptureMode(ctypes.byref(ctypes.c_int(_RELAXED)))

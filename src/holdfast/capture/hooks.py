@@ -1,7 +1,7 @@
-"""Hooks on optimizers: a step waits for the capture of what it is about to change.
+"""Hooks on optimizers: a step waits for the capture of the tensors that it is about to change.
 
-The wait is on the device, between streams; the host goes on. A hook must have been seen to
-fire before it is trusted: steps inside CUDA graphs and some compiled ones pass it by.
+The wait is on the device, between streams; the host continues. A hook is trusted only after it
+has fired: steps inside CUDA graphs and some compiled steps bypass it.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from holdfast.adapters.optimizer import inner_optimizer
 _INTERVALS = 3
 
 
-# Every capture of this process, so that who changes weights outside of optimizers can wait for them.
+# Every capture of this process, so that code that changes weights outside of optimizers can wait.
 _ALL: weakref.WeakSet[StepHooks] = weakref.WeakSet()
 
 
-def let_captures_finish() -> None:
+def wait_for_captures() -> None:
     """Make the compute stream wait for captures in flight, as optimizer steps do."""
     for hooks in list(_ALL):
         hooks.wait()
 
 
 class StepHooks:
-    """Hooks on every optimizer of a state, and when they last fired."""
+    """Hooks on every optimizer of a state, and the times when they fired."""
 
     def __init__(self) -> None:
         self._handles: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
@@ -42,11 +42,11 @@ class StepHooks:
         self._intervals: list[float] = []
 
     def attach(self, optimizers: Iterable[Any]) -> None:
-        """Hook those that are not hooked yet; what is not a torch optimizer cannot be."""
+        """Hook the optimizers that are not hooked yet, if they are torch optimizers."""
         for optimizer in optimizers:
             if isinstance(optimizer, torch.optim.Optimizer):
                 inner = inner_optimizer(optimizer)
-                # A wrapper that never called torch's constructor takes no hooks: it is not trusted either.
+                # A wrapper that never called torch's constructor has no hooks: it is not trusted either.
                 if inner not in self._handles and hasattr(inner, "_optimizer_step_pre_hooks"):
                     self._handles[inner] = inner.register_step_pre_hook(self._before_step)
 
@@ -59,7 +59,7 @@ class StepHooks:
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
-            self._graphed.add(optimizer)  # its replays will not come by here
+            self._graphed.add(optimizer)  # graph replays do not call the hook
             return
         self.wait()
         now = time.monotonic()
@@ -70,7 +70,7 @@ class StepHooks:
         self._watchers = [watcher for watcher in self._watchers if not watcher()]
 
     def each_step(self, watcher: Callable[[], bool]) -> None:
-        """Call `watcher` before every step until it answers True."""
+        """Call `watcher` before every step until it returns True."""
         self._watchers.append(watcher)
 
     def wait(self) -> None:
@@ -83,11 +83,11 @@ class StepHooks:
 
     @property
     def interval_s(self) -> float | None:
-        """How long a step takes, by the shortest of the last ones; None if it is not known yet."""
+        """The duration of a step, as the shortest of the last few; None if not known yet."""
         return min(self._intervals, default=None)
 
     def trusted(self, optimizers: Iterable[Any]) -> list[Any]:
-        """The optimizers whose next step will wait: hooked, seen to fire since the last call, not in a graph."""
+        """Return the optimizers whose next step will wait: hooked, fired since the last call, not in a graph."""
         found = []
         for optimizer in optimizers:
             if not isinstance(optimizer, torch.optim.Optimizer):

@@ -1,12 +1,12 @@
-"""The catalogue file: summaries of manifests from process to process, kept for speed alone.
+"""The catalog file: manifest summaries shared across processes, only for speed.
 
-Every entry has the stamp of the manifest it was made from; an entry whose stamp differs from
-the manifest's own counts as absent. So does a file that is torn, stale or unreadable. It is never
-synced, may be deleted at any time, and is made again from the manifests.
+Every entry has the stamp of its manifest. An entry whose stamp differs from the manifest's
+current stamp counts as absent. So does a torn, stale or unreadable file. The file is never
+synced, may be deleted at any time, and is rebuilt from the manifests.
 
-There are two files: `base.json` with most entries, and `tail.json` with those that came since,
-so that a save writes a few entries and not all. What many steps have in common, such as the
-mesh and the steps that a rewind gave up, is stored once per file, in a table.
+There are two files: `base.json` with most entries, and `tail.json` with the recent ones, so that
+a save writes a few entries instead of all. Values that many steps share, such as the mesh and the
+steps abandoned by a rewind, are stored once per file, in a table.
 """
 
 from __future__ import annotations
@@ -19,38 +19,38 @@ from typing import Any
 from holdfast.core import limits
 from holdfast.core.errors import HoldfastError
 from holdfast.format.digest import HEX_DIGITS, digest_hex
-from holdfast.format.summary import Summary
+from holdfast.format.summary import ManifestSummary
 from holdfast.storage import requirement
 from holdfast.storage.base import Storage
 
 FOLDER, BASE, TAIL = ".catalog", "base.json", "tail.json"
-WORTH = 10  # with fewer steps than that their manifests are read as fast
+WORTH = 10  # with fewer steps, reading the manifests is as fast
 _TAIL_ENTRIES = 64
 _VERSION = 1
-_SECONDS = "seconds"  # of a writer's fields the one that differs from step to step
+_SECONDS = "seconds"  # the only field of a writer that differs between steps
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A folder with the stamp and digest of its manifest, whether the stamp is settled, and the summary."""
+    """A folder with the stamp and digest of its manifest, its summary, and whether the stamp is settled."""
 
     folder: str
     stamp: str
     digest: str
     settled: bool
-    summary: Summary
+    summary: ManifestSummary
 
 
 class CatalogFile:
-    """The catalogue file of one root."""
+    """The catalog file of one root."""
 
     def __init__(self, storage: Storage) -> None:
         self._storage = storage
-        self._tail: dict[str, Entry] | None = None  # None: a base has to be written
+        self._tail: dict[str, Entry] | None = None  # None: the base must be written
         self._made = False
 
     def read(self) -> list[Entry]:
-        """Return the entries of the file; none of a part that cannot be read."""
+        """Return the entries of the file, without the parts that cannot be read."""
         base = self._entries(BASE)
         tail = None if base is None else self._entries(TAIL)
         if base is not None and tail is not None and len(tail) <= _TAIL_ENTRIES:
@@ -61,13 +61,13 @@ class CatalogFile:
 
     def _entries(self, name: str) -> list[Entry] | None:
         try:
-            requirement(self._storage)(FOLDER)  # in a shared root another user might have put it there
+            requirement(self._storage)(FOLDER)  # another user might have created it in a shared root
             return _decode(self._storage.read(FOLDER, name, limits.JSON_BYTES))
         except (HoldfastError, OSError, ValueError, TypeError, LookupError, RecursionError):
             return None
 
     def write(self, changed: Mapping[str, Entry | None], everything: Callable[[], list[Entry]]) -> None:
-        """Write the changed entries, or everything where the tail has grown long or there is no base yet."""
+        """Write the changed entries, or everything if the tail is long or there is no base yet."""
         if self._tail is not None and not changed:
             return
         try:
@@ -80,7 +80,7 @@ class CatalogFile:
                         self._tail[folder] = entry
                 self._note(TAIL, self._tail.values())
         except (HoldfastError, OSError):
-            self._tail, self._made = None, False  # a read-only root, a full disk: the next process reads the manifests
+            self._tail, self._made = None, False  # a read-only root or full disk: the next process reads manifests
 
     def _write_base(self, entries: list[Entry]) -> None:
         if len(entries) < WORTH and not self._made:
@@ -98,7 +98,7 @@ class CatalogFile:
 
 
 def _encode(entries: Iterable[Entry]) -> bytes:
-    """The file's bytes: a digest of the rest, and JSON with a table and the entries, which refer to it."""
+    """Encode a digest, and JSON with a table and the entries that refer to it."""
     table: dict[str, int] = {}
 
     def number(value: Any) -> int:
@@ -133,7 +133,7 @@ def _encode(entries: Iterable[Entry]) -> bytes:
 
 
 def _decode(data: bytes) -> list[Entry]:
-    """The entries in a file whose digest is right; raises ValueError, TypeError or LookupError for any other."""
+    """Return the entries of an intact file; raises ValueError, TypeError or LookupError for any other."""
     digest, body = data[:HEX_DIGITS], data[HEX_DIGITS + 1 :]
     if digest_hex(body).encode() != digest:
         raise ValueError("torn")
@@ -144,7 +144,7 @@ def _decode(data: bytes) -> list[Entry]:
     out = []
     for folder, stamp, digest, settled, *own, groups, writer, seconds, metrics, abandons, skips in fields["entries"]:
         step, parent, attempt, created, total_bytes = own
-        summary = Summary(
+        summary = ManifestSummary(
             step,
             parent,
             attempt,
@@ -161,7 +161,7 @@ def _decode(data: bytes) -> list[Entry]:
 
 
 def _shared(value: Any) -> Any:
-    """A value of the table as summaries have it: lists are tuples, of texts or of pairs."""
+    """Return a value of the table as summaries have it: lists become tuples, of strings or of pairs."""
     if isinstance(value, list):
         return tuple(tuple(item) if isinstance(item, list) else item for item in value)
     return value

@@ -1,6 +1,6 @@
-"""The commit: what a manifest will say that is the same for every save of one plan.
+"""The commit: the part of a manifest that is the same for every save of one plan.
 
-It is made where the plan is made and travels as JSON to whoever publishes.
+It is built together with the plan and sent as JSON to the process that publishes.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from holdfast.core.errors import StorageError, Unsupported
 from holdfast.format import names, strictjson
 from holdfast.format.digest import digest_hex
 from holdfast.format.index import encode_index
-from holdfast.format.manifest import Block, FileRecord, GroupRecord, Manifest
+from holdfast.format.manifest import BlockRecord, FileRecord, GroupRecord, Manifest
 from holdfast.layout.mesh import Mesh
 from holdfast.plan.files import FilePlan
-from holdfast.plan.state_values import Told, merge_files, merge_plans, merge_values, values_from
+from holdfast.plan.state_values import RankValue, merge_files, merge_plans, merge_values, values_from
 from holdfast.version import __version__
 
 
 @dataclass(frozen=True, slots=True)
 class BlockReport:
-    """What a writer tells of a block it wrote."""
+    """A written block, as reported by its writer."""
 
     file: str
     offset: int
@@ -34,7 +34,7 @@ class BlockReport:
 
 @dataclass(frozen=True, slots=True)
 class FileFacts:
-    """A tensor file before it is written: its name and size, and its header's size and digest."""
+    """A tensor file before it is written: its name and size, and the size and digest of its header."""
 
     name: str
     size: int
@@ -48,7 +48,7 @@ class FileFacts:
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """The files and groups of a plan, and what is needed to merge the values of all ranks."""
+    """The files and groups of a plan, and the data needed to merge the values of all ranks."""
 
     block_bytes: int
     files: tuple[FileFacts, ...]
@@ -61,7 +61,7 @@ class Commit:
     first_replica: tuple[str, ...]
 
     def fields(self) -> dict[str, Any]:
-        """The JSON form."""
+        """Return the JSON form."""
         return asdict(self)
 
     @staticmethod
@@ -87,14 +87,14 @@ class Commit:
         values: Sequence[Mapping[str, Any]],
         seconds: float | None = None,
     ) -> tuple[Manifest, dict[str, bytes]]:
-        """The manifest and the small files, from what the writers reported and all ranks told.
+        """Build the manifest and the small files from the writers' reports and the values of all ranks.
 
-        `seconds` is how long it took, for people.
-        Raises StorageError if a byte was written by nobody, LayoutError if the values of ranks
-        do not go together.
+        `seconds` is the duration of the save, for people.
+        Raises StorageError if some bytes were not written, and LayoutError if the values of the
+        ranks contradict each other.
         """
-        told = values_from(values)
-        small = self._small_files(told)
+        rank_values = values_from(values)
+        small = self._small_files(rank_values)
         records = file_records(self.files, reports)
         records |= {name: small_file_record(data, self.block_bytes) for name, data in sorted(small.items())}
         writer: dict[str, Any] = {
@@ -120,17 +120,17 @@ class Commit:
             metrics=lineage.metrics,
             abandons=lineage.abandons,
             skips=lineage.skips,
-            plans=merge_plans(told),
+            plans=merge_plans(rank_values),
         )
         return manifest, small
 
-    def _small_files(self, told: Sequence[Mapping[str, Told]]) -> dict[str, bytes]:
-        small = merge_files(told)
-        entries = merge_values(told, self.axes, self.mesh, self.keys)
+    def _small_files(self, values: Sequence[Mapping[str, RankValue]]) -> dict[str, bytes]:
+        small = merge_files(values)
+        entries = merge_values(values, self.axes, self.mesh, self.keys)
         small[names.STATE] = strictjson.dumps({"version": 1, "entries": entries}) + b"\n"
         problem = strictjson.size_problem(small[names.STATE])
         if problem:
-            raise Unsupported(f"the values that are not tensors take {problem}; keep large ones as tensors")
+            raise Unsupported(f"the values that are not tensors take {problem}; save large ones as tensors")
         for group, record in self.groups.items():
             index = encode_index(self.keys[group], record.total_bytes, names.group_folder(group))
             small[names.index_file(group)] = index
@@ -142,16 +142,16 @@ def _group_from(fields: Mapping[str, Any]) -> GroupRecord:
 
 
 def small_file_record(data: bytes, block_bytes: int) -> FileRecord:
-    """The record of a file that is written whole."""
+    """Return the record of a file that is written whole."""
     blocks = tuple(
-        Block(at, len(data[at : at + block_bytes]), digest_hex(data[at : at + block_bytes]))
+        BlockRecord(at, len(data[at : at + block_bytes]), digest_hex(data[at : at + block_bytes]))
         for at in range(0, len(data), block_bytes)
     )
     return FileRecord(len(data), blocks)
 
 
 def file_records(files: Iterable[FileFacts], reports: Iterable[BlockReport]) -> dict[str, FileRecord]:
-    """Records of the tensor files from what the writers reported; raises if a byte is not covered."""
+    """Build the records of the tensor files from the writers' reports; raises StorageError for missing bytes."""
     files = list(files)
     by_file: dict[str, list[BlockReport]] = {file.name: [] for file in files}
     for report in reports:
@@ -162,11 +162,11 @@ def file_records(files: Iterable[FileFacts], reports: Iterable[BlockReport]) -> 
         blocks = []
         for report in sorted(by_file[file.name], key=lambda report: report.offset):
             if report.offset != position:
-                raise StorageError(f"{file.name}: nobody reported the bytes from {position} to {report.offset}")
-            blocks.append(Block(report.offset, report.size, report.digest))
+                raise StorageError(f"{file.name}: no writer reported the bytes from {position} to {report.offset}")
+            blocks.append(BlockRecord(report.offset, report.size, report.digest))
             position += report.size
         if position != file.size:
             raise StorageError(f"{file.name}: {position} of {file.size} bytes were reported as written")
-        header = Block(0, file.header_bytes, file.header_digest)
+        header = BlockRecord(0, file.header_bytes, file.header_digest)
         records[file.name] = FileRecord(file.size, tuple(blocks), header)
     return records

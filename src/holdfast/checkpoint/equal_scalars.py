@@ -1,4 +1,4 @@
-"""Scalars of several sources that a mapping makes one: step counts of weights that are joined."""
+"""Scalars that a mapping merges from several sources, such as the step counts of joined weights."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from holdfast.mapping.apply import Same
 
 
 def require_same(checkpoint: Checkpoint, scalars: Sequence[Same]) -> None:
-    """Read them all at once; raises Mismatch where they differ.
+    """Read all scalars at once; raises Mismatch if those merged into one differ.
 
-    Without digests: they are a few bytes of many blocks, and what is used of them is verified later.
+    Digests are not checked: the scalars are a few bytes of many blocks, and used values are verified later.
     """
     recipes = [recipe for same in scalars for recipe in same.recipes]
     found = iter(checkpoint.read_recipes(recipes, checkpoint.contents.files, verify=False))
@@ -20,4 +20,4 @@ def require_same(checkpoint: Checkpoint, scalars: Sequence[Same]) -> None:
         values = [next(found) for _ in same.recipes]
         if any(value.tobytes() != values[0].tobytes() for value in values):
             shown = ", ".join(str(value.item()) for value in values[:4])
-            raise Mismatch(f"{same.name} is made of several, which hold different values: {shown}")
+            raise Mismatch(f"{same.name} is merged from several tensors with different values: {shown}")

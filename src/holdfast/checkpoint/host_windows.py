@@ -1,9 +1,9 @@
-"""Sharing between the ranks of a host: windows of shared memory, and word of what is in them.
+"""Sharing between the ranks of a host: windows of shared memory, and messages about their contents.
 
-Each rank has a window with a few slots. It reads a portion into a free slot and tells the
-ranks that take from it; each copies its part and answers; then the slot is free again.
-Messages go through local datagram sockets: a system call on both sides is also what makes
-the memory that was written before it visible to the other process.
+Each rank has a window with a few slots. It reads a portion into a free slot and notifies the
+ranks that need it. Each copies its part and replies; then the slot is free again. Messages use
+local datagram sockets: the system calls on both sides also make earlier writes to the shared
+memory visible to the other process.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from contextlib import ExitStack, contextmanager
 from holdfast.checkpoint.shared_memory import Arena, bind_private, create_file, socket_path, unlink_file
 from holdfast.core.errors import PeerFailed
 from holdfast.core.limits import WINDOWS_BYTES
-from holdfast.core.ranks import Ranks, together
+from holdfast.core.ranks import Ranks, run_on_all_ranks
 from holdfast.plan.arrays import RawArray
 
-Take = Callable[[int, RawArray], None]
+Receive = Callable[[int, RawArray], None]
 
 _MESSAGE = struct.Struct("<BIII")  # kind, sender, portion, slot
 _READY, _FAILED, _TAKEN = 1, 2, 3
 _MAX_SLOTS = 16
 
 
-class Exchange:
-    """One rank's window, and its mail with the other ranks of the host."""
+class WindowExchange:
+    """One rank's window, and its messages with the other ranks of the host."""
 
     def __init__(self, ranks: Ranks, neighbours: Sequence[int], slot_bytes: int, deadline_s: float) -> None:
         self._ranks = ranks
@@ -40,21 +40,21 @@ class Exchange:
         self._windows: dict[int, RawArray] = {}
         self._paths: dict[int, str] = {}
         self._outbox: list[tuple[int, bytes]] = []
-        self._waiting: dict[int, int] = {}  # of my slots: how many takers have not answered
+        self._waiting: dict[int, int] = {}  # own slots: the number of receivers that have not replied
         self._expected = 0
 
     @contextmanager
-    def opened(self, expected: int, take: Take) -> Iterator[None]:
-        """Open window and mail; on leaving, wait until all `expected` portions came and all slots are free."""
+    def opened(self, expected: int, receive: Receive) -> Iterator[None]:
+        """Open the window; on exit, wait until `expected` portions have arrived and all slots are free."""
         self._expected = expected
-        self._take = take
+        self._on_portion = receive
         with ExitStack() as stack:
-            self._meet(stack)
+            self._connect(stack)
             yield
             self._serve_until(lambda: self._expected == 0 and not self._waiting and not self._outbox)
-            together(self._ranks, lambda: None)
+            run_on_all_ranks(self._ranks, lambda: None)
 
-    def _meet(self, stack: ExitStack) -> None:
+    def _connect(self, stack: ExitStack) -> None:
         size = self._slots * self._slot_bytes
 
         def create() -> list[str]:
@@ -70,29 +70,29 @@ class Exchange:
             self._selector.register(self._socket, selectors.EVENT_READ)
             return [name, str(path)]
 
-        places = together(self._ranks, create)
+        places = run_on_all_ranks(self._ranks, create)
 
         def attach() -> None:
             for rank in self._neighbours:
                 name, self._paths[rank] = places[rank]
                 self._windows[rank] = Arena(name, size).bytes
 
-        together(self._ranks, attach)
+        run_on_all_ranks(self._ranks, attach)
 
     def free_slot(self) -> tuple[int, RawArray]:
-        """A slot of my window that nobody reads from, once there is one."""
+        """Return a free slot of this rank's window, waiting until there is one."""
         self._serve_until(lambda: len(self._waiting) < self._slots)
         slot = next(number for number in range(self._slots) if number not in self._waiting)
         return slot, self._slot(self._ranks.rank, slot)
 
-    def offer(self, portion: int, slot: int, takers: set[int], *, good: bool) -> None:
-        """Tell takers that a portion is in a slot, or that it could not be read."""
-        self._waiting[slot] = len(takers)
-        for rank in sorted(takers):
+    def announce(self, portion: int, slot: int, receivers: set[int], *, good: bool) -> None:
+        """Notify receivers that a portion is in a slot, or that it could not be read."""
+        self._waiting[slot] = len(receivers)
+        for rank in sorted(receivers):
             self._send(rank, _READY if good else _FAILED, portion, slot)
 
     def serve(self) -> None:
-        """Do what others ask for, without waiting."""
+        """Handle pending messages without waiting."""
         self._flush()
         while self._receive():
             pass
@@ -106,7 +106,7 @@ class Exchange:
         while not met():
             if time.monotonic() > end:
                 raise PeerFailed(f"the other ranks of this host did not answer within {self._deadline_s} s")
-            # A full mailbox on the other side empties without telling us: look again soon.
+            # No event tells when a full mailbox of another rank empties: poll.
             self._selector.select(timeout=0.002 if self._outbox else 1.0)
             self.serve()
 
@@ -137,7 +137,7 @@ class Exchange:
                 del self._waiting[slot]
             return True
         if kind == _READY:
-            self._take(portion, self._slot(sender, slot))
+            self._on_portion(portion, self._slot(sender, slot))
         self._expected -= 1
         self._send(sender, _TAKEN, portion, slot)
         return True

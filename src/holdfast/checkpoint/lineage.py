@@ -1,4 +1,4 @@
-"""Lineage: where a checkpoint stands in its run, and which other steps no longer belong to it."""
+"""Lineage: a checkpoint's position in its run, and the steps that no longer belong to the run."""
 
 from __future__ import annotations
 
@@ -6,30 +6,30 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-Left = tuple[int, str]  # a step that was left, and the attempt that wrote it
+LeftStep = tuple[int, str]  # a step that was left behind, and the attempt that wrote it
 
 
 @dataclass(frozen=True, slots=True)
 class Lineage:
-    """A step, the step it came from, what was measured, and what a restore left behind.
+    """A step, its parent, its metrics, and the steps that a restore left behind.
 
-    `abandons` are later steps that a rewind gave up; `skips` are damaged ones that a restore
-    passed over. Neither is of the living branch any more.
+    `abandons` are later steps given up by a rewind; `skips` are damaged steps that a restore
+    skipped. Neither belongs to the living branch any more.
     """
 
     step: int | None
     parent: int | None = None
     metrics: Mapping[str, float | None] = field(default_factory=dict)
-    abandons: tuple[Left, ...] = ()
-    skips: tuple[Left, ...] = ()
+    abandons: tuple[LeftStep, ...] = ()
+    skips: tuple[LeftStep, ...] = ()
 
     def fields(self) -> dict[str, Any]:
-        """The JSON form."""
+        """Return the JSON form."""
         return asdict(self)
 
     @staticmethod
     def from_fields(fields: Mapping[str, Any]) -> Lineage:
-        """Out of the JSON form; raises KeyError, TypeError or ValueError for what is none."""
+        """Decode the JSON form; raises KeyError, TypeError or ValueError if it is invalid."""
         metrics = dict(fields["metrics"])
         if not all(value is None or type(value) in (int, float) for value in metrics.values()):
             raise ValueError("metrics are not numbers by name")
@@ -42,7 +42,7 @@ class Lineage:
         )
 
 
-def _left(fields: Sequence[Sequence[Any]]) -> tuple[Left, ...]:
+def _left(fields: Sequence[Sequence[Any]]) -> tuple[LeftStep, ...]:
     return tuple((_step(step) or 0, str(attempt)) for step, attempt in fields)
 
 

@@ -1,9 +1,9 @@
-"""Reading: bring the portions of a load plan from storage into their destinations.
+"""Reading: copy the portions of a load plan from storage to their destinations.
 
-Files of this host are mapped: its page cache holds every byte once for all ranks, each rank
-copies its parts straight from it, and one rank of the host verifies each block. What cannot
-be mapped is read: straight into live memory where one rank alone needs it, else into a
-window of shared memory from which everyone copies (see share.py).
+Files of this host are mapped. The page cache holds every byte once for all ranks, each rank
+copies its parts directly from it, and one rank of the host verifies each block. Files that
+cannot be mapped are read: directly into live memory if only one rank needs the bytes, otherwise
+into a window of shared memory from which all ranks copy (see host_windows.py).
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from typing import Protocol
 
 import numpy as np
 
-from holdfast.checkpoint.host_windows import Exchange
+from holdfast.checkpoint.host_windows import WindowExchange
 from holdfast.core.errors import Damaged, HoldfastError, error_from_record, error_record
 from holdfast.core.limits import MIB
-from holdfast.core.ranks import Ranks, together
+from holdfast.core.ranks import Ranks, run_on_all_ranks
 from holdfast.format.digest import Digest
 from holdfast.layout.box import Box
-from holdfast.plan.arrays import Destination, RawArray, aligned_buffer, bytes_of, part_of, piece_in_run, raw_dtype
+from holdfast.plan.arrays import RawArray, ShardDestination, aligned_buffer, bytes_of, part_of, piece_in_run, raw_dtype
 from holdfast.plan.files import Place
 from holdfast.plan.load import Portion, Read
-from holdfast.plan.pieces import Piece
+from holdfast.plan.pieces import ShardPiece
 from holdfast.storage.base import Reader
 from holdfast.storage.open_files import open_limit
 
@@ -33,12 +33,12 @@ PORTION_BYTES = 2 * MIB
 MAP_BYTES = 64 * MIB
 _NO_MAP: tuple[str, int, RawArray] = ("", 0, np.empty(0, dtype=np.uint8))
 
-Destinations = Mapping[tuple[Place, Box], Sequence[Destination]]
+Destinations = Mapping[tuple[Place, Box], Sequence[ShardDestination]]
 Progress = Callable[[int], None]
 
 
-class Source(Protocol):
-    """A checkpoint whose files are read."""
+class LoadSource(Protocol):
+    """A checkpoint whose files a load reads."""
 
     @property
     def path(self) -> str: ...
@@ -48,7 +48,7 @@ class Source(Protocol):
 
 @dataclass(slots=True)
 class Loaded:
-    """What this rank read from storage, the files whose tensors it has filled, and the first thing it found wrong."""
+    """The bytes that this rank read, the files whose tensors it filled, and its first failure."""
 
     read_bytes: int = 0
     failure: HoldfastError | None = None
@@ -56,9 +56,9 @@ class Loaded:
 
 
 class Loading:
-    """One rank's part in a load plan. Collective among all ranks, also those with nothing to read."""
+    """One rank's share of a load plan. Collective: every rank takes part, even without anything to read."""
 
-    def __init__(self, ranks: Ranks, source: Source, destinations: Destinations, progress: Progress) -> None:
+    def __init__(self, ranks: Ranks, source: LoadSource, destinations: Destinations, progress: Progress) -> None:
         self._ranks = ranks
         self._source = source
         self._destinations = destinations
@@ -70,26 +70,26 @@ class Loading:
         self._loaded = Loaded()
 
     def run_mapped(self, reads: Sequence[Read]) -> Loaded:
-        """Do the reads of this host from mapped files; needs no word from the other ranks."""
+        """Copy this host's reads from mapped files; needs no communication with other ranks."""
         try:
             for read in reads:
-                if read.reader == self._ranks.rank or any(self._ranks.rank in p.takers() for p in read.portions):
+                if read.reader == self._ranks.rank or any(self._ranks.rank in p.receivers() for p in read.portions):
                     self._guarded(partial(self._copy_mapped, read))
         finally:
             self._close()
         return self._loaded
 
     def run_read(self, reads: Sequence[Read], neighbours: Sequence[int], deadline_s: float) -> Loaded:
-        """Do the reads of this host, whose ranks are `neighbours`. Collective among all ranks."""
+        """Perform the reads of this host, whose ranks are `neighbours`. Collective among all ranks."""
         rank = self._ranks.rank
         queue = [(read, portion) for read in reads if read.reader == rank for portion in read.portions]
-        shared = any(portion.takers() - {read.reader} for read in reads for portion in read.portions)
+        shared = any(portion.receivers() - {read.reader} for read in reads for portion in read.portions)
         try:
-            if any(together(self._ranks, lambda: shared)):
-                exchange = Exchange(self._ranks, neighbours, PORTION_BYTES, deadline_s)
+            if any(run_on_all_ranks(self._ranks, lambda: shared)):
+                exchange = WindowExchange(self._ranks, neighbours, PORTION_BYTES, deadline_s)
                 self._run_shared(exchange, reads, queue)
             else:
-                self._run_alone(queue)
+                self._run_unshared(queue)
         finally:
             self._close()
         return self._loaded
@@ -117,7 +117,7 @@ class Loading:
             _check(read, digest.hex(), self._source.path)
 
     def _scatter_mapped(self, name: str, portion: Portion) -> None:
-        """Take this rank's pieces: large ones each from a map of its own, the rest from a common one."""
+        """Copy this rank's pieces: large ones from their own map, the rest from a shared map."""
         for piece in portion.pieces:
             if piece.rank != self._ranks.rank:
                 continue
@@ -128,59 +128,61 @@ class Loading:
                 self._put(piece, piece_in_run(self._mapped(name, portion.offset, portion.size), piece))
 
     def _mapped(self, name: str, offset: int, size: int) -> RawArray:
-        """Bytes of a mapped file; one stretch is kept mapped, since a map costs more than a copy of little."""
+        """Return bytes of a mapped file; one range stays mapped, since mapping costs more than a small copy."""
         file, begin, array = self._map
         if file != name or offset < begin or offset + size > begin + array.nbytes:
-            self._map = _NO_MAP  # lets the old map go before the new one
+            self._map = _NO_MAP  # release the old map before creating the new one
             reader = self._file(name)
             begin = offset
             array = np.frombuffer(reader.map(begin, min(MAP_BYTES, reader.size - begin)), dtype=np.uint8)
             self._map = (name, begin, array)
         return array[offset - begin : offset - begin + size]
 
-    def _run_alone(self, queue: Sequence[tuple[Read, Portion]]) -> None:
+    def _run_unshared(self, queue: Sequence[tuple[Read, Portion]]) -> None:
         scratch = aligned_buffer(PORTION_BYTES if queue else 0)
         for read, portion in queue:
             self._guarded(partial(self._read, read, portion, scratch))
 
-    def _run_shared(self, exchange: Exchange, reads: Sequence[Read], queue: Sequence[tuple[Read, Portion]]) -> None:
+    def _run_shared(
+        self, exchange: WindowExchange, reads: Sequence[Read], queue: Sequence[tuple[Read, Portion]]
+    ) -> None:
         scratch = aligned_buffer(PORTION_BYTES)
         portions = [(read.reader, portion) for read in reads for portion in read.portions]
         numbers = {id(portion): number for number, (_, portion) in enumerate(portions)}
         rank = self._ranks.rank
-        expected = sum(1 for reader, portion in portions if reader != rank and rank in portion.takers())
+        expected = sum(1 for reader, portion in portions if reader != rank and rank in portion.receivers())
 
-        def take(number: int, window: RawArray) -> None:
+        def receive(number: int, window: RawArray) -> None:
             self._guarded(partial(self._scatter, portions[number][1], window))
 
-        with exchange.opened(expected, take):
+        with exchange.opened(expected, receive):
             for read, portion in queue:
-                takers = portion.takers() - {rank}
-                if not takers:
+                receivers = portion.receivers() - {rank}
+                if not receivers:
                     exchange.serve()
                     self._guarded(partial(self._read, read, portion, scratch))
                     continue
                 slot, window = exchange.free_slot()
                 good = self._guarded(partial(self._read_window, read, portion, window))
-                exchange.offer(numbers[id(portion)], slot, takers, good=good)
-                if good and rank in portion.takers():
+                exchange.announce(numbers[id(portion)], slot, receivers, good=good)
+                if good and rank in portion.receivers():
                     self._guarded(partial(self._scatter, portion, window))
 
     def _guarded(self, work: Callable[[], None]) -> bool:
-        """Keep the first failure for later: a rank that stops early would leave others waiting."""
+        """Keep the first failure for later: a rank that stops early would leave other ranks waiting."""
         if self._loaded.failure is not None:
             return False
         try:
             work()
         except HoldfastError as error:
             self._loaded.failure = error
-        except Exception as error:  # noqa: BLE001  (others wait for this rank, whatever went wrong)
+        except Exception as error:  # noqa: BLE001  (other ranks wait for this one, whatever failed)
             self._loaded.failure = error_from_record(error_record(error))
             self._loaded.failure.__cause__ = error
         return self._loaded.failure is None
 
     def _file(self, name: str) -> Reader:
-        """An open file; as it is used by one thread, any other may be closed. A map needs no open file."""
+        """Return an open file. Only one thread uses the files, so any other may be closed; maps stay valid."""
         if name not in self._files:
             while len(self._files) >= self._most_files:
                 self._files.popitem(last=False)[1].close()
@@ -189,7 +191,7 @@ class Loading:
         return self._files[name]
 
     def _read(self, read: Read, portion: Portion, scratch: RawArray) -> None:
-        """Read a portion that nobody else needs."""
+        """Read a portion that only this rank needs."""
         direct = self._direct_spans(portion)
         if direct:
             self._loaded.touched.add(read.file)
@@ -208,7 +210,7 @@ class Loading:
                 self._put(piece, piece_in_run(window, piece))
 
     def _fill(self, read: Read, portion: Portion, spans: Sequence[tuple[int, list[memoryview]]]) -> None:
-        """Read spans of a portion into buffers and, if the block is verified, digest them in turn."""
+        """Read spans of a portion into buffers; digest them in order if the block is verified."""
         file = self._file(read.file)
         if portion is read.portions[0]:
             self._digest = Digest() if read.digest else None
@@ -224,7 +226,7 @@ class Loading:
             _check(read, self._digest.hex(), self._source.path)
 
     def _direct_spans(self, portion: Portion) -> dict[int, memoryview]:
-        """Pieces that may be read straight into live memory, by identity."""
+        """Return the pieces that can be read directly into live memory, by identity."""
         out = {}
         position = 0
         for piece in sorted(portion.pieces, key=lambda piece: piece.run.at):
@@ -238,7 +240,7 @@ class Loading:
                 position = piece.run.at + piece.bytes
         return out
 
-    def _put(self, piece: Piece, data: RawArray) -> None:
+    def _put(self, piece: ShardPiece, data: RawArray) -> None:
         self._loaded.touched.add(piece.run.place.file)
         part = piece.part.relative_to(piece.held)
         for destination in self._destinations[piece.run.place, piece.held]:
@@ -248,7 +250,7 @@ class Loading:
 def _layer(
     portion: Portion, direct: Mapping[int, memoryview], scratch: RawArray
 ) -> Iterator[tuple[int, list[memoryview]]]:
-    """For each range of a portion, the buffers that take it in turn: live memory, else scratch."""
+    """Yield the buffers that each range of a portion fills in order: live memory, else scratch."""
     found = [(piece.run.at, direct[id(piece)]) for piece in portion.pieces if id(piece) in direct]
     targets = sorted(found, key=lambda target: target[0])
     for start, size in portion.ranges:
@@ -272,5 +274,5 @@ def _check(read: Read, found: str, path: str) -> None:
     keys = sorted({piece.run.place.spec.key for portion in read.portions for piece in portion.pieces})
     raise Damaged(
         f"{path}/{read.file}: the block at {read.offset} ({read.size} bytes) has the digest {found}, "
-        f"the manifest says {read.digest}; it holds {', '.join(keys[:5])}{' ...' if len(keys) > 5 else ''}"
+        f"but the manifest records {read.digest}; it holds {', '.join(keys[:5])}{' ...' if len(keys) > 5 else ''}"
     )

@@ -1,7 +1,7 @@
-"""Retention at work: takes away what no policy keeps, once a successor is committed.
+"""Retention: remove the checkpoints that no policy keeps, once a successor is committed.
 
-Never the newest of the living branch, never a tagged one, never one that somebody reads.
-Removing is a rename first, so that no reader ever takes half a folder for a checkpoint.
+The newest step of the living branch, tagged steps and steps being read are never removed. A
+removal renames the folder first, so that no reader takes half a folder for a checkpoint.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from holdfast.checkpoint.catalog import Committed, committed_steps, living, set_aside
+from holdfast.checkpoint.catalog import Committed, committed_steps, living, set_aside_folders
 from holdfast.checkpoint.checkpoint import Checkpoint
-from holdfast.checkpoint.lineage import Left
+from holdfast.checkpoint.lineage import LeftStep
 from holdfast.checkpoint.retention_index import RetentionIndex
 from holdfast.checkpoint.tags import read_tags, tagged
 from holdfast.core import limits
@@ -21,7 +21,7 @@ from holdfast.core.events import Event
 from holdfast.format import strictjson
 from holdfast.format.manifest import decode_manifest
 from holdfast.format.names import MANIFEST, abandoned_folder
-from holdfast.format.summary import Summary
+from holdfast.format.summary import ManifestSummary
 from holdfast.keep import Policy
 from holdfast.storage import requirement
 from holdfast.storage.base import Storage
@@ -31,7 +31,7 @@ _FOLDER, _FILE = ".policy", "keep.json"
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """One checkpoint: why it stays; it goes if there is no reason."""
+    """A checkpoint and the reasons to keep it; it is removed if there is none."""
 
     entry: Committed
     reasons: tuple[str, ...]
@@ -42,8 +42,8 @@ class Decision:
 
 
 @dataclass(slots=True)
-class Outcome:
-    """What a round of retention did; `problems` are of what it could not do, and will try again."""
+class RetentionResult:
+    """The result of a round of retention; `problems` are failures to try again later."""
 
     removed: list[int] = field(default_factory=list)
     busy: list[int] = field(default_factory=list)
@@ -51,49 +51,49 @@ class Outcome:
     problems: list[str] = field(default_factory=list)
 
     def events(self, step: int | None) -> list[Event]:
-        """What there is to tell after the commit of a step."""
-        told = [Event("removed", gone, detail="no policy keeps it") for gone in self.removed]
-        told += [Event("set aside", gone, detail="a rewind left it behind") for gone in self.aside]
-        told += [Event("failed", step, detail=f"retention: {problem}") for problem in self.problems]
-        return told
+        """Return the events to report after the commit of a step."""
+        events = [Event("removed", gone, detail="no policy keeps it") for gone in self.removed]
+        events += [Event("set aside", gone, detail="a rewind left it behind") for gone in self.aside]
+        events += [Event("failed", step, detail=f"retention: {problem}") for problem in self.problems]
+        return events
 
 
 def decide(
     storage: Storage, policy: Policy, committed: int | None = None, found: list[Committed] | None = None
 ) -> list[Decision]:
-    """What a policy says of every step of the living branch, oldest first; `found` are all steps, if they are known.
+    """Judge every step of the living branch by a policy, oldest first; `found` are all steps, if known.
 
-    `committed` is the step that was just committed: it stays, whatever its number. Where none
-    was, and something would go, the newest that is good is looked for, byte by byte, and stays.
+    `committed` is the step that was just committed; it always stays. Without it, and if a step would
+    be removed, the newest step whose bytes verify stays as well.
     """
     found = committed_steps(storage) if found is None else found
     good = [entry.manifest for entry in living(found) if entry.manifest is not None]
     kept = policy.kept(good)
     newest = max((manifest.step or 0 for manifest in good), default=None)
-    tags = tagged(storage, [*found, *set_aside(storage)]) if read_tags(storage) else {}
+    tags = tagged(storage, [*found, *set_aside_folders(storage)]) if read_tags(storage) else {}
     needed = _needed(found)
     decisions = []
     for entry in living(found):
         reasons = list(kept.get(entry.step, ())) + [f"tag {name}" for name in tags.get(entry.folder, ())]
         if entry.manifest is None:
-            reasons.append(f"{entry.trouble.lower()}: look at it, it is not removed by itself")
+            reasons.append(f"{entry.problem_label.lower()}: not removed automatically, inspect it")
         elif entry.step in (newest, committed):
             reasons.append("the newest")
         elif entry.folder in needed:
-            reasons.append("it says which steps were left")
+            reasons.append("it records which steps were left behind")
         decisions.append(Decision(entry, tuple(reasons)))
     if committed is None and not all(decision.stays for decision in decisions):
-        _spare_the_newest_good(storage, decisions)
+        _keep_newest_good(storage, decisions)
     return decisions
 
 
-def _spare_the_newest_good(storage: Storage, decisions: list[Decision]) -> None:
+def _keep_newest_good(storage: Storage, decisions: list[Decision]) -> None:
     for at, decision in reversed(list(enumerate(decisions))):
         if decision.entry.manifest is not None and _is_good(storage, decision.entry.folder):
             if not decision.stays:
-                decisions[at] = Decision(decision.entry, ("the newest that is good",))
+                decisions[at] = Decision(decision.entry, ("the newest good step",))
             return
-    decisions[:] = [Decision(one.entry, one.reasons or ("no step is good: none is removed",)) for one in decisions]
+    decisions[:] = [Decision(one.entry, one.reasons or ("no step is good, so none is removed",)) for one in decisions]
 
 
 def _is_good(storage: Storage, folder: str) -> bool:
@@ -104,8 +104,8 @@ def _is_good(storage: Storage, folder: str) -> bool:
 
 
 def _needed(found: list[Committed]) -> set[str]:
-    """The folders whose manifests give up steps that are still there under their names, as no other manifest does."""
-    naming: dict[Left, set[str]] = {}
+    """Return the folders whose manifests are the only ones to leave behind a step that still has its name."""
+    naming: dict[LeftStep, set[str]] = {}
     for entry in found:
         if entry.manifest is not None:
             for left in (*entry.manifest.abandons, *entry.manifest.skips):
@@ -116,43 +116,45 @@ def _needed(found: list[Committed]) -> set[str]:
 
 def apply(
     storage: Storage, policy: Policy | None, committed: int | None = None, index: RetentionIndex | None = None
-) -> Outcome:
-    """Set aside what rewinds gave up, and take away what nothing keeps.
+) -> RetentionResult:
+    """Set aside the steps that rewinds abandoned, and remove those that nothing keeps.
 
-    What fails is told and left for the next time: it never fails a save. With the `index` of the
-    save before, the cost does not grow with the number of steps.
+    Failures are reported and left for the next time: they never fail a save. With the `index` of
+    the previous save, the cost does not grow with the number of steps.
     """
-    outcome = Outcome()
+    outcome = RetentionResult()
     index = RetentionIndex(storage) if index is None else index
     try:
-        index.look(policy, committed)
+        index.refresh(policy, committed)
         _set_aside(storage, index, outcome)
         if committed is not None:
-            with _noting(outcome, committed):
-                _remember(storage, policy)
-        going = _going(storage, policy, committed, index)
+            with _recording_problems(outcome, committed):
+                _save_policy(storage, policy)
+        removable = _removable(storage, policy, committed, index)
     except (HoldfastError, OSError) as error:
         index.forget()
         outcome.problems.append(str(error))
         return outcome
-    for entry in going:
-        with _noting(outcome, entry.step):
+    for entry in removable:
+        with _recording_problems(outcome, entry.step):
             _remove(storage, entry, index, outcome)
     index.write()
     return outcome
 
 
-def _going(storage: Storage, policy: Policy | None, committed: int | None, index: RetentionIndex) -> list[Committed]:
+def _removable(
+    storage: Storage, policy: Policy | None, committed: int | None, index: RetentionIndex
+) -> list[Committed]:
     if policy is None:
         return []
     if committed is not None:
-        return index.going(committed)
+        return index.removable(committed)
     decisions = decide(storage, policy, None, index.catalog.steps)
     return [decision.entry for decision in decisions if not decision.stays]
 
 
-def _remove(storage: Storage, entry: Committed, index: RetentionIndex, outcome: Outcome) -> None:
-    """Take a step away, unless it was tagged, damaged or saved again since it was judged."""
+def _remove(storage: Storage, entry: Committed, index: RetentionIndex, outcome: RetentionResult) -> None:
+    """Remove a step, unless it was tagged, damaged or saved again since it was judged."""
     assert entry.manifest is not None
     if any(tag.attempt == entry.manifest.attempt for tag in read_tags(storage).values()):
         return
@@ -160,10 +162,10 @@ def _remove(storage: Storage, entry: Committed, index: RetentionIndex, outcome: 
         where = f"{storage.name}/{entry.folder}"
         manifest = decode_manifest(storage.read(entry.folder, MANIFEST, limits.JSON_BYTES), where)
     except (Damaged, NotFound):
-        index.catalog.see(entry.folder)
+        index.catalog.refresh(entry.folder)
         return
-    if Summary.of(manifest) != entry.manifest:
-        index.catalog.see(entry.folder)
+    if ManifestSummary.of(manifest) != entry.manifest:
+        index.catalog.refresh(entry.folder)
     elif storage.remove(entry.folder, entry.manifest.attempt):
         index.catalog.forget(entry.folder)
         outcome.removed.append(entry.step)
@@ -171,23 +173,23 @@ def _remove(storage: Storage, entry: Committed, index: RetentionIndex, outcome: 
         outcome.busy.append(entry.step)
 
 
-def _set_aside(storage: Storage, index: RetentionIndex, outcome: Outcome) -> None:
-    """Rename the steps that a rewind gave up, so that nobody takes them for the living branch."""
-    for entry in _named_first(index.abandoned()):
+def _set_aside(storage: Storage, index: RetentionIndex, outcome: RetentionResult) -> None:
+    """Rename the steps that a rewind abandoned, so that they are not taken for the living branch."""
+    for entry in _set_aside_order(index.abandoned()):
         assert entry.manifest is not None
-        with _noting(outcome, entry.step):
-            name = free_name(storage, abandoned_folder(entry.step))
+        with _recording_problems(outcome, entry.step):
+            name = unused_name(storage, abandoned_folder(entry.step))
             storage.rename(entry.folder, name, entry.manifest.attempt)
             outcome.aside.append(entry.step)
             index.catalog.forget(entry.folder)
-            index.catalog.see(name)
+            index.catalog.refresh(name)
         if outcome.problems:
-            break  # what names this one must stay, or it would come back
+            break  # the manifest that abandons this step must stay, or the step would come back
 
 
-def _named_first(left: Mapping[Left, Committed]) -> list[Committed]:
-    """Those that another one gives up come before that other one, so that at no time one is hidden by nobody."""
-    seen: set[Left] = set()
+def _set_aside_order(left: Mapping[LeftStep, Committed]) -> list[Committed]:
+    """Order steps before those that abandon them, so that an abandoned step never loses its record."""
+    seen: set[LeftStep] = set()
     order: list[Committed] = []
     for first in left:
         waiting = [(first, False)]
@@ -205,7 +207,7 @@ def _named_first(left: Mapping[Left, Committed]) -> list[Committed]:
 
 
 @contextmanager
-def _noting(outcome: Outcome, step: int) -> Iterator[None]:
+def _recording_problems(outcome: RetentionResult, step: int) -> Iterator[None]:
     try:
         yield
     except NotFound:
@@ -214,8 +216,8 @@ def _noting(outcome: Outcome, step: int) -> Iterator[None]:
         outcome.problems.append(f"step {step}: {error}")
 
 
-def free_name(storage: Storage, name: str) -> str:
-    """A folder's name, with a number if it is taken."""
+def unused_name(storage: Storage, name: str) -> str:
+    """Return the name of a new folder, with a number if the name is taken."""
     taken = storage.folders()
     number = 1
     free = name
@@ -225,20 +227,20 @@ def free_name(storage: Storage, name: str) -> str:
     return free
 
 
-def _remember(storage: Storage, policy: Policy | None) -> None:
-    """Write a run's policy down, for `holdfast gc`; also that it has none, if one before it had."""
+def _save_policy(storage: Storage, policy: Policy | None) -> None:
+    """Save a run's policy for `holdfast gc`, or that it has none if an earlier run had one."""
     try:
-        if remembered(storage) == policy:
+        if saved_policy(storage) == policy:
             return
     except Damaged:
-        pass  # what cannot be read is written anew
+        pass  # an unreadable policy is written again
     if _FOLDER not in storage.hidden():
         storage.begin(_FOLDER)
     storage.note(_FOLDER, _FILE, strictjson.dumps(policy.fields() if policy else None), durable=True)
 
 
-def remembered(storage: Storage) -> Policy | None:
-    """The policy of the run that saved here last, None if it had none."""
+def saved_policy(storage: Storage) -> Policy | None:
+    """Return the policy of the last run that saved here, None if it had none."""
     where = f"{storage.name}/{_FOLDER}/{_FILE}"
     try:
         requirement(storage)(_FOLDER)

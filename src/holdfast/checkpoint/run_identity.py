@@ -1,4 +1,4 @@
-"""What a run is known by outside of its root: the root's identity, agreed on by all ranks."""
+"""The key of a run outside of its root: the root's identity, agreed on by all ranks."""
 
 from __future__ import annotations
 
@@ -8,45 +8,45 @@ import time
 from dataclasses import dataclass
 
 from holdfast.core.errors import NotFound, StorageError
-from holdfast.core.ranks import Ranks, together
+from holdfast.core.ranks import Ranks, run_on_all_ranks
 from holdfast.format.digest import digest_hex
 from holdfast.storage.base import IdentifiedStorage, SharedStorage
 from holdfast.storage.identity import Identity
 from holdfast.storage.objects.address import is_address
 
-_SEEN_S = 3.0  # until what one host created is seen by another, on a network file system
+_VISIBLE_S = 3.0  # until another host sees a new file on a network file system
 _POLL_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
 class RunKey:
-    """The key of a run's arenas on this host, and whether a later start finds them by it.
+    """The key of a run's arenas on this host; if `persistent`, a later start finds them by it.
 
-    Without an identity the key is random: nothing that is left in memory could be told from
-    another root's, so nothing is left there.
+    Without an identity the key is random. Memory could not be told from another root's, so none
+    is left behind.
     """
 
     key: str
-    lasting: bool
+    persistent: bool
 
     @property
-    def of_cards(self) -> str:
-        """The key as cards carry it; "" if no card may be written."""
-        return self.key if self.lasting else ""
+    def card_key(self) -> str:
+        """The key to write into cards; "" if no card may be written."""
+        return self.key if self.persistent else ""
 
 
 def key_of(identity: Identity) -> str:
-    """Return the key of a root's arenas. It can be guessed; the arenas' own names end in what cannot."""
+    """Return the key of a root's arenas. The key is guessable, but the arenas' names end in a random part."""
     return digest_hex(f"{os.getuid()}:{identity.id}:{identity.place}".encode())
 
 
 def run_id(storage: SharedStorage) -> str:
-    """Return the key of a root's arenas on this host; of a root without an identity, one that nothing has."""
+    """Return the key of a root's arenas on this host; a random one for a root without an identity."""
     return _key(_identity(storage, make=False)).key
 
 
 def older_run_id(storage: SharedStorage) -> str:
-    """Return the key that versions before identities gave to a root: its path alone."""
+    """Return the key that older versions, without identities, gave to a root: only its path."""
     place = storage.name if is_address(storage.address) else os.path.realpath(storage.address)
     return digest_hex(f"{os.getuid()}:{place}".encode())
 
@@ -54,8 +54,8 @@ def older_run_id(storage: SharedStorage) -> str:
 def identify(ranks: Ranks, storage: SharedStorage) -> RunKey:
     """Give the root an identity if it has none, and return this host's key. Collective.
 
-    Rank 0 makes it; the others look for the same id. Where a rank does not find that, no rank
-    leaves anything in memory.
+    Rank 0 creates the identity; the others wait for the same id. If a rank does not find it, no
+    rank leaves anything in memory.
     """
     own: list[Identity | None] = []
 
@@ -63,17 +63,17 @@ def identify(ranks: Ranks, storage: SharedStorage) -> RunKey:
         own.append(_identity(storage, make=True) if ranks.rank == 0 else None)
         return own[0].id if own[0] is not None else ""
 
-    wanted = together(ranks, make)[0]
+    wanted = run_on_all_ranks(ranks, make)[0]
     if ranks.rank:
         own = [_wait_for(storage, wanted) if wanted else None]
     found = own[0]
-    if ranks.highest([int(found is None)])[0]:
+    if ranks.all_max([int(found is None)])[0]:
         return _key(None)
     return _key(found)
 
 
 def _wait_for(storage: SharedStorage, wanted: str) -> Identity | None:
-    end = time.monotonic() + _SEEN_S
+    end = time.monotonic() + _VISIBLE_S
     while True:
         found = _identity(storage, make=False)
         if found is not None and found.id == wanted:
@@ -84,7 +84,7 @@ def _wait_for(storage: SharedStorage, wanted: str) -> Identity | None:
 
 
 def _identity(storage: SharedStorage, *, make: bool) -> Identity | None:
-    """Return a root's identity; None also where it can be neither read nor made, which is no reason not to restore."""
+    """Return a root's identity, or None if it can be neither read nor made: a restore works without."""
     if not isinstance(storage, IdentifiedStorage):
         return None
     try:
@@ -94,4 +94,6 @@ def _identity(storage: SharedStorage, *, make: bool) -> Identity | None:
 
 
 def _key(identity: Identity | None) -> RunKey:
-    return RunKey(secrets.token_hex(16), lasting=False) if identity is None else RunKey(key_of(identity), lasting=True)
+    if identity is None:
+        return RunKey(secrets.token_hex(16), persistent=False)
+    return RunKey(key_of(identity), persistent=True)

@@ -1,9 +1,9 @@
-"""Shared memory: arenas, windows and areas that the processes of one host share.
+"""Shared memory: arenas and windows that the processes of one host share.
 
-An arena is a private file in the host's memory file system under a name nobody can guess.
-Its space is reserved at once: a full memory file system is an error, never a SIGBUS. Bytes
-that pass through once are written and read as a file, which spares both sides a page fault
-for every 4 KiB; windows that are used again and again are mapped.
+An arena is a private file with an unguessable name in the host's memory file system. Its space
+is reserved at once: a full memory file system is an error, never a SIGBUS. Bytes that pass
+through once are written and read as a file, which saves both sides a page fault for every
+4 KiB. Windows that are used repeatedly are mapped.
 """
 
 from __future__ import annotations
@@ -28,11 +28,10 @@ _SEAL_TEXT = 64
 
 
 def create_file(size: int, name: str = "", *, in_memory: bool = False) -> str:
-    """Reserve `size` bytes that this host's processes can share; returns the path.
+    """Reserve `size` bytes that the processes of this host can share; return the path.
 
-    In the host's shared memory, or among its temporary files where that is too small, as
-    containers often have it, unless it must be `in_memory`. Raises StorageError if there is
-    no room.
+    The file is in the host's shared memory. If that is too small, as in many containers, it is a
+    temporary file, unless `in_memory` is set. Raises StorageError if there is no room.
     """
     name = f"holdfast-{name}{secrets.token_hex(16)}"
     problems = []
@@ -52,16 +51,16 @@ def create_file(size: int, name: str = "", *, in_memory: bool = False) -> str:
         else:
             return str(path)
     raise StorageError(
-        f"reserving {size} bytes that ranks of this host can share: {'; '.join(problems)}; "
+        f"cannot reserve {size} bytes to share between the ranks of this host: {'; '.join(problems)}; "
         "give the host or container more shared memory (docker: --shm-size)"
     )
 
 
 def unlink_file(path: str) -> None:
-    """Take the name away; the memory goes with the last process that has it open.
+    """Delete the file; the memory is freed when the last process closes it.
 
-    Names in shared memory are seen by every user, and another one can put a file of their own
-    under the name of a card. That file is no card, and is left where it is.
+    Names in shared memory are visible to every user. Another user may have created a file with
+    the name of a card; that file is left alone.
     """
     try:
         Path(path).unlink(missing_ok=True)
@@ -78,7 +77,7 @@ def _owner(path: str) -> int | None:
 
 
 def is_own(status: os.stat_result) -> bool:
-    """Whether a file is this user's, closed to others, and has no second name that another user may have given it."""
+    """Return True for a regular file of this user, closed to others, without a second hard link."""
     return (
         stat.S_ISREG(status.st_mode)
         and status.st_uid == os.getuid()
@@ -96,22 +95,22 @@ def open_reader(path: str) -> LocalReader:
 
 
 def socket_path(path: str) -> Path:
-    """A new place beside a window for its owner's messages; nobody can guess it and bind another socket there."""
+    """Return a new, unguessable socket path next to a window, for messages to its owner."""
     return Path(path).with_name(f"holdfast-mail-{secrets.token_hex(16)}")
 
 
 def bind_private(receiver: socket.socket, path: Path) -> None:
-    """Give a socket its path; only this user may send to it, from the first moment on."""
+    """Bind a socket to its path; only this user may ever send to it."""
     os.fchmod(receiver.fileno(), 0o600)
     receiver.bind(str(path))
 
 
 class Arena:
-    """A mapped span of shared memory.
+    """A mapped file of shared memory.
 
-    With `hold`, the file is locked beside others for as long as this object or its process
-    lives, which tells everyone that somebody needs it. `owner` says that this is the trainer that
-    fills it, which other containers cannot tell by its process number.
+    With `hold`, a shared lock on the file shows that this object or its process still needs it.
+    `owner` marks the trainer that fills the arena, which other containers cannot identify by its
+    process id.
     """
 
     def __init__(self, path: str, size: int, *, hold: bool = False, owner: bool = False, writable: bool = True) -> None:
@@ -121,9 +120,9 @@ class Arena:
         try:
             status = os.fstat(self._descriptor)
             if not is_own(status) or status.st_size < size:
-                raise StorageError(f"the shared memory {path} is not one that Holdfast made")
+                raise StorageError(f"the shared memory {path} was not created by Holdfast")
             if hold and not linux.lock(self._descriptor, alone=False):
-                raise StorageError(f"the shared memory {path} is being taken away by another process")
+                raise StorageError(f"the shared memory {path} is being removed by another process")
             if owner:
                 linux.claim(self._descriptor)
             access = mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ
@@ -137,7 +136,7 @@ class Arena:
         self.bytes: npt.NDArray[np.uint8] = np.frombuffer(self._memory or b"", dtype=np.uint8)
 
     def close(self) -> None:
-        """Let go of the lock; the memory goes with the last array that looks into it."""
+        """Release the lock; the memory is freed with the last array that views it."""
         if self._held:
             self._held = False
             linux.unlock(self._descriptor)
@@ -145,18 +144,18 @@ class Arena:
 
 
 def seal(memory: npt.NDArray[np.uint8], attempt: str) -> None:
-    """Say in an arena's first page that it holds all of an attempt; "" while it is being filled."""
+    """Mark an arena as holding all of an attempt, or with "" as being filled."""
     text = np.frombuffer(attempt.encode().ljust(_SEAL_TEXT, b"\0"), dtype=np.uint8)
     memory[:_SEAL_TEXT] = text
 
 
-def sealed_for(memory: npt.NDArray[np.uint8]) -> str:
-    """The attempt that an arena holds, "" if it is being filled."""
+def sealed_attempt(memory: npt.NDArray[np.uint8]) -> str:
+    """Return the attempt that an arena holds, "" while it is being filled."""
     return memory[:_SEAL_TEXT].tobytes().rstrip(b"\0").decode(errors="replace")
 
 
 def is_held(path: str) -> bool:
-    """Whether a living process holds the file."""
+    """Return True if a living process holds the file."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         return not linux.lock(descriptor, alone=True)
@@ -165,7 +164,7 @@ def is_held(path: str) -> bool:
 
 
 def has_owner(path: str) -> bool:
-    """Return whether the trainer that made an arena lives and fills it."""
+    """Return True if the trainer that fills an arena is alive."""
     descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         return linux.is_claimed(descriptor)
@@ -174,37 +173,37 @@ def has_owner(path: str) -> bool:
 
 
 def find_files(prefix: str) -> list[Path]:
-    """This user's private files of shared memory whose names begin so."""
+    """Return this user's private files of shared memory with this name prefix."""
     found = []
     for folder in (_MEMORY, Path(tempfile.gettempdir())):
         for path in sorted(folder.glob(f"holdfast-{prefix}*")):
             try:
                 status = path.lstat()
             except FileNotFoundError:
-                continue  # it went while we looked
+                continue  # deleted during the search
             if is_own(status):
                 found.append(path)
     return found
 
 
 def read_private(path: str, limit_bytes: int) -> bytes:
-    """A file that only this user can have written; raises StorageError for anything else."""
+    """Read a file that only this user can have written; raises StorageError for any other."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     with os.fdopen(descriptor, "rb") as file:
         status = os.fstat(descriptor)
         if not is_own(status) or status.st_size > limit_bytes:
-            raise StorageError(f"{path} is not a file that Holdfast made")
+            raise StorageError(f"{path} is not a file that Holdfast created")
         return file.read()
 
 
 def replace_text(path: str, text: bytes) -> None:
-    """Write a private file whole or not at all."""
-    unseen = f"{path}-{secrets.token_hex(8)}"
-    descriptor = os.open(unseen, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600)
+    """Write a private file atomically."""
+    temporary = f"{path}-{secrets.token_hex(8)}"
+    descriptor = os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600)
     try:
         with os.fdopen(descriptor, "wb") as file:
             file.write(text)
-        os.rename(unseen, path)
+        os.rename(temporary, path)
     except OSError:
-        unlink_file(unseen)
+        unlink_file(temporary)
         raise

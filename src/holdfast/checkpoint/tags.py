@@ -1,4 +1,4 @@
-"""Tags: names that people give to steps. A tagged step is never removed by retention."""
+"""Tags: names that people give to steps. Retention never removes a tagged step."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ _FOLDER = ".tags"
 
 @dataclass(frozen=True, slots=True)
 class Tag:
-    """The step that a tag names, and the attempt that it was when it was tagged."""
+    """The step that a tag names, and the attempt that was tagged."""
 
     step: int
     attempt: str
 
 
 def read_tags(storage: Storage, problems: list[str] | None = None) -> dict[str, Tag]:
-    """Every tag by its name; one that cannot be read raises Damaged, since it may protect a step.
+    """Return every tag by name; raises Damaged for an unreadable tag, since it may protect a step.
 
-    With `problems`, what cannot be read is said there instead, for who removes nothing.
+    With `problems`, unreadable tags are appended there instead, for callers that remove nothing.
     """
     found = {}
     for name in tag_names(storage):
@@ -40,7 +40,7 @@ def read_tags(storage: Storage, problems: list[str] | None = None) -> dict[str, 
 
 
 def tag_names(storage: Storage) -> list[str]:
-    """Return the names of all tags, whether they can be read or not."""
+    """Return the names of all tags, readable or not."""
     try:
         return sorted(name for name in storage.files(_FOLDER) if is_plain(name))
     except NotFound:
@@ -52,20 +52,21 @@ def _read(storage: Storage, name: str) -> Tag:
     try:
         fields = strictjson.loads(storage.read(_FOLDER, name, limits.JSON_BYTES), where)
     except Damaged as error:
-        raise Damaged(f"{error}; {_way_out(storage, name)}") from None
+        raise Damaged(f"{error}; {_remedy(storage, name)}") from None
     if not isinstance(fields, dict) or type(fields.get("step")) is not int:
-        raise Damaged(f"{where} is not a tag; {_way_out(storage, name)}")
+        raise Damaged(f"{where} is not a tag; {_remedy(storage, name)}")
     return Tag(fields["step"], str(fields.get("attempt")))
 
 
-def _way_out(storage: Storage, name: str) -> str:
-    return f"tag anew with `holdfast tag {storage.name} {name} --step N`, or take it away with --delete"
+def _remedy(storage: Storage, name: str) -> str:
+    return f"tag again with `holdfast tag {storage.name} {name} --step N`, or delete it with --delete"
 
 
 def tagged(storage: Storage, entries: Iterable[Committed], problems: list[str] | None = None) -> dict[str, list[str]]:
-    """The names of tags by the folder that each protects: the attempt that was tagged, wherever it is now.
+    """Return the tag names by protected folder: the folder that now holds the tagged attempt.
 
-    Where that is gone, because the step was saved again, the tag goes with the step. `problems` as `read_tags` has it.
+    If that attempt is gone because the step was saved again, the tag protects the new one.
+    `problems` is as in `read_tags`.
     """
     found: dict[str, list[str]] = {}
     tags = read_tags(storage, problems)
@@ -84,7 +85,7 @@ def tagged(storage: Storage, entries: Iterable[Committed], problems: list[str] |
 
 
 def add_tag(storage: Storage, name: str, entry: Committed) -> None:
-    """Give a step a name, taking it from another that had it; raises NotFound if the step went meanwhile."""
+    """Tag a step, moving a tag that exists; raises NotFound if the step was removed in the meantime."""
     if not is_plain(name) or "/" in name:
         raise InvalidArgument(f"the tag {name[:80]!r}: use letters, digits, '_', '.' and '-'")
     if entry.manifest is None:
@@ -95,11 +96,11 @@ def add_tag(storage: Storage, name: str, entry: Committed) -> None:
     storage.note(_FOLDER, name, strictjson.dumps(asdict(tag)), durable=True)
     if entry.folder not in storage.folders():
         storage.drop(_FOLDER, name)
-        raise NotFound(f"{storage.name} has no {entry.folder} any more: it was removed meanwhile")
+        raise NotFound(f"{storage.name} has no {entry.folder} any more: it was removed in the meantime")
 
 
 def remove_tag(storage: Storage, name: str) -> None:
-    """Take a name away; raises NotFound if there is none."""
+    """Delete a tag; raises NotFound if it does not exist."""
     if name not in tag_names(storage):
         raise NotFound(f"{storage.name} has no tag {name!r}")
     storage.drop(_FOLDER, name)

@@ -1,23 +1,51 @@
-"""Verifying: every byte read, every digest compared, all damage named with the tensors it touches."""
+"""Verification: read every byte, compare every digest, and list all damage with the affected tensors."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any, Protocol
 
-from holdfast.checkpoint.checkpoint import Checkpoint
 from holdfast.checkpoint.reading import PORTION_BYTES, Progress
 from holdfast.core.errors import Damaged
 from holdfast.format import names
 from holdfast.format.digest import Digest
 from holdfast.format.header import LENGTH_BYTES, header_bytes
 from holdfast.format.index import decode_index
-from holdfast.format.manifest import FileRecord
+from holdfast.format.manifest import FileRecord, Manifest
+from holdfast.plan.files import Place
+from holdfast.plan.load import StoredFile
+from holdfast.storage.base import Reader
+
+
+class VerifiableCheckpoint(Protocol):
+    """The part of an open checkpoint that verification needs."""
+
+    @property
+    def manifest(self) -> Manifest: ...
+
+    @property
+    def path(self) -> str: ...
+
+    @property
+    def groups(self) -> tuple[str, ...]: ...
+
+    @property
+    def places(self) -> Mapping[str, Mapping[str, Place]]: ...
+
+    @property
+    def state(self) -> Mapping[str, Any]: ...
+
+    def open_file(self, name: str) -> Reader: ...
+
+    def read_file(self, name: str) -> bytes: ...
+
+    def stored_file(self, name: str) -> StoredFile: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """One thing that is wrong: in which file, where, and which tensors it touches."""
+    """One problem: its file, its position, and the affected tensors."""
 
     file: str
     problem: str
@@ -28,7 +56,7 @@ class Damage:
 
 @dataclass(frozen=True, slots=True)
 class VerifyReport:
-    """What was found: how much there is, and all damage."""
+    """The result of a verification: the amount of data, and all damage."""
 
     files: int
     bytes: int
@@ -39,8 +67,8 @@ class VerifyReport:
         return not self.damage
 
 
-def verify(checkpoint: Checkpoint, progress: Progress) -> VerifyReport:
-    """Look at every file of a checkpoint; finds all damage, not only the first."""
+def verify(checkpoint: VerifiableCheckpoint, progress: Progress) -> VerifyReport:
+    """Verify every file of a checkpoint; reports all damage, not only the first."""
     damage: list[Damage] = []
     for name, record in checkpoint.manifest.files.items():
         damage += _verify_file(checkpoint, name, record, progress)
@@ -52,7 +80,9 @@ def verify(checkpoint: Checkpoint, progress: Progress) -> VerifyReport:
     return VerifyReport(len(checkpoint.manifest.files), checkpoint.manifest.total_bytes, tuple(damage))
 
 
-def _verify_file(checkpoint: Checkpoint, name: str, record: FileRecord, progress: Progress) -> Iterator[Damage]:
+def _verify_file(
+    checkpoint: VerifiableCheckpoint, name: str, record: FileRecord, progress: Progress
+) -> Iterator[Damage]:
     try:
         reader = checkpoint.open_file(name)
     except (Damaged, OSError) as error:
@@ -66,7 +96,7 @@ def _verify_file(checkpoint: Checkpoint, name: str, record: FileRecord, progress
                 view = buffer[: min(PORTION_BYTES, block.size - at)]
                 reader.read_into(block.offset + at, [view])
                 if not block.offset + at and names.is_tensor_file(name):
-                    # A header of an impossible length: such a file may claim petabytes to be read.
+                    # Refuse an impossible header length: such a file may claim petabytes.
                     header_bytes(bytes(view[:LENGTH_BYTES]), reader.size, name)
                 digest.update(view)
                 progress(view.nbytes)
@@ -79,8 +109,8 @@ def _verify_file(checkpoint: Checkpoint, name: str, record: FileRecord, progress
         reader.close()
 
 
-def _keys_in(checkpoint: Checkpoint, name: str, offset: int, size: int) -> Iterator[str]:
-    """The tensors a block touches; all of the file's when its header cannot be trusted."""
+def _keys_in(checkpoint: VerifiableCheckpoint, name: str, offset: int, size: int) -> Iterator[str]:
+    """Yield the tensors that a block overlaps, or all tensors of the file if its header is damaged."""
     if not names.is_tensor_file(name):
         return
     try:
@@ -93,7 +123,7 @@ def _keys_in(checkpoint: Checkpoint, name: str, offset: int, size: int) -> Itera
             yield place.spec.key
 
 
-def _keys_of_index(checkpoint: Checkpoint, name: str) -> Iterator[str]:
+def _keys_of_index(checkpoint: VerifiableCheckpoint, name: str) -> Iterator[str]:
     for group, record in checkpoint.manifest.groups.items():
         index = names.index_file(group)
         if name in record.files and index in checkpoint.manifest.files:
@@ -106,8 +136,8 @@ def _keys_of_index(checkpoint: Checkpoint, name: str) -> Iterator[str]:
             yield from (key for key, file in weight_map.items() if file == name)
 
 
-def _verify_contents(checkpoint: Checkpoint) -> Iterator[Damage]:
-    """Files that are whole must also agree with each other, and state.json must hold entries."""
+def _verify_contents(checkpoint: VerifiableCheckpoint) -> Iterator[Damage]:
+    """Check that intact files agree with each other and that state.json holds entries."""
     _ = checkpoint.state
     for group in checkpoint.groups:
         index = names.index_file(group)

@@ -1,7 +1,7 @@
-"""Writing: put together the blocks this rank owns, digest them and write them in their place.
+"""Writing: assemble the blocks that this rank owns, digest them and write them to their files.
 
-Bytes that another rank holds are handed over in a file: in the host's shared memory between
-ranks of a host, in the attempt's folder between hosts.
+Bytes held by another rank are passed in a file: in shared memory between ranks of a host, in the
+attempt's folder between hosts.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ import numpy as np
 from holdfast.checkpoint.commit import BlockReport
 from holdfast.checkpoint.shared_memory import create_file, open_reader, open_writer, unlink_file
 from holdfast.core.errors import HoldfastError
-from holdfast.core.ranks import Ranks, together
+from holdfast.core.ranks import Ranks, run_on_all_ranks
 from holdfast.format.digest import Digest
 from holdfast.plan.arrays import RawArray, Sources, aligned_buffer, bytes_of, part_of, piece_in_run, raw_dtype
-from holdfast.plan.pieces import Piece, Run
+from holdfast.plan.pieces import ShardPiece, TensorRun
 from holdfast.plan.save import BlockPlan, Export, SavePlan
 from holdfast.plan.writer_job import travel_file
 from holdfast.storage.base import Reader, Storage, Writer
@@ -26,22 +26,22 @@ from holdfast.storage.open_files import BlockWriters, LazyReaders
 
 
 def write_blocks(plan: SavePlan, ranks: Ranks, storage: Storage, attempt: str, sources: Sources) -> list[BlockReport]:
-    """Write every block of the plan; returns the reports of all ranks, on all ranks."""
+    """Write every block of the plan; return the reports of all ranks, on all ranks."""
     with ExitStack() as stack:
-        givers = _hand_over(plan, ranks, storage, attempt, sources, stack)
-        reports = together(ranks, lambda: _write_own(plan, ranks.rank, storage, attempt, sources, givers))
+        readers = _exchange(plan, ranks, storage, attempt, sources, stack)
+        reports = run_on_all_ranks(ranks, lambda: _write_own(plan, ranks.rank, storage, attempt, sources, readers))
     return [BlockReport(*report) for rank_reports in reports for report in rank_reports]
 
 
-def _hand_over(
+def _exchange(
     plan: SavePlan, ranks: Ranks, storage: Storage, attempt: str, sources: Sources, stack: ExitStack
 ) -> Mapping[int, Reader]:
-    """Leave what other ranks need where they find it; returns readers of what they left for this one."""
+    """Write the pieces that other ranks need to files; return readers of the pieces for this rank, by rank."""
     if all(piece.rank == block.owner for block in plan.blocks for piece in block.pieces):
         return {}
     rank, host = ranks.rank, plan.hosts[ranks.rank]
 
-    def leave() -> str | None:
+    def export() -> str | None:
         name = None
         for receiver, exports in plan.exports(rank).items():
             if receiver == host:
@@ -54,20 +54,21 @@ def _hand_over(
                 _copy_out(exports, sources, storage.writer(attempt, file), whole=storage.whole_files)
         return name
 
-    names = together(ranks, leave)
+    names = run_on_all_ranks(ranks, export)
 
-    def take(giver: int) -> Reader:
-        nearby = plan.hosts[giver] == host
-        return open_reader(str(names[giver])) if nearby else storage.take(attempt, travel_file(giver, host))
+    def open_export(source_rank: int) -> Reader:
+        if plan.hosts[source_rank] == host:
+            return open_reader(str(names[source_rank]))
+        return storage.take(attempt, travel_file(source_rank, host))
 
     wanted = {piece.rank for block in plan.blocks if block.owner == rank for piece in block.pieces} - {rank}
-    givers = LazyReaders(sorted(wanted), take)
-    stack.callback(givers.close)
-    return givers
+    readers = LazyReaders(sorted(wanted), open_export)
+    stack.callback(readers.close)
+    return readers
 
 
 def _copy_out(exports: Sequence[Export], sources: Sources, writer: Writer, *, whole: bool) -> None:
-    """Write what is given one after another; a file that must be written `whole` without holes, and completed."""
+    """Write the exports to a file; with `whole`, the file is written without holes and completed."""
     position = 0
     try:
         for export in exports:
@@ -84,28 +85,28 @@ def _copy_out(exports: Sequence[Export], sources: Sources, writer: Writer, *, wh
 
 
 def drop_travel_files(plan: SavePlan, storage: Storage, attempt: str) -> None:
-    """Remove what was handed over between hosts: it is not part of the checkpoint."""
+    """Delete the travel files between hosts: they are not part of the checkpoint."""
     pairs = {(piece.rank, plan.hosts[block.owner]) for block in plan.blocks for piece in block.pieces}
-    for giver, host in sorted(pairs):
-        if plan.hosts[giver] != host:
-            storage.drop(attempt, travel_file(giver, host))
+    for source_rank, host in sorted(pairs):
+        if plan.hosts[source_rank] != host:
+            storage.drop(attempt, travel_file(source_rank, host))
 
 
 class _Gatherer:
-    """Puts blocks together from live memory and from what other ranks have handed over."""
+    """Assembles blocks from live memory and from the exports of other ranks."""
 
-    def __init__(self, plan: SavePlan, rank: int, sources: Sources, givers: Mapping[int, Reader], size: int) -> None:
+    def __init__(self, plan: SavePlan, rank: int, sources: Sources, readers: Mapping[int, Reader], size: int) -> None:
         self._rank = rank
         self._sources = sources
-        self._givers = givers
+        self._readers = readers
         self._buffer = aligned_buffer(size)
         self._offsets: dict[int, int] = {}
-        for giver in givers:
-            for export in plan.exports(giver)[plan.hosts[rank]]:
+        for source_rank in readers:
+            for export in plan.exports(source_rank)[plan.hosts[rank]]:
                 self._offsets[id(export.piece)] = export.offset
 
     def block(self, block: BlockPlan) -> Iterator[memoryview]:
-        """The bytes of a block in order: live memory where it is contiguous, else gathered."""
+        """Yield the bytes of a block in order: live memory where contiguous, else gathered."""
         if block.header:
             yield memoryview(block.header)
         for run, pieces in _by_run(block.pieces):
@@ -123,13 +124,13 @@ class _Gatherer:
                     piece_in_run(self._buffer, piece)[...] = self._data(piece)
             yield target.data
 
-    def _own(self, piece: Piece) -> RawArray:
+    def _own(self, piece: ShardPiece) -> RawArray:
         return part_of(self._sources.array(piece.run.place, piece.held), piece.part, piece.held)
 
-    def _fetch(self, piece: Piece, target: RawArray) -> None:
-        self._givers[piece.rank].read_into(self._offsets[id(piece)], [target.data])
+    def _fetch(self, piece: ShardPiece, target: RawArray) -> None:
+        self._readers[piece.rank].read_into(self._offsets[id(piece)], [target.data])
 
-    def _data(self, piece: Piece) -> RawArray:
+    def _data(self, piece: ShardPiece) -> RawArray:
         if piece.rank == self._rank:
             return self._own(piece)
         span = aligned_buffer(piece.bytes)
@@ -137,9 +138,9 @@ class _Gatherer:
         return span.view(raw_dtype(piece.run.place)).reshape(piece.part.sizes)
 
 
-def _by_run(pieces: Sequence[Piece]) -> Iterator[tuple[Run, list[Piece]]]:
-    """Pieces of one run together, in the order of their bytes."""
-    runs: dict[int, tuple[Run, list[Piece]]] = {}
+def _by_run(pieces: Sequence[ShardPiece]) -> Iterator[tuple[TensorRun, list[ShardPiece]]]:
+    """Group pieces by run, in byte order."""
+    runs: dict[int, tuple[TensorRun, list[ShardPiece]]] = {}
     for piece in pieces:
         runs.setdefault(piece.run.at, (piece.run, []))[1].append(piece)
     for at in sorted(runs):
@@ -147,10 +148,10 @@ def _by_run(pieces: Sequence[Piece]) -> Iterator[tuple[Run, list[Piece]]]:
 
 
 def _write_own(
-    plan: SavePlan, rank: int, storage: Storage, attempt: str, sources: Sources, givers: Mapping[int, Reader]
+    plan: SavePlan, rank: int, storage: Storage, attempt: str, sources: Sources, readers: Mapping[int, Reader]
 ) -> list[list[Any]]:
     own = [block for block in plan.blocks if block.owner == rank]
-    gatherer = _Gatherer(plan, rank, sources, givers, max((block.size for block in own), default=0))
+    gatherer = _Gatherer(plan, rank, sources, readers, max((block.size for block in own), default=0))
     writers = BlockWriters(lambda file: storage.writer(attempt, file), (block.file for block in own))
     reports: list[list[Any]] = []
     try:

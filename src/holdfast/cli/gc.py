@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from holdfast.checkpoint import retention
-from holdfast.checkpoint.catalog import committed_steps, is_left, set_aside
+from holdfast.checkpoint.catalog import committed_steps, is_left, set_aside_folders
 from holdfast.checkpoint.run_identity import run_id
 from holdfast.checkpoint.tags import tagged
 from holdfast.cli.render import clean, open_run, print_json, print_table, size_text
@@ -80,7 +80,7 @@ def command(
 def _policy(storage: Storage, given: str | None) -> tuple[Policy | None, list[str]]:
     """Return the policy to go by, and what is to be said of one that cannot be read."""
     try:
-        return retention.remembered(storage) if given is None else parse(given), []
+        return retention.saved_policy(storage) if given is None else parse(given), []
     except Damaged as error:
         return None, [f"no checkpoint goes: {error}"]
 
@@ -101,7 +101,7 @@ def _steps(storage: Storage, policy: Policy | None) -> list[_Line]:
 
 def _set_aside(storage: Storage, wanted: set[str]) -> list[_Line]:
     """What was set aside, and damaged steps that a restore passed over and left where they were."""
-    found, aside = committed_steps(storage), set_aside(storage)
+    found, aside = committed_steps(storage), set_aside_folders(storage)
     tags = tagged(storage, [*found, *aside])
     skipped = {left for entry in found if entry.manifest for left in entry.manifest.skips}
     lines = []

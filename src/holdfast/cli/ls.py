@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from holdfast.checkpoint.catalog import Catalog, Committed, committed_steps, is_left, steps_left
+from holdfast.checkpoint.catalog import Catalog, Committed, committed_steps, is_left, left_steps
 from holdfast.checkpoint.tags import tagged
 from holdfast.cli.render import clean, count, open_root, print_json, print_table, size_text
 from holdfast.format.names import set_aside_kind
@@ -25,8 +25,8 @@ def command(root: str, as_json: bool) -> None:
     """
     storage = open_root(root)
     catalog = Catalog(storage)
-    catalog.look()
-    found, aside = catalog.steps, catalog.aside
+    catalog.scan()
+    found, aside = catalog.steps, catalog.set_aside
     notes = _notes(storage, found, aside)
     if as_json:
         print_json([_fields(entry, notes) for entry in (*found, *aside)])
@@ -56,7 +56,7 @@ def _notes(storage: Storage, found: list[Committed], aside: list[Committed]) -> 
     for problem in problems:
         click.echo(clean(problem), err=True)
     notes = {folder: [f"tag {name}" for name in names] for folder, names in tags.items()}
-    left = steps_left(found)
+    left = left_steps(found)
     for entry in found:
         if is_left(entry, left):
             notes.setdefault(entry.folder, []).append("left behind")
@@ -69,7 +69,7 @@ def _row(entry: Committed, notes: Mapping[str, list[str]]) -> list[str]:
     manifest = entry.manifest
     said = [", ".join(notes.get(entry.folder, ()))] if notes else []
     if manifest is None:
-        return [str(entry.step), "", "", "", f"{entry.trouble}: {entry.problem}", *said]
+        return [str(entry.step), "", "", "", f"{entry.problem_label}: {entry.problem}", *said]
     world = manifest.writer.get("world", 0)
     ranks = count(world, "rank") if isinstance(world, int) else str(world)
     groups = ", ".join(manifest.groups)

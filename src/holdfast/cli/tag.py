@@ -6,7 +6,7 @@ from dataclasses import asdict
 
 import click
 
-from holdfast.checkpoint.catalog import Committed, committed_steps, living_steps, set_aside
+from holdfast.checkpoint.catalog import Committed, committed_steps, living_steps, set_aside_folders
 from holdfast.checkpoint.tags import add_tag, read_tags, remove_tag, tagged
 from holdfast.cli.render import clean, open_run, print_json, print_table
 from holdfast.core.errors import NotFound
@@ -58,7 +58,7 @@ def _rows(storage: Storage) -> list[list[str]]:
     """Each tag with its step and the folder it protects, which is another one once a rewind set it aside."""
     folders = {
         name: folder
-        for folder, names in tagged(storage, [*committed_steps(storage), *set_aside(storage)], []).items()
+        for folder, names in tagged(storage, [*committed_steps(storage), *set_aside_folders(storage)], []).items()
         for name in names
     }
     return [[name, str(tag.step), folders.get(name, "gone")] for name, tag in read_tags(storage, []).items()]

@@ -86,7 +86,7 @@ class Follower:
 
 def _committed(entry: Committed) -> str:
     if entry.manifest is None:
-        return f"{entry.step:>10}  {entry.trouble}: {clean(entry.problem)}"
+        return f"{entry.step:>10}  {entry.problem_label}: {clean(entry.problem)}"
     seconds = entry.manifest.writer.get("seconds")
     took = f"in {seconds:.2f} s" if isinstance(seconds, int | float) else ""
     return f"{entry.step:>10}  {size_text(entry.manifest.total_bytes):>10}  {clean(entry.manifest.created)}  {took}"

@@ -10,7 +10,7 @@ from holdfast.convert.source_files import SourceFiles
 from holdfast.convert.spans import Block, byte_hull
 from holdfast.core.limits import KIB, MIB
 from holdfast.layout.box import Box
-from holdfast.plan.arrays import ArrayDestination, Destination, RawArray, bytes_of, raw_dtype, run_array
+from holdfast.plan.arrays import ArrayDestination, RawArray, ShardDestination, bytes_of, raw_dtype, run_array
 from holdfast.plan.files import Place
 from holdfast.plan.recipe_fill import destinations_of
 
@@ -18,7 +18,7 @@ WINDOW_BYTES = 16 * MIB
 _STRIP = 128
 _LENT_BYTES = 512 * KIB  # a map costs more than a copy of less
 
-Wanted = tuple[tuple[Place, Box], Destination]
+Wanted = tuple[tuple[Place, Box], ShardDestination]
 
 
 class Gathered:
@@ -72,7 +72,7 @@ def gather(files: SourceFiles, blocks: Sequence[Gathered]) -> None:
 
 def fill(files: SourceFiles, wanted: Iterable[Wanted]) -> None:
     """Bring every wanted box to its destination."""
-    turned: dict[Place, list[tuple[Box, Destination]]] = {}
+    turned: dict[Place, list[tuple[Box, ShardDestination]]] = {}
     for (place, part), destination in wanted:
         target = _flat_target(place, part, destination)
         if target is not None:
@@ -83,7 +83,7 @@ def fill(files: SourceFiles, wanted: Iterable[Wanted]) -> None:
         _fill_turned(files, place, members)
 
 
-def _flat_target(place: Place, part: Box, destination: Destination) -> RawArray | None:
+def _flat_target(place: Place, part: Box, destination: ShardDestination) -> RawArray | None:
     """The memory that takes a part, if it is one run of bytes both there and in the file."""
     direct = destination.direct()
     if direct is None or not direct.flags.c_contiguous or not part.is_contiguous_in(place.spec.shape):
@@ -91,7 +91,7 @@ def _flat_target(place: Place, part: Box, destination: Destination) -> RawArray 
     return direct
 
 
-def _fill_turned(files: SourceFiles, place: Place, members: Sequence[tuple[Box, Destination]]) -> None:
+def _fill_turned(files: SourceFiles, place: Place, members: Sequence[tuple[Box, ShardDestination]]) -> None:
     """Go through a source once, window by window, for all who want boxes of it."""
     item = place.spec.dtype.bytes
     for tile in tiles(_around([part for part, _ in members]), place, WINDOW_BYTES):
@@ -109,7 +109,7 @@ def _fill_turned(files: SourceFiles, place: Place, members: Sequence[tuple[Box, 
                 destination.put(strip.relative_to(part), view)
 
 
-def _strips(box: Box, destination: Destination) -> Iterator[Box]:
+def _strips(box: Box, destination: ShardDestination) -> Iterator[Box]:
     """A box cut along the dim that lies closest in the destination, where that is not the source's last.
 
     Turning a few rows at a time keeps to the pages that a core can remember: three times as fast.

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from holdfast.core.errors import InvalidArgument
-from holdfast.core.ranks import Alone, Ranks
+from holdfast.core.ranks import Ranks, SingleProcess
 
 _DEADLINE_S = 6 * 3600.0  # a rank that is done waits for those with more to do
 
@@ -29,7 +29,7 @@ def _number(name: str, otherwise: int) -> int:
 def launched_ranks() -> Iterator[Ranks]:
     """The ranks of the launcher's environment, for as long as the conversion takes."""
     if launched_place()[1] <= 1:
-        yield Alone()
+        yield SingleProcess()
         return
     from datetime import timedelta
 

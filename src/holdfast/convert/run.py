@@ -35,10 +35,10 @@ from holdfast.convert.spans import dealt, first_touches, plan_spans
 from holdfast.convert.stream import Stream
 from holdfast.core import limits
 from holdfast.core.errors import InvalidArgument, Unsupported
-from holdfast.core.ranks import Alone, Ranks, together
+from holdfast.core.ranks import Ranks, SingleProcess, run_on_all_ranks
 from holdfast.format.names import folder_step
 from holdfast.plan.contents import Contents
-from holdfast.plan.state_references import settled
+from holdfast.plan.state_references import update_references
 from holdfast.sources.foreign import Foreign
 from holdfast.sources.paddle.optimizer_names import as_torch
 from holdfast.sources.paddle.to_paddle import as_paddle
@@ -111,7 +111,7 @@ class Conversion:
         every = contents.groups
         taken = chosen(contents, options.only, options.remove, self.source.contents)
         check_scales_stay(contents, taken)
-        contents = settled(taken)
+        contents = update_references(taken)
         contents = contents if dtype is None else cast_models(contents, dtype, every)
         self.contents = contents if step is None else replace(contents, step=step)
         self._notes = (*oriented.notes, *self._notes)
@@ -161,10 +161,10 @@ class Conversion:
 
     def write(self, ranks: Ranks, storage: Storage, attempt: str, progress: Progress) -> list[BlockReport]:
         """Write this rank's share of the tensor files; returns the reports of all ranks."""
-        together(ranks, lambda: require_same(self.source, self.same))
+        run_on_all_ranks(ranks, lambda: require_same(self.source, self.same))
         stored = self.source.contents.files
         if self.output.write is not None:
-            together(ranks, lambda: self._write_by_sink(ranks, storage, attempt, progress))
+            run_on_all_ranks(ranks, lambda: self._write_by_sink(ranks, storage, attempt, progress))
             return []
         spans = plan_spans(self.output.files, stored, self.options.block_bytes)
         fresh = first_touches(spans)
@@ -175,7 +175,7 @@ class Conversion:
             reports = stream.run([spans[n] for n in own], [fresh[n] for n in own], storage, attempt)
             return [[report.file, report.offset, report.size, report.digest] for report in reports]
 
-        answers = together(ranks, work)
+        answers = run_on_all_ranks(ranks, work)
         return [BlockReport(*report) for answer in answers for report in answer]  # type: ignore[arg-type]
 
     def _write_by_sink(self, ranks: Ranks, storage: Storage, attempt: str, progress: Progress) -> None:
@@ -207,7 +207,7 @@ def convert(
 
     Collective: every rank calls it and does its share of the work, or raises the same error.
     """
-    ranks = Alone() if ranks is None else ranks
+    ranks = SingleProcess() if ranks is None else ranks
     began = time.monotonic()
     made: list[tuple[Conversion, Destination]] = []
     with ExitStack() as stack:
@@ -219,7 +219,7 @@ def convert(
             stack.enter_context(opened.held())
             made.append((Conversion(opened, options, folder_step(place.folder)), place))
 
-        together(ranks, prepare)
+        run_on_all_ranks(ranks, prepare)
         conversion, place = made[0]
         progress = stack.enter_context(watch(conversion.bytes))
         _write(conversion, ranks, place, progress)
@@ -245,7 +245,7 @@ def _write(conversion: Conversion, ranks: Ranks, place: Destination, progress: P
 
         try:
             reports = conversion.write(ranks, storage, attempt, progress)
-            together(ranks, lambda: publish(reports))
+            run_on_all_ranks(ranks, lambda: publish(reports))
         except BaseException:
             if ranks.rank == 0:
                 storage.discard(attempt)
@@ -270,7 +270,7 @@ def _begin(conversion: Conversion, ranks: Ranks, storage: SharedStorage, stack: 
         return attempt
 
     try:
-        return str(together(ranks, work)[0])
+        return str(run_on_all_ranks(ranks, work)[0])
     except BaseException:
         if ranks.rank == 0:
             storage.discard(attempt)

@@ -11,7 +11,7 @@ from holdfast.core.errors import InvalidArgument, NotFound, Unsupported
 from holdfast.format.dtypes import DType, dtype_named
 from holdfast.format.names import masters_group
 from holdfast.plan.contents import Contents, Group
-from holdfast.plan.key_patterns import Choice
+from holdfast.plan.key_patterns import KeySelection
 from holdfast.plan.quantized import is_float8, quantized_weights
 
 _NEAR_KEYS = 20_000  # to look at more takes longer than a hint is worth
@@ -33,7 +33,7 @@ def chosen(
     """
     if not only and not remove:
         return contents
-    choice = Choice(tuple(only), tuple(remove))
+    choice = KeySelection(tuple(only), tuple(remove))
     groups = {}
     for name, group in contents.groups.items():
         kept = _chosen_group(name, group, choice)
@@ -42,7 +42,7 @@ def chosen(
     state = {
         name: _chosen_entry(name, entry, choice)
         for name, entry in contents.state.items()
-        if choice.takes_entry(name) or name in groups
+        if choice.selects_entry(name) or name in groups
     }
     unused = [pattern for pattern in (*only, *remove) if pattern not in choice.used]
     if unused:
@@ -59,13 +59,13 @@ def _unused(pattern: str, contents: Contents, unmapped: Contents | None) -> str:
     hint = f"; there are {', '.join(near or keys[:3])}"
     if unmapped is None or unmapped is contents:
         return f"no key, group or entry of the source fits the pattern {pattern!r}{hint}"
-    choice = Choice((pattern,))
-    before = any(choice.takes(name, key) for name, group in unmapped.groups.items() for key in group.tensors)
+    choice = KeySelection((pattern,))
+    before = any(choice.selects(name, key) for name, group in unmapped.groups.items() for key in group.tensors)
     what = "it fits keys of the source, which the mapping has renamed" if before else "the mapping comes first"
     return f"no key, group or entry fits the pattern {pattern!r} after the mapping: {what}{hint}"
 
 
-def _chosen_group(name: str, group: Group, choice: Choice) -> Group:
+def _chosen_group(name: str, group: Group, choice: KeySelection) -> Group:
     aliases_of: dict[str, list[str]] = {}
     for alias, key in group.aliases.items():
         aliases_of.setdefault(key, []).append(alias)
@@ -74,7 +74,7 @@ def _chosen_group(name: str, group: Group, choice: Choice) -> Group:
         others = list(aliases_of.get(key, ()))
         if group.kind == "optimizer":  # a parameter's state goes with the parameter
             others.append(key.rpartition("/")[0])
-        if choice.takes(name, key, *others):
+        if choice.selects(name, key, *others):
             tensors[key] = recipe
     return Group(
         group.kind,
@@ -84,16 +84,16 @@ def _chosen_group(name: str, group: Group, choice: Choice) -> Group:
     )
 
 
-def _chosen_entry(name: str, entry: Any, choice: Choice) -> Any:
+def _chosen_entry(name: str, entry: Any, choice: KeySelection) -> Any:
     if entry.get("kind") != "optimizer":
         return entry
 
     def stays(key: str) -> bool:
         # What a pattern takes of a parameter's state stands for the parameter.
-        return not choice.only or choice.takes(name, key)
+        return not choice.only or choice.selects(name, key)
 
     def gone(key: str) -> bool:
-        return bool(choice.ignore) and not Choice((), choice.ignore).takes(name, key)
+        return bool(choice.ignore) and not KeySelection((), choice.ignore).selects(name, key)
 
     kept = {key for group in entry["groups"] for key in group["params"] if stays(key) and not gone(key)}
     return entry | {
@@ -146,7 +146,7 @@ def check_scales_stay(before: Contents, after: Contents) -> None:
             continue
         dtypes = {key: recipe.dtype.name for key, recipe in before.groups[name].tensors.items()}
         for key, weight in quantized_weights(dtypes).items():
-            lost = [other for other in weight.beside if other not in group.tensors] if key in group.tensors else []
+            lost = [other for other in weight.companions if other not in group.tensors] if key in group.tensors else []
             if lost:
                 raise Unsupported(f"{name}: {weight.what}; the patterns leave out {lost[0]!r} and keep the weight")
 

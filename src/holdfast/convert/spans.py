@@ -10,7 +10,7 @@ from holdfast.convert.sinks.base import TensorFile
 from holdfast.layout.box import Box
 from holdfast.plan.files import Place
 from holdfast.plan.load import StoredFile
-from holdfast.plan.pieces import Run, runs_in
+from holdfast.plan.pieces import TensorRun, runs_in
 from holdfast.plan.recipe import Recipe
 
 SPAN_BLOCKS = 3
@@ -31,7 +31,7 @@ class Block:
     def header(self) -> bytes:
         return self.file.plan.header[self.offset : self.offset + self.size]
 
-    def runs(self) -> Iterator[tuple[Run, Recipe[Place]]]:
+    def runs(self) -> Iterator[tuple[TensorRun, Recipe[Place]]]:
         places = self.file.plan.places
         begins = [place.begin for place in places]
         recipes = dict(zip(places, self.file.recipes, strict=True))

@@ -1,1 +1,1 @@
-"""What every layer may use: errors and limits."""
+"""Modules that every layer may use: errors, limits, events, ranks."""

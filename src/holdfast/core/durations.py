@@ -1,4 +1,4 @@
-"""Durations as people write them: seconds, a timedelta, or a text such as "90m", "36h", "2d"."""
+"""Durations in human-friendly form: seconds, a timedelta, or a string such as "90m", "36h", "2d"."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ Duration = str | float | timedelta
 
 
 def parse_seconds(duration: Any, what: str) -> float:
-    """A duration in seconds; `what` names it in the error."""
+    """Return a duration in seconds; `what` names it in the error."""
     seconds = duration.total_seconds() if isinstance(duration, timedelta) else duration
     if isinstance(seconds, str):
         match = _TEXT.fullmatch(seconds.strip())
         if match is None:
-            raise InvalidArgument(f"{what}: {duration!r} is no duration: give seconds, or a text such as '90m', '36h'")
+            raise InvalidArgument(f"{what}: {duration!r} is not a duration: use seconds, or a string like '90m', '36h'")
         seconds = float(match[1]) * _UNITS[match[2]]
     if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds < 1e10:
-        raise InvalidArgument(f"{what}: {duration!r} is no duration above 0")
+        raise InvalidArgument(f"{what}: {duration!r} is not a positive duration")
     return float(seconds)

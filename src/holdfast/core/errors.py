@@ -1,30 +1,30 @@
-"""The errors of Holdfast: one root, few leaves, each also the builtin a caller would expect."""
+"""The errors of Holdfast: one root with a few subclasses, each also the builtin that a caller would expect."""
 
 from __future__ import annotations
 
 
 class HoldfastError(Exception):
-    """Root of every error that Holdfast raises on purpose."""
+    """Base class of every error that Holdfast raises on purpose."""
 
 
 class Damaged(HoldfastError, ValueError):
-    """Stored bytes are not what was committed: a bad digest, header, manifest or size."""
+    """The stored bytes differ from what was committed: a bad digest, header, manifest or size."""
 
 
 class NotFound(HoldfastError, FileNotFoundError):
-    """There is no checkpoint, file or key where one was asked for."""
+    """A checkpoint, file or key that was asked for does not exist."""
 
 
 class Mismatch(HoldfastError, ValueError):
-    """The checkpoint and the live state do not fit: keys, shapes, dtypes or meshes differ."""
+    """The checkpoint does not fit the live state: keys, shapes, dtypes or meshes differ."""
 
 
 class LayoutError(HoldfastError, ValueError):
-    """The ranks do not hold one consistent state: a hole, a differing shape or replica."""
+    """The ranks do not hold one consistent state: a hole, or different shapes or replicas."""
 
 
 class Unsupported(HoldfastError, TypeError):
-    """A value that the format cannot represent, refused instead of being guessed at."""
+    """A value that the format cannot represent. It is refused instead of guessed."""
 
 
 class InvalidArgument(HoldfastError, ValueError):
@@ -36,23 +36,23 @@ class StorageError(HoldfastError, OSError):
 
 
 class NoArena(StorageError):
-    """There is no shared memory to capture into."""
+    """No shared memory is available for a capture."""
 
 
 class Untrusted(StorageError):
-    """A checkpoint that another user may have put under the root; nothing of it is used."""
+    """Another user may have placed this checkpoint under the root; nothing of it is used."""
 
 
 class Skipped(HoldfastError, RuntimeError):
-    """The step was not saved: the save before it was still being written."""
+    """The step was not saved because the previous save was still being written."""
 
 
 class TimedOut(HoldfastError, TimeoutError):
-    """What was waited for did not come in the time given."""
+    """A wait exceeded its deadline."""
 
 
 class PeerFailed(HoldfastError, RuntimeError):
-    """Another rank failed in a way that has no Holdfast error of its own."""
+    """Another rank failed with an error that is not one of Holdfast's."""
 
 
 _LEAVES = (
@@ -73,7 +73,7 @@ _BY_NAME: dict[str, type[HoldfastError]] = {leaf.__name__: leaf for leaf in _LEA
 
 
 def error_record(error: BaseException) -> list[str]:
-    """What one rank tells the others about its error: the class and the message."""
+    """Return the class and message of an error, to send to other ranks."""
     for leaf in _LEAVES:
         if isinstance(error, leaf):
             return [leaf.__name__, str(error)]
@@ -83,6 +83,6 @@ def error_record(error: BaseException) -> list[str]:
 
 
 def error_from_record(record: list[str]) -> HoldfastError:
-    """The same error, made again on the rank that was told of it."""
+    """Rebuild an error that another rank sent."""
     name, message = record
     return _BY_NAME.get(name, PeerFailed)(message)

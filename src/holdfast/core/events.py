@@ -1,4 +1,4 @@
-"""Events: what happened in a save, for listeners, logs and `holdfast top`."""
+"""Events of saves and restores, for listeners, logs and `holdfast top`."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 _LOG = logging.getLogger("holdfast")
-_LOG.addHandler(logging.NullHandler())  # who sets up no logging hears of failures by warnings, once
+_LOG.addHandler(logging.NullHandler())  # without logging set up, failures show once, as warnings
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One thing that happened: what, in which step, how many bytes, how long it took.
+    """One event: its name and step, the bytes involved and the time taken.
 
     Names: "planned", "captured", "written", "published", "failed", "skipped", "waited",
     "restored", "unrestored", "went back", "preempted", "cleaned", "removed", "set aside", "arena", "closing".
@@ -44,22 +44,22 @@ class Event:
 Listener = Callable[[Event], None]
 
 
-def guarded(listener: Listener) -> Listener:
-    """A listener whose own mistakes are logged: they are no reason to stop a save or training."""
+def safe_listener(listener: Listener) -> Listener:
+    """Wrap a listener so that its errors are logged and do not stop a save or training."""
 
     def call(event: Event) -> None:
         try:
             listener(event)
-        except Exception:  # noqa: BLE001  (a listener is a user's: it may raise anything)
+        except Exception:  # noqa: BLE001  (user code may raise anything)
             _LOG.exception("a listener failed on the event %s", event)
 
     return call
 
 
 def log_event(event: Event) -> None:
-    """The default listener: one line per save and per trouble on the logger "holdfast".
+    """The default listener: logs one line per save and per problem to the logger "holdfast".
 
-    What failed is also warned of, where the training loop hears it.
+    Failures are also warned about in the training loop.
     """
     level = dict.fromkeys(("published", "preempted", "removed", "set aside", "went back", "closing"), logging.INFO) | {
         "failed": logging.WARNING,

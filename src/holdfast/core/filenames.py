@@ -1,4 +1,4 @@
-"""File names that may come out of a checkpoint: plain, short, and never leaving their folder."""
+"""File names read from a checkpoint: plain, short, and never outside of their folder."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from collections.abc import Iterable
 from holdfast.core import limits
 from holdfast.core.errors import Damaged
 
-MANIFEST = "holdfast.json"  # its presence is the commit
-_COMPONENT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]*|\.metadata")  # the one hidden file is torch's
+MANIFEST = "holdfast.json"  # its presence commits the checkpoint
+_COMPONENT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]*|\.metadata")  # torch's is the only hidden file
 _DEVICES = frozenset({"con", "prn", "aux", "nul"} | {f"{d}{n}" for d in ("com", "lpt") for n in range(1, 10)})
 
 
 def is_plain(name: str) -> bool:
-    """Whether `name` is made of one or two harmless components."""
+    """Return True if `name` consists of one or two harmless components."""
     parts = name.split("/")
     return len(name) <= limits.FILE_NAME_BYTES and len(parts) <= 2 and all(map(_is_harmless, parts))
 
 
 def _is_harmless(part: str) -> bool:
-    """Whether it is a file on every system: "aux.json" is a device on some."""
+    """Return True if the part is a file name on every system; "aux.json" is a device on some."""
     return _COMPONENT.fullmatch(part) is not None and part.partition(".")[0].lower() not in _DEVICES
 
 
@@ -31,8 +31,8 @@ def check_file(name: str, where: str) -> None:
         raise Damaged(f"{where}: {name[:80]!r} is not an allowed file name")
 
 
-def attempt_named(manifest: bytes) -> str:
-    """The attempt that a manifest says it was written by, "" if it does not say; it may be damaged all the same."""
+def manifest_attempt(manifest: bytes) -> str:
+    """Return the attempt recorded in a manifest, which may be damaged; "" if there is none."""
     try:
         fields = json.loads(manifest)
     except (ValueError, RecursionError):
@@ -41,8 +41,8 @@ def attempt_named(manifest: bytes) -> str:
     return attempt if isinstance(attempt, str) else ""
 
 
-def case_twins(names: Iterable[str]) -> tuple[str, str] | None:
-    """Two of the names that are one file where case does not count, or None."""
+def case_collision(names: Iterable[str]) -> tuple[str, str] | None:
+    """Return two names that are equal on case-insensitive file systems, or None."""
     folded: dict[str, str] = {}
     for name in names:
         if name.lower() in folded:
@@ -51,8 +51,8 @@ def case_twins(names: Iterable[str]) -> tuple[str, str] | None:
     return None
 
 
-def check_twins(names: Iterable[str], where: str) -> None:
-    """Raise Damaged if two files have names that differ only by case: on some systems they are one."""
-    twins = case_twins(names)
-    if twins is not None:
-        raise Damaged(f"{where}: the file names {twins[0]!r} and {twins[1]!r} differ only by case")
+def check_case_collisions(names: Iterable[str], where: str) -> None:
+    """Raise Damaged if two file names differ only by case: on some systems they are the same file."""
+    collision = case_collision(names)
+    if collision is not None:
+        raise Damaged(f"{where}: the file names {collision[0]!r} and {collision[1]!r} differ only by case")

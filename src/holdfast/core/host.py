@@ -1,4 +1,4 @@
-"""Which host is this? Processes that answer alike share memory."""
+"""The identity of this host. Processes with equal identities share memory."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ HOST_VARIABLE = "HOLDFAST_HOST"
 
 
 def host_identity() -> str:
-    """The boot and shared-memory identity of this machine, or what HOLDFAST_HOST says."""
-    told = os.environ.get(HOST_VARIABLE)
-    if told:
-        return told
+    """Return the boot and shared-memory identity of this machine, or the value of HOLDFAST_HOST."""
+    override = os.environ.get(HOST_VARIABLE)
+    if override:
+        return override
     boot = Path("/proc/sys/kernel/random/boot_id")
     memory = Path("/dev/shm")
     identity = boot.read_text().strip() if boot.exists() else socket.gethostname()

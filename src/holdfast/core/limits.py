@@ -1,4 +1,4 @@
-"""Limits that are checked before anything is allocated or believed."""
+"""Limits that are checked before anything is allocated or trusted."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ BLOCKS_PER_FILE = 1_000_000
 
 MAPPING_BYTES = 16 * MIB
 MAPPING_STATEMENTS = 100_000
-MAPPING_WORK = 4_000_000  # names, terms and comparisons that the statements of a mapping come to
+MAPPING_WORK = 4_000_000  # names, terms and comparisons that the statements of a mapping may need
 
 PAGE_BYTES = 4 * KIB
 BLOCK_BYTES = 32 * MIB
 MAX_SHARD_BYTES = 5 * GB
 
-# Memory that a load may use beside the live tensors: shared windows of all ranks on
-# a host together, and one scratch block for each rank.
+# Memory that a load may use in addition to the live tensors: the shared windows of all ranks
+# of a host, and one scratch block per rank.
 WINDOWS_BYTES = 128 * MIB
 
 _UNITS = {"": 1, "B": 1, "KB": 1000, "MB": 1000**2, "GB": GB, "TB": 1000 * GB}
@@ -36,7 +36,7 @@ _UNITS |= {"KIB": KIB, "MIB": MIB, "GIB": 1024 * MIB, "TIB": 1024 * 1024 * MIB}
 
 
 def parse_bytes(size: int | str) -> int:
-    """A number of bytes from 5_000_000_000, "5GB" or "4.5GiB"; decimal units as transformers has them."""
+    """Return a number of bytes from 5_000_000_000, "5GB" or "4.5GiB"; units are decimal, as in transformers."""
     if isinstance(size, int) and not isinstance(size, bool):
         if 1 <= size < 2**60:
             return size
@@ -48,7 +48,7 @@ def parse_bytes(size: int | str) -> int:
         try:
             number = float(digits)
         except ValueError:
-            raise InvalidArgument(f"not a size: {size!r}; write bytes, or a size such as '5GB'") from None
+            raise InvalidArgument(f"not a size: {size!r}; use a number of bytes, or a size such as '5GB'") from None
     if unit not in _UNITS or not 1 <= number * _UNITS[unit] < 2**60:
-        raise InvalidArgument(f"not a size: {size!r}; write bytes, or a size such as '5GB'")
+        raise InvalidArgument(f"not a size: {size!r}; use a number of bytes, or a size such as '5GB'")
     return int(number * _UNITS[unit])

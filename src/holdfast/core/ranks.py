@@ -1,4 +1,4 @@
-"""Ranks that act together: the few collective calls that saving and loading need."""
+"""The ranks of a run, and the few collectives that saving and loading need."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ T = TypeVar("T")
 
 
 class Ranks(Protocol):
-    """The processes of one run. Values that travel are JSON."""
+    """The processes of one run. Exchanged values are JSON."""
 
     rank: int
     world: int
 
     def gather(self, value: Any) -> list[Any]:
-        """Every rank's value, in rank order, on every rank."""
+        """Return the values of all ranks in rank order, on every rank."""
 
-    def highest(self, values: Sequence[int]) -> list[int]:
-        """The highest of all ranks' numbers at each place: a short word between any number of ranks."""
+    def all_max(self, values: Sequence[int]) -> list[int]:
+        """Return the elementwise maximum of all ranks' numbers: a small message for any number of ranks."""
 
     def host(self) -> str:
-        """What tells this rank's host from others: ranks that answer alike share memory."""
+        """Return the identity of this rank's host: ranks with equal identities share memory."""
 
 
-class Alone:
-    """A single process: the run is one rank."""
+class SingleProcess:
+    """A run with a single process."""
 
     rank = 0
     world = 1
@@ -35,24 +35,24 @@ class Alone:
     def gather(self, value: Any) -> list[Any]:
         return [value]
 
-    def highest(self, values: Sequence[int]) -> list[int]:
+    def all_max(self, values: Sequence[int]) -> list[int]:
         return list(values)
 
     def host(self) -> str:
         return "alone"
 
 
-def together(ranks: Ranks, work: Callable[[], T]) -> list[T]:
-    """Do `work` on every rank and gather what it returns; an error on one is an error on all.
+def run_on_all_ranks(ranks: Ranks, work: Callable[[], T]) -> list[T]:
+    """Run `work` on every rank and gather the results; an error on one rank is raised on all ranks.
 
-    No rank goes on while another has failed, and none waits for one that will not come: that
-    is what keeps errors from becoming hangs. What `work` returns must be JSON.
+    No rank continues after another has failed, and none waits for a rank that will not come, so
+    that errors do not become hangs. The results must be JSON.
     """
     failure: Exception | None = None
     answer: dict[str, Any]
     try:
         answer = {"value": work()}
-    except Exception as error:  # noqa: BLE001  (the others must hear of it, whatever it is)
+    except Exception as error:  # noqa: BLE001  (other ranks must learn of any error)
         failure = error
         answer = {"error": error_record(error)}
     if ranks.world == 1 and isinstance(failure, HoldfastError):
@@ -63,7 +63,7 @@ def together(ranks: Ranks, work: Callable[[], T]) -> list[T]:
 
 
 def _raise_first(answers: list[Any], cause: Exception | None) -> None:
-    """Raise the first rank's error, if any, naming the ranks that failed alike."""
+    """Raise the error of the first failed rank, naming all ranks with the same error."""
     failed = [(rank, answer["error"]) for rank, answer in enumerate(answers) if "error" in answer]
     if not failed:
         return

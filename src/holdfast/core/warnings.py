@@ -1,4 +1,4 @@
-"""Warnings that point to the user's own line."""
+"""Warnings that point to the user's own code."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ _PACKAGE = f"{Path(__file__).resolve().parents[1]}{os.sep}"
 
 
 class HoldfastWarning(UserWarning):
-    """Something that a user should know and that does not stop the work."""
+    """A condition that a user should know and that does not stop the work."""
 
 
 def warn(text: str) -> None:
-    """Warn at the nearest line that is not Holdfast's."""
+    """Warn at the nearest stack frame outside of Holdfast."""
     level = 2
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename.startswith(_PACKAGE):

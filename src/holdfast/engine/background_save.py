@@ -22,7 +22,7 @@ from holdfast.core.errors import (
     error_from_record,
 )
 from holdfast.core.events import Event, Listener
-from holdfast.core.ranks import Ranks, together
+from holdfast.core.ranks import Ranks, run_on_all_ranks
 from holdfast.engine.rank_plan import Draft, coming_arena_bytes, make_draft
 from holdfast.engine.save_handle import Refusal, SaveHandle
 from holdfast.engine.survey import SaveOptions, Survey
@@ -40,8 +40,8 @@ if TYPE_CHECKING:
     import torch
 
     from holdfast.adapters.saving.collect import Collected
-    from holdfast.capture.copy_targets import Spots
-    from holdfast.plan.state_values import Told
+    from holdfast.capture.copy_targets import CopyTargets
+    from holdfast.plan.state_values import RankValue
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class _Standing:
     """A plan that stands until the layout changes: the arena is there, the writer has its job."""
 
     draft: Draft
-    spots: Spots
+    spots: CopyTargets
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ class _Looked:
     """This rank's state at the call: tensors by reference, the rest by value."""
 
     collected: Collected
-    told: Mapping[str, Told]
+    told: Mapping[str, RankValue]
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +136,7 @@ class BackgroundSaver:
         self._rank = ranks.rank
         self._stand_in = StandIn(self._storage, ranks.rank, ranks.world)
         self._life = life
-        self._root = run.of_cards
+        self._root = run.card_key
         prefix = arena_prefix(run.key, ranks.rank)
         self._arena = RankArena(prefix, self._background.arena_bytes, self._background.deadline_s, self._tell_writer)
         self._need_writer()
@@ -151,18 +151,18 @@ class BackgroundSaver:
         from holdfast.adapters.saving.optimizer_forecast import coming_tensors
 
         planning = self._ahead is not None and self._ahead.is_alive()
-        if ranks.highest([int(self._standing is not None or planning or not self.is_idle)])[0]:
+        if ranks.all_max([int(self._standing is not None or planning or not self.is_idle)])[0]:
             return  # it is ready, or about to be
         collected, _, agreement = self._survey.layout(ranks, state, self._storage.name)
         optimizers = collected.live_optimizers
         self._capturer.hooks.attach(optimizers)
         devices = {offer.holder.local.device for offer in collected.offers}
-        self._capturer.warm(devices)
+        self._capturer.warm_up(devices)
         self._arena.prepare(
             coming_arena_bytes(ranks, collected, agreement, self._options), lambda: self._arena_made(devices)
         )
         coming = any(coming_tensors(optimizer) for optimizer in optimizers)
-        if ranks.highest([int(coming)])[0]:
+        if ranks.all_max([int(coming)])[0]:
             if ranks.world == 1:
                 self._plan_when_stepped(ranks, state, optimizers)
         elif ranks.world == 1:
@@ -322,7 +322,7 @@ class BackgroundSaver:
                 texts.append(plain_values_digest(self._draft.agreement, looked.collected))
             common = int(digest_hex("".join(texts).encode())[:15], 16)
         flags = [failure is not None, refused, busy, looked is None, self._standing is None]
-        highest = ranks.highest([*map(int, flags), self._number, step, -step, common, -common])
+        highest = ranks.all_max([*map(int, flags), self._number, step, -step, common, -common])
         failed, any_refused, any_busy, changed, unready, self._number, last, first, high, low = highest
 
         def raise_failure() -> None:
@@ -331,7 +331,7 @@ class BackgroundSaver:
 
         if failed:
             try:
-                together(ranks, raise_failure)
+                run_on_all_ranks(ranks, raise_failure)
             except HoldfastError as error:
                 if any_refused:
                     raise Refusal(error) from None
@@ -361,7 +361,7 @@ class BackgroundSaver:
 
     def _stand(self, ranks: Ranks) -> None:
         """Have the arena, tell the writer its job. Collective."""
-        from holdfast.capture.copy_targets import Spots
+        from holdfast.capture.copy_targets import CopyTargets
 
         draft = self._draft
         assert draft is not None
@@ -376,7 +376,7 @@ class BackgroundSaver:
             arena.append(memory)
             return [path, draft.digest]
 
-        answers = together(ranks, make_arena)
+        answers = run_on_all_ranks(ranks, make_arena)
         if len({digest for _, digest in answers}) != 1:
             raise LayoutError("the ranks made different plans of one layout")
         threads = self._background.threads or max(1, min(8, (os.cpu_count() or 1) // len(draft.neighbours)))
@@ -388,9 +388,9 @@ class BackgroundSaver:
             "threads": threads,
             "root": self._root,
         }
-        together(ranks, lambda: self._need_writer().plan(fields))
+        run_on_all_ranks(ranks, lambda: self._need_writer().plan(fields))
         spans = [(source.span, source.device) for source in draft.sources]
-        spots = Spots.lay_out(arena[0], spans, self._capturer.copier.stream)
+        spots = CopyTargets.lay_out(arena[0], spans, self._capturer.copier.stream)
         self._standing = _Standing(draft, spots)
 
     def _capture(
@@ -415,13 +415,13 @@ class BackgroundSaver:
             standing.draft.digest,
             self._background.keep,
         )
-        values = value_text(looked.told, standing.draft.agreement.speakers, ranks.rank)
+        values = value_text(looked.told, standing.draft.agreement.reporters, ranks.rank)
         draft = standing.draft
         own_bytes = sum(source.span.bytes for source in draft.sources)
         total_bytes = sum(file["size"] for file in draft.commit["files"]) if draft.commit else 0
         flight = _Flight(order, handle, started, values, own_bytes, total_bytes)
         self._flight = flight
-        self._arena.blank()
+        self._arena.invalidate()
         try:
             writer.order(order)
             offers = looked.collected.offers
@@ -429,8 +429,8 @@ class BackgroundSaver:
                 ((offers[s.offer], offers[s.offer].holder.parts[s.part], s.span) for s in standing.draft.sources),
                 looked.collected.live_optimizers,
                 standing.spots,
-                done=lambda began: self._hand_over(flight, began),
-                lost=lambda error: self._lost(flight, error),
+                on_done=lambda began: self._hand_over(flight, began),
+                on_error=lambda error: self._lost(flight, error),
             )
         except (HoldfastError, RuntimeError, OSError, AssertionError) as error:
             self._lost(flight, error)

@@ -11,7 +11,7 @@ from holdfast.checkpoint.checkpoint import Checkpoint
 from holdfast.checkpoint.lineage import Lineage
 from holdfast.checkpoint.publish import begin, new_attempt, publish
 from holdfast.checkpoint.writing import drop_travel_files, write_blocks
-from holdfast.core.ranks import Ranks, together
+from holdfast.core.ranks import Ranks, run_on_all_ranks
 from holdfast.engine.save_plan import plan_files
 from holdfast.engine.survey import SaveOptions, Survey
 from holdfast.format.manifest import Manifest
@@ -38,13 +38,13 @@ class Saver:
         options = self._options
         sizes = options.max_shard_bytes, options.block_bytes
         planned = plan_files(seen.agreement, *sizes, seen.first_replica, whole_files=options.whole_files)
-        values = together(ranks, lambda: value_fields(seen.told, seen.agreement.speakers, ranks.rank))
+        values = run_on_all_ranks(ranks, lambda: value_fields(seen.told, seen.agreement.reporters, ranks.rank))
         attempt = self._begin(ranks, folder, planned.plan, lineage.step)
         try:
             sources = LiveSources(seen.collected.by_name(), planned.group_of)
             reports = write_blocks(planned.plan, ranks, self._storage, attempt, sources)
             manifest, small = planned.commit(options.block_bytes).manifest(attempt, lineage, reports, values)
-            together(ranks, lambda: self._publish(ranks, attempt, folder, manifest, small, planned.plan))
+            run_on_all_ranks(ranks, lambda: self._publish(ranks, attempt, folder, manifest, small, planned.plan))
         except BaseException:
             if ranks.rank == 0:
                 self._storage.discard(attempt)
@@ -52,7 +52,7 @@ class Saver:
         finally:
             self._stack.close()
         opened: list[Checkpoint] = []
-        together(ranks, lambda: opened.append(Checkpoint(self._storage, folder)))
+        run_on_all_ranks(ranks, lambda: opened.append(Checkpoint(self._storage, folder)))
         self._survey.warn(ranks)
         return opened[0]
 
@@ -71,7 +71,7 @@ class Saver:
             return attempt
 
         try:
-            return str(together(ranks, work)[0])
+            return str(run_on_all_ranks(ranks, work)[0])
         except BaseException:
             if ranks.rank == 0:
                 self._storage.discard(attempt)

@@ -12,11 +12,11 @@ from holdfast.checkpoint.checkpoint import Checkpoint, no_progress
 from holdfast.checkpoint.equal_scalars import require_same
 from holdfast.checkpoint.reading import MAP_BYTES, PORTION_BYTES, Loading
 from holdfast.core.errors import HoldfastError, InvalidArgument, Mismatch
-from holdfast.core.ranks import Ranks, together
+from holdfast.core.ranks import Ranks, run_on_all_ranks
 from holdfast.layout.box import Box
 from holdfast.mapping.apply import Mapped
 from holdfast.plan.contents import Contents
-from holdfast.plan.key_patterns import Choice
+from holdfast.plan.key_patterns import KeySelection
 from holdfast.plan.load import Read, Want, plan_load
 
 if TYPE_CHECKING:
@@ -88,10 +88,10 @@ def load_checkpoint(
 
     `touched` gets the names of the groups of which any rank has overwritten something.
     """
-    from holdfast.capture.hooks import let_captures_finish
+    from holdfast.capture.hooks import wait_for_captures
 
     started = time.perf_counter()
-    let_captures_finish()
+    wait_for_captures()
     with ExitStack() as stack:
 
         def open_held() -> Checkpoint:
@@ -206,9 +206,9 @@ def _find_with(
         checkpoint = opener()
         live = replace(sort_state(state, options.ties), owners=owners)
         mesh = live_mesh(live, ranks.world, options.mesh)
-        choice = Choice(_patterns(options.only), _patterns(options.ignore))
+        choice = KeySelection(_patterns(options.only), _patterns(options.ignore))
         if choice.only or choice.ignore:
-            checkpoint.leave_out_damage(choice.takes)
+            checkpoint.skip_damaged_files(choice.selects)
         mapped = _mapped(checkpoint, options, aims, live, choice, check=ranks.rank == 0)
         wants = Wants(checkpoint, mapped.contents, choice, cast=options.cast, kept=mapped.kept)
         targets = Targets(live, wants, mesh, ranks.rank, ranks.world)
@@ -227,7 +227,7 @@ def _find_with(
             "boxes": list(targets.describe()),
         }
 
-    answers = together(ranks, work)
+    answers = run_on_all_ranks(ranks, work)
     return found[0], answers
 
 
@@ -238,7 +238,7 @@ def _aims(ranks: Ranks, state: MutableMapping[str, Any], options: LoadOptions) -
 
     if options.mapping is None:
         return []
-    return together(ranks, lambda: describe_targets(sort_state(state, options.ties)))
+    return run_on_all_ranks(ranks, lambda: describe_targets(sort_state(state, options.ties)))
 
 
 def _mapped(
@@ -246,7 +246,7 @@ def _mapped(
     options: LoadOptions,
     aims: Sequence[Mapping[str, Any]],
     live: LiveState,
-    choice: Choice,
+    choice: KeySelection,
     *,
     check: bool,
 ) -> Mapped:
@@ -266,7 +266,7 @@ def _mapped(
         aims,
         config,
         reverse=options.reverse,
-        lenient=lambda module, key: not options.strict or not choice.takes(module, key),
+        lenient=lambda module, key: not options.strict or not choice.selects(module, key),
     )
     if check:
         require_same(checkpoint, mapped.same)
@@ -287,7 +287,7 @@ def _require_used(targets: Targets, options: LoadOptions, used: set[str]) -> Non
     if unused:
         for group, members in wants.contents.groups.items():
             for key in members.tensors:
-                wants.choice.takes(group, key)
+                wants.choice.selects(group, key)
         unused = [pattern for pattern in unused if pattern not in wants.choice.used]
     if unused:
         raise Mismatch(
@@ -367,8 +367,8 @@ def _finish(ranks: Ranks, targets: Targets, failure: HoldfastError | None, incom
             raise failure
         return targets.has_actions
 
-    if not any(together(ranks, work)):
+    if not any(run_on_all_ranks(ranks, work)):
         return _Finished(tuple(incompatible.missing), tuple(incompatible.unexpected))
-    answers = together(ranks, lambda: targets.finish(incompatible))
+    answers = run_on_all_ranks(ranks, lambda: targets.finish(incompatible))
     merged = {kind: tuple(sorted({text for answer in answers for text in answer[kind]})) for kind in answers[0]}
     return _Finished(**merged)

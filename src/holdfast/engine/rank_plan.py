@@ -10,7 +10,7 @@ from holdfast.core.ranks import Ranks
 from holdfast.engine.save_plan import plan_files
 from holdfast.engine.survey import SaveOptions, Seen
 from holdfast.format.digest import digest_hex
-from holdfast.plan.writer_job import ArenaLayout, Span, writer_job
+from holdfast.plan.writer_job import ArenaLayout, ArenaSpan, writer_job
 
 if TYPE_CHECKING:
     import torch
@@ -25,7 +25,7 @@ class Source:
 
     offer: int
     part: int
-    span: Span
+    span: ArenaSpan
     device: torch.device
 
 
@@ -87,7 +87,7 @@ def coming_arena_bytes(ranks: Ranks, collected: Collected, agreement: Agreement,
     return size + min(size, options.block_bytes) + size // 50  # owners of blocks take turns anew when tensors join
 
 
-def _sources(collected: Collected, spans: list[Span], group_of: Mapping[str, str]) -> list[Source]:
+def _sources(collected: Collected, spans: list[ArenaSpan], group_of: Mapping[str, str]) -> list[Source]:
     """For each span of the arena the offer and part that it is copied from."""
     by_box: dict[tuple[str, str, Any], tuple[int, int]] = {}
     for number, offer in enumerate(collected.offers):

@@ -14,7 +14,7 @@ from holdfast.checkpoint.catalog import Catalog, Committed, is_left, living_step
 from holdfast.checkpoint.lineage import Lineage
 from holdfast.checkpoint.retention_index import RetentionIndex
 from holdfast.core.errors import HoldfastError, PeerFailed, error_from_record
-from holdfast.core.ranks import Ranks, together
+from holdfast.core.ranks import Ranks, run_on_all_ranks
 from holdfast.format.names import step_folder
 from holdfast.storage.base import SharedStorage, Tracked
 from holdfast.writer import startup_cleanup
@@ -86,10 +86,10 @@ class Leftovers:
                 )
             )
 
-        together(ranks, wait)
+        run_on_all_ranks(ranks, wait)
         waited_s = time.monotonic() - started
         own = Process.current()
-        known_ranks: list[list[Any]] = together(ranks, lambda: [ranks.host(), own.number, own.space])
+        known_ranks: list[list[Any]] = run_on_all_ranks(ranks, lambda: [ranks.host(), own.number, own.space])
         hosts = [host for host, _, _ in known_ranks]
         processes = {Process(number, space) for _, number, space in known_ranks}
         self._leads = hosts.index(hosts[ranks.rank]) == ranks.rank
@@ -105,7 +105,7 @@ class Leftovers:
             older = startup_cleanup.older_arenas(self._storage) if self._leads else []
             return [len(gone), sorted(map(str, strangers)), older]
 
-        answers = together(ranks, clean)
+        answers = run_on_all_ranks(ranks, clean)
         strangers = [process for _, found, _ in answers for process in found]
         return Cleaned(answers[0][0], waited_s, strangers, [path for _, _, found in answers for path in found])
 
@@ -135,13 +135,13 @@ class Leftovers:
             living = [entry for entry in living_steps(self._storage) if entry.manifest]
             return [attempt for attempt, found in known.items() if _is_newer(_lineage(found), living)]
 
-        newer = {attempt: known[attempt] for attempt in together(ranks, look)[0]}
+        newer = {attempt: known[attempt] for attempt in run_on_all_ranks(ranks, look)[0]}
         if not newer:
             return None
         attempt = max(newer, key=lambda attempt: (newer[attempt]["whole"], newer[attempt]["lineage"]["step"]))
         found = newer[attempt]
         cards = startup_cleanup.captured_sets(self._run).get(attempt, [])
-        everywhere = ranks.highest([-len(cards)])[0] == -found["world"]
+        everywhere = ranks.all_max([-len(cards)])[0] == -found["world"]
         return Captured(attempt, _lineage(found), found["plan"], cards, everywhere, found["whole"])
 
     def _known(self, ranks: Ranks) -> dict[str, dict[str, Any]]:
@@ -166,7 +166,7 @@ class Leftovers:
             }
 
         merged: dict[str, dict[str, Any]] = {}
-        for answer in together(ranks, look):
+        for answer in run_on_all_ranks(ranks, look):
             for attempt, found in answer.items():
                 if attempt in merged:
                     merged[attempt]["ranks"] += found["ranks"]
@@ -194,7 +194,7 @@ class Leftovers:
             if self._leads and captured.cards:
                 _write(self._storage.address, order, captured.cards, threads)
 
-        together(ranks, write)
+        run_on_all_ranks(ranks, write)
 
     def drop(self, ranks: Ranks) -> None:
         """What was left in memory has been restored or is not wanted."""

@@ -12,8 +12,8 @@ from typing import Any
 
 from holdfast.checkpoint.catalog import Catalog, Committed, living
 from holdfast.checkpoint.checkpoint import Checkpoint
-from holdfast.checkpoint.lineage import Left, Lineage
-from holdfast.checkpoint.retention import free_name
+from holdfast.checkpoint.lineage import LeftStep, Lineage
+from holdfast.checkpoint.retention import unused_name
 from holdfast.core.errors import (
     Damaged,
     HoldfastError,
@@ -23,7 +23,7 @@ from holdfast.core.errors import (
     error_from_record,
     error_record,
 )
-from holdfast.core.ranks import Ranks, together
+from holdfast.core.ranks import Ranks, run_on_all_ranks
 from holdfast.engine.load import LoadOptions, LoadReport, load_checkpoint
 from holdfast.format.names import damaged_folder, step_folder
 from holdfast.storage import Storage
@@ -75,7 +75,7 @@ class _Choice:
     """The steps to try, newest first, and the later ones that a rewind gives up."""
 
     candidates: list[_Candidate]
-    later: list[Left]
+    later: list[LeftStep]
 
 
 def restore_stored(
@@ -90,7 +90,7 @@ def restore_stored(
     `catalog` is what is known of the root already. Raises Damaged if every one is damaged, on every rank.
     """
     choice = _choose(ranks, catalog or Catalog(storage), request.step)
-    skips: list[Left] = []
+    skips: list[LeftStep] = []
     for candidate in choice.candidates:
         step = candidate.step
         try:
@@ -125,7 +125,7 @@ def _choose(ranks: Ranks, catalog: Catalog, step: int | None) -> _Choice:
     def look() -> list[Any] | None:
         if ranks.rank:
             return None
-        catalog.look()
+        catalog.scan()
         committed = catalog.steps
         if step is None:
             return [[_described(entry) for entry in reversed(living(committed))], []]
@@ -135,7 +135,7 @@ def _choose(ranks: Ranks, catalog: Catalog, step: int | None) -> _Choice:
             _require_known(entry, step)
         return [asked, [[entry.step, entry.manifest.attempt] for entry in later if entry.manifest]]
 
-    answer = together(ranks, look)[0]
+    answer = run_on_all_ranks(ranks, look)[0]
     assert answer is not None
     candidates, later = answer
     return _Choice([_Candidate(*fields) for fields in candidates], [(step, attempt) for step, attempt in later])
@@ -164,22 +164,22 @@ def _require_known(entry: Committed, step: int) -> None:
 
 
 def _is_there(ranks: Ranks, storage: Storage, step: int) -> bool:
-    return any(together(ranks, lambda: step_folder(step) in storage.folders()))
+    return any(run_on_all_ranks(ranks, lambda: step_folder(step) in storage.folders()))
 
 
-def _move_damaged(ranks: Ranks, storage: Storage, skips: Sequence[Left], request: Request) -> None:
+def _move_damaged(ranks: Ranks, storage: Storage, skips: Sequence[LeftStep], request: Request) -> None:
     """Set damaged checkpoints aside as `damaged-step-N`; one that cannot be moved is told of, and stays."""
 
     def move() -> list[str]:
         problems = []
         for step, attempt in skips if ranks.rank == 0 else ():
             try:
-                storage.rename(step_folder(step), free_name(storage, damaged_folder(step)), attempt)
+                storage.rename(step_folder(step), unused_name(storage, damaged_folder(step)), attempt)
             except HoldfastError as error:
                 problems.append(f"step {step} could not be moved: {error}")
         return problems
 
-    request.skipped.extend(together(ranks, move)[0])
+    request.skipped.extend(run_on_all_ranks(ranks, move)[0])
 
 
 def _require_none(storage: Storage, request: Request) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from holdfast.checkpoint.commit import Commit, FileFacts
 from holdfast.format.manifest import GroupRecord
 from holdfast.plan.coverage import Holding
-from holdfast.plan.files import DealtFile, FilePlan, Place, TensorSpec, deal_group
+from holdfast.plan.files import FileMembers, FilePlan, Place, TensorSpec, assign_to_files
 from holdfast.plan.save import SavePlan, plan_save
 
 if TYPE_CHECKING:
@@ -87,14 +87,14 @@ def plan_files(
     def holds(group: str, spec: TensorSpec) -> bool:
         return ranks is None or not ranks.isdisjoint(agreement.tensors[group, spec.key].spread.ranks)
 
-    def is_needed(group: str, file: DealtFile) -> bool:
+    def is_needed(group: str, file: FileMembers) -> bool:
         if all_files or any(holds(group, spec) for spec in file.members):
             return True
         # A header that fills a block is written by any rank, and so is a file without bytes of tensors.
         return file.header_limit >= block_bytes or not any(spec.bytes for spec in file.members)
 
     groups = {
-        group: tuple(file.plan() for file in deal_group(group, members, max_shard_bytes) if is_needed(group, file))
+        group: tuple(file.plan() for file in assign_to_files(group, members, max_shard_bytes) if is_needed(group, file))
         for group, members in specs.items()
     }
     group_of = {file.name: group for group, files in groups.items() for file in files}
@@ -110,6 +110,6 @@ def plan_files(
 
     files = [file for members in groups.values() for file in members]
     plan = plan_save(
-        files, holding_of, agreement.hosts, block_bytes, only=ranks, concerns=concerns, whole_files=whole_files
+        files, holding_of, agreement.hosts, block_bytes, only=ranks, is_relevant=concerns, whole_files=whole_files
     )
     return Planned(agreement, groups, plan, tuple(first_replica))

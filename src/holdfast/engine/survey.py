@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from holdfast.core import limits
 from holdfast.core.errors import InvalidArgument
-from holdfast.core.ranks import Ranks, together
+from holdfast.core.ranks import Ranks, run_on_all_ranks
 from holdfast.core.warnings import warn
 from holdfast.format.dtypes import model_dtype_named
 from holdfast.mapping.per_module import check_given
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from holdfast.adapters.saving.mapped import StoredKeys
     from holdfast.adapters.tensors import Holders
     from holdfast.layout.mesh import Mesh
-    from holdfast.plan.state_values import Told
+    from holdfast.plan.state_values import RankValue
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class Seen:
     collected: Collected
     owners: Mapping[str, list[str]]  # of all ranks: the modules that each optimizer spans
     agreement: Agreement
-    told: Mapping[str, Told]
+    told: Mapping[str, RankValue]
     first_replica: tuple[TensorName, ...]
 
 
@@ -100,7 +100,7 @@ class Survey:
 
         collected, mesh, owners = self._collect(ranks, state)
         agreement = agree(ranks, collected, mesh, target)
-        together(ranks, lambda: _check_cover(agreement, collected))
+        run_on_all_ranks(ranks, lambda: _check_cover(agreement, collected))
         return collected, owners, agreement
 
     def _collect(self, ranks: Ranks, state: MutableMapping[str, Any]) -> tuple[Collected, Mesh, dict[str, list[str]]]:
@@ -114,14 +114,14 @@ class Survey:
             sorted_state.append(sort_state(state, self._options.ties))
             return sorted_state[0].own_owners()
 
-        owners = merge_owners(together(ranks, sort))
+        owners = merge_owners(run_on_all_ranks(ranks, sort))
 
         def work() -> None:
             live = replace(sorted_state[0], owners=owners)
             mesh = live_mesh(live, ranks.world, self._options.mesh)
             found.append((collect(live, self._options.model_dtype, self._holders), mesh))
 
-        together(ranks, work)
+        run_on_all_ranks(ranks, work)
         collected, mesh = found[0]
         self._notices.update(dict.fromkeys(collected.notices, False) | self._notices)
         return self._map(ranks, collected, state), mesh, owners

@@ -1,1 +1,1 @@
-"""The bytes of a checkpoint: headers, index, manifest, state.json, digests. No files, no tensors."""
+"""The byte formats of a checkpoint: headers, index, manifest, state.json, digests. No file access, no tensors."""

@@ -13,12 +13,12 @@ HEX_DIGITS = 32
 
 
 def digest_hex(data: Buffer) -> str:
-    """The digest of one buffer."""
+    """Return the digest of one buffer."""
     return xxhash.xxh3_128_hexdigest(data)
 
 
 class Digest:
-    """The digest of bytes that arrive in parts."""
+    """The incremental digest of several buffers."""
 
     __slots__ = ("_hash",)
 

@@ -1,7 +1,7 @@
-"""Element types: the name Holdfast uses, the safetensors code it is stored as, its bits.
+"""Element types: Holdfast's name, the safetensors code and the number of bits.
 
-A dtype that safetensors cannot name is stored as another one (`stored`), and the manifest
-records the logical name: complex numbers as pairs of reals, packed 4-bit as raw bytes.
+A dtype without a safetensors code is stored as another dtype (`stored`), and the manifest
+records the logical name: complex numbers become pairs of reals, packed 4-bit becomes raw bytes.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DType:
-    """One element type. `code` is what the header says; `pair` adds a last dim of 2."""
+    """One element type. `code` is its code in headers; `pair` adds a last dim of 2."""
 
     name: str
     code: str
@@ -64,7 +64,7 @@ _ML_DTYPES = frozenset(name for name in _BY_NAME if name.startswith(("float8", "
 
 
 def dtype_named(name: str) -> DType:
-    """The dtype called `name`; raises Unsupported for one the format does not have."""
+    """Return the dtype called `name`; raises Unsupported if the format does not have it."""
     try:
         return _BY_NAME[name]
     except KeyError:
@@ -73,7 +73,7 @@ def dtype_named(name: str) -> DType:
 
 
 def model_dtype_named(name: str | None) -> DType | None:
-    """What a model is rounded to when it is stored; raises Unsupported for what is no 16-bit float."""
+    """Return the dtype that a stored model is rounded to; raises Unsupported unless it is a 16-bit float."""
     if name is None:
         return None
     dtype = dtype_named(str(name).removeprefix("torch."))
@@ -86,13 +86,13 @@ def is_dtype(name: str) -> bool:
     return name in _BY_NAME
 
 
-def dtype_coded(code: str) -> DType | None:
-    """The dtype that a safetensors header calls `code`, or None."""
+def dtype_from_code(code: str) -> DType | None:
+    """Return the dtype with this safetensors code, or None."""
     return _BY_CODE.get(code)
 
 
 def numpy_dtype(name: str) -> np.dtype[np.generic]:
-    """The numpy dtype for a dtype name, from ml_dtypes where numpy has none."""
+    """Return the numpy dtype for a dtype name, from ml_dtypes if numpy has none."""
     import numpy as np
 
     dtype = dtype_named(name)

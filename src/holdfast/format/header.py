@@ -1,7 +1,7 @@
 """The safetensors header: written canonically, read strictly.
 
-A file is 8 bytes of little-endian header length, the header's JSON padded with spaces to a
-multiple of 8, then the tensors one after another without holes.
+A file consists of 8 bytes of little-endian header length, the header's JSON padded with spaces
+to a multiple of 8, and the tensors one after another without holes.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 from holdfast.core import limits
 from holdfast.core.errors import Damaged
 from holdfast.format import strictjson
-from holdfast.format.dtypes import DType, dtype_coded
+from holdfast.format.dtypes import DType, dtype_from_code
 from holdfast.format.names import key_problem
 
 LENGTH_BYTES = 8
@@ -26,7 +26,7 @@ _METADATA_ENTRIES = 1000
 
 @dataclass(frozen=True, slots=True)
 class TensorEntry:
-    """One tensor of a file: where its bytes begin and end, counted from the end of the header."""
+    """One tensor of a file; `begin` and `end` count bytes from the end of the header."""
 
     key: str
     dtype: DType
@@ -36,7 +36,7 @@ class TensorEntry:
 
 
 def encode_header(entries: Iterable[TensorEntry]) -> bytes:
-    """The first bytes of a file that holds `entries`, in their order."""
+    """Return the first bytes of a file that holds `entries` in this order."""
     fields: dict[str, Any] = {"__metadata__": METADATA}
     for entry in entries:
         fields[entry.key] = {
@@ -50,7 +50,7 @@ def encode_header(entries: Iterable[TensorEntry]) -> bytes:
 
 
 def header_bytes(prefix: bytes, file_bytes: int, where: str) -> int:
-    """How long the header is with its length field, from a file's first 8 bytes."""
+    """Return the size of the header including its length field, from the first 8 bytes of a file."""
     if len(prefix) < LENGTH_BYTES or file_bytes < LENGTH_BYTES:
         raise Damaged(f"{where}: {file_bytes} bytes are too few for a safetensors file")
     (length,) = struct.unpack("<Q", prefix[:LENGTH_BYTES])
@@ -62,11 +62,11 @@ def header_bytes(prefix: bytes, file_bytes: int, where: str) -> int:
 
 
 def decode_header(data: bytes, file_bytes: int, where: str) -> tuple[TensorEntry, ...]:
-    """The tensors of a file, in the order of their bytes; raises Damaged for anything odd."""
+    """Return the tensors of a file in byte order; raises Damaged for an invalid header."""
     text = data[LENGTH_BYTES:]
     if not text.startswith(b"{"):
         raise Damaged(f"{where}: the header does not begin with '{{'")
-    # Counted before parsing: a million small entries take longer to build than to refuse.
+    # Counted before parsing: building a million small entries takes longer than refusing them.
     count = max(text.count(b'"dtype"'), text.count(b'":') // 4 - _METADATA_ENTRIES)
     if count > limits.HEADER_TENSORS:
         raise Damaged(f"{where}: {count} tensors, more than the limit of {limits.HEADER_TENSORS}")
@@ -84,13 +84,13 @@ def decode_header(data: bytes, file_bytes: int, where: str) -> tuple[TensorEntry
             raise Damaged(f"{where}: {what} before {entry.key!r}: begins at {entry.begin}, expected {position}")
         position = entry.end
     if position != file_bytes - len(data):
-        raise Damaged(f"{where}: tensors end at {position}, the data has {file_bytes - len(data)} bytes")
+        raise Damaged(f"{where}: tensors end at {position}, but the data has {file_bytes - len(data)} bytes")
     return tuple(entries)
 
 
 def _check_metadata(metadata: Any, where: str) -> None:
     if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
-        raise Damaged(f"{where}: __metadata__ is not a map of texts")
+        raise Damaged(f"{where}: __metadata__ is not a map of strings")
 
 
 def _entry(key: str, field: Any, where: str) -> TensorEntry:
@@ -99,7 +99,7 @@ def _entry(key: str, field: Any, where: str) -> TensorEntry:
         raise Damaged(f"{where}: the key {key[:80]!r} {problem}")
     if not isinstance(field, dict) or field.keys() != {"dtype", "shape", "data_offsets"}:
         raise Damaged(f"{where}: {key!r} must have dtype, shape and data_offsets and nothing else")
-    dtype = dtype_coded(field["dtype"]) if isinstance(field["dtype"], str) else None
+    dtype = dtype_from_code(field["dtype"]) if isinstance(field["dtype"], str) else None
     if dtype is None:
         raise Damaged(f"{where}: {key!r} has the unknown dtype {str(field['dtype'])[:40]!r}")
     shape = _sizes(field["shape"], f"{where}: the shape of {key!r}")
@@ -111,7 +111,7 @@ def _entry(key: str, field: Any, where: str) -> TensorEntry:
     begin, end = offsets
     expected = math.prod(shape) * dtype.bits // 8
     if end - begin != expected:
-        raise Damaged(f"{where}: {key!r} spans {end - begin} bytes, {dtype.code}{list(shape)} needs {expected}")
+        raise Damaged(f"{where}: {key!r} spans {end - begin} bytes, but {dtype.code}{list(shape)} needs {expected}")
     return TensorEntry(key, dtype, shape, begin, end)
 
 

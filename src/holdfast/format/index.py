@@ -1,4 +1,4 @@
-"""The index of a group: which file holds which key, as transformers writes and reads it."""
+"""The index of a group: the file of each key, in the format of transformers."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from collections.abc import Container, Mapping
 from typing import Any
 
 from holdfast.core.errors import Damaged
-from holdfast.core.filenames import check_file, check_twins
+from holdfast.core.filenames import check_case_collisions, check_file
 from holdfast.format import strictjson
 from holdfast.format.names import key_problem
 
 
 def encode_index(weight_map: Mapping[str, str], total_bytes: int, folder: str = "") -> bytes:
-    """The index's text: two spaces of indent, sorted keys, a newline at the end.
+    """Encode an index: two spaces of indent, sorted keys, a newline at the end.
 
-    An index in a subfolder (`folder` ends in a slash) names files as one finds them there.
+    An index in a subfolder (`folder` ends in a slash) names files relative to the subfolder.
     """
     names = {key: file.removeprefix(folder) for key, file in weight_map.items()}
     index = {"metadata": {"total_size": total_bytes}, "weight_map": names}
@@ -23,11 +23,11 @@ def encode_index(weight_map: Mapping[str, str], total_bytes: int, folder: str = 
 
 
 def decode_index(data: bytes, where: str, folder: str = "") -> dict[str, str]:
-    """The weight map of an index in `folder`; raises Damaged for odd keys or file names."""
+    """Return the weight map of an index in `folder`; raises Damaged for invalid keys or file names."""
     index: Any = strictjson.loads(data, where)
     weight_map = index.get("weight_map") if isinstance(index, dict) else None
     if not isinstance(weight_map, dict):
-        raise Damaged(f"{where}: no weight_map")
+        raise Damaged(f"{where}: has no weight_map")
     for key, name in weight_map.items():
         problem = key_problem(key)
         if problem:
@@ -35,12 +35,12 @@ def decode_index(data: bytes, where: str, folder: str = "") -> dict[str, str]:
         if not isinstance(name, str):
             raise Damaged(f"{where}: {key!r} is not mapped to a file name")
         check_file(name, where)
-    check_twins(set(weight_map.values()), where)
+    check_case_collisions(set(weight_map.values()), where)
     return {key: folder + name for key, name in weight_map.items()}
 
 
 def require_indexed(weight_map: Mapping[str, str], held: Mapping[str, Container[str]], where: str) -> None:
-    """Raise Damaged, with key and file, if an index names a key that its file lacks; `held` are keys by file."""
+    """Raise Damaged if an index names a key that its file lacks; `held` has the keys of each file."""
     for key, name in weight_map.items():
         if key not in held[name]:
-            raise Damaged(f"{where}: it says that {key!r} is in {name}, which has no such key")
+            raise Damaged(f"{where}: the index lists {key!r} in {name}, which has no such key")

@@ -1,4 +1,4 @@
-"""The manifest: what was written, with a digest of every block and of itself.
+"""The manifest: a record of everything written, with a digest of every block and of itself.
 
 Its presence under a committed name is the commit. See docs/format.md for the fields.
 """
@@ -11,7 +11,7 @@ from typing import Any
 
 from holdfast.core import limits
 from holdfast.core.errors import Damaged, HoldfastError
-from holdfast.core.filenames import check_file, check_twins
+from holdfast.core.filenames import check_case_collisions, check_file
 from holdfast.format import strictjson
 from holdfast.format.digest import HEX_DIGITS, digest_hex
 from holdfast.format.dtypes import is_dtype
@@ -22,7 +22,7 @@ _BEGINNING = b'{"format":"holdfast","version":[%d,' % CURRENT[0]
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class BlockRecord:
     """A byte range of one file, the unit of writing, digest and verification."""
 
     offset: int
@@ -32,20 +32,20 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class FileRecord:
-    """One file: its size, the blocks that cover it, and for a tensor file its header.
+    """One file: its size, the blocks that cover it, and the header of a tensor file.
 
-    The header is inside the first block too; a digest of its own lets a reader trust it
-    without reading that block.
+    The header is part of the first block. Its own digest lets a reader trust it without reading
+    the whole block.
     """
 
     size: int
-    blocks: tuple[Block, ...]
-    header: Block | None = None
+    blocks: tuple[BlockRecord, ...]
+    header: BlockRecord | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class GroupRecord:
-    """One group of tensors: its files in order, its tied keys, and dtypes the header cannot say."""
+    """One group of tensors: its files in order, its tied keys, and dtypes that headers cannot express."""
 
     kind: str
     files: tuple[str, ...]
@@ -56,7 +56,7 @@ class GroupRecord:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """Everything that a reader must know to trust a checkpoint."""
+    """Everything that a reader needs to trust a checkpoint."""
 
     step: int | None
     parent: int | None
@@ -67,21 +67,21 @@ class Manifest:
     files: Mapping[str, FileRecord]
     writer: Mapping[str, Any]
     metrics: Mapping[str, float | None] = field(default_factory=dict)
-    abandons: tuple[tuple[int, str], ...] = ()  # steps and attempts that a rewind gave up
-    skips: tuple[tuple[int, str], ...] = ()  # damaged ones that a restore passed over
-    plans: Mapping[str, Any] = field(default_factory=dict)  # by module: how holdfast.spmd placed it
+    abandons: tuple[tuple[int, str], ...] = ()  # steps and attempts abandoned by a rewind
+    skips: tuple[tuple[int, str], ...] = ()  # damaged steps and attempts that a restore skipped
+    plans: Mapping[str, Any] = field(default_factory=dict)  # the sharding plan of holdfast.spmd by module
 
     @property
     def total_bytes(self) -> int:
         return sum(record.size for record in self.files.values())
 
     def content(self) -> tuple[Any, ...]:
-        """What makes two checkpoints the same one, whoever wrote them and when."""
+        """Return the parts that are equal for equal checkpoints, whoever wrote them and when."""
         return self.step, dict(self.groups), dict(self.files)
 
 
 def encode_manifest(manifest: Manifest) -> bytes:
-    """The manifest's JSON text, closed by its own digest."""
+    """Encode the manifest as JSON that ends with its own digest."""
     fields: dict[str, Any] = {
         "format": "holdfast",
         "version": list(CURRENT),
@@ -123,9 +123,9 @@ def _group_fields(group: GroupRecord) -> dict[str, Any]:
 
 
 def decode_manifest(data: bytes, where: str) -> Manifest:
-    """The manifest, once its digest, version and fields are found good; raises Damaged otherwise."""
+    """Return the manifest if its digest, version and fields are valid; raises Damaged otherwise."""
     where = f"{where}/{MANIFEST}"
-    if data.startswith(_BEGINNING):  # counted before parsing, but for a newer version, which may have other limits
+    if data.startswith(_BEGINNING):  # counted before parsing; a newer version may have other limits
         _check_count(data.count(b'"blocks":['), where)
     fields = strictjson.loads(data, where)
     if not isinstance(fields, dict) or fields.get("format") != "holdfast":
@@ -134,15 +134,15 @@ def decode_manifest(data: bytes, where: str) -> Manifest:
     text = strictjson.dumps(fields)
     found = digest_hex(text)
     if stated != found:
-        raise Damaged(f"{where}: the manifest's digest is {found}, it states {str(stated)[:40]}")
+        raise Damaged(f"{where}: the digest of the manifest is {found}, but it states {str(stated)[:40]}")
     if data != text[:-1] + b',"digest":"' + found.encode() + b'"}\n':
-        raise Damaged(f"{where}: the manifest is not written as Holdfast writes it")
+        raise Damaged(f"{where}: the manifest is not in the form that Holdfast writes")
     try:
         return _from_fields(upgrade(fields, where), where)
     except HoldfastError:
         raise
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise Damaged(f"{where}: a field is missing or odd: {type(error).__name__}: {error}") from None
+        raise Damaged(f"{where}: a field is missing or invalid: {type(error).__name__}: {error}") from None
 
 
 def _check_count(files: int, where: str) -> None:
@@ -153,7 +153,7 @@ def _check_count(files: int, where: str) -> None:
 def _from_fields(fields: dict[str, Any], where: str) -> Manifest:
     _check_count(len(fields["files"]), where)
     files = {name: _file_record(name, record, where) for name, record in fields["files"].items()}
-    check_twins((MANIFEST, *files), where)
+    check_case_collisions((MANIFEST, *files), where)
     groups = {name: _group_record(name, record, files, where) for name, record in fields["groups"].items()}
     return Manifest(
         step=_number(fields["step"], "step", optional=True),
@@ -173,7 +173,7 @@ def _from_fields(fields: dict[str, Any], where: str) -> Manifest:
 
 def _plans(fields: Any) -> dict[str, Any]:
     if not isinstance(fields, dict) or not all(isinstance(plan, dict) for plan in fields.values()):
-        raise ValueError("plans are not plans by module")
+        raise ValueError("plans are not a map of module to plan")
     for name in fields:
         check_group(name)
     return dict(fields)
@@ -181,20 +181,20 @@ def _plans(fields: Any) -> dict[str, Any]:
 
 def _left(fields: Any, name: str) -> tuple[tuple[int, str], ...]:
     if not isinstance(fields, list) or not all(isinstance(left, list) and len(left) == 2 for left in fields):
-        raise ValueError(f"{name} are not steps and attempts")
+        raise ValueError(f"{name} are not pairs of step and attempt")
     return tuple((_number(step, name) or 0, str(attempt)) for step, attempt in fields)
 
 
 def _metrics(fields: Any) -> dict[str, float | None]:
     if not all(value is None or type(value) in (int, float) for value in fields.values()):
-        raise ValueError("metrics are not numbers by name")
+        raise ValueError("metrics are not a map of name to number")
     return dict(fields)
 
 
 def _writer(fields: Any) -> dict[str, Any]:
     mesh, first_replica = fields.get("mesh", {}), fields.get("first_replica", [])
     if not all(type(size) is int for size in mesh.values()):
-        raise ValueError("writer.mesh is not sizes by axis")
+        raise ValueError("writer.mesh is not a map of axis to size")
     if not isinstance(first_replica, list) or not all(isinstance(name, str) for name in first_replica):
         raise ValueError("writer.first_replica is not a list of names")
     return dict(fields)
@@ -222,8 +222,8 @@ def _file_record(name: str, fields: Any, where: str) -> FileRecord:
             or size <= 0
             or len(digest) != HEX_DIGITS
         ):
-            raise Damaged(f"{where}: the blocks of {name} do not follow each other at {position}")
-        blocks.append(Block(offset, size, digest))
+            raise Damaged(f"{where}: the blocks of {name} are not consecutive at {position}")
+        blocks.append(BlockRecord(offset, size, digest))
         position += size
     if position != _number(fields["size"], "size"):
         raise Damaged(f"{where}: the blocks of {name} cover {position} of {fields['size']} bytes")
@@ -231,8 +231,8 @@ def _file_record(name: str, fields: Any, where: str) -> FileRecord:
     if "header" in fields:
         size, digest = fields["header"]
         if type(size) is not int or not 0 < size <= position or len(digest) != HEX_DIGITS:
-            raise Damaged(f"{where}: the header of {name} is recorded oddly")
-        header = Block(0, size, digest)
+            raise Damaged(f"{where}: the header record of {name} is invalid")
+        header = BlockRecord(0, size, digest)
     return FileRecord(position, tuple(blocks), header)
 
 
@@ -245,10 +245,10 @@ def _group_record(name: str, fields: Any, files: Mapping[str, FileRecord], where
     for key in (*aliases, *aliases.values(), *logical):
         problem = key_problem(key)
         if problem:
-            raise Damaged(f"{where}: in group {name} the key {str(key)[:80]!r} {problem}")
+            raise Damaged(f"{where}: group {name}: the key {str(key)[:80]!r} {problem}")
     for dtype in logical.values():
         if not isinstance(dtype, str) or not is_dtype(dtype):
-            raise Damaged(f"{where}: in group {name} the unknown dtype {str(dtype)[:40]!r}")
+            raise Damaged(f"{where}: group {name}: unknown dtype {str(dtype)[:40]!r}")
     return GroupRecord(
         kind=str(fields["kind"]),
         files=tuple(fields["files"]),

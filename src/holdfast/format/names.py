@@ -1,4 +1,4 @@
-"""Names: keys, groups and files, what is allowed in them and how they sort."""
+"""Names of keys, groups and files: what is allowed and how they sort."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from holdfast.core.filenames import is_plain
 MANIFEST = filenames.MANIFEST
 STATE = "state.json"
 MASTERS = "master_weights"
-MASTER_STATES = frozenset({"master", "master_param", "master_weight", MASTERS})  # as optimizers call theirs
+MASTER_STATES = frozenset({"master", "master_param", "master_weight", MASTERS})  # names used by optimizers
 
 _DIGITS = re.compile(rb"([0-9]+)")
 _TENSOR_FILE = re.compile(r"(?P<group>.+)-(?P<number>[0-9]{5,})-of-(?P<count>[0-9]{5,})\.safetensors")
@@ -24,7 +24,7 @@ NaturalKey = tuple[tuple[bytes | int, ...], bytes]
 
 
 def natural_key(key: str) -> NaturalKey:
-    """Sort key for natural order: runs of digits as integers, then the UTF-8 bytes."""
+    """Return a sort key for natural order: runs of digits as integers, then the UTF-8 bytes."""
     raw = key.encode()
     parts: list[bytes | int] = list(_DIGITS.split(raw))
     parts[1::2] = map(int, parts[1::2])
@@ -32,9 +32,9 @@ def natural_key(key: str) -> NaturalKey:
 
 
 def key_problem(key: object) -> str | None:
-    """Why `key` may not name a tensor, or None if it may."""
+    """Return why `key` may not name a tensor, or None if it may."""
     if not isinstance(key, str) or not key:
-        return "is not a text with at least one character"
+        return "is not a non-empty string"
     if key == "__metadata__":
         return "is reserved by safetensors"
     if _CONTROL.search(key):
@@ -65,12 +65,12 @@ def check_group(group: str) -> None:
 
 
 def masters_group(module: str) -> str:
-    """The group of a module's fp32 masters; modules other than "model" put their name before it."""
+    """Return the group of a module's fp32 masters, prefixed with the module's name unless it is "model"."""
     return MASTERS if module == "model" else f"{module}.{MASTERS}"
 
 
 def tensor_file(group: str, number: int, count: int) -> str:
-    """The name of tensor file `number` (from 1) of `count` of a group."""
+    """Return the name of tensor file `number` (from 1) of `count` of a group."""
     return f"{group}-{number:05d}-of-{count:05d}.safetensors"
 
 
@@ -78,15 +78,15 @@ def is_tensor_file(name: str) -> bool:
     return _TENSOR_FILE.fullmatch(name) is not None
 
 
-def is_written(name: str) -> bool:
-    """Whether a file has a name that Holdfast gives, wherever its manifest went."""
+def is_holdfast_name(name: str) -> bool:
+    """Return True for a file name that Holdfast writes, with or without a manifest."""
     known = (MANIFEST, STATE, "config.json", "generation_config.json")
     base = name.rpartition("/")[2]
     return base in known or is_tensor_file(name) or name.endswith(".safetensors.index.json")
 
 
 def group_folder(group: str) -> str:
-    """The subfolder of a group's files with its slash, "" for most."""
+    """Return the subfolder of a group's files with a trailing slash, "" for most groups."""
     head, slash, _ = group.rpartition("/")
     return head + slash
 
@@ -100,29 +100,29 @@ def step_folder(step: int) -> str:
 
 
 def abandoned_folder(step: int) -> str:
-    """The name under which a step is set aside that a rewind left behind."""
+    """Return the folder name of a step that was set aside because a rewind abandoned it."""
     return f"abandoned-{step_folder(step)}"
 
 
 def damaged_folder(step: int) -> str:
-    """The name under which a damaged step is set aside."""
+    """Return the folder name of a damaged step that was set aside."""
     return f"damaged-{step_folder(step)}"
 
 
 def set_aside_kind(folder: str) -> str | None:
-    """Why a folder was set aside, "abandoned" or "damaged"; None for other folders."""
+    """Return why a folder was set aside, "abandoned" or "damaged"; None for other folders."""
     match = _ASIDE.fullmatch(folder)
     return None if match is None else match[1]
 
 
 def set_aside_step(folder: str) -> int | None:
-    """The step of a folder that was set aside, None for other folders."""
+    """Return the step of a folder that was set aside, None for other folders."""
     match = _ASIDE.fullmatch(folder)
     return None if match is None else int(match[2])
 
 
 def folder_step(folder: str) -> int | None:
-    """The step of a committed folder's name, or None for any other name."""
+    """Return the step of a committed folder's name, None for any other name."""
     match = _STEP.fullmatch(folder)
     if match is None or (len(match[1]) > 12 and match[1].startswith("0")):
         return None

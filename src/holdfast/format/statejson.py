@@ -1,7 +1,7 @@
-"""state.json values: strict JSON, with tags for what JSON does not have.
+"""state.json values: strict JSON, with tags for types that JSON does not have.
 
-A tagged value is an object with one key that begins with "$". Ordinary dicts stay as they
-are unless a key is not a text or begins with "$"; those become a list of pairs.
+A tagged value is an object with one key that begins with "$". Ordinary dicts stay unchanged,
+unless a key is not a string or begins with "$"; such a dict becomes a list of pairs.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ _SMALL_INT = 1 << 62
 
 
 def encode(value: Any, path: str, leaf: Leaf | None = None, keys: Keys = ()) -> Any:
-    """`value` as plain JSON; `leaf` may claim values first by returning something not None.
+    """Encode `value` as plain JSON; `leaf` may claim a value by returning something other than None.
 
-    `path` names the value in messages; `keys` are the dict keys and list positions that lead to it.
+    `path` names the value in messages. `keys` are the dict keys and list indices that lead to it.
 
-    Raises Unsupported, naming the path inside the state, for what cannot be represented.
+    Raises Unsupported, with the path inside the state, for a value that cannot be represented.
     """
     if len(keys) > limits.JSON_DEPTH // 4:
-        raise Unsupported(f"{path}: nested deeper than {limits.JSON_DEPTH // 4}, or it contains itself")
+        raise Unsupported(f"{path}: nested deeper than {limits.JSON_DEPTH // 4}, or contains itself")
     if leaf is not None and (claimed := leaf(value, path, keys)) is not None:
         return claimed
     kind = type(value)
@@ -49,7 +49,7 @@ def encode(value: Any, path: str, leaf: Leaf | None = None, keys: Keys = ()) -> 
 
 
 def _is_plain(value: Any) -> bool:
-    """Whether JSON has the value as it is: what large states have most of is told apart before anything else."""
+    """Return True if JSON has the value as it is: a fast path for the bulk of large states."""
     kind = type(value)
     if kind is int:
         return -_SMALL_INT < value < _SMALL_INT  # type: ignore[no-any-return]
@@ -64,13 +64,13 @@ def _encode_text(value: str, path: str) -> str:
     try:
         value.encode()
     except UnicodeEncodeError:
-        raise Unsupported(f"{path}: a text that is not valid Unicode cannot be stored; store its bytes") from None
+        raise Unsupported(f"{path}: a string that is not valid Unicode cannot be stored; store its bytes") from None
     return value
 
 
 def _encode_int(value: int, path: str) -> int:
     if value.bit_length() > _MAX_INT_BITS:
-        raise Unsupported(f"{path}: an integer of {value.bit_length()} bits; the limit is {_MAX_INT_BITS}")
+        raise Unsupported(f"{path}: an integer of {value.bit_length()} bits exceeds the limit of {_MAX_INT_BITS}")
     return value
 
 
@@ -92,9 +92,9 @@ def _encode_container(value: Any, path: str, leaf: Leaf | None, keys: Keys) -> A
         return {f"${kind.__name__}": _encode_pairs(value, path, leaf, keys)}
     if kind.__module__ == "numpy" and kind.__name__ != "ndarray" and hasattr(value, "dtype"):
         return _encode_numpy_scalar(value, path)
-    hint = "use numbers, texts, bytes, lists, tuples, dicts or tensors"
+    hint = "use numbers, strings, bytes, lists, tuples, dicts or tensors"
     if hasattr(kind, "state_dict"):
-        hint = "objects with a state_dict are saved at the top of the state only: give it a name of its own there"
+        hint = "objects with a state_dict are only saved at the top level of the state: give it its own name there"
     raise Unsupported(f"{path}: a value of type {kind.__module__}.{kind.__qualname__} cannot be stored as JSON; {hint}")
 
 
@@ -124,7 +124,7 @@ def _encode_numpy_scalar(value: Any, path: str) -> dict[str, Any]:
 
 
 def decode(value: Any, where: str, leaf: Callable[[str, Any], Any] | None = None) -> Any:
-    """The value that `encode` was given; `leaf(tag, content)` makes what `encode`'s leaf claimed."""
+    """Decode a value; `leaf(tag, content)` decodes the values that the leaf of `encode` claimed."""
     if isinstance(value, list):
         return [decode(item, where, leaf) for item in value]
     if not isinstance(value, dict):
@@ -155,10 +155,10 @@ def _decode_tag(tag: str, content: Any, where: str, leaf: Callable[[str, Any], A
             pairs = {decode(k, where, leaf): decode(v, where, leaf) for k, v in content}
             return pairs if tag == "$dict" else OrderedDict(pairs) if tag == "$OrderedDict" else Counter(pairs)
     except (KeyError, TypeError, ValueError, OverflowError) as error:
-        raise Damaged(f"{where}: a bad {tag} value: {error}") from None
+        raise Damaged(f"{where}: invalid {tag} value: {error}") from None
     if leaf is not None:
         return leaf(tag, content)
-    raise Damaged(f"{where}: the unknown tag {tag[:40]!r}")
+    raise Damaged(f"{where}: unknown tag {tag[:40]!r}")
 
 
 def _decode_numpy_scalar(content: Any) -> Any:
@@ -172,3 +172,20 @@ def _decode_numpy_scalar(content: Any) -> Any:
     if len(raw) != dtype.itemsize:
         raise ValueError(f"{len(raw)} bytes for a {name}")
     return np.frombuffer(raw, dtype=dtype)[0]
+
+
+def is_entry(entry: Any) -> bool:
+    """Return True for the shape of a state.json entry: one value, values by coordinate, or parameter groups."""
+    if not isinstance(entry, dict) or not isinstance(entry.get("kind"), str):
+        return False
+    if entry["kind"] == "optimizer":
+        groups = entry.get("groups")
+        return isinstance(groups, list) and all(
+            isinstance(g, dict) and {"params", "options"} <= g.keys() for g in groups
+        )
+    if "value" in entry:
+        return True
+    axes, sizes = entry.get("axes"), entry.get("sizes")
+    if not isinstance(axes, list) or not isinstance(sizes, list) or len(axes) != len(sizes):
+        return False
+    return all(isinstance(axis, str) for axis in axes) and isinstance(entry.get("values"), dict)

@@ -1,4 +1,4 @@
-"""JSON read strictly: bounded, no duplicate keys, no NaN, no surprises from deep nesting."""
+"""Strict JSON: bounded size and depth, no duplicate keys, no NaN."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def _pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         seen: set[str] = set()
         for key, _ in pairs:
             if key in seen:
-                raise _Duplicate(f"the key {key[:80]!r} stands twice")
+                raise _Duplicate(f"duplicate key {key[:80]!r}")
             seen.add(key)
     return out
 
@@ -32,30 +32,30 @@ def _constant(text: str) -> Any:
 def _finite(text: str) -> float:
     number = float(text)
     if not math.isfinite(number):
-        raise ValueError(f"{text[:40]} is too large a number")
+        raise ValueError(f"the number {text[:40]} is too large")
     return number
 
 
 def loads(data: bytes, where: str, *, limit_bytes: int = limits.JSON_BYTES) -> Any:
-    """Parse strict JSON; every failure is Damaged and names `where`."""
+    """Parse strict JSON; every failure raises Damaged and names `where`."""
     problem = size_problem(data, limit_bytes)
     if problem:
         raise Damaged(f"{where}: {problem}")
     try:
         value = json.loads(data.decode(), object_pairs_hook=_pairs, parse_constant=_constant, parse_float=_finite)
         if b"\\u" in data:
-            dumps(value)  # half of a surrogate pair is no text: it could not be written again
+            dumps(value)  # refuses half of a surrogate pair, which could not be written again
     except RecursionError:
         raise Damaged(f"{where}: JSON nested too deeply") from None
     except ValueError as error:
         raise Damaged(f"{where}: not valid JSON: {error}") from None
-    if _containers(data) > limits.JSON_DEPTH:  # fewer cannot be nested deeper
+    if _containers(data) > limits.JSON_DEPTH:  # fewer containers cannot be nested deeper
         _check_depth(value, where)
     return value
 
 
 def size_problem(data: bytes, limit_bytes: int = limits.JSON_BYTES) -> str | None:
-    """Why JSON is too much to be read, or None; writers ask too, so that what is written can be read."""
+    """Return why JSON is too large to read, or None; writers check too, so that output can be read."""
     if len(data) > limit_bytes:
         return f"{len(data)} bytes of JSON, more than the limit of {limit_bytes}"
     # An empty list takes 2 bytes of text and 64 of memory.
@@ -66,12 +66,12 @@ def size_problem(data: bytes, limit_bytes: int = limits.JSON_BYTES) -> str | Non
 
 
 def _containers(data: bytes) -> int:
-    """At most so many lists and objects are in it."""
+    """Return an upper bound on the number of lists and objects."""
     return data.count(b"[") + data.count(b"{")
 
 
 def _check_depth(value: Any, where: str) -> None:
-    """Refuse deep nesting: what reads the value next goes down into it by recursion."""
+    """Refuse deep nesting, since later readers recurse into the value."""
     level = [value] if isinstance(value, list | dict) else []
     for _ in range(limits.JSON_DEPTH):
         if not level:
@@ -86,5 +86,5 @@ def _check_depth(value: Any, where: str) -> None:
 
 
 def dumps(value: Any) -> bytes:
-    """Compact JSON whose text depends on the value alone; keys keep their order."""
+    """Encode compact JSON that depends only on the value; keys keep their order."""
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()

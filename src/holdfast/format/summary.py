@@ -1,4 +1,4 @@
-"""Summaries of manifests: what describes a step among other steps, without its files and blocks."""
+"""Summaries of manifests: the description of a step without its files and blocks."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from holdfast.format.manifest import Manifest
 
 
 @dataclass(frozen=True, slots=True)
-class Summary:
-    """The fields of a manifest that listing, retention and restore decide by."""
+class ManifestSummary:
+    """The fields of a manifest that listing, retention and restore use."""
 
     step: int | None
     parent: int | None
@@ -25,8 +25,8 @@ class Summary:
     skips: tuple[tuple[int, str], ...] = ()
 
     @staticmethod
-    def of(manifest: Manifest) -> Summary:
-        return Summary(
+    def of(manifest: Manifest) -> ManifestSummary:
+        return ManifestSummary(
             manifest.step,
             manifest.parent,
             manifest.attempt,

@@ -1,1 +1,1 @@
-"""Who holds which part of a tensor: boxes, meshes, placements, flat ranges. Pure values."""
+"""Layouts of tensors over ranks: boxes, meshes, placements, flat ranges. Pure values."""

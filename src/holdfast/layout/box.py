@@ -1,4 +1,4 @@
-"""Boxes: n-dimensional slices of a tensor, and how they lie in its row-major bytes."""
+"""Boxes: n-dimensional slices of a tensor, and their position in its row-major bytes."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from types import EllipsisType
 
 @dataclass(frozen=True, slots=True, order=True)
 class Box:
-    """An n-d slice: where it begins in each dim and how far it reaches."""
+    """An n-d slice: the offset and size in each dim."""
 
     offsets: tuple[int, ...]
     sizes: tuple[int, ...]
 
     @staticmethod
     def full(shape: tuple[int, ...]) -> Box:
-        """The box of a whole tensor."""
+        """Return the box of a whole tensor."""
         return Box((0,) * len(shape), shape)
 
     @property
@@ -28,7 +28,7 @@ class Box:
         return math.prod(self.sizes)
 
     def intersect(self, other: Box) -> Box | None:
-        """The common part, or None if there is none."""
+        """Return the overlap, or None if the boxes are disjoint."""
         offsets = []
         sizes = []
         for a, n, b, m in zip(self.offsets, self.sizes, other.offsets, other.sizes, strict=True):
@@ -47,16 +47,16 @@ class Box:
         )
 
     def relative_to(self, origin: Box) -> Box:
-        """The same box, counted from where `origin` begins."""
+        """Return the same box relative to the offsets of `origin`."""
         return Box(tuple(a - b for a, b in zip(self.offsets, origin.offsets, strict=True)), self.sizes)
 
     def within(self, origin: Box) -> tuple[slice | EllipsisType, ...]:
-        """The index that takes this box out of an array that holds `origin`, as a view also if 0-d."""
+        """Return the index of this box in an array that holds `origin`; it gives a view also for 0-d."""
         slices = (slice(a - b, a - b + n) for a, n, b in zip(self.offsets, self.sizes, origin.offsets, strict=True))
         return (*slices, ...)
 
     def is_contiguous_in(self, shape: tuple[int, ...]) -> bool:
-        """Whether the box is one run of bytes in a row-major array of `shape`."""
+        """Return True if the box is contiguous in a row-major array of `shape`."""
         seen_partial = False
         for size, whole in zip(reversed(self.sizes), reversed(shape), strict=True):
             if seen_partial and size != 1:
@@ -65,7 +65,7 @@ class Box:
         return True
 
     def flat_offset(self, shape: tuple[int, ...]) -> int:
-        """The element number of the box's first element in a row-major array of `shape`."""
+        """Return the index of the box's first element in a row-major array of `shape`."""
         position = 0
         for offset, whole in zip(self.offsets, shape, strict=True):
             position = position * whole + offset

@@ -1,4 +1,4 @@
-"""Values that differ between ranks: kept by the mesh axes they depend on, and found again."""
+"""Values that differ between ranks: stored by the mesh axes they depend on."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ RANK_AXIS = "rank"
 
 
 def varying_axes(mesh: Mesh, digests: Sequence[str | None]) -> tuple[str, ...]:
-    """The fewest axes of the mesh on which a value depends, given every rank's digest of it.
+    """Return the fewest mesh axes that a value depends on, given its digest on every rank.
 
-    Ranks that do not have the value (None) do not count.
+    Ranks without the value (None) are ignored.
     """
     present = [(rank, digest) for rank, digest in enumerate(digests) if digest is not None]
     for count in range(len(mesh.axes) + 1):
@@ -22,11 +22,11 @@ def varying_axes(mesh: Mesh, digests: Sequence[str | None]) -> tuple[str, ...]:
             coordinates = ((mesh.coordinate(rank) or (), digest) for rank, digest in present)
             if all(seen.setdefault(tuple(c[i] for i in chosen), digest) == digest for c, digest in coordinates):
                 return tuple(mesh.axes[index] for index in chosen)
-    raise AssertionError("a mesh with all ranks tells every rank apart")
+    raise AssertionError("the coordinates of a mesh with all ranks are distinct")
 
 
 def coordinate_on(mesh: Mesh, axes: Sequence[str], rank: int) -> tuple[int, ...] | None:
-    """Where `rank` stands on the named axes; every mesh has the axis "rank"."""
+    """Return the coordinate of `rank` on the named axes, or None; every mesh has the axis "rank"."""
     coordinate = mesh.coordinate(rank)
     out = []
     for axis in axes:
@@ -47,7 +47,7 @@ def axis_sizes(mesh: Mesh, axes: Sequence[str], world: int) -> tuple[int, ...]:
 
 
 def label(axes: Sequence[str], coordinate: Sequence[int]) -> str:
-    """How a coordinate is written in keys and in state.json: "dp=1,tp=0"."""
+    """Return the form of a coordinate in keys and state.json: "dp=1,tp=0"."""
     return ",".join(f"{axis}={index}" for axis, index in zip(axes, coordinate, strict=True))
 
 
@@ -56,5 +56,5 @@ def parse_label(text: str) -> tuple[int, ...]:
 
 
 def key_at(key: str, coordinate_label: str) -> str:
-    """The key of a tensor that differs between ranks, at one coordinate."""
+    """Return the key of a tensor that differs between ranks, at one coordinate."""
     return f"{key}@{coordinate_label}" if coordinate_label else key

@@ -14,7 +14,7 @@ _OTHER_AXES = frozenset(
 
 
 def tp_degree_of(sizes: Mapping[str, int]) -> int | None:
-    """The size of the tensor-parallel axis of a mesh, by the names of its axes; None if they leave it open."""
+    """Return the size of a mesh's tensor-parallel axis by name; None if unknown axis names leave it undecided."""
     found = [size for axis, size in sizes.items() if axis.lower() in _TP_AXES]
     if found:
         return found[0]
@@ -36,16 +36,16 @@ class Mesh:
 
     @staticmethod
     def line(world: int, axis: str = "rank") -> Mesh:
-        """All ranks along one axis."""
+        """Return a mesh of all ranks along one axis."""
         return Mesh((axis,), (world,), tuple(range(world)))
 
     @property
     def tp_degree(self) -> int | None:
-        """The size of its tensor-parallel axis; None if axes without known names leave it open."""
+        """The size of the tensor-parallel axis; None if unknown axis names leave it undecided."""
         return tp_degree_of(dict(zip(self.axes, self.sizes, strict=True)))
 
     def coordinate(self, rank: int) -> tuple[int, ...] | None:
-        """Where `rank` stands on each axis, or None if the mesh does not have it."""
+        """Return the coordinate of `rank`, or None if the mesh does not have the rank."""
         if rank not in self.ranks:
             return None
         position = self.ranks.index(rank)

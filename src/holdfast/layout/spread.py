@@ -1,7 +1,7 @@
-"""Spreads: who holds which boxes of a tensor, in a form that does not grow with its tensors or ranks.
+"""Spreads: the boxes of a tensor that each rank holds, in a form that does not grow with tensors or ranks.
 
-Ranks of one mesh describe a tensor alike, by mesh and placements; the boxes follow from the
-shape when they are needed. A thousand tensors held alike share one spread.
+The ranks of a mesh describe a tensor by mesh and placements; the boxes follow from the shape when
+they are needed. A thousand tensors with the same layout share one spread.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from typing import Any
 from holdfast.core.errors import LayoutError
 from holdfast.layout.box import Box
 from holdfast.layout.mesh import Mesh
-from holdfast.layout.placement import Placement, Replicate, Shard, StridedShard, parts_of
+from holdfast.layout.placement import Placement, Replicate, Shard, StridedShard, shard_boxes
 
 
 @dataclass(frozen=True, slots=True)
 class Whole:
-    """Every rank holds all of the tensor."""
+    """Every rank holds the whole tensor."""
 
     def boxes(self, shape: tuple[int, ...], ranks: Sequence[int]) -> Iterator[tuple[int, Box]]:
         for rank in ranks:
@@ -29,7 +29,7 @@ class Whole:
 
 @dataclass(frozen=True, slots=True)
 class Boxes:
-    """A rank holds just these boxes."""
+    """A rank holds exactly these boxes."""
 
     held: tuple[Box, ...]
 
@@ -41,7 +41,7 @@ class Boxes:
 
 @dataclass(frozen=True, slots=True)
 class OnMesh:
-    """A rank holds what the placements give it at its coordinate."""
+    """A rank holds the boxes that the placements give to its coordinate."""
 
     mesh: Mesh
     placements: tuple[Placement, ...]
@@ -52,19 +52,21 @@ class OnMesh:
         coordinates = itertools.product(*map(range, self.mesh.sizes))
         for rank, coordinate in zip(self.mesh.ranks, coordinates, strict=True):
             if rank in wanted:
-                parts = parts_of(shape, self.mesh.sizes, self.placements, coordinate, right_to_left=self.right_to_left)
+                parts = shard_boxes(
+                    shape, self.mesh.sizes, self.placements, coordinate, right_to_left=self.right_to_left
+                )
                 yield from ((rank, part.box) for part in parts)
 
 
-How = Whole | Boxes | OnMesh
+RankLayout = Whole | Boxes | OnMesh
 
 
 class Spread:
-    """Ranks by how they hold a tensor. Compared by identity: `Spreads` makes each one once."""
+    """Ranks grouped by their layout of a tensor. Compared by identity: `Spreads` makes each spread once."""
 
     __slots__ = ("__dict__", "members")
 
-    def __init__(self, members: tuple[tuple[How, tuple[int, ...]], ...]) -> None:
+    def __init__(self, members: tuple[tuple[RankLayout, tuple[int, ...]], ...]) -> None:
         self.members = members
 
     @cached_property
@@ -72,36 +74,36 @@ class Spread:
         return frozenset(rank for _, ranks in self.members for rank in ranks)
 
     def boxes(self, shape: tuple[int, ...]) -> list[tuple[int, Box]]:
-        """Every rank's boxes, ranks in order."""
-        found = [held for how, ranks in self.members for held in how.boxes(shape, ranks)]
+        """Return the boxes of every rank, in rank order."""
+        found = [held for layout, ranks in self.members for held in layout.boxes(shape, ranks)]
         return sorted(found, key=lambda held: held[0])
 
 
 class Spreads:
-    """Makes one spread for all tensors that are held alike."""
+    """Makes one spread for all tensors with the same layout."""
 
     def __init__(self) -> None:
-        self._known: dict[tuple[tuple[How, tuple[int, ...]], ...], Spread] = {}
+        self._known: dict[tuple[tuple[RankLayout, tuple[int, ...]], ...], Spread] = {}
 
-    def of(self, members: Sequence[tuple[How, tuple[int, ...]]]) -> Spread:
+    def of(self, members: Sequence[tuple[RankLayout, tuple[int, ...]]]) -> Spread:
         key = tuple(members)
         if key not in self._known:
             self._known[key] = Spread(key)
         return self._known[key]
 
 
-def how_fields(how: How, meshes: list[Mesh]) -> list[Any]:
-    """A JSON form; meshes are put into `meshes` once and named by number."""
-    if isinstance(how, Whole):
+def layout_fields(layout: RankLayout, meshes: list[Mesh]) -> list[Any]:
+    """Return a JSON form; each mesh is added to `meshes` once and referred to by index."""
+    if isinstance(layout, Whole):
         return []
-    if isinstance(how, Boxes):
-        return [[[*box.offsets, *box.sizes] for box in how.held]]
-    if how.mesh not in meshes:
-        meshes.append(how.mesh)
-    return [meshes.index(how.mesh), [_placement_text(p) for p in how.placements], how.right_to_left]
+    if isinstance(layout, Boxes):
+        return [[[*box.offsets, *box.sizes] for box in layout.held]]
+    if layout.mesh not in meshes:
+        meshes.append(layout.mesh)
+    return [meshes.index(layout.mesh), [_placement_text(p) for p in layout.placements], layout.right_to_left]
 
 
-def how_from(fields: Sequence[Any], meshes: Sequence[Mesh]) -> How:
+def layout_from_fields(fields: Sequence[Any], meshes: Sequence[Mesh]) -> RankLayout:
     if not fields:
         return Whole()
     if len(fields) == 1:
@@ -125,6 +127,6 @@ def _placement_from(text: str) -> Placement:
     if text[0] == "S":
         return Shard(int(text[1:]))
     if text[0] != "T":
-        raise LayoutError(f"the unknown placement {text!r}")
+        raise LayoutError(f"unknown placement {text!r}")
     dim, factor = text[1:].split(":")
     return StridedShard(int(dim), int(factor))

@@ -103,7 +103,7 @@ def without_aliases(compiled: Compiled, aliases: Mapping[str, str], specs: Mappi
         spec = specs[aliases.get(key, key)]
         return Recipe.whole(spec.key, spec.shape, spec.dtype)
 
-    return replace(compiled, recipes={target: recipe.over(find) for target, recipe in compiled.recipes.items()})
+    return replace(compiled, recipes={target: recipe.substituted(find) for target, recipe in compiled.recipes.items()})
 
 
 def tied_targets(compiled: Compiled, named: Compiled, aliases: Mapping[str, str]) -> dict[str, str]:
@@ -140,7 +140,7 @@ def _is_rename(recipe: Recipe[str], compiled: Compiled) -> bool:
 
 def _module_group(group: Group, follower: _Follower, tied: dict[str, str]) -> Group:
     compiled = follower.compiled
-    tensors = {key: recipe.over(group.tensors.__getitem__) for key, recipe in compiled.recipes.items()}
+    tensors = {key: recipe.substituted(group.tensors.__getitem__) for key, recipe in compiled.recipes.items()}
     for key in follower.left_over:
         tensors.setdefault(key, group.tensors[key])
     return Group(group.kind, tensors, tied, _logical(group, compiled))
@@ -218,7 +218,7 @@ class _Follower:
                 self.same.append(Same(f"{group}: {prefix}{target}{suffix}", tuple(own[s] for s in made.sources)))
                 out[target] = own[made.sources[0]]
             else:
-                out[target] = made.over(own.__getitem__)
+                out[target] = made.substituted(own.__getitem__)
         for key, recipe in states.items():
             if key in self.left_over or key not in self._specs:
                 out.setdefault(key, recipe)

@@ -39,7 +39,7 @@ def check_quantized(recipes: _Recipes, left_over: Collection[str], specs: _Specs
 def _check_target(target: str, recipe: Recipe[str], weight: Quantized, every: _Recipes, specs: _Specs) -> None:
     if any(term.casts for term in recipe.terms):
         raise Unsupported(f"{weight.what}; the mapping casts it to make {target!r}. {_HINT}")
-    for key in weight.beside:
+    for key in weight.companions:
         leads = relation(weight.weight, key)
         name = target.removesuffix(leads[0]) + leads[1] if leads is not None else None
         other = every.get(name) if name is not None else None
@@ -62,7 +62,7 @@ def _check_orphans(every: _Recipes, weights: Mapping[str, Quantized]) -> None:
     """Raise Unsupported for scales that stay while their weight is removed, or the other way round."""
     used = {source for recipe in every.values() for source in recipe.sources()}
     for weight in weights.values():
-        lonely = [key for key in weight.beside if (key in used) != (weight.weight in used)]
+        lonely = [key for key in weight.companions if (key in used) != (weight.weight in used)]
         if lonely:
             raise Unsupported(f"{weight.what}; the mapping removes one of them, and {lonely[0]!r} not with it. {_HINT}")
 

@@ -1,1 +1,1 @@
-"""Who moves which bytes, as frozen values. Pure: no input or output, no torch."""
+"""Plans of which rank reads or writes which bytes, as frozen values. Pure: no I/O, no torch."""

@@ -1,7 +1,7 @@
-"""Arrays by shard: where bytes come from in a save and go to in a load.
+"""Arrays per shard: the sources of a save and the destinations of a load.
 
-All arrays are raw: unsigned integers as wide as the element, shaped like the shard's box.
-They may be strided views of live tensors.
+Every array is raw: unsigned integers as wide as the element, with the shape of the shard's box.
+An array may be a strided view of a live tensor.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from holdfast.layout.box import Box
 from holdfast.plan.files import Place
-from holdfast.plan.pieces import Piece, Run
+from holdfast.plan.pieces import ShardPiece, TensorRun
 
 RawArray = npt.NDArray[Any]
 
@@ -23,24 +23,24 @@ def raw_dtype(place: Place) -> np.dtype[Any]:
 
 
 class Sources(Protocol):
-    """This rank's shards, for a save."""
+    """The shards of this rank, to be saved."""
 
     def array(self, place: Place, held: Box) -> RawArray:
-        """The shard that `held` names; it stays valid until the next call."""
+        """Return the shard with the box `held`. The array stays valid until the next call."""
 
 
-class Destination(Protocol):
-    """One shard to be filled by a load."""
+class ShardDestination(Protocol):
+    """A shard that a load fills."""
 
     def direct(self) -> RawArray | None:
-        """The live memory itself, when raw bytes may be put straight into it."""
+        """Return the live memory if raw bytes may be written to it directly, else None."""
 
     def put(self, part: Box, data: RawArray) -> None:
-        """Take `part` (counted from the shard's begin), converting or copying to a device."""
+        """Store `data` in the box `part`, relative to the shard, casting or copying to a device as needed."""
 
 
 class ArrayDestination:
-    """A raw array in host memory as a destination."""
+    """A destination in host memory, backed by a raw array."""
 
     def __init__(self, array: RawArray) -> None:
         self._array = array
@@ -53,28 +53,28 @@ class ArrayDestination:
 
 
 def part_of(array: RawArray, part: Box, held: Box) -> RawArray:
-    """A view of `part` in the array that holds `held`."""
+    """Return a view of the box `part` of an array that holds the box `held`."""
     return array[part.within(held)]
 
 
 def bytes_of(array: RawArray) -> memoryview:
-    """The bytes of a contiguous array, without a copy."""
+    """Return the bytes of a contiguous array without copying."""
     return array.reshape(-1).view("u1").data
 
 
-def run_array(buffer: RawArray, run: Run) -> RawArray:
-    """The bytes of a run inside a block's or portion's buffer, shaped like the run's box."""
+def run_array(buffer: RawArray, run: TensorRun) -> RawArray:
+    """Return the view of a run in the buffer of a block or portion, with the shape of the run's box."""
     span = buffer[run.at : run.at + run.bytes]
     return span.view(raw_dtype(run.place)).reshape(run.box.sizes)
 
 
-def piece_in_run(buffer: RawArray, piece: Piece) -> RawArray:
-    """A piece inside a block's or portion's buffer."""
+def piece_in_run(buffer: RawArray, piece: ShardPiece) -> RawArray:
+    """Return the view of a piece in the buffer of a block or portion."""
     return part_of(run_array(buffer, piece.run), piece.part, piece.run.box)
 
 
 def aligned_buffer(size: int) -> RawArray:
-    """Bytes that begin at a page, so that views of any element width are aligned."""
+    """Allocate a page-aligned buffer, so that views of any element width are aligned."""
     buffer = np.empty(size + 4096, dtype=np.uint8)
     skip = -buffer.ctypes.data % 4096
     return buffer[skip : skip + size]

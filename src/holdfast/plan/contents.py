@@ -1,7 +1,7 @@
-"""Contents: what a checkpoint holds, as values, whatever format it is stored in.
+"""The contents of a checkpoint as values, independent of its storage format.
 
-Every tensor is a recipe over places in files, so that a tensor which is cut into pieces, turned
-or kept under another name is read by the same plans as one that lies there as it is.
+Every tensor is a recipe over places in files. The same plans therefore read tensors that are
+stored as they are, sharded, transposed or under another name.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from holdfast.plan.recipe import Recipe
 class Group:
     """Tensors of one kind ("module", "optimizer", "masters", "tensors" ...) by key.
 
-    `aliases` are other keys of the same tensors; `logical` names dtypes that the files cannot say.
+    `aliases` are other keys of the same tensors. `logical` has the dtypes that the files cannot express.
     """
 
     kind: str
@@ -32,7 +32,7 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """One tensor of a checkpoint: the group and key it is kept under, what it is made of, its logical dtype."""
+    """A tensor of a checkpoint: its group and key, the recipe of its elements, and its logical dtype."""
 
     group: str
     key: str
@@ -41,7 +41,7 @@ class StoredTensor:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape as it is stored: with a last dim of 2 for complex numbers that are kept as pairs."""
+        """The stored shape: complex numbers stored as pairs have an extra last dim of 2."""
         return self.recipe.shape
 
     @property
@@ -60,10 +60,10 @@ class StoredTensor:
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """Groups of tensors, the files their bytes lie in, and what is not a tensor.
+    """Groups of tensors, the files that store them, and the values that are not tensors.
 
     `state` has the entries of state.json, still encoded. `tp_degree` is the tensor-parallel degree
-    of the run that wrote it, where that is known: some layouts of fused weights depend on it.
+    of the run that wrote the checkpoint, if known: some layouts of fused weights depend on it.
     """
 
     groups: Mapping[str, Group]
@@ -73,7 +73,7 @@ class Contents:
     tp_degree: int | None = None
 
     def find(self, group: str, key: str) -> StoredTensor | None:
-        """A tensor by its key, or by another key of it."""
+        """Return the tensor with this key or alias, or None."""
         members = self.groups.get(group)
         if members is None:
             return None

@@ -1,4 +1,4 @@
-"""Do the boxes that ranks hold cover a tensor, and where do they hold the same elements?"""
+"""Check that the ranks' boxes cover a tensor, and find which ranks hold the same elements."""
 
 from __future__ import annotations
 
@@ -15,37 +15,37 @@ _GRID_CELLS = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """A part of a tensor that is held as one: `holders` are indices of the boxes that contain it."""
+    """A box of a tensor whose elements all have the same holders: indices of the boxes that contain it."""
 
     box: Box
     holders: tuple[int, ...]
 
 
 def cells_of(shape: tuple[int, ...], boxes: Sequence[Box], what: str) -> list[Cell]:
-    """Cut a tensor into cells, each with every box that holds it; raises LayoutError for a hole.
+    """Split a tensor into cells, each with every box that contains it.
 
-    Boxes that are equal or apart, as meshes and flat ranges make them, are their own cells.
-    Others are cut along each other's borders.
+    Equal or disjoint boxes, which meshes and flat ranges produce, are cells themselves.
+    Overlapping boxes are split along each other's borders. Raises LayoutError for a hole.
     """
     full = Box.full(shape)
     holders: dict[Box, list[int]] = {}
     for index, box in enumerate(boxes):
         if len(box.sizes) != len(shape) or not full.contains(box):
-            raise LayoutError(f"{what}: the box {_say(box)} does not lie in the shape {list(shape)}")
+            raise LayoutError(f"{what}: the box {_format(box)} is not inside the shape {list(shape)}")
         if box.volume:
             holders.setdefault(box, []).append(index)
     if full.volume == 0:
         return []
     distinct = list(holders)
-    if _apart(distinct, 0):
+    if _are_disjoint(distinct, 0):
         if sum(box.volume for box in distinct) < full.volume:
             _raise_hole(shape, distinct, what)
         return [Cell(box, tuple(found)) for box, found in sorted(holders.items())]
     return _grid(shape, holders, what)
 
 
-def _apart(boxes: Sequence[Box], dim: int) -> bool:
-    """Whether boxes are pairwise disjoint, as far as cuts that nest dim by dim can show."""
+def _are_disjoint(boxes: Sequence[Box], dim: int) -> bool:
+    """Return True if splitting dim by dim proves that the boxes are pairwise disjoint."""
     if len(boxes) < 2:
         return True
     if dim == len(boxes[0].sizes):
@@ -57,7 +57,7 @@ def _apart(boxes: Sequence[Box], dim: int) -> bool:
     for (begin, size), (next_begin, _) in itertools.pairwise(intervals):
         if begin + size > next_begin:
             return False
-    return all(_apart(members, dim + 1) for members in by_interval.values())
+    return all(_are_disjoint(members, dim + 1) for members in by_interval.values())
 
 
 def _borders(shape: tuple[int, ...], boxes: Sequence[Box]) -> list[list[int]]:
@@ -74,7 +74,7 @@ def _grid_boxes(shape: tuple[int, ...], boxes: Sequence[Box], what: str) -> list
     for dim_borders in borders:
         count *= len(dim_borders) - 1
     if count > _GRID_CELLS:
-        raise LayoutError(f"{what}: the ranks' boxes overlap in too many ways ({count} cells) to be one tensor")
+        raise LayoutError(f"{what}: the boxes of the ranks overlap in too many ways ({count} cells) to form one tensor")
     out = []
     for sides in itertools.product(*(itertools.pairwise(dim_borders) for dim_borders in borders)):
         out.append(Box(tuple(a for a, _ in sides), tuple(b - a for a, b in sides)))
@@ -99,12 +99,12 @@ def _raise_hole(shape: tuple[int, ...], boxes: Sequence[Box], what: str) -> None
 
 def _hole_message(what: str, box: Box, shape: tuple[int, ...]) -> str:
     return (
-        f"{what}: no rank holds {_say(box)} of its shape {list(shape)}; "
-        "a rank of its mesh left it out of the state, or declares a wrong shard"
+        f"{what}: no rank holds {_format(box)} of its shape {list(shape)}; "
+        "a rank of its mesh omitted it from the state, or declares a wrong shard"
     )
 
 
-def _say(box: Box) -> str:
+def _format(box: Box) -> str:
     return (
         "[" + ", ".join(f"{offset}:{offset + size}" for offset, size in zip(box.offsets, box.sizes, strict=True)) + "]"
     )
@@ -112,26 +112,26 @@ def _say(box: Box) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """Who holds a tensor: its cells, and the rank and box of each holder they name."""
+    """The holders of a tensor: its cells, and the rank and box of each holder that the cells refer to."""
 
     cells: tuple[Cell, ...]
     ranks: tuple[int, ...]
     boxes: tuple[Box, ...]
 
     def first(self) -> Holding:
-        """The same tensor, held by the first replica alone, so that all of it comes from there."""
+        """Return a holding in which only the first replica provides the tensor."""
         cells = (Cell(cell.box, (min(cell.holders, key=lambda h: self.ranks[h]),)) for cell in self.cells)
         return Holding(tuple(cells), self.ranks, self.boxes)
 
 
 class Holdings:
-    """Holdings by shape and spread, each computed once: equal tensors of equal layers share theirs."""
+    """A cache of holdings by shape and spread: equal tensors of equal layers share one."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[tuple[int, ...], Spread, bool], Holding] = {}
 
     def of(self, shape: tuple[int, ...], spread: Spread, what: str, *, first: bool = False) -> Holding:
-        """The holding of a tensor, of its `first` replica alone if told; raises LayoutError for a hole."""
+        """Return the holding of a tensor, or only of its `first` replica; raises LayoutError for a hole."""
         key = (shape, spread, first)
         if key not in self._known:
             if first:

@@ -1,7 +1,7 @@
 """The canonical split of a group into files.
 
-Names, order, headers and offsets depend on keys, dtypes and global shapes alone, so that
-equal states give equal bytes whatever the mesh.
+Names, order, headers and offsets depend only on keys, dtypes and global shapes. Equal states
+therefore produce equal bytes on any mesh.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from holdfast.format.dtypes import DType
 from holdfast.format.header import TensorEntry, encode_header
 from holdfast.format.names import natural_key, tensor_file
 
-_HEADER_FRAME = 1000  # more than a header without tensors takes
+_HEADER_FRAME = 1000  # exceeds the size of a header without tensors
 
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """A whole tensor as it is stored: its key, dtype and global shape."""
+    """A whole stored tensor: its key, dtype and global shape."""
 
     key: str
     dtype: DType
@@ -33,7 +33,7 @@ class TensorSpec:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a tensor lies: its spec and the byte of the file at which it begins."""
+    """The location of a stored tensor: its spec, its file and the byte offset of its first element."""
 
     spec: TensorSpec
     file: str
@@ -46,7 +46,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class FilePlan:
-    """One tensor file: its name and number, its first bytes, its size, its tensors in the order of their bytes."""
+    """A tensor file: its name, number, header, size, and its tensors in byte order."""
 
     name: str
     number: int
@@ -56,13 +56,13 @@ class FilePlan:
 
 
 def split_group(group: str, specs: Iterable[TensorSpec], max_shard_bytes: int) -> tuple[FilePlan, ...]:
-    """The files of a group."""
-    return tuple(dealt.plan() for dealt in deal_group(group, specs, max_shard_bytes))
+    """Split the tensors of a group into planned files."""
+    return tuple(file.plan() for file in assign_to_files(group, specs, max_shard_bytes))
 
 
 @dataclass(frozen=True, slots=True)
-class DealtFile:
-    """The tensors that were dealt to a file; planning it takes longer than dealing."""
+class FileMembers:
+    """The tensors assigned to a file. Assigning is cheap; `plan` encodes the header."""
 
     name: str
     number: int
@@ -70,11 +70,11 @@ class DealtFile:
 
     @property
     def header_limit(self) -> int:
-        """The header is not longer than this."""
+        """An upper bound on the header's size in bytes."""
         return _HEADER_FRAME + sum(map(_entry_bytes, self.members))
 
     def plan(self) -> FilePlan:
-        # Wide elements first: every tensor then begins at a multiple of its element size.
+        # Wide elements first: every tensor then starts at a multiple of its element size.
         ordered = sorted(self.members, key=lambda spec: -spec.dtype.bits)
         entries = []
         position = 0
@@ -88,8 +88,8 @@ class DealtFile:
         return FilePlan(self.name, self.number, header, len(header) + position, places)
 
 
-def deal_group(group: str, specs: Iterable[TensorSpec], max_shard_bytes: int) -> list[DealtFile]:
-    """Deal tensors to files greedily in natural order; a group without tensors has one empty file."""
+def assign_to_files(group: str, specs: Iterable[TensorSpec], max_shard_bytes: int) -> list[FileMembers]:
+    """Assign tensors to files greedily in natural order; a group without tensors gets one empty file."""
     ordered = sorted(specs, key=lambda spec: natural_key(spec.key))
     files: list[list[TensorSpec]] = [[]]
     size = header = 0
@@ -103,10 +103,10 @@ def deal_group(group: str, specs: Iterable[TensorSpec], max_shard_bytes: int) ->
         size += spec.bytes
         header += entry_bytes
     return [
-        DealtFile(tensor_file(group, number + 1, len(files)), number, members) for number, members in enumerate(files)
+        FileMembers(tensor_file(group, number + 1, len(files)), number, members) for number, members in enumerate(files)
     ]
 
 
 def _entry_bytes(spec: TensorSpec) -> int:
-    """At most what a tensor takes in a header, so that no reader's limit is passed."""
+    """Return an upper bound on a tensor's bytes in a header, so that no reader's limit is exceeded."""
     return 2 * len(spec.key.encode()) + 20 * len(spec.shape) + 120

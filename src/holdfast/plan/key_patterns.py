@@ -1,4 +1,4 @@
-"""A choice of keys by shell-like patterns, as loads and conversions offer it."""
+"""Selection of keys by shell-style patterns, for loads and conversions."""
 
 from __future__ import annotations
 
@@ -7,28 +7,28 @@ from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
-    """Which keys are taken: all, or those that patterns name.
+class KeySelection:
+    """The selected keys: all keys, or those that match patterns.
 
-    A pattern fits a key, "group/key", or a group, which then stands for all of it. `used`
-    collects the patterns that fitted anything: one that never does is a mistake.
+    A pattern matches a key, "group/key", or a whole group. `used` collects the patterns that matched
+    anything: a pattern that never matches is a mistake.
     """
 
     only: tuple[str, ...] = ()
     ignore: tuple[str, ...] = ()
     used: set[str] = field(default_factory=set)
 
-    def takes(self, group: str, key: str, *aliases: str) -> bool:
+    def selects(self, group: str, key: str, *aliases: str) -> bool:
         keys = (key, *aliases)
         labels = (*keys, *(f"{group}/{label}" for label in keys), group)
-        fits = [self._fits(patterns, labels) for patterns in (self.only, self.ignore)]
-        return not fits[1] and (fits[0] or not self.only)
+        only, ignored = (self._matches(patterns, labels) for patterns in (self.only, self.ignore))
+        return not ignored and (only or not self.only)
 
-    def _fits(self, patterns: tuple[str, ...], labels: tuple[str, ...]) -> bool:
-        found = {pattern for pattern in patterns for label in labels if fnmatch.fnmatchcase(label, pattern)}
-        self.used.update(found)
-        return bool(found)
+    def _matches(self, patterns: tuple[str, ...], labels: tuple[str, ...]) -> bool:
+        matching = {pattern for pattern in patterns for label in labels if fnmatch.fnmatchcase(label, pattern)}
+        self.used.update(matching)
+        return bool(matching)
 
-    def takes_entry(self, name: str) -> bool:
-        """Whether a value that is not a tensor is taken; patterns fit its name."""
-        return self.takes(name, name)
+    def selects_entry(self, name: str) -> bool:
+        """Return True if the non-tensor value `name` is selected; patterns match its name."""
+        return self.selects(name, name)

@@ -1,7 +1,7 @@
-"""The load plan: which byte ranges a host reads, which rank reads them, who takes what.
+"""The load plan: which byte ranges a host reads, which rank reads them, and which ranks receive them.
 
-Bytes come from storage once per host. A range that one rank alone needs is read straight
-into place; one that several need is read by one of them and shared.
+Each host reads a byte from storage once. A range that only one rank needs is read directly
+into its destination; a range that several ranks need is read by one of them and shared.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from dataclasses import dataclass
 
 from holdfast.layout.box import Box
 from holdfast.plan.files import Place
-from holdfast.plan.pieces import Piece, Run, runs_in
+from holdfast.plan.pieces import ShardPiece, TensorRun, runs_in
 
 
 @dataclass(frozen=True, slots=True)
 class StoredBlock:
-    """A block as the manifest records it; without a digest when the source has none."""
+    """A block as recorded in the manifest, without a digest if the source has none."""
 
     offset: int
     size: int
@@ -25,7 +25,7 @@ class StoredBlock:
 
 @dataclass(frozen=True, slots=True)
 class StoredFile:
-    """A stored tensor file: its blocks, and its tensors in the order of their bytes."""
+    """A stored tensor file: its blocks, and its tensors in byte order."""
 
     name: str
     blocks: tuple[StoredBlock, ...]
@@ -43,23 +43,23 @@ class Want:
 
 @dataclass(frozen=True, slots=True)
 class Portion:
-    """A part of a block that is read at once: its begin in the file, the ranges of it, who takes what.
+    """A part of a block that is read in one step: its offset in the file, its ranges and its pieces.
 
-    Ranges and pieces count from the portion's begin.
+    Ranges and pieces are relative to the portion.
     """
 
     offset: int
     size: int
     ranges: tuple[tuple[int, int], ...]
-    pieces: tuple[Piece, ...]
+    pieces: tuple[ShardPiece, ...]
 
-    def takers(self) -> set[int]:
+    def receivers(self) -> set[int]:
         return {piece.rank for piece in self.pieces}
 
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """Portions that one rank reads in turn: a whole block when `digest` is set, to be verified."""
+    """Portions that one rank reads in order. If `digest` is set they are a whole block to verify."""
 
     file: str
     offset: int
@@ -76,7 +76,7 @@ class Read:
 def plan_load(
     files: Sequence[StoredFile], wants: Sequence[Want], *, verify: bool, portion_bytes: int
 ) -> tuple[Read, ...]:
-    """The reads of one host, given what its ranks want; whole blocks when they are to be verified."""
+    """Return the reads of one host for the wants of its ranks; verified blocks are read whole."""
     by_place: dict[Place, list[Want]] = {}
     for want in wants:
         if want.box.volume:
@@ -102,7 +102,7 @@ def plan_load(
 def _reads(
     file: str, block: StoredBlock, portions: Sequence[Portion], load: dict[int, int], *, whole: bool
 ) -> Iterator[Read]:
-    """One read for a block that is verified; else each portion goes to a rank that needs it."""
+    """Yield one read for a verified block; otherwise assign each portion to a rank that needs it."""
     if not any(portion.pieces for portion in portions):
         return
     if whole:
@@ -118,7 +118,7 @@ def _reads(
 
 
 def _reader(portions: Sequence[Portion], load: Mapping[int, int]) -> int:
-    """The taker with the least to do, counting for it what it would otherwise be handed."""
+    """Return the receiver with the least load, less the bytes it would otherwise receive from another reader."""
     taken: dict[int, int] = {}
     for portion in portions:
         for piece in portion.pieces:
@@ -135,7 +135,7 @@ def _portion(
     *,
     whole: bool,
 ) -> Portion:
-    pieces: list[Piece] = []
+    pieces: list[ShardPiece] = []
     ranges: list[tuple[int, int]] = []
     for run in runs_in(places, begins, offset, size):
         found = _take(run, wants[run.place])
@@ -145,17 +145,17 @@ def _portion(
     return Portion(offset, size, ((0, size),) if whole else tuple(_coalesce(ranges)), tuple(pieces))
 
 
-def _take(run: Run, wants: Sequence[Want]) -> list[Piece]:
+def _take(run: TensorRun, wants: Sequence[Want]) -> list[ShardPiece]:
     pieces = []
     for want in wants:
         part = want.box.intersect(run.box)
         if part is not None:
-            pieces.append(Piece(run, part, want.rank, want.box))
+            pieces.append(ShardPiece(run, part, want.rank, want.box))
     return pieces
 
 
-def _needed(run: Run, pieces: Sequence[Piece]) -> Iterator[tuple[int, int]]:
-    """The bytes of a run that are needed, as ranges counted from the portion's begin."""
+def _needed(run: TensorRun, pieces: Sequence[ShardPiece]) -> Iterator[tuple[int, int]]:
+    """Yield the needed bytes of a run as ranges relative to the portion."""
     item = run.place.spec.dtype.bytes
     parts = {piece.part for piece in pieces}
     if run.box in parts or _fills(run.box, parts):
@@ -168,7 +168,7 @@ def _needed(run: Run, pieces: Sequence[Piece]) -> Iterator[tuple[int, int]]:
 
 
 def _fills(box: Box, parts: set[Box]) -> bool:
-    """Whether parts that are apart cover the box: then one range reads them all."""
+    """Return True if disjoint parts cover the box, so that one range reads them all."""
     ordered = sorted(parts)
     if sum(part.volume for part in ordered) != box.volume:
         return False
@@ -176,7 +176,7 @@ def _fills(box: Box, parts: set[Box]) -> bool:
 
 
 def _rows(box: Box, shape: tuple[int, ...]) -> Iterator[tuple[int, int]]:
-    """The runs of elements (start, count) of a box in a row-major array of `shape`."""
+    """Yield the runs of elements (start, count) of a box in a row-major array of `shape`."""
     if box.is_contiguous_in(shape):
         yield box.flat_offset(shape), box.volume
         return
@@ -190,7 +190,7 @@ def _rows(box: Box, shape: tuple[int, ...]) -> Iterator[tuple[int, int]]:
 
 
 def _coalesce(ranges: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int]]:
-    """Ranges in order, those that touch or overlap made one."""
+    """Yield the ranges in order, merging those that touch or overlap."""
     begin = end = -1
     for start, size in sorted(ranges):
         if start > end:

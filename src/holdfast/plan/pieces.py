@@ -1,8 +1,8 @@
-"""Pieces: the parts of a block that one rank gives or takes.
+"""Pieces: the parts of a block that one rank provides or receives.
 
-A block is a range of bytes. Where it crosses a tensor it is a few runs: boxes that are
-contiguous in the file. A piece is what one rank holds of one run. Saves gather pieces into
-blocks, loads scatter blocks into pieces: the same value serves both.
+A block is a range of bytes. Its overlap with a tensor is a few runs: boxes that are contiguous
+in the file. A piece is the part of a run that one rank holds. Saves gather pieces into blocks
+and loads scatter blocks into pieces, with the same value.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from holdfast.plan.files import Place
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
-    """A box of a tensor that is one run of bytes in a block, beginning at byte `at` of the block."""
+class TensorRun:
+    """A box of a tensor that is contiguous in a block and starts at byte `at` of the block."""
 
     place: Place
     box: Box
@@ -30,10 +30,10 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
-    """The part of a run that `rank` has in its shard with the box `held`."""
+class ShardPiece:
+    """The part of a run that `rank` holds in its shard with the box `held`."""
 
-    run: Run
+    run: TensorRun
     part: Box
     rank: int
     held: Box
@@ -43,8 +43,8 @@ class Piece:
         return self.part.volume * self.run.place.spec.dtype.bytes
 
 
-def runs_in(places: Sequence[Place], begins: Sequence[int], offset: int, size: int) -> Iterator[Run]:
-    """The runs of the block [offset, offset + size), given a file's tensors in byte order."""
+def runs_in(places: Sequence[Place], begins: Sequence[int], offset: int, size: int) -> Iterator[TensorRun]:
+    """Yield the runs of the block [offset, offset + size), given a file's tensors in byte order."""
     end = offset + size
     for index in range(max(0, bisect.bisect_right(begins, offset) - 1), len(places)):
         place = places[index]
@@ -56,5 +56,5 @@ def runs_in(places: Sequence[Place], begins: Sequence[int], offset: int, size: i
         item = place.spec.dtype.bytes
         at = begin - offset
         for box in flat_boxes(place.spec.shape, (begin - place.begin) // item, (stop - place.begin) // item):
-            yield Run(place, box, at)
+            yield TensorRun(place, box, at)
             at += box.volume * item

@@ -1,7 +1,8 @@
-"""Quantized weights: which keys of a model are numbers that mean nothing without their scales. Pure.
+"""Quantized weights: find the keys whose numbers mean nothing without their scales. Pure.
 
-fp8 weights have `weight_scale_inv` or `weight_scale` beside them, GPTQ and AWQ keep packed `qweight` with `scales` and
-`qzeros`, bitsandbytes hangs `absmax` and `quant_map` below a weight, mxfp4 splits one into `_blocks` and `_scales`.
+fp8 weights come with `weight_scale_inv` or `weight_scale`. GPTQ and AWQ store a packed `qweight` with `scales` and
+`qzeros`. bitsandbytes stores `absmax` and `quant_map` under the weight's key. mxfp4 splits a weight into `_blocks`
+and `_scales`.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from dataclasses import dataclass
 
 _FLOAT8 = "float8_"
 _PACKED = frozenset({"int8", "uint8", "int32", "uint32", "float4_e2m1fn_x2"})
-_BESIDE = (
+_COMPANION_ENDINGS = (
     *("_scale_inv", "_scale", "_scales", "_scale_2", "_zero_point", "_global_scale", "_zeros", "_g_idx", "_shape"),
     *("._scale", "._shift", ".absmax", ".quant_map", ".nested_absmax", ".nested_quant_map", "_format"),
 )
@@ -30,47 +31,47 @@ _SCALE = re.compile(r".*(?:_scale_inv|_scales?)")
 
 @dataclass(frozen=True, slots=True)
 class Quantized:
-    """A weight, the keys that belong to it, and its dtype."""
+    """A quantized weight, the keys of its scales and other companions, and its dtype."""
 
     weight: str
-    beside: tuple[str, ...]
+    companions: tuple[str, ...]
     dtype: str
 
     @property
     def is_packed(self) -> bool:
-        """Whether several numbers share an element, so that dims are not those of the weight."""
+        """True if several numbers share an element, so that the dims are not those of the weight."""
         return not self.dtype.startswith(_FLOAT8) and self.dtype != "int8"
 
     def block_scales(self) -> list[str]:
         """Return the keys that may hold a scale for each block of the weight."""
         own = self.weight
-        return [key for key in self.beside if key.startswith(own) and _SCALE.fullmatch(key) and not self.is_packed]
+        return [key for key in self.companions if key.startswith(own) and _SCALE.fullmatch(key) and not self.is_packed]
 
     @property
     def what(self) -> str:
-        return f"{self.weight!r} is {self.dtype}, quantized, with {', '.join(map(repr, self.beside[:3]))} beside it"
+        return f"{self.weight!r} is {self.dtype}, quantized, stored with {', '.join(map(repr, self.companions[:3]))}"
 
 
 def quantized_weights(dtypes: Mapping[str, str]) -> dict[str, Quantized]:
-    """Return the quantized weights of a model by key; `dtypes` are those of all its keys."""
-    beside: dict[str, list[str]] = {}
+    """Return the quantized weights of a model by key, given the dtypes of all its keys."""
+    companions: dict[str, list[str]] = {}
     for key in dtypes:
         for weight in _weights_of(key, dtypes):
-            beside.setdefault(weight, []).append(key)
+            companions.setdefault(weight, []).append(key)
     return {
         weight: Quantized(weight, tuple(sorted(keys)), dtypes[weight])
-        for weight, keys in beside.items()
+        for weight, keys in companions.items()
         if dtypes[weight].startswith(_FLOAT8) or dtypes[weight] in _PACKED
     }
 
 
 def is_float8(dtype: str) -> bool:
-    """Return whether a dtype is one of the 8-bit floats, which weights mostly have together with scales."""
+    """Return True for an 8-bit float, which usually comes with scales."""
     return dtype.startswith(_FLOAT8)
 
 
 def relation(weight: str, key: str) -> tuple[str, str] | None:
-    """Return the ending that is taken from a weight's key, and the one that is put on, to get a key beside it."""
+    """Return (ending removed, ending added) that turn a weight's key into the companion `key`, or None."""
     if weight.endswith(_BLOCKS[0]) and key == weight.removesuffix(_BLOCKS[0]) + _BLOCKS[1]:
         return _BLOCKS
     if key.startswith(weight):
@@ -81,10 +82,10 @@ def relation(weight: str, key: str) -> tuple[str, str] | None:
 
 
 def _weights_of(key: str, keys: Collection[str]) -> Iterator[str]:
-    """Yield the weights that a key may belong to, of those that are there."""
+    """Yield the present weights that a key may belong to."""
     state = _STATE.fullmatch(key)
     candidates = [state["base"]] if state else []
-    candidates += [key.removesuffix(ending) for ending in _BESIDE if key.endswith(ending)]
+    candidates += [key.removesuffix(ending) for ending in _COMPANION_ENDINGS if key.endswith(ending)]
     if key.endswith(_BLOCKS[1]):
         candidates.append(key.removesuffix(_BLOCKS[1]) + _BLOCKS[0])
     layer, _, name = key.rpartition(".")

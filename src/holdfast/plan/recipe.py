@@ -1,8 +1,8 @@
-"""Recipes: how a tensor is made of boxes of others.
+"""Recipes: a tensor described as boxes of other tensors.
 
-A term says that a box of the target is a box of a source, its dims taken in another order and
-its elements cast. A recipe is terms that fill the target. What renames, joins, cuts and turns
-tensors is algebra on recipes: nothing is read to find out what must be read.
+A term maps a box of a source to a box of the target, with permuted dims and cast elements. The
+terms of a recipe fill the target. Renaming, joining, splitting and transposing tensors is
+algebra on recipes: the plan is known before anything is read.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from holdfast.layout.box import Box
 S = TypeVar("S")
 R = TypeVar("R")
 
-NEW = -1  # in the order of a term: a dim of size 1 that the source does not have
+NEW = -1  # in `Term.order`: a dim of size 1 that the source does not have
 
 
 @dataclass(frozen=True, slots=True)
 class Term(Generic[S]):
-    """`box` of the target is `part` of `source`: dim d of the target is dim `order[d]` of the source.
+    """`box` of the target equals `part` of `source`: dim d of the target is dim `order[d]` of the source.
 
-    Source and target may differ in rank: a target dim whose order is NEW has size 1 in the box, and a
-    source dim that no target dim takes has size 1 in the part.
-    Elements are cast to each of `casts` in turn: rounding to a narrow dtype on the way is kept.
+    Source and target may have different ranks. A target dim with order NEW has size 1 in the box. A
+    source dim missing from `order` has size 1 in the part.
+    Elements are cast to each of `casts` in turn, which keeps the rounding of intermediate dtypes.
     """
 
     box: Box
@@ -37,8 +37,8 @@ class Term(Generic[S]):
     order: tuple[int, ...]
     casts: tuple[DType, ...] = ()
 
-    def cut(self, box: Box) -> Term[S] | None:
-        """The term for what lies in `box` of the target, or None if nothing does."""
+    def restricted_to(self, box: Box) -> Term[S] | None:
+        """Return the term for the overlap with `box` of the target, or None without an overlap."""
         common = self.box.intersect(box)
         if common is None:
             return None
@@ -51,8 +51,8 @@ class Term(Generic[S]):
                 sizes[source_dim] = common.sizes[dim]
         return replace(self, box=common, part=Box(tuple(offsets), tuple(sizes)))
 
-    def placed(self, part: Box) -> Box:
-        """The box of the target that a box inside `self.part` becomes."""
+    def target_box(self, part: Box) -> Box:
+        """Return the box of the target for a box inside `self.part`."""
         offsets = tuple(
             at if dim == NEW else at + part.offsets[dim] - self.part.offsets[dim]
             for at, dim in zip(self.box.offsets, self.order, strict=True)
@@ -61,13 +61,13 @@ class Term(Generic[S]):
 
     @property
     def is_plain(self) -> bool:
-        """Whether bytes go over as they are, dim by dim."""
+        """True if elements are copied as they are, without a cast or permutation."""
         return not self.casts and self.order == tuple(range(len(self.part.sizes)))
 
 
 @dataclass(frozen=True, slots=True)
 class Recipe(Generic[S]):
-    """A tensor of `shape` and `dtype` as terms that are apart and fill it."""
+    """A tensor of `shape` and `dtype` as disjoint terms that fill it."""
 
     shape: tuple[int, ...]
     dtype: DType
@@ -75,12 +75,12 @@ class Recipe(Generic[S]):
 
     @staticmethod
     def whole(source: S, shape: tuple[int, ...], dtype: DType) -> Recipe[S]:
-        """A tensor that is a source as it is."""
+        """Return the recipe of an unchanged source."""
         full = Box.full(shape)
         return Recipe(shape, dtype, (Term(full, source, full, tuple(range(len(shape)))),))
 
     def permuted(self, order: Sequence[int]) -> Recipe[S]:
-        """The same with its dims taken in another order, as numpy's transpose takes them."""
+        """Return the recipe with permuted dims, as in numpy's transpose."""
         order = tuple(order)
         terms = [
             Term(_permuted(term.box, order), term.source, term.part, _taken(term.order, order), term.casts)
@@ -89,21 +89,23 @@ class Recipe(Generic[S]):
         return Recipe(_taken(self.shape, order), self.dtype, tuple(terms))
 
     def transposed(self) -> Recipe[S]:
-        """The same with all its dims reversed."""
+        """Return the recipe with all dims reversed."""
         return self.permuted(range(len(self.shape) - 1, -1, -1))
 
-    def raised(self, dim: int) -> Recipe[S]:
-        """The same with a new dim of size 1 before `dim`."""
+    def unsqueezed(self, dim: int) -> Recipe[S]:
+        """Return the recipe with a new dim of size 1 before `dim`."""
         terms = (
-            replace(term, box=_raised(term.box, dim), order=(*term.order[:dim], _spare_dim(term), *term.order[dim:]))
+            replace(
+                term, box=_unsqueezed(term.box, dim), order=(*term.order[:dim], _spare_dim(term), *term.order[dim:])
+            )
             for term in self.terms
         )
         return Recipe((*self.shape[:dim], 1, *self.shape[dim:]), self.dtype, tuple(terms))
 
-    def dropped(self, dim: int) -> Recipe[S]:
-        """The same without `dim`, whose size is 1."""
+    def squeezed(self, dim: int) -> Recipe[S]:
+        """Return the recipe without `dim`, whose size is 1."""
         terms = (
-            replace(term, box=_dropped(term.box, dim), order=(*term.order[:dim], *term.order[dim + 1 :]))
+            replace(term, box=_squeezed(term.box, dim), order=(*term.order[:dim], *term.order[dim + 1 :]))
             for term in self.terms
         )
         return Recipe((*self.shape[:dim], *self.shape[dim + 1 :]), self.dtype, tuple(terms))
@@ -115,18 +117,18 @@ class Recipe(Generic[S]):
         return Recipe(self.shape, dtype, tuple(terms))
 
     def uncast(self, dtype: DType) -> Recipe[S]:
-        """The same boxes of sources that have `dtype`, which stay as they are."""
+        """Return the recipe without casts, for sources that have `dtype` already."""
         return Recipe(self.shape, dtype, tuple(replace(term, casts=()) for term in self.terms))
 
     def narrow(self, dim: int, begin: int, size: int) -> Recipe[S]:
-        """`size` elements of a dim from `begin` on."""
+        """Return the recipe of `size` elements along a dim, starting at `begin`."""
         offsets = tuple(begin if d == dim else 0 for d in range(len(self.shape)))
         box = Box(offsets, tuple(size if d == dim else whole for d, whole in enumerate(self.shape)))
         terms = (replace(term, box=term.box.relative_to(box)) for term in self.overlapping(box))
         return Recipe(box.sizes, self.dtype, tuple(terms))
 
     def split(self, dim: int, sizes: Sequence[int]) -> list[Recipe[S]]:
-        """Parts of these sizes one after another along a dim, which they fill; each term is looked at once."""
+        """Split along a dim into parts of these sizes, which fill it; visits each term once."""
         ends = list(itertools.accumulate(sizes))
         parts: list[list[Term[S]]] = [[] for _ in sizes]
         for term in self.terms:
@@ -140,15 +142,15 @@ class Recipe(Generic[S]):
         return [Recipe(shape, self.dtype, tuple(terms)) for shape, terms in zip(shapes, parts, strict=True)]
 
     def overlapping(self, box: Box) -> Iterator[Term[S]]:
-        """The terms for what lies in `box`, still in the target's coordinates."""
+        """Yield the terms for the overlap with `box`, still in the target's coordinates."""
         for term in self.terms:
-            found = term.cut(box)
+            found = term.restricted_to(box)
             if found is not None:
                 yield found
 
     @staticmethod
     def concat(parts: Sequence[Recipe[S]], dim: int) -> Recipe[S]:
-        """Parts one after another along a dim; their other dims and dtypes are equal."""
+        """Concatenate parts along a dim; their dtypes and other dims are equal."""
         terms: list[Term[S]] = []
         at = 0
         for part in parts:
@@ -161,29 +163,29 @@ class Recipe(Generic[S]):
         shape = tuple(at if d == dim else size for d, size in enumerate(parts[0].shape))
         return Recipe(shape, parts[0].dtype, tuple(_joined(terms, dim)))
 
-    def over(self, find: Callable[[S], Recipe[R]]) -> Recipe[R]:
-        """The same tensor made of what its sources are made of."""
+    def substituted(self, find: Callable[[S], Recipe[R]]) -> Recipe[R]:
+        """Return the recipe with each source replaced by its own recipe."""
         terms: list[Term[R]] = []
         for term in self.terms:
             made = find(term.source)
-            # Of an empty tensor nothing overlaps, and yet it is made of something.
+            # An empty tensor overlaps nothing but still needs a source.
             for inner in made.overlapping(term.part) if term.part.volume else made.terms[:1]:
                 order = tuple(NEW if dim == NEW else inner.order[dim] for dim in term.order)
                 casts = (*inner.casts, *term.casts)
-                terms.append(Term(term.placed(inner.box), inner.source, inner.part, order, casts))
+                terms.append(Term(term.target_box(inner.box), inner.source, inner.part, order, casts))
         return Recipe(self.shape, self.dtype, tuple(terms))
 
     def is_whole(self, shape: tuple[int, ...]) -> bool:
-        """Whether it is one source of `shape` as it is."""
+        """Return True if the tensor is one unchanged source of `shape`."""
         return len(self.terms) == 1 and self.terms[0].is_plain and self.terms[0].part == Box.full(shape)
 
     def sources(self) -> list[S]:
-        """What it is made of, each once, in the order of the terms."""
+        """Return the distinct sources in the order of the terms."""
         return list(dict.fromkeys(term.source for term in self.terms))
 
 
 def _shifted(term: Term[S], dim: int, begin: int, size: int, origin: int) -> Term[S]:
-    """`size` elements of a term's dim from `begin` on, its box counted from `origin`."""
+    """Return `size` elements of a term's dim starting at `begin`, with the box relative to `origin`."""
     offsets, sizes = list(term.box.offsets), list(term.box.sizes)
     part_offsets, part_sizes = list(term.part.offsets), list(term.part.sizes)
     source_dim = term.order[dim]
@@ -204,21 +206,21 @@ def _taken(values: tuple[int, ...], order: tuple[int, ...]) -> tuple[int, ...]:
     return tuple([values[dim] for dim in order])
 
 
-def _raised(box: Box, dim: int) -> Box:
+def _unsqueezed(box: Box, dim: int) -> Box:
     return Box((*box.offsets[:dim], 0, *box.offsets[dim:]), (*box.sizes[:dim], 1, *box.sizes[dim:]))
 
 
-def _dropped(box: Box, dim: int) -> Box:
+def _squeezed(box: Box, dim: int) -> Box:
     return Box((*box.offsets[:dim], *box.offsets[dim + 1 :]), (*box.sizes[:dim], *box.sizes[dim + 1 :]))
 
 
 def _spare_dim(term: Term[S]) -> int:
-    """A dim of the source that nothing takes, so that what was cut apart along it joins again; else NEW."""
+    """Return an unused dim of the source, so that boxes split along it can be merged again, else NEW."""
     return next((dim for dim in range(len(term.part.sizes)) if dim not in term.order), NEW)
 
 
 def _joined(terms: Sequence[Term[S]], dim: int) -> Iterator[Term[S]]:
-    """Terms in order; neighbours along `dim` that are neighbours in one source become one."""
+    """Yield the terms in order, merging neighbours along `dim` that are neighbours in one source."""
     last: Term[S] | None = None
     for term in terms:
         if last is not None and _follows(last, term, dim):
@@ -241,7 +243,7 @@ def _follows(last: Term[S], term: Term[S], dim: int) -> bool:
 
 
 def _adjacent(a: Box, b: Box, dim: int) -> bool:
-    """Whether `b` begins where `a` ends along `dim`, and is as wide in all others."""
+    """Return True if `b` begins where `a` ends along `dim` and equals it in all other dims."""
     for d, (offset, size, other, width) in enumerate(zip(a.offsets, a.sizes, b.offsets, b.sizes, strict=True)):
         if (offset + size != other) if d == dim else ((offset, size) != (other, width)):
             return False
@@ -253,7 +255,7 @@ def _grown(a: Box, b: Box, dim: int) -> Box:
 
 
 def is_filled(recipe: Recipe[S]) -> bool:
-    """Whether the terms of a recipe fill its target, each element once."""
+    """Return True if the terms cover each element of the target exactly once."""
     boxes = [term.box for term in recipe.terms]
     if sum(box.volume for box in boxes) != Box.full(recipe.shape).volume:
         return False

@@ -1,8 +1,8 @@
-"""The save plan: which rank writes which block, and where the block's bytes come from.
+"""The save plan: which rank writes each block, and which ranks provide its bytes.
 
-A block's owner and sources follow from the tensors in it alone, so that a rank can plan the
-blocks it has to do with and no others, and still agree with everyone. Replicas are written
-once, each block has one owner on a host that holds it, and owners take turns.
+A block's owner and sources depend only on the tensors in it. A rank can therefore plan just the
+blocks that involve it, and still agree with all others. Replicas are written once. Each block
+has one owner, on a host that holds it, and owners take turns.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from holdfast.core.limits import PAGE_BYTES
 from holdfast.layout.box import Box
 from holdfast.plan.coverage import Cell, Holding
 from holdfast.plan.files import FilePlan, Place
-from holdfast.plan.pieces import Piece, Run, runs_in
+from holdfast.plan.pieces import ShardPiece, TensorRun, runs_in
 
 _EXPORT_ALIGNMENT = 64
 _ABOUT = 0.9
@@ -26,21 +26,21 @@ _ABOUT = 0.9
 
 @dataclass(frozen=True, slots=True)
 class BlockPlan:
-    """One block: its owner writes it whole, from `header` (if it begins the file) and pieces."""
+    """One block. Its owner writes it whole, from pieces and, at the start of the file, from `header`."""
 
     file: str
     offset: int
     size: int
     owner: int
     header: bytes
-    pieces: tuple[Piece, ...]
+    pieces: tuple[ShardPiece, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Export:
-    """A piece that must reach another rank's block, and where it lies in the giver's export area."""
+    """A piece for a block of another rank, and its offset in the export area of the rank that holds it."""
 
-    piece: Piece
+    piece: ShardPiece
     offset: int
 
     @property
@@ -50,14 +50,14 @@ class Export:
 
 @dataclass(frozen=True, slots=True)
 class SavePlan:
-    """The blocks of every file, or those that some ranks have to do with, and the hosts of the ranks."""
+    """The blocks of every file, or those that involve some ranks, and the host of each rank."""
 
     files: tuple[FilePlan, ...]
     blocks: tuple[BlockPlan, ...]
     hosts: tuple[int, ...]
 
     def exports(self, rank: int) -> dict[int, list[Export]]:
-        """What `rank` must give to the owners of blocks, by their host; each host has an area of its own."""
+        """Return the pieces that `rank` provides to the owners of blocks, by host; each host has its own area."""
         areas: dict[int, list[Export]] = {}
         for block in self.blocks:
             if block.owner == rank:
@@ -72,13 +72,13 @@ class SavePlan:
 
 @dataclass(frozen=True, slots=True)
 class _Draft:
-    """A block before it has an owner: its runs cut by cells, and the bytes each rank holds of it."""
+    """A block without an owner: its runs split by cells, and the bytes of it that each rank holds."""
 
     file: FilePlan
     offset: int
     size: int
     turn: int
-    parts: tuple[tuple[Run, Box, Holding, Cell], ...]
+    parts: tuple[tuple[TensorRun, Box, Holding, Cell], ...]
     held: dict[int, int]
 
 
@@ -89,21 +89,21 @@ def plan_save(
     block_bytes: int,
     *,
     only: Collection[int] | None = None,
-    concerns: Callable[[Place], bool] = lambda place: True,
+    is_relevant: Callable[[Place], bool] = lambda place: True,
     whole_files: bool = False,
 ) -> SavePlan:
-    """Cut files into blocks, give each an owner and name the source of every byte.
+    """Split files into blocks and assign each block an owner and the sources of its bytes.
 
-    With `only`, the plan has just the blocks that those ranks write or give bytes to, and
-    `concerns` says which tensors they hold anything of. With `whole_files`, all blocks of a file
-    have one owner, and are cut at the block size alone.
+    With `only`, the plan has just the blocks that those ranks write or provide bytes for;
+    `is_relevant` selects the tensors that they hold part of. With `whole_files`, all blocks of
+    a file have one owner, and are split only at multiples of the block size.
     """
     blocks = []
     cutter = _Cutter(holding_of, hosts, block_bytes, only)
     for file in files:
         writer = _file_owner(file, holding_of, hosts) if whole_files else None
         mine = writer is not None and (only is None or writer in only)
-        for draft in cutter.drafts(file, (lambda place: True) if mine else concerns, cut_at_hosts=writer is None):
+        for draft in cutter.drafts(file, (lambda place: True) if mine else is_relevant, cut_at_hosts=writer is None):
             block = _with_owner(draft, _owner(draft, hosts) if writer is None else writer, hosts)
             if only is None or block.owner in only or any(piece.rank in only for piece in block.pieces):
                 blocks.append(block)
@@ -112,7 +112,7 @@ def plan_save(
 
 @dataclass(frozen=True, slots=True)
 class _Interval:
-    """Bytes of a file, and the hosts that hold them."""
+    """Bytes of a file and the hosts that hold them."""
 
     begin: int
     end: int
@@ -120,7 +120,7 @@ class _Interval:
 
 
 class _Cutter:
-    """Cuts files into blocks: at multiples of the block size, and where hosts meet."""
+    """Splits files into blocks at multiples of the block size and at host boundaries."""
 
     def __init__(
         self,
@@ -136,11 +136,11 @@ class _Cutter:
         self._here = None if only is None else frozenset(hosts[rank] for rank in only)
         self._finders: dict[int, _CellFinder] = {}
 
-    def drafts(self, file: FilePlan, concerns: Callable[[Place], bool], *, cut_at_hosts: bool) -> Iterator[_Draft]:
-        """The blocks of a file; without those that are held by other hosts altogether, if only some ranks plan."""
+    def drafts(self, file: FilePlan, is_relevant: Callable[[Place], bool], *, cut_at_hosts: bool) -> Iterator[_Draft]:
+        """Yield the blocks of a file; with `only`, skip those held entirely by other hosts."""
         several = self._several_hosts and cut_at_hosts
         begins = [place.begin for place in file.places]
-        for cell in self._touched(file, concerns):
+        for cell in self._touched(file, is_relevant):
             begin, end = cell * self._block_bytes, min((cell + 1) * self._block_bytes, file.size)
             intervals = list(self._intervals(file, begins, begin, end)) if several else []
             cuts = sorted({begin, *_host_cuts(begin, intervals), end})
@@ -148,12 +148,12 @@ class _Cutter:
                 if self._is_here(intervals, offset, stop):
                     yield self._draft(file, begins, offset, stop - offset, file.number + cell)
 
-    def _touched(self, file: FilePlan, concerns: Callable[[Place], bool]) -> list[int]:
-        """The numbers of the block-sized cells that hold bytes of a tensor of concern, or a header alone."""
+    def _touched(self, file: FilePlan, is_relevant: Callable[[Place], bool]) -> list[int]:
+        """Return the numbers of the block-sized cells with bytes of a relevant tensor or only header bytes."""
         size, header = self._block_bytes, len(file.header)
         cells = set(range(header // size if file.size > header else -(-header // size)))
         for place in file.places:
-            if place.end > place.begin and concerns(place):
+            if place.end > place.begin and is_relevant(place):
                 cells |= set(range(place.begin // size, (place.end - 1) // size + 1))
         return sorted(cells)
 
@@ -187,7 +187,7 @@ class _Cutter:
         return _Draft(file, offset, size, turn, tuple(parts), held)
 
     def _intervals(self, file: FilePlan, begins: Sequence[int], begin: int, end: int) -> Iterator[_Interval]:
-        """The bytes [begin, end) of a file by who holds them, in order."""
+        """Yield the bytes [begin, end) of a file in order, by the hosts that hold them."""
         first = max(0, bisect.bisect_right(begins, begin) - 1)
         for place in file.places[first : bisect.bisect_left(begins, end)]:
             if place.end > begin and place.end > place.begin:
@@ -199,11 +199,11 @@ class _Cutter:
 
 
 def _host_cuts(begin: int, intervals: Sequence[_Interval]) -> Iterator[int]:
-    """Page boundaries where the bytes pass from one host to another."""
+    """Yield the page boundaries where the bytes pass from one host to another."""
     current: frozenset[int] = frozenset()
     for interval in intervals:
         if interval.end - interval.begin < PAGE_BYTES:
-            continue  # shorter than a page: it travels, a cut would not help
+            continue  # shorter than a page: sent to the other host, a cut would not help
         if current and not current & interval.hosts:
             yield max(begin, interval.begin // PAGE_BYTES * PAGE_BYTES)
             current = interval.hosts
@@ -212,7 +212,7 @@ def _host_cuts(begin: int, intervals: Sequence[_Interval]) -> Iterator[int]:
 
 
 class _CellFinder:
-    """Finds the cells that overlap a run without looking at all of them."""
+    """Finds the cells that overlap a run without visiting all of them."""
 
     def __init__(self, holding: Holding, hosts: Sequence[int]) -> None:
         self.holding = holding
@@ -235,7 +235,7 @@ class _CellFinder:
                 yield cell, part
 
     def by_host(self, shape: tuple[int, ...], low: int, high: int) -> Iterator[tuple[int, int, frozenset[int]]]:
-        """Elements [low, high) as runs with the hosts that hold them; one run where cells are not contiguous."""
+        """Yield elements [low, high) as runs with their hosts; a single run if cells are not contiguous."""
         if self._runs is None:
             self._runs = list(self._by_host(shape))
             self._starts = [run[0] for run in self._runs]
@@ -254,12 +254,12 @@ class _CellFinder:
 
 
 def _owner(draft: _Draft, hosts: Sequence[int]) -> int:
-    """The rank that writes a block: those that hold about as much as any take turns.
+    """Return the rank that writes a block: ranks that hold about the most of it take turns.
 
-    A block goes to the host that holds most of it, so that only the rest has to travel.
+    A block goes to the host that holds most of it, so that only the rest crosses hosts.
     """
     if not draft.held:
-        return draft.turn % len(hosts)  # a header alone: anyone may write it
+        return draft.turn % len(hosts)  # only a header: any rank may write it
     by_host: dict[int, int] = {}
     for run, part, holding, cell in draft.parts:
         size = part.volume * run.place.spec.dtype.bytes
@@ -273,9 +273,9 @@ def _owner(draft: _Draft, hosts: Sequence[int]) -> int:
 
 
 def _file_owner(file: FilePlan, holding_of: Callable[[Place], Holding], hosts: Sequence[int]) -> int:
-    """The rank that writes a file whole: one that holds much of it, on a host that holds about as much as any.
+    """Return the rank that writes a whole file: a rank that holds much of it, on a host that holds about the most.
 
-    Files of all groups take turns, so that model, optimizer and averages do not all begin with
+    Files of all groups take turns, so that model, optimizer and averages do not all start with
     the same rank.
     """
     held: dict[int, int] = {}
@@ -300,10 +300,10 @@ def _file_owner(file: FilePlan, holding_of: Callable[[Place], Holding], hosts: S
 
 
 def _in_turn(turn: int, count: int) -> int:
-    """Whose turn it is: the sum of the digits to the base `count`.
+    """Return the index of the candidate whose turn it is: the digit sum of `turn` in base `count`.
 
-    Even also where the same candidates come back with every second or fourth block, as they
-    do when blocks and shards have sizes of powers of two.
+    The digit sum stays even when the same candidates recur with every second or fourth block,
+    as they do when blocks and shards have power-of-two sizes.
     """
     total = 0
     while turn and count > 1:
@@ -319,6 +319,6 @@ def _with_owner(draft: _Draft, owner: int, hosts: Sequence[int]) -> BlockPlan:
     pieces = []
     for run, part, holding, cell in draft.parts:
         holder = min(cell.holders, key=lambda h: nearness(holding.ranks[h]))
-        pieces.append(Piece(run, part, holding.ranks[holder], holding.boxes[holder]))
+        pieces.append(ShardPiece(run, part, holding.ranks[holder], holding.boxes[holder]))
     header = draft.file.header[draft.offset : draft.offset + draft.size]
     return BlockPlan(draft.file.name, draft.offset, draft.size, owner, header, tuple(pieces))

@@ -1,4 +1,4 @@
-"""References from values of state.json to tensors of their group, kept true when keys change."""
+"""References from values of state.json to tensors of their group, updated when keys change."""
 
 from __future__ import annotations
 
@@ -11,41 +11,41 @@ from holdfast.plan.contents import Contents
 
 _TAGS = ("$tensor", "$array")
 _PAIRS = ("$dict", "$OrderedDict", "$Counter")
-_GONE = object()
+_REMOVED = object()
 
 
 def references(value: Any) -> dict[str, str]:
-    """Every key that an encoded value refers to, with its tag."""
+    """Return every key that an encoded value refers to, with its tag."""
     out: dict[str, str] = {}
-    _refer(value, out)
+    _collect(value, out)
     return out
 
 
-def _refer(value: Any, out: dict[str, str]) -> None:
+def _collect(value: Any, out: dict[str, str]) -> None:
     if isinstance(value, list):
         for item in value:
-            _refer(item, out)
+            _collect(item, out)
     elif isinstance(value, dict):
         for tag, content in value.items():
             if tag in _TAGS and isinstance(content, str):
                 out[content] = tag
             else:
-                _refer(content, out)
+                _collect(content, out)
 
 
-def settled(contents: Contents) -> Contents:
-    """Contents whose values refer to the tensors that are there: for after keys were renamed or left out."""
+def update_references(contents: Contents) -> Contents:
+    """Make all values refer to the tensors that exist, after keys were renamed or dropped."""
     state = {}
     for name, entry in contents.state.items():
         group = contents.groups.get(name)
-        state[name] = settled_entry(entry, () if group is None else (*group.tensors, *group.aliases))
+        state[name] = update_entry_references(entry, () if group is None else (*group.tensors, *group.aliases))
     return replace(contents, state=state)
 
 
-def settled_entry(entry: Any, keys: Collection[str]) -> Any:
-    """An entry that refers to none but these keys of its group; a dict of tensors refers to all of them.
+def update_entry_references(entry: Any, keys: Collection[str]) -> Any:
+    """Remove references to keys outside `keys`; in a dict of tensors, add the missing ones.
 
-    What differs between ranks stays as it is: its keys are those of one coordinate.
+    An entry that differs between ranks stays unchanged: its keys belong to single coordinates.
     """
     if "value" not in entry or entry.get("kind") == "optimizer":
         return entry
@@ -61,26 +61,26 @@ def settled_entry(entry: Any, keys: Collection[str]) -> Any:
 
 
 def _without(value: Any, keys: Collection[str]) -> Any:
-    """The value without references to other keys; in a list None stands for each, so that the rest keep their place."""
+    """Remove references to other keys; in a list None replaces each, which keeps the positions."""
     kept = _pruned(value, keys)
-    return {} if kept is _GONE else kept
+    return {} if kept is _REMOVED else kept
 
 
 def _pruned(value: Any, keys: Collection[str]) -> Any:
     if isinstance(value, list):
         items = [_pruned(item, keys) for item in value]
-        return [None if item is _GONE else item for item in items]
+        return [None if item is _REMOVED else item for item in items]
     if not isinstance(value, dict):
         return value
     if len(value) == 1:
         ((tag, content),) = value.items()
         if tag in _TAGS:
-            return value if isinstance(content, str) and content in keys else _GONE
+            return value if isinstance(content, str) and content in keys else _REMOVED
         if tag in _PAIRS and _are_pairs(content):
             pairs = [[key, _pruned(item, keys)] for key, item in content]
-            return {tag: [pair for pair in pairs if pair[1] is not _GONE]}
+            return {tag: [pair for pair in pairs if pair[1] is not _REMOVED]}
     items_by_key = {key: _pruned(item, keys) for key, item in value.items()}
-    return {key: item for key, item in items_by_key.items() if item is not _GONE}
+    return {key: item for key, item in items_by_key.items() if item is not _REMOVED}
 
 
 def _are_pairs(content: Any) -> bool:
@@ -88,7 +88,7 @@ def _are_pairs(content: Any) -> bool:
 
 
 def _with(value: Any, keys: Collection[str]) -> Any:
-    """The value with more tensors, each under its whole key; what is no dict becomes one."""
+    """Add tensors, each under its full key; a value that is not a dict becomes one."""
     pairs = [[key, {"$tensor": key}] for key in keys]
     if isinstance(value, dict) and len(value) == 1:
         ((tag, content),) = value.items()

@@ -1,7 +1,7 @@
-"""Values that are not tensors: one state.json from what every rank tells of its own.
+"""Merge the non-tensor values of all ranks into one state.json.
 
-A rank tells each of its values as a `Told`. Ranks that were seen to tell the same need not
-repeat it: they name the first of them and the digest, and what that one tells stands for theirs.
+A rank reports each of its values as a `RankValue`. Ranks whose values were equal at planning time
+do not repeat them: they send the digest and the number of the first such rank, the reporter.
 """
 
 from __future__ import annotations
@@ -17,150 +17,152 @@ from holdfast.format.names import natural_key
 from holdfast.layout.coordinates import axis_sizes, coordinate_on, label
 from holdfast.layout.mesh import Mesh
 
-TREE, DEALT, OPTIMIZER, FILE, PLAN = "tree", "dealt", "optimizer", "file", "plan"
+TREE, SPLIT_DICT, OPTIMIZER, FILE, PLAN = "tree", "dealt", "optimizer", "file", "plan"
 
 
-class Changed(LayoutError):
-    """Ranks that told the same when the save was planned differ now: it has to be planned anew."""
+class ValuesChanged(LayoutError):
+    """Values that were equal on several ranks at planning time differ now: the save must be planned again."""
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
-    """One value of one rank: its kind and content. Equal digests mean equal values, tensors included."""
+class RankValue:
+    """One value of one rank: its kind and content. Equal digests mean equal values, including tensors."""
 
     kind: str
     content: Any
     digest: str
-    text: bytes = b""  # the content as JSON, where it was made for the digest
+    text: bytes = b""  # the content as JSON, if it was encoded for the digest
 
     @staticmethod
-    def of(kind: str, content: Any, extra: str = "") -> Told:
+    def of(kind: str, content: Any, extra: str = "") -> RankValue:
         text = strictjson.dumps(content)
         digest = Digest()
         for part in (kind.encode(), b"\0", extra.encode(), b"\0", text):
             digest.update(part)
-        return Told(kind, content, digest.hex(), text)
+        return RankValue(kind, content, digest.hex(), text)
 
 
-Speakers = Mapping[str, int]  # of each value: the first rank that tells the same
+Reporters = Mapping[str, int]  # the first rank with the same value, by name
 
 
-def value_fields(told: Mapping[str, Told], speakers: Speakers, rank: int) -> dict[str, Any]:
-    """The JSON form of a rank's values, without what another rank tells for it."""
+def value_fields(values: Mapping[str, RankValue], reporters: Reporters, rank: int) -> dict[str, Any]:
+    """Return the JSON form of a rank's values, without the contents that another rank reports."""
     out = {}
-    for name, value in told.items():
-        speaker = speakers.get(name, rank)
-        out[name] = [value.kind, value.digest, speaker, value.content if speaker == rank else None]
+    for name, value in values.items():
+        reporter = reporters.get(name, rank)
+        out[name] = [value.kind, value.digest, reporter, value.content if reporter == rank else None]
     return out
 
 
-def value_text(told: Mapping[str, Told], speakers: Speakers, rank: int) -> bytes:
-    """The same as JSON, of the texts that were made for the digests: a large value is not encoded again."""
+def value_text(values: Mapping[str, RankValue], reporters: Reporters, rank: int) -> bytes:
+    """Return `value_fields` as JSON, reusing the texts encoded for the digests."""
     parts = []
-    for name, value in told.items():
-        speaker = speakers.get(name, rank)
-        text = (value.text or strictjson.dumps(value.content)) if speaker == rank else b"null"
-        head = strictjson.dumps([value.kind, value.digest, speaker])
+    for name, value in values.items():
+        reporter = reporters.get(name, rank)
+        text = (value.text or strictjson.dumps(value.content)) if reporter == rank else b"null"
+        head = strictjson.dumps([value.kind, value.digest, reporter])
         parts.append(strictjson.dumps(name) + b":" + head[:-1] + b"," + text + b"]")
     return b"{" + b",".join(parts) + b"}"
 
 
-def values_from(everyone: Sequence[Mapping[str, Any]]) -> list[dict[str, Told]]:
-    """Every rank's values whole again; raises Changed where a rank no longer agrees with its speaker."""
+def values_from(everyone: Sequence[Mapping[str, Any]]) -> list[dict[str, RankValue]]:
+    """Return the complete values of every rank; raises ValuesChanged if a rank no longer agrees with its reporter."""
     out = []
     for rank, fields in enumerate(everyone):
         own = {}
-        for name, (kind, digest, speaker, content) in fields.items():
-            if speaker == rank:
-                own[name] = Told(kind, content, digest)
+        for name, (kind, digest, reporter, content) in fields.items():
+            if reporter == rank:
+                own[name] = RankValue(kind, content, digest)
                 continue
-            spoken = everyone[speaker].get(name)
-            if spoken is None or spoken[1] != digest:
-                raise Changed(f"{name!r} was the same on ranks {speaker} and {rank} when the save was planned, not now")
-            own[name] = Told(kind, spoken[3], digest)
+            reported = everyone[reporter].get(name)
+            if reported is None or reported[1] != digest:
+                raise ValuesChanged(
+                    f"{name!r} was the same on ranks {reporter} and {rank} when the save was planned, but differs now"
+                )
+            own[name] = RankValue(kind, reported[3], digest)
         out.append(own)
     return out
 
 
 def merge_values(
-    everyone: Sequence[Mapping[str, Told]],
+    everyone: Sequence[Mapping[str, RankValue]],
     axes: Mapping[str, tuple[str, ...]],
     mesh: Mesh,
     tensor_keys: Mapping[str, Iterable[str]],
 ) -> dict[str, Any]:
-    """The entries of state.json. `axes` says on which mesh axes each tree was found to depend.
+    """Return the entries of state.json; `axes` has the mesh axes that each tree depends on.
 
-    Raises Changed if a tree depends on more than that by now, LayoutError if ranks contradict
+    Raises ValuesChanged if a tree now depends on other axes, and LayoutError if ranks contradict
     each other.
     """
     entries: dict[str, Any] = {}
-    for name in sorted({name for own in everyone for name, told in own.items() if told.kind not in (FILE, PLAN)}):
-        told = [own.get(name) for own in everyone]
-        kinds = {value.kind for value in told if value is not None}
+    for name in sorted({name for own in everyone for name, value in own.items() if value.kind not in (FILE, PLAN)}):
+        values = [own.get(name) for own in everyone]
+        kinds = {value.kind for value in values if value is not None}
         if kinds == {OPTIMIZER}:
-            distinct = {value.digest: value.content for value in told if value is not None}
+            distinct = {value.digest: value.content for value in values if value is not None}
             entries[name] = _merge_optimizer(name, list(distinct.values()), tensor_keys.get(name, ()))
-        elif kinds == {DEALT}:
-            entries[name] = merge_dealt(name, told)
+        elif kinds == {SPLIT_DICT}:
+            entries[name] = merge_split_dict(name, values)
         else:
-            entries[name] = _merge_tree(name, told, axes.get(name, ()), mesh)
+            entries[name] = _merge_tree(name, values, axes.get(name, ()), mesh)
     return entries
 
 
-FILE_PREFIX, PLAN_PREFIX = "file:", "plan:"  # no other value can have such a name
+FILE_PREFIX, PLAN_PREFIX = "file:", "plan:"  # prefixes that no other value's name can have
 
 
-def merge_files(everyone: Sequence[Mapping[str, Told]]) -> dict[str, bytes]:
-    """Small files such as config.json, from the first rank that has each."""
+def merge_files(everyone: Sequence[Mapping[str, RankValue]]) -> dict[str, bytes]:
+    """Return small files such as config.json, each from the first rank that has it."""
     files: dict[str, bytes] = {}
     for own in everyone:
-        for name, told in own.items():
-            if told.kind == FILE:
-                files.setdefault(name.removeprefix(FILE_PREFIX), told.content.encode())
+        for name, value in own.items():
+            if value.kind == FILE:
+                files.setdefault(name.removeprefix(FILE_PREFIX), value.content.encode())
     return files
 
 
-def merge_plans(everyone: Sequence[Mapping[str, Told]]) -> dict[str, Any]:
-    """How modules were placed, by name; raises LayoutError where ranks followed different plans."""
-    plans: dict[str, Told] = {}
+def merge_plans(everyone: Sequence[Mapping[str, RankValue]]) -> dict[str, Any]:
+    """Return the sharding plan of each module by name; raises LayoutError if ranks used different plans."""
+    plans: dict[str, RankValue] = {}
     for own in everyone:
-        for name, told in own.items():
-            if told.kind == PLAN and plans.setdefault(name.removeprefix(PLAN_PREFIX), told).digest != told.digest:
+        for name, value in own.items():
+            if value.kind == PLAN and plans.setdefault(name.removeprefix(PLAN_PREFIX), value).digest != value.digest:
                 raise LayoutError(f"{name.removeprefix(PLAN_PREFIX)}: ranks placed it by different plans")
-    return {name: told.content for name, told in sorted(plans.items())}
+    return {name: value.content for name, value in sorted(plans.items())}
 
 
-def merge_dealt(name: str, told: Sequence[Told | None]) -> dict[str, Any]:
-    """One dict whose keys are dealt to ranks as a pipeline deals modules."""
+def merge_split_dict(name: str, values: Sequence[RankValue | None]) -> dict[str, Any]:
+    """Merge a dict whose keys are split over ranks, as pipeline stages split the modules of a model."""
     kind = ""
     merged: dict[str, Any] = {}
     digests: dict[str, str] = {}
-    for value in told:
+    for value in values:
         if value is None:
             continue
         kind = value.content["kind"]
         for key, digest in value.content["digests"].items():
             merged.setdefault(key, value.content["value"][key])
             if digests.setdefault(key, digest) != digest:
-                raise Changed(f"{name}: {key!r} now differs between ranks")
+                raise ValuesChanged(f"{name}: {key!r} now differs between ranks")
     return {"kind": kind, "value": merged}
 
 
-def _merge_tree(name: str, told: Sequence[Told | None], axes: tuple[str, ...], mesh: Mesh) -> dict[str, Any]:
-    """One value where ranks agree, else a value for each coordinate."""
-    first: dict[str, Told] = {}
-    for rank, value in enumerate(told):
+def _merge_tree(name: str, values: Sequence[RankValue | None], axes: tuple[str, ...], mesh: Mesh) -> dict[str, Any]:
+    """Return one value if the ranks agree, else one value per coordinate."""
+    first: dict[str, RankValue] = {}
+    for rank, value in enumerate(values):
         if value is None:
             continue
         at = label(axes, coordinate_on(mesh, axes, rank) or ())
         if first.setdefault(at, value).digest != value.digest:
-            raise Changed(f"{name!r} now differs between ranks{f' at {at}' if at else ''}")
+            raise ValuesChanged(f"{name!r} now differs between ranks{f' at {at}' if at else ''}")
     some = next(iter(first.values()))
     if not axes:
         return {"kind": some.content[0], "value": some.content[1]}
-    values = {at: value.content[1] for at, value in first.items()}
-    sizes = list(axis_sizes(mesh, axes, len(told)))
-    return {"kind": some.content[0], "axes": list(axes), "sizes": sizes, "values": values}
+    by_coordinate = {at: value.content[1] for at, value in first.items()}
+    sizes = list(axis_sizes(mesh, axes, len(values)))
+    return {"kind": some.content[0], "axes": list(axes), "sizes": sizes, "values": by_coordinate}
 
 
 def _merge_optimizer(name: str, answers: Sequence[Mapping[str, Any]], tensor_keys: Iterable[str]) -> dict[str, Any]:
@@ -181,10 +183,10 @@ def _merge_optimizer(name: str, answers: Sequence[Mapping[str, Any]], tensor_key
 
 
 def merge_groups(name: str, per_rank: Iterable[list[dict[str, Any]]]) -> list[dict[str, Any]]:
-    """One list of groups for all ranks: those with the same options at the same place become one.
+    """Merge the parameter groups of all ranks: those with equal options at the same index become one.
 
-    Pipeline stages have different parameters in a group; so do ranks of some optimizers. A
-    parameter with different options on different ranks is a LayoutError.
+    Pipeline stages have different parameters in a group; so do the ranks of some optimizers.
+    Raises LayoutError if a parameter has different options on different ranks.
     """
     merged: dict[str, dict[str, Any]] = {}
     options_of: dict[str, Any] = {}

@@ -1,8 +1,8 @@
-"""Jobs: one rank's share of a plan as plain copies of bytes, for a writer that knows no tensors.
+"""Writer jobs: one rank's share of a plan as plain byte copies, for a writer that knows no tensors.
 
-An arena holds the bytes that its rank is a source of, as spans of its shards. A block is
-gathered by copies out of the arenas of the owner's host; what crosses hosts is first copied
-into a travel file. A job is a value: printed, compared, sent as JSON, replayed.
+An arena holds the bytes that its rank provides, as spans of its shards. Copies out of the arenas
+of the owner's host fill each block. Bytes from another host are first copied into a travel file.
+A job is a value: it can be printed, compared, sent as JSON and replayed.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from typing import Any
 
 from holdfast.layout.box import Box
 from holdfast.plan.files import Place
-from holdfast.plan.pieces import Piece
+from holdfast.plan.pieces import ShardPiece
 from holdfast.plan.save import BlockPlan, Export, SavePlan
 
 _ALIGNMENT = 512
-SEAL_BYTES = 4096  # the first page of an arena says what it holds
+SEAL_BYTES = 4096  # the first page of an arena describes its contents
 _SMALL_BYTES = 256 << 10
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class ArenaSpan:
     """Elements [begin, end) of the shard `held`, in its row-major order, at byte `offset` of the arena."""
 
     place: Place
@@ -40,15 +40,15 @@ class Span:
 
     @property
     def is_small(self) -> bool:
-        """Whether moving it costs more for being a copy than for its bytes."""
+        """True if the overhead of a copy exceeds the cost of its bytes."""
         return self.bytes < _SMALL_BYTES
 
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """Elements from `source` in the giver's memory to `target`, with the strides of both in bytes."""
+    """A strided copy of elements from `source` in the memory of `source_rank` to `target`; strides are in bytes."""
 
-    giver: int
+    source_rank: int
     source: int
     target: int
     item: int
@@ -62,22 +62,22 @@ class Copy:
 
     @property
     def flat(self) -> bool:
-        """Whether it is one run of bytes on both sides."""
+        """True if the copy is one contiguous range of bytes on both sides."""
         return not self.sizes or (len(self.sizes) == 1 and self.source_strides == self.target_strides == (self.item,))
 
     def fields(self) -> list[Any]:
         if self.flat:
-            return [self.giver, self.source, self.target, self.bytes]
+            return [self.source_rank, self.source, self.target, self.bytes]
         strides = [list(self.sizes), list(self.source_strides), list(self.target_strides)]
-        return [self.giver, self.source, self.target, self.item, *strides]
+        return [self.source_rank, self.source, self.target, self.item, *strides]
 
     @staticmethod
     def from_fields(fields: Sequence[Any]) -> Copy:
         if len(fields) == 4:
-            giver, source, target, size = fields
-            return Copy(giver, source, target, 1, (size,), (1,), (1,))
-        giver, source, target, item, sizes, source_strides, target_strides = fields
-        return Copy(giver, source, target, item, tuple(sizes), tuple(source_strides), tuple(target_strides))
+            source_rank, source, target, size = fields
+            return Copy(source_rank, source, target, 1, (size,), (1,), (1,))
+        source_rank, source, target, item, sizes, source_strides, target_strides = fields
+        return Copy(source_rank, source, target, item, tuple(sizes), tuple(source_strides), tuple(target_strides))
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,18 +88,18 @@ class BlockJob:
     offset: int
     size: int
     header: bytes
-    near: tuple[Copy, ...]
-    far: tuple[Copy, ...]
+    local: tuple[Copy, ...]
+    remote: tuple[Copy, ...]
 
     def fields(self) -> list[Any]:
         header = base64.b64encode(self.header).decode()
-        near, far = ([copy.fields() for copy in copies] for copies in (self.near, self.far))
-        return [self.file, self.offset, self.size, header, near, far]
+        local, remote = ([copy.fields() for copy in copies] for copies in (self.local, self.remote))
+        return [self.file, self.offset, self.size, header, local, remote]
 
     @staticmethod
     def from_fields(fields: Sequence[Any]) -> BlockJob:
-        file, offset, size, header, near, far = fields
-        copies = (tuple(map(Copy.from_fields, kind)) for kind in (near, far))
+        file, offset, size, header, local, remote = fields
+        copies = (tuple(map(Copy.from_fields, kind)) for kind in (local, remote))
         return BlockJob(file, offset, size, base64.b64decode(header), *copies)
 
 
@@ -114,10 +114,10 @@ class TravelJob:
 
 @dataclass(frozen=True, slots=True)
 class WriterJob:
-    """What the writer of one rank does in every save of a plan.
+    """The work of one rank's writer in every save of a plan.
 
-    `host` is its host's number, of `hosts`. `arena_bytes` are the sizes of the arenas of the
-    ranks on its host.
+    `host` is the number of the writer's host, out of `hosts`. `arena_bytes` has the sizes of the
+    arenas of all ranks on that host.
     """
 
     plan: str
@@ -130,9 +130,9 @@ class WriterJob:
     travel: tuple[TravelJob, ...]
 
     @property
-    def givers(self) -> list[int]:
+    def source_ranks(self) -> list[int]:
         """The ranks of other hosts whose travel files this writer waits for."""
-        return sorted({copy.giver for block in self.blocks for copy in block.far})
+        return sorted({copy.source_rank for block in self.blocks for copy in block.remote})
 
     @property
     def bytes(self) -> int:
@@ -167,10 +167,10 @@ class WriterJob:
 
 
 class ArenaLayout:
-    """Where the bytes that one rank is a source of lie in its arena.
+    """The offsets in a rank's arena of the bytes that the rank provides.
 
-    Small spans lie side by side at the front, single numbers first: they can cross from a
-    device in one copy.
+    Small spans come first, single numbers before all others, adjacent to each other: one copy
+    can move them from a device.
     """
 
     def __init__(self, plan: SavePlan, rank: int) -> None:
@@ -180,12 +180,14 @@ class ArenaLayout:
                 if piece.rank == rank:
                     needed.setdefault((piece.run.place, piece.held), []).append(_hull(piece))
         spans = [
-            Span(place, held, begin, end, 0) for (place, held), hulls in needed.items() for begin, end in _joined(hulls)
+            ArenaSpan(place, held, begin, end, 0)
+            for (place, held), hulls in needed.items()
+            for begin, end in _joined(hulls)
         ]
         spans.sort(key=lambda span: (not span.is_small, span.is_small and span.held.volume > 1))
-        self.spans: list[Span] = []
+        self.spans: list[ArenaSpan] = []
         self.size = SEAL_BYTES
-        self._of: dict[tuple[Place, Box], tuple[list[int], list[Span]]] = {}
+        self._of: dict[tuple[Place, Box], tuple[list[int], list[ArenaSpan]]] = {}
         for span in spans:
             placed = replace(span, offset=self.size)
             self.size += -(-span.bytes // _ALIGNMENT) * _ALIGNMENT
@@ -195,21 +197,21 @@ class ArenaLayout:
             begins.insert(at, span.begin)
             found.insert(at, placed)
 
-    def locate(self, piece: Piece) -> int:
-        """The byte of the arena at which a piece begins."""
+    def locate(self, piece: ShardPiece) -> int:
+        """Return the byte offset of a piece in the arena."""
         begins, spans = self._of[piece.run.place, piece.held]
         first = _flat(piece)
         span = spans[bisect.bisect_right(begins, first) - 1]
         return span.offset + (first - span.begin) * piece.run.place.spec.dtype.bytes
 
 
-def _flat(piece: Piece) -> int:
-    """The number of a piece's first element in the shard that holds it."""
+def _flat(piece: ShardPiece) -> int:
+    """Return the index of a piece's first element in the shard that holds it."""
     return piece.part.relative_to(piece.held).flat_offset(piece.held.sizes)
 
 
-def _hull(piece: Piece) -> tuple[int, int]:
-    """The fewest consecutive elements of the shard that hold all of the piece."""
+def _hull(piece: ShardPiece) -> tuple[int, int]:
+    """Return the smallest range of consecutive elements of the shard that contains the piece."""
     last = Box(tuple(stop - 1 for stop in piece.part.stops), (1,) * len(piece.part.sizes))
     return _flat(piece), last.relative_to(piece.held).flat_offset(piece.held.sizes) + 1
 
@@ -227,20 +229,20 @@ def _joined(hulls: list[tuple[int, int]]) -> Iterator[tuple[int, int]]:
 
 
 def travel_file(rank: int, host: int) -> str:
-    """The file of an attempt in which `rank` hands bytes to the writers of `host`."""
+    """Return the name of the file in which `rank` passes bytes to the writers of `host`."""
     return f"travel-{rank}-{host}"
 
 
 def writer_job(plan: SavePlan, digest: str, rank: int, arenas: Mapping[int, ArenaLayout]) -> WriterJob:
-    """The job of `rank`'s writer; `arenas` are the layouts of the ranks on its host."""
+    """Build the job of `rank`'s writer; `arenas` has the layouts of the ranks on its host."""
     host = plan.hosts[rank]
     travel_offsets: dict[int, dict[int, int]] = {}
     blocks = []
     for block in plan.blocks:
         if block.owner == rank:
-            for giver in {piece.rank for piece in block.pieces} - arenas.keys() - travel_offsets.keys():
-                exports = plan.exports(giver)[host]
-                travel_offsets[giver] = {id(export.piece): export.offset for export in exports}
+            for source_rank in {piece.rank for piece in block.pieces} - arenas.keys() - travel_offsets.keys():
+                exports = plan.exports(source_rank)[host]
+                travel_offsets[source_rank] = {id(export.piece): export.offset for export in exports}
             blocks.append(_block_job(block, arenas, travel_offsets))
     sizes = {member: arena.size for member, arena in arenas.items()}
     travel = tuple(
@@ -261,7 +263,7 @@ def _travel_copy(export: Export, arena: ArenaLayout) -> Copy:
 def _block_job(
     block: BlockPlan, arenas: Mapping[int, ArenaLayout], travel_offsets: Mapping[int, Mapping[int, int]]
 ) -> BlockJob:
-    near, far = [], []
+    local, remote = [], []
     for piece in block.pieces:
         item = piece.run.place.spec.dtype.bytes
         in_block = _strides(piece.run.box.sizes, item)
@@ -270,15 +272,15 @@ def _block_job(
         sizes = piece.part.sizes
         if piece.rank in arenas:
             source, strides = arenas[piece.rank].locate(piece), _strides(piece.held.sizes, item)
-            near.append(_collapsed(piece.rank, source, target, item, sizes, strides, in_block))
+            local.append(_collapsed(piece.rank, source, target, item, sizes, strides, in_block))
         else:
             source, strides = travel_offsets[piece.rank][id(piece)], _strides(sizes, item)
-            far.append(_collapsed(piece.rank, source, target, item, sizes, strides, in_block))
-    return BlockJob(block.file, block.offset, block.size, block.header, tuple(near), tuple(far))
+            remote.append(_collapsed(piece.rank, source, target, item, sizes, strides, in_block))
+    return BlockJob(block.file, block.offset, block.size, block.header, tuple(local), tuple(remote))
 
 
 def _strides(sizes: Sequence[int], item: int) -> list[int]:
-    """The row-major strides of an array, in bytes."""
+    """Return the row-major strides of an array in bytes."""
     strides = [item] * len(sizes)
     for dim in range(len(sizes) - 2, -1, -1):
         strides[dim] = strides[dim + 1] * sizes[dim + 1]
@@ -286,7 +288,7 @@ def _strides(sizes: Sequence[int], item: int) -> list[int]:
 
 
 def _collapsed(
-    giver: int,
+    source_rank: int,
     source: int,
     target: int,
     item: int,
@@ -294,7 +296,7 @@ def _collapsed(
     source_strides: Sequence[int],
     target_strides: Sequence[int],
 ) -> Copy:
-    """A copy with the fewest dims: those that follow each other in memory on both sides become one."""
+    """Return a copy with the fewest dims, merging dims that are contiguous on both sides."""
     dims: list[tuple[int, int, int]] = []
     for size, step, to in zip(sizes, source_strides, target_strides, strict=True):
         if size == 1:
@@ -306,4 +308,4 @@ def _collapsed(
     if not dims:
         dims = [(1, item, item)]
     whole, steps, tos = zip(*dims, strict=True)
-    return Copy(giver, source, target, item, whole, steps, tos)
+    return Copy(source_rank, source, target, item, whole, steps, tos)

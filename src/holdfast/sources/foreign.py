@@ -150,7 +150,7 @@ class Foreign(Checkpoint):
         made = self._found.made.get(name)
         return MadeReader(made) if made is not None else super().open_file(name)
 
-    def leave_out_damage(self, takes: Callable[..., bool]) -> None:
+    def skip_damaged_files(self, takes: Callable[..., bool]) -> None:
         """Nothing to do: its reader has seen every file, and found none that it could do without."""
 
     def _tensor_keys(self, group: str) -> Iterable[str]:

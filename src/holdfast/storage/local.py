@@ -21,7 +21,7 @@ from pathlib import Path
 
 from holdfast.core import limits
 from holdfast.core.errors import Damaged, HoldfastError, NotFound, StorageError
-from holdfast.core.filenames import MANIFEST, attempt_named, check_file
+from holdfast.core.filenames import MANIFEST, check_file, manifest_attempt
 from holdfast.storage import linux
 from holdfast.storage.base import Stamped
 from holdfast.storage.blobs import blob_of, blob_size
@@ -475,7 +475,7 @@ class LocalStorage(StampedFolders):
             return
         reader = LocalReader(self.root / folder / MANIFEST, at=descriptor)
         try:
-            found = attempt_named(reader.read(limits.JSON_BYTES))
+            found = manifest_attempt(reader.read(limits.JSON_BYTES))
         finally:
             reader.close()
         if found != attempt:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from holdfast.core.errors import Damaged, NotFound, StorageError
-from holdfast.core.filenames import MANIFEST, attempt_named, check_file
+from holdfast.core.filenames import MANIFEST, check_file, manifest_attempt
 
 
 def _nbytes(buffer: memoryview) -> int:
@@ -170,7 +170,7 @@ class MemoryStorage:
 
     def _required(self, folder: str, attempt: str) -> dict[str, bytearray]:
         files = self._folder(folder)
-        if attempt and attempt_named(bytes(files.get(MANIFEST, b""))) != attempt:
+        if attempt and manifest_attempt(bytes(files.get(MANIFEST, b""))) != attempt:
             raise NotFound(f"{self.name}/{folder} is not of {attempt}")
         return files
 

@@ -1,6 +1,6 @@
-"""For those who build on Holdfast: a suite for storages, faults on purpose, power loss, random layouts.
+"""Test tools for code built on Holdfast: a conformance suite, injected faults, power loss, random layouts.
 
-`conformance` is what every storage must do; `faults` wraps a storage that fails when told to;
-`powerloss` lists what a disk may hold after the power went; `strategies` (needs hypothesis)
-makes layouts and states. Nothing of Holdfast imports this package.
+`conformance` tests what every storage must do. `faults` wraps a storage that fails on demand.
+`powerloss` enumerates the states of a disk after a power loss. `strategies` (needs hypothesis)
+generates layouts and states. Nothing else in Holdfast imports this package.
 """

@@ -1,8 +1,8 @@
-"""A disk as its operations made it: which of them are certain to be there after a power loss, and which not.
+"""A model of a disk: which recorded operations are durable after a power loss.
 
-Nodes are files and folders by number, as inodes are: a rename moves a name, never a node. A
-file's data is certain after an fsync of the file, a name after an fsync of its folder; nothing
-else makes anything certain, and no order between the rest is assumed.
+Nodes are numbered files and folders, like inodes: a rename moves a name, never a node. A file's
+data is durable after an fsync of the file, a name after an fsync of its folder. Nothing else is
+durable, and no order between other operations is assumed.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from holdfast.testing.system import Call, watched_system
+from holdfast.testing.system import SystemCall, watched_system
 
 ROOT = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """Bytes put into a file at an offset; with `size` it is given that size first."""
+    """Bytes written to a file at an offset; with `size` the file is first resized."""
 
     node: int
     offset: int = 0
@@ -31,8 +31,8 @@ class Write:
 
 
 @dataclass(frozen=True, slots=True)
-class Names:
-    """One change of names, all of it or none: (folder, name, the node it names from now on or None)."""
+class NameChange:
+    """One atomic change of names: (folder, name, its new node or None)."""
 
     changes: tuple[tuple[int, str, int | None], ...]
 
@@ -46,35 +46,35 @@ class Sync:
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """A word of the test: what was told to the caller by now."""
+    """A mark set by the test: the promise made to the caller at this point."""
 
     word: Any
 
 
-Operation = Write | Names | Sync | Mark
+Operation = Write | NameChange | Sync | Mark
 
 
 @dataclass
-class Recording:
-    """What was on the disk at first (`folders`, `files`, all of it certain), and every operation since."""
+class DiskRecording:
+    """The initial, durable contents of a disk (`folders`, `files`), and every operation since."""
 
     folders: dict[int, dict[str, int]] = field(default_factory=dict)
     files: dict[int, bytes] = field(default_factory=dict)
     operations: list[Operation] = field(default_factory=list)
 
     def mark(self, word: Any) -> None:
-        """Note that something was acknowledged at this point."""
+        """Record that something was acknowledged at this point."""
         self.operations.append(Mark(word))
 
 
 class _Recorder:
-    """Follows the calls below one folder and keeps the names as they are now."""
+    """Records the calls below one folder and tracks the current names."""
 
     def __init__(self, top: Path) -> None:
         self._top = os.path.realpath(top)
-        self.recording = Recording()
+        self.recording = DiskRecording()
         self._next = ROOT
-        self._lock = threading.RLock()  # the threads of a save post notes beside it
+        self._lock = threading.RLock()  # the threads of a save post notes concurrently
         self._now: dict[int, dict[str, int]] = {}
         self._load(Path(self._top))
         self.recording.folders = {node: dict(names) for node, names in self._now.items()}
@@ -92,19 +92,19 @@ class _Recorder:
         self._next += 1
         return self._next - 1
 
-    def watch(self, call: Call, work: Callable[[], Any]) -> Any:
+    def watch(self, call: SystemCall, work: Callable[[], Any]) -> Any:
         if not call.path.startswith(self._top + os.sep) and call.path != self._top:
             return work()
         with self._lock:
             before = len(self.recording.operations)
             result = work()
             if call.name == "exchange" and len(self.recording.operations) > before:
-                return result  # the system has no exchange: the renames that stood in for it were seen
+                return result  # the system has no exchange: its replacement by renames was recorded
             written = call.data[:result] if call.name in ("write", "pwrite", "pwritev") else call.data
             self.recording.operations += self._operations(call, written)
             return result
 
-    def _operations(self, call: Call, data: bytes) -> Iterator[Operation]:
+    def _operations(self, call: SystemCall, data: bytes) -> Iterator[Operation]:
         if call.name in ("create", "mkdir"):
             node = self._number()
             if call.name == "mkdir":
@@ -126,7 +126,7 @@ class _Recorder:
         elif call.name != "open":
             yield Write(self._find(call.path), call.offset, data)
 
-    def _name(self, *named: tuple[str, int | None]) -> Names:
+    def _name(self, *named: tuple[str, int | None]) -> NameChange:
         changes = []
         for path, node in named:
             changes.append((self._find(str(Path(path).parent)), Path(path).name, node))
@@ -134,7 +134,7 @@ class _Recorder:
             self._now[folder].pop(name, None)
             if found is not None:
                 self._now[folder][name] = found
-        return Names(tuple(changes))
+        return NameChange(tuple(changes))
 
     def _find(self, path: str) -> int:
         node = ROOT
@@ -144,8 +144,8 @@ class _Recorder:
 
 
 @contextmanager
-def recorded(top: Path) -> Iterator[Recording]:
-    """Record every operation of this process below a folder, which is taken as it is now."""
+def recorded(top: Path) -> Iterator[DiskRecording]:
+    """Record every operation of this process below a folder, starting from its current contents."""
     recorder = _Recorder(top)
     with watched_system(recorder.watch):
         yield recorder.recording

@@ -1,15 +1,15 @@
-"""A storage that fails when it is told to: the k-th call raises, kills, hangs, stops half-way or lies.
+"""A storage that fails on demand: the k-th call raises, kills, hangs, stops half-way or corrupts data.
 
     storage = faulty(LocalStorage(root), Fault("enospc", at=3, call="write", lasting=True))
     holdfast.Checkpointer(storage)
 
-To reach the writer processes too, start them inside of `writer_faults`:
+To inject faults into the writer processes too, start them inside `writer_faults`:
 
     with writer_faults("kill@3:write"), holdfast.Checkpointer(root) as checkpointer:
         checkpointer.save(1, state)
 
-Every fault that was injected is told on standard error, with the text that does it again. No
-environment variable injects a fault, since it would reach production jobs as well.
+Every injected fault is reported on standard error, with the text that repeats it. No environment
+variable injects a fault, since it would reach production jobs as well.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """What goes wrong, and when.
+    """A failure, and the call at which it happens.
 
     do: enospc, edquot or eio (the call raises StorageError and does nothing), kill (SIGKILL to
     this process before the call), short (half is written, then it raises; half is read), hang
-    (for `hang_s` seconds, or until the gate is released; then it raises), corrupt (one bit of
-    what is read or written is flipped).
-    at: the number of the call, from 1 on, among those of the kinds `call` (`write|sync`; all, if
-    empty). lasting: from that call on, not only then. seed: which bit.
+    (for `hang_s` seconds, or until the gate is released; then it raises), corrupt (flips one bit
+    of the data read or written).
+    at: the number of the call, from 1, among calls of the kinds `call` (`write|sync`; all if
+    empty). lasting: fail from that call on. seed: selects the bit.
     """
 
     do: str
@@ -62,14 +62,16 @@ class Fault:
 
     def __post_init__(self) -> None:
         if self.do not in _KINDS or self.at < 1:
-            raise InvalidArgument(f"{self.do!r} at call {self.at}: choose one of {', '.join(_KINDS)}, from call 1 on")
+            raise InvalidArgument(
+                f"{self.do!r} at call {self.at}: use one of {', '.join(_KINDS)}, and a call from 1 on"
+            )
 
     def __str__(self) -> str:
         return f"{self.do}@{self.at}{'+' * self.lasting}:{self.call}#{self.seed}~{self.hang_s:g}"
 
     @staticmethod
     def parse(text: str) -> Fault:
-        """The fault that `str` wrote; raises InvalidArgument for anything else."""
+        """Parse the text form of a fault; raises InvalidArgument for any other text."""
         match = _TEXT.fullmatch(text)
         if match is None:
             raise InvalidArgument(f"{text!r} is not a fault: write it as kill@3, eio@1+:write|sync or corrupt@2:read#7")
@@ -85,7 +87,7 @@ class Fault:
 
 @dataclass
 class FaultGate(Gate):
-    """Counts the calls and injects one fault; `done` says what it did, `count` how many calls could have failed."""
+    """Counts calls and injects one fault; `done` lists injected faults, `count` the calls that could fail."""
 
     fault: Fault | None
     count: int = 0
@@ -97,7 +99,7 @@ class FaultGate(Gate):
         self._released = threading.Event()
 
     def release(self) -> None:
-        """Let calls that hang go on: they raise."""
+        """Release calls that hang: they raise."""
         self._released.set()
 
     def call(self, kind: str, where: str, work: Callable[[], T]) -> T:
@@ -150,7 +152,7 @@ class FaultGate(Gate):
         return data[: len(data) // 2] if fault.do == "short" else bytes(_flipped(data, fault.seed))
 
     def _due(self, kind: str, where: str, *, carries: bool = True) -> Fault | None:
-        """The fault, if this call is one to fail; only calls that carry bytes can be short or corrupt."""
+        """Return the fault if this call must fail; only calls that carry bytes can be short or corrupt."""
         fault = self.fault
         with self._lock:
             if fault is None:
@@ -184,19 +186,19 @@ def _plain(buffers: Buffers) -> list[memoryview]:
 def _flipped(data: bytes, seed: int) -> bytearray:
     out = bytearray(data)
     if out:
-        bit = random.Random(seed).randrange(8 * len(out))  # noqa: S311  (to do the same again, not to be secret)
+        bit = random.Random(seed).randrange(8 * len(out))  # noqa: S311  (repeatable, not secret)
         out[bit // 8] ^= 1 << bit % 8
     return out
 
 
 def faulty(storage: Storage, fault: Fault | str | None, *, quiet: bool = False) -> WatchedStorage:
-    """The storage with a fault in it; with None it only counts. Its `gate` says what was done."""
+    """Wrap a storage with a fault; with None it only counts. Its `gate` lists the injected faults."""
     return watched(storage, FaultGate(Fault.parse(fault) if isinstance(fault, str) else fault, quiet=quiet))
 
 
 @contextlib.contextmanager
 def writer_faults(fault: Fault | str) -> Iterator[None]:
-    """Give the writer processes that this process starts meanwhile a fault in their storage, each its own count."""
+    """Inject a fault into the storage of writer processes started inside the context, each with its own count."""
     text = str(Fault.parse(fault) if isinstance(fault, str) else fault)
     with writers_running(WriterProgram("holdfast.testing.writer", (text,))):
         yield

@@ -1,4 +1,4 @@
-"""The judges of a root after a power loss: nothing is corrupt, nothing promised is missing, the run goes on."""
+"""Judges of a root after a power loss: nothing is corrupt, nothing promised is missing, the run can continue."""
 
 from __future__ import annotations
 
@@ -26,24 +26,24 @@ from holdfast.writer import startup_cleanup
 from holdfast.writer.in_flight import saves_in_flight
 
 _DEADLINE_S = 30.0
-_SILENCE_S = 0.005  # nobody else is at work in a state that was made to be judged
+_SILENCE_S = 0.005  # no other process works in a generated state
 
 
 @dataclass(frozen=True, slots=True)
 class Promise:
-    """From now on the step must be there and good, written by one of these attempts; by none: it may go."""
+    """From now on the step must exist and be good, written by one of these attempts; without attempts it may go."""
 
     step: int
     attempts: tuple[str, ...]
 
 
 def judge_steps(root: Path, promises: Sequence[Promise]) -> str:
-    """What is wrong with the steps under a root: "corrupt ...", "missing ...", or nothing."""
+    """Return what is wrong with the steps under a root: "corrupt ...", "missing ...", or ""."""
     storage = LocalStorage(root)
     good: dict[int, str] = {}
     for entry in committed_steps(storage):
         if isinstance(entry.problem, NotFound):
-            continue  # without a manifest it is not committed
+            continue  # not committed without a manifest
         try:
             checkpoint = Checkpoint(storage, entry.folder)
             report = checkpoint.verify()
@@ -60,11 +60,11 @@ def judge_steps(root: Path, promises: Sequence[Promise]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class RunJudge:
-    """Judges a root as `judge_steps` does, and then lets a run go on there: look, restore, save, gc.
+    """Judges a root like `judge_steps`, and then continues a run there: list, restore, save, gc.
 
-    `fresh` makes a live state of the kind that was saved. Whatever these calls raise is a
-    verdict "stuck ...": a run that cannot start is no better than one that lost its steps. So is
-    a folder of a dead save that is still there after all of them.
+    `fresh` makes a live state like the saved one. Any error of these calls is a verdict
+    "stuck ...": a run that cannot start is no better than one that lost its steps. So is a
+    leftover folder of a dead save.
     """
 
     fresh: Callable[[], MutableMapping[str, Any]]
@@ -75,7 +75,7 @@ class RunJudge:
             return verdict
         storage = LocalStorage(root)
         step = 0
-        for name, work in (("ls and top", _look), ("gc --dry-run", _find_dead)):
+        for name, work in (("ls and top", _list), ("gc --dry-run", _find_dead)):
             try:
                 work(storage)
             except HoldfastError as error:
@@ -86,7 +86,7 @@ class RunJudge:
             return f"stuck: restore: {error}"
         promised = max((promise.step for promise in promises if promise.attempts), default=0)
         if step < promised:
-            return f"missing: restored step {step}, promised was {promised}"
+            return f"missing: restored step {step}, but step {promised} was promised"
         try:
             saver = Saver(storage, SaveOptions())
             saver.save(current_ranks(_DEADLINE_S), step_folder(step + 1), self.fresh(), Lineage(step + 1))
@@ -94,10 +94,10 @@ class RunJudge:
         except HoldfastError as error:
             return f"stuck: save and gc: {error}"
         left = [name for name in storage.hidden() if name.startswith((".attempt-", ".mail-", ".removed-"))]
-        return f"stuck: {', '.join(left)} stay for ever" if left else ""
+        return f"stuck: {', '.join(left)} are never removed" if left else ""
 
     def _restore(self, storage: LocalStorage) -> int:
-        """Start as a Checkpointer does, without its writer process; returns the step, 0 if there is none."""
+        """Start like a Checkpointer, but without a writer process; return the step, 0 if there is none."""
         ranks = current_ranks(_DEADLINE_S)
         Leftovers(storage, identify(ranks, storage).key, _DEADLINE_S).clean(ranks, _SILENCE_S)
         request = Request(None, LoadOptions(), no_progress, _DEADLINE_S)
@@ -105,11 +105,11 @@ class RunJudge:
         return 0 if restored is None else restored.step
 
 
-def _look(storage: LocalStorage) -> None:
+def _list(storage: LocalStorage) -> None:
     committed_steps(storage)
     saves_in_flight(storage)
     read_tags(storage)
-    retention.remembered(storage)
+    retention.saved_policy(storage)
 
 
 def _find_dead(storage: LocalStorage) -> set[str]:
@@ -117,7 +117,7 @@ def _find_dead(storage: LocalStorage) -> set[str]:
 
 
 def _collect(storage: LocalStorage) -> None:
-    """What `holdfast gc` does."""
+    """Do what `holdfast gc` does."""
     startup_cleanup.clean_storage(storage, _find_dead(storage))
     retention.apply(storage, None)
     storage.sweep()

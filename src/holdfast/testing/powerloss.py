@@ -5,22 +5,22 @@
         recording.mark(Promise(1))
     outcome = judge_all(recording, judge_steps)
 
-The power goes after every operation in turn. What was synced by then is there. Of the rest:
+The power fails after every operation in turn. What was synced by then is durable. Of the rest:
 
-- every subset of the changes of names in a folder (creates, mkdirs, renames, exchanges,
-  unlinks), each whole or not at all, in no assumed order;
-- for every file that has a name then, its unsynced writes: none, all, every number of the
-  first ones, each alone, all but each, each torn (only its first or its last half landed, with
-  all before it), and the file's full size with zeros where nothing landed;
-- all combinations of the two within a folder. Folders directly below the root are taken one at
-  a time, with all of the others' operations kept, because a judge looks at each checkpoint by
-  itself.
+- every subset of the name changes in a folder (creates, mkdirs, renames, exchanges, unlinks),
+  each atomic, in no assumed order;
+- for every file that then has a name, its unsynced writes: none, all, every prefix, each single
+  one, all but each, each torn (only its first or last half, after all earlier writes), and the
+  file's full size with zeros where nothing was written;
+- all combinations of the two within a folder. Folders directly below the root vary one at a
+  time, with all operations of the others applied, because a judge checks each checkpoint
+  separately.
 
-A folder with very many unsynced changes of names, such as the mailbox of a background save, has
-too many subsets: there all, none, every number of the first ones, each alone and all but each are
-kept, and its files are taken one at a time.
+A folder with many unsynced name changes, such as the mailbox of a background save, has too many
+subsets. There only all, none, every prefix, each single one and all but each are tried, and its
+files vary one at a time.
 
-States that are the same are judged once for each set of promises.
+Equal states are judged once for each set of promises.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.core.errors import InvalidArgument
-from holdfast.testing.disk import ROOT, Mark, Names, Operation, Recording, Sync, Write
+from holdfast.testing.disk import ROOT, DiskRecording, Mark, NameChange, Operation, Sync, Write
 
 _LIMIT = 200_000
-_MANY = 6  # changes of names in one folder: of more, not every subset is tried
+_MANY = 6  # with more name changes in one folder, not every subset is tried
 Tree = tuple[tuple[str, Any], ...]  # names with the bytes of a file, or the tree of a folder
 Judge = Callable[[Path, Sequence[Any]], str]
 
 
 @dataclass
-class Outcome:
-    """How many different states there are, and those that a judge found bad: (verdict, after which operation)."""
+class PowerLossResult:
+    """The number of different states, and the bad ones: (verdict, number of operations before it)."""
 
     states: int = 0
     bad: list[tuple[str, int]] = field(default_factory=list)
@@ -55,13 +55,13 @@ class Outcome:
 
 
 def judge_all(
-    recording: Recording, judge: Judge, *, root: str = "", scratch: Path | None = None, every: int = 1
-) -> Outcome:
-    """Make every state in a folder of its own and ask `judge(folder, marks so far)`: "" if it is good, else why not.
+    recording: DiskRecording, judge: Judge, *, root: str = "", scratch: Path | None = None, every: int = 1
+) -> PowerLossResult:
+    """Create every state in its own folder and call `judge(folder, marks so far)`, which returns "" or a verdict.
 
-    `root` is where the storage lies below the recorded folder. With `every`, only each n-th state is judged.
+    `root` is the storage's path below the recorded folder. With `every`, only each n-th state is judged.
     """
-    outcome = Outcome()
+    outcome = PowerLossResult()
     for point, tree, marks in itertools.islice(legal_states(recording, root), 0, None, every):
         outcome.states += 1
         with tempfile.TemporaryDirectory(prefix="power-", dir=scratch) as folder:
@@ -72,8 +72,8 @@ def judge_all(
     return outcome
 
 
-def legal_states(recording: Recording, root: str = "") -> Iterator[tuple[int, Tree, tuple[Any, ...]]]:
-    """Every different state with the marks it must answer for: (number of operations before it, names, marks)."""
+def legal_states(recording: DiskRecording, root: str = "") -> Iterator[tuple[int, Tree, tuple[Any, ...]]]:
+    """Yield every different state as (number of operations before it, tree, marks it must satisfy)."""
     seen: set[tuple[int, int]] = set()
     for point in range(len(recording.operations) + 1):
         before = recording.operations[:point]
@@ -86,30 +86,31 @@ def legal_states(recording: Recording, root: str = "") -> Iterator[tuple[int, Tr
 
 
 class _Crash:
-    """The power goes after these operations."""
+    """A power loss after these operations."""
 
-    def __init__(self, recording: Recording, before: Sequence[Operation], root: str) -> None:
+    def __init__(self, recording: DiskRecording, before: Sequence[Operation], root: str) -> None:
         self._recording = recording
         self._root = tuple(part for part in root.split("/") if part)
         last_sync = {operation.node: at for at, operation in enumerate(before) if isinstance(operation, Sync)}
-        self._sure: dict[int, list[Names]] = {}
-        self._open: dict[int, list[Names]] = {}
+        self._durable: dict[int, list[NameChange]] = {}
+        self._unsynced: dict[int, list[NameChange]] = {}
         self._written: dict[int, list[Write]] = {}
         self._pending: dict[int, list[Write]] = {}
         for at, operation in enumerate(before):
-            if isinstance(operation, Names):
+            if isinstance(operation, NameChange):
                 folder = _folder_of(operation)
-                (self._sure if at < last_sync.get(folder, -1) else self._open).setdefault(folder, []).append(operation)
+                kept = self._durable if at < last_sync.get(folder, -1) else self._unsynced
+                kept.setdefault(folder, []).append(operation)
             elif isinstance(operation, Write):
-                kept = self._written if at < last_sync.get(operation.node, -1) else self._pending
-                kept.setdefault(operation.node, []).append(operation)
+                written = self._written if at < last_sync.get(operation.node, -1) else self._pending
+                written.setdefault(operation.node, []).append(operation)
 
     def trees(self) -> Iterator[Tree]:
         return self._folder(ROOT, ())
 
     def _folder(self, node: int, path: tuple[str, ...]) -> Iterator[Tree]:
-        """Every state of a folder: each subset of its names, with what they may hold."""
-        waiting = self._open.get(node, [])
+        """Yield every state of a folder: each subset of its names, with each state of their contents."""
+        waiting = self._unsynced.get(node, [])
         many = len(waiting) > _MANY
         for kept in _few_subsets(len(waiting)) if many else itertools.product((True, False), repeat=len(waiting)):
             names = self._names(node, [change for change, keep in zip(waiting, kept, strict=True) if keep])
@@ -120,14 +121,14 @@ class _Crash:
                 yield from _all_combinations(children, path)
 
     def _states(self, node: int, path: tuple[str, ...]) -> list[Any]:
-        """What a name may hold; first the state with everything kept."""
+        """Return the states of a node; the first has all operations applied."""
         if node not in self._recording.folders:
             return list(self._contents(node))
         return list(self._folder(node, path))
 
-    def _names(self, node: int, kept: list[Names]) -> dict[str, int]:
+    def _names(self, node: int, kept: list[NameChange]) -> dict[str, int]:
         names = dict(self._recording.folders[node])
-        for operation in (*self._sure.get(node, []), *kept):
+        for operation in (*self._durable.get(node, []), *kept):
             for _, name, child in operation.changes:
                 names.pop(name, None)
                 if child is not None:
@@ -139,15 +140,15 @@ class _Crash:
         return iter(dict.fromkeys(_torn(base, self._pending.get(node, []))))
 
 
-def _folder_of(operation: Names) -> int:
+def _folder_of(operation: NameChange) -> int:
     folders = {folder for folder, _, _ in operation.changes}
     if len(folders) > 1:
-        raise InvalidArgument("a rename from one folder to another: its states after a power loss are not known here")
+        raise InvalidArgument("the states of a rename between two folders after a power loss are not modelled")
     return folders.pop()
 
 
 def _few_subsets(count: int) -> Iterator[tuple[bool, ...]]:
-    """Which of many changes are kept: all, none, the first ones, each alone, all but each."""
+    """Yield some subsets of many changes: all, none, every prefix, each single one, all but each."""
     yield from (tuple(at < first for at in range(count)) for first in range(count, -1, -1))
     for one in range(count):
         yield tuple(at == one for at in range(count))
@@ -165,13 +166,13 @@ def _one_at_a_time(children: list[tuple[str, list[Any]]]) -> Iterator[Tree]:
 def _all_combinations(children: list[tuple[str, list[Any]]], path: tuple[str, ...]) -> Iterator[Tree]:
     count = math.prod(len(states) for _, states in children)
     if count > _LIMIT:
-        raise InvalidArgument(f"{'/'.join(path)} may be in {count} states: record less at once")
+        raise InvalidArgument(f"{'/'.join(path)} has {count} possible states: record fewer operations at once")
     for states in itertools.product(*(states for _, states in children)):
         yield tuple((name, state) for (name, _), state in zip(children, states, strict=True))
 
 
 def _torn(base: bytes, pending: list[Write]) -> Iterator[bytes]:
-    """What a file may hold; first all of it."""
+    """Yield the possible contents of a file; the first has all writes applied."""
     yield _applied(base, pending)
     yield base
     for at, write in enumerate(pending):
@@ -199,7 +200,7 @@ def _applied(base: bytes, writes: Sequence[Write]) -> bytes:
 
 
 def make(tree: Tree, folder: Path) -> None:
-    """Make a state's files and folders in an empty folder."""
+    """Create the files and folders of a state in an empty folder."""
     for name, content in tree:
         if isinstance(content, bytes):
             (folder / name).write_bytes(content)

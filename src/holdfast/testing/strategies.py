@@ -1,5 +1,5 @@
-"""Random layouts and states, for hypothesis: shapes, meshes, placements and flat ranges, with what numpy
-says each rank holds; arrays of every dtype, and values as state.json keeps them.
+"""Hypothesis strategies for layouts and states: shapes, meshes, placements and flat ranges, with the shards that
+numpy computes for each rank; arrays of every dtype, and values of state.json.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from holdfast.format.dtypes import numpy_dtype
 from holdfast.format.names import key_problem
 from holdfast.layout.box import Box
 from holdfast.layout.flat import flat_boxes
-from holdfast.layout.placement import Part, Placement, Replicate, Shard, StridedShard, parts_of
+from holdfast.layout.placement import Placement, Replicate, Shard, ShardBox, StridedShard, shard_boxes
 
 Array = npt.NDArray[Any]
 DTYPES = ("float32", "float64", "float16", "bfloat16", "float8_e4m3fn", "int8", "int64", "uint16", "bool")
@@ -25,7 +25,7 @@ DTYPES = ("float32", "float64", "float16", "bfloat16", "float8_e4m3fn", "int8", 
 
 @dataclass(frozen=True)
 class Sharding:
-    """A mesh and placements; or, with `flat` set, borders of flat ranges of that many ranks."""
+    """A mesh and placements; or, with `flat`, the borders of the flat ranges of that many ranks."""
 
     shape: tuple[int, ...]
     sizes: tuple[int, ...]
@@ -36,17 +36,17 @@ class Sharding:
     def coordinates(self) -> list[tuple[int, ...]]:
         return list(itertools.product(*(range(size) for size in self.sizes)))
 
-    def parts(self, rank: int) -> tuple[Part, ...]:
+    def parts(self, rank: int) -> tuple[ShardBox, ...]:
         if self.flat is None:
-            return parts_of(self.shape, self.sizes, self.placements, self.coordinates[rank])
+            return shard_boxes(self.shape, self.sizes, self.placements, self.coordinates[rank])
         out, at = [], 0
         for box in flat_boxes(self.shape, self.flat[rank], self.flat[rank + 1]):
-            out.append(Part(box, Box((at,), (box.volume,))))
+            out.append(ShardBox(box, Box((at,), (box.volume,))))
             at += box.volume
         return tuple(out)
 
     def local(self, rank: int, full: Array) -> Array:
-        """What numpy says the rank holds."""
+        """Return the shard of a rank as numpy computes it."""
         if self.flat is not None:
             return full.reshape(-1)[self.flat[rank] : self.flat[rank + 1]]
         plain = [axis for axis, p in enumerate(self.placements) if isinstance(p, Shard)]
@@ -60,7 +60,7 @@ class Sharding:
 
 
 def torch_chunk(array: Array, count: int, dim: int) -> list[Array]:
-    """As torch.chunk cuts, with empty parts at the end."""
+    """Split like torch.chunk, with empty chunks at the end."""
     step = math.ceil(array.shape[dim] / count)
     borders = [min(index * step, array.shape[dim]) for index in range(count + 1)]
     index = [slice(None)] * array.ndim
@@ -72,14 +72,14 @@ def torch_chunk(array: Array, count: int, dim: int) -> list[Array]:
 
 
 def keys() -> st.SearchStrategy[str]:
-    """Names of tensors, as modules make them and as they should not."""
+    """Keys of tensors, usual and unusual ones."""
     characters = st.characters(min_codepoint=32, max_codepoint=0x2FF)
     return st.text(characters, min_size=1, max_size=20).filter(lambda key: not key_problem(key))
 
 
 @st.composite
 def arrays(draw: st.DrawFn, largest: int = 9) -> Array:
-    """An array of any shape and dtype, of any bits at all: NaN and negative zero are bytes as others are."""
+    """An array of any shape and dtype with random bits, including NaN and negative zero."""
     dtype = numpy_dtype(draw(st.sampled_from(DTYPES)))
     shape = draw(shapes(largest))
     count = math.prod(shape) * dtype.itemsize
@@ -90,7 +90,7 @@ def arrays(draw: st.DrawFn, largest: int = 9) -> Array:
 
 
 def values() -> st.SearchStrategy[Any]:
-    """What a state may hold beside tensors: JSON values."""
+    """Non-tensor values of a state: JSON values."""
     plain = st.none() | st.booleans() | st.integers(-(2**63), 2**63) | st.floats() | st.text(max_size=20)
     return st.recursive(plain, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner))
 
@@ -102,13 +102,13 @@ def states() -> st.SearchStrategy[dict[str, Any]]:
 
 
 def shapes(largest: int = 9) -> st.SearchStrategy[tuple[int, ...]]:
-    """Shapes of up to four dims, 0-d and empty ones among them."""
+    """Shapes of up to four dims, including 0-d and empty ones."""
     return st.lists(st.integers(0, largest), min_size=0, max_size=4).map(tuple)
 
 
 @st.composite
 def shardings(draw: st.DrawFn, shape: tuple[int, ...]) -> Sharding:
-    """A way to spread a shape: flat ranges, or a mesh of up to three axes with placements, strided ones too."""
+    """A sharding of a shape: flat ranges, or a mesh of up to three axes with placements, also strided ones."""
     if draw(st.integers(0, 3)) == 0:
         ranks = draw(st.integers(1, 5))
         total = math.prod(shape)

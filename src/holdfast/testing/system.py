@@ -1,7 +1,7 @@
-"""The calls that change a disk, seen on their way to the system: what a local storage really does.
+"""Interception of the system calls that change a disk, to see what a local storage does.
 
-Only this process, and only what goes through Python's os module (`os.fdopen` included) and
-`holdfast.storage.linux`; Python's own `open` does not.
+Only calls of this process through Python's os module (including `os.fdopen`) and
+`holdfast.storage.linux` are intercepted, not Python's own `open`.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ _BY_TWO_PATHS = ("rename", "replace", "link")
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
-    """One call: its name, the path or paths (of descriptors too), and the data or size it carries."""
+class SystemCall:
+    """One call: its name, its path or paths (also of descriptors), and the data or size it carries."""
 
     name: str
     path: str
@@ -34,12 +34,12 @@ class Call:
     size: int = 0
 
 
-Watcher = Callable[[Call, Callable[[], Any]], Any]
+Watcher = Callable[[SystemCall, Callable[[], Any]], Any]
 
 
 @contextmanager
 def watched_system(watcher: Watcher) -> Iterator[None]:
-    """While it lasts, every call that changes files goes to `watcher(call, work)`, which does the work or not."""
+    """Pass every call that changes files to `watcher(call, work)`, which may run `work` or not."""
     patches = _Patches(watcher)
     try:
         patches.install()
@@ -76,26 +76,26 @@ class _Patches:
 
     def _by_number(self, name: str, plain: Any, args: Any, options: Any) -> Any:
         path = _path_of(args[0])
-        call = Call(name, path)
+        call = SystemCall(name, path)
         if name in ("ftruncate", "reserve"):
-            call = Call(name, path, size=args[1])
+            call = SystemCall(name, path, size=args[1])
         elif name == "pwritev":
-            call = Call(name, path, offset=args[2], data=b"".join(args[1]))
+            call = SystemCall(name, path, offset=args[2], data=b"".join(args[1]))
         elif name == "pwrite":
-            call = Call(name, path, offset=args[2], data=bytes(args[1]))
+            call = SystemCall(name, path, offset=args[2], data=bytes(args[1]))
         elif name == "write":
             at = os.lseek(args[0], 0, os.SEEK_CUR) if Path(path).is_file() else 0
-            call = Call(name, path, offset=at, data=bytes(args[1]))
+            call = SystemCall(name, path, offset=at, data=bytes(args[1]))
         return self._watcher(call, lambda: plain(*args, **options))
 
     def _by_path(self, name: str, plain: Any, args: Any, options: Any) -> Any:
         path = _absolute(args[0], options.get("dir_fd"))
-        return self._watcher(Call("unlink" if name == "remove" else name, path), lambda: plain(*args, **options))
+        return self._watcher(SystemCall("unlink" if name == "remove" else name, path), lambda: plain(*args, **options))
 
     def _by_two_paths(self, name: str, plain: Any, args: Any, options: Any) -> Any:
         first = _absolute(args[0], options.get("src_dir_fd"))
         second = _absolute(args[1], options.get("dst_dir_fd"))
-        call = Call("rename" if name == "replace" else name, first, second)
+        call = SystemCall("rename" if name == "replace" else name, first, second)
         return self._watcher(call, lambda: plain(*args, **options))
 
     def _open(self, name: str, plain: Any, args: Any, options: Any) -> Any:
@@ -104,18 +104,18 @@ class _Patches:
             return plain(*args, **options)
         path = _absolute(args[0], options.get("dir_fd"))
         made = flags & os.O_CREAT and not os.path.lexists(path)
-        call = Call("create" if made else "truncate" if flags & os.O_TRUNC else "open", path)
+        call = SystemCall("create" if made else "truncate" if flags & os.O_TRUNC else "open", path)
         return self._watcher(call, lambda: plain(*args, **options))
 
     def _fdopen(self, name: str, plain: Any, args: Any, options: Any) -> Any:
         mode = args[1] if len(args) > 1 else options.get("mode", "r")
         if mode not in ("wb", "ab"):
-            return plain(*args, **options)  # reading, or text, which no storage writes
+            return plain(*args, **options)  # reading, or text mode, which no storage writes
         return io.BufferedWriter(_Descriptor(args[0]))
 
 
 class _Descriptor(io.RawIOBase):
-    """An open file whose writes are calls of `os.write`, so that they are watched."""
+    """An open file whose writes are calls of `os.write`, so that they are intercepted."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor

@@ -1,7 +1,7 @@
-"""Threads that take turns at storage calls in an order drawn from a seed: races that happen again.
+"""Threads that take turns at storage calls in an order drawn from a seed, for repeatable races.
 
-Only one thread runs at a time. At each call it gives way to one of the threads that are not yet
-done, itself among them; so the same seed gives the same order, as far as the work itself does.
+Only one thread runs at a time. At each call it yields to a random unfinished thread, possibly
+itself. The same seed gives the same order, as far as the work is deterministic.
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from holdfast.testing.system import Call
+from holdfast.testing.system import SystemCall
 from holdfast.testing.watched import Gate
 
 T = TypeVar("T")
 
 
 class Turns(Gate):
-    """A gate, and a watcher of system calls, at which threads give way; `order` is who went when."""
+    """A gate and a watcher of system calls at which threads yield; `order` lists the thread of each turn."""
 
     def __init__(self, seed: int, deadline_s: float = 60.0) -> None:
-        self._random = random.Random(seed)  # noqa: S311  (to do the same again)
+        self._random = random.Random(seed)  # noqa: S311  (repeatable, not secret)
         self._deadline_s = deadline_s
         self._changed = threading.Condition()
         self._waiting: list[int] = []
@@ -30,9 +30,9 @@ class Turns(Gate):
         self.order: list[int] = []
 
     def run(self, works: Sequence[Callable[[], Any]]) -> list[Any]:
-        """Do all works at once, each on a thread; what each returned or raised, in their order.
+        """Run each work on its own thread; return the results or errors in order.
 
-        Raises TimeoutError if one of them waits for something that no other can give it now.
+        Raises TimeoutError if a thread waits for something that no other thread can provide now.
         """
         results: list[Any] = [None] * len(works)
 
@@ -41,7 +41,7 @@ class Turns(Gate):
             try:
                 self._await(number)
                 results[number] = works[number]()
-            except Exception as error:  # noqa: BLE001  (the caller looks at it)
+            except Exception as error:  # noqa: BLE001  (returned to the caller)
                 results[number] = error
             finally:
                 self._leave(number)
@@ -54,21 +54,21 @@ class Turns(Gate):
         for thread in threads:
             thread.join(self._deadline_s)
             if thread.is_alive():
-                raise TimeoutError(f"thread {threads.index(thread)} is still at it after {self._deadline_s:.0f} s")
+                raise TimeoutError(f"thread {threads.index(thread)} is still running after {self._deadline_s:.0f} s")
         return results
 
     def call(self, kind: str, where: str, work: Callable[[], T]) -> T:
-        self._give_way()
+        self._yield_turn()
         return work()
 
-    def watch(self, call: Call, work: Callable[[], Any]) -> Any:
-        """As a watcher of `watched_system`: give way before each system call too."""
-        self._give_way()
+    def watch(self, call: SystemCall, work: Callable[[], Any]) -> Any:
+        """Yield before each system call too; a watcher for `watched_system`."""
+        self._yield_turn()
         return work()
 
-    def _give_way(self) -> None:
+    def _yield_turn(self) -> None:
         number = getattr(self._local, "number", None)
-        if number is not None:  # a thread of somebody else goes on as it likes
+        if number is not None:  # threads that are not ours run freely
             with self._changed:
                 self._next()
             self._await(number)

@@ -1,6 +1,6 @@
-"""A storage whose every call goes through a gate: to count calls, to make them take turns, to fail them.
+"""A storage whose calls all pass a gate, which can count, order or fail them.
 
-What it opens (pins, readers, writers, holds) goes through the same gate.
+The objects that it opens (pins, readers, writers, holds) use the same gate.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ Buffers = Sequence[memoryview]
 
 
 class Gate:
-    """What every call passes; this one lets all of them through.
+    """The hook of every call; this one lets all calls pass.
 
-    `kind` is the method's name, `where` the folder and file for people. Calls that carry bytes
-    have methods of their own, so that a gate can change what is written or read.
+    `kind` is the method's name, `where` the folder and file for messages. Calls that carry bytes
+    have separate methods, so that a gate can change the data written or read.
     """
 
     def call(self, kind: str, where: str, work: Callable[[], T]) -> T:
@@ -36,7 +36,7 @@ class Gate:
 
 
 class WatchedReader:
-    """A reader behind a gate. Bytes are never mapped: a map is read where no gate is."""
+    """A reader behind a gate. Files are never mapped, since reading a map bypasses the gate."""
 
     mappable = False
 
@@ -100,7 +100,7 @@ class WatchedPin:
 
 
 class WatchedStorage:
-    """Any storage behind a gate. `watched` makes one that is shared if the storage is."""
+    """Any storage behind a gate. Use `watched`, which keeps a shared storage shared."""
 
     def __init__(self, storage: Storage, gate: Gate) -> None:
         self.inner = storage
@@ -186,7 +186,7 @@ class WatchedStorage:
 
 
 class WatchedSharedStorage(WatchedStorage):
-    """A shared storage behind a gate; its address is that of the storage inside."""
+    """A shared storage behind a gate, with the address of the inner storage."""
 
     inner: SharedStorage
 
@@ -202,7 +202,7 @@ class WatchedSharedStorage(WatchedStorage):
         return bool(self._call("exists", ""))
 
     def identity(self, *, make: bool) -> Identity | None:
-        """Return the inner storage's identity; a storage that has none of its own has none here."""
+        """Return the identity of the inner storage, or None if it has none."""
         if not isinstance(self.inner, IdentifiedStorage):
             return None
         found: Identity | None = self._call("identity", "", make=make)
@@ -217,5 +217,5 @@ class WatchedSharedStorage(WatchedStorage):
 
 
 def watched(storage: Storage, gate: Gate) -> WatchedStorage:
-    """The storage behind a gate, shared by processes if it is."""
+    """Put a storage behind a gate; a shared storage stays shared."""
     return (WatchedSharedStorage if isinstance(storage, SharedStorage) else WatchedStorage)(storage, gate)

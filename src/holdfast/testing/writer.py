@@ -1,4 +1,4 @@
-"""The writer process with a fault in its storage; started instead of the plain one for tests of runs."""
+"""The writer process with a fault in its storage; tests start it in place of the normal one."""
 
 from __future__ import annotations
 
@@ -9,6 +9,6 @@ from holdfast.writer import process
 
 
 def main(line: int, fault: str) -> None:
-    """Run `holdfast.writer.process.main` with one fault, counted over every storage that the writer opens."""
+    """Run `holdfast.writer.process.main` with one fault, counted over all storages that the writer opens."""
     gate = FaultGate(Fault.parse(fault))
     process.main(line, lambda address: watched(storage_at(address), gate))

@@ -15,7 +15,7 @@ import numpy as np
 from holdfast.checkpoint.checkpoint import Checkpoint
 from holdfast.checkpoint.commit import BlockReport, Commit
 from holdfast.checkpoint.lineage import Lineage
-from holdfast.checkpoint.shared_memory import Arena, sealed_for
+from holdfast.checkpoint.shared_memory import Arena, sealed_attempt
 from holdfast.core.errors import Damaged, NotFound
 from holdfast.format.manifest import encode_manifest
 from holdfast.format.names import MANIFEST, step_folder
@@ -101,7 +101,7 @@ class CapturedStorage:
             card.rank: Arena(card.arena, job.arena_bytes[card.rank], writable=False).bytes
             for card, job in zip(cards, jobs, strict=True)
         }
-        if any(sealed_for(memory) != cards[0].attempt for memory in arenas.values()):
+        if any(sealed_attempt(memory) != cards[0].attempt for memory in arenas.values()):
             raise Damaged("an arena of this host was filled anew since its card was written")
         reports = [BlockReport(*report) for card in cards for report in card.reports]
         values = [card.values for card in cards]

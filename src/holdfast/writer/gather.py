@@ -18,7 +18,7 @@ Bytes = npt.NDArray[np.uint8]
 
 def is_direct(block: BlockJob) -> bool:
     """Whether a block is runs of bytes that lie ready in arenas, so that no buffer is needed."""
-    return not block.far and all(copy.flat for copy in block.near)
+    return not block.remote and all(copy.flat for copy in block.local)
 
 
 class Gatherer:
@@ -40,10 +40,10 @@ class Gatherer:
     def _direct(self, block: BlockJob) -> list[memoryview]:
         buffers = [memoryview(block.header)] if block.header else []
         position = len(block.header)
-        for copy in sorted(block.near, key=lambda copy: copy.target):
+        for copy in sorted(block.local, key=lambda copy: copy.target):
             if copy.target != position:
                 raise HoldfastError(f"{block.file} at {block.offset + position}: nobody gives these bytes")
-            buffers.append(self._arenas[copy.giver][copy.source : copy.source + copy.bytes].data)
+            buffers.append(self._arenas[copy.source_rank][copy.source : copy.source + copy.bytes].data)
             position += copy.bytes
         return buffers
 
@@ -51,12 +51,14 @@ class Gatherer:
         if self._buffer is None or self._buffer.size < block.size:
             self._buffer = aligned_buffer(block.size)
         self._buffer[: len(block.header)] = np.frombuffer(block.header, dtype=np.uint8)
-        for copy in block.near:
-            copy_bytes(copy, self._arenas[copy.giver], self._buffer)
-        for copy in block.far:
+        for copy in block.local:
+            copy_bytes(copy, self._arenas[copy.source_rank], self._buffer)
+        for copy in block.remote:
             piece = aligned_buffer(copy.bytes)
-            self._travelled[copy.giver].read_into(copy.source, [piece.data])
-            moved = Copy(copy.giver, 0, copy.target, copy.item, copy.sizes, copy.source_strides, copy.target_strides)
+            self._travelled[copy.source_rank].read_into(copy.source, [piece.data])
+            moved = Copy(
+                copy.source_rank, 0, copy.target, copy.item, copy.sizes, copy.source_strides, copy.target_strides
+            )
             copy_bytes(moved, piece, self._buffer)
         return self._buffer[: block.size].data
 

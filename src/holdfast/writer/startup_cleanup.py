@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from holdfast.checkpoint.catalog import committed_steps, steps_left
-from holdfast.checkpoint.retention import free_name
+from holdfast.checkpoint.catalog import committed_steps, left_steps
+from holdfast.checkpoint.retention import unused_name
 from holdfast.checkpoint.run_identity import older_run_id
 from holdfast.checkpoint.shared_memory import find_files, has_owner, is_held, unlink_file
 from holdfast.core import limits
@@ -198,8 +198,8 @@ def _discard(storage: SharedStorage, folder: str) -> None:
         storage.discard(folder)
         return
     left = (manifest.step or 0, manifest.attempt)
-    if manifest.attempt != folder and left in steps_left(committed_steps(storage)):
-        storage.rename(folder, free_name(storage, abandoned_folder(left[0])))
+    if manifest.attempt != folder and left in left_steps(committed_steps(storage)):
+        storage.rename(folder, unused_name(storage, abandoned_folder(left[0])))
     else:
         storage.discard(folder)
 

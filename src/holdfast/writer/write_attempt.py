@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from holdfast.checkpoint.commit import Commit
-from holdfast.checkpoint.shared_memory import Arena, sealed_for, unlink_file
+from holdfast.checkpoint.shared_memory import Arena, sealed_attempt, unlink_file
 from holdfast.core.errors import Damaged, HoldfastError, PeerFailed, error_from_record, error_record
 from holdfast.core.host import host_identity
 from holdfast.format.digest import Digest
@@ -125,7 +125,7 @@ class Save:
         near, distant = self._by_distance()
         self._write(near, {})
         if distant:
-            givers = self._job.givers
+            givers = self._job.source_ranks
             self._await([mail.gave(giver) for giver in givers], "bytes from other hosts", givers)
             travelled = LazyReaders(givers, self._take)
             try:
@@ -142,10 +142,10 @@ class Save:
 
     def _by_distance(self) -> tuple[list[BlockJob], list[BlockJob]]:
         """The blocks that this host has all of, and those that wait for others: of a file written whole, all."""
-        late = {block.file for block in self._job.blocks if block.far}
+        late = {block.file for block in self._job.blocks if block.remote}
         blocks: tuple[list[BlockJob], list[BlockJob]] = ([], [])
         for block in self._job.blocks:
-            waits = block.file in late if self._desk.storage.whole_files else bool(block.far)
+            waits = block.file in late if self._desk.storage.whole_files else bool(block.remote)
             blocks[waits].append(block)
         return blocks
 
@@ -162,7 +162,7 @@ class Save:
         self._watch.wait(there, lambda names: ranks, what)
 
     def _givers_here(self) -> set[int]:
-        return {copy.giver for block in self._job.blocks for copy in block.near}
+        return {copy.source_rank for block in self._job.blocks for copy in block.local}
 
     def _await_captures(self) -> None:
         """Wait until the arenas that this writer reads are filled: each trainer goes at its own pace."""
@@ -178,7 +178,7 @@ class Save:
             time.sleep(_CAPTURE_POLL_S)
 
     def _is_filled(self, rank: int) -> bool:
-        return sealed_for(self._desk.arenas[rank]) == self._order.attempt
+        return sealed_attempt(self._desk.arenas[rank]) == self._order.attempt
 
     def _give(self) -> None:
         """Leave what writers of other hosts need in the attempt's folder."""
@@ -307,11 +307,11 @@ class Save:
         try:
             gatherer = Gatherer(self._desk.arenas, {})
             for block in self._job.blocks:
-                if (block.file, block.offset) not in self._digests and not block.far:
+                if (block.file, block.offset) not in self._digests and not block.remote:
                     self._note_digest(block, gatherer.block(block))
         except (HoldfastError, OSError):
             return False
-        several_hosts = bool(self._job.travel or self._job.givers)
+        several_hosts = bool(self._job.travel or self._job.source_ranks)
         return self._keep(values, self._own_digest() if several_hosts else "")
 
     def report_failure(self, failure: HoldfastError) -> None:

@@ -19,7 +19,7 @@ from holdfast.layout.box import Box
 from holdfast.mapping.program import Mapping
 from holdfast.mapping.syntax.statement import Sized
 from holdfast.plan.recipe import Recipe, is_filled
-from holdfast.plan.recipe_fill import turned
+from holdfast.plan.recipe_fill import to_target_dims
 
 State = dict[str, torch.Tensor]
 
@@ -122,7 +122,9 @@ def made(recipe: Recipe[str], tensors: State) -> torch.Tensor:
         for dtype in term.casts:
             part = part.to(getattr(torch, dtype.name))
         bits = {1: torch.uint8, 2: torch.int16, 4: torch.int32}[part.element_size()]
-        data = torch.from_numpy(turned(part.contiguous().view(bits).numpy(), term.order).copy()).view(part.dtype)
+        data = torch.from_numpy(to_target_dims(part.contiguous().view(bits).numpy(), term.order).copy()).view(
+            part.dtype
+        )
         out[term.box.within(Box.full(recipe.shape))] = data
     return out
 

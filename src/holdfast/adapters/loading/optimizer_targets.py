@@ -58,10 +58,10 @@ class OptimizerTargets:
     def find(self) -> None:
         view = view_optimizer(self._name, self._optimizer, self._key_of)
         if not self._entry or self._name not in self._wants.contents.groups:
-            if self._wants.choice.takes_entry(self._name):
+            if self._wants.choice.selects_entry(self._name):
                 self._wants.findings.missing.append(f"{self._name}: the checkpoint has no such optimizer")
             return
-        other = self._other_kind() if self._wants.choice.takes_entry(self._name) else ""
+        other = self._other_kind() if self._wants.choice.selects_entry(self._name) else ""
         if other:
             self._wants.findings.mismatched.append(f"{self._name}: it was saved by another kind of optimizer: {other}")
             return
@@ -71,7 +71,7 @@ class OptimizerTargets:
             self._find_declared(view)
         else:
             self._find_states(view)
-        if self._wants.choice.takes(self._name, "param_groups"):
+        if self._wants.choice.selects(self._name, "param_groups"):
             self._check_split()
             self.actions.append(self._give_options)
             self.gives_options = True
@@ -81,7 +81,7 @@ class OptimizerTargets:
     def _check_load(self) -> None:
         """Refuse code of the optimizer's load_state_dict that a load would skip, unless nothing is taken."""
         labels = ("param_groups", *self._stored)
-        if any(self._wants.choice.takes(self._name, label) for label in labels):
+        if any(self._wants.choice.selects(self._name, label) for label in labels):
             check_optimizer_load(self._name, self._optimizer)
 
     def _other_kind(self) -> str:
@@ -106,7 +106,7 @@ class OptimizerTargets:
 
     def _find_declared(self, view: OptimizerView) -> None:
         for key, value in view.tensors:
-            if self._wants.choice.takes(self._name, key):
+            if self._wants.choice.selects(self._name, key):
                 self._wants.want(self._name, key, value)
         for key, value in view.masters:
             self._wants.want_master(self._module, key, value)
@@ -121,7 +121,7 @@ class OptimizerTargets:
         group_of = {id(param): group for group in view.optimizer.param_groups for param in group["params"]}
         for key, param in view.params:
             live = dict(view.optimizer.state.get(param, {}))
-            if key in stateless and not self._wants.choice.takes(self._name, f"{key}/*"):
+            if key in stateless and not self._wants.choice.selects(self._name, f"{key}/*"):
                 continue
             if key in stateless:
                 self.actions.append(partial(view.optimizer.state.pop, param, None))
@@ -134,7 +134,7 @@ class OptimizerTargets:
             new = self._states_of(key, param, live, by_param.get(key, []), group_of[id(param)])
             new |= self._master_of(key, param, live)
             stale: list[str] = []
-            if self._wants.choice.takes(self._name, f"{key}/*"):
+            if self._wants.choice.selects(self._name, f"{key}/*"):
                 plain = statejson.decode(scalars.get(key, {}), self._name)
                 stale = [n for n, value in live.items() if not isinstance(value, torch.Tensor) and n not in plain]
                 new |= plain
@@ -145,7 +145,7 @@ class OptimizerTargets:
         if self._wants.keeps(self._module, key):
             return
         for label in [f"{key}/{state_name}" for state_name in live] or [f"{key}/*"]:
-            if self._wants.choice.takes(self._name, label):
+            if self._wants.choice.selects(self._name, label):
                 self._wants.findings.missing.append(f"{self._name}: {label}")
 
     def _states_of(
@@ -154,7 +154,7 @@ class OptimizerTargets:
         new: dict[str, Any] = {}
         for state_name in stored:
             label = f"{key}/{state_name}"
-            if not self._wants.choice.takes(self._name, label):
+            if not self._wants.choice.selects(self._name, label):
                 continue
             found = self._stored[label]
             tensor = live.get(state_name)

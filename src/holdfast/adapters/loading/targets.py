@@ -75,7 +75,7 @@ class Targets:
             self._find_module(name)
         for name, optimizer in self.live.optimizers.items():
             if name in named.problems:
-                if self.wants.choice.takes_entry(name):
+                if self.wants.choice.selects_entry(name):
                     self.wants.findings.mismatched.append(named.problems[name])
                 continue
             targets = OptimizerTargets(name, optimizer, self.live, self.wants)
@@ -86,9 +86,9 @@ class Targets:
             self._find_averages(name)
         for name in self.live.trees:
             self._find_tree(name, state)
-        for name in filter(self.wants.choice.takes_entry, self.live.statefuls):
+        for name in filter(self.wants.choice.selects_entry, self.live.statefuls):
             self._find_stateful(name)
-        for name in filter(self.wants.choice.takes_entry, self.live.values):
+        for name in filter(self.wants.choice.selects_entry, self.live.values):
             self._find_value(name, state)
         self._shared = self.wants.set_shared_aside()
 
@@ -129,7 +129,7 @@ class Targets:
         out = []
         for group in groups:
             for key in self._stored_extras(group):
-                if f"{group}: {key}" not in wanted and self.wants.choice.takes(group, key):
+                if f"{group}: {key}" not in wanted and self.wants.choice.selects(group, key):
                     out.append(f"{group}: {key}")
             stored = self.wants.contents.groups.get(group)
             if stored is None:
@@ -138,7 +138,7 @@ class Targets:
             for alias, key in stored.aliases.items():
                 aliases.setdefault(key, []).append(alias)
             for key in stored.tensors:
-                if f"{group}: {key}" not in wanted and self.wants.choice.takes(group, key, *aliases.get(key, ())):
+                if f"{group}: {key}" not in wanted and self.wants.choice.selects(group, key, *aliases.get(key, ())):
                     out.append(f"{group}: {key}")
         return out
 
@@ -164,7 +164,7 @@ class Targets:
         taken: list[str] = []
         for key, tensor in view.tensors.items():
             stored = view.stored_key(key)
-            chosen = self.wants.choice.takes(name, stored, *view.aliases_of(stored))
+            chosen = self.wants.choice.selects(name, stored, *view.aliases_of(stored))
             if chosen and key != stored:
                 self.wants.findings.wanted.append(f"{name}: {key}")  # other tools store tied weights twice
             if chosen:
@@ -179,7 +179,7 @@ class Targets:
             seen.add((stored, id(tensor)))
             self.wants.want_parameter(name, key, stored, tensor)
         self._find_untied(name, taken)
-        extras = [key for key in view.extra if self.wants.choice.takes(name, key)]
+        extras = [key for key in view.extra if self.wants.choice.selects(name, key)]
         self.wants.findings.wanted += [f"{name}: {key}" for key in extras]
         if extras:
             self._find_extra(name, extras)
@@ -231,9 +231,9 @@ class Targets:
     def _find_averages(self, name: str) -> None:
         value, group = self.live.averages[name], self.live.averages_group(name)
         for key, tensor in value.holdfast_averages().items():
-            if self.wants.choice.takes(group, key):
+            if self.wants.choice.selects(group, key):
                 self.wants.want(group, key, tensor)
-        if self.wants.choice.takes_entry(name):
+        if self.wants.choice.selects_entry(name):
             found = self._entry_value(name)
             if found is not None:
                 count = unflatten(found[0], {}, name)
@@ -243,12 +243,12 @@ class Targets:
     def _find_tree(self, name: str, state: MutableMapping[str, Any]) -> None:
         live = self.live.trees[name]
         encoded, leaves = live_leaves(name, live)
-        chosen = [key for key in leaves if self.wants.choice.takes(name, key)]
+        chosen = [key for key in leaves if self.wants.choice.selects(name, key)]
         for problem in (leaves[key].problem for key in chosen if leaves[key].problem):
             raise LayoutError(problem)
         filled = frozenset(key for key in chosen if self.wants.want(name, key, leaves[key].tensor))
         known = name in self.wants.contents.state or name not in self.wants.contents.groups
-        found = self._entry_value(name) if known and self.wants.choice.takes_entry(name) else None
+        found = self._entry_value(name) if known and self.wants.choice.selects_entry(name) else None
         # Without an entry only the tensors are loaded: the live tree is the shape of the result.
         saved = decoded(encoded if found is None else found[0], name)
         if found is not None:
@@ -257,7 +257,7 @@ class Targets:
             if has_plain_values(saved):
                 self._trees_with_values.append(name)
             for key, value in not_tensors_now(saved, live):
-                if self.wants.choice.takes(name, key):
+                if self.wants.choice.selects(name, key):
                     text = f"{name}: {key}: it was saved as a tensor or array, and is {type(value).__name__} now"
                     self.wants.findings.mismatched.append(text)
                     self.wants.findings.wanted.append(f"{name}: {key}")

@@ -17,11 +17,11 @@ from holdfast.core.errors import LayoutError, Mismatch, Unsupported
 from holdfast.format.dtypes import dtype_named
 from holdfast.format.names import masters_group
 from holdfast.layout.box import Box
-from holdfast.layout.placement import Part
-from holdfast.plan.arrays import Destination, RawArray
+from holdfast.layout.placement import ShardBox
+from holdfast.plan.arrays import RawArray, ShardDestination
 from holdfast.plan.contents import Contents, StoredTensor
 from holdfast.plan.files import Place
-from holdfast.plan.key_patterns import Choice
+from holdfast.plan.key_patterns import KeySelection
 from holdfast.plan.quantized import Quantized, quantized_weights
 from holdfast.plan.recipe_fill import destinations_of
 
@@ -40,7 +40,7 @@ class Findings:
 class TensorDestination:
     """A part of a live tensor that a load fills."""
 
-    def __init__(self, holder: Holder, part: Part, stored: str) -> None:
+    def __init__(self, holder: Holder, part: ShardBox, stored: str) -> None:
         self._live = self._view = part_view(holder, part)
         self._stored: torch.dtype = getattr(torch, stored)
 
@@ -92,7 +92,7 @@ class Wants:
         self,
         checkpoint: StoredState,
         contents: Contents,
-        choice: Choice,
+        choice: KeySelection,
         *,
         cast: bool,
         kept: frozenset[str] = frozenset(),
@@ -101,7 +101,7 @@ class Wants:
         self.contents = contents
         self.choice = choice
         self.findings = Findings()
-        self.destinations: dict[tuple[Place, Box], list[Destination]] = {}
+        self.destinations: dict[tuple[Place, Box], list[ShardDestination]] = {}
         self._cast = cast
         self._kept = kept
         self._filled: list[_Filled] = []
@@ -246,7 +246,7 @@ class Wants:
     def want_master(self, module: str, key: str, value: StateTensor) -> bool:
         """A master from its own group, or from a model that was stored as wide as it is."""
         group = masters_group(module)
-        if not self.choice.takes(group, key):
+        if not self.choice.selects(group, key):
             return False
         return self.want(group if self.contents.find(group, key) is not None else module, key, value)
 

@@ -11,16 +11,16 @@ import torch
 from holdfast.adapters.saving.collect import Collected, Offer, stored_view
 from holdfast.adapters.tensors import fingerprint
 from holdfast.core.errors import LayoutError
-from holdfast.core.filenames import case_twins
-from holdfast.core.ranks import Ranks, together
+from holdfast.core.filenames import case_collision
+from holdfast.core.ranks import Ranks, run_on_all_ranks
 from holdfast.format import strictjson
 from holdfast.format.digest import digest_hex
 from holdfast.format.dtypes import DType, dtype_named
 from holdfast.layout.coordinates import coordinate_on, label, varying_axes
 from holdfast.layout.mesh import Mesh
-from holdfast.layout.spread import How, Spread, Spreads, how_fields, how_from
+from holdfast.layout.spread import RankLayout, Spread, Spreads, layout_fields, layout_from_fields
 from holdfast.plan.coverage import Holding, Holdings
-from holdfast.plan.state_values import Changed, Told, merge_dealt
+from holdfast.plan.state_values import RankValue, ValuesChanged, merge_split_dict
 
 TensorName = tuple[str, str]  # group, key
 
@@ -41,7 +41,7 @@ class Agreement:
     """What all ranks know once they have talked: enough to plan, and to know who tells which value.
 
     `axes` are the mesh axes on which each tree depends; `uniform` names the values that are the
-    same on every rank; `speakers` and `labels` (the coordinates of trees) are this rank's own.
+    same on every rank; `reporters` and `labels` (the coordinates of trees) are this rank's own.
     `digest` stands for the layout of all ranks.
     """
 
@@ -53,7 +53,7 @@ class Agreement:
     axes: dict[str, tuple[str, ...]]
     dealt: frozenset[str]
     uniform: frozenset[str]
-    speakers: dict[str, int]
+    reporters: dict[str, int]
     labels: dict[str, str]
     digest: str
     holdings: Holdings
@@ -69,7 +69,7 @@ def agree(ranks: Ranks, collected: Collected, mesh: Mesh, target: str) -> Agreem
     Adds the tensors of stateful objects to `collected.offers`, now that it is known which of
     them differ between ranks.
     """
-    everyone = together(ranks, lambda: _introduce(ranks, collected, target))
+    everyone = run_on_all_ranks(ranks, lambda: _introduce(ranks, collected, target))
     targets = sorted({answer["target"] for answer in everyone})
     if len(targets) > 1:
         raise LayoutError(f"the ranks save to different places: {' and '.join(targets[:2])}")
@@ -80,7 +80,7 @@ def agree(ranks: Ranks, collected: Collected, mesh: Mesh, target: str) -> Agreem
         for name in sorted({name for own in digests for name in own})
     }
     labels = {name: label(axes[name], coordinate_on(mesh, axes[name], ranks.rank) or ()) for name in axes}
-    told = together(ranks, lambda: _tell(collected, dealt, labels))
+    told = run_on_all_ranks(ranks, lambda: _tell(collected, dealt, labels))
     digests_of_ranks, described = _described(ranks, collected)
     tensors = _merge(described)
     uniform = frozenset(name for name in told[0] if len({own.get(name) for own in told}) == 1)
@@ -91,7 +91,7 @@ def agree(ranks: Ranks, collected: Collected, mesh: Mesh, target: str) -> Agreem
         for group, ties in answer["aliases"].items():
             aliases.setdefault(group, {}).update(ties)
     kinds = {group: kind for answer in everyone for group, kind in answer["kinds"].items()}
-    twins = case_twins(kinds)
+    twins = case_collision(kinds)
     if twins is not None:
         raise LayoutError(f"the groups {twins[0]!r} and {twins[1]!r} differ only by case; rename one of them")
     return Agreement(
@@ -103,14 +103,14 @@ def agree(ranks: Ranks, collected: Collected, mesh: Mesh, target: str) -> Agreem
         axes=axes,
         dealt=dealt,
         uniform=uniform,
-        speakers=_speakers(ranks, collected, told, uniform),
+        reporters=_reporters(ranks, collected, told, uniform),
         labels=labels,
         digest=digest_hex(strictjson.dumps([digests_of_ranks, sorted(dealt), axes])),
         holdings=Holdings(),
     )
 
 
-def _speakers(
+def _reporters(
     ranks: Ranks, collected: Collected, told: Sequence[Mapping[str, str]], uniform: frozenset[str]
 ) -> dict[str, int]:
     """Who tells each of this rank's values: the first rank that has the same.
@@ -139,10 +139,10 @@ def _dealt_names(everyone: Sequence[Mapping[str, Any]]) -> frozenset[str]:
     """The dicts on whose common keys all ranks agree: their keys may be dealt as a pipeline deals modules."""
     out = set()
     for name in {name for own in everyone for name in own}:
-        told = [Told("dealt", own[name], "") if name in own else None for own in everyone]
+        told = [RankValue("dealt", own[name], "") if name in own else None for own in everyone]
         try:
-            merge_dealt(name, told)
-        except Changed:
+            merge_split_dict(name, told)
+        except ValuesChanged:
             continue  # it differs between ranks, so it is kept by coordinate
         out.add(name)
     return frozenset(out)
@@ -160,13 +160,13 @@ def _described(ranks: Ranks, collected: Collected) -> tuple[list[str], list[tupl
     def describe() -> str:
         meshes: list[Mesh] = []
         tensors = [
-            [o.group, o.key, o.role, o.logical.name, list(o.holder.shape), how_fields(o.holder.how, meshes)]
+            [o.group, o.key, o.role, o.logical.name, list(o.holder.shape), layout_fields(o.holder.how, meshes)]
             for o in collected.offers
         ]
         description.append([[[mesh.axes, mesh.sizes, mesh.ranks] for mesh in meshes], tensors])
         return digest_hex(strictjson.dumps(description[0]))
 
-    digests = together(ranks, describe)
+    digests = run_on_all_ranks(ranks, describe)
     speaks = digests.index(digests[ranks.rank]) == ranks.rank
     texts = ranks.gather(description[0] if speaks else None)
     by_digest: dict[str, list[int]] = {}
@@ -178,7 +178,7 @@ def _described(ranks: Ranks, collected: Collected) -> tuple[list[str], list[tupl
 def _merge(described: Sequence[tuple[Any, list[int]]]) -> dict[TensorName, Agreed]:
     """One layout from the descriptions of all ranks."""
     facts: dict[TensorName, tuple[str, tuple[int, ...], str, int]] = {}
-    held: dict[TensorName, list[tuple[How, tuple[int, ...]]]] = {}
+    held: dict[TensorName, list[tuple[RankLayout, tuple[int, ...]]]] = {}
     for (mesh_fields, tensors), members in described:
         ranks = tuple(members)
         meshes = [Mesh(tuple(axes), tuple(sizes), tuple(all_ranks)) for axes, sizes, all_ranks in mesh_fields]
@@ -190,7 +190,7 @@ def _merge(described: Sequence[tuple[Any, list[int]]]) -> dict[TensorName, Agree
                     f"{group}: {key} is {logical}{shape} on rank {ranks[0]} "
                     f"but {known[0]}{list(known[1])} on rank {known[3]}"
                 )
-            held.setdefault(name, []).append((how_from(how, meshes), ranks))
+            held.setdefault(name, []).append((layout_from_fields(how, meshes), ranks))
     spreads = Spreads()
     out = {}
     for name, (logical_name, shape, role, _) in facts.items():
@@ -207,7 +207,7 @@ def differing_replicas(
     Returns buffers that differ, of which the first replica is saved. Other tensors that
     differ raise LayoutError, unless `replicas` is "first".
     """
-    everyone = together(ranks, lambda: _own_fingerprints(agreement, own))
+    everyone = run_on_all_ranks(ranks, lambda: _own_fingerprints(agreement, own))
     seen: dict[str, tuple[int, str]] = {}
     differing: dict[str, tuple[int, int]] = {}
     for rank, prints in enumerate(everyone):

@@ -23,10 +23,10 @@ from holdfast.format.dtypes import DType, dtype_named, model_dtype_named
 from holdfast.format.names import check_key, masters_group
 from holdfast.layout.box import Box
 from holdfast.layout.coordinates import key_at
-from holdfast.layout.placement import Part
+from holdfast.layout.placement import ShardBox
 from holdfast.plan.arrays import RawArray
 from holdfast.plan.files import Place
-from holdfast.plan.state_values import DEALT, FILE, FILE_PREFIX, OPTIMIZER, PLAN, PLAN_PREFIX, TREE, Told
+from holdfast.plan.state_values import FILE, FILE_PREFIX, OPTIMIZER, PLAN, PLAN_PREFIX, SPLIT_DICT, TREE, RankValue
 
 _CACHED_TENSORS = 2
 
@@ -99,26 +99,26 @@ class Collected:
             for key, tensor in tree.tensors.items():
                 self.offer(name, key_at(key, labels.get(name, "")), "value", tensor)
 
-    def told(self, dealt: Collection[str], *, on_devices: bool = True) -> dict[str, Told]:
+    def told(self, dealt: Collection[str], *, on_devices: bool = True) -> dict[str, RankValue]:
         """Everything that is not a tensor, as this rank tells it to the others.
 
         Comparing tensors inside of values that lie on a device takes a wait for the device;
         `on_devices=False` leaves them out.
         """
-        out: dict[str, Told] = {}
+        out: dict[str, RankValue] = {}
         for name, tree in self.trees.items():
             own = self.told_dealt(name) if name in dealt else None
             content = [self.tree_kinds[name], tree.value]
-            out[name] = own or Told.of(TREE, content, _tensors_digest(tree, on_devices=on_devices))
+            out[name] = own or RankValue.of(TREE, content, _tensors_digest(tree, on_devices=on_devices))
         for name, content in self.optimizers.items():
-            out[name] = Told.of(OPTIMIZER, content)
+            out[name] = RankValue.of(OPTIMIZER, content)
         for name, data in self.files.items():
-            out[FILE_PREFIX + name] = Told.of(FILE, data.decode())
+            out[FILE_PREFIX + name] = RankValue.of(FILE, data.decode())
         for name, plan in self.plans.items():
-            out[PLAN_PREFIX + name] = Told.of(PLAN, plan)
+            out[PLAN_PREFIX + name] = RankValue.of(PLAN, plan)
         return out
 
-    def told_dealt(self, name: str) -> Told | None:
+    def told_dealt(self, name: str) -> RankValue | None:
         """A dict of tensors or extra states, whose keys may be dealt to ranks as a pipeline deals modules."""
         kind, tree = self.tree_kinds[name], self.trees[name]
         plain = isinstance(tree.value, dict) and not any(key.startswith("$") for key in tree.value)
@@ -126,7 +126,7 @@ class Collected:
             return None
         own = _by_top_key(tree)
         digests = {key: _item_digest(item, own.get(key, {})) for key, item in tree.value.items()}
-        return Told.of(DEALT, {"kind": kind, "value": tree.value, "digests": digests})
+        return RankValue.of(SPLIT_DICT, {"kind": kind, "value": tree.value, "digests": digests})
 
 
 def _by_top_key(tree: Tree) -> dict[str, dict[str, torch.Tensor]]:
@@ -147,7 +147,7 @@ def _item_digest(item: Any, tensors: dict[str, torch.Tensor]) -> str:
         ((tag, content),) = item.items()
         if tag == "$tensor" and type(content) is str:
             return f"{tag} {content}"
-    return Told.of(TREE, item, _tensors_digest(Tree(item, tensors), on_devices=True)).digest
+    return RankValue.of(TREE, item, _tensors_digest(Tree(item, tensors), on_devices=True)).digest
 
 
 def collect(live: LiveState, model_dtype: str | None, holders: Holders | None = None) -> Collected:
@@ -324,12 +324,12 @@ class LiveSources:
                 return self._array(offer, part)
         raise AssertionError(f"{place.spec.key}: the plan names a shard that this rank does not hold")
 
-    def _parts(self, place: Place) -> Iterator[tuple[Offer, Part]]:
+    def _parts(self, place: Place) -> Iterator[tuple[Offer, ShardBox]]:
         for offer in self._offers[self._group_of[place.file], place.spec.key]:
             for part in offer.holder.parts:
                 yield offer, part
 
-    def _array(self, offer: Offer, part: Part) -> RawArray:
+    def _array(self, offer: Offer, part: ShardBox) -> RawArray:
         if offer.cast is None and offer.holder.local.device.type == "cpu":
             return raw_array(part_view(offer.holder, part))
         # Blocks come in file order, so the tensors used last are the ones used next.
@@ -342,7 +342,7 @@ class LiveSources:
         return self._cache[address]
 
 
-def stored_view(offer: Offer, part: Part) -> torch.Tensor:
+def stored_view(offer: Offer, part: ShardBox) -> torch.Tensor:
     """A part with the values it has in the file, still on its device."""
     view = part_view(offer.holder, part)
     return view.to(getattr(torch, offer.cast.name)) if offer.cast else view

@@ -21,17 +21,17 @@ from holdfast.adapters.saving.collect import Collected, Offer
 from holdfast.adapters.tensors import Holder, holder_of, part_view
 from holdfast.adapters.tree import flatten
 from holdfast.core.errors import Unsupported
-from holdfast.core.ranks import Ranks, together
+from holdfast.core.ranks import Ranks, run_on_all_ranks
 from holdfast.format.dtypes import DType, dtype_named
 from holdfast.layout.box import Box
-from holdfast.layout.placement import Part
-from holdfast.layout.spread import Boxes, How, OnMesh, Whole
+from holdfast.layout.placement import ShardBox
+from holdfast.layout.spread import Boxes, OnMesh, RankLayout, Whole
 from holdfast.mapping.apply import Mapped, Same, map_contents, mapped_entry
 from holdfast.mapping.per_module import Around, programs
 from holdfast.plan.contents import Contents, Group
 from holdfast.plan.files import Place, TensorSpec
 from holdfast.plan.recipe import Recipe, Term
-from holdfast.plan.recipe_fill import turning
+from holdfast.plan.recipe_fill import target_view_steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,10 +86,10 @@ def _term_offers(offer: Offer, group: str, key: str, recipe: Recipe[Place], term
         common = part.box.intersect(term.part)
         if common is None:
             continue
-        dropped, moved, raised = turning(term.order, len(common.sizes))
+        dropped, moved, raised = target_view_steps(term.order, len(common.sizes))
         view = part_view(offer.holder, part)[common.within(part.box)][dropped].permute(moved)[raised]
-        box = term.placed(common)
-        parts = (Part(box, Box.full(box.sizes)),)
+        box = term.target_box(common)
+        parts = (ShardBox(box, Box.full(box.sizes)),)
         holder = Holder(offer.holder.logical, recipe.shape, parts, view, Boxes((box,)))
         yield replace(offer, group=group, key=key, holder=holder, cast=cast)
 
@@ -104,7 +104,9 @@ def _cast(offer: Offer, term: Term[Place], key: str) -> DType | None:
 
 def work_out(ranks: Ranks, collected: Collected, given: Any, state: Mapping[str, Any]) -> StoredKeys:
     """Work out what was given as mapping for what all ranks hold together. Collective."""
-    everyone = together(ranks, lambda: _describe(collected, {name: config_of(state.get(name)) for name in state}))
+    everyone = run_on_all_ranks(
+        ranks, lambda: _describe(collected, {name: config_of(state.get(name)) for name in state})
+    )
     made: list[StoredKeys] = []
 
     def work() -> None:
@@ -122,7 +124,7 @@ def work_out(ranks: Ranks, collected: Collected, given: Any, state: Mapping[str,
             contents = mapped[-1][1].contents
         made.append(_stored_keys(contents, mapped))
 
-    together(ranks, work)
+    run_on_all_ranks(ranks, work)
     return made[0]
 
 
@@ -144,7 +146,7 @@ def _describe(collected: Collected, configs: Mapping[str, Any]) -> dict[str, Any
     }
 
 
-def tp_degree(how: How) -> int | None:
+def tp_degree(how: RankLayout) -> int | None:
     """The tensor-parallel degree of a live tensor; None where its mesh does not say what its axes are."""
     if not isinstance(how, OnMesh):
         return 1 if isinstance(how, Whole) else None

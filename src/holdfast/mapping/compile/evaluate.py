@@ -102,7 +102,7 @@ def _concat(statement: Statement, step: Step, parts: Recipes) -> Recipe[str]:
 def _stack(statement: Statement, step: Step, parts: Recipes) -> Recipe[str]:
     dim = dim_of(statement, len(parts[0].shape) + 1)
     _check_alike(statement, step, parts, None)
-    return Recipe.concat([part.raised(dim) for part in parts], dim)
+    return Recipe.concat([part.unsqueezed(dim) for part in parts], dim)
 
 
 def _unstack(statement: Statement, step: Step, whole: Recipe[str]) -> Recipes:
@@ -112,7 +112,7 @@ def _unstack(statement: Statement, step: Step, whole: Recipe[str]) -> Recipes:
             f"{step.lefts[0]!r} {list(whole.shape)} has {whole.shape[dim]} slices along axis {dim}, but there are "
             f"{len(step.rights)} keys for them: {', '.join(map(repr, step.rights[:6]))}"
         )
-    return [part.dropped(dim) for part in whole.split(dim, (1,) * len(step.rights))]
+    return [part.squeezed(dim) for part in whole.split(dim, (1,) * len(step.rights))]
 
 
 def _permute(statement: Statement, step: Step, recipe: Recipe[str]) -> Recipe[str]:

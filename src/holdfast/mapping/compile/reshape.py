@@ -28,7 +28,7 @@ def reshaped(recipe: Recipe[S], shape: Shape) -> Recipe[S]:
     if factors is None:
         return reshaped(reshaped(recipe, (math.prod(shape),)), shape)
     for dim in reversed([dim for dim, size in enumerate(recipe.shape) if size == 1]):
-        recipe = recipe.dropped(dim)
+        recipe = recipe.squeezed(dim)
     at = 0
     for size in recipe.shape:
         for factor in _of(factors[at:], size)[:-1]:
@@ -39,7 +39,7 @@ def reshaped(recipe: Recipe[S], shape: Shape) -> Recipe[S]:
         for _ in _of(recipe.shape[dim:], size)[:-1]:
             recipe = _merged(recipe, dim)
     for dim in (dim for dim, size in enumerate(shape) if size == 1):
-        recipe = recipe.raised(dim)
+        recipe = recipe.unsqueezed(dim)
     return recipe
 
 
@@ -106,10 +106,10 @@ def _of(factors: Sequence[int], size: int) -> list[int]:
 def _cut(recipe: Recipe[S], dim: int, count: int) -> Recipe[S]:
     """A dim as `count` times the rest of it."""
     size = recipe.shape[dim] // count
-    return Recipe.concat([part.raised(dim) for part in recipe.split(dim, (size,) * count)], dim)
+    return Recipe.concat([part.unsqueezed(dim) for part in recipe.split(dim, (size,) * count)], dim)
 
 
 def _merged(recipe: Recipe[S], dim: int) -> Recipe[S]:
     """A dim and the next one as one."""
     parts = recipe.split(dim, (1,) * recipe.shape[dim])
-    return Recipe.concat([part.dropped(dim) for part in parts], dim)
+    return Recipe.concat([part.squeezed(dim) for part in parts], dim)

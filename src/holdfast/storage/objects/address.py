@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit
 
 from holdfast.core.errors import InvalidArgument, Unsupported
-from holdfast.core.masking import holds_user, is_secret_name
+from holdfast.core.masking import is_secret_name, is_user_info
 
 SCHEMES = ("s3", "s3a", "gs", "az", "abfs", "abfss")
 _OPTIONS = {"deadline_s": 120.0, "timeout_s": 60.0, "grace_s": 3600.0}
@@ -108,7 +108,7 @@ def _refuse_secrets(scheme: str, bucket: str, options: Mapping[str, str]) -> Non
     """Raise InvalidArgument for an address with credentials: it goes into logs, messages and files."""
     secret = [f"the option {name!r}" for name in options if is_secret_name(name)]
     user = bucket.rpartition("@")[0]
-    if user and holds_user(scheme, user):
+    if user and is_user_info(scheme, user):
         secret.insert(0, "a user and password before the bucket")
     if secret:
         raise InvalidArgument(

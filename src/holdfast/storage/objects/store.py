@@ -20,7 +20,7 @@ import time
 from collections.abc import Collection, Mapping
 
 from holdfast.core.errors import Damaged, NotFound, StorageError
-from holdfast.core.filenames import MANIFEST, attempt_named, check_file, is_plain
+from holdfast.core.filenames import MANIFEST, check_file, is_plain, manifest_attempt
 from holdfast.core.limits import JSON_BYTES
 from holdfast.storage.base import Stamped
 from holdfast.storage.identity import IDENTITY, Identity, id_in, new_identity
@@ -342,14 +342,14 @@ class ObjectStorage:
 
     def _require(self, folder: str, found: Found | None, attempt: str) -> None:
         """Raise NotFound unless a manifest is what an attempt published."""
-        if attempt and (found is None or attempt_named(found.data) != attempt):
+        if attempt and (found is None or manifest_attempt(found.data) != attempt):
             raise NotFound(f"{self.name}/{folder} is not of {attempt} now")
 
     # Removing.
 
     def remove(self, folder: str, attempt: str = "") -> bool:
         pointer = self._pointer(folder)
-        if attempt and attempt_named(pointer.data or b"") != attempt:
+        if attempt and manifest_attempt(pointer.data or b"") != attempt:
             raise NotFound(f"{self.name}/{folder} is not of {attempt} now")
         with self._holds.alone(pointer.prefix) as alone:
             if not alone:

@@ -1,12 +1,12 @@
-"""What every storage must do, as tests that pytest runs on yours.
+"""A conformance suite for storages, as pytest classes to subclass.
 
     class TestMine(StorageConformance):
         @pytest.fixture
         def storage(self, tmp_path):
             return MyStorage(tmp_path)
 
-Take SharedStorageConformance for one that other processes can open too. Each test gets a
-storage whose root was never written to.
+Use SharedStorageConformance for a storage that other processes can open. Each test gets a storage
+whose root was never written to.
 """
 
 from holdfast.testing.conformance.files import FileConformance

@@ -1,4 +1,4 @@
-"""The hook of the suite, and small steps that its tests share."""
+"""The fixture of the suite, and helpers that its tests share."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ ATTEMPT = ".attempt-1"
 
 
 class Conformance:
-    """Tests of one storage; `storage` is the one fixture to give."""
+    """Tests of one storage; subclasses provide the fixture `storage`."""
 
     @pytest.fixture
     def storage(self) -> Storage:
-        """A storage whose root was never written to, a new one for each test."""
-        raise NotImplementedError(f"{type(self).__name__} must have a fixture `storage`: the one to test")
+        """Return a new storage for each test, whose root was never written to."""
+        raise NotImplementedError(f"{type(self).__name__} must define a fixture `storage`: the storage to test")
 
 
 def publish(storage: Storage, folder: str, files: Mapping[str, bytes], aside: str = "") -> None:
@@ -29,7 +29,7 @@ def publish(storage: Storage, folder: str, files: Mapping[str, bytes], aside: st
 
 
 def whole(reader: Reader) -> bytes:
-    """All bytes of an open file, which is closed then."""
+    """Return all bytes of an open file and close it."""
     data = bytearray(reader.size)
     reader.read_into(0, [memoryview(data)])
     reader.close()
@@ -37,7 +37,7 @@ def whole(reader: Reader) -> bytes:
 
 
 def write_file(storage: Storage, name: str, parts: Mapping[int, bytes]) -> None:
-    """Create a file of the attempt and write its parts, which cover it, in the order given."""
+    """Create a file of the attempt and write its parts, which cover it, in this order."""
     storage.create(ATTEMPT, name, sum(map(len, parts.values())))
     writer = storage.writer(ATTEMPT, name)
     try:

@@ -1,4 +1,4 @@
-"""Files: written in parts, read into buffers, never read past their end."""
+"""Files: written in parts, read into buffers, never read past the end."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from holdfast.testing.conformance.base import ATTEMPT, Conformance, publish, who
 
 
 class FileConformance(Conformance):
-    """What is written is what is read."""
+    """A file reads back as it was written."""
 
     def test_what_is_published_is_read_back(self, storage: Storage) -> None:
         publish(storage, "step-1", {"a.json": b"abc", "empty": b"", "ema/b": b"inner"})
@@ -74,7 +74,7 @@ class FileConformance(Conformance):
 
     def test_two_writers_share_one_file_unless_files_are_written_whole(self, storage: Storage) -> None:
         if storage.whole_files:
-            pytest.skip("one process writes each file of this storage")
+            pytest.skip("only one process writes each file of this storage")
         storage.begin(ATTEMPT)
         storage.create(ATTEMPT, "f", 8)
         first, second = storage.writer(ATTEMPT, "f"), storage.writer(ATTEMPT, "f")
@@ -87,7 +87,7 @@ class FileConformance(Conformance):
 
     def test_what_nobody_wrote_is_zeros_unless_files_are_written_whole(self, storage: Storage) -> None:
         if storage.whole_files:
-            pytest.skip("a file of this storage is there when all of it is written")
+            pytest.skip("a file of this storage appears when it is complete")
         storage.begin(ATTEMPT)
         storage.create(ATTEMPT, "f", 10_000)
         storage.create(ATTEMPT, "g", 0)
@@ -121,7 +121,7 @@ class FileConformance(Conformance):
         publish(storage, "step-1", {"f": data, "empty": b""})
         reader = storage.pin("step-1").open("f")
         if not reader.mappable:
-            pytest.skip("this storage has no maps")
+            pytest.skip("this storage does not map files")
         view = reader.map(offset, 10_000 - offset)
         assert bytes(view) == data[offset:]
         assert bytes(reader.map(offset, 7)) == data[offset : offset + 7]

@@ -1,4 +1,4 @@
-"""Folders: hidden while they are attempts, published, replaced, renamed and removed as wholes."""
+"""Folders: attempts are hidden; a folder is published, replaced, renamed and removed atomically."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ MISSING: tuple[Callable[[Storage], Any], ...] = (
 
 
 class FolderConformance(Conformance):
-    """What is seen is committed, and what is committed is seen whole."""
+    """Visible folders are committed and complete."""
 
     def test_it_is_a_storage_with_a_name(self, storage: Storage) -> None:
         assert isinstance(storage, Storage)

@@ -1,4 +1,4 @@
-"""Names that come out of a checkpoint must never leave their folder."""
+"""File names read from a checkpoint must never leave their folder."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ HOSTILE = ("", "..", "../a", "/etc/passwd", "a\0", "a\nb", "a/b/c", ".a", "a\\b"
 
 
 class NameConformance(Conformance):
-    """A hostile file name is refused by every call, before anything is touched."""
+    """Every call refuses a hostile file name before touching anything."""
 
     @pytest.mark.parametrize("name", HOSTILE)
     def test_a_hostile_file_name_never_reaches_the_storage(self, storage: Storage, name: str) -> None:

@@ -1,4 +1,4 @@
-"""Pins: a reader keeps what it began to read, or is told that it is gone; it never gets other bytes."""
+"""Pins: a reader gets the folder that it opened or an error that it is gone, never other bytes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ROUNDS = 12
 
 
 def _read(pin: Pin, name: str) -> bytes | None:
-    """What a pin reads; None if it says that it is gone."""
+    """Read a file through a pin; return None if it is gone."""
     try:
         data = pin.read(name, 100)
         assert whole(pin.open(name)) == data
@@ -32,7 +32,7 @@ def _same_or_gone(pin: Pin) -> None:
 
 
 class PinConformance(Conformance):
-    """A pin is one committed folder as it was."""
+    """A pin is a snapshot of one committed folder."""
 
     def test_a_pin_reads_its_folder(self, storage: Storage) -> None:
         publish(storage, "step-1", OLD)
@@ -128,7 +128,7 @@ class PinConformance(Conformance):
 
 
 def _read_while(storage: Storage, change: Callable[[int], None]) -> set[tuple[bytes, ...] | None]:
-    """What a reader finds, again and again, while a folder changes; None for gone."""
+    """Read repeatedly while a folder changes; return all contents seen, None for gone."""
     found: set[tuple[bytes, ...] | None] = set()
     failures: list[BaseException] = []
     end = threading.Event()
@@ -141,7 +141,7 @@ def _read_while(storage: Storage, change: Callable[[int], None]) -> set[tuple[by
             except NotFound:
                 found.add(None)
                 continue
-            except BaseException as error:  # noqa: BLE001  (told below, by the thread that hears it)
+            except BaseException as error:  # noqa: BLE001  (reported below by the main thread)
                 failures.append(error)
                 return
             read = [_read(pin, name) for name in OLD]

@@ -1,4 +1,4 @@
-"""Storages that other processes open: addresses, holds of folders, sweeping."""
+"""Storages that other processes can open: addresses, holds of folders, sweeping."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from holdfast.testing.conformance.base import ATTEMPT, Conformance, publish
 
 
 class SharedConformance(Conformance):
-    """Writers of several processes work and talk through it."""
+    """Writers of several processes work and communicate through the storage."""
 
     def test_it_is_shared(self, storage: SharedStorage) -> None:
         assert isinstance(storage, SharedStorage)
@@ -37,7 +37,7 @@ class SharedConformance(Conformance):
 
     def test_its_identity_is_made_once_and_is_no_folder(self, storage: SharedStorage) -> None:
         if not isinstance(storage, IdentifiedStorage):
-            pytest.skip("a storage without identities: nothing is restored from memory under it")
+            pytest.skip("a storage without identities: nothing is restored from memory for it")
         assert storage.identity(make=False) is None
         made = storage.identity(make=True)
         other = storage_at(storage.address)
