@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 from holdfast.checkpoint.checkpoint import Checkpoint
 from holdfast.core.errors import Mismatch
-from holdfast.mapping.apply import Same
+from holdfast.mapping.apply import EqualScalars
 
 
-def require_same(checkpoint: Checkpoint, scalars: Sequence[Same]) -> None:
+def require_same(checkpoint: Checkpoint, scalars: Sequence[EqualScalars]) -> None:
     """Read them all at once; raises Mismatch where they differ.
 
     Without digests: they are a few bytes of many blocks, and what is used of them is verified later.

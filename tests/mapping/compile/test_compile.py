@@ -202,7 +202,7 @@ def test_biases_are_fused_along_their_only_dim() -> None:
 def test_a_short_program_cannot_ask_for_endless_work(statements: list[str]) -> None:
     huge = Sized((900_000_000, 900_000_000), F32)
     sources = dict.fromkeys(("a", "q", "q2", "q3", "g", "u", "f"), huge)
-    with at_most(5), pytest.raises(InvalidArgument, match="comes to more than 50000 names and boxes"):
+    with at_most(5), pytest.raises(InvalidArgument, match="expands to more than 50000 names and boxes"):
         compile_program(Mapping.parse(statements).statements, sources, None, max_work=50_000)
 
 
