@@ -46,7 +46,7 @@ def test_an_error_in_a_file_names_it(tmp_path: Path) -> None:
     path.write_text("[1]")
     with pytest.raises(InvalidArgument, match=r"wrong\.map, line 1: a statement is a string, not int"):
         Mapping.parse(path)
-    with pytest.raises(InvalidArgument, match="cannot be read"):
+    with pytest.raises(InvalidArgument, match="cannot read the mapping"):
         Mapping.parse(tmp_path)
 
 

@@ -78,7 +78,7 @@ def test_5_a_target_of_the_same_name_and_another_shape_is_refused() -> None:
 def test_5_a_split_that_does_not_come_out_even_is_refused() -> None:
     with pytest.raises(Mismatch, match=r"'a' \[4, 6\] along axis 1 does not split into 4 equal parts; add sizes="):
         run("a -> b, c, d, e, axis=1", {"a": A})
-    with pytest.raises(Mismatch, match=r"sizes=\[2, 3\] come to 5, but 'a' \[4, 6\] along axis 1 has 6"):
+    with pytest.raises(Mismatch, match=r"sizes=\[2, 3\] sum to 5, but 'a' \[4, 6\] along axis 1 has 6"):
         run("a -> b, c, axis=1, sizes=[2, 3]", {"a": A})
 
 

@@ -121,7 +121,7 @@ def test_a_rank_of_megatron_is_a_part(tmp_path: Path) -> None:
         write(tmp_path / "iter" / "mp_rank_00" / "model_optim_rng.pt", megatron(2)), "tensor_model_parallel_size is 2"
     )
     marked(tmp_path / "iter" / "mp_rank_00", "Megatron")
-    refused(tmp_path / "iter", "Megatron, with the parts of ranks in mp_rank_00")
+    refused(tmp_path / "iter", "Megatron checkpoint with the shards of ranks in mp_rank_00")
 
 
 def test_a_rank_of_megatron_without_options_is_a_part_by_its_neighbours(tmp_path: Path) -> None:

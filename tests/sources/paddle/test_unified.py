@@ -207,7 +207,7 @@ def test_a_missing_part_of_an_unmerged_optimizer_is_damage(tmp_path: Path) -> No
 def test_a_missing_file_of_an_index_is_damage(tmp_path: Path) -> None:
     shutil.copytree(GOLDEN / "shard2_fp32_hf", tmp_path / "c")
     (tmp_path / "c" / "optimizer-00002-of-00002.safetensors").unlink()
-    with pytest.raises(Damaged, match=r"names optimizer-00002-of-00002.safetensors, which is not there"):
+    with pytest.raises(Damaged, match=r"names optimizer-00002-of-00002.safetensors, which is missing"):
         open_stored(tmp_path / "c")
 
 

@@ -244,7 +244,7 @@ def test_a_folder_of_several_files(tmp_path):
     sharded(tmp_path, parts)
     same(open_stored(tmp_path), "model", parts[0] | parts[1])
     (tmp_path / "pytorch_model-00002-of-00002.bin").unlink()
-    with pytest.raises(Damaged, match="which is not there"):
+    with pytest.raises(Damaged, match="which is missing"):
         open_stored(tmp_path)
 
 

@@ -1,6 +1,6 @@
-"""Optimizer states of torch as other tools store them: by parameter or by number, nested or flat.
+"""torch optimizer states as other tools store them: by key or by number, nested or flat.
 
-What comes out has one form: state by parameter key and state name, and options of param groups.
+All become one form: state by parameter key and state name, and options of param groups.
 """
 
 from __future__ import annotations
@@ -13,33 +13,33 @@ from typing import Any
 from holdfast.core.errors import Unsupported
 from holdfast.format import statejson, strictjson
 from holdfast.format.names import MASTER_STATES
-from holdfast.sources.trees.leaf import Leaf
+from holdfast.sources.trees.leaf import TensorLeaf
 
 _MEGATRON_MASTERS = frozenset({"fp32_param", "param"})
 MASTERS = MASTER_STATES | _MEGATRON_MASTERS
 _STATE_NAMES = "exp_avg|exp_avg_sq|max_exp_avg_sq|momentum_buffer|step|master_exp_avg|" + "|".join(sorted(MASTERS))
-_STATE_FIRST = re.compile(rf"state\.({_STATE_NAMES})\.(.+)")  # as Megatron has it
+_STATE_FIRST = re.compile(rf"state\.({_STATE_NAMES})\.(.+)")  # Megatron's order
 _PARAM_FIRST = re.compile(r"state\.(.+)\.([^.]+)")
 _OPTION = re.compile(r"param_groups\.(.+)\.([^.]+)")
 
 
 @dataclass(slots=True)
 class OptimizerState:
-    """State by parameter, key or number, and the options of each group of parameters."""
+    """State by parameter key or number, and the options of each param group."""
 
     state: dict[Any, dict[str, Any]] = field(default_factory=dict)
     groups: list[tuple[list[Any], dict[str, Any]]] = field(default_factory=list)
-    names: dict[Any, str] = field(default_factory=dict)  # the key of a number, where the file says it
+    names: dict[Any, str] = field(default_factory=dict)  # the key of each number, if the file has it
 
     @property
     def params(self) -> list[Any]:
-        """Every parameter, those of the groups first."""
+        """Every parameter, beginning with those of the groups."""
         grouped = [param for params, _ in self.groups for param in params]
         return list(dict.fromkeys([*grouped, *self.state]))
 
 
 def optimizer_in(value: Any) -> OptimizerState | None:
-    """The optimizer state that a tree is, or None if it is something else."""
+    """Parse a tree as optimizer state; None if it is something else."""
     if not isinstance(value, dict) or not value:
         return None
     if set(value) <= {"state", "param_groups"} and isinstance(value.get("state", {}), dict):
@@ -99,13 +99,13 @@ def _flat(value: Mapping[str, Any]) -> OptimizerState | None:
 
 
 def master_name(found: OptimizerState) -> str | None:
-    """What the optimizer itself calls the masters that it keeps; Megatron keeps them elsewhere."""
-    names = (name for states in found.state.values() for name, value in states.items() if isinstance(value, Leaf))
+    """Return the optimizer's own name for its master weights; Megatron stores them elsewhere."""
+    names = (name for states in found.state.values() for name, value in states.items() if isinstance(value, TensorLeaf))
     return next((name for name in names if name in MASTER_STATES), None)
 
 
 def encoded_options(options: Mapping[str, Any], where: str) -> Any:
-    """Options as state.json has them; one that cannot be said there, or is a tensor, is left out."""
+    """Encode options for state.json; options that cannot be encoded, and tensors, are left out."""
     out = {}
     for name, value in options.items():
         try:
@@ -116,11 +116,11 @@ def encoded_options(options: Mapping[str, Any], where: str) -> Any:
 
 
 def keys_of(found: OptimizerState, model: Container[str] = ()) -> dict[Any, str] | None:
-    """The key of every parameter, or None where the file has numbers alone.
+    """Return the key of every parameter, or None if the file has only numbers.
 
-    The order of a file says nothing of numbers: an optimizer numbers its parameters in the order
-    in which it was given them, and only the live one knows it. Names are taken if they are the
-    model's, where there is a model, with or without the "module." of DDP.
+    The order of a file says nothing about numbers: an optimizer numbers its parameters in the order in which
+    it received them, which only the live optimizer knows. If there is a model, names are used only if they are
+    the model's, with or without the "module." of DDP.
     """
     params = found.params
     if all(type(param) is str for param in params):
@@ -141,21 +141,21 @@ def _in_model(names: Mapping[Any, str], model: Container[str]) -> dict[Any, str]
 
 
 def numbers_of(found: OptimizerState) -> dict[Any, str]:
-    """The number of every parameter: its position over the groups, as torch counts."""
+    """Return the number of every parameter: its position over the groups, as torch counts."""
     return {param: str(number if found.groups else param) for number, param in enumerate(found.params)}
 
 
 def optimizer_entry(
     found: OptimizerState, keys: Mapping[Any, str], name: str, *, masters: str | None = None, numbered: bool = False
 ) -> dict[str, Any]:
-    """The entry of state.json: options by group, numbers that are not tensors by parameter.
+    """Return the state.json entry: options by group, and non-tensor state by parameter.
 
-    `masters` is what the optimizer calls its masters. `numbered` entries have numbers for keys.
+    `masters` is the optimizer's name for its master weights. `numbered` entries have numbers as keys.
     """
     scalars: dict[str, Any] = {}
     with_state = set()
     for param, states in found.state.items():
-        plain = encoded_options({n: v for n, v in states.items() if not isinstance(v, Leaf)}, f"{name}.{param}")
+        plain = encoded_options({n: v for n, v in states.items() if not isinstance(v, TensorLeaf)}, f"{name}.{param}")
         if plain:
             scalars[keys[param]] = plain
         if states:
