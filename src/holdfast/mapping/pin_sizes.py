@@ -38,8 +38,8 @@ def pin_statements(statements: Sequence[Statement], sources: Mapping[str, Spec |
     known = {key: spec for key, spec in sources.items() if spec is not None}
     steps: dict[int, list[tuple[ExpandedStep, _Pin]]] = {}
 
-    def note(number: int, step: ExpandedStep, found: Recipes) -> None:
-        pin = _pin(statements[number], step, found)
+    def note(number: int, step: ExpandedStep, sources: Recipes) -> None:
+        pin = _pin(statements[number], step, sources)
         if pin != _Pin():
             steps.setdefault(number, []).append((step, pin))
 
@@ -51,11 +51,11 @@ def pin_statements(statements: Sequence[Statement], sources: Mapping[str, Spec |
     return out
 
 
-def _pin(statement: Statement, step: ExpandedStep, found: Recipes) -> _Pin:
+def _pin(statement: Statement, step: ExpandedStep, sources: Recipes) -> _Pin:
     options = statement.options
-    sizes = _sizes(statement, step, found) if is_many(statement.lefts) and _has_sizes(statement) else None
-    dtype = found[0].dtype if options.dtype is not None and found[0].dtype is not UNKNOWN else None
-    return _Pin(sizes, dtype, None if options.reshape is None else _shape_before(statement, step, found, sizes))
+    sizes = _sizes(statement, step, sources) if is_many(statement.lefts) and _has_sizes(statement) else None
+    dtype = sources[0].dtype if options.dtype is not None and sources[0].dtype is not UNKNOWN else None
+    return _Pin(sizes, dtype, None if options.reshape is None else _shape_before(statement, step, sources, sizes))
 
 
 def _has_sizes(statement: Statement) -> bool:
@@ -79,14 +79,14 @@ def _sizes(statement: Statement, step: ExpandedStep, parts: Recipes) -> Sizes:
 
 
 def _shape_before(
-    statement: Statement, step: ExpandedStep, found: Recipes, sizes: Sizes | None
+    statement: Statement, step: ExpandedStep, sources: Recipes, sizes: Sizes | None
 ) -> tuple[int, ...] | None:
     """Return the shape of a step's tensor before its reshape, after transpose, join and permute."""
-    specs = {name: Sized(recipe.shape, recipe.dtype) for name, recipe in zip(step.lefts, found, strict=True)}
+    specs = {name: Sized(recipe.shape, recipe.dtype) for name, recipe in zip(step.lefts, sources, strict=True)}
     plain = replace(statement, options=replace(statement.options, reshape=None))
     if sizes is None or statement.stacks:
         return Shapes(specs).whole(plain, step)
-    shape = list(found[0].shape[::-1] if step.left_transposed[0] else found[0].shape)
+    shape = list(sources[0].shape[::-1] if step.left_transposed[0] else sources[0].shape)
     shape[dim_of(statement, len(shape))] = sum(sizes)
     return Shapes({"": Sized(tuple(shape), UNKNOWN)}).whole(plain, ExpandedStep(("",), step.rights, (False,)))
 

@@ -55,11 +55,11 @@ def open_stored(path: str | os.PathLike[str]) -> Checkpoint:
     if single:
         reject_rank_file(name, f"{folder.path}/{name}")
     for reader in READERS:
-        found = reader(folder)
-        if found is not None:
-            reject_empty_weights(found.contents, folder.path)
-            found = note_partial(folder, note_unread(folder, apply_config_dtype(folder, found)))
-            return _with_step(Foreign(folder, found), found)
+        result = reader(folder)
+        if result is not None:
+            reject_empty_weights(result.contents, folder.path)
+            result = note_partial(folder, note_unread(folder, apply_config_dtype(folder, result)))
+            return _with_step(Foreign(folder, result), result)
     if single:
         raise NotFound(f"{folder.path}/{name}: not a tensor file that Holdfast can read")
     reject_deepspeed_folder(folder.files, folder.path)
@@ -77,14 +77,14 @@ def _reject_inner_dcp(folder: Folder) -> None:
         )
 
 
-def _with_step(checkpoint: Foreign, found: ReaderResult) -> Foreign:
+def _with_step(checkpoint: Foreign, result: ReaderResult) -> Foreign:
     """Return the checkpoint with its step, reading the step if it is a tensor of one element."""
-    if found.step_at is None or len(found.step_at.sources()) != 1:
+    if result.step_at is None or len(result.step_at.sources()) != 1:
         return checkpoint
-    step = read_scalars(checkpoint, {"step": found.step_at})["step"]
+    step = read_scalars(checkpoint, {"step": result.step_at})["step"]
     if not step.is_integer() or not 0 <= step < 2**53:
         return checkpoint
-    return with_contents(checkpoint, replace(found.contents, step=int(step)), {})
+    return with_contents(checkpoint, replace(result.contents, step=int(step)), {})
 
 
 def _has_manifest(folder: Folder) -> bool:

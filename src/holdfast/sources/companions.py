@@ -41,11 +41,11 @@ class Companions:
         """Return a tree with the companions added. A companion is renamed if its name is already in the tree."""
         return {**tree, **{f"{name}.file" if name in tree else name: value for name, value in self.trees.items()}}
 
-    def with_notes(self, found: ReaderResult) -> ReaderResult:
+    def with_notes(self, result: ReaderResult) -> ReaderResult:
         """Return a reader's result with the step and the notes of the companions."""
-        step = found.contents.step if found.contents.step is not None else self.step
-        contents = replace(found.contents, step=step)
-        return replace(found, contents=contents, notes=(*found.notes, *self.notes), read=found.read | self.read)
+        step = result.contents.step if result.contents.step is not None else self.step
+        contents = replace(result.contents, step=step)
+        return replace(result, contents=contents, notes=(*result.notes, *self.notes), read=result.read | self.read)
 
 
 def is_companion(name: str) -> bool:
@@ -55,42 +55,42 @@ def is_companion(name: str) -> bool:
 
 def read_companions(folder: Folder) -> Companions:
     """Return the files next to the model of a folder; empty for a single file."""
-    found = Companions()
+    companions = Companions()
     for name in sorted(folder.files, key=natural_key) if folder.only is None else ():
         match = _TORCH_FILE.fullmatch(name) or _MODEL_FILE.fullmatch(name)
         if match is None:
             continue
-        found.read.add(name)
+        companions.read.add(name)
         try:
-            _add_torch(found, folder, name, match["name"])
+            _add_torch(companions, folder, name, match["name"])
         except HoldfastError as error:
-            found.notes.append(f"left out: {error}")
+            companions.notes.append(f"left out: {error}")
     if _TRAINER_STATE in folder.files and folder.only is None:
-        _add_trainer_state(found, folder)
-    return found
+        _add_trainer_state(companions, folder)
+    return companions
 
 
-def _add_torch(found: Companions, folder: Folder, file: str, name: str) -> None:
+def _add_torch(companions: Companions, folder: Folder, file: str, name: str) -> None:
     where = f"{folder.path}/{file}"
     reader = folder.open(file)
     try:
         tree, made = tree_of(read_archive(reader, where), file, reader, where)
     finally:
         reader.close()
-    found.trees[name] = tree
-    found.made |= made
+    companions.trees[name] = tree
+    companions.made |= made
 
 
-def _add_trainer_state(found: Companions, folder: Folder) -> None:
+def _add_trainer_state(companions: Companions, folder: Folder) -> None:
     """Add the step and the log of transformers' Trainer. Its JSON may contain NaN."""
     try:
         fields = json.loads(folder.read(_TRAINER_STATE, limits.JSON_BYTES))
     except (ValueError, RecursionError) as error:
-        found.notes.append(f"left out: {folder.path}/{_TRAINER_STATE}: not JSON: {error}")
+        companions.notes.append(f"left out: {folder.path}/{_TRAINER_STATE}: not JSON: {error}")
         return
     if not isinstance(fields, dict):
         return
-    found.trees["trainer_state"] = fields
-    found.read.add(_TRAINER_STATE)
+    companions.trees["trainer_state"] = fields
+    companions.read.add(_TRAINER_STATE)
     step = fields.get("global_step")
-    found.step = step if type(step) is int and 0 <= step < 2**53 else None
+    companions.step = step if type(step) is int and 0 <= step < 2**53 else None

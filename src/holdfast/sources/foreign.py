@@ -89,8 +89,8 @@ class ReaderResult:
 class Foreign(Checkpoint):
     """A checkpoint of another format, open for reading. It has no digests, so reads are not verified."""
 
-    def __init__(self, folder: Folder, found: ReaderResult) -> None:
-        self._found = found
+    def __init__(self, folder: Folder, result: ReaderResult) -> None:
+        self._result = result
         self._source = folder
         super().__init__(folder.storage, folder.name)
         self._pin = folder.pin
@@ -102,28 +102,28 @@ class Foreign(Checkpoint):
     @property
     def format(self) -> str:
         """The name of the format."""
-        return self._found.format
+        return self._result.format
 
     @property
     def notes(self) -> tuple[str, ...]:
         """Messages about what was left out or is uncertain."""
-        return self._found.notes
+        return self._result.notes
 
     @property
     def partial(self) -> str | None:
         """The reason why this is only a part of a model, or None; found from its name, neighbours or contents."""
-        return self._found.partial
+        return self._result.partial
 
     @property
     def linear_weights(self) -> str | None:
         """The layout of linear weights, "in-out" or "out-in", if the format defines it."""
-        return self._found.linear_weights
+        return self._result.linear_weights
 
     def __repr__(self) -> str:
         return f"Foreign({self.path!r}, format={self.format!r}, groups={list(self.groups)})"
 
     def _read_manifest(self) -> Manifest:
-        contents = self._found.contents
+        contents = self._result.contents
         groups = {}
         for name, group in contents.groups.items():
             places = {place for recipe in group.tensors.values() for place in recipe.sources()}
@@ -135,19 +135,19 @@ class Foreign(Checkpoint):
         return Manifest(contents.step, None, "", "", limits.BLOCK_BYTES, groups, records, {})
 
     def _size(self, name: str) -> int:
-        made = self._found.made.get(name)
+        made = self._result.made.get(name)
         return len(made) if made is not None else self._source.files[name]
 
     @cached_property
     def contents(self) -> Contents:
-        return self._found.contents
+        return self._result.contents
 
     @property
     def state(self) -> Mapping[str, Any]:
-        return self._found.contents.state
+        return self._result.contents.state
 
     def open_file(self, name: str) -> Reader:
-        made = self._found.made.get(name)
+        made = self._result.made.get(name)
         return InMemoryReader(made) if made is not None else super().open_file(name)
 
     def leave_out_damage(self, takes: Callable[..., bool]) -> None:
@@ -202,8 +202,8 @@ def is_side_file(name: str) -> bool:
 def with_contents(checkpoint: Checkpoint, contents: Contents, made: Mapping[str, bytes]) -> Foreign:
     """Return the same folder with other contents and additional files in memory."""
     if isinstance(checkpoint, Foreign):
-        found = checkpoint._found
-        return Foreign(checkpoint._source, replace(found, contents=contents, made={**found.made, **made}))
+        result = checkpoint._result
+        return Foreign(checkpoint._source, replace(result, contents=contents, made={**result.made, **made}))
     return Foreign(Folder(checkpoint.storage, checkpoint.folder), ReaderResult("holdfast", contents, made))
 
 

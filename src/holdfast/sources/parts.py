@@ -45,7 +45,7 @@ def part_by_name(folder: Folder) -> str | None:
     match = _RANK.fullmatch(folder.only)
     if match is None:
         return None
-    others = _alike(match, folder.pin.files())
+    others = _rank_siblings(match, folder.pin.files())
     if len(others) < 2:
         return None
     return (
@@ -54,7 +54,7 @@ def part_by_name(folder: Folder) -> str | None:
     )
 
 
-def _alike(match: re.Match[str], names: Collection[str]) -> list[str]:
+def _rank_siblings(match: re.Match[str], names: Collection[str]) -> list[str]:
     """Return the names that differ from a match only in the rank number."""
     found = ((name, _RANK.fullmatch(name)) for name in names)
     return sorted(n for n, other in found if other and (other["head"], other["tail"]) == (match["head"], match["tail"]))
@@ -109,13 +109,13 @@ def reject_megatron_folder(folder: Folder) -> None:
         )
 
 
-def note_partial(folder: Folder, found: ReaderResult) -> ReaderResult:
+def note_partial(folder: Folder, result: ReaderResult) -> ReaderResult:
     """Return a reader's result, with a note if it is only a shard of a model."""
-    partial = found.partial or part_by_name(folder) or _megatron_rank(folder)
+    partial = result.partial or part_by_name(folder) or _megatron_rank(folder)
     if partial is None:
-        return found
+        return result
     where = f"{folder.path}/{folder.only}" if folder.only else folder.path
-    return replace(found, partial=partial, notes=(*found.notes, f"{where}: {partial}"))
+    return replace(result, partial=partial, notes=(*result.notes, f"{where}: {partial}"))
 
 
 def _megatron_rank(folder: Folder) -> str | None:

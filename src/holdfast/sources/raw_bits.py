@@ -36,19 +36,19 @@ def raw_weights(contents: Contents) -> list[str]:
     ]
 
 
-def apply_config_dtype(folder: Folder, found: ReaderResult) -> ReaderResult:
+def apply_config_dtype(folder: Folder, result: ReaderResult) -> ReaderResult:
     """Return a reader's result with uint16 weights as bfloat16 if the folder's config gives that dtype."""
-    raw = raw_weights(found.contents)
+    raw = raw_weights(result.contents)
     if not raw or folder.only is not None or _CONFIG not in folder.files:
-        return found
+        return result
     try:
         config = strictjson.loads(folder.read(_CONFIG, limits.JSON_BYTES), f"{folder.path}/{_CONFIG}")
     except HoldfastError:
-        return found
-    if not isinstance(config, dict) or not _says_bfloat16(config) or _has_bfloat16(found.contents):
-        return found
+        return result
+    if not isinstance(config, dict) or not _says_bfloat16(config) or _has_bfloat16(result.contents):
+        return result
     note = f"{folder.path}: {len(raw)} weights are stored as uint16 and read as bfloat16, as config.json says"
-    return replace(found, contents=_reinterpreted(found.contents), notes=(*found.notes, note))
+    return replace(result, contents=_reinterpreted(result.contents), notes=(*result.notes, note))
 
 
 def as_bfloat16(checkpoint: Checkpoint) -> Checkpoint:

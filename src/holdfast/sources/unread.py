@@ -16,24 +16,24 @@ _DOCUMENTS = re.compile(
 _INDEXES = (".index.json", "trainer_state.json")
 
 
-def note_unread(folder: Folder, found: ReaderResult) -> ReaderResult:
+def note_unread(folder: Folder, result: ReaderResult) -> ReaderResult:
     """Return a reader's result with a note about the files that were left out."""
     if folder.only is not None:
-        return found
+        return result
     used = {
-        place.file for group in found.contents.groups.values() for r in group.tensors.values() for place in r.sources()
+        place.file for group in result.contents.groups.values() for r in group.tensors.values() for place in r.sources()
     }
     left = [
         name
         for name in sorted(folder.files, key=natural_key)
-        if name not in used and name not in found.read and not _needs_no_note(name)
+        if name not in used and name not in result.read and not _needs_no_note(name)
     ]
     left = [name for name in left if not (is_code(name) and names_code(folder))]
     if not left:
-        return found
+        return result
     more = f" and {len(left) - _NAMED} more" if len(left) > _NAMED else ""
     note = f"{folder.path}: left out because they were not read: {', '.join(left[:_NAMED])}{more}"
-    return replace(found, notes=(*found.notes, note))
+    return replace(result, notes=(*result.notes, note))
 
 
 def _needs_no_note(name: str) -> bool:

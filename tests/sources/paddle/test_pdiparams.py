@@ -135,7 +135,7 @@ def test_a_program_of_another_model_is_refused(tmp_path: Path) -> None:
     with pytest.raises(Damaged, match=r"6 tensors, but m\.pdmodel names 7"):
         open_stored(folder)
     (folder / "m.pdmodel").write_bytes(model_description({**arrays(), "mask": np.zeros(2, bool)}))
-    with pytest.raises(Damaged, match=r"has the shape \[3\], and m\.pdmodel says \[2\] for 'mask'"):
+    with pytest.raises(Damaged, match=r"has the shape \[3\], but m\.pdmodel says \[2\] for 'mask'"):
         open_stored(folder)
 
 

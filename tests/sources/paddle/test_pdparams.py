@@ -164,7 +164,7 @@ def test_two_nested_tensors_under_one_dotted_key_are_refused(tmp_path: Path) -> 
     value = {"a.b": random_matrix(1, 2, 2), "a": {"b": random_matrix(2, 3)}}
     with pytest.raises(Damaged, match=r"two nested values have the key 'a\.b'"):
         open_stored(pickled(tmp_path / "m.pdparams", value))
-    with pytest.raises(Damaged, match="'3' and 3 are a text and a number"):
+    with pytest.raises(Damaged, match="'3' and 3 are a string and an integer"):
         open_stored(pickled(tmp_path / "m.pdparams", {"3": random_matrix(1, 2), 3: random_matrix(2, 2)}))
 
 

@@ -116,7 +116,7 @@ def test_a_name_that_may_only_stand_there_is_not_called():
 def test_persistent_ids_go_to_the_caller():
     stream = b"\x80\x02(X\x01\x00\x00\x00aK\x01tQ."
     assert read(stream, persistent=lambda token: ["got", token]) == ["got", ("a", 1)]
-    with pytest.raises(Damaged, match="outside of the pickle"):
+    with pytest.raises(Damaged, match="outside the pickle"):
         read(stream)
 
 

@@ -26,7 +26,7 @@ Recipes = list[Recipe[str]]
 
 @dataclass(frozen=True, slots=True)
 class StepContext:
-    """What a step needs besides its sources: TP degrees, the later use of its results and the work budget."""
+    """The context of a step: TP degrees, the later use of its results and the work budget."""
 
     source_tp: int | None
     target_tp: Callable[[str], int | None]
@@ -298,16 +298,16 @@ def _fuse(statement: Statement, parts: Recipes, dim: int, degree: int, work: Wor
 
 def _source_degree(statement: Statement, rights: int, context: StepContext) -> int:
     options = statement.options
-    given = options.src_tp_degree or (options.tp_degree if rights > 1 else None)
-    return _known_degree(statement, given or context.source_tp, "source")
+    degree = options.src_tp_degree or (options.tp_degree if rights > 1 else None)
+    return _known_degree(statement, degree or context.source_tp, "source")
 
 
 def _target_degree(statement: Statement, number: int, step: ExpandedStep, context: StepContext) -> int:
     options = statement.options
-    given = options.dst_tp_degree or options.tp_degree
-    if given is None and options.fused != "fused_qkv":
-        given = _degree_of_final_targets(statement, number, step.rights[0], context)
-    return _known_degree(statement, given or context.source_tp, "target")
+    degree = options.dst_tp_degree or options.tp_degree
+    if degree is None and options.fused != "fused_qkv":
+        degree = _degree_of_final_targets(statement, number, step.rights[0], context)
+    return _known_degree(statement, degree or context.source_tp, "target")
 
 
 def _degree_of_final_targets(statement: Statement, number: int, name: str, context: StepContext) -> int | None:

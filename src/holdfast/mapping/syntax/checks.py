@@ -141,10 +141,10 @@ def _fused_sizes_problem(form: str, options: Options, counts: tuple[int, int]) -
 
 
 def _degree_problem(options: Options, counts: tuple[int, int]) -> str | None:
-    given = options.tp_degree is not None
-    if given and ((counts[0] > 1 or counts == (1, 1)) and options.dst_tp_degree is not None):
+    has_tp_degree = options.tp_degree is not None
+    if has_tp_degree and ((counts[0] > 1 or counts == (1, 1)) and options.dst_tp_degree is not None):
         return "use either tp_degree= or dst_tp_degree="
-    if given and counts[1] > 1 and options.src_tp_degree is not None:
+    if has_tp_degree and counts[1] > 1 and options.src_tp_degree is not None:
         return "use either tp_degree= or src_tp_degree="
     if counts[0] > 1 and options.src_tp_degree is not None:
         return "src_tp_degree= is for a fused source; here the target is fused"

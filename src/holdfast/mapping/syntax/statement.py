@@ -109,8 +109,8 @@ def _written(piece: str | Hole, following: str | Hole | None) -> str:
         text = str(piece)
         # `$LAYER_ID` is the usual form; braces are needed only where the next character would extend the name.
         plain = piece.name != STAR and not piece.offset
-        apart = following is None or isinstance(following, Hole) or not re.match("[A-Z0-9_]", following)
-        return f"${piece.name}" if plain and apart else text
+        separated = following is None or isinstance(following, Hole) or not re.match("[A-Z0-9_]", following)
+        return f"${piece.name}" if plain and separated else text
     if _BARE.fullmatch(piece):
         return piece
     return '"' + piece.replace("\\", "\\\\").replace('"', '\\"') + '"'

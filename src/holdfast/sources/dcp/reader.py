@@ -38,10 +38,10 @@ def read_dcp(folder: Folder) -> ReaderResult | None:
     common = _common(folder, notes)
     known = {str(name) for name in tree} | {"optimizer"}
     tree |= {name: value for name, value in common.items() if name not in known and not has_leaf(value)}
-    found = result_of_tree(FORMAT, tree, folder.path, made)
-    contents = replace(found.contents, tp_degree=_tp_degree(common))
+    result = result_of_tree(FORMAT, tree, folder.path, made)
+    contents = replace(result.contents, tp_degree=_tp_degree(common))
     read = frozenset({METADATA, *(item.file for item in metadata.values.values()), _COMMON, "metadata.json"})
-    return replace(found, contents=contents, notes=(*found.notes, *notes[:_NOTES]), read=read)
+    return replace(result, contents=contents, notes=(*result.notes, *notes[:_NOTES]), read=read)
 
 
 def _tree(

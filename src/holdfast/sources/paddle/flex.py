@@ -59,16 +59,18 @@ def read_flex(folder: Folder) -> ReaderResult | None:
             newest[match["folder"]] = max(int(match["id"]), newest.get(match["folder"], 0))
     if not newest:
         return None
-    stored, found = FlexFiles(Arrays(folder), {}, {}), PaddleGroups()
+    stored, collected = FlexFiles(Arrays(folder), {}, {}), PaddleGroups()
     every = {sub: _read_part(folder, f"{sub}{number}.metadata", stored) for sub, number in newest.items()}
     for sub in sorted(every, key=lambda sub: _FOLDERS[sub] != MODEL):
         tensors, metadata = every[sub]
         for group, members in _grouped(tensors, metadata.paths, _FOLDERS[sub], f"{folder.path}/{sub}").items():
-            _sort(found, group, members, stored.names, f"{folder.path}/{sub}")
-    groups = found.groups()
-    contents = Contents(groups, stored_files(groups.values(), folder.path), found.state)
+            _sort(collected, group, members, stored.names, f"{folder.path}/{sub}")
+    groups = collected.groups()
+    contents = Contents(groups, stored_files(groups.values(), folder.path), collected.state)
     read = frozenset({*stored.tensors, *(f"{sub}{number}.metadata" for sub, number in newest.items())})
-    return ReaderResult(FORMAT, contents, stored.arrays.made, tuple(found.notes), read=read, linear_weights="in-out")
+    return ReaderResult(
+        FORMAT, contents, stored.arrays.made, tuple(collected.notes), read=read, linear_weights="in-out"
+    )
 
 
 def _read_part(folder: Folder, name: str, stored: FlexFiles) -> tuple[dict[str, Recipe[Place]], FlexMetadata]:
@@ -171,14 +173,14 @@ def _grouped(
 
 
 def _sort(
-    found: PaddleGroups, group: str, tensors: Mapping[str, Recipe[Place]], names: Mapping[str, str], where: str
+    collected: PaddleGroups, group: str, tensors: Mapping[str, Recipe[Place]], names: Mapping[str, str], where: str
 ) -> None:
     if group == MODEL:
-        found.add_model(tensors, where)
-        found.add_names(names)
+        collected.add_model(tensors, where)
+        collected.add_names(names)
     elif group == OPTIMIZER:
-        found.add_optimizer(tensors, where)
+        collected.add_optimizer(tensors, where)
     elif group == MASTERS:
-        found.add_masters({key.removesuffix(_MASTER_SUFFIX): recipe for key, recipe in tensors.items()}, where)
+        collected.add_masters({key.removesuffix(_MASTER_SUFFIX): recipe for key, recipe in tensors.items()}, where)
     else:
-        found.add_tensors(group, tensors, where)
+        collected.add_tensors(group, tensors, where)

@@ -27,7 +27,7 @@ def read_params(folder: Folder) -> ReaderResult | None:
     names = _model_files(folder)
     if not names:
         return None
-    arrays, found = Arrays(folder), PaddleGroups()
+    arrays, collected = Arrays(folder), PaddleGroups()
     for name in sorted(names, key=lambda name: (_rank(name), natural_key(name))):
         match = _FILE.fullmatch(name)
         if match and _RANKS.search(match["ranks"] or ""):
@@ -35,13 +35,13 @@ def read_params(folder: Folder) -> ReaderResult | None:
                 f"{folder.path}/{name}: the shard of a tensor-parallel rank; only the model's code can merge shards: "
                 "merge them in Paddle first"
             )
-        _sort(found, arrays.read_tree(name), name, f"{folder.path}/{name}")
-    groups = found.groups()
+        _sort(collected, arrays.read_tree(name), name, f"{folder.path}/{name}")
+    groups = collected.groups()
     if not groups:
         raise Unsupported(f"{folder.path}/{names[0]}: contains no tensors")
-    contents = Contents(groups, stored_files(groups.values(), folder.path), found.state)
+    contents = Contents(groups, stored_files(groups.values(), folder.path), collected.state)
     return ReaderResult(
-        FORMAT, contents, arrays.made, tuple(found.notes), read=frozenset(names), linear_weights="in-out"
+        FORMAT, contents, arrays.made, tuple(collected.notes), read=frozenset(names), linear_weights="in-out"
     )
 
 
@@ -67,20 +67,20 @@ def _rank(name: str) -> int:
     return name.endswith(".pdopt") + name.startswith(MASTERS)
 
 
-def _sort(found: PaddleGroups, value: Any, name: str, where: str) -> None:
+def _sort(collected: PaddleGroups, value: Any, name: str, where: str) -> None:
     """Sort a file's value into groups by the file's name, or by the names of its dicts."""
     if not has_tensor(value) and not isinstance(value, dict):
         raise Damaged(f"{where}: a {type(value).__name__}, expected a dict of tensors")
     if name.startswith(MASTERS):
-        found.add_masters(value, where)
+        collected.add_masters(value, where)
     elif name.endswith(".pdopt"):
-        found.add_optimizer(value, where)
+        collected.add_optimizer(value, where)
     elif name.endswith(".pdema"):
-        found.add_tensors("ema", value, where)
+        collected.add_tensors("ema", value, where)
     elif isinstance(value, dict) and any(_is_part(key, item) for key, item in value.items() if key != TABLE):
-        _sort_parts(found, value, where)
+        _sort_parts(collected, value, where)
     else:
-        found.add_model(value, where)
+        collected.add_model(value, where)
 
 
 def _is_part(key: str, item: Any) -> bool:
@@ -89,26 +89,26 @@ def _is_part(key: str, item: Any) -> bool:
     return is_state_dict(item) or (named and isinstance(item, dict) and has_tensor(item))
 
 
-def _sort_parts(found: PaddleGroups, value: dict[str, Any], where: str) -> None:
+def _sort_parts(collected: PaddleGroups, value: dict[str, Any], where: str) -> None:
     """Sort a dict of state dicts. Single tensors form a group; plain values stay values."""
     known = any(key in _MODELS or key in _OPTIMIZERS or key == MASTERS for key in value if has_tensor(value[key]))
     lone = {key: item for key, item in value.items() if key != TABLE and not isinstance(item, dict)}
     if has_tensor(lone) and not known:  # a model with partly nested keys
-        found.add_model(value, where)
+        collected.add_model(value, where)
         return
     for key, item in sorted(value.items(), key=lambda entry: entry[0] not in _MODELS):
         if not has_tensor(item):
-            found.add_values({key: item} if key != TABLE else {}, where)
+            collected.add_values({key: item} if key != TABLE else {}, where)
         elif key in _MODELS:
-            found.add_model(item, where)
+            collected.add_model(item, where)
         elif key in _OPTIMIZERS:
-            found.add_optimizer(item, where)
+            collected.add_optimizer(item, where)
         elif key == MASTERS:
-            found.add_masters(item, where)
+            collected.add_masters(item, where)
         elif isinstance(item, dict) and _names_group(key):
-            found.add_tensors(key, item, where)
+            collected.add_tensors(key, item, where)
         else:
-            found.add_tensors("tensors", {key: item}, where)
+            collected.add_tensors("tensors", {key: item}, where)
 
 
 def _names_group(name: str) -> bool:

@@ -113,23 +113,23 @@ class _GroupCollector:
         known = self.model
         return bool(tensors) and all(key in known and known[key].shape == leaf.shape for key, leaf in tensors.items())
 
-    def put_optimizer(self, name: str, found: OptimizerState) -> None:
+    def put_optimizer(self, name: str, optimizer: OptimizerState) -> None:
         name = _free(_group_name(name), self.groups)
         modules = [group for group in self.groups.values() if group.kind == "module"]
-        keys = keys_of(found, {key for group in modules for key in (*group.tensors, *group.aliases)})
+        keys = keys_of(optimizer, {key for group in modules for key in (*group.tensors, *group.aliases)})
         if keys is None:
-            self._put_numbered(name, found)
+            self._put_numbered(name, optimizer)
             return
         tensors: dict[str, TensorLeaf] = {}
         masters: dict[str, TensorLeaf] = {}
-        for param, states in found.state.items():
+        for param, states in optimizer.state.items():
             for state_name, value in states.items():
                 if isinstance(value, TensorLeaf) and state_name in MASTERS:
                     masters[keys[param]] = value
                 elif isinstance(value, TensorLeaf):
                     tensors[f"{keys[param]}/{state_name}"] = value
         self.groups[name] = group_of("optimizer", keyed(tensors, name, self.where))
-        self.state[name] = optimizer_entry(found, keys, name, masters=master_name(found))
+        self.state[name] = optimizer_entry(optimizer, keys, name, masters=master_name(optimizer))
         if masters:
             self._put_masters(keyed(masters, _MASTERS_GROUP, self.where))
 
@@ -145,17 +145,17 @@ class _GroupCollector:
             added = Group("masters", {**added.tensors, **known.tensors}, {}, {**added.logical, **known.logical})
         self.groups[name] = added
 
-    def _put_numbered(self, name: str, found: OptimizerState) -> None:
+    def _put_numbered(self, name: str, optimizer: OptimizerState) -> None:
         """Add an optimizer that only numbers its parameters: only the live optimizer knows their keys."""
-        keys = numbers_of(found)
+        keys = numbers_of(optimizer)
         tensors = {
             f"{keys[param]}/{state_name}": value
-            for param, states in found.state.items()
+            for param, states in optimizer.state.items()
             for state_name, value in states.items()
             if isinstance(value, TensorLeaf)
         }
         self.groups[name] = group_of("optimizer", keyed(tensors, name, self.where))
-        self.state[name] = optimizer_entry(found, keys, name, masters=master_name(found), numbered=True)
+        self.state[name] = optimizer_entry(optimizer, keys, name, masters=master_name(optimizer), numbered=True)
         self.notes.append(
             f"{self.where}: {name} has its parameters by number, and nothing in it maps numbers to keys: "
             "they stay numbers, which load() takes in the order of the live optimizer's param_groups, as torch does; "

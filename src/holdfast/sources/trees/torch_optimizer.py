@@ -50,11 +50,11 @@ def optimizer_in(value: Any) -> OptimizerState | None:
 
 
 def _nested(value: Mapping[str, Any]) -> OptimizerState | None:
-    found = OptimizerState()
+    optimizer = OptimizerState()
     for param, states in value.get("state", {}).items():
         if not isinstance(states, dict) or not all(type(name) is str for name in states):
             return None
-        found.state[param] = dict(states)
+        optimizer.state[param] = dict(states)
     groups = value.get("param_groups", [])
     if not isinstance(groups, list | tuple):
         return None
@@ -64,27 +64,27 @@ def _nested(value: Mapping[str, Any]) -> OptimizerState | None:
             return None
         names = group.get("param_names")
         if isinstance(names, list | tuple) and len(names) == len(params) and all(type(n) is str for n in names):
-            found.names |= dict(zip(params, names, strict=True))
+            optimizer.names |= dict(zip(params, names, strict=True))
         options = {name: item for name, item in group.items() if name not in ("params", "param_names")}
-        found.groups.append((list(params), options))
-    numbers = {str(param): param for params, _ in found.groups for param in params if type(param) is int}
-    found.state = {
-        numbers.get(param, param): states for param, states in found.state.items()
+        optimizer.groups.append((list(params), options))
+    numbers = {str(param): param for params, _ in optimizer.groups for param in params if type(param) is int}
+    optimizer.state = {
+        numbers.get(param, param): states for param, states in optimizer.state.items()
     }  # DCP makes texts of them
-    if not found.groups and all(re.fullmatch("[0-9]{1,9}", str(param)) for param in found.state):
-        found.state = {int(param): states for param, states in found.state.items()}
-    return found
+    if not optimizer.groups and all(re.fullmatch("[0-9]{1,9}", str(param)) for param in optimizer.state):
+        optimizer.state = {int(param): states for param, states in optimizer.state.items()}
+    return optimizer
 
 
 def _flat(value: Mapping[str, Any]) -> OptimizerState | None:
-    found = OptimizerState()
+    optimizer = OptimizerState()
     options: dict[str, dict[str, Any]] = {}
     for key, item in value.items():
         megatron, torch, option = _STATE_FIRST.fullmatch(key), _PARAM_FIRST.fullmatch(key), _OPTION.fullmatch(key)
         if megatron is not None and not re.fullmatch(_STATE_NAMES, key.rpartition(".")[2]):
-            found.state.setdefault(megatron[2], {})[megatron[1]] = item
+            optimizer.state.setdefault(megatron[2], {})[megatron[1]] = item
         elif torch is not None:
-            found.state.setdefault(torch[1], {})[torch[2]] = item
+            optimizer.state.setdefault(torch[1], {})[torch[2]] = item
         elif option is not None:
             options.setdefault(option[1], {})[option[2]] = item
         else:
@@ -94,13 +94,15 @@ def _flat(value: Mapping[str, Any]) -> OptimizerState | None:
         own = dict(sorted(unsorted.items()))
         params, _ = groups.setdefault(strictjson.dumps(encoded_options(own, param)), ([], own))
         params.append(param)
-    found.groups = list(groups.values())
-    return found
+    optimizer.groups = list(groups.values())
+    return optimizer
 
 
-def master_name(found: OptimizerState) -> str | None:
+def master_name(optimizer: OptimizerState) -> str | None:
     """Return the optimizer's own name for its master weights; Megatron stores them elsewhere."""
-    names = (name for states in found.state.values() for name, value in states.items() if isinstance(value, TensorLeaf))
+    names = (
+        name for states in optimizer.state.values() for name, value in states.items() if isinstance(value, TensorLeaf)
+    )
     return next((name for name in names if name in MASTER_STATES), None)
 
 
@@ -115,20 +117,20 @@ def encoded_options(options: Mapping[str, Any], where: str) -> Any:
     return out
 
 
-def keys_of(found: OptimizerState, model: Container[str] = ()) -> dict[Any, str] | None:
+def keys_of(optimizer: OptimizerState, model: Container[str] = ()) -> dict[Any, str] | None:
     """Return the key of every parameter, or None if the file has only numbers.
 
     The order of a file says nothing about numbers: an optimizer numbers its parameters in the order in which
     it received them, which only the live optimizer knows. If there is a model, names are used only if they are
     the model's, with or without the "module." of DDP.
     """
-    params = found.params
+    params = optimizer.params
     if all(type(param) is str for param in params):
         names = {param: param for param in params}
         return _in_model(names, model) or names
-    if not all(param in found.names for param in params):
+    if not all(param in optimizer.names for param in params):
         return None
-    names = {param: found.names[param] for param in params}
+    names = {param: optimizer.names[param] for param in params}
     return names if not model else _in_model(names, model)
 
 
@@ -140,13 +142,13 @@ def _in_model(names: Mapping[Any, str], model: Container[str]) -> dict[Any, str]
     return None
 
 
-def numbers_of(found: OptimizerState) -> dict[Any, str]:
+def numbers_of(optimizer: OptimizerState) -> dict[Any, str]:
     """Return the number of every parameter: its position over the groups, as torch counts."""
-    return {param: str(number if found.groups else param) for number, param in enumerate(found.params)}
+    return {param: str(number if optimizer.groups else param) for number, param in enumerate(optimizer.params)}
 
 
 def optimizer_entry(
-    found: OptimizerState, keys: Mapping[Any, str], name: str, *, masters: str | None = None, numbered: bool = False
+    optimizer: OptimizerState, keys: Mapping[Any, str], name: str, *, masters: str | None = None, numbered: bool = False
 ) -> dict[str, Any]:
     """Return the state.json entry: options by group, and non-tensor state by parameter.
 
@@ -154,16 +156,16 @@ def optimizer_entry(
     """
     scalars: dict[str, Any] = {}
     with_state = set()
-    for param, states in found.state.items():
+    for param, states in optimizer.state.items():
         plain = encoded_options({n: v for n, v in states.items() if not isinstance(v, TensorLeaf)}, f"{name}.{param}")
         if plain:
             scalars[keys[param]] = plain
         if states:
             with_state.add(keys[param])
-    stateless = [keys[param] for param in found.params if keys[param] not in with_state]
+    stateless = [keys[param] for param in optimizer.params if keys[param] not in with_state]
     return {
         "kind": "optimizer",
-        "groups": _option_groups(found.groups, keys, name),
+        "groups": _option_groups(optimizer.groups, keys, name),
         "stateless": sorted(stateless),
         "scalars": scalars,
         "masters": masters,
