@@ -47,7 +47,7 @@ from holdfast.engine.signals import Termination
 from holdfast.engine.survey import SaveOptions
 from holdfast.format.names import step_folder
 from holdfast.keep import Policy, check_metrics
-from holdfast.mapping.per_module import MappingLike, check_given
+from holdfast.mapping.per_module import MappingLike, check_mapping
 from holdfast.storage import Storage, is_checkpoint, storage_at
 from holdfast.storage.base import SharedStorage, Tracked
 from holdfast.storage.local import LocalStorage
@@ -109,7 +109,7 @@ class Checkpointer:
     ) -> None:
         options = SaveOptions(max_shard_size, block_bytes, model_dtype, ties or {}, replicas, mesh, mapping)
         if mapping is not None:
-            check_given(mapping, reversible=True)  # or nothing that is saved could be restored
+            check_mapping(mapping, reversible=True)  # or nothing that is saved could be restored
         if keep is not None and not isinstance(keep, Policy):
             raise InvalidArgument(f"keep={keep!r} is not a policy: write holdfast.keep.last(3), for one")
         if when is not None and not isinstance(when, Occasion):

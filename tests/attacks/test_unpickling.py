@@ -11,7 +11,7 @@ import torch.distributed.checkpoint.filesystem  # before anybody listens
 
 from holdfast.core.errors import HoldfastError, Unsupported
 from holdfast.sources import open_stored
-from holdfast.sources.foreign import MadeReader
+from holdfast.sources.foreign import InMemoryReader
 from holdfast.sources.pickles import read_pickle
 from holdfast.sources.torch_save.names import TORCH_NAMES
 from tests.attacks.attack import lay_out, problem_of
@@ -53,7 +53,7 @@ def test_no_command_is_run_from_any_file(tmp_path, heard, name):
     proof = tmp_path / PROOF
     payload = commands(proof)[name]
     with pytest.raises(HoldfastError):
-        value = read_pickle(MadeReader(payload), "raw", TORCH_NAMES).value
+        value = read_pickle(InMemoryReader(payload), "raw", TORCH_NAMES).value
         raise Unsupported(str(value)) if name == "an object array" else AssertionError(value)
     for number, attack in enumerate(carried(name, payload)):
         place = tmp_path / str(number)
@@ -64,7 +64,7 @@ def test_no_command_is_run_from_any_file(tmp_path, heard, name):
 
 def test_the_refusal_names_what_was_refused(tmp_path):
     with pytest.raises(Unsupported, match=r"names 'os\.system' at byte 13"):
-        read_pickle(MadeReader(commands(tmp_path)["os.system"]), "raw", TORCH_NAMES)
+        read_pickle(InMemoryReader(commands(tmp_path)["os.system"]), "raw", TORCH_NAMES)
 
 
 @pytest.mark.parametrize("name", BOMBS)
@@ -81,10 +81,10 @@ def test_a_bomb_takes_little_time_and_memory(name):
 
 def refused(name):
     if name == "a huge array":  # a dtype alone is harmless
-        assert read_pickle(MadeReader(BOMBS[name]), "raw", TORCH_NAMES).value is not None
+        assert read_pickle(InMemoryReader(BOMBS[name]), "raw", TORCH_NAMES).value is not None
         return
     with pytest.raises(HoldfastError):
-        read_pickle(MadeReader(BOMBS[name]), "raw", TORCH_NAMES)
+        read_pickle(InMemoryReader(BOMBS[name]), "raw", TORCH_NAMES)
 
 
 @pytest.mark.parametrize("name", BOMBS)

@@ -186,7 +186,7 @@ def test_patterns_with_a_mapping_name_keys_of_the_target(source, tmp_path):
 def test_a_mapping_file_that_is_not_there_is_called_a_file(source, tmp_path):
     for name in ("maps/llama", "llama.aoa"):
         found = call("convert", source, tmp_path / "b", "--map", name).exception
-        assert isinstance(found, NotFound) and str(found) == f"{name}: there is no such file of statements"
+        assert isinstance(found, NotFound) and str(found) == f"{name}: no such mapping file"
 
 
 def test_the_option_that_tells_a_tp_degree_is_named(tmp_path):

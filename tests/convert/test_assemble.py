@@ -18,12 +18,12 @@ from holdfast.plan.arrays import ArrayDestination
 from holdfast.plan.files import Place, TensorSpec, split_group
 from holdfast.plan.recipe import Recipe
 from holdfast.plan.recipe_fill import destinations_of
-from holdfast.sources.foreign import MadeReader
+from holdfast.sources.foreign import InMemoryReader
 
 F32, BF16 = dtype_named("float32"), dtype_named("bfloat16")
 
 
-class Reader(MadeReader):
+class Reader(InMemoryReader):
     """A file in memory that can be mapped or not."""
 
     def __init__(self, data, mappable):

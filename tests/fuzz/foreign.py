@@ -13,7 +13,7 @@ import numpy as np
 
 from holdfast.core.errors import NotFound
 from holdfast.sources.dcp.reader import read_dcp
-from holdfast.sources.foreign import Folder, Foreign, Found, MadeReader
+from holdfast.sources.foreign import Folder, Foreign, InMemoryReader, ReaderResult
 from holdfast.sources.huggingface import read_huggingface
 from holdfast.sources.pickles import array_of, is_array, read_pickle
 from holdfast.sources.torch_save.names import TORCH_NAMES
@@ -37,17 +37,17 @@ class InMemory:
     def files(self) -> dict[str, int]:
         return {name: len(data) for name, data in self._files.items()}
 
-    def open(self, name: str) -> MadeReader:
+    def open(self, name: str) -> InMemoryReader:
         if name not in self._files:
             raise NotFound(f"no {name}")
-        return MadeReader(self._files[name])
+        return InMemoryReader(self._files[name])
 
     def read(self, name: str, limit_bytes: int) -> bytes:
         self.open(name)
         return self._files[name]
 
 
-def examine(read: Callable[[Folder], Found | None], files: dict[str, bytes]) -> object:
+def examine(read: Callable[[Folder], ReaderResult | None], files: dict[str, bytes]) -> object:
     """Open a folder and read all that it holds, unless that is more than its files are."""
     storage: Any = InMemory(files)
     folder = Folder(storage, "")
@@ -62,7 +62,7 @@ def examine(read: Callable[[Folder], Found | None], files: dict[str, bytes]) -> 
 
 
 def _pickle(data: bytes) -> object:
-    value = read_pickle(MadeReader(data), "fuzz", TORCH_NAMES, persistent=repr).value
+    value = read_pickle(InMemoryReader(data), "fuzz", TORCH_NAMES, persistent=repr).value
     return array_of(value, "fuzz") if is_array(value) else value
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from holdfast.core.errors import NotFound
 from holdfast.format.dtypes import dtype_named
 from holdfast.format.header import TensorEntry, encode_header
-from holdfast.sources.foreign import Folder, Foreign, Found, MadeReader
+from holdfast.sources.foreign import Folder, Foreign, InMemoryReader, ReaderResult
 from holdfast.sources.paddle.flex import read_flex
 from holdfast.sources.paddle.optimizer_names import as_torch
 from holdfast.sources.paddle.pdparams import read_params
@@ -39,8 +39,8 @@ class Files:
     def read(self, name: str, limit_bytes: int) -> bytes:
         return self._file(name)
 
-    def open(self, name: str) -> MadeReader:
-        return MadeReader(self._file(name))
+    def open(self, name: str) -> InMemoryReader:
+        return InMemoryReader(self._file(name))
 
     def _file(self, name: str) -> bytes:
         if name not in self._files:
@@ -48,7 +48,7 @@ class Files:
         return self._files[name]
 
 
-def _parse(reader: Callable[[Folder], Found | None], files: Mapping[str, bytes]) -> object:
+def _parse(reader: Callable[[Folder], ReaderResult | None], files: Mapping[str, bytes]) -> object:
     """Open a folder, and read some of it."""
     storage: Any = Files(files)
     folder = Folder(storage, "")
@@ -90,7 +90,7 @@ def _folder(name: str) -> dict[str, bytes]:
 
 
 def _target(
-    name: str, reader: Callable[[Folder], Found | None], files: Mapping[str, bytes], changed: str, *more: bytes
+    name: str, reader: Callable[[Folder], ReaderResult | None], files: Mapping[str, bytes], changed: str, *more: bytes
 ) -> Target:
     return Target(name, (files[changed], *more), lambda data: _parse(reader, {**files, changed: data}))
 

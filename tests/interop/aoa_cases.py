@@ -139,7 +139,7 @@ def _names(key: Key) -> Iterator[str]:
     names = dict.fromkeys(hole.name for hole in key.holes)
     for numbers in itertools.product(*(_RANGES[name] for name in names)):
         values = dict(zip(names, numbers, strict=True))
-        for single in key.with_array():
+        for single in key.members():
             pieces = (
                 str(values[piece.name] + piece.offset) if isinstance(piece, Hole) else piece for piece in single.pieces
             )

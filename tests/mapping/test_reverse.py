@@ -69,10 +69,10 @@ def test_statements_turned_round(text: str, wanted: str) -> None:
     ("text", "message"),
     [
         ("x -> y\na -> b, dtype='float16'", "line 2, column 1.*no inverse.*src_dtype="),
-        ("a, a -> b, axis=0", "line 1.*one source stands in it twice"),
-        ("w -> q, k, axis=0\nk -> _", "line 2, column 1.*k is a part that line 1, column 1 makes"),
+        ("a, a -> b, axis=0", "line 1.*a source appears twice"),
+        ("w -> q, k, axis=0\nk -> _", "line 2, column 1.*k is a part made by line 1, column 1"),
         ("w -> t\nt -> q, k, axis=0\nk -> b, dtype='float16'", "line 3"),
-        ("a.$X -> b", "\\$X stands on the left only"),
+        ("a.$X -> b", "\\$X appears only on the left"),
     ],
 )
 def test_what_has_no_inverse_is_refused_with_its_statement(text: str, message: str) -> None:
@@ -91,7 +91,7 @@ def test_a_reversed_concat_without_sizes_is_never_cut_into_equal_parts() -> None
     arrays = {"a": numbered((2, 3)), "b": numbered((2, 3), begin=50)}
     mapping = Mapping.parse("a, b -> d, axis=1")
     made = {"d": np.concatenate(list(arrays.values()), 1)}
-    with pytest.raises(Mismatch, match=r"reverse of line 1.*'a', 'b' are not known; give sizes=.*reverse\(shapes\)"):
+    with pytest.raises(Mismatch, match=r"reverse of line 1.*'a', 'b' are not known; add sizes=.*reverse\(shapes\)"):
         mapping.reverse().compile(specs_of(made))
     shapes = {key: array.shape for key, array in arrays.items()}
     assert same(outputs(mapping.reverse(shapes).compile(specs_of(made)), made), arrays)
@@ -162,9 +162,9 @@ def test_a_cast_is_reversed_where_the_dtypes_of_the_sources_are_given() -> None:
         "e -> c, d, axis=0, sizes=[1, 2], src_dtype='float16', dst_dtype='float32'\n"
         "b.$N^T -> a.$N, src_dtype='bfloat16', dst_dtype='float32'\n"
     )
-    with pytest.raises(InvalidArgument, match=r"or give reverse\(\) the sources' dtypes"):
+    with pytest.raises(InvalidArgument, match=r"or pass the sources' dtypes to reverse\(\)"):
         mapping.reverse()
-    with pytest.raises(InvalidArgument, match=r"or give reverse\(\) the sources' dtypes"):
+    with pytest.raises(InvalidArgument, match=r"or pass the sources' dtypes to reverse\(\)"):
         mapping.reverse({key: shape for key, (shape, _) in shapes.items()})
 
 

@@ -148,7 +148,7 @@ def test_averages_and_masters_follow_their_parameter(tmp_path: Path) -> None:
     ("mapping", "says"),
     [
         ("a -> , b", "column"),
-        ("no-such-name", "did you mean|no mapping"),
+        ("no-such-name", "did you mean|not a mapping"),
         (Path("missing.map"), "missing.map"),
         ("a -> b, dtype='bfloat16'", "line 1.*src_dtype"),
         ({"model": "a -> b", "critic": "a ->"}, "column"),
@@ -209,7 +209,7 @@ def test_a_tied_run_resumes_through_a_mapping(tmp_path: Path, variant: str) -> N
 def test_a_source_that_nothing_used_is_not_replaced_in_silence(tmp_path: Path) -> None:
     holdfast.save(tmp_path / "c", {"model": {"a": torch.ones(2), "b": torch.zeros(2)}})
     state = {"model": {"b": torch.full((2,), 7.0)}}
-    with pytest.raises(holdfast.Mismatch, match=r"'b' is a source too.*b -> _"):
+    with pytest.raises(holdfast.Mismatch, match=r"'b' is also a source.*b -> _"):
         holdfast.load(tmp_path / "c", state, mapping="a -> b")
     holdfast.load(tmp_path / "c", state, mapping="b -> _\na -> b")
     assert torch.equal(state["model"]["b"], torch.ones(2))

@@ -8,7 +8,7 @@ import pytest
 
 from holdfast.core.errors import InvalidArgument, Mismatch
 from holdfast.mapping import Mapping
-from holdfast.mapping.optimizer_state import Scalar, follow
+from holdfast.mapping.optimizer_state import Scalar, map_state
 from tests.mapping.arrays import made, numbered, run, same, spec_of, specs_of
 
 A = numbered((4, 6))
@@ -35,7 +35,7 @@ def test_3_a_cast_of_a_parameter_does_not_touch_its_moments() -> None:
     compiled = Mapping.parse("a^T -> b, dtype='bfloat16'").compile({"a": spec_of(A)})
     assert compiled.recipes["b"].dtype.name == "bfloat16"
     moment = numbered((4, 6), begin=5000) / 3
-    recipe = follow(compiled, {"a": spec_of(moment)})["b"]
+    recipe = map_state(compiled, {"a": spec_of(moment)})["b"]
     assert not isinstance(recipe, Scalar)
     assert made(recipe, {"a": moment})[0].tobytes() == np.ascontiguousarray(moment.T).tobytes()
 
@@ -76,14 +76,16 @@ def test_5_a_target_of_the_same_name_and_another_shape_is_refused() -> None:
 
 
 def test_5_a_split_that_does_not_come_out_even_is_refused() -> None:
-    with pytest.raises(Mismatch, match=r"'a' \[4, 6\] along axis 1 is not 4 equal parts; give sizes="):
+    with pytest.raises(Mismatch, match=r"'a' \[4, 6\] along axis 1 does not split into 4 equal parts; add sizes="):
         run("a -> b, c, d, e, axis=1", {"a": A})
-    with pytest.raises(Mismatch, match=r"sizes=\[2, 3\] come to 5, but 'a' \[4, 6\] along axis 1 has 6"):
+    with pytest.raises(Mismatch, match=r"sizes=\[2, 3\] sum to 5, but 'a' \[4, 6\] along axis 1 has 6"):
         run("a -> b, c, axis=1, sizes=[2, 3]", {"a": A})
 
 
 def test_6_ids_that_match_nothing_are_refused() -> None:
-    with pytest.raises(Mismatch, match=r"line 2.*there is no layer\.\$LAYER_ID\.w; near it: 'layers\.0\.w'.*optional"):
+    with pytest.raises(
+        Mismatch, match=r"line 2.*no key matches layer\.\$LAYER_ID\.w; similar names: 'layers\.0\.w'.*optional"
+    ):
         run("\nlayer.$LAYER_ID.w -> b.$LAYER_ID", {"layers.0.w": A})
     assert same(run("layer.$LAYER_ID.w -> b.$LAYER_ID, optional", {"a": A}), {"a": A})
 
@@ -116,32 +118,32 @@ def test_7_ragged_experts_are_joined_by_their_ids_not_multiplied() -> None:
 def test_7_a_key_that_is_missing_for_one_id_is_named() -> None:
     arrays = {f"m.{layer}.{part}": A for layer in (0, 1) for part in ("g", "u")}
     del arrays["m.1.u"]
-    with pytest.raises(Mismatch, match=r"'m\.1\.g' is there, but not m\.1\.u"):
+    with pytest.raises(Mismatch, match=r"'m\.1\.g' exists, but not m\.1\.u"):
         run("m.$LAYER_ID.g, m.$LAYER_ID.u -> n.$LAYER_ID, axis=0", arrays)
-    with pytest.raises(Mismatch, match=r"'m\.1\.g' is there, but not m\.1\.u"):
+    with pytest.raises(Mismatch, match=r"'m\.1\.g' exists, but not m\.1\.u"):
         run("m.$LAYER_ID.g, m.$LAYER_ID.u -> n.$LAYER_ID, axis=0, optional", arrays)
 
 
 def test_8_a_misspelt_target_is_refused_with_the_nearest() -> None:
     with pytest.raises(
-        Mismatch, match=r"'model\.nrom\.weight' is not a target.*misspelt\?; near it: 'model\.norm\.weight'"
+        Mismatch, match=r"'model\.nrom\.weight' is not a target.*misspelt\?; similar names: 'model\.norm\.weight'"
     ):
         run("n -> model.nrom.weight", {"n": A}, {"model.norm.weight": spec_of(A), "other": None})
 
 
 def test_8_a_misspelt_source_is_refused_with_the_nearest() -> None:
-    with pytest.raises(Mismatch, match=r"there is no model\.nrom; near it: 'model\.norm'"):
+    with pytest.raises(Mismatch, match=r"no key matches model\.nrom; similar names: 'model\.norm'"):
         run("model.nrom -> b", {"model.norm": A})
 
 
 def test_8_a_remove_of_an_unknown_name_is_refused() -> None:
-    with pytest.raises(Mismatch, match=r"there is no lm_haed to remove; near it: 'lm_head'"):
+    with pytest.raises(Mismatch, match=r"no key matches lm_haed to remove; similar names: 'lm_head'"):
         run("lm_haed -> _", {"lm_head": A})
     assert same(run("lm_haed -> _, optional", {"lm_head": A}), {"lm_head": A})
 
 
 def test_8_an_add_of_an_unknown_target_is_refused() -> None:
-    with pytest.raises(Mismatch, match=r"there is no target lm_haed; near it: 'lm_head'"):
+    with pytest.raises(Mismatch, match=r"no target matches lm_haed; similar names: 'lm_head'"):
         run("_ -> lm_haed", {}, {"lm_head": None})
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from holdfast.sources.foreign import MadeReader
+from holdfast.sources.foreign import InMemoryReader
 
 
 def torch_file(value: Any, *, zipped: bool = True) -> bytes:
@@ -44,5 +44,5 @@ def trained(seed: int = 0, *, tied: bool = True) -> tuple[nn.Module, torch.optim
     return model, optimizer
 
 
-def reader(data: bytes) -> MadeReader:
-    return MadeReader(data)
+def reader(data: bytes) -> InMemoryReader:
+    return InMemoryReader(data)

@@ -46,7 +46,7 @@ def test_several_files_with_or_without_an_index(tmp_path, index):
         )
     same(open_stored(tmp_path))
     (tmp_path / names[1]).unlink()
-    with pytest.raises(Damaged, match="which is not there" if index else "1 files of 'model' are there"):
+    with pytest.raises(Damaged, match="which is missing" if index else "found 1 files of 'model'"):
         open_stored(tmp_path)
 
 
@@ -61,7 +61,7 @@ def test_an_index_that_names_a_key_its_file_lacks_is_damage(tmp_path):
 def test_two_models_in_one_folder_are_not_mixed(tmp_path):
     for name in ("one", "two"):
         save_file(A, tmp_path / f"{name}.safetensors")
-    with pytest.raises(Damaged, match="name one of the files"):
+    with pytest.raises(Damaged, match="open one of the files"):
         open_stored(tmp_path)
     same(open_stored(tmp_path / "one.safetensors"), A)
 
@@ -141,5 +141,5 @@ def test_small_files_beside_the_weights_are_told(tmp_path):
 def test_what_is_no_checkpoint_is_said_to_be_none(tmp_path):
     with pytest.raises(NotFound, match="not a checkpoint"):
         open_stored(tmp_path)
-    with pytest.raises(NotFound, match="there is no such checkpoint"):
+    with pytest.raises(NotFound, match="no such checkpoint"):
         open_stored(tmp_path / "nothing")

@@ -65,7 +65,7 @@ def test_a_model_file_of_zero_1_is_whole(tmp_path: Path) -> None:
 
 def test_a_tensor_parallel_model_file_of_deepspeed_is_refused(tmp_path: Path) -> None:
     path = write(tmp_path / "step" / "mp_rank_00_model_states.pt", zero_model(empty=False, world=2))
-    refused(path, "DeepSpeed with one of 2 tensor-parallel parts")
+    refused(path, "DeepSpeed file with one of 2 tensor-parallel shards")
 
 
 @pytest.mark.parametrize("prefix", ["", "bf16_"])
@@ -121,14 +121,14 @@ def test_a_rank_of_megatron_is_a_part(tmp_path: Path) -> None:
         write(tmp_path / "iter" / "mp_rank_00" / "model_optim_rng.pt", megatron(2)), "tensor_model_parallel_size is 2"
     )
     marked(tmp_path / "iter" / "mp_rank_00", "Megatron")
-    refused(tmp_path / "iter", "Megatron, with the parts of ranks in mp_rank_00")
+    refused(tmp_path / "iter", "Megatron checkpoint with the shards of ranks in mp_rank_00")
 
 
 def test_a_rank_of_megatron_without_options_is_a_part_by_its_neighbours(tmp_path: Path) -> None:
     for rank in range(2):
         write(tmp_path / "iter" / f"mp_rank_{rank:02d}" / "model_optim_rng.pt", {"model": {"w": torch.ones(2)}})
-    marked(tmp_path / "iter" / "mp_rank_01", "one of 2 ranks of Megatron")
-    marked(tmp_path / "iter" / "mp_rank_01" / "model_optim_rng.pt", "one of 2 ranks of Megatron")
+    marked(tmp_path / "iter" / "mp_rank_01", "one of 2 Megatron ranks")
+    marked(tmp_path / "iter" / "mp_rank_01" / "model_optim_rng.pt", "one of 2 Megatron ranks")
 
 
 def test_megatron_without_model_parallelism_is_whole(tmp_path: Path) -> None:
@@ -139,8 +139,8 @@ def test_megatron_without_model_parallelism_is_whole(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("key", ["_flat_param", "layers.0._fsdp_wrapped_module._flat_param", "flat_param_0"])
 def test_a_flat_parameter_of_fsdp_is_a_part(tmp_path: Path, key: str) -> None:
-    marked(write(tmp_path / "a" / "m.pt", {"model": {key: torch.ones(7)}}), "one rank of FSDP")
-    marked(write(tmp_path / "a" / "n.pt", {key: torch.ones(7)}), "one rank of FSDP")
+    marked(write(tmp_path / "a" / "m.pt", {"model": {key: torch.ones(7)}}), "one FSDP rank")
+    marked(write(tmp_path / "a" / "n.pt", {key: torch.ones(7)}), "one FSDP rank")
 
 
 def test_a_sharded_tensor_of_fsdp_is_refused(tmp_path: Path) -> None:
@@ -183,7 +183,7 @@ def test_a_part_can_be_loaded_by_its_rank(tmp_path: Path) -> None:
         write(tmp_path / "a" / f"rank{rank}.pt", {"weight": torch.full((2, 2), float(rank)), "bias": torch.ones(2)})
     model = torch.nn.Linear(2, 2)
     report = holdfast.load(tmp_path / "a" / "rank1.pt", {"model": model})
-    assert model.weight[0, 0] == 1 and any("differ by a rank's number" in note for note in report.notes)
+    assert model.weight[0, 0] == 1 and any("differ in a rank number" in note for note in report.notes)
 
 
 def test_a_folder_of_fsdp_trainers_says_which_folder_to_name(tmp_path: Path) -> None:
@@ -192,7 +192,7 @@ def test_a_folder_of_fsdp_trainers_says_which_folder_to_name(tmp_path: Path) -> 
         (tmp_path / "a" / name / ".metadata").write_bytes(b"")
     write(tmp_path / "a" / "scheduler.bin", {"last_epoch": 1})
     write(tmp_path / "a" / "random_states_0.pkl", {"step": 1})
-    refused(tmp_path / "a", "pytorch_model_fsdp_0 in it are folders of torch DCP")
+    refused(tmp_path / "a", "it contains the torch DCP folders optimizer_0, pytorch_model_fsdp_0")
 
 
 def test_a_checkpoint_of_lightning_is_whole(tmp_path: Path) -> None:

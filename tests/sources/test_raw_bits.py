@@ -68,7 +68,7 @@ def test_the_config_says_that_they_are_bfloat16(tmp_path: Path, config: dict[str
     true = written(tmp_path / "a", config)
     opened = holdfast.open(tmp_path / "a")
     assert np.array_equal(opened.read("fc.weight"), true["fc.weight"])
-    assert any("read as bfloat16, which config.json says" in note for note in opened.notes)
+    assert any("read as bfloat16, as config.json says" in note for note in opened.notes)
     model = torch.nn.Module()
     model.fc = torch.nn.Linear(4, 6, dtype=torch.bfloat16)
     holdfast.load(tmp_path / "a", {"model": model})

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 from holdfast.checkpoint.checkpoint import Checkpoint
 from holdfast.core.errors import Mismatch
-from holdfast.mapping.apply import Same
+from holdfast.mapping.apply import EqualScalars
 
 
-def require_same(checkpoint: Checkpoint, scalars: Sequence[Same]) -> None:
+def require_same(checkpoint: Checkpoint, scalars: Sequence[EqualScalars]) -> None:
     """Read all scalars at once; raises Mismatch if those merged into one differ.
 
     Digests are not checked: the scalars are a few bytes of many blocks, and used values are verified later.

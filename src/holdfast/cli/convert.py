@@ -166,7 +166,7 @@ def _opens(done: Converted, options: ConvertOptions) -> bool:
     if done.format not in ("hf", "paddle"):
         return True
     given = options.mapping.written
-    hub_names = given is None or families.is_back(given) != options.mapping.reverse
+    hub_names = given is None or families.is_reverse(given) != options.mapping.reverse
     storage, folder = locate(done.path)
     return done.ready and hub_names and "config.json" in storage.files(folder)
 

@@ -9,8 +9,8 @@ from typing import Any
 from holdfast.convert.select import is_model
 from holdfast.core.errors import Damaged, Unsupported
 from holdfast.format import strictjson
-from holdfast.mapping.apply import Same, map_contents
-from holdfast.mapping.per_module import Around, programs
+from holdfast.mapping.apply import EqualScalars, map_contents
+from holdfast.mapping.per_module import ModelInfo, programs
 from holdfast.mapping.program import Mapping as Program
 from holdfast.plan.contents import Contents
 from holdfast.plan.files import TensorSpec
@@ -33,18 +33,18 @@ class MappingOptions:
 
 def mapped(
     contents: Contents, options: MappingOptions, side_files: Mapping[str, bytes]
-) -> tuple[Contents, tuple[Same, ...]]:
+) -> tuple[Contents, tuple[EqualScalars, ...]]:
     """The contents under the keys of the target, and the scalars that must be equal for it to be right."""
     if options.tp_degree is not None:
         contents = replace(contents, tp_degree=options.tp_degree)
-    same: list[Same] = []
+    same: list[EqualScalars] = []
     for module, program in _programs(contents, options, side_files).items():
         found = map_contents(contents, module, program, target_tp=contents.tp_degree)
         if found.kept:
             kept = ", ".join(sorted(found.kept)[:5])
             raise Unsupported(f"{kept}: the mapping keeps the initial value, and a conversion has none; remove `_ ->`")
         contents = found.contents
-        same += found.same
+        same += found.equal_scalars
     return contents, tuple(same)
 
 
@@ -66,12 +66,12 @@ def _programs(contents: Contents, options: MappingOptions, side_files: Mapping[s
     modules = [name for name, group in contents.groups.items() if is_model(name, group) and "/" not in name]
     given = options.config
 
-    def around(module: str) -> Around:
+    def model_info(module: str) -> ModelInfo:
         stored = contents.groups[module].tensors
         config = given if given is not None else config_of(side_files) if module == "model" else None
-        return Around(config, targets=stored) if options.reverse else Around(config, stored)
+        return ModelInfo(config, targets=stored) if options.reverse else ModelInfo(config, stored)
 
-    return programs(options.written, modules, around, reverse=options.reverse)
+    return programs(options.written, modules, model_info, reverse=options.reverse)
 
 
 def config_of(side_files: Mapping[str, bytes]) -> Mapping[str, Any] | None:

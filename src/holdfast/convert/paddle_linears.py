@@ -55,7 +55,7 @@ def is_known(config: Mapping[str, Any] | None) -> bool:
     if config is None or config.get("model_type") in _FURTHER_TYPES:
         return config is not None
     try:
-        return families.find(config).name != "gpt2"  # whose linear weights are [in, out] on the hub too
+        return families.family_of(config).name != "gpt2"  # whose linear weights are [in, out] on the hub too
     except InvalidArgument:
         return False
 

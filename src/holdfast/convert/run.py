@@ -42,7 +42,7 @@ from holdfast.plan.state_references import update_references
 from holdfast.sources.foreign import Foreign
 from holdfast.sources.paddle.optimizer_names import as_torch
 from holdfast.sources.paddle.to_paddle import as_paddle
-from holdfast.sources.raw_bits import as_bfloat16, refuse_raw
+from holdfast.sources.raw_bits import as_bfloat16, reject_unknown_uint16
 from holdfast.storage.base import SharedStorage, Storage
 from holdfast.storage.local import LocalStorage
 from holdfast.writer import startup_cleanup
@@ -192,7 +192,7 @@ def _with_uint16_told(source: Checkpoint, meaning: str | None) -> Checkpoint:
     if meaning not in (None, "uint16", "bfloat16"):
         raise InvalidArgument(f"--uint16 {meaning}: weights stored as uint16 are bfloat16 or uint16")
     if meaning is None:
-        refuse_raw(source)
+        reject_unknown_uint16(source)
     return as_bfloat16(source) if meaning == "bfloat16" else source
 
 

@@ -14,7 +14,7 @@ from holdfast.checkpoint.reading import MAP_BYTES, PORTION_BYTES, Loading
 from holdfast.core.errors import HoldfastError, InvalidArgument, Mismatch
 from holdfast.core.ranks import Ranks, run_on_all_ranks
 from holdfast.layout.box import Box
-from holdfast.mapping.apply import Mapped
+from holdfast.mapping.apply import MappedContents
 from holdfast.plan.contents import Contents
 from holdfast.plan.key_patterns import KeySelection
 from holdfast.plan.load import Read, Want, plan_load
@@ -249,12 +249,12 @@ def _mapped(
     choice: KeySelection,
     *,
     check: bool,
-) -> Mapped:
+) -> MappedContents:
     """What the checkpoint holds, under the keys of the live state."""
     from holdfast.adapters.saving.mapped import config_of, map_stored
 
     if options.mapping is None:
-        return Mapped(checkpoint.contents)
+        return MappedContents(checkpoint.contents)
     stored = checkpoint.config()
 
     def config(module: str) -> Mapping[str, Any] | None:
@@ -269,7 +269,7 @@ def _mapped(
         lenient=lambda module, key: not options.strict or not choice.selects(module, key),
     )
     if check:
-        require_same(checkpoint, mapped.same)
+        require_same(checkpoint, mapped.equal_scalars)
     return mapped
 
 

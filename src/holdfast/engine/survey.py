@@ -11,7 +11,7 @@ from holdfast.core.errors import InvalidArgument
 from holdfast.core.ranks import Ranks, run_on_all_ranks
 from holdfast.core.warnings import warn
 from holdfast.format.dtypes import model_dtype_named
-from holdfast.mapping.per_module import check_given
+from holdfast.mapping.per_module import check_mapping
 
 if TYPE_CHECKING:
     from holdfast.adapters.live_state import LiveState
@@ -43,7 +43,7 @@ class SaveOptions:
     def __post_init__(self) -> None:
         limits.parse_bytes(self.max_shard_size)
         if self.mapping is not None:
-            check_given(self.mapping)
+            check_mapping(self.mapping)
         if (dtype := model_dtype_named(self.model_dtype)) is not None:
             object.__setattr__(self, "model_dtype", dtype.name)
         pairs = self.ties.items() if isinstance(self.ties, Mapping) else [(self.ties,)]

@@ -1,4 +1,4 @@
-"""The mapping language: parse, check, compile to box algebra. Pure: no torch, and no file but the program's own."""
+"""The mapping language: parse, check and compile to box algebra. Imports no torch and reads only mapping files."""
 
 from holdfast.mapping.compile.compile import Compiled
 from holdfast.mapping.program import Mapping

@@ -1,4 +1,4 @@
-"""Explaining a program: for every target, where it comes from."""
+"""Explain a program: the origin of every target."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from holdfast.core.errors import InvalidArgument
 from holdfast.format.dtypes import DType, dtype_named
 from holdfast.layout.box import Box
 from holdfast.mapping.compile.compile import Compiled, TargetTP, compile_program
-from holdfast.mapping.expand.expand import Work, expand
+from holdfast.mapping.expand.expand import WorkBudget, expand
 from holdfast.mapping.syntax.statement import UNKNOWN, Sized, Spec, Statement
 from holdfast.plan.recipe import NEW, Recipe, Term
 
@@ -24,17 +24,17 @@ def explain(
     source_tp: int | None = None,
     target_tp: TargetTP = None,
 ) -> str:
-    """A line for every target and every box of it; names alone where the shapes are not given."""
+    """Return one line per target and box, or only names where shapes are not known."""
     sources, wanted = specs_of(keys), None if targets is None else specs_of(targets)
     known = {key: spec for key, spec in sources.items() if spec is not None}
     if len(known) < len(sources):
-        return "".join(f"{line}\n" for line in _names_told(statements, sources, wanted))
+        return "".join(f"{line}\n" for line in _name_lines(statements, sources, wanted))
     compiled = compile_program(statements, known, wanted, source_tp=source_tp, target_tp=target_tp)
-    return "".join(f"{line}\n" for line in _told(compiled))
+    return "".join(f"{line}\n" for line in _recipe_lines(compiled))
 
 
 def specs_of(keys: Keys) -> dict[str, Spec | None]:
-    """Keys as a caller gives them: {key: shape}, {key: (shape, dtype)}, specs with a key, or keys alone."""
+    """Normalize keys given as {key: shape}, {key: (shape, dtype)}, specs with a key, or bare keys."""
     if isinstance(keys, Mapping):
         return {key: _spec(key, value) for key, value in keys.items()}
     out: dict[str, Spec | None] = {}
@@ -58,10 +58,10 @@ def _spec(key: str, value: Any) -> Spec | None:
     try:
         return Sized(tuple(int(size) for size in shape), dtype)
     except (TypeError, ValueError):
-        raise InvalidArgument(f"{key!r}: {value!r} is neither a shape nor a shape with a dtype") from None
+        raise InvalidArgument(f"{key!r}: {value!r} is neither a shape nor a (shape, dtype) pair") from None
 
 
-def _told(compiled: Compiled) -> Iterator[str]:
+def _recipe_lines(compiled: Compiled) -> Iterator[str]:
     for target, recipe in compiled.recipes.items():
         kind = "" if recipe.dtype is UNKNOWN else f" {recipe.dtype.name}"
         head = f"{target}: {list(recipe.shape)}{kind}"
@@ -75,10 +75,10 @@ def _told(compiled: Compiled) -> Iterator[str]:
         yield f"{target}: keeps its initial value"
     for name, statement in compiled.dropped.items():
         yield f"dropped: {name}, which {statement.where} makes and nothing uses"
-    yield from _left_over(compiled.missing, compiled.removed, compiled.unused)
+    yield from _unmatched_lines(compiled.missing, compiled.removed, compiled.unused)
 
 
-def _left_over(missing: Iterable[str], removed: Iterable[str], unused: Iterable[str]) -> Iterator[str]:
+def _unmatched_lines(missing: Iterable[str], removed: Iterable[str], unused: Iterable[str]) -> Iterator[str]:
     for target in missing:
         yield f"{target}: missing, nothing makes it"
     for source in sorted(removed):
@@ -99,24 +99,24 @@ def _box(box: Box) -> str:
 
 def _changes(term: Term[str]) -> str:
     dims = ", ".join("new" if dim == NEW else str(dim) for dim in term.order)
-    turned = "" if term.order == tuple(range(len(term.part.sizes))) else f", dims [{dims}]"
-    return turned + "".join(f", cast to {dtype.name}" for dtype in term.casts)
+    transposed = "" if term.order == tuple(range(len(term.part.sizes))) else f", dims [{dims}]"
+    return transposed + "".join(f", cast to {dtype.name}" for dtype in term.casts)
 
 
-def _names_told(
+def _name_lines(
     statements: Sequence[Statement], sources: Iterable[str], targets: Iterable[str] | None
 ) -> Iterator[str]:
-    """What can be said from names alone: which sources are in which targets, and by which statement."""
-    told = _Told(sources)
-    for expansion in expand(statements, dict.fromkeys(told.sources), targets, Work()):
+    """Describe what names alone reveal: the sources of each target and the statement that builds it."""
+    trace = _NameTrace(sources)
+    for expansion in expand(statements, dict.fromkeys(trace.sources), targets, WorkBudget()):
         for step in expansion.steps:
-            told.step(step.lefts, step.rights)
-        told.finish(expansion.statement)
-    yield from told.lines(targets)
+            trace.step(step.lefts, step.rights)
+        trace.finish(expansion.statement)
+    yield from trace.lines(targets)
 
 
-class _Told:
-    """Names and what they come from, while a program runs over them."""
+class _NameTrace:
+    """Tracks the sources of each name while a program runs."""
 
     def __init__(self, sources: Iterable[str]) -> None:
         self.sources = tuple(sources)
@@ -157,4 +157,4 @@ class _Told:
         in_use = {source for name in wanted for source in self._values.get(name, ())}
         missing = (name for name in wanted if name not in self._values and name not in self._kept)
         unused = (name for name in self.sources if name not in in_use and name not in self._removed)
-        yield from _left_over(missing, (name for name in self._removed if name in self.sources), unused)
+        yield from _unmatched_lines(missing, (name for name in self._removed if name in self.sources), unused)

@@ -1,4 +1,4 @@
-"""State that follows its parameter: moments, masters and averages take the boxes that the weights take."""
+"""State that follows its parameter: moments, master weights and averages use the boxes of their weights."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Scalar:
-    """One number for a whole parameter, such as a step count: all of these sources must have the same."""
+    """One number for a whole parameter, such as a step count. All these sources must have the same value."""
 
     sources: tuple[str, ...]
 
 
-def follow(
+def map_state(
     compiled: Compiled,
     states: Mapping[str, Spec],
     parameters: Mapping[str, Spec] | None = None,
     *,
     scalar: bool = False,
 ) -> dict[str, Recipe[str] | Scalar]:
-    """How one state of the sources, by parameter key, makes up that of the targets.
+    """Map one kind of state, given by parameter key, from the sources to the targets.
 
-    A state with the parameter's shape takes the parameter's boxes, without its casts; one number
-    follows unchanged; any other shape follows where the parameter is only renamed. Targets none of
-    whose sources have the state are left out. `scalar` says that the state is one number also where
-    the parameter has one element. Raises Mismatch if some have it and others not.
+    A state with the parameter's shape uses the parameter's boxes without its casts. A scalar is copied.
+    A state of any other shape follows only a parameter that is merely renamed. Targets whose sources all
+    lack the state are left out. `scalar` marks the state as a scalar even if the parameter has a single
+    element. Raises Mismatch if only some sources of a target have the state.
     """
     known = compiled.sources if parameters is None else parameters
     out: dict[str, Recipe[str] | Scalar] = {}
@@ -46,13 +46,13 @@ def follow(
             having = next(source for source in sources if source in states)
             raise Mismatch(
                 f"the state of the target {target!r} comes from {len(sources)} sources: {having!r} has it, but not "
-                f"{', '.join(map(repr, lacking[:4]))}; optimize all of them, or none"
+                f"{', '.join(map(repr, lacking[:4]))}; optimize all of them or none"
             )
-        out[target] = _followed(target, recipe, states, known, scalar=scalar)
+        out[target] = _map_one_state(target, recipe, states, known, scalar=scalar)
     return out
 
 
-def _followed(
+def _map_one_state(
     target: str, recipe: Recipe[str], states: Mapping[str, Spec], parameters: Mapping[str, Spec], *, scalar: bool
 ) -> Recipe[str] | Scalar:
     sources = recipe.sources()
@@ -62,9 +62,7 @@ def _followed(
     if all(shapes[source] == tuple(parameters[source].shape) for source in sources):
         dtypes = {states[source].dtype.name: states[source].dtype for source in sources}
         if len(dtypes) > 1:
-            raise Mismatch(
-                f"the state of the target {target!r} would be of several dtypes: {', '.join(sorted(dtypes))}"
-            )
+            raise Mismatch(f"the state of the target {target!r} would mix dtypes: {', '.join(sorted(dtypes))}")
         return recipe.uncast(next(iter(dtypes.values())))
     if all(math.prod(shape) == 1 for shape in shapes.values()):
         return Scalar(tuple(sources))
@@ -74,6 +72,6 @@ def _followed(
         f"{source!r} {list(parameters[source].shape)} has {list(shapes[source])}" for source in sources[:4]
     )
     raise Mismatch(
-        f"the state of the target {target!r} cannot be made: {shown}. A state of another shape than its "
-        "parameter's (a factored one) follows only where the parameter is renamed, not joined, cut or turned"
+        f"the state of the target {target!r} cannot be built: {shown}. A state whose shape differs from its "
+        "parameter's (a factored state) can only follow a renamed parameter, not one joined, split or transposed"
     )

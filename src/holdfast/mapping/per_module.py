@@ -1,4 +1,4 @@
-"""Which mapping is for which group: what users give, as programs by the name of a module."""
+"""Mappings by module: the user's `mapping=` argument as one program per module name."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ MappingLike = Program | str | os.PathLike[str] | Sequence[str]
 
 
 @dataclass(frozen=True, slots=True)
-class Around:
-    """What is known around a module, which mappings that are called by name look at.
+class ModelInfo:
+    """Facts about a module that built-in mappings need.
 
-    The config.json of the model, and the keys on both sides of the program, as far as they are known.
+    These are the model's config.json and the keys on both sides of the program, as far as they are known.
     """
 
     config: Mapping[str, Any] | None = None
@@ -27,40 +27,42 @@ class Around:
 
 
 def programs(
-    given: Any, modules: Sequence[str], around: Callable[[str], Around], *, reverse: bool = False
+    mapping: Any, modules: Sequence[str], model_info: Callable[[str], ModelInfo], *, reverse: bool = False
 ) -> dict[str, Program]:
-    """Programs by module. What is given is one program, for "model" or the only module, or a dict by module.
+    """Return the programs by module. `mapping` is one program, for "model" or the only module, or a dict by module.
 
-    `reverse` turns them round: what was saved through a mapping is loaded through its reverse.
+    With `reverse` each program is reversed: a state saved through a mapping is loaded through its reverse.
     """
-    found = _given(given, modules, around)
+    found = _by_module(mapping, modules, model_info)
     return {name: program.reverse() for name, program in found.items()} if reverse else found
 
 
-def _given(given: Any, modules: Sequence[str], around: Callable[[str], Around]) -> dict[str, Program]:
-    if isinstance(given, Mapping) and "aoa_statements" not in given:
-        unknown = [name for name in given if name not in modules]
+def _by_module(mapping: Any, modules: Sequence[str], model_info: Callable[[str], ModelInfo]) -> dict[str, Program]:
+    if isinstance(mapping, Mapping) and "aoa_statements" not in mapping:
+        unknown = [name for name in mapping if name not in modules]
         if unknown:
-            raise InvalidArgument(f"mapping= is for {unknown[0]!r}, and the modules are {', '.join(modules) or 'none'}")
-        return {name: parsed(program, around(name)) for name, program in given.items()}
+            raise InvalidArgument(f"mapping= names {unknown[0]!r}, but the modules are {', '.join(modules) or 'none'}")
+        return {name: parse_for_module(program, model_info(name)) for name, program in mapping.items()}
     if "model" in modules:
         module = "model"
     elif len(modules) == 1:
         module = modules[0]
     else:
-        found = ", ".join(modules) or "none"
-        raise InvalidArgument(f"mapping= is for one module, and there are {found}; give a dict of mappings by name")
-    return {module: parsed(given, around(module))}
+        available = ", ".join(modules) or "none"
+        raise InvalidArgument(
+            f"mapping= is for one module, but there are: {available}; pass a dict of mappings by module"
+        )
+    return {module: parse_for_module(mapping, model_info(module))}
 
 
-def check_given(given: Any, *, reversible: bool = False) -> None:
-    """Raise InvalidArgument for what is no mapping, before any state is seen; NotFound for a missing file.
+def check_mapping(mapping: Any, *, reversible: bool = False) -> None:
+    """Check a mapping before any state is read. Raises InvalidArgument if invalid, NotFound for a missing file.
 
-    One that is called by name is only looked up: it may need a config.json. `reversible` asks for
-    one that has a reverse.
+    A built-in mapping is only looked up by name, because it may need a config.json. With `reversible` the
+    mapping must also have a reverse.
     """
-    by_module = isinstance(given, Mapping) and "aoa_statements" not in given
-    for program in given.values() if by_module else [given]:
+    by_module = isinstance(mapping, Mapping) and "aoa_statements" not in mapping
+    for program in mapping.values() if by_module else [mapping]:
         if isinstance(program, str) and families.is_name(program):
             continue
         found = Program.parse(program)
@@ -68,7 +70,7 @@ def check_given(given: Any, *, reversible: bool = False) -> None:
             found.reverse()
 
 
-def parsed(given: Any, around: Around) -> Program:
-    """A program as it was written; one that is called by name as it is for this model."""
-    back = isinstance(given, str) and families.is_back(given)
-    return Program.parse(given, around.config, around.targets if back else around.sources)
+def parse_for_module(mapping: Any, model_info: ModelInfo) -> Program:
+    """Parse a program; a built-in mapping is filled in for this model."""
+    is_reverse = isinstance(mapping, str) and families.is_reverse(mapping)
+    return Program.parse(mapping, model_info.config, model_info.targets if is_reverse else model_info.sources)

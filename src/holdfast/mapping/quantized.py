@@ -1,4 +1,4 @@
-"""Mappings of quantized weights: allowed where the scales go exactly as their weights do, refused by name elsewhere."""
+"""Mappings of quantized weights: allowed only where the scales are mapped exactly like their weights."""
 
 from __future__ import annotations
 
@@ -12,74 +12,76 @@ from holdfast.plan.quantized import Quantized, quantized_weights, relation
 from holdfast.plan.recipe import NEW, Recipe, Term
 
 _HINT = (
-    "Holdfast does not compute with scales: take weights that are not quantized (from_pretrained with dequantize, or "
-    "the tool that quantized them), or a mapping that only renames, the scales with their weights"
+    "Holdfast does not compute with scales: use weights that are not quantized (from_pretrained with dequantize, or "
+    "the tool that quantized them), or a mapping that only renames weights together with their scales"
 )
 _Specs = Mapping[str, TensorSpec]
 _Recipes = Mapping[str, Recipe[str]]
 
 
 def check_quantized(recipes: _Recipes, left_over: Collection[str], specs: _Specs) -> None:
-    """Raise Unsupported where a mapping changes a quantized weight and not, in the same way, what belongs to it.
+    """Raise Unsupported if a mapping changes a quantized weight without changing its scales in the same way.
 
-    `recipes` are the targets over source keys; `left_over` are sources that stay as they are.
+    `recipes` are the targets over source keys; `left_over` are sources that stay unchanged.
     """
     weights = quantized_weights({key: spec.dtype.name for key, spec in specs.items()})
     if not weights:
         return
-    every = {**recipes, **{key: _whole(specs[key]) for key in left_over if key not in recipes}}
-    for target, recipe in every.items():
+    recipes_by_target = {**recipes, **{key: _whole(specs[key]) for key in left_over if key not in recipes}}
+    for target, recipe in recipes_by_target.items():
         for source in recipe.sources():
-            found = weights.get(source)
-            if found is not None:
-                _check_target(target, recipe, found, every, specs)
-    _check_orphans(every, weights)
+            quantized = weights.get(source)
+            if quantized is not None:
+                _check_target(target, recipe, quantized, recipes_by_target, specs)
+    _check_orphans(recipes_by_target, weights)
 
 
-def _check_target(target: str, recipe: Recipe[str], weight: Quantized, every: _Recipes, specs: _Specs) -> None:
+def _check_target(
+    target: str, recipe: Recipe[str], weight: Quantized, recipes_by_target: _Recipes, specs: _Specs
+) -> None:
     if any(term.casts for term in recipe.terms):
-        raise Unsupported(f"{weight.what}; the mapping casts it to make {target!r}. {_HINT}")
+        raise Unsupported(f"{weight.what}; the mapping casts it to build {target!r}. {_HINT}")
     for key in weight.companions:
         leads = relation(weight.weight, key)
         name = target.removesuffix(leads[0]) + leads[1] if leads is not None else None
-        other = every.get(name) if name is not None else None
+        other = recipes_by_target.get(name) if name is not None else None
         if other is None:
             raise Unsupported(
-                f"{weight.what}; the mapping makes {target!r} of it and no {name!r} of its scales. {_HINT}"
+                f"{weight.what}; the mapping builds {target!r} from it but no {name!r} from its scales. {_HINT}"
             )
         own = [term for term in recipe.terms if term.source == weight.weight]
         matching = [term for term in other.terms if term.source == key]
         blocks = key in weight.block_scales() and len(specs[key].shape) == len(specs[weight.weight].shape)
         same = len(own) == len(matching) and all(
-            _mirrors(a, b, specs) if blocks else _is_moved(a, specs) and _is_moved(b, specs)
+            _mirrors(a, b, specs) if blocks else _is_whole_copy(a, specs) and _is_whole_copy(b, specs)
             for a, b in zip(own, matching, strict=True)
         )
         if not same or (not blocks and not _only_stacks(recipe)):
-            raise Unsupported(f"{weight.what}; the mapping joins, cuts or turns it to make {target!r}. {_HINT}")
+            raise Unsupported(f"{weight.what}; the mapping joins, splits or transposes it to build {target!r}. {_HINT}")
 
 
-def _check_orphans(every: _Recipes, weights: Mapping[str, Quantized]) -> None:
-    """Raise Unsupported for scales that stay while their weight is removed, or the other way round."""
-    used = {source for recipe in every.values() for source in recipe.sources()}
+def _check_orphans(recipes_by_target: _Recipes, weights: Mapping[str, Quantized]) -> None:
+    """Raise Unsupported if scales are kept while their weight is removed, or the reverse."""
+    used = {source for recipe in recipes_by_target.values() for source in recipe.sources()}
     for weight in weights.values():
-        lonely = [key for key in weight.companions if (key in used) != (weight.weight in used)]
-        if lonely:
-            raise Unsupported(f"{weight.what}; the mapping removes one of them, and {lonely[0]!r} not with it. {_HINT}")
+        unpaired = [key for key in weight.companions if (key in used) != (weight.weight in used)]
+        if unpaired:
+            raise Unsupported(f"{weight.what}; the mapping removes one of them but not {unpaired[0]!r}. {_HINT}")
 
 
 def _whole(spec: TensorSpec) -> Recipe[str]:
     return Recipe.whole(spec.key, spec.shape, spec.dtype)
 
 
-def _is_moved(term: Term[str], specs: _Specs) -> bool:
-    """Return whether a term takes a whole tensor as it is, alone or as a slice of a new dim."""
+def _is_whole_copy(term: Term[str], specs: _Specs) -> bool:
+    """Return whether a term copies a whole tensor unchanged, alone or as a slice of a new dim."""
     shape = specs[term.source].shape
     kept = [dim for dim in term.order if dim != NEW]
     return term.part == Box.full(shape) and kept == list(range(len(shape)))
 
 
 def _only_stacks(recipe: Recipe[str]) -> bool:
-    """Return whether the terms of a recipe are whole along every dim but new ones."""
+    """Return whether the terms of a recipe span every dim except new ones."""
     return all(
         dim == NEW or size == whole
         for term in recipe.terms
@@ -88,7 +90,7 @@ def _only_stacks(recipe: Recipe[str]) -> bool:
 
 
 def _mirrors(weight: Term[str], scale: Term[str], specs: _Specs) -> bool:
-    """Return whether a term of block scales is the one of their weight, block for block."""
+    """Return whether a term of block scales matches the term of its weight, block by block."""
     if weight.order != scale.order or scale.casts:
         return False
     shape, blocks = specs[weight.source].shape, specs[scale.source].shape
@@ -98,8 +100,8 @@ def _mirrors(weight: Term[str], scale: Term[str], specs: _Specs) -> bool:
     of_target = [sizes[dim] if dim != NEW else 1 for dim in weight.order]
     inside = _aligned(weight.part, scale.part, sizes, shape)
     return inside and all(
-        offset == found * (block or 1)
-        for offset, found, block in zip(weight.box.offsets, scale.box.offsets, of_target, strict=True)
+        offset == quantized * (block or 1)
+        for offset, quantized, block in zip(weight.box.offsets, scale.box.offsets, of_target, strict=True)
     )
 
 
@@ -115,7 +117,7 @@ def _aligned(part: Box, scales: Box, sizes: list[int | None], shape: tuple[int, 
 
 
 def _block(size: int, count: int) -> int | None:
-    """Return how many elements share a scale: a power of two, as every format has it; None if that does not fit."""
+    """Return the number of elements per scale, a power of two in every format, or None if none fits."""
     if not count:
         return None if size else 1
     block = 1

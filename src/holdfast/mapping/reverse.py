@@ -1,7 +1,7 @@
-"""The reverse of a program: what makes the sources again of the targets.
+"""Reverse a program: rebuild the sources from the targets.
 
-Statements are undone from the last to the first. A value that several statements used comes back
-through the first of them that can be undone; what the others made is removed.
+Statements are inverted from last to first. A value used by several statements is recovered through
+the first invertible one; the results of the others are removed.
 """
 
 from __future__ import annotations
@@ -11,57 +11,57 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from holdfast.core.errors import InvalidArgument
-from holdfast.mapping.expand.expand import Work
+from holdfast.mapping.expand.expand import WorkBudget
 from holdfast.mapping.syntax.statement import STAR, Hole, Key, Options, Permutation, Statement, is_many
 
 
 @dataclass(slots=True, eq=False)
-class _Value:
-    """What a key stands for between two statements that make it."""
+class _KeyVersion:
+    """The value of a key between two statements that define it."""
 
     key: Key
     made_by: int | None
     uses: list[int] = field(default_factory=list)
     removed_by: int | None = None
-    wanted: bool = False  # by `a -> a`: it is a target itself, whatever else uses it
-    back_by: int | None = None
-    is_back: bool = False
+    wanted: bool = False  # by `a -> a`: a target even if other statements use it
+    recovered_by: int | None = None
+    is_recovered: bool = False
 
 
 @dataclass(slots=True)
 class _Flow:
-    """The values that one statement uses and makes."""
+    """The values that one statement reads and defines."""
 
     statement: Statement
-    lefts: list[_Value]
-    rights: list[_Value]
+    lefts: list[_KeyVersion]
+    rights: list[_KeyVersion]
 
 
 def reversed_program(statements: Sequence[Statement]) -> Iterator[Statement]:
-    """The statements of the reverse; raises InvalidArgument for one that has no inverse."""
+    """Yield the statements of the reverse. Raises InvalidArgument for a statement without an inverse."""
     flows, sources = _flows(statements)
-    _find_ways_back(flows)
+    _find_recoverable(flows)
     for value in sources:
-        if value.uses and not value.is_back:
-            raise _refusal(value, flows)
+        if value.uses and not value.is_recovered:
+            raise _error(value, flows)
     for number in range(len(flows) - 1, -1, -1):
-        yield from _undone(number, flows[number])
+        yield from _inverse_statements(number, flows[number])
 
 
-def _flows(statements: Sequence[Statement]) -> tuple[list[_Flow], list[_Value]]:
-    current: dict[str, _Value] = {}
-    sources: list[_Value] = []
+def _flows(statements: Sequence[Statement]) -> tuple[list[_Flow], list[_KeyVersion]]:
+    current: dict[str, _KeyVersion] = {}
+    sources: list[_KeyVersion] = []
     flows: list[_Flow] = []
-    work = Work()
+    work = WorkBudget()
     for number, statement in enumerate(statements):
         work.spend(sum(key.count for key in (*statement.lefts, *statement.rights)), statement)
-        lefts: list[_Value] = []
+        lefts: list[_KeyVersion] = []
         for key in _keys(statement.lefts):
             if key.pattern not in current:
-                current[key.pattern] = _Value(key, None)
+                current[key.pattern] = _KeyVersion(key, None)
                 sources.append(current[key.pattern])
             lefts.append(current[key.pattern])
-        rights = [_Value(key, number) for key in _keys(statement.rights)]
+        rights = [_KeyVersion(key, number) for key in _keys(statement.rights)]
         for value in lefts:
             if statement.rights:
                 value.uses.append(number)
@@ -76,62 +76,64 @@ def _flows(statements: Sequence[Statement]) -> tuple[list[_Flow], list[_Value]]:
 
 
 def _keys(keys: Sequence[Key]) -> list[Key]:
-    return [single for key in keys for single in key.with_array()]
+    return [single for key in keys for single in key.members()]
 
 
-def _find_ways_back(flows: Sequence[_Flow]) -> None:
-    """From the last statement to the first: which values come back, and through which statement."""
+def _find_recoverable(flows: Sequence[_Flow]) -> None:
+    """Walk from the last statement to the first and find which values are recovered, and by which statement."""
     for number in range(len(flows) - 1, -1, -1):
         flow = flows[number]
         for value in flow.rights:
-            value.is_back = value.wanted or value.back_by is not None or (not value.uses and value.removed_by is None)
-        if flow.lefts and flow.rights and not no_inverse(flow.statement) and all(v.is_back for v in flow.rights):
+            value.is_recovered = (
+                value.wanted or value.recovered_by is not None or (not value.uses and value.removed_by is None)
+            )
+        if flow.lefts and flow.rights and not no_inverse(flow.statement) and all(v.is_recovered for v in flow.rights):
             for value in flow.lefts:
-                value.back_by = number
-                value.is_back = True  # the first statement that uses it is the last to be looked at
+                value.recovered_by = number
+                value.is_recovered = True  # an earlier statement overwrites this
 
 
-def _undone(number: int, flow: _Flow) -> Iterator[Statement]:
+def _inverse_statements(number: int, flow: _Flow) -> Iterator[Statement]:
     statement = flow.statement
     if not flow.lefts:
-        # Optional: a target that kept its own value may never have been stored.
+        # Optional: a target that kept its initial value may never have been stored.
         removal = one_sided(statement, lefts=statement.rights)
         yield replace(removal, options=replace(removal.options, optional=True))
         return
     if not flow.rights:
-        alone = [value.key for value in flow.lefts if not value.uses and value.made_by is None]
-        if alone:
-            yield one_sided(statement, rights=alone)
+        unused_sources = [value.key for value in flow.lefts if not value.uses and value.made_by is None]
+        if unused_sources:
+            yield one_sided(statement, rights=unused_sources)
         return
-    if not any(value.back_by == number and not value.wanted for value in flow.lefts):
-        there = [value.key for value in flow.rights if value.is_back]
-        if there:
-            yield one_sided(statement, lefts=there)
+    if not any(value.recovered_by == number and not value.wanted for value in flow.lefts):
+        recovered = [value.key for value in flow.rights if value.is_recovered]
+        if recovered:
+            yield one_sided(statement, lefts=recovered)
         return
-    already = [value.key for value in flow.lefts if value.wanted]
-    if already:
-        yield one_sided(statement, lefts=already)  # it is made again, from a copy of itself
+    wanted = [value.key for value in flow.lefts if value.wanted]
+    if wanted:
+        yield one_sided(statement, lefts=wanted)  # rebuilt from its copy
     yield inverse(statement)
-    twice = [value.key for value in flow.lefts if value.back_by != number and not value.wanted]
-    if twice:
-        yield one_sided(statement, lefts=twice)
+    recovered_elsewhere = [value.key for value in flow.lefts if value.recovered_by != number and not value.wanted]
+    if recovered_elsewhere:
+        yield one_sided(statement, lefts=recovered_elsewhere)
 
 
-def _refusal(value: _Value, flows: Sequence[_Flow]) -> Exception:
-    """The first statement on the way of a value that cannot be undone."""
+def _error(value: _KeyVersion, flows: Sequence[_Flow]) -> Exception:
+    """Return the error for the first statement that prevents recovering a value."""
     for _ in range(len(flows)):
         flow = flows[value.uses[0]]
         problem = no_inverse(flow.statement)
         if problem:
-            return flow.statement.refusal(f"it has no inverse: {problem}", InvalidArgument)
-        value = next(made for made in flow.rights if not made.is_back)
+            return flow.statement.error(f"no inverse: {problem}", InvalidArgument)
+        value = next(made for made in flow.rights if not made.is_recovered)
         if not value.uses:
             break
-    assert value.removed_by is not None  # a value that is neither used nor removed is there
+    assert value.removed_by is not None  # an unused value that is not removed is recovered
     removing = flows[value.removed_by].statement
-    return removing.refusal(
-        f"it has no inverse: {value.key.pattern} is a part that {flow.statement.where} makes, and without it the whole "
-        "cannot be made again",
+    return removing.error(
+        f"no inverse: {value.key.pattern} is a part made by {flow.statement.where}, and the whole cannot be rebuilt "
+        "without it",
         InvalidArgument,
     )
 
@@ -140,29 +142,29 @@ Sizes = tuple[int, ...] | Literal["equal", "targets", "any"] | None
 
 
 def no_inverse(statement: Statement) -> str | None:
-    """Why a statement has no inverse, or None if it has one."""
+    """Return why a statement has no inverse, or None if it has one."""
     options = statement.options
     if options.dtype is not None:
         return (
-            f"dtype='{options.dtype.name}' does not say what to cast back to; write "
-            f"src_dtype='...', dst_dtype='{options.dtype.name}', or give reverse() the sources' dtypes: "
+            f"dtype='{options.dtype.name}' does not give the dtype to cast back to; write "
+            f"src_dtype='...', dst_dtype='{options.dtype.name}', or pass the sources' dtypes to reverse() as "
             "{key: (shape, dtype)}"
         )
     if options.permute is not None and options.reshape is not None:
-        return "permute= and reshape= are undone in the other order; write them as two statements"
-    patterns = [key.pattern for left in statement.lefts for key in left.with_array()]
+        return "permute= and reshape= are inverted in the opposite order; write them as two statements"
+    patterns = [key.pattern for left in statement.lefts for key in left.members()]
     if len(set(patterns)) < len(patterns):
-        return "one source stands in it twice"
+        return "a source appears twice"
     rights = {hole.name for key in statement.rights for hole in key.holes}
     for key in statement.lefts:
         for hole in key.holes:
             if hole.name not in rights and hole.name != STAR:
-                return f"${hole.name} stands on the left only, so that it cannot be found again"
+                return f"${hole.name} appears only on the left, so it cannot be recovered"
     return None
 
 
 def inverse(statement: Statement) -> Statement:
-    """The statement that undoes one that has an inverse."""
+    """Return the statement that undoes an invertible statement."""
     options = statement.options
     left_ids = {hole.name for key in statement.lefts for hole in key.holes}
     lefts = tuple(_starred(key, left_ids) for key in statement.rights)
@@ -170,16 +172,16 @@ def inverse(statement: Statement) -> Statement:
     as_it_is = replace(options, permute=None, fused=None, reshape=None, stack=False, unstack=False) == options
     one_to_one = len(lefts) == len(rights) == 1 and as_it_is
     if one_to_one and not is_many(lefts) and not is_many(rights):
-        # Both turns come to one, which AOA writes on the left.
-        turned = lefts[0].transposed != rights[0].transposed
-        lefts = (replace(lefts[0], transposed=turned),)
+        # Two transposes combine into one, which AOA writes on the left.
+        transposed = lefts[0].transposed != rights[0].transposed
+        lefts = (replace(lefts[0], transposed=transposed),)
         rights = (replace(rights[0], transposed=False),)
     origin = f"reverse of {statement.origin}"
     return replace(statement, lefts=lefts, rights=rights, options=_inverse_options(statement), text="", origin=origin)
 
 
 def one_sided(statement: Statement, lefts: Iterable[Key] = (), rights: Iterable[Key] = ()) -> Statement:
-    """A remove or an add in the place of a statement."""
+    """Return a statement that only removes or only adds keys, in place of `statement`."""
     return replace(
         statement,
         lefts=tuple(replace(key, transposed=False) for key in lefts),
@@ -191,7 +193,7 @@ def one_sided(statement: Statement, lefts: Iterable[Key] = (), rights: Iterable[
 
 
 def _starred(key: Key, bound: set[str]) -> Key:
-    """An id that stood on the right only collected keys; on the left a star does."""
+    """Replace ids that appeared only on the right, and so collected keys, by a star."""
     pieces = (Hole(STAR) if isinstance(p, Hole) and p.name not in bound else p for p in key.pieces)
     return replace(key, pieces=tuple(pieces))
 
@@ -224,7 +226,7 @@ def _inverse_sizes(statement: Statement) -> Sizes:
         return "any" if sizes == "targets" else sizes
     joins = is_many(statement.lefts) and not statement.options.stack
     if joins and sizes is None:
-        return "targets"  # never equal parts by default
+        return "targets"  # never default to equal parts
     return None if sizes == "targets" or (sizes == "equal" and not joins) else sizes
 
 

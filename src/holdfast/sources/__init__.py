@@ -1,7 +1,7 @@
-"""Checkpoints of any format, opened for reading: Holdfast's own, and those that other tools wrote.
+"""Open checkpoints of any format for reading: Holdfast's own and those of other tools.
 
-A reader looks at a folder and says what it holds as Contents, or that the format is not its own.
-Tensors stay where they are until they are read.
+A reader inspects a folder and returns its contents as `Contents`, or None if the format is another one.
+Tensors stay in their files until they are read.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ from holdfast.core.errors import Damaged, NotFound, Unsupported
 from holdfast.core.filenames import MANIFEST
 from holdfast.sources.dcp.metadata import METADATA
 from holdfast.sources.dcp.reader import read_dcp
-from holdfast.sources.deepspeed import refuse_empty, refuse_file, refuse_folder
-from holdfast.sources.foreign import Folder, Foreign, Found, seen_as
+from holdfast.sources.deepspeed import reject_deepspeed_folder, reject_empty_weights, reject_rank_file
+from holdfast.sources.foreign import Folder, Foreign, ReaderResult, with_contents
 from holdfast.sources.huggingface import read_huggingface
 from holdfast.sources.paddle.flex import read_flex
 from holdfast.sources.paddle.pdiparams import read_inference
 from holdfast.sources.paddle.pdparams import read_params
 from holdfast.sources.paddle.unified import read_unified
-from holdfast.sources.parts import refuse_megatron_folder, with_part_noted
-from holdfast.sources.raw_bits import as_told_by_config
+from holdfast.sources.parts import note_partial, reject_megatron_folder
+from holdfast.sources.raw_bits import apply_config_dtype
 from holdfast.sources.scalars import read_scalars
 from holdfast.sources.torch_save.reader import read_torch
-from holdfast.sources.unread import with_unread_noted
+from holdfast.sources.unread import note_unread
 from holdfast.storage import locate
 
 __all__ = ["open_stored"]
 
-READERS: tuple[Callable[[Folder], Found | None], ...] = (
+READERS: tuple[Callable[[Folder], ReaderResult | None], ...] = (
     read_unified,
     read_flex,
     read_dcp,
@@ -44,51 +44,51 @@ READERS: tuple[Callable[[Folder], Found | None], ...] = (
 
 
 def open_stored(path: str | os.PathLike[str]) -> Checkpoint:
-    """Open a checkpoint of any format that Holdfast reads: a folder, or a single file of tensors."""
+    """Open a checkpoint of any supported format: a folder or a single file of tensors."""
     storage, name = locate(path)
     single = "://" not in str(path) and Path(path).expanduser().is_file()
-    if single:  # who names a link means what it leads to
+    if single:  # resolve a symlink to its target
         storage, name = locate(os.path.realpath(Path(path).expanduser()))
     folder = Folder(storage, "", only=name) if single else Folder(storage, name)
     if not single and _has_manifest(folder):
         return Checkpoint(storage, name)
     if single:
-        refuse_file(name, f"{folder.path}/{name}")
+        reject_rank_file(name, f"{folder.path}/{name}")
     for reader in READERS:
-        found = reader(folder)
-        if found is not None:
-            refuse_empty(found.contents, folder.path)
-            found = with_part_noted(folder, with_unread_noted(folder, as_told_by_config(folder, found)))
-            return _with_step(Foreign(folder, found), found)
+        result = reader(folder)
+        if result is not None:
+            reject_empty_weights(result.contents, folder.path)
+            result = note_partial(folder, note_unread(folder, apply_config_dtype(folder, result)))
+            return _with_step(Foreign(folder, result), result)
     if single:
-        raise NotFound(f"{folder.path}/{name}: not a file of tensors that Holdfast reads")
-    refuse_folder(folder.files, folder.path)
-    refuse_megatron_folder(folder)
-    _refuse_inner_dcp(folder)
+        raise NotFound(f"{folder.path}/{name}: not a tensor file that Holdfast can read")
+    reject_deepspeed_folder(folder.files, folder.path)
+    reject_megatron_folder(folder)
+    _reject_inner_dcp(folder)
     return Checkpoint(storage, name)
 
 
-def _refuse_inner_dcp(folder: Folder) -> None:
-    """Raise Unsupported for a folder that has no checkpoint but folders of torch DCP in it, as FSDP trainers write."""
+def _reject_inner_dcp(folder: Folder) -> None:
+    """Raise Unsupported for a folder without a checkpoint that contains torch DCP folders, as FSDP trainers write."""
     inner = sorted(name.removesuffix(f"/{METADATA}") for name in folder.files if name.endswith(f"/{METADATA}"))
     if inner:
         raise Unsupported(
-            f"{folder.path}: no checkpoint by itself; {', '.join(inner[:4])} in it are folders of torch DCP: name one"
+            f"{folder.path}: not a checkpoint; it contains the torch DCP folders {', '.join(inner[:4])}: open one"
         )
 
 
-def _with_step(checkpoint: Foreign, found: Found) -> Foreign:
-    """The checkpoint with its step, read where it is a tensor of one number."""
-    if found.step_at is None or len(found.step_at.sources()) != 1:
+def _with_step(checkpoint: Foreign, result: ReaderResult) -> Foreign:
+    """Return the checkpoint with its step, reading the step if it is a tensor of one element."""
+    if result.step_at is None or len(result.step_at.sources()) != 1:
         return checkpoint
-    step = read_scalars(checkpoint, {"step": found.step_at})["step"]
+    step = read_scalars(checkpoint, {"step": result.step_at})["step"]
     if not step.is_integer() or not 0 <= step < 2**53:
         return checkpoint
-    return seen_as(checkpoint, replace(found.contents, step=int(step)), {})
+    return with_contents(checkpoint, replace(result.contents, step=int(step)), {})
 
 
 def _has_manifest(folder: Folder) -> bool:
-    """Whether a folder has a manifest; one that is a link or a pipe is a damaged one, not none."""
+    """Return True if a folder has a manifest. A symlink or pipe counts as a damaged manifest, not as absent."""
     if MANIFEST in folder.files:
         return True
     try:

@@ -1,4 +1,4 @@
-"""A checkpoint that another tool wrote, seen as one of Holdfast's own."""
+"""A checkpoint written by another tool, presented as a Holdfast checkpoint."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _NOT_SIDE = (".index.json", "holdfast.json", ".safetensors", ".bin", ".pt")
 
 
 class Folder:
-    """A folder that a reader looks at: its files, by name and size. With `only`, one file of it."""
+    """A folder for a reader to inspect: its files by name and size. With `only`, a single file of the folder."""
 
     def __init__(self, storage: Readable, name: str, only: str | None = None) -> None:
         self.storage = storage
@@ -35,7 +35,7 @@ class Folder:
         try:
             pin = storage.pin(name)
         except NotFound:
-            raise NotFound(f"{self.path}: there is no such checkpoint") from None
+            raise NotFound(f"{self.path}: no such checkpoint") from None
         self.pin: Pin = pin.following_blobs() if isinstance(pin, LocalPin) else pin
         self.files: Mapping[str, int] = self.pin.files() if only is None else {only: self._size(only)}
 
@@ -49,14 +49,14 @@ class Folder:
         return f"{self.storage.name}/{self.name}" if self.name else self.storage.name
 
     def read(self, name: str, limit_bytes: int) -> bytes:
-        """A whole small file."""
+        """Read a whole small file."""
         return self.pin.read(name, limit_bytes)
 
     def open(self, name: str) -> Reader:
         return self.pin.open(name)
 
     def read_begin(self, name: str, size: int) -> bytes:
-        """The first bytes of a file: `size`, or all if it is shorter."""
+        """Return the first `size` bytes of a file, or all of a shorter file."""
         reader = self.open(name)
         try:
             data = bytearray(min(size, reader.size))
@@ -67,13 +67,13 @@ class Folder:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """What a reader found: the format's name, the contents, and small files that are in memory alone.
+class ReaderResult:
+    """The result of a reader: the format's name, the contents, and small files that exist only in memory.
 
-    A value that had to be computed lies in a file of `made`; no file of the folder has such a name.
-    `notes` say what was left out, or is not certain. `step_at` is where the step lies, if it is a tensor.
-    `read` are files that were read and hold no tensor. `partial` says why it is a part of a model, if it is one.
-    `linear_weights` is "in-out" or "out-in" where the format says how weights of linear layers are stored.
+    Computed values are stored in a file of `made`; no file of the folder has such a name. `notes` list what was
+    left out or is uncertain. `step_at` locates the step if it is a tensor. `read` are files without tensors that
+    were read. `partial` says why this is only a part of a model, or is None. `linear_weights` is "in-out" or
+    "out-in" if the format defines how weights of linear layers are stored.
     """
 
     format: str
@@ -87,10 +87,10 @@ class Found:
 
 
 class Foreign(Checkpoint):
-    """A checkpoint of another format, open for reading. It has no digests: what is read is not verified."""
+    """A checkpoint of another format, open for reading. It has no digests, so reads are not verified."""
 
-    def __init__(self, folder: Folder, found: Found) -> None:
-        self._found = found
+    def __init__(self, folder: Folder, result: ReaderResult) -> None:
+        self._result = result
         self._source = folder
         super().__init__(folder.storage, folder.name)
         self._pin = folder.pin
@@ -102,28 +102,28 @@ class Foreign(Checkpoint):
     @property
     def format(self) -> str:
         """The name of the format."""
-        return self._found.format
+        return self._result.format
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What was left out of it, or is not certain."""
-        return self._found.notes
+        """Messages about what was left out or is uncertain."""
+        return self._result.notes
 
     @property
     def partial(self) -> str | None:
-        """Why it is a part of a model, where its name, its neighbours or its contents say so."""
-        return self._found.partial
+        """The reason why this is only a part of a model, or None; found from its name, neighbours or contents."""
+        return self._result.partial
 
     @property
     def linear_weights(self) -> str | None:
-        """How weights of linear layers are stored, "in-out" or "out-in", where the format says it."""
-        return self._found.linear_weights
+        """The layout of linear weights, "in-out" or "out-in", if the format defines it."""
+        return self._result.linear_weights
 
     def __repr__(self) -> str:
         return f"Foreign({self.path!r}, format={self.format!r}, groups={list(self.groups)})"
 
     def _read_manifest(self) -> Manifest:
-        contents = self._found.contents
+        contents = self._result.contents
         groups = {}
         for name, group in contents.groups.items():
             places = {place for recipe in group.tensors.values() for place in recipe.sources()}
@@ -135,23 +135,23 @@ class Foreign(Checkpoint):
         return Manifest(contents.step, None, "", "", limits.BLOCK_BYTES, groups, records, {})
 
     def _size(self, name: str) -> int:
-        made = self._found.made.get(name)
+        made = self._result.made.get(name)
         return len(made) if made is not None else self._source.files[name]
 
     @cached_property
     def contents(self) -> Contents:
-        return self._found.contents
+        return self._result.contents
 
     @property
     def state(self) -> Mapping[str, Any]:
-        return self._found.contents.state
+        return self._result.contents.state
 
     def open_file(self, name: str) -> Reader:
-        made = self._found.made.get(name)
-        return MadeReader(made) if made is not None else super().open_file(name)
+        made = self._result.made.get(name)
+        return InMemoryReader(made) if made is not None else super().open_file(name)
 
     def skip_damaged_files(self, takes: Callable[..., bool]) -> None:
-        """Nothing to do: its reader has seen every file, and found none that it could do without."""
+        """Do nothing: the reader has checked every file and needs all of them."""
 
     def _tensor_keys(self, group: str) -> Iterable[str]:
         return self.contents.groups[group].tensors
@@ -160,12 +160,12 @@ class Foreign(Checkpoint):
         return self.contents.find(group, key)
 
     def side_files(self) -> list[str]:
-        """Small files beside the tensors that a copy of the model wants too: its config, its tokenizer."""
+        """Return the small files that a copy of the model needs, such as its config and tokenizer."""
         code = names_code(self._source)
         return [name for name in self._source.files if is_side_file(name) or (code and is_code(name))]
 
     def read_side_file(self, name: str) -> bytes:
-        """One of the small files beside the tensors."""
+        """Read one of the small files next to the tensors."""
         if name not in self.side_files():
             raise NotFound(f"{self.path} has no small file {name[:80]!r}")
         return self._source.read(name, limits.JSON_BYTES)
@@ -179,7 +179,7 @@ class Foreign(Checkpoint):
 
 
 def names_code(folder: Folder) -> bool:
-    """Return whether a folder's config names classes of its own code, without which the model does not open."""
+    """Return whether a folder's config refers to classes in its own code, which is needed to open the model."""
     if folder.only is not None or "config.json" not in folder.files:
         return False
     try:
@@ -190,24 +190,24 @@ def names_code(folder: Folder) -> bool:
 
 
 def is_code(name: str) -> bool:
-    """Return whether a file is Python code at the top of a folder, by its name."""
+    """Return whether the name is that of a Python file at the top of a folder."""
     return _CODE.fullmatch(name) is not None
 
 
 def is_side_file(name: str) -> bool:
-    """Return whether a file is one that a copy of the model wants too, by its name."""
+    """Return whether the name is that of a file that belongs to a copy of the model."""
     return _SIDE.fullmatch(name) is not None and not name.endswith(_NOT_SIDE)
 
 
-def seen_as(checkpoint: Checkpoint, contents: Contents, made: Mapping[str, bytes]) -> Foreign:
-    """The same folder seen otherwise, with more values that are in memory alone."""
+def with_contents(checkpoint: Checkpoint, contents: Contents, made: Mapping[str, bytes]) -> Foreign:
+    """Return the same folder with other contents and additional files in memory."""
     if isinstance(checkpoint, Foreign):
-        found = checkpoint._found
-        return Foreign(checkpoint._source, replace(found, contents=contents, made={**found.made, **made}))
-    return Foreign(Folder(checkpoint.storage, checkpoint.folder), Found("holdfast", contents, made))
+        result = checkpoint._result
+        return Foreign(checkpoint._source, replace(result, contents=contents, made={**result.made, **made}))
+    return Foreign(Folder(checkpoint.storage, checkpoint.folder), ReaderResult("holdfast", contents, made))
 
 
-class MadeReader:
+class InMemoryReader:
     """A file in memory."""
 
     mappable = False
@@ -226,9 +226,9 @@ class MadeReader:
         for buffer in buffers:
             data = self._data[offset : offset + buffer.nbytes]
             if data.nbytes != buffer.nbytes:
-                raise Damaged(f"a value made in memory ends at {self.size}, wanted {offset + buffer.nbytes}")
+                raise Damaged(f"a value in memory ends at byte {self.size}, expected {offset + buffer.nbytes}")
             buffer.cast("B")[:] = data
             offset += buffer.nbytes
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: no file is open."""

@@ -1,4 +1,4 @@
-"""Opens safetensors files: folders of Hugging Face with or without an index, adapters, single files."""
+"""Read safetensors files: Hugging Face folders with or without an index, adapters and single files."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from holdfast.plan.contents import Contents, Group
 from holdfast.plan.files import Place, TensorSpec
 from holdfast.plan.recipe import Recipe
 from holdfast.sources.companions import read_companions
-from holdfast.sources.foreign import Folder, Found
+from holdfast.sources.foreign import Folder, ReaderResult
 from holdfast.sources.trees.flat_optimizers import split_root
-from holdfast.sources.trees.groups import found_in
-from holdfast.sources.trees.leaf import Leaf
-from holdfast.sources.trees.stored_blocks import lay_files
+from holdfast.sources.trees.groups import result_of_tree
+from holdfast.sources.trees.leaf import TensorLeaf
+from holdfast.sources.trees.stored_blocks import stored_files
 
 FORMAT = "Hugging Face"
 _ENDING = ".safetensors"
@@ -29,8 +29,8 @@ _FURTHER = re.compile(r"model_[0-9]{1,6}\.safetensors")
 _NUMBERED = re.compile(r"(.+)-([0-9]{5,})-of-([0-9]{5,})\.safetensors")
 
 
-def read_huggingface(folder: Folder) -> Found | None:
-    """The weights of a folder or a file as the group "model"; None if there is no safetensors file."""
+def read_huggingface(folder: Folder) -> ReaderResult | None:
+    """Return the weights of a folder or file as the group "model"; None if there is no safetensors file."""
     members, index = _members(folder), _index_of(folder)
     if not members:
         return None
@@ -40,7 +40,7 @@ def read_huggingface(folder: Folder) -> Found | None:
             if place.spec.key in places:
                 raise Damaged(
                     f"{folder.path}: model has {place.spec.key!r} in two files, {places[place.spec.key].file} and "
-                    f"{name}; if they are two models, name one of the files"
+                    f"{name}; if they are two models, open one of the files"
                 )
             places[place.spec.key] = place
     if index is not None:
@@ -52,18 +52,18 @@ def read_huggingface(folder: Folder) -> Found | None:
     companions = read_companions(folder)
     companions.trees |= _further_models(folder, members)
     if companions.trees or split_root(leaves, ())[1]:
-        found = found_in(FORMAT, companions.beside(leaves), folder.path, companions.made)
-        return companions.noted(found)
+        found = result_of_tree(FORMAT, companions.added_to(leaves), folder.path, companions.made)
+        return companions.with_notes(found)
     groups = {"model": Group("module", {key: leaf.recipe for key, leaf in leaves.items()})}
-    return companions.noted(Found(FORMAT, Contents(groups, lay_files(groups.values(), folder.path))))
+    return companions.with_notes(ReaderResult(FORMAT, Contents(groups, stored_files(groups.values(), folder.path))))
 
 
-def _leaf(place: Place) -> Leaf:
-    return Leaf(Recipe.whole(place, place.spec.shape, place.spec.dtype))
+def _leaf(place: Place) -> TensorLeaf:
+    return TensorLeaf(Recipe.whole(place, place.spec.shape, place.spec.dtype))
 
 
-def _further_models(folder: Folder, members: Sequence[str]) -> dict[str, dict[str, Leaf]]:
-    """Return the second model and further ones, as accelerate's save_state numbers them."""
+def _further_models(folder: Folder, members: Sequence[str]) -> dict[str, dict[str, TensorLeaf]]:
+    """Return the additional models, as numbered by accelerate's save_state."""
     names = [name for name in folder.files if name not in members and _FURTHER.fullmatch(name)]
     names = names if folder.only is None else []
     return {
@@ -73,7 +73,7 @@ def _further_models(folder: Folder, members: Sequence[str]) -> dict[str, dict[st
 
 
 def safetensors_places(folder: Folder, name: str) -> Iterator[Place]:
-    """The tensors of one safetensors file, from its header alone."""
+    """Yield the tensors of one safetensors file, reading only its header."""
     where = f"{folder.path}/{name}"
     reader = folder.open(name)
     try:
@@ -102,7 +102,7 @@ def _members(folder: Folder) -> Sequence[str]:
 
 
 def _index_of(folder: Folder) -> str | None:
-    """The index that says which files are meant, where one is needed and there is one."""
+    """Return the index that lists the files, if one is needed and exists."""
     if folder.only is not None or _SINGLE in folder.files:
         return None
     indexes = [name for name in folder.files if name.endswith(_INDEX_ENDING) and "/" not in name and is_plain(name)]
@@ -116,7 +116,7 @@ def _weight_map(folder: Folder, index: str) -> dict[str, str]:
 
 
 def _is_safetensors(folder: Folder, name: str) -> bool:
-    """Whether a file that is called otherwise begins as a safetensors file does."""
+    """Return True if a file with another suffix begins like a safetensors file."""
     start = bytearray(min(LENGTH_BYTES + 1, folder.files[name]))
     reader = folder.open(name)
     try:
@@ -133,7 +133,7 @@ def _indexed(folder: Folder, index: str) -> list[str]:
     members = sorted(set(_weight_map(folder, index).values()))
     missing = [member for member in members if member not in folder.files]
     if missing:
-        raise Damaged(f"{folder.path}: {index} names {missing[0]}, which is not there")
+        raise Damaged(f"{folder.path}: {index} names {missing[0]}, which is missing")
     return members
 
 
@@ -146,4 +146,4 @@ def _require_all_numbers(names: Sequence[str], where: str) -> None:
             found.setdefault((match[1], int(match[3])), set()).add(int(match[2]))
     for (stem, count), numbers in found.items():
         if count > limits.MANIFEST_FILES or len(numbers) != count:
-            raise Damaged(f"{where}: {len(numbers)} files of {stem!r} are there, their names say {count}")
+            raise Damaged(f"{where}: found {len(numbers)} files of {stem!r}, expected {count} from their names")

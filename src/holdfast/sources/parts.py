@@ -1,6 +1,6 @@
-"""Files that are a part of a model and look like a whole one: shards of tensor-parallel or pipeline ranks.
+"""Files that look like a whole model but are one shard of it, from a tensor-parallel or pipeline rank.
 
-Such a file can be opened, for a rank may load its own part. It says that it is a part, and is not converted.
+Such a file can be opened, because a rank may load its own shard. It is marked as partial and is not converted.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.core.errors import Unsupported
-from holdfast.sources.foreign import Folder, Found
-from holdfast.sources.trees.leaf import Leaf
+from holdfast.sources.foreign import Folder, ReaderResult
+from holdfast.sources.trees.leaf import TensorLeaf
 
 _RANK = re.compile(
     r"(?i)(?P<head>(?:.*[._-])?(?:rank|mp_rank|tp|mp|pp|ep|dp|fsdp|shard|part|consolidated|device|gpu)[._-]?)"
@@ -29,39 +29,39 @@ _DEGREES = (
     "expert_model_parallel_size",
 )
 _FLAT = re.compile(r"(?:.*\.)?_?flat_param(?:_[0-9]+)?")
-_JOIN_MEGATRON = "join them with Megatron's tools/checkpoint/convert.py, or save with --ckpt-format torch_dist"
+_JOIN_MEGATRON = "merge them with Megatron's tools/checkpoint/convert.py, or save with --ckpt-format torch_dist"
 
 
 def part_by_name(folder: Folder) -> str | None:
-    """Return why a single file is a part of a model by its name and its neighbours; None if nothing says so."""
+    """Return why a single file is a shard of a model, by its name and neighbours; None if nothing suggests it."""
     if folder.only is None:
         return None
     numbered = _OF.fullmatch(folder.only)
     if numbered is not None and int(numbered["count"]) > 1:
         return (
-            f"file {int(numbered['number'])} of {int(numbered['count'])} of a model by its name: name the folder to "
-            "have all of it; if it is a whole model, copy it under another name"
+            f"by its name, file {int(numbered['number'])} of {int(numbered['count'])} of a model: open the folder to "
+            "read all of it; if it is a whole model, copy it under another name"
         )
     match = _RANK.fullmatch(folder.only)
     if match is None:
         return None
-    others = _alike(match, folder.pin.files())
+    others = _rank_siblings(match, folder.pin.files())
     if len(others) < 2:
         return None
     return (
-        f"one of {len(others)} files that differ by a rank's number, {', '.join(others[:4])}: parts of a model; how "
-        "they join is known to the code that wrote them; if it is a whole model, copy it under another name"
+        f"one of {len(others)} files that differ in a rank number, {', '.join(others[:4])}: shards of a model; only "
+        "the code that wrote them can merge them; if it is a whole model, copy it under another name"
     )
 
 
-def _alike(match: re.Match[str], names: Collection[str]) -> list[str]:
-    """Return the names that differ from a match by the rank's number only."""
+def _rank_siblings(match: re.Match[str], names: Collection[str]) -> list[str]:
+    """Return the names that differ from a match only in the rank number."""
     found = ((name, _RANK.fullmatch(name)) for name in names)
     return sorted(n for n, other in found if other and (other["head"], other["tail"]) == (match["head"], match["tail"]))
 
 
 def part_by_content(tree: Any) -> str | None:
-    """Return why the tree of a torch.save file is a part of a model; None if nothing in it says so."""
+    """Return why the tree of a torch.save file is a shard of a model; None if nothing suggests it."""
     if not isinstance(tree, dict):
         return None
     options = tree.get("args")
@@ -69,13 +69,13 @@ def part_by_content(tree: Any) -> str | None:
     for name in _DEGREES:
         if type(degrees.get(name)) is int and degrees[name] > 1:
             return (
-                f"the part of one rank of Megatron, whose {name} is {degrees[name]}; {_JOIN_MEGATRON}, which Holdfast "
+                f"the shard of one Megatron rank, whose {name} is {degrees[name]}; {_JOIN_MEGATRON}, which Holdfast "
                 "reads whole"
             )
     flat = _flat_parameter(tree)
     if flat is not None:
         return (
-            f"a part of one rank of FSDP, with the flat parameter {flat[:80]!r}; save a full state dict, or use "
+            f"a shard of one FSDP rank, with the flat parameter {flat[:80]!r}; save a full state dict, or use "
             "torch.distributed.checkpoint"
         )
     return None
@@ -88,36 +88,41 @@ def _flat_parameter(tree: Mapping[Any, Any]) -> str | None:
     ):
         if isinstance(value, dict):
             for key, item in value.items():
-                if isinstance(key, str) and _FLAT.fullmatch(key) and isinstance(item, Leaf) and len(item.shape) == 1:
+                if (
+                    isinstance(key, str)
+                    and _FLAT.fullmatch(key)
+                    and isinstance(item, TensorLeaf)
+                    and len(item.shape) == 1
+                ):
                     return key
     return None
 
 
-def refuse_megatron_folder(folder: Folder) -> None:
-    """Raise Unsupported for a folder, of which nothing else could be read, with the files of Megatron's ranks."""
+def reject_megatron_folder(folder: Folder) -> None:
+    """Raise Unsupported for a folder of Megatron rank files in which nothing else could be read."""
     ranks = sorted({match["folder"] for name in folder.files if (match := _MEGATRON_FILE.fullmatch(name))})
     if ranks:
-        one = f"; of a run without model parallelism name {ranks[0]}/model_optim_rng.pt" if len(ranks) == 1 else ""
+        one = f"; for a run without model parallelism, open {ranks[0]}/model_optim_rng.pt" if len(ranks) == 1 else ""
         raise Unsupported(
-            f"{folder.path}: a checkpoint of Megatron, with the parts of ranks in {', '.join(ranks[:4])}; "
+            f"{folder.path}: a Megatron checkpoint with the shards of ranks in {', '.join(ranks[:4])}; "
             f"{_JOIN_MEGATRON}{one}"
         )
 
 
-def with_part_noted(folder: Folder, found: Found) -> Found:
-    """Return what a reader found, with a note where it is a part of a model."""
-    partial = found.partial or part_by_name(folder) or _megatron_rank(folder)
+def note_partial(folder: Folder, result: ReaderResult) -> ReaderResult:
+    """Return a reader's result, with a note if it is only a shard of a model."""
+    partial = result.partial or part_by_name(folder) or _megatron_rank(folder)
     if partial is None:
-        return found
+        return result
     where = f"{folder.path}/{folder.only}" if folder.only else folder.path
-    return replace(found, partial=partial, notes=(*found.notes, f"{where}: {partial}"))
+    return replace(result, partial=partial, notes=(*result.notes, f"{where}: {partial}"))
 
 
 def _megatron_rank(folder: Folder) -> str | None:
-    """Return why a folder `mp_rank_XX` is a part of a model, by the folders beside it; None if it is alone."""
+    """Return why a folder `mp_rank_XX` is a shard of a model, by its sibling folders; None if it has none."""
     if not _MEGATRON_FOLDER.fullmatch(folder.path) or "://" in folder.path:
         return None
     ranks = sorted(path.name for path in Path(folder.path).parent.iterdir() if _MEGATRON_FOLDER.fullmatch(path.name))
     if len(ranks) < 2:
         return None
-    return f"the part of one of {len(ranks)} ranks of Megatron, {', '.join(ranks[:4])}; {_JOIN_MEGATRON}"
+    return f"the shard of one of {len(ranks)} Megatron ranks, {', '.join(ranks[:4])}; {_JOIN_MEGATRON}"

@@ -1,7 +1,7 @@
-"""Weights that are stored as uint16: mostly the raw bits of bfloat16, which numpy cannot name.
+"""Weights stored as uint16: usually the raw bits of bfloat16, which numpy cannot represent.
 
-Paddle's own files are known to hold such bits. Elsewhere the model's config tells, or the user does; without either
-a conversion would make a model of whole numbers.
+Paddle's own files are known to store such bits. Otherwise the model's config or the user decides. Without
+either, a conversion would produce a model of integers.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from holdfast.format.dtypes import dtype_named
 from holdfast.plan.contents import Contents, Group
 from holdfast.plan.files import Place
 from holdfast.plan.recipe import Recipe
-from holdfast.sources.foreign import Folder, Foreign, Found, seen_as
+from holdfast.sources.foreign import Folder, Foreign, ReaderResult, with_contents
 
 _CONFIG = "config.json"
 _UINT16, _BFLOAT16 = "uint16", "bfloat16"
@@ -36,35 +36,35 @@ def raw_weights(contents: Contents) -> list[str]:
     ]
 
 
-def as_told_by_config(folder: Folder, found: Found) -> Found:
-    """Return what a reader found, uint16 weights as bfloat16 where the folder's config says that dtype of the model."""
-    raw = raw_weights(found.contents)
+def apply_config_dtype(folder: Folder, result: ReaderResult) -> ReaderResult:
+    """Return a reader's result with uint16 weights as bfloat16 if the folder's config gives that dtype."""
+    raw = raw_weights(result.contents)
     if not raw or folder.only is not None or _CONFIG not in folder.files:
-        return found
+        return result
     try:
         config = strictjson.loads(folder.read(_CONFIG, limits.JSON_BYTES), f"{folder.path}/{_CONFIG}")
     except HoldfastError:
-        return found
-    if not isinstance(config, dict) or not _says_bfloat16(config) or _has_bfloat16(found.contents):
-        return found
-    note = f"{folder.path}: {len(raw)} weights are stored as uint16 and read as bfloat16, which config.json says"
-    return replace(found, contents=_reinterpreted(found.contents), notes=(*found.notes, note))
+        return result
+    if not isinstance(config, dict) or not _says_bfloat16(config) or _has_bfloat16(result.contents):
+        return result
+    note = f"{folder.path}: {len(raw)} weights are stored as uint16 and read as bfloat16, as config.json says"
+    return replace(result, contents=_reinterpreted(result.contents), notes=(*result.notes, note))
 
 
 def as_bfloat16(checkpoint: Checkpoint) -> Checkpoint:
     """Return the checkpoint with its uint16 weights read as the bits of bfloat16."""
     if not raw_weights(checkpoint.contents):
         return checkpoint
-    return seen_as(checkpoint, _reinterpreted(checkpoint.contents), {})
+    return with_contents(checkpoint, _reinterpreted(checkpoint.contents), {})
 
 
-def refuse_raw(checkpoint: Checkpoint) -> None:
-    """Raise Unsupported for a foreign checkpoint with uint16 weights of which nothing says what they are."""
+def reject_unknown_uint16(checkpoint: Checkpoint) -> None:
+    """Raise Unsupported for a foreign checkpoint with uint16 weights whose meaning is unknown."""
     raw = raw_weights(checkpoint.contents) if isinstance(checkpoint, Foreign) else []
     if raw:
         raise Unsupported(
             f"{checkpoint.path}: {len(raw)} weights are stored as uint16, such as {raw[0]}, and nothing says "
-            "whether they are the bits of bfloat16 (as Paddle and numpy store it) or whole numbers: say "
+            "whether they are the bits of bfloat16 (as Paddle and numpy store it) or integers: pass "
             "--uint16 bfloat16 or --uint16 uint16"
         )
 
@@ -80,7 +80,7 @@ def _has_bfloat16(contents: Contents) -> bool:
 
 
 def _reinterpreted(contents: Contents) -> Contents:
-    """Return contents whose uint16 weights are bfloat16; the bytes in the files stay what they are."""
+    """Return contents whose uint16 weights are bfloat16; the bytes in the files do not change."""
     bfloat16 = dtype_named(_BFLOAT16)
     changed: dict[Place, Place] = {}
 

@@ -1,4 +1,4 @@
-"""Single numbers of a checkpoint, many at once: file by file, in the order of their bytes."""
+"""Read many scalars of a checkpoint at once, file by file, in byte order."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from holdfast.plan.recipe_fill import cast_raw
 
 
 def read_scalars(checkpoint: Checkpoint, recipes: Mapping[str, Recipe[Place]]) -> dict[str, float]:
-    """The values of tensors of one element; raises Damaged, with the key, for one that has more or none.
+    """Return the values of tensors of one element. Raises Damaged, with the key, for any other size.
 
-    Digests are not compared: that would take the whole block around each of them.
+    Digests are not verified, because that would read the whole block around each scalar.
     """
     by_file: dict[str, list[tuple[Place, str]]] = {}
     for key, recipe in recipes.items():

@@ -1,4 +1,4 @@
-"""Files of a foreign folder that no reader has read, named so that nobody takes them for converted."""
+"""Report the files of a foreign folder that no reader has read, so that none seem to be converted."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from holdfast.core.filenames import MANIFEST
 from holdfast.format.names import natural_key
-from holdfast.sources.foreign import Folder, Found, is_code, is_side_file, names_code
+from holdfast.sources.foreign import Folder, ReaderResult, is_code, is_side_file, names_code
 
 _NAMED = 12
 _DOCUMENTS = re.compile(
@@ -16,26 +16,26 @@ _DOCUMENTS = re.compile(
 _INDEXES = (".index.json", "trainer_state.json")
 
 
-def with_unread_noted(folder: Folder, found: Found) -> Found:
-    """Return what a reader found with a note of the files that it left out."""
+def note_unread(folder: Folder, result: ReaderResult) -> ReaderResult:
+    """Return a reader's result with a note about the files that were left out."""
     if folder.only is not None:
-        return found
+        return result
     used = {
-        place.file for group in found.contents.groups.values() for r in group.tensors.values() for place in r.sources()
+        place.file for group in result.contents.groups.values() for r in group.tensors.values() for place in r.sources()
     }
     left = [
         name
         for name in sorted(folder.files, key=natural_key)
-        if name not in used and name not in found.read and not _needs_no_note(name)
+        if name not in used and name not in result.read and not _needs_no_note(name)
     ]
     left = [name for name in left if not (is_code(name) and names_code(folder))]
     if not left:
-        return found
+        return result
     more = f" and {len(left) - _NAMED} more" if len(left) > _NAMED else ""
-    note = f"{folder.path}: left out, since it was not read: {', '.join(left[:_NAMED])}{more}"
-    return replace(found, notes=(*found.notes, note))
+    note = f"{folder.path}: left out because they were not read: {', '.join(left[:_NAMED])}{more}"
+    return replace(result, notes=(*result.notes, note))
 
 
 def _needs_no_note(name: str) -> bool:
-    """Return whether a file is taken along as it is, or only describes the others."""
+    """Return whether a file is copied unchanged, or only describes the others."""
     return is_side_file(name) or name.endswith(_INDEXES) or name == MANIFEST or _DOCUMENTS.fullmatch(name) is not None

@@ -38,9 +38,9 @@ def test_a_cut_goes_by_given_sizes_or_by_those_of_the_targets() -> None:
     assert same(run(f"{CUT}, sizes=[16, 4, 4]", fused), PARTS)
     assert same(run(CUT, fused, specs_of(PARTS)), PARTS)
     assert same(run({"aoa_statements": [CUT]}, fused, specs_of(PARTS)), PARTS)
-    with pytest.raises(Mismatch, match="q, k and v of 16, 4 and 2 come to 22, not to the 24"):
+    with pytest.raises(Mismatch, match="q, k and v of 16, 4 and 2 add up to 22, not 24"):
         run(f"{CUT}, sizes=[16, 4, 2]", fused)
-    with pytest.raises(Mismatch, match=r"the sizes of 'q', 'k', 'v' are not known; give sizes=\[q, k, v\]"):
+    with pytest.raises(Mismatch, match=r"the sizes of 'q', 'k', 'v' are not known; add sizes=\[q, k, v\]"):
         run(f"{CUT}, sizes=targets", fused)
 
 
@@ -66,11 +66,11 @@ def test_heads_by_tensor_parallel_rank(degree: int) -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        (f"{FUSE}, sizes=[1, 2]", "three parts q, k and v"),
-        (f"{CUT}, sizes=any", "the one that cuts has sizes=targets"),
-        (f"{FUSE}, sizes=targets", "the one that fuses has sizes=any"),
-        ("a, b -> c, axis=0, sizes=any", "belongs to fused_qkv"),
-        ("w -> w2, fused_qkv_old, num_heads=4, num_key_value_groups=2, sizes=[4, 2, 2]", "heads are of one size"),
+        (f"{FUSE}, sizes=[1, 2]", "three parts, q, k and v"),
+        (f"{CUT}, sizes=any", "the one that splits uses sizes=targets"),
+        (f"{FUSE}, sizes=targets", "the one that fuses uses sizes=any"),
+        ("a, b -> c, axis=0, sizes=any", "needs fused_qkv"),
+        ("w -> w2, fused_qkv_old, num_heads=4, num_key_value_groups=2, sizes=[4, 2, 2]", "heads have one size"),
     ],
 )
 def test_sizes_where_they_make_no_sense(text: str, words: str) -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from holdfast.core.errors import InvalidArgument, Mismatch
 from holdfast.mapping import Mapping
-from holdfast.mapping.optimizer_state import Scalar, follow
+from holdfast.mapping.optimizer_state import Scalar, map_state
 from tests.mapping.arrays import numbered, run, same, spec_of, specs_of
 
 FLAT, LONG = (6, 4), (2, 3, 2, 2)
@@ -55,10 +55,14 @@ def test_experts_stacked_from_a_flat_weight() -> None:
 @pytest.mark.parametrize(
     ("text", "shape", "words"),
     [
-        ("a -> b, reshape=[5, 5]", FLAT, r"'a' \[6, 4\] cannot have the shape \[5, 5\]: 24 elements are not 25"),
-        ("a -> b, reshape=[0, 3]", (0, 4), "it has no elements"),
-        ("a -> b, reshape=targets", FLAT, r"the shape of 'b' is not known; give reshape=\[...\]"),
-        ("a -> b, reshape=[24], src_shape=[4, 6]", FLAT, r"has the shape \[6, 4\], not the \[4, 6\] that src_shape="),
+        ("a -> b, reshape=[5, 5]", FLAT, r"'a' \[6, 4\] cannot be reshaped to \[5, 5\]: 24 elements do not fill 25"),
+        ("a -> b, reshape=[0, 3]", (0, 4), "the tensor is empty"),
+        ("a -> b, reshape=targets", FLAT, r"the shape of 'b' is not known; add reshape=\[...\]"),
+        (
+            "a -> b, reshape=[24], src_shape=[4, 6]",
+            FLAT,
+            r"shape before reshape is \[6, 4\], not \[4, 6\] as src_shape=",
+        ),
     ],
 )
 def test_what_does_not_fit_is_refused(text: str, shape: tuple[int, ...], words: str) -> None:
@@ -69,9 +73,9 @@ def test_what_does_not_fit_is_refused(text: str, shape: tuple[int, ...], words: 
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("g, u -> w, fused_ffn, reshape=[2]", "does not go with reshape="),
-        ("a -> b, src_shape=[2]", "goes with reshape="),
-        ("a -> b, reshape=2", "is not a list of whole numbers"),
+        ("g, u -> w, fused_ffn, reshape=[2]", "cannot be combined with reshape="),
+        ("a -> b, src_shape=[2]", "needs reshape="),
+        ("a -> b, reshape=2", "is not a list of integers"),
     ],
 )
 def test_what_makes_no_sense_is_refused(text: str, words: str) -> None:
@@ -88,7 +92,7 @@ def test_the_reverse_goes_by_the_targets_or_by_given_shapes() -> None:
     assert str(pinned) == "b -> a^T, reshape=[4, 6], src_shape=[2, 2, 6]\n"
     assert same(run(pinned, there), {"a": A})
     assert str(pinned.reverse()) == "a^T -> b, reshape=[2, 2, 6], src_shape=[4, 6]\n"
-    with pytest.raises(InvalidArgument, match="permute= and reshape= are undone in the other order"):
+    with pytest.raises(InvalidArgument, match="permute= and reshape= are inverted in the opposite order"):
         Mapping.parse("a -> b, permute='[1, 0]', reshape=[24]").reverse()
 
 
@@ -101,7 +105,7 @@ def test_a_joined_and_reshaped_weight_comes_back() -> None:
 
 def test_moments_follow_a_reshaped_parameter() -> None:
     compiled = Mapping.parse("a -> b, reshape=[2, 3, 2, 2], dtype='bfloat16'").compile({"a": spec_of(A)})
-    recipe = follow(compiled, {"a": spec_of(A)})["b"]
+    recipe = map_state(compiled, {"a": spec_of(A)})["b"]
     assert not isinstance(recipe, Scalar)
     assert recipe.shape == LONG and recipe.dtype.name == "float32"
 

@@ -11,7 +11,7 @@ from holdfast.convert.mapping import MappingOptions
 from holdfast.convert.run import ConvertOptions, convert
 from holdfast.core.errors import InvalidArgument, Mismatch
 from holdfast.mapping import Mapping
-from holdfast.mapping.families import FAMILIES, find, named, names
+from holdfast.mapping.families import FAMILIES, builtin_program, family_of, names
 
 from . import references
 from .models import CASES, assert_same, mapped, mapping_of, sized, stored
@@ -60,7 +60,7 @@ def test_stacked_is_the_state_that_transformers_has_in_memory(case: str) -> None
     model = stored(case)
     assert not model.live.keys() <= model.tensors.keys()
     assert_same(mapped(mapping_of("stacked", model.config), model.tensors), model.live)
-    assert_same(mapped(mapping_of(f"{find(model.config).name}-stacked", None), model.tensors), model.live)
+    assert_same(mapped(mapping_of(f"{family_of(model.config).name}-stacked", None), model.tensors), model.live)
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if case != "gpt2"])
@@ -236,8 +236,8 @@ def test_a_base_model_without_its_head_has_no_prefix() -> None:
 @pytest.mark.parametrize("case", CASES)
 def test_the_family_is_found_from_the_config(case: str) -> None:
     config = stored(case).config
-    assert find(config).name == case.split(maxsplit=1)[0]
-    assert find({"architectures": config["architectures"]}) is find(config)
+    assert family_of(config).name == case.split(maxsplit=1)[0]
+    assert family_of({"architectures": config["architectures"]}) is family_of(config)
 
 
 def test_every_name_is_found_with_and_without_its_family() -> None:
@@ -245,9 +245,9 @@ def test_every_name_is_found_with_and_without_its_family() -> None:
         family = next(f for f in FAMILIES if name.startswith(f"{f.name}-") and name[len(f.name) + 1 :] in f.programs)
         config = next(stored(case).config for case in CASES if case == family.name)
         variant = name[len(family.name) + 1 :]
-        assert named(name, config).text == named(variant, config).text
-        assert named(f"{family.name}-from-{variant}", config).reversed
-        assert not named(name, config).reversed
+        assert builtin_program(name, config).text == builtin_program(variant, config).text
+        assert builtin_program(f"{family.name}-from-{variant}", config).reversed
+        assert not builtin_program(name, config).reversed
 
 
 @pytest.mark.parametrize(
@@ -255,18 +255,18 @@ def test_every_name_is_found_with_and_without_its_family() -> None:
     [
         ("fusd", None, "did you mean fused"),
         ("stacked", None, "qwen3-moe-stacked, mixtral-stacked, deepseek-v3-stacked"),
-        ("llama-stacked", None, "it has llama-fused"),
-        ("llama-megatron", None, "needs num_attention_heads of the model's config.json, which was not given"),
-        ("llama-megatron", {"model_type": "llama"}, "which has not got"),
-        ("megatron", {"model_type": "opt"}, "no family with built-in mappings"),
-        ("deepseek-v3-megatron", {"num_hidden_layers": 10**9}, "expected a whole number"),
+        ("llama-stacked", None, "its mappings are llama-fused"),
+        ("llama-megatron", None, "needs num_attention_heads from the model's config.json, which was not given"),
+        ("llama-megatron", {"model_type": "llama"}, "which lacks"),
+        ("megatron", {"model_type": "opt"}, "a family without built-in mappings"),
+        ("deepseek-v3-megatron", {"num_hidden_layers": 10**9}, "expected an integer"),
         ("deepseek-v3-megatron", {"num_hidden_layers": "61"}, "num_hidden_layers is '61'"),
-        ("qwen3-moe-megatron", {"mlp_only_layers": [-1]}, "expected a list of whole numbers"),
+        ("qwen3-moe-megatron", {"mlp_only_layers": [-1]}, "expected a list of integers"),
     ],
 )
 def test_what_cannot_be_found_or_filled_in_is_said(name: str, config: dict[str, object] | None, words: str) -> None:
     with pytest.raises(InvalidArgument, match=words):
-        named(name, config)
+        builtin_program(name, config)
 
 
 def test_a_word_that_is_no_name_is_told_the_nearest_names() -> None:
@@ -278,7 +278,7 @@ def test_errors_name_the_mapping_and_the_statement() -> None:
     model = stored("llama")
     partial = {key: value for key, value in model.tensors.items() if "layers.1.self_attn.k_proj" not in key}
     with pytest.raises(
-        Mismatch, match=r"llama-fused, line 1, .*'model.layers.1.self_attn.q_proj.weight' is there, but not"
+        Mismatch, match=r"llama-fused, line 1, .*'model.layers.1.self_attn.q_proj.weight' exists, but not"
     ):
         mapped(mapping_of("llama-fused", model.config), partial)
 

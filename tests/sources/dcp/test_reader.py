@@ -186,16 +186,16 @@ def rewrite(folder: Path, change) -> None:
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        (lambda top: top.state_dict_metadata["w"].chunks.clear(), "do not fill"),
+        (lambda top: top.state_dict_metadata["w"].chunks.clear(), "do not cover"),
         (lambda top: top.storage_data.clear(), "in no file"),
-        (lambda top: setattr(top.state_dict_metadata["w"], "size", torch.Size([9])), "do not fill"),
-        (lambda top: setattr(top.state_dict_metadata["w"], "size", torch.Size([2])), "outside of it"),
+        (lambda top: setattr(top.state_dict_metadata["w"], "size", torch.Size([9])), "do not cover"),
+        (lambda top: setattr(top.state_dict_metadata["w"], "size", torch.Size([2])), "outside that shape"),
         (lambda top: setattr(top.state_dict_metadata["w"].properties, "dtype", torch.float64), "the metadata says"),
         (lambda top: _place(top, relative_path="../x"), "not an allowed file name"),
-        (lambda top: _place(top, relative_path="__9_9.distcp"), "which is not there"),
-        (lambda top: _place(top, offset=10**9), "ends behind the end"),
+        (lambda top: _place(top, relative_path="__9_9.distcp"), "which is missing"),
+        (lambda top: _place(top, offset=10**9), "ends beyond"),
         (lambda top: _place(top, length=100), "."),
-        (lambda top: _place(top, transform_descriptors=["zstd"]), "transformed by"),
+        (lambda top: _place(top, transform_descriptors=["zstd"]), "was written with the transform"),
         (lambda top: setattr(top, "storage_data", [1]), "storage_data is not a dict"),
     ],
 )

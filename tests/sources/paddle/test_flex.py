@@ -145,7 +145,7 @@ def test_thousands_of_parts_that_overlap_are_refused_at_once(tmp_path: Path) -> 
     described = {"w": [LocalTensorMetadata((n,), (2,), "float32", (count + 1,)) for n in range(count)]}
     located = {LocalTensorIndex("w", (n,)): "0_0.distcp" for n in range(count)}
     (folder / "0.metadata").write_bytes(pickle.dumps(Metadata(described, located, {}), 4))
-    with at_most(5), pytest.raises(Damaged, match="5000 parts do not fill"):
+    with at_most(5), pytest.raises(Damaged, match="5000 parts do not cover"):
         open_stored(folder)
 
 

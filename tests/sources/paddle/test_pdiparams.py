@@ -124,7 +124,7 @@ def test_without_its_program_the_tensors_have_no_names(tmp_path: Path) -> None:
 
 def test_several_models_in_one_folder(tmp_path: Path) -> None:
     shutil.copy(written(tmp_path) / "m.pdiparams", tmp_path / "n.pdiparams")
-    with pytest.raises(Unsupported, match=r"several models: m\.pdiparams, n\.pdiparams; name one"):
+    with pytest.raises(Unsupported, match=r"several models: m\.pdiparams, n\.pdiparams; open one"):
         open_stored(tmp_path)
 
 
@@ -132,10 +132,10 @@ def test_a_program_of_another_model_is_refused(tmp_path: Path) -> None:
     folder = written(tmp_path)
     more = {**arrays(), "extra": np.zeros(2, np.float32)}
     (folder / "m.pdmodel").write_bytes(model_description(more))
-    with pytest.raises(Damaged, match=r"6 tensors, and m\.pdmodel beside it names 7"):
+    with pytest.raises(Damaged, match=r"6 tensors, but m\.pdmodel names 7"):
         open_stored(folder)
     (folder / "m.pdmodel").write_bytes(model_description({**arrays(), "mask": np.zeros(2, bool)}))
-    with pytest.raises(Damaged, match=r"has the shape \[3\], and m\.pdmodel says \[2\] for 'mask'"):
+    with pytest.raises(Damaged, match=r"has the shape \[3\], but m\.pdmodel says \[2\] for 'mask'"):
         open_stored(folder)
 
 

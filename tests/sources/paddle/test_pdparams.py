@@ -164,14 +164,14 @@ def test_two_nested_tensors_under_one_dotted_key_are_refused(tmp_path: Path) -> 
     value = {"a.b": random_matrix(1, 2, 2), "a": {"b": random_matrix(2, 3)}}
     with pytest.raises(Damaged, match=r"two nested values have the key 'a\.b'"):
         open_stored(pickled(tmp_path / "m.pdparams", value))
-    with pytest.raises(Damaged, match="'3' and 3 are a text and a number"):
+    with pytest.raises(Damaged, match="'3' and 3 are a string and an integer"):
         open_stored(pickled(tmp_path / "m.pdparams", {"3": random_matrix(1, 2), 3: random_matrix(2, 2)}))
 
 
 def test_a_tensor_by_itself_and_a_file_without_any(tmp_path: Path) -> None:
     lone = random_matrix(1, 2, 3)
     assert np.array_equal(open_stored(pickled(tmp_path / "m.pdparams", ("name", lone))).read("value"), lone)
-    with pytest.raises(Unsupported, match="there is no tensor in it"):
+    with pytest.raises(Unsupported, match="contains no tensors"):
         open_stored(pickled(tmp_path / "m.pdparams", {"epoch": 3}))
 
 

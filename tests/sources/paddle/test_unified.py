@@ -193,21 +193,21 @@ def test_layers_that_lie_in_different_layouts_are_refused(tmp_path: Path) -> Non
     model = {**weights, "layers.0.up_proj.weight": weights["layers.0.up_proj.weight"].T}
     write_group(tmp_path / "c", "model", model, "pt")
     write_group(tmp_path / "c", "optimizer", states_of(weights))
-    with pytest.raises(Mismatch, match=r"layers\.1\.up_proj\.weight and of layers\.0"):
+    with pytest.raises(Mismatch, match=r"layers\.1\.up_proj\.weight and layers\.0"):
         open_stored(tmp_path / "c")
 
 
 def test_a_missing_part_of_an_unmerged_optimizer_is_damage(tmp_path: Path) -> None:
     shutil.copytree(GOLDEN / "shard2_fp32_nonmerge", tmp_path / "c")
     (tmp_path / "c" / "optimizer.shard01.safetensors_shard_0002").unlink()
-    with pytest.raises(Damaged, match=r"optimizer.shard01.safetensors has 2 parts, found 1"):
+    with pytest.raises(Damaged, match=r"expected 2 parts of optimizer.shard01.safetensors, found 1"):
         open_stored(tmp_path / "c")
 
 
 def test_a_missing_file_of_an_index_is_damage(tmp_path: Path) -> None:
     shutil.copytree(GOLDEN / "shard2_fp32_hf", tmp_path / "c")
     (tmp_path / "c" / "optimizer-00002-of-00002.safetensors").unlink()
-    with pytest.raises(Damaged, match=r"names optimizer-00002-of-00002.safetensors, which is not there"):
+    with pytest.raises(Damaged, match=r"names optimizer-00002-of-00002.safetensors, which is missing"):
         open_stored(tmp_path / "c")
 
 

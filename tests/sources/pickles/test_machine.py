@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.core.errors import Damaged, HoldfastError, Unsupported
-from holdfast.sources.pickles import COMMON, Encoded, Name, Record, Span, read_pickle, records, span_bytes
+from holdfast.sources.pickles import COMMON, Encoded, FileSpan, Name, Record, read_pickle, records, span_bytes
 from tests.sources.made import reader
 
 PROTOCOLS = range(6)
@@ -23,7 +23,7 @@ def read(data: bytes, names=COMMON, **options):
 
 def plain(value, source: bytes):
     """A value with spans as the bytes that they are."""
-    if isinstance(value, Span | Encoded):
+    if isinstance(value, FileSpan | Encoded):
         return span_bytes(reader(source), value, "test")
     if isinstance(value, dict):
         return {key: plain(item, source) for key, item in value.items()}
@@ -116,7 +116,7 @@ def test_a_name_that_may_only_stand_there_is_not_called():
 def test_persistent_ids_go_to_the_caller():
     stream = b"\x80\x02(X\x01\x00\x00\x00aK\x01tQ."
     assert read(stream, persistent=lambda token: ["got", token]) == ["got", ("a", 1)]
-    with pytest.raises(Damaged, match="outside of the pickle"):
+    with pytest.raises(Damaged, match="outside the pickle"):
         read(stream)
 
 

@@ -244,7 +244,7 @@ def test_a_folder_of_several_files(tmp_path):
     sharded(tmp_path, parts)
     same(open_stored(tmp_path), "model", parts[0] | parts[1])
     (tmp_path / "pytorch_model-00002-of-00002.bin").unlink()
-    with pytest.raises(Damaged, match="which is not there"):
+    with pytest.raises(Damaged, match="which is missing"):
         open_stored(tmp_path)
 
 
@@ -253,7 +253,7 @@ def test_a_key_in_two_files_is_damage(tmp_path):
     (tmp_path / "pytorch_model.bin.index.json").write_text(
         json.dumps({"weight_map": {"a": "pytorch_model-00001-of-00002.bin", "b": "pytorch_model-00002-of-00002.bin"}})
     )
-    with pytest.raises(Damaged, match="keys of another part"):
+    with pytest.raises(Damaged, match="keys of another shard"):
         open_stored(tmp_path)
 
 
@@ -282,16 +282,16 @@ def test_what_is_no_plain_tensor_is_refused_by_its_name(tmp_path, tensor, says):
 
 def test_other_files_are_not_taken_for_it(tmp_path):
     (tmp_path / "x.pt").write_bytes(b"something else")
-    with pytest.raises(NotFound, match="not a file of tensors"):
+    with pytest.raises(NotFound, match="not a tensor file"):
         open_stored(tmp_path / "x.pt")
     (tmp_path / "pytorch_model.bin").write_bytes(b"something else")
-    with pytest.raises(Unsupported, match=r"not a file of torch\.save"):
+    with pytest.raises(Unsupported, match=r"not a torch\.save file"):
         open_stored(tmp_path)
 
 
 def test_a_file_without_tensors_is_refused(tmp_path):
     torch.save({"a": 1}, tmp_path / "x.pt")
-    with pytest.raises(Unsupported, match="no tensor in it"):
+    with pytest.raises(Unsupported, match="contains no tensors"):
         open_stored(tmp_path / "x.pt")
 
 

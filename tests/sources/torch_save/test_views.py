@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from holdfast.core.errors import Damaged, Unsupported
 from holdfast.sources import open_stored
-from holdfast.sources.torch_save.names import Storage, Tensor
+from holdfast.sources.torch_save.names import PickledStorage, PickledTensor
 from holdfast.sources.torch_save.views import view_recipe
 
 BASE = torch.arange(480.0).reshape(4, 5, 6, 4)
@@ -81,7 +81,7 @@ def test_every_dtype_keeps_its_bits(tmp_path, dtype):
 
 
 def recipe(shape, strides, offset=0, elements=10):
-    tensor = Tensor(Storage("0", "float32", elements), "float32", offset, shape, strides)
+    tensor = PickledTensor(PickledStorage("0", "float32", elements), "float32", offset, shape, strides)
     return view_recipe(tensor, "x", "f", 100, 4 * elements, "test")
 
 

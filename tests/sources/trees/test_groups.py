@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from holdfast.core.errors import Unsupported
-from holdfast.sources.trees.groups import found_in
+from holdfast.sources.trees.groups import result_of_tree
 from tests.sources.trees.test_torch_optimizer import leaf
 
 
 def groups(tree):
-    found = found_in("test", tree, "there")
+    found = result_of_tree("test", tree, "there")
     return {name: (group.kind, sorted(group.tensors)) for name, group in found.contents.groups.items()}
 
 
@@ -51,7 +51,7 @@ def test_a_prefix_that_only_the_model_has_is_taken_away():
 
 
 def test_values_are_kept_or_said_to_be_left_out():
-    found = found_in("test", {"w": leaf(2), "step": 4, "odd": object(), "deep": {"a": (1, None)}}, "there")
+    found = result_of_tree("test", {"w": leaf(2), "step": 4, "odd": object(), "deep": {"a": (1, None)}}, "there")
     assert found.contents.step == 4 and "odd" in found.notes[0]
     assert found.contents.state["deep"] == {"kind": "json", "value": {"a": {"$tuple": [1, None]}}}
 
@@ -59,16 +59,16 @@ def test_values_are_kept_or_said_to_be_left_out():
 @pytest.mark.parametrize("tree", [{"a\nb": leaf(2)}, {"k" * 2000: leaf(2)}, {"a": {"b": leaf(1)}, "a.b": leaf(2)}])
 def test_keys_that_cannot_name_a_tensor_are_refused(tree):
     with pytest.raises(Unsupported):
-        found_in("test", {"model": tree}, "there")
+        result_of_tree("test", {"model": tree}, "there")
 
 
 def test_nothing_is_refused():
     with pytest.raises(Unsupported, match="no tensor"):
-        found_in("test", {"epoch": 1}, "there")
+        result_of_tree("test", {"epoch": 1}, "there")
 
 
 def test_averages_are_a_model_and_said_not_to_follow_a_mapping():
-    found = found_in("test", {"model": {"w": leaf(2)}, "ema": {"w": leaf(2)}, "stats": {"w": leaf(3)}}, "there")
+    found = result_of_tree("test", {"model": {"w": leaf(2)}, "ema": {"w": leaf(2)}, "stats": {"w": leaf(3)}}, "there")
     assert found.contents.groups["ema"].kind == "module" and found.contents.groups["stats"].kind == "tensors"
     assert len(found.notes) == 1 and "ema has keys and shapes of the model" in found.notes[0]
     assert found.contents.state["ema"]["value"] == {"w": {"$tensor": "w"}}
@@ -77,7 +77,7 @@ def test_averages_are_a_model_and_said_not_to_follow_a_mapping():
 def test_averages_that_a_conversion_wrote_have_their_group_again():
     tree = {"model": {"w": leaf(2)}, "ema.model": {"w": leaf(2)}, "ema": {"count": 3}}
     assert groups(tree) == {"model": ("module", ["w"]), "ema/model": ("module", ["w"])}
-    assert sorted(found_in("test", tree, "there").contents.state) == ["ema"]
+    assert sorted(result_of_tree("test", tree, "there").contents.state) == ["ema"]
     assert groups(tree | {"ema.model": {"w": leaf(3)}})["ema.model"] == ("tensors", ["w"])
 
 
@@ -94,7 +94,7 @@ def stored(*shapes: int, **more):
 
 @pytest.mark.parametrize("names", [("optim", "optimizer_state"), ("optimizer", "optim"), ("optim", "opt_critic")])
 def test_no_optimizer_of_two_is_lost(names):
-    found = found_in("test", {"model": {"w": leaf(2)}, names[0]: stored(2), names[1]: stored(2, 2)}, "there")
+    found = result_of_tree("test", {"model": {"w": leaf(2)}, names[0]: stored(2), names[1]: stored(2, 2)}, "there")
     assert set(found.contents.groups) == {"model", *names}
     assert [len(found.contents.groups[name].tensors) for name in names] == [1, 2]
     assert set(found.contents.state) == set(names)
@@ -124,16 +124,16 @@ def test_masters_that_are_there_twice_are_taken_once():
 
 def test_the_prefix_of_ddp_is_taken_from_every_key_or_from_none():
     tree = {"model": {"module.w": leaf(2), "module.b": leaf(3)}, "ema": {"module.w": leaf(2)}}
-    found = found_in("test", tree, "there", unwrap_ddp=True)
+    found = result_of_tree("test", tree, "there", unwrap_ddp=True)
     assert sorted(found.contents.groups["model"].tensors) == ["b", "w"] and "'module.'" in found.notes[0]
     assert list(found.contents.groups["ema"].tensors) == ["w"]
     assert found.contents.state["ema"]["value"] == {"w": {"$tensor": "w"}}
     tree["model"]["n_averaged"] = leaf()
-    kept = found_in("test", tree, "there", unwrap_ddp=True).contents.groups["model"].tensors
+    kept = result_of_tree("test", tree, "there", unwrap_ddp=True).contents.groups["model"].tensors
     assert sorted(kept) == ["module.b", "module.w", "n_averaged"]
 
 
 def test_values_inside_a_model_that_are_not_tensors_are_named():
     model = {"w": leaf(2), "version": 3, "inner": {"b": leaf(1), "extra": [1, 2]}}
-    notes = found_in("test", {"model": model, "epoch": 2}, "there").notes
+    notes = result_of_tree("test", {"model": model, "epoch": 2}, "there").notes
     assert notes == ("there: left out: 2 values of the model that are not tensors: version, inner.extra",)

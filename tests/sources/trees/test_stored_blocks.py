@@ -11,7 +11,7 @@ from holdfast.format.dtypes import dtype_named
 from holdfast.plan.contents import Group
 from holdfast.plan.files import Place, TensorSpec
 from holdfast.plan.recipe import Recipe
-from holdfast.sources.trees.stored_blocks import lay_files
+from holdfast.sources.trees.stored_blocks import stored_files
 
 NAMES = {1: "uint8", 2: "float16", 4: "float32", 8: "float64"}
 
@@ -29,7 +29,7 @@ def group(spans: list[tuple[int, int, int]]) -> Group:
 @given(st.lists(st.tuples(st.integers(0, 300), st.integers(0, 20), st.sampled_from([1, 2, 4, 8])), max_size=30))
 def test_every_place_is_in_one_entry_and_one_block(spans):
     members = group(spans)
-    files = lay_files([members], "test")
+    files = stored_files([members], "test")
     laid = [place for file in files for place in file.places]
     wanted = {p for recipe in members.tensors.values() for p in recipe.sources() if p.spec.bytes}
     assert set(laid) == wanted and len(laid) == len(wanted)
@@ -43,4 +43,4 @@ def test_every_place_is_in_one_entry_and_one_block(spans):
 
 def test_very_many_tensors_of_the_same_bytes_are_refused():
     with pytest.raises(Unsupported, match="share the bytes at 0"):
-        lay_files([group([(0, 8, 8)] * 300)], "test")
+        stored_files([group([(0, 8, 8)] * 300)], "test")

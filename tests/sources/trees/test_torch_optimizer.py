@@ -7,13 +7,13 @@ import pytest
 from holdfast.format.dtypes import dtype_named
 from holdfast.plan.files import Place, TensorSpec
 from holdfast.plan.recipe import Recipe
-from holdfast.sources.trees.leaf import Leaf
+from holdfast.sources.trees.leaf import TensorLeaf
 from holdfast.sources.trees.torch_optimizer import keys_of, numbers_of, optimizer_entry, optimizer_in
 
 
-def leaf(*shape: int, dtype: str = "float32") -> Leaf:
+def leaf(*shape: int, dtype: str = "float32") -> TensorLeaf:
     place = Place(TensorSpec("x", dtype_named(dtype), shape), "f", 0)
-    return Leaf(Recipe.whole(place, shape, place.spec.dtype))
+    return TensorLeaf(Recipe.whole(place, shape, place.spec.dtype))
 
 
 MODEL = {"w": leaf(2, 3), "b": leaf(2), "running_mean": leaf(2), "count": leaf(2, dtype="int64")}

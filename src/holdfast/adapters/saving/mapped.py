@@ -26,8 +26,8 @@ from holdfast.format.dtypes import DType, dtype_named
 from holdfast.layout.box import Box
 from holdfast.layout.placement import ShardBox
 from holdfast.layout.spread import Boxes, OnMesh, RankLayout, Whole
-from holdfast.mapping.apply import Mapped, Same, map_contents, mapped_entry
-from holdfast.mapping.per_module import Around, programs
+from holdfast.mapping.apply import EqualScalars, MappedContents, map_contents, mapped_entry
+from holdfast.mapping.per_module import ModelInfo, programs
 from holdfast.plan.contents import Contents, Group
 from holdfast.plan.files import Place, TensorSpec
 from holdfast.plan.recipe import Recipe, Term
@@ -116,10 +116,10 @@ def work_out(ranks: Ranks, collected: Collected, given: Any, state: Mapping[str,
         modules = [name for name, group in named.items() if group.kind in ("module", "tensors")]
         mapped = []
 
-        def around(module: str) -> Around:
-            return Around(configs.get(module), contents.groups[module].tensors)
+        def model_info(module: str) -> ModelInfo:
+            return ModelInfo(configs.get(module), contents.groups[module].tensors)
 
-        for module, program in programs(given, modules, around).items():
+        for module, program in programs(given, modules, model_info).items():
             mapped.append((module, map_contents(contents, module, program)))
             contents = mapped[-1][1].contents
         made.append(_stored_keys(contents, mapped))
@@ -177,13 +177,13 @@ def _contents_of(everyone: Sequence[Mapping[str, Any]]) -> Contents:
     return Contents(groups, (), tp_degree=None if None in degrees else max(known, default=1))
 
 
-def _stored_keys(contents: Contents, mapped: Sequence[tuple[str, Mapped]]) -> StoredKeys:
+def _stored_keys(contents: Contents, mapped: Sequence[tuple[str, MappedContents]]) -> StoredKeys:
     uses: dict[tuple[str, str], list[tuple[str, str, Recipe[Place]]]] = {}
     for name, group in contents.groups.items():
         for key, recipe in group.tensors.items():
             for place in recipe.sources():
                 uses.setdefault((place.file, place.spec.key), []).append((name, key, recipe))
-    for same in (same for _, one in mapped for same in one.same):
+    for same in (same for _, one in mapped for same in one.equal_scalars):
         # Offered as replicas of one tensor, they are compared as replicas are.
         name, _, key = same.name.partition(": ")
         for recipe in same.recipes[1:]:
@@ -216,7 +216,7 @@ def map_stored(
     *,
     reverse: bool = False,
     lenient: Callable[[str, str], bool] = lambda module, key: False,
-) -> Mapped:
+) -> MappedContents:
     """What a checkpoint holds, under the keys of the live state of all ranks.
 
     `lenient` says of which group and key a misfit is found later.
@@ -230,14 +230,14 @@ def map_stored(
                 spec = TensorSpec(key, dtype_named(dtype), tuple(shape))
                 wanted.setdefault(group, {})[key] = (spec, degree)
     kept: frozenset[str] = frozenset()
-    same: tuple[Same, ...] = ()
+    same: tuple[EqualScalars, ...] = ()
 
-    def around(module: str) -> Around:
+    def model_info(module: str) -> ModelInfo:
         stored = contents.groups[module].tensors if module in contents.groups else None
         live = wanted[module]
-        return Around(config(module), *((live, stored) if reverse else (stored, live)))
+        return ModelInfo(config(module), *((live, stored) if reverse else (stored, live)))
 
-    for module, program in programs(given, list(wanted), around, reverse=reverse).items():
+    for module, program in programs(given, list(wanted), model_info, reverse=reverse).items():
         targets = wanted[module]
         specs = {key: spec for key, (spec, _) in targets.items()}
         degrees = {key: degree for key, (_, degree) in targets.items()}
@@ -250,5 +250,5 @@ def map_stored(
             target_tp=degrees.get,
             lenient=functools.partial(lenient, module),
         )
-        contents, kept, same = mapped.contents, kept | mapped.kept, (*same, *mapped.same)
-    return Mapped(contents, kept, same)
+        contents, kept, same = mapped.contents, kept | mapped.kept, (*same, *mapped.equal_scalars)
+    return MappedContents(contents, kept, same)

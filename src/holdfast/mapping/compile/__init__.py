@@ -1,1 +1,1 @@
-"""From statements for single keys to recipes over the sources."""
+"""Compile statements for single keys into recipes over the sources."""

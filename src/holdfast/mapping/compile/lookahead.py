@@ -1,50 +1,50 @@
-"""Foresight: the shape that a name will need to have and the targets it goes into, from later statements."""
+"""Look ahead in a program: the shape that a name must have and the targets that it is used for."""
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 
-from holdfast.mapping.expand.expansion import Expansion, Step
+from holdfast.mapping.expand.expansion import ExpandedStep, Expansion
 from holdfast.mapping.expand.shapes import stack_dim
 from holdfast.mapping.syntax.statement import Spec, Statement
 
 Shape = tuple[int, ...]
-_FURTHEST = 50  # statements in a row
+_MAX_DEPTH = 50  # statements in a row
 
 
-class Foresight:
-    """Answers for splits whose sizes are those of the targets, and for fused temporaries. Built when first asked."""
+class Lookahead:
+    """Answers for splits sized by the targets and for fused temporaries. The index is built on first use."""
 
     def __init__(self, expansions: Sequence[Expansion], targets: Mapping[str, Spec | None]) -> None:
         self._expansions = expansions
         self._targets = targets
-        self._uses: dict[str, list[tuple[int, Step]]] | None = None
+        self._uses: dict[str, list[tuple[int, ExpandedStep]]] | None = None
         self._makes: dict[str, list[int]] = {}
 
-    def shape(self, number: int, name: str, far: int = _FURTHEST) -> Shape | None:
-        """The shape of the name that statement `number` makes; None if it cannot be known."""
+    def shape(self, number: int, name: str, depth: int = _MAX_DEPTH) -> Shape | None:
+        """Return the shape of the name that statement `number` makes; None if it is unknown."""
         uses, replaced = self._uses_of(number, name)
         spec = self._targets.get(name)
         if not replaced and spec is not None:
             return tuple(spec.shape)
-        for at, step in uses if far > 0 else ():
-            found = self._through(at, step, far - 1)
+        for at, step in uses if depth > 0 else ():
+            found = self._source_shape(at, step, depth - 1)
             if found is not None:
                 return found
         return None
 
-    def goals(self, number: int, name: str, far: int = _FURTHEST) -> set[str]:
-        """The last names that what statement `number` makes goes into: itself, if nothing uses it."""
+    def final_targets(self, number: int, name: str, depth: int = _MAX_DEPTH) -> set[str]:
+        """Return the final names built from the result of statement `number`: the name itself if it is unused."""
         uses, replaced = self._uses_of(number, name)
         found = {name} if not uses or (name in self._targets and not replaced) else set()
-        for at, step in uses if far > 0 else ():
+        for at, step in uses if depth > 0 else ():
             for right in step.rights:
-                found |= self.goals(at, right, far - 1)
+                found |= self.final_targets(at, right, depth - 1)
         return found
 
-    def _uses_of(self, number: int, name: str) -> tuple[list[tuple[int, Step]], bool]:
-        """The steps that use what statement `number` made, and whether the name is made again after them."""
+    def _uses_of(self, number: int, name: str) -> tuple[list[tuple[int, ExpandedStep]], bool]:
+        """Return the steps that use the result of statement `number`, and whether a later statement replaces it."""
         uses = self._index().get(name, [])
         first = bisect_right(uses, number, key=_number)
         makes = self._makes.get(name, [])
@@ -53,7 +53,7 @@ class Foresight:
             return uses[first:], False
         return uses[first : bisect_right(uses, makes[next_make], key=_number)], True
 
-    def _index(self) -> dict[str, list[tuple[int, Step]]]:
+    def _index(self) -> dict[str, list[tuple[int, ExpandedStep]]]:
         if self._uses is None:
             self._uses = {}
             for number, expansion in enumerate(self._expansions):
@@ -64,29 +64,29 @@ class Foresight:
                         self._makes.setdefault(name, []).append(number)
         return self._uses
 
-    def _through(self, number: int, step: Step, far: int) -> Shape | None:
-        """The shape of a step's only source, from the shapes of its results."""
+    def _source_shape(self, number: int, step: ExpandedStep, depth: int) -> Shape | None:
+        """Return the shape of a step's only source, derived from the shapes of its results."""
         statement = self._expansions[number].statement
         unknown = (
             statement.options.fused == "fused_qkv_old" or statement.stacks or statement.options.reshape is not None
         )
         if len(step.lefts) != 1 or not step.rights or unknown:
             return None
-        whole = self.whole(number, step, far)
-        return None if whole is None else _unturned(statement, step, whole)
+        whole = self.whole(number, step, depth)
+        return None if whole is None else _undo_permute(statement, step, whole)
 
-    def whole(self, number: int, step: Step, far: int = _FURTHEST) -> Shape | None:
-        """The shape of what a step of statement `number` cuts its results from; None if it cannot be known."""
+    def whole(self, number: int, step: ExpandedStep, depth: int = _MAX_DEPTH) -> Shape | None:
+        """Return the shape that a step of statement `number` splits into its results; None if it is unknown."""
         shapes = []
-        for name, turned in zip(step.rights, step.right_turned, strict=True):
-            shape = self.shape(number, name, far)
+        for name, transposed in zip(step.rights, step.right_transposed, strict=True):
+            shape = self.shape(number, name, depth)
             if shape is None:
                 return None
-            shapes.append(shape[::-1] if turned else shape)
+            shapes.append(shape[::-1] if transposed else shape)
         return _whole(self._expansions[number].statement, shapes)
 
 
-def _number(use: tuple[int, Step]) -> int:
+def _number(use: tuple[int, ExpandedStep]) -> int:
     return use[0]
 
 
@@ -104,7 +104,7 @@ def _whole(statement: Statement, shapes: Sequence[Shape]) -> Shape | None:
     return tuple(sum(shape[d] for shape in shapes) if d == dim else shapes[0][d] for d in range(rank))
 
 
-def _unturned(statement: Statement, step: Step, shape: Shape) -> Shape | None:
+def _undo_permute(statement: Statement, step: ExpandedStep, shape: Shape) -> Shape | None:
     order = statement.options.permute
     if order is not None:
         if order and len(order) != len(shape):
@@ -114,4 +114,4 @@ def _unturned(statement: Statement, step: Step, shape: Shape) -> Shape | None:
         for dim, source in enumerate(order):
             before[source] = shape[dim]
         shape = tuple(before)
-    return shape[::-1] if step.left_turned[0] else shape
+    return shape[::-1] if step.left_transposed[0] else shape

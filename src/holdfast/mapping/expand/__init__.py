@@ -1,1 +1,1 @@
-"""From statements with wildcards to statements for single keys."""
+"""Expand statements with wildcards into statements for single keys."""

@@ -1,4 +1,4 @@
-"""What expanding a program comes to: statements for given keys."""
+"""Expanded programs: statements for concrete keys."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from holdfast.mapping.syntax.statement import Statement
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
-    """One statement for one combination of ids: names without holes. Marks of `^T` go along."""
+class ExpandedStep:
+    """One statement for one combination of ids: concrete names with their `^T` marks."""
 
     lefts: tuple[str, ...]
     rights: tuple[str, ...]
-    left_turned: tuple[bool, ...] = ()
-    right_turned: tuple[bool, ...] = ()
+    left_transposed: tuple[bool, ...] = ()
+    right_transposed: tuple[bool, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Expansion:
-    """A statement and its steps, which happen at once: all read before any makes a name."""
+    """A statement and its steps. Steps run at once: all read before any of them defines a name."""
 
     statement: Statement
-    steps: tuple[Step, ...]
+    steps: tuple[ExpandedStep, ...]

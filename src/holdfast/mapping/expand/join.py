@@ -1,11 +1,11 @@
-"""The natural join of the left keys of a statement: every combination of ids for which all of them exist."""
+"""The natural join of a statement's left keys: every combination of ids for which all of them exist."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from holdfast.mapping.expand.name_index import Names, nearest
+from holdfast.mapping.expand.name_index import NameIndex, nearest
 from holdfast.mapping.syntax.statement import STAR, Hole, Key, Statement
 
 Values = tuple[str, ...]
@@ -14,16 +14,16 @@ Spend = Callable[[int, Statement], None]
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One combination: its ids, and the names that the left keys stand for under them."""
+    """One combination: its ids and the names of the left keys."""
 
     ids: dict[str, str]
     names: tuple[str, ...]
-    turned: tuple[bool, ...]
+    transposed: tuple[bool, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class _Relation:
-    """What one key matches: for every combination of its ids the names, in the numeric order of the star."""
+    """The matches of one key: the names for each combination of its ids, in numeric order of the star."""
 
     key: Key
     ids: tuple[str, ...]
@@ -33,29 +33,29 @@ class _Relation:
         return [name for _, name in sorted(self.rows[tuple(ids[name] for name in self.ids)])]
 
 
-def joined(statement: Statement, keys: Sequence[Key], names: Names, spend: Spend) -> list[Row]:
-    """The combinations in numeric order; raises if a key is missing in one, or if there is none."""
+def joined(statement: Statement, keys: Sequence[Key], names: NameIndex, spend: Spend) -> list[Row]:
+    """Return the combinations in numeric order. Raises if a key is missing in one or nothing matches."""
     relations = [_relation(statement, key, names, spend) for key in keys]
     if not any(relation.rows for relation in relations):
         if statement.is_optional:
             return []
         patterns = ", ".join(dict.fromkeys(key.pattern for key in keys[:4]))
         hint = nearest("".join("0" if isinstance(p, Hole) else p for p in keys[0].pieces), names)
-        raise statement.refusal(f"there is no {patterns}{hint}; if that may be so, add optional", key=keys[0])
+        raise statement.error(f"no key matches {patterns}{hint}; if that is expected, add optional", key=keys[0])
     ids, rows = _join(statement, relations, spend)
     _check_complete(statement, relations, ids, rows)
-    turned = [key.transposed for key in keys]
+    transposed = [key.transposed for key in keys]
     out = []
     for row in sorted(rows, key=lambda values: [(int(value), value) for value in values]):
         values = dict(zip(ids, row, strict=True))
         found = [relation.at(values) for relation in relations]
         spend(sum(map(len, found)), statement)
-        marks = tuple(mark for mark, some in zip(turned, found, strict=True) for _ in some)
+        marks = tuple(mark for mark, some in zip(transposed, found, strict=True) for _ in some)
         out.append(Row(values, tuple(name for some in found for name in some), marks))
     return out
 
 
-def _relation(statement: Statement, key: Key, names: Names, spend: Spend) -> _Relation:
+def _relation(statement: Statement, key: Key, names: NameIndex, spend: Spend) -> _Relation:
     ids = tuple(dict.fromkeys(hole.name for hole in key.holes if hole.name != STAR))
     relation = _Relation(key, ids)
     for name, values in names.match(key):
@@ -68,14 +68,14 @@ def _relation(statement: Statement, key: Key, names: Names, spend: Spend) -> _Re
 def _join(
     statement: Statement, relations: Iterable[_Relation], spend: Spend
 ) -> tuple[tuple[str, ...], Iterable[Values]]:
-    """All ids, and the combinations of them that every relation has."""
+    """Return all ids and the combinations that every relation has."""
     waiting = sorted(relations, key=lambda relation: -len(relation.ids))
     ids, rows = waiting[0].ids, list(waiting[0].rows)
     for relation in waiting[1:]:
         common = [name for name in relation.ids if name in ids]
         fresh = [name for name in relation.ids if name not in ids]
         if fresh and not common and ids:
-            raise statement.refusal(
+            raise statement.error(
                 f"the ids of {relation.key.pattern} have nothing in common with ${', $'.join(ids)}: "
                 "left keys are joined by the ids that they share"
             )
@@ -96,7 +96,7 @@ def _join(
 def _check_complete(
     statement: Statement, relations: Sequence[_Relation], ids: tuple[str, ...], rows: Iterable[Values]
 ) -> None:
-    """Every match of every key is part of a combination: a key that is there for some ids is not left out for one."""
+    """Check that every match of every key is part of a combination."""
     for relation in relations:
         places = [ids.index(name) for name in relation.ids]
         used = {tuple(values[at] for at in places) for values in rows}
@@ -105,9 +105,9 @@ def _check_complete(
                 bound = dict(zip(relation.ids, values, strict=True))
                 missing = [_bound(other.key, bound) for other in relations if not _fits(other, bound)]
                 there = sorted(relation.rows[values])[0][1]
-                raise statement.refusal(
-                    f"{there!r} is there, but not {', '.join(missing[:4]) or 'its counterpart'}: the left keys of "
-                    "a statement exist together or not at all"
+                raise statement.error(
+                    f"{there!r} exists, but not {', '.join(missing[:4]) or 'its counterpart'}: the left keys of "
+                    "a statement must exist together or not at all"
                 )
 
 
@@ -118,7 +118,7 @@ def _fits(relation: _Relation, bound: dict[str, str]) -> bool:
 
 
 def _bound(key: Key, bound: dict[str, str]) -> str:
-    """The key with the ids that are known filled in."""
+    """Return the key with the known ids filled in."""
     pieces: list[str | Hole] = []
     for piece in key.pieces:
         known = isinstance(piece, Hole) and piece.name in bound

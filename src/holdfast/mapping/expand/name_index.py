@@ -1,4 +1,4 @@
-"""Names by pattern: which of many keys match one that has holes, without looking at them all."""
+"""An index of names by pattern: finds the names that match a key with holes without scanning all of them."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ Positions = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class _Run:
-    """A run of digits of a pattern: literal, or a hole perhaps with digits beside it."""
+class _DigitRun:
+    """A run of digits of a pattern: literal digits, or a hole with optional digits around it."""
 
     before: str
     hole: Hole | None
     after: str
 
     def value(self, digits: str) -> str | None:
-        """The digits in the hole, or None if the run is another one."""
+        """Return the digits in the hole, or None if the run does not match."""
         end = len(digits) - len(self.after)
         if end <= len(self.before) or not digits.startswith(self.before) or not digits.endswith(self.after):
             return None
@@ -37,8 +37,8 @@ class _Run:
         return found if len(found) <= _LONGEST_RUN else None
 
 
-class Names:
-    """A set of names, kept apart by their text without digits, and by digits where a pattern has them."""
+class NameIndex:
+    """A set of names, grouped by their text without digits and by the digits that a pattern fixes."""
 
     def __init__(self, names: Iterable[str] = ()) -> None:
         self._names: dict[str, None] = {}
@@ -70,7 +70,7 @@ class Names:
             del view[tuple(digits[at] for at in positions)][digits]
 
     def match(self, key: Key) -> Iterator[tuple[str, dict[str, str]]]:
-        """The names that match a key without array, each with the digits in its holes."""
+        """Yield the names that match a key without an array, each with the digits in its holes."""
         if not key.holes:
             name = "".join(map(str, key.pieces))
             if name in self._names:
@@ -101,32 +101,32 @@ def _split(name: str) -> tuple[Skeleton, Digits]:
     return tuple(parts[::2]), tuple(parts[1::2])
 
 
-def _pattern(key: Key) -> tuple[Skeleton, list[_Run]]:
+def _pattern(key: Key) -> tuple[Skeleton, list[_DigitRun]]:
     holes = iter(key.holes)
     parts = _HOLES_AND_DIGITS.split("".join("\0" if isinstance(piece, Hole) else piece for piece in key.pieces))
     runs = []
     for run in parts[1::2]:
         before, hole, after = run.partition("\0")
-        runs.append(_Run(before, next(holes) if hole else None, after))
+        runs.append(_DigitRun(before, next(holes) if hole else None, after))
     return tuple(parts[::2]), runs
 
 
-def _values(runs: Iterable[_Run], digits: Digits) -> dict[str, str] | None:
-    """What the ids and the star are, or None where the digits do not fit; an id stands for one value."""
+def _values(runs: Iterable[_DigitRun], digits: Digits) -> dict[str, str] | None:
+    """Return the values of the ids and the star, or None if the digits do not match; each id has one value."""
     values: dict[str, str] = {}
     for run, text in zip(runs, digits, strict=True):
         if run.hole is None:
             continue
         found = run.value(text)
         if found is not None and run.hole.offset:
-            found = moved(found, -run.hole.offset)
+            found = shifted(found, -run.hole.offset)
         if found is None or values.setdefault(run.hole.name, found) != found:
             return None
     return values
 
 
-def moved(digits: str, offset: int) -> str | None:
-    """The number `offset` further on; None below zero, or where zeros in front would be lost."""
+def shifted(digits: str, offset: int) -> str | None:
+    """Return the digits plus `offset`; None below zero, or if leading zeros would be lost."""
     if not offset:
         return digits
     number = int(digits) + offset
@@ -134,7 +134,7 @@ def moved(digits: str, offset: int) -> str | None:
 
 
 def nearest(name: str, names: Iterable[str]) -> str:
-    """A hint that names those which `name` may be a misspelling of; empty if there is none."""
+    """Return a hint with names that `name` may be a misspelling of; empty if there are none."""
     close = (other for other in names if abs(len(other) - len(name)) <= 10)
     found = difflib.get_close_matches(name, list(itertools.islice(close, _NEAREST_AMONG)), 3, 0.6)
-    return f"; near it: {', '.join(map(repr, found))}" if found else ""
+    return f"; similar names: {', '.join(map(repr, found))}" if found else ""

@@ -1,17 +1,17 @@
-"""Shapes of names while a program is expanded: how many keys a `*` stands for where a tensor is unstacked."""
+"""Shapes of names during expansion: the number of keys of a `*` where a tensor is unstacked."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from holdfast.mapping.expand.expansion import Step
+from holdfast.mapping.expand.expansion import ExpandedStep
 from holdfast.mapping.syntax.statement import Spec, Statement
 
 Shape = tuple[int, ...]
 
 
 class Shapes:
-    """Shapes of sources, and of what renames, turns and stacks make of them; of other names it knows none."""
+    """Shapes of sources and of the names derived by rename, transpose and stack; other names have none."""
 
     def __init__(self, sources: Mapping[str, Spec | None]) -> None:
         self._sources = sources
@@ -23,23 +23,23 @@ class Shapes:
         spec = self._sources.get(name)
         return None if spec is None else tuple(spec.shape)
 
-    def follow(self, statement: Statement, step: Step) -> None:
-        """Take note of what a step makes."""
+    def follow(self, statement: Statement, step: ExpandedStep) -> None:
+        """Record the shapes of a step's results."""
         shape = self.whole(statement, step)
         if shape is not None and len(step.rights) > 1 and not statement.unstacks:
             shape = None
         if shape is not None and statement.unstacks:
             dim = stack_dim(statement, len(shape))
             shape = None if dim is None else (*shape[:dim], *shape[dim + 1 :])
-        for name, turned in zip(step.rights, step.right_turned, strict=True):
-            self._made[name] = shape[::-1] if shape is not None and turned else shape
+        for name, transposed in zip(step.rights, step.right_transposed, strict=True):
+            self._made[name] = shape[::-1] if shape is not None and transposed else shape
 
-    def whole(self, statement: Statement, step: Step) -> Shape | None:
-        """The shape of what a step makes of its sources before it is cut apart."""
+    def whole(self, statement: Statement, step: ExpandedStep) -> Shape | None:
+        """Return the shape of a step's result before it is split."""
         shape = self.of(step.lefts[0])
         if shape is None or statement.options.fused is not None:
             return None
-        if step.left_turned[0]:
+        if step.left_transposed[0]:
             shape = shape[::-1]
         if statement.stacks:
             dim = stack_dim(statement, len(shape) + 1)
@@ -52,12 +52,12 @@ class Shapes:
         wanted = statement.options.reshape
         if wanted is None or permuted is None:
             return permuted
-        # Of a tensor that has the shape already, the target tells what becomes.
+        # If the tensor already has that shape, the target decides the result.
         return wanted if isinstance(wanted, tuple) and permuted != wanted else None
 
 
 def stack_dim(statement: Statement, rank: int) -> int | None:
-    """The dim along which a tensor of this rank is stacked; None if it has none such."""
+    """Return the dim along which a tensor of this rank is stacked; None if `axis=` is out of range."""
     axis = statement.options.axis
     return None if axis is None or not -rank <= axis < rank else axis % rank
 

@@ -1,11 +1,11 @@
 """DeepSeek-V3: latent attention, dense first layers, then routed and shared experts.
 
-After the last layer come those that predict further tokens. The hub's weights are fp8 with a scale for
-each block of 128 by 128; scales are stacked with their experts, and other programs want weights without.
+Multi-token prediction layers follow the last layer. The Hugging Face weights are fp8 with one scale per
+128 x 128 block. The stacked programs stack scales with their experts; the others need unquantized weights.
 """
 
 from holdfast.mapping.families import statements as text
-from holdfast.mapping.families.family import Family
+from holdfast.mapping.families.family import ModelFamily
 from holdfast.mapping.families.layers import deepseek_v3
 
 _FUSED_SHARED = """
@@ -84,7 +84,7 @@ _PADDLE = """
 {layer}.mlp.shared_experts.down_proj.weight^T -> {layer}.mlp.shared_experts.down_proj.weight, optional
 """
 
-DEEPSEEK_V3 = Family(
+DEEPSEEK_V3 = ModelFamily(
     name="deepseek-v3",
     model_types=("deepseek_v3",),
     architectures=("DeepseekV3ForCausalLM", "DeepseekV3Model"),
@@ -97,6 +97,6 @@ DEEPSEEK_V3 = Family(
         "paddle": _PADDLE + text.PADDLE_MLP + text.PADDLE_EXPERTS,
     },
     blocks=deepseek_v3,
-    # Megatron-Core renamed the inner layer of a predictor; older versions and checkpoints on disk keep this name.
+    # Megatron-Core renamed the inner layer of a predictor; older versions and stored checkpoints use this name.
     renames={".transformer_layer.": ".mtp_model_layer."},
 )

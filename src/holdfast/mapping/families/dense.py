@@ -1,4 +1,4 @@
-"""The programs that dense decoder families have in common."""
+"""The programs that dense decoder families share."""
 
 from __future__ import annotations
 

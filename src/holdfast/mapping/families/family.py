@@ -1,4 +1,4 @@
-"""Families: models that share their keys, and the programs that take those keys elsewhere."""
+"""Model families: models with the same keys, and the programs that map those keys."""
 
 from __future__ import annotations
 
@@ -6,50 +6,50 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from holdfast.core.errors import InvalidArgument
-from holdfast.mapping.families.fill import Blocks, Filling
-from holdfast.mapping.families.numbers import Config, Missing
+from holdfast.mapping.families.fill import LayerBlocks, TemplateValues
+from holdfast.mapping.families.numbers import Config, MissingNumber
 
-ALL_ALIKE = "megatron-dist"  # the variant that stacks all layers
+STACKED_VARIANT = "megatron-dist"  # the variant that stacks all layers
 
 
 @dataclass(frozen=True, slots=True)
-class Family:
-    """Models with one naming on the hub, and their programs by variant: templates, filled in from a config.
+class ModelFamily:
+    """Models with the same Hugging Face keys, and their programs by variant: templates filled in from a config.
 
-    `prefix` is what keys of the base model begin with inside a model with a head; `layers` comes next. `renames` are
-    pieces of other programs' keys under the names that another version has for them.
+    `prefix` starts the base model's keys inside a model with a head, and is followed by `layers`. `renames` map
+    parts of target keys to their names in another library version.
     """
 
     name: str
     model_types: tuple[str, ...]
     architectures: tuple[str, ...]
     programs: Mapping[str, str]
-    blocks: Callable[[Config], Blocks]
+    blocks: Callable[[Config], LayerBlocks]
     prefix: str = "model."
     layers: str = "layers"
     renames: Mapping[str, str] = field(default_factory=dict)
 
     def program(self, variant: str, config: Config | None = None, keys: Iterable[str] | None = None) -> str:
-        """The text of a program; `keys` of the hub's naming tell whether they have the prefix."""
+        """Return the text of a program. Hugging Face `keys` show whether the keys have the prefix."""
         if variant not in self.programs:
             known = ", ".join(f"{self.name}-{word}" for word in self.programs)
-            raise InvalidArgument(f"the family {self.name!r} has no mapping {variant!r}; it has {known}")
-        if variant == ALL_ALIKE and config:
-            self._check_alike(config)
+            raise InvalidArgument(f"the family {self.name!r} has no mapping {variant!r}; its mappings are {known}")
+        if variant == STACKED_VARIANT and config:
+            self._check_layers_stack(config)
         names = tuple(keys or ())
         bare = bool(names) and not any(key.startswith(self.prefix) for key in names)
-        filling = Filling(config or {}, "" if bare else self.prefix, self.layers, self.blocks)
-        return filling.program(self.programs[variant], f"{self.name}-{variant}")
+        values = TemplateValues(config or {}, "" if bare else self.prefix, self.layers, self.blocks)
+        return values.program(self.programs[variant], f"{self.name}-{variant}")
 
-    def _check_alike(self, config: Config) -> None:
-        """Raise InvalidArgument if layers differ: of unequal ones, only some would be stacked."""
+    def _check_layers_stack(self, config: Config) -> None:
+        """Raise InvalidArgument if layers differ, because only some of them would be stacked."""
         try:
             blocks = self.blocks(config)
-        except Missing:
-            return  # the program says what it misses
+        except MissingNumber:
+            return  # TemplateValues.program reports what is missing
         if blocks.dense and blocks.moe:
             dense = ", ".join(block.layer for block in blocks.dense[:6])
             raise InvalidArgument(
-                f"{self.name}-{ALL_ALIKE} holds every weight of all layers in one tensor, and by config.json the "
-                f"layers {dense} are dense and others have experts; use {self.name}-{ALL_ALIKE}-layers"
+                f"{self.name}-{STACKED_VARIANT} stores each weight of all layers in one tensor, but by config.json the "
+                f"layers {dense} are dense and others have experts; use {self.name}-{STACKED_VARIANT}-layers"
             )

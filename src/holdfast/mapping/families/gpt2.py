@@ -1,9 +1,9 @@
-"""GPT-2: q, k and v in one weight, and weights [in, out] on the hub; [out, in] everywhere else.
+"""GPT-2: fused q, k and v, and weights stored as [in, out] on Hugging Face but [out, in] elsewhere.
 
-The oldest files of the hub hold causal masks too, which are no weights.
+The oldest Hugging Face files also contain causal masks, which are not weights.
 """
 
-from holdfast.mapping.families.family import Family
+from holdfast.mapping.families.family import ModelFamily
 from holdfast.mapping.families.layers import all_dense
 
 _NO_MASKS = """
@@ -86,7 +86,7 @@ _MEGATRON_DIST = """
 
 _TO_GROUPED = _NO_MASKS + _SEPARATE + _GROUPED
 
-GPT2 = Family(
+GPT2 = ModelFamily(
     name="gpt2",
     model_types=("gpt2",),
     architectures=("GPT2LMHeadModel", "GPT2Model"),

@@ -1,10 +1,10 @@
-"""Llama: q, k, v and gate, up apart; biases and a head of its own where the config says so."""
+"""Llama: separate q, k, v and gate, up; biases and an untied head depend on the config."""
 
 from holdfast.mapping.families import dense
-from holdfast.mapping.families.family import Family
+from holdfast.mapping.families.family import ModelFamily
 from holdfast.mapping.families.layers import all_dense
 
-LLAMA = Family(
+LLAMA = ModelFamily(
     name="llama",
     model_types=("llama",),
     architectures=("LlamaForCausalLM", "LlamaModel"),

@@ -1,7 +1,7 @@
-"""Mixtral: experts in all layers, under names of their own on the hub (w1 is gate, w3 is up, w2 is down)."""
+"""Mixtral: experts in all layers, with their own Hugging Face names (w1 is gate, w3 is up, w2 is down)."""
 
 from holdfast.mapping.families import moe
-from holdfast.mapping.families.family import Family
+from holdfast.mapping.families.family import ModelFamily
 from holdfast.mapping.families.layers import all_moe
 
 _NAMES = """
@@ -11,7 +11,7 @@ _NAMES = """
 {layer}.block_sparse_moe.experts.$EXPERT_ID.w2.weight -> {layer}.mlp.experts.$EXPERT_ID.down_proj.weight
 """
 
-MIXTRAL = Family(
+MIXTRAL = ModelFamily(
     name="mixtral",
     model_types=("mixtral",),
     architectures=("MixtralForCausalLM", "MixtralModel"),

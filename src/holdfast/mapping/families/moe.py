@@ -1,4 +1,4 @@
-"""The programs that families with grouped-query attention and experts have in common."""
+"""The programs that families with grouped-query attention and experts share."""
 
 from __future__ import annotations
 

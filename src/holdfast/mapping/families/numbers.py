@@ -1,4 +1,4 @@
-"""Numbers that programs need, read out of a model's config.json."""
+"""Numbers that programs need from a model's config.json."""
 
 from __future__ import annotations
 
@@ -9,38 +9,38 @@ from holdfast.core.errors import InvalidArgument
 
 Config = Mapping[str, Any]
 
-# A config file is somebody else's: no model has more of anything that programs are repeated for.
-_MOST = 1_000_000
+# A config file is untrusted input: no model repeats anything more often than this.
+_LARGEST = 1_000_000
 
 
-class Missing(Exception):
-    """A number that a program needs and the config does not have; `args` are the names of it."""
+class MissingNumber(Exception):
+    """A number that a program needs is not in the config; `args` are its names."""
 
 
 def number(config: Config, *names: str) -> int:
-    """The first of `names` that the config has; raises Missing."""
+    """Return the first of `names` that the config has. Raises MissingNumber."""
     for name in names:
         value = config.get(name)
         if value is None:
             continue
-        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= _MOST:
-            raise InvalidArgument(f"config.json: {name} is {value!r}; expected a whole number up to {_MOST}")
+        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= _LARGEST:
+            raise InvalidArgument(f"config.json: {name} is {value!r}; expected an integer up to {_LARGEST}")
         return value
-    raise Missing(names[0])
+    raise MissingNumber(names[0])
 
 
 def number_or(config: Config, default: int, *names: str) -> int:
     try:
         return number(config, *names)
-    except Missing:
+    except MissingNumber:
         return default
 
 
 def numbers_or_none(config: Config, name: str) -> tuple[int, ...]:
-    """A list of numbers, empty where the config has none."""
+    """Return a list of numbers, empty if the config has none."""
     value = config.get(name) or ()
     if not isinstance(value, list | tuple) or not all(isinstance(item, int) and item >= 0 for item in value):
-        raise InvalidArgument(f"config.json: {name} is {value!r}; expected a list of whole numbers")
+        raise InvalidArgument(f"config.json: {name} is {value!r}; expected a list of integers")
     return tuple(value)
 
 
@@ -49,7 +49,7 @@ def heads(config: Config) -> int:
 
 
 def key_value_heads(config: Config) -> int:
-    """As many as there are query heads where the config does not say."""
+    """Return the number of key and value heads, by default that of query heads."""
     return number_or(config, heads(config), "num_key_value_heads")
 
 

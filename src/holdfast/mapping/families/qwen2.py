@@ -1,10 +1,10 @@
-"""Qwen2: as Llama, with biases on q, k and v."""
+"""Qwen2: like Llama, with biases on q, k and v."""
 
 from holdfast.mapping.families import dense
-from holdfast.mapping.families.family import Family
+from holdfast.mapping.families.family import ModelFamily
 from holdfast.mapping.families.layers import all_dense
 
-QWEN2 = Family(
+QWEN2 = ModelFamily(
     name="qwen2",
     model_types=("qwen2",),
     architectures=("Qwen2ForCausalLM", "Qwen2Model"),

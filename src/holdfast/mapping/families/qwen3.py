@@ -1,11 +1,11 @@
-"""Qwen3: as Llama, with norms on the heads of q and k."""
+"""Qwen3: like Llama, with norms on the heads of q and k."""
 
 from holdfast.mapping.families import dense
-from holdfast.mapping.families.family import Family
+from holdfast.mapping.families.family import ModelFamily
 from holdfast.mapping.families.layers import all_dense
 from holdfast.mapping.families.statements import MEGATRON_DIST_QK_NORMS, MEGATRON_QK_NORMS
 
-QWEN3 = Family(
+QWEN3 = ModelFamily(
     name="qwen3",
     model_types=("qwen3",),
     architectures=("Qwen3ForCausalLM", "Qwen3Model"),

@@ -1,11 +1,11 @@
-"""Qwen3-MoE: Qwen3's attention; experts in all layers, or in all but some."""
+"""Qwen3-MoE: Qwen3's attention, with experts in all or most layers."""
 
 from holdfast.mapping.families import moe
-from holdfast.mapping.families.family import Family
+from holdfast.mapping.families.family import ModelFamily
 from holdfast.mapping.families.layers import qwen_moe
 from holdfast.mapping.families.statements import MEGATRON_DIST_QK_NORMS, MEGATRON_QK_NORMS
 
-QWEN3_MOE = Family(
+QWEN3_MOE = ModelFamily(
     name="qwen3-moe",
     model_types=("qwen3_moe",),
     architectures=("Qwen3MoeForCausalLM", "Qwen3MoeModel"),

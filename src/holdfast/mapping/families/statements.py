@@ -1,7 +1,7 @@
-"""Statements that several families share, as templates: see `fill` for the fields.
+"""Statement templates that several families share; see `fill` for the fields.
 
-Gate and up are equal, which `sizes=equal` says so that what was joined can be cut again. On `axis=0`
-weights are [out, in], as torch has them.
+Gate and up have equal sizes; `sizes=equal` records this so that joined weights can be split again. With
+`axis=0`, weights are [out, in] as in torch.
 """
 
 FUSED_QKV = """
@@ -60,7 +60,7 @@ MEGATRON_QK_NORMS = """
 {layer}.self_attn.k_norm.weight -> {block}.self_attention.k_layernorm.weight
 """
 
-# Transformer Engine keeps a norm inside the linear layer that follows it.
+# Transformer Engine stores a norm inside the linear layer that follows it.
 MEGATRON_INPUT_NORM = """
 {layer}.input_layernorm.weight -> {block}.self_attention.linear_qkv.layer_norm_weight
 """
@@ -88,7 +88,7 @@ MEGATRON_ROUTER = """
 {moe_layer}.mlp.gate.weight -> {block}.mlp.router.weight
 """
 
-# One weight for each expert of a grouped GEMM.
+# One weight per expert of a grouped GEMM.
 MEGATRON_GROUPED_EXPERTS = """
 {moe_layer}.mlp.experts.$EXPERT_ID.gate_proj.weight, {moe_layer}.mlp.experts.$EXPERT_ID.up_proj.weight ->
     {block}.mlp.experts.linear_fc1.weight$EXPERT_ID, axis=0, sizes=equal
@@ -102,7 +102,7 @@ MEGATRON_LOCAL_EXPERTS = """
     {block}.mlp.experts.local_experts.$EXPERT_ID.linear_fc2.weight
 """
 
-# Megatron's distributed checkpoints hold the experts of a layer as one tensor ...
+# Megatron's distributed checkpoints store the experts of a layer as one tensor ...
 MEGATRON_STORED_EXPERTS = """
 {moe_layer}.mlp.experts.$EXPERT_ID.gate_proj.weight, {moe_layer}.mlp.experts.$EXPERT_ID.up_proj.weight ->
     {moe_layer}.fc1.$EXPERT_ID, axis=0, sizes=equal
@@ -110,7 +110,7 @@ MEGATRON_STORED_EXPERTS = """
 {moe_layer}.mlp.experts.*.down_proj.weight -> {block}.mlp.experts.experts.linear_fc2.weight, axis=0, stack
 """
 
-# ... and, where all layers are alike, every weight of all layers as one tensor.
+# ... and, if all layers are alike, every weight of all layers as one tensor.
 MEGATRON_DIST_ATTENTION = """
 {layers}.*.input_layernorm.weight -> decoder.layers.self_attention.linear_qkv.layer_norm_weight, axis=0, stack
 {layer}.self_attn.q_proj.weight, {layer}.self_attn.k_proj.weight, {layer}.self_attn.v_proj.weight ->
@@ -179,7 +179,7 @@ PADDLE_FUSED_ATTENTION = """
 {layer}.self_attn.o_proj.weight^T -> {layer}.self_attn.o_proj.weight
 """
 
-# Gate and up lie interleaved by the shards of tensor parallelism: the degree comes from the run.
+# Gate and up are interleaved by tensor-parallel shard; the degree comes from the run.
 PADDLE_FUSED_MLP = """
 {layer}.mlp.gate_proj.weight^T, {layer}.mlp.up_proj.weight^T -> {layer}.mlp.up_gate_proj.weight, fused_ffn, optional
 {layer}.mlp.down_proj.weight^T -> {layer}.mlp.down_proj.weight, optional

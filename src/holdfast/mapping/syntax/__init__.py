@@ -1,1 +1,1 @@
-"""The text of a mapping program: tokens, grammar, statements, and their checks."""
+"""The text of a mapping program: tokens, grammar, statements and their checks."""

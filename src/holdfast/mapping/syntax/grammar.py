@@ -1,4 +1,4 @@
-"""The grammar: tokens to statements.
+"""The grammar: parse tokens into statements.
 
 statement := keys "->" keys ("," option)*     keys := "_" | key ("," key)*
 key       := word ("[" number ":" number "]")? "^T"?
@@ -13,9 +13,9 @@ from collections.abc import Iterator, Sequence
 from holdfast.core import limits
 from holdfast.core.errors import InvalidArgument
 from holdfast.mapping.syntax import guess
-from holdfast.mapping.syntax.checks import directed, form_problem
+from holdfast.mapping.syntax.checks import form_problem, with_unstack
 from holdfast.mapping.syntax.options import options_of
-from holdfast.mapping.syntax.place import shown_place
+from holdfast.mapping.syntax.place import excerpt
 from holdfast.mapping.syntax.statement import FLAGS, OPTION_NAMES, STAR, Hole, Key, Statement
 from holdfast.mapping.syntax.tokens import ARROW, END, WORD, Token, tokens_of
 
@@ -27,7 +27,7 @@ _NUMBER = re.compile(r"[0-9]{1,9}")
 
 
 def statements_of(text: str, origin: str = "", line: int = 1) -> Iterator[Statement]:
-    """The statements of a text; raises InvalidArgument with line and column."""
+    """Yield the statements of a text. Raises InvalidArgument with line and column."""
     tokens: list[Token] = []
     for token in tokens_of(text, origin, line):
         tokens.append(token)
@@ -37,7 +37,7 @@ def statements_of(text: str, origin: str = "", line: int = 1) -> Iterator[Statem
 
 
 class _Parser:
-    """Reads the tokens of one statement."""
+    """Parser for the tokens of one statement."""
 
     def __init__(self, text: str, origin: str, tokens: Sequence[Token]) -> None:
         self._tokens = tokens
@@ -51,14 +51,14 @@ class _Parser:
         lefts = self._keys(right=False)
         self._arrow()
         rights = self._keys(right=True)
-        options = options_of(self._options(), self._refusal)
+        options = options_of(self._options(), self._error)
         if not lefts and not rights:
-            raise self._refusal(first, "`_ -> _` says nothing")
+            raise self._error(first, "`_ -> _` has no effect")
         statement = Statement(lefts, rights, options, first.line, first.column, self._text, self._origin)
         problem = form_problem(statement)
         if problem:
-            raise statement.refusal(problem + guess.misread_flag(rights), InvalidArgument, (rights or lefts)[-1])
-        return directed(statement)
+            raise statement.error(problem + guess.misread_flag(rights), InvalidArgument, (rights or lefts)[-1])
+        return with_unstack(statement)
 
     @property
     def _next(self) -> Token:
@@ -71,27 +71,27 @@ class _Parser:
 
     def _expect(self, kind: str, hint: str) -> Token:
         if self._next.kind != kind:
-            raise self._refusal(self._next, f"{kind} is expected, not {self._next.shown!r}; {hint}")
+            raise self._error(self._next, f"expected {kind}, found {self._next.shown!r}; {hint}")
         return self._take()
 
-    def _refusal(self, token: Token, what: str) -> InvalidArgument:
+    def _error(self, token: Token, what: str) -> InvalidArgument:
         shown = " ".join(self._text.split())[:200]
-        place = shown_place(self._whole, token.begin, token.end - token.begin)
+        place = excerpt(self._whole, token.begin, token.end - token.begin)
         return InvalidArgument(
             f"mapping, {self._origin}line {token.line}, column {token.column}: `{shown}`: {what}{place}"
         )
 
     def _arrow(self) -> None:
-        """The arrow between the two sides, with a guess at what stands in its place."""
+        """Consume the arrow between the two sides; the error guesses what was meant instead."""
         if self._next.kind == ARROW:
             self._take()
             return
-        what = f"{ARROW} is expected, not {self._next.shown!r}; a mapping statement is `sources -> targets`"
+        what = f"expected {ARROW}, found {self._next.shown!r}; a mapping statement is `sources -> targets`"
         if self._next.kind in ("=", ":") or set(self._next.text) == {"-"}:
             what += "; did you mean the arrow `->`?"
         elif self._next.kind == WORD:
             what += "; is a comma missing before it?"
-        raise self._refusal(self._next, what)
+        raise self._error(self._next, what)
 
     def _keys(self, right: bool) -> tuple[Key, ...]:
         if self._next.bare == "_":
@@ -102,9 +102,9 @@ class _Parser:
             self._take()
             if right and self._next.bare in OPTION_NAMES:
                 name = str(self._next.bare)
-                raise self._refusal(
+                raise self._error(
                     self._next,
-                    f"{name}= is missing a value: write {guess.example(name)}; a key of that name is written in quotes",
+                    f"{name}= needs a value: write {guess.example(name)}; quote a key of that name",
                 )
             keys.append(self._key(right))
         return tuple(keys)
@@ -114,9 +114,9 @@ class _Parser:
         return token.kind == WORD and (token.bare in FLAGS or after.kind == "=")
 
     def _key(self, right: bool) -> Key:
-        token = self._expect(WORD, "a key is letters, digits, _ . - / and holes, or text in quotes")
+        token = self._expect(WORD, "a key consists of letters, digits, _ . - / and holes, or quoted text")
         if token.bare == "_":
-            raise self._refusal(token, "`_` stands alone on its side; a key of that name is written in quotes")
+            raise self._error(token, "`_` must be alone on its side; quote a key of that name")
         pieces = self._pieces(token, right)
         array = self._array() if self._next.kind == "[" else None
         transposed = self._next.kind == "^T"
@@ -131,15 +131,15 @@ class _Parser:
         end = self._array_number()
         self._expect("]", "an array is written [0:3]")
         if end <= begin:
-            raise self._refusal(opening, f"the array [{begin}:{end}] has no members")
+            raise self._error(opening, f"the array [{begin}:{end}] has no members")
         if end - begin > limits.MAPPING_WORK:
-            raise self._refusal(opening, f"the array has more than the limit of {limits.MAPPING_WORK} members")
+            raise self._error(opening, f"the array has more than the limit of {limits.MAPPING_WORK} members")
         return begin, end
 
     def _array_number(self) -> int:
         token = self._expect(WORD, "an array is written [0:3]")
         if token.bare is None or not _NUMBER.fullmatch(token.bare):
-            raise self._refusal(token, f"{token.shown!r} is not a number; an array is written [0:3]")
+            raise self._error(token, f"{token.shown!r} is not a number; an array is written [0:3]")
         return int(token.bare)
 
     def _pieces(self, token: Token, right: bool) -> tuple[str | Hole, ...]:
@@ -162,10 +162,10 @@ class _Parser:
                 at = found.end()
                 continue
             if text[at] == "$":
-                raise self._refusal(
+                raise self._error(
                     token,
                     f"{text[at : at + 40]!r} is not an id: ids are $UPPER_CASE, ${{UPPER_CASE}} or "
-                    "${UPPER_CASE-1}; a $ that is part of a key is written in quotes"
+                    "${UPPER_CASE-1}; quote a $ that is part of a key"
                     f"{guess.upper_case(text[at:])}",
                 )
             end = at + 1
@@ -177,18 +177,18 @@ class _Parser:
     def _check_holes(self, token: Token, pieces: Sequence[str | Hole]) -> None:
         holes = [piece for piece in pieces if isinstance(piece, Hole)]
         if not pieces or any(isinstance(piece, str) and "\0" in piece for piece in pieces):
-            raise self._refusal(token, "a key has at least one character, and no zero byte")
+            raise self._error(token, "a key needs at least one character and no zero byte")
         if sum(hole.name == STAR for hole in holes) > 1:
-            raise self._refusal(token, "a key has at most one *; use ids such as $LAYER_ID for the others")
+            raise self._error(token, "a key can have at most one *; use ids such as $LAYER_ID for the others")
         text = "".join("\0" if isinstance(piece, Hole) else piece for piece in pieces)
         if re.search("\0[0-9]*\0", text):
-            raise self._refusal(token, "between two holes stands something that is not a digit")
+            raise self._error(token, "two holes must be separated by something other than digits")
 
     def _options(self) -> Iterator[tuple[Token, str, Token | list[int] | None]]:
-        """Each option: where it stands, its name, and its value."""
+        """Yield each option as its token, name and value."""
         while self._next.kind == ",":
             self._take()
-            token = self._expect(WORD, "after a comma comes a key or an option")
+            token = self._expect(WORD, "a key or an option must follow a comma")
             name = token.bare
             if name in FLAGS:
                 yield token, str(name), None
@@ -196,20 +196,20 @@ class _Parser:
             if name not in OPTION_NAMES or self._next.kind != "=":
                 known = ", ".join([*FLAGS, *(f"{known}=" for known in OPTION_NAMES)])
                 hint = guess.option(token.text)
-                raise self._refusal(token, f"{token.shown!r} is not an option; there are {known}{hint}")
+                raise self._error(token, f"{token.shown!r} is not an option; the options are {known}{hint}")
             self._take()
             yield (
                 token,
                 str(name),
                 self._numbers() if self._next.kind == "[" else self._value(str(name)),
             )
-        self._expect(END, f"keys and options are parted by commas{self._after_end()}")
+        self._expect(END, f"keys and options are separated by commas{self._after_end()}")
 
     def _value(self, name: str) -> Token:
-        return self._expect(WORD, f"{name}= takes a value, such as {guess.example(name)}")
+        return self._expect(WORD, f"{name}= needs a value, such as {guess.example(name)}")
 
     def _after_end(self) -> str:
-        """A guess at what stands where a statement should end."""
+        """Return a hint for a token found where the statement should end."""
         before = self._tokens[max(self._at - 1, 0)]
         if self._next.kind == "=" and before.bare in FLAGS:
             return f"; {before.bare} takes no value"
@@ -222,7 +222,7 @@ class _Parser:
         numbers: list[int] = []
         while self._next.kind != "]":
             if numbers:
-                self._expect(",", "numbers in a list are parted by commas")
+                self._expect(",", "numbers in a list are separated by commas")
             numbers.append(self._array_number())
         self._take()
         return numbers
@@ -237,7 +237,7 @@ def _hole(found: re.Match[str], right: bool) -> Hole:
 
 
 def _joined(pieces: Sequence[str | Hole]) -> tuple[str | Hole, ...]:
-    """Neighbouring texts become one, so that equal keys are equal values."""
+    """Merge adjacent texts, so that equal keys compare equal."""
     out: list[str | Hole] = []
     for piece in pieces:
         if isinstance(piece, str) and out and isinstance(out[-1], str):

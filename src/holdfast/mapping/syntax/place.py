@@ -1,4 +1,4 @@
-"""A place in the text of a program, shown as its line with a caret below."""
+"""Show a position in the text of a program as its line with a caret below."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ _INDENT = "    "
 _CUT = "..."
 
 
-def shown_place(text: str, at: int, length: int = 1) -> str:
-    """The line of `text` that holds `at`, and carets under `length` characters from there; for the end of an error.
+def excerpt(text: str, at: int, length: int = 1) -> str:
+    """Return the line of `text` that contains `at`, with carets under `length` characters, to end an error message.
 
-    Of a long line, what is around the place is shown.
+    A long line is shortened around the position.
     """
     begin = text.rfind("\n", 0, at) + 1
     end = text.find("\n", at)

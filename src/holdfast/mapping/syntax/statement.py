@@ -1,4 +1,4 @@
-"""The values of the mapping language: keys with holes, options, statements."""
+"""The values of the mapping language: keys with holes, options and statements."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Literal, Protocol
 
 from holdfast.core.errors import HoldfastError, Mismatch
 from holdfast.format.dtypes import DType
-from holdfast.mapping.syntax.place import shown_place
+from holdfast.mapping.syntax.place import excerpt
 
 STAR = "*"
 FLAGS = ("fused_ffn", "fused_qkv", "fused_qkv_old", "stack", "unstack", "optional")
@@ -17,7 +17,7 @@ OPTION_NAMES = (
     "axis", "sizes", "permute", "reshape", "src_shape", "parts", "num_heads", "num_key_value_groups", "tp_degree",
     "src_tp_degree", "dst_tp_degree", "dtype", "src_dtype", "dst_dtype",
 )  # fmt: skip
-UNKNOWN = DType("unknown", "", 0, "unknown")  # for explaining shapes without dtypes
+UNKNOWN = DType("unknown", "", 0, "unknown")  # to explain shapes without dtypes
 
 _SHOWN_CHARS = 200
 _BARE = re.compile(r"(?:[A-Za-z0-9_./]|-(?!>))*")
@@ -26,7 +26,7 @@ Permutation = tuple[int, ...]
 
 
 class Spec(Protocol):
-    """What a mapping needs to know of a tensor: `TensorSpec` and `Recipe` are such."""
+    """The facts that a mapping needs about a tensor, as in `TensorSpec` and `Recipe`."""
 
     @property
     def shape(self) -> tuple[int, ...]: ...
@@ -45,7 +45,7 @@ class Sized:
 
 @dataclass(frozen=True, slots=True)
 class Hole:
-    """A run of digits in a key: an id, or `*`; with an offset it is the id's value and so many more."""
+    """A run of digits in a key: an id or `*`. An offset is added to the id's value."""
 
     name: str
     offset: int = 0
@@ -58,13 +58,13 @@ class Hole:
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """A key of a statement: literal text and holes, perhaps `[begin:end]`, perhaps `^T`."""
+    """A key of a statement: literal text and holes, optionally with `[begin:end]` and `^T`."""
 
     pieces: tuple[str | Hole, ...]
     array: tuple[int, int] | None = None
     transposed: bool = False
     column: int = field(default=0, compare=False)
-    at: int = field(default=-1, compare=False)  # in the text of its statement
+    at: int = field(default=-1, compare=False)  # position in the text of its statement
 
     @property
     def holes(self) -> tuple[Hole, ...]:
@@ -76,7 +76,7 @@ class Key:
 
     @property
     def pattern(self) -> str:
-        """The key as it is written, without `^T`."""
+        """The key as written, without `^T`."""
         text = "".join(map(_written, self.pieces, (*self.pieces[1:], None)))
         if text in (*FLAGS, *OPTION_NAMES, "_", ""):
             text = f'"{text}"'
@@ -87,11 +87,11 @@ class Key:
 
     @property
     def count(self) -> int:
-        """How many keys an array stands for."""
+        """The number of keys that an array stands for."""
         return 1 if self.array is None else self.array[1] - self.array[0]
 
-    def with_array(self) -> Iterator[Key]:
-        """The keys that an array stands for; a key without one is itself."""
+    def members(self) -> Iterator[Key]:
+        """Yield the keys that an array stands for, or the key itself if it has no array."""
         if self.array is None:
             yield self
             return
@@ -100,17 +100,17 @@ class Key:
 
 
 def is_many(keys: tuple[Key, ...]) -> bool:
-    """Whether keys can stand for several."""
+    """Return True if the keys can stand for several names."""
     return len(keys) > 1 or any(key.has_star or key.array is not None for key in keys)
 
 
 def _written(piece: str | Hole, following: str | Hole | None) -> str:
     if isinstance(piece, Hole):
         text = str(piece)
-        # `$LAYER_ID` is how everybody writes it; braces only where the next character would join the name.
+        # `$LAYER_ID` is the usual form; braces are needed only where the next character would extend the name.
         plain = piece.name != STAR and not piece.offset
-        apart = following is None or isinstance(following, Hole) or not re.match("[A-Z0-9_]", following)
-        return f"${piece.name}" if plain and apart else text
+        separated = following is None or isinstance(following, Hole) or not re.match("[A-Z0-9_]", following)
+        return f"${piece.name}" if plain and separated else text
     if _BARE.fullmatch(piece):
         return piece
     return '"' + piece.replace("\\", "\\\\").replace('"', '\\"') + '"'
@@ -120,8 +120,8 @@ def _written(piece: str | Hole, following: str | Hole | None) -> str:
 class Options:
     """The options of a statement.
 
-    `sizes` are numbers, "equal", "targets" (those that the targets have) or, for fused heads, "any". `reshape` is the
-    shape of the result, or "targets"; `src_shape` is the shape before, which the reverse needs.
+    `sizes` are numbers, "equal", "targets" (taken from the targets) or, for fused heads, "any". `reshape` is the
+    shape of the result, or "targets". `src_shape` is the shape before the reshape, which the reverse needs.
     """
 
     axis: int | None = None
@@ -145,7 +145,7 @@ class Options:
 
     @property
     def cast(self) -> DType | None:
-        """What elements are cast to."""
+        """The dtype that elements are cast to."""
         return self.dst_dtype if self.dtype is None else self.dtype
 
     def __str__(self) -> str:
@@ -170,7 +170,7 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class Statement:
-    """One statement; without left keys it adds, without right keys it removes. `aoa` marks those of an AOA config."""
+    """One statement. Without left keys it adds, without right keys it removes. `aoa` marks AOA config statements."""
 
     lefts: tuple[Key, ...]
     rights: tuple[Key, ...]
@@ -187,36 +187,34 @@ class Statement:
 
     @property
     def is_optional(self) -> bool:
-        """Whether it may match nothing."""
+        """True if the statement may match nothing."""
         return self.options.optional or self.aoa
 
     @property
     def stacks(self) -> bool:
-        """Whether the left keys become slices of a new dim."""
+        """True if the left keys become slices of a new dim."""
         return self.options.stack
 
     @property
     def unstacks(self) -> bool:
-        """Whether the right keys are the slices of a dim, and lose it."""
+        """True if the right keys are the slices of a dim, which they lose."""
         return self.options.unstack
 
     @property
     def is_plain(self) -> bool:
-        """Whether tensors stay as they are, whatever their names."""
+        """True if tensors are unchanged except for their names."""
         options = self.options
-        turned = any(key.transposed for key in (*self.lefts, *self.rights))
+        transposed = any(key.transposed for key in (*self.lefts, *self.rights))
         reordered = options.stack or options.unstack or options.permute is not None or options.reshape is not None
-        return not (turned or reordered) and options.cast is None and options.fused is None
+        return not (transposed or reordered) and options.cast is None and options.fused is None
 
     @property
     def where(self) -> str:
         return f"{self.origin}line {self.line}, column {self.column}"
 
-    def refusal(self, what: str, leaf: type[HoldfastError] = Mismatch, key: Key | None = None) -> HoldfastError:
-        """The error that says where the statement stands and what is wrong with it; `key` is the one to point at."""
+    def error(self, what: str, leaf: type[HoldfastError] = Mismatch, key: Key | None = None) -> HoldfastError:
+        """Return an error that locates the statement and says what is wrong; it points at `key`."""
         text = " ".join((self.text or str(self)).split())
         shown = text if len(text) <= _SHOWN_CHARS else f"{text[:_SHOWN_CHARS]}..."
-        place = (
-            shown_place(self.text, key.at, len(key.pattern)) if self.text and key is not None and key.at >= 0 else ""
-        )
+        place = excerpt(self.text, key.at, len(key.pattern)) if self.text and key is not None and key.at >= 0 else ""
         return leaf(f"mapping, {self.where}: `{shown}`: {what}{place}")

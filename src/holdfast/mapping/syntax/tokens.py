@@ -1,4 +1,4 @@
-"""Tokens of the mapping language, each with where it stands."""
+"""Tokens of the mapping language, each with its position."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from holdfast.core import limits
 from holdfast.core.errors import InvalidArgument
 from holdfast.mapping.syntax import guess
-from holdfast.mapping.syntax.place import shown_place
+from holdfast.mapping.syntax.place import excerpt
 
 WORD, ARROW, END = "word", "->", "end of line"
 _SKIPPED = re.compile(r"[ \t\f\v\r]+|#[^\n]*")
@@ -20,8 +20,8 @@ _CONTINUED = (ARROW, ",")
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
-    """A part of a word; what is quoted stands for itself."""
+class WordPiece:
+    """A part of a word. Quoted text is literal."""
 
     text: str
     quoted: bool
@@ -29,18 +29,18 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """A mark, a word or the end of a statement. `begin` and `end` are places in the whole text."""
+    """A mark, a word or the end of a statement. `begin` and `end` are positions in the whole text."""
 
     kind: str
     line: int
     column: int
     begin: int
     end: int
-    pieces: tuple[Piece, ...] = ()
+    pieces: tuple[WordPiece, ...] = ()
 
     @property
     def bare(self) -> str | None:
-        """The text of a word without quotes, or None."""
+        """The text of an unquoted word, or None."""
         return self.pieces[0].text if len(self.pieces) == 1 and not self.pieces[0].quoted else None
 
     @property
@@ -53,7 +53,7 @@ class Token:
 
 
 def tokens_of(text: str, origin: str = "", line: int = 1) -> Iterator[Token]:
-    """The tokens of a text; every statement is closed by an END."""
+    """Yield the tokens of a text. Every statement ends with an END."""
     if len(text) > limits.MAPPING_BYTES:
         raise InvalidArgument(
             f"mapping, {origin}line {line}: {len(text)} characters, more than the limit of {limits.MAPPING_BYTES}"
@@ -91,7 +91,7 @@ def tokens_of(text: str, origin: str = "", line: int = 1) -> Iterator[Token]:
 def _unclosed(opened: Token, text: str, origin: str) -> InvalidArgument:
     return InvalidArgument(
         f"mapping, {origin}line {opened.line}, column {opened.column}: the [ is not closed; a list is written "
-        f"[8, 4], and an array [0:3]{shown_place(text, opened.begin)}"
+        f"[8, 4], and an array [0:3]{excerpt(text, opened.begin)}"
     )
 
 
@@ -100,23 +100,23 @@ def _token(text: str, at: int, line: int, column: int, origin: str) -> Token:
     for mark in _MARKS:
         if wrong is None and text.startswith(mark, at):
             return Token(mark, line, column, at, at + len(mark))
-    pieces: list[Piece] = []
+    pieces: list[WordPiece] = []
     end = at
     while end < len(text) and wrong is None:
         bare, quoted = _BARE.match(text, end), _QUOTED.match(text, end)
         if bare:
-            pieces.append(Piece(bare.group(), False))
+            pieces.append(WordPiece(bare.group(), False))
             end = bare.end()
         elif quoted:
-            pieces.append(Piece(re.sub(r"\\(.)", r"\1", quoted.group()[1:-1]), True))
+            pieces.append(WordPiece(re.sub(r"\\(.)", r"\1", quoted.group()[1:-1]), True))
             end = quoted.end()
         else:
             break
     if not pieces:
-        place = shown_place(text, at, len(wrong or text[at]))
-        hint = "a quote that is not closed" if text[at] in "\"'" else f"{(wrong or text[at])!r} cannot stand here"
+        place = excerpt(text, at, len(wrong or text[at]))
+        hint = "an unclosed quote" if text[at] in "\"'" else f"unexpected {(wrong or text[at])!r}"
         raise InvalidArgument(
-            f"mapping, {origin}line {line}, column {column}: {hint}; keys with other characters than letters, "
-            f"digits and _ . - / are written in quotes{guess.character(text, at)}{place}"
+            f"mapping, {origin}line {line}, column {column}: {hint}; keys with characters other than letters, "
+            f"digits and _ . - / must be quoted{guess.character(text, at)}{place}"
         )
     return Token(WORD, line, column, at, end, tuple(pieces))

@@ -1,1 +1,1 @@
-"""Checkpoints of torch.distributed.checkpoint, which Megatron calls torch_dist."""
+"""Checkpoints of torch.distributed.checkpoint, called torch_dist by Megatron."""

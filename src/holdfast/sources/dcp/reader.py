@@ -1,4 +1,4 @@
-"""Opens a folder of torch.distributed.checkpoint: `.metadata` beside `*.distcp` files."""
+"""Read a folder of torch.distributed.checkpoint: `.metadata` and `*.distcp` files."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from typing import Any
 
 from holdfast.core.errors import Damaged, HoldfastError
 from holdfast.sources.dcp.chunks import leaf_of
-from holdfast.sources.dcp.items import Items
+from holdfast.sources.dcp.items import DcpItems
 from holdfast.sources.dcp.metadata import METADATA, DcpMetadata, read_metadata
-from holdfast.sources.foreign import Folder, Found
+from holdfast.sources.foreign import Folder, ReaderResult
 from holdfast.sources.torch_save.archive import read_archive
-from holdfast.sources.torch_save.trees import Planter, tree_of
-from holdfast.sources.trees.groups import found_in
+from holdfast.sources.torch_save.trees import TreeBuilder, tree_of
+from holdfast.sources.trees.groups import result_of_tree
 from holdfast.sources.trees.leaf import has_leaf
 
 FORMAT = "torch DCP"
-_COMMON = "common.pt"  # what Megatron puts beside
+_COMMON = "common.pt"  # written by Megatron
 _NOTES = 20
 
 
-def read_dcp(folder: Folder) -> Found | None:
-    """What a checkpoint of torch.distributed.checkpoint holds; None if the folder is none."""
+def read_dcp(folder: Folder) -> ReaderResult | None:
+    """Return the contents of a torch.distributed.checkpoint folder; None for another folder."""
     if METADATA not in folder.files or folder.only is not None:
         return None
     reader = folder.open(METADATA)
@@ -30,7 +30,7 @@ def read_dcp(folder: Folder) -> Found | None:
         metadata = read_metadata(reader, f"{folder.path}/{METADATA}")
     finally:
         reader.close()
-    items, notes = Items(folder), list[str]()
+    items, notes = DcpItems(folder), list[str]()
     try:
         tree, made = _tree(folder, metadata, items, notes)
     finally:
@@ -38,31 +38,31 @@ def read_dcp(folder: Folder) -> Found | None:
     common = _common(folder, notes)
     known = {str(name) for name in tree} | {"optimizer"}
     tree |= {name: value for name, value in common.items() if name not in known and not has_leaf(value)}
-    found = found_in(FORMAT, tree, folder.path, made)
-    contents = replace(found.contents, tp_degree=_tp_degree(common))
+    result = result_of_tree(FORMAT, tree, folder.path, made)
+    contents = replace(result.contents, tp_degree=_tp_degree(common))
     read = frozenset({METADATA, *(item.file for item in metadata.values.values()), _COMMON, "metadata.json"})
-    return replace(found, contents=contents, notes=(*found.notes, *notes[:_NOTES]), read=read)
+    return replace(result, contents=contents, notes=(*result.notes, *notes[:_NOTES]), read=read)
 
 
 def _tree(
-    folder: Folder, metadata: DcpMetadata, items: Items, notes: list[str]
+    folder: Folder, metadata: DcpMetadata, items: DcpItems, notes: list[str]
 ) -> tuple[dict[Any, Any], dict[str, bytes]]:
-    """The dict that was saved, with its tensors as leaves."""
+    """Rebuild the saved dict, with its tensors as leaves."""
     tree: dict[Any, Any] = {}
-    planters: dict[str, Planter] = {}
+    builders: dict[str, TreeBuilder] = {}
     for key, stored in metadata.tensors.items():
         _put(tree, metadata.paths[key], leaf_of(key, stored, items, folder.path), folder.path)
     for key, item in metadata.values.items():
         where = f"{folder.path}/{item.file}: {key[:80]!r}"
         try:
             archive = items.archive(item, where)
-            planter = planters.setdefault(item.file, Planter(item.file, items.reader(item.file), folder.path))
-            value = planter.tree(archive.value, archive.storages, (key,))
+            builder = builders.setdefault(item.file, TreeBuilder(item.file, items.reader(item.file), folder.path))
+            value = builder.tree(archive.value, archive.storages, (key,))
         except HoldfastError as error:
             notes.append(f"left out: {error}")
             continue
         _put(tree, metadata.paths[key], value, folder.path)
-    made = {name: data for planter in planters.values() for name, data in planter.made.items()}
+    made = {name: data for builder in builders.values() for name, data in builder.made.items()}
     return {name: _with_lists(value, str(name)) for name, value in tree.items()}, made
 
 
@@ -78,7 +78,7 @@ def _put(tree: dict[Any, Any], path: tuple[str | int, ...], value: Any, where: s
 
 
 def _with_lists(value: Any, name: str) -> Any:
-    """A tree in which dicts of all numbers from 0 on are lists again, but for the states of an optimizer."""
+    """Turn dicts whose keys are 0, 1, 2 and so on back into lists, except the states of an optimizer."""
     if not isinstance(value, dict):
         return value
     inner = {key: _with_lists(item, str(key)) for key, item in value.items()}
@@ -88,7 +88,7 @@ def _with_lists(value: Any, name: str) -> Any:
 
 
 def _common(folder: Folder, notes: list[str]) -> Mapping[str, Any]:
-    """What Megatron keeps beside the tensors, as far as it is plain."""
+    """Return the plain values that Megatron stores next to the tensors."""
     if _COMMON not in folder.files:
         return {}
     where = f"{folder.path}/{_COMMON}"

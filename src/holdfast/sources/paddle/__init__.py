@@ -1,1 +1,1 @@
-"""Checkpoints of Paddle: unified, flex, pdparams and pdiparams."""
+"""Paddle checkpoints: unified, flex, pdparams and pdiparams."""

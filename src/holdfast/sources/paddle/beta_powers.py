@@ -1,7 +1,7 @@
-"""How many steps an optimizer has done, from the powers of its betas, and back.
+"""Convert between an optimizer's step and the powers of its betas.
 
-Paddle keeps no step: it keeps beta1 and beta2 to the power of the step plus one, each multiplied
-anew in float32. The same multiplications, done again, give the same bits, and so the step.
+Paddle stores no step. It stores beta1 and beta2 to the power of step + 1, accumulated by float32
+multiplication. Repeating these multiplications gives the same bits, and so the step.
 """
 
 from __future__ import annotations
@@ -25,41 +25,41 @@ _SMALLEST_NORMAL = float(np.finfo(np.float32).tiny)
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """The step for each pair of powers that was asked for; the betas, None where their powers do not tell them."""
+    """The step for each pair of powers, and the betas, or None if the powers do not determine them."""
 
     betas: tuple[float, float] | None
     by_powers: dict[Powers, int]
 
 
 def find_steps(powers: Iterable[Powers], noted: int | None = None) -> Steps | None:
-    """The betas and steps that give exactly these powers; None if no usual betas do.
+    """Return the betas and steps that give exactly these powers; None if no common betas do.
 
-    Below the smallest normal float32 powers lose their digits and stop shrinking. What they correct
-    is nothing by then; the step that the trainer `noted` is taken if it fits, else the first that does.
+    Below the smallest normal float32, powers lose precision and stop shrinking. Their correction is
+    negligible by then. The trainer's step `noted` is used if it fits, otherwise the first step that does.
     """
-    asked = list(dict.fromkeys(powers))
-    told = any(min(pair) >= _SMALLEST_NORMAL for pair in asked)
+    pairs = list(dict.fromkeys(powers))
+    order_by_key = any(min(pair) >= _SMALLEST_NORMAL for pair in pairs)
     for wanted in (noted, None) if noted is not None else (None,):
         for betas in ((first, second) for second in _SECOND for first in _FIRST):
-            found = _steps_with(betas, asked, wanted)
+            found = _steps_with(betas, pairs, wanted)
             if found is not None:
-                return Steps(betas if told else None, found)
-    return _each_with_its_own(asked, noted) if len(asked) > 1 else None
+                return Steps(betas if order_by_key else None, found)
+    return _steps_with_own_betas(pairs, noted) if len(pairs) > 1 else None
 
 
-def _each_with_its_own(asked: list[Powers], noted: int | None) -> Steps | None:
-    """The steps of parameters that were given different betas."""
-    apart = [find_steps([pair], noted) for pair in asked]
-    found = [steps.by_powers for steps in apart if steps is not None]
+def _steps_with_own_betas(pairs: list[Powers], noted: int | None) -> Steps | None:
+    """Return the steps of parameters that have different betas."""
+    separate = [find_steps([pair], noted) for pair in pairs]
+    found = [steps.by_powers for steps in separate if steps is not None]
     return (
-        Steps(None, {pair: step for own in found for pair, step in own.items()}) if len(found) == len(asked) else None
+        Steps(None, {pair: step for own in found for pair, step in own.items()}) if len(found) == len(pairs) else None
     )
 
 
-def _steps_with(betas: tuple[float, float], asked: list[Powers], wanted: int | None) -> dict[Powers, int] | None:
-    """The step of each pair of powers under these betas, `wanted` for all that leave a choice; None if one has none."""
+def _steps_with(betas: tuple[float, float], pairs: list[Powers], wanted: int | None) -> dict[Powers, int] | None:
+    """Return the step of each pair of powers under these betas, `wanted` for ambiguous pairs; None if one has none."""
     found: dict[Powers, int] = {}
-    for pair in asked:
+    for pair in pairs:
         begin, end = _common(_span(betas[0], pair[0]), _span(betas[1], pair[1]))
         if begin > end or (wanted is not None and begin != end and not begin <= wanted <= end):
             return None
@@ -68,7 +68,7 @@ def _steps_with(betas: tuple[float, float], asked: list[Powers], wanted: int | N
 
 
 def powers_at(step: int, betas: tuple[float, float]) -> Iterator[np.float32]:
-    """The powers that Paddle keeps after so many steps."""
+    """Yield the powers that Paddle stores after `step` steps."""
     for beta in betas:
         table = _table(beta)
         yield table[min(step, table.size - 1)]
@@ -81,7 +81,7 @@ def _table(beta: float) -> npt.NDArray[Any]:
 
 
 def _span(beta: float, power: float) -> tuple[int, int]:
-    """The first and last step at which a beta has this power; an empty span if at none."""
+    """Return the first and last step at which a beta has this power; an empty range if there is none."""
     table = _table(beta)
     if power < _SMALLEST_NORMAL:
         return int(np.searchsorted(-table, -_SMALLEST_NORMAL, side="right")), 2**62

@@ -1,6 +1,6 @@
-"""Paddle's flex checkpoint: `<rank>_<id>.distcp` with each rank's tensors, `<id>.metadata` with where they lie.
+"""Paddle's flex checkpoint: `<rank>_<id>.distcp` with each rank's tensors, and `<id>.metadata` with their locations.
 
-PaddleFormers writes one of model, optimizer and masters each, in folders of their own.
+PaddleFormers writes separate folders for the model, the optimizer and the master weights.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from holdfast.plan.coverage import cells_of
 from holdfast.plan.files import Place
 from holdfast.plan.recipe import Recipe, Term
 from holdfast.sources.dcp.chunks import fills
-from holdfast.sources.foreign import Folder, Found
-from holdfast.sources.paddle.flex_metadata import Metadata, Piece, read_metadata
+from holdfast.sources.foreign import Folder, ReaderResult
+from holdfast.sources.paddle.flex_metadata import FlexMetadata, FlexPiece, read_metadata
 from holdfast.sources.paddle.pdparams_pickle import Arrays, table_of
-from holdfast.sources.paddle.static_names import MASTERS, MODEL, OPTIMIZER, Sorted, split_state
+from holdfast.sources.paddle.static_names import MASTERS, MODEL, OPTIMIZER, PaddleGroups, split_state
 from holdfast.sources.paddle.unified_files import true_places
-from holdfast.sources.trees.stored_blocks import lay_files
+from holdfast.sources.trees.stored_blocks import stored_files
 
 FORMAT = "paddle flex checkpoint"
 _METADATA = re.compile(r"(?P<folder>(?:[^/]+/)?)(?P<id>[0-9]{1,18})\.metadata")
@@ -36,22 +36,22 @@ _FOLDERS = {
 }
 _PICKLE = b"\x80"
 _MASTER_SUFFIX = ".w_0"
-_OVERLAPPING = 256  # parts that repeat one another are cut along each other's borders, which takes the square of them
+_OVERLAPPING = 256  # splitting overlapping parts takes quadratic time
 
 Part = tuple[Box, Recipe[Place]]
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
-    """The tensors of the data files, by file and key, and what Paddle calls their parameters."""
+class FlexFiles:
+    """The tensors of the data files, by file and key, and Paddle's names of their parameters."""
 
     arrays: Arrays
     tensors: dict[str, dict[str, Recipe[Place]]]
-    names: dict[str, str]  # of parameters as Paddle numbers them, by key
+    names: dict[str, str]  # Paddle's numbered parameter names, by key
 
 
-def read_flex(folder: Folder) -> Found | None:
-    """The contents of a flex checkpoint; None for a folder without its metadata."""
+def read_flex(folder: Folder) -> ReaderResult | None:
+    """Return the contents of a flex checkpoint; None for a folder without flex metadata."""
     newest: dict[str, int] = {}
     for name in folder.files if folder.only is None else ():
         match = _METADATA.fullmatch(name)
@@ -59,20 +59,22 @@ def read_flex(folder: Folder) -> Found | None:
             newest[match["folder"]] = max(int(match["id"]), newest.get(match["folder"], 0))
     if not newest:
         return None
-    stored, found = Stored(Arrays(folder), {}, {}), Sorted()
+    stored, collected = FlexFiles(Arrays(folder), {}, {}), PaddleGroups()
     every = {sub: _read_part(folder, f"{sub}{number}.metadata", stored) for sub, number in newest.items()}
     for sub in sorted(every, key=lambda sub: _FOLDERS[sub] != MODEL):
         tensors, metadata = every[sub]
         for group, members in _grouped(tensors, metadata.paths, _FOLDERS[sub], f"{folder.path}/{sub}").items():
-            _sort(found, group, members, stored.names, f"{folder.path}/{sub}")
-    groups = found.groups()
-    contents = Contents(groups, lay_files(groups.values(), folder.path), found.state)
+            _sort(collected, group, members, stored.names, f"{folder.path}/{sub}")
+    groups = collected.groups()
+    contents = Contents(groups, stored_files(groups.values(), folder.path), collected.state)
     read = frozenset({*stored.tensors, *(f"{sub}{number}.metadata" for sub, number in newest.items())})
-    return Found(FORMAT, contents, stored.arrays.made, tuple(found.notes), read=read, linear_weights="in-out")
+    return ReaderResult(
+        FORMAT, contents, stored.arrays.made, tuple(collected.notes), read=read, linear_weights="in-out"
+    )
 
 
-def _read_part(folder: Folder, name: str, stored: Stored) -> tuple[dict[str, Recipe[Place]], Metadata]:
-    """The tensors of one metadata file, whole."""
+def _read_part(folder: Folder, name: str, stored: FlexFiles) -> tuple[dict[str, Recipe[Place]], FlexMetadata]:
+    """Return the whole tensors of one metadata file."""
     where = f"{folder.path}/{name}"
     metadata = read_metadata(folder, name)
     tensors = {}
@@ -82,8 +84,8 @@ def _read_part(folder: Folder, name: str, stored: Stored) -> tuple[dict[str, Rec
     return tensors, metadata
 
 
-def _parts(folder: Folder, stored: Stored, key: str, piece: Piece, where: str) -> Iterator[Part]:
-    """What a piece holds, as boxes of the whole tensor that each are one run of its file."""
+def _parts(folder: Folder, stored: FlexFiles, key: str, piece: FlexPiece, where: str) -> Iterator[Part]:
+    """Yield the contents of a piece as boxes of the whole tensor, each one contiguous run of its file."""
     recipe = _tensors_of(folder, stored, piece.file).get(key)
     if recipe is None:
         raise Damaged(f"{where}: {piece.file} does not hold {key[:80]!r}")
@@ -98,18 +100,20 @@ def _parts(folder: Folder, stored: Stored, key: str, piece: Piece, where: str) -
         return
     start, stop = piece.run
     if not 0 <= start <= stop <= piece.box.volume or recipe.shape != (stop - start,):
-        raise Damaged(f"{where}: {key[:80]!r} has {list(recipe.shape)} elements in {piece.file}, not [{start}:{stop}]")
+        raise Damaged(
+            f"{where}: {key[:80]!r} has {list(recipe.shape)} elements in {piece.file}, expected [{start}:{stop}]"
+        )
     for box in flat_boxes(piece.box.sizes, start, stop):
         part = stored.arrays.part(recipe, box.flat_offset(piece.box.sizes) - start, box.sizes)
         yield Box(tuple(a + b for a, b in zip(box.offsets, piece.box.offsets, strict=True)), box.sizes), part
 
 
-def _tensors_of(folder: Folder, stored: Stored, name: str) -> dict[str, Recipe[Place]]:
-    """The tensors of a data file, read at its first use: a pickle, or safetensors if it was saved so."""
+def _tensors_of(folder: Folder, stored: FlexFiles, name: str) -> dict[str, Recipe[Place]]:
+    """Read the tensors of a data file on first use: a pickle or safetensors."""
     if name in stored.tensors:
         return stored.tensors[name]
     if name not in folder.files:
-        raise Damaged(f"{folder.path}/{name} is missing; the metadata names it")
+        raise Damaged(f"{folder.path}/{name}: the metadata names this file, but it is missing")
     if folder.read_begin(name, 1) == _PICKLE:
         value = stored.arrays.read(name)
         stored.names.update(table_of(value))
@@ -121,10 +125,10 @@ def _tensors_of(folder: Folder, stored: Stored, name: str) -> dict[str, Recipe[P
 
 
 def _whole(shape: tuple[int, ...], parts: list[Part], what: str) -> Recipe[Place]:
-    """A tensor from parts that may repeat one another; raises Damaged for a hole."""
+    """Build a tensor from parts that may overlap. Raises Damaged for a gap."""
     dtypes = {recipe.dtype for _, recipe in parts}
     if len(dtypes) != 1:
-        raise Damaged(f"{what}: its parts have {len(dtypes)} dtypes")
+        raise Damaged(f"{what}: its parts have {len(dtypes)} dtypes, expected one")
     distinct = dict(reversed(parts))
     terms: list[Term[Place]] = []
     for cell, (box, recipe) in _cells(shape, list(distinct.items()), what):
@@ -135,13 +139,13 @@ def _whole(shape: tuple[int, ...], parts: list[Part], what: str) -> Recipe[Place
 
 
 def _cells(shape: tuple[int, ...], parts: list[Part], what: str) -> Iterator[tuple[Box, Part]]:
-    """Boxes that fill a shape once, each with a part that holds it."""
+    """Yield boxes that cover a shape once, each with a part that contains it."""
     boxes = [box for box, _ in parts]
     if fills(boxes, shape):
         yield from zip(boxes, parts, strict=True)
         return
     if len(parts) > _OVERLAPPING:
-        raise Damaged(f"{what}: its {len(parts)} parts do not fill its shape {list(shape)} once")
+        raise Damaged(f"{what}: its {len(parts)} parts do not cover its shape {list(shape)} exactly once")
     try:
         cells = cells_of(shape, boxes, what)
     except LayoutError as error:
@@ -152,7 +156,7 @@ def _cells(shape: tuple[int, ...], parts: list[Part], what: str) -> Iterator[tup
 def _grouped(
     tensors: Mapping[str, Recipe[Place]], paths: Mapping[str, tuple[str, ...]], group: str, where: str
 ) -> dict[str, dict[str, Recipe[Place]]]:
-    """Tensors by group: that of their folder, else the first name of their path, else by what their keys say."""
+    """Group tensors by their folder, else by the first name of their path, else by their keys."""
     out: dict[str, dict[str, Recipe[Place]]] = {}
     for key, recipe in tensors.items():
         path = paths.get(key, (key,))
@@ -169,14 +173,14 @@ def _grouped(
 
 
 def _sort(
-    found: Sorted, group: str, tensors: Mapping[str, Recipe[Place]], names: Mapping[str, str], where: str
+    collected: PaddleGroups, group: str, tensors: Mapping[str, Recipe[Place]], names: Mapping[str, str], where: str
 ) -> None:
     if group == MODEL:
-        found.add_model(tensors, where)
-        found.know(names)
+        collected.add_model(tensors, where)
+        collected.add_names(names)
     elif group == OPTIMIZER:
-        found.add_optimizer(tensors, where)
+        collected.add_optimizer(tensors, where)
     elif group == MASTERS:
-        found.add_masters({key.removesuffix(_MASTER_SUFFIX): recipe for key, recipe in tensors.items()}, where)
+        collected.add_masters({key.removesuffix(_MASTER_SUFFIX): recipe for key, recipe in tensors.items()}, where)
     else:
-        found.add_tensors(group, tensors, where)
+        collected.add_tensors(group, tensors, where)

@@ -1,4 +1,4 @@
-"""The metadata of a flex checkpoint: which part of each tensor lies in which file."""
+"""The metadata of a flex checkpoint: the file of each part of each tensor."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ NAMES: Names = {**COMMON, **{key: made for module in _MODULES for key, made in r
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
-    """A part of a tensor in one file: the box, or the run of elements of that box, that it holds."""
+class FlexPiece:
+    """A part of a tensor in one file: a box, or a run of elements of that box."""
 
     file: str
     box: Box
@@ -31,16 +31,16 @@ class Piece:
 
 
 @dataclass(frozen=True, slots=True)
-class Metadata:
-    """Of every key: the shape, the pieces, and the path of dict keys that it stands for."""
+class FlexMetadata:
+    """The shape, the pieces and the path of dict keys of every key."""
 
     shapes: Mapping[str, tuple[int, ...]]
-    pieces: Mapping[str, list[Piece]]
+    pieces: Mapping[str, list[FlexPiece]]
     paths: Mapping[str, tuple[str, ...]]
 
 
-def read_metadata(folder: Folder, name: str) -> Metadata:
-    """The metadata in a file; the files that it names are beside it."""
+def read_metadata(folder: Folder, name: str) -> FlexMetadata:
+    """Read a metadata file; the files that it names are in the same folder."""
     where = f"{folder.path}/{name}"
     reader = folder.open(name)
     try:
@@ -55,18 +55,18 @@ def read_metadata(folder: Folder, name: str) -> Metadata:
     head, slash, _ = name.rpartition("/")
     files = _files(record.fields.get("storage_metadata"), head + slash, where)
     shapes: dict[str, tuple[int, ...]] = {}
-    pieces: dict[str, list[Piece]] = {}
+    pieces: dict[str, list[FlexPiece]] = {}
     for key, parts in described.items():
         if not isinstance(key, str) or not isinstance(parts, list) or not all(isinstance(p, Record) for p in parts):
             raise Damaged(f"{where}: the state_dict_metadata does not list the parts of tensors")
         check_key(key, where)
         pieces[key] = [_piece(key, part.fields, files, where) for part in parts]
         shapes[key] = _shape(key, [part.fields.get("global_shape") for part in parts], pieces[key], where)
-    return Metadata(shapes, pieces, _paths(record.fields.get("flat_mapping")))
+    return FlexMetadata(shapes, pieces, _paths(record.fields.get("flat_mapping")))
 
 
 def _files(located: Any, folder: str, where: str) -> dict[tuple[Any, ...], str]:
-    """The file of each part of a tensor."""
+    """Map each part of a tensor to its file."""
     if not isinstance(located, dict):
         raise Damaged(f"{where}: no storage_metadata")
     files: dict[tuple[Any, ...], str] = {}
@@ -78,23 +78,23 @@ def _files(located: Any, folder: str, where: str) -> dict[tuple[Any, ...], str]:
     return files
 
 
-def _shape(key: str, said: list[Any], pieces: list[Piece], where: str) -> tuple[int, ...]:
-    """The shape of the whole tensor; older versions do not say it, and it ends where the last piece does."""
-    shapes = {sizes_of(shape) for shape in said if shape is not None}
+def _shape(key: str, by_layout: list[Any], pieces: list[FlexPiece], where: str) -> tuple[int, ...]:
+    """Return the shape of the whole tensor. Older versions do not store it: it ends where the last piece does."""
+    shapes = {sizes_of(shape) for shape in by_layout if shape is not None}
     ranks = {len(piece.box.sizes) for piece in pieces}
     if not shapes and len(ranks) == 1:
         return tuple(map(max, zip(*(piece.box.stops for piece in pieces), strict=True)))
     shape = shapes.pop() if len(shapes) == 1 else None
     if shape is None or ranks != {len(shape)}:
-        raise Damaged(f"{where}: the parts of {key[:80]!r} do not say one global_shape")
+        raise Damaged(f"{where}: the parts of {key[:80]!r} do not agree on a global_shape")
     return shape
 
 
 def _identity(key: str, fields: Mapping[str, Any], where: str) -> tuple[Any, ...]:
-    """What tells a part of a tensor from others."""
+    """Return the identity of a part of a tensor."""
     offsets = sizes_of(fields.get("global_offset"))
     if offsets is None:
-        raise Damaged(f"{where}: a part of {key[:80]!r} without its global_offset")
+        raise Damaged(f"{where}: a part of {key[:80]!r} has no global_offset")
     return key, offsets, _run(fields, where)
 
 
@@ -103,25 +103,25 @@ def _run(fields: Mapping[str, Any], where: str) -> tuple[int, int] | None:
         return None
     run = sizes_of(fields["flattened_range"])
     if run is None or len(run) != 2:
-        raise Damaged(f"{where}: a flattened_range that is not two numbers")
+        raise Damaged(f"{where}: a flattened_range must be two numbers")
     return run[0], run[1]
 
 
-def _piece(key: str, fields: Mapping[str, Any], files: Mapping[tuple[Any, ...], str], where: str) -> Piece:
+def _piece(key: str, fields: Mapping[str, Any], files: Mapping[tuple[Any, ...], str], where: str) -> FlexPiece:
     identity = _identity(key, fields, where)
     sizes = sizes_of(fields.get("local_shape"))
     if sizes is None or len(sizes) != len(identity[1]):
-        raise Damaged(f"{where}: the part of {key[:80]!r} at {list(identity[1])} has no local_shape that fits")
+        raise Damaged(f"{where}: the part of {key[:80]!r} at {list(identity[1])} has no matching local_shape")
     file = files.get(identity)
     if file is None:
         raise Damaged(f"{where}: the part of {key[:80]!r} at {list(identity[1])} is in no file")
     name = fields.get("dtype")
     dtype = dtype_named(name) if isinstance(name, str) and is_dtype(name) else None
-    return Piece(file, Box(identity[1], sizes), identity[2], dtype)
+    return FlexPiece(file, Box(identity[1], sizes), identity[2], dtype)
 
 
 def _paths(mapping: Any) -> dict[str, tuple[str, ...]]:
-    """The path of dict keys that each flat key stands for."""
+    """Return the path of dict keys of each flat key."""
     if not isinstance(mapping, dict):
         return {}
     return {

@@ -1,4 +1,4 @@
-"""What Paddle calls the states of its optimizers, and what torch calls them."""
+"""Map Paddle's names of optimizer states to torch's."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from holdfast.plan.contents import Contents, Group
 from holdfast.plan.files import Place, TensorSpec
 from holdfast.plan.load import StoredBlock, StoredFile
 from holdfast.plan.recipe import Recipe
-from holdfast.sources.foreign import Foreign, seen_as
+from holdfast.sources.foreign import Foreign, with_contents
 from holdfast.sources.paddle.beta_powers import Powers, Steps, find_steps
 from holdfast.sources.scalars import read_scalars
 
@@ -29,26 +29,26 @@ TORCH_NAMES = {
 }
 POWERS = ("beta1_pow_acc", "beta2_pow_acc")
 _STATE = re.compile(rf"(?P<owner>.+)/(?P<name>{'|'.join((*TORCH_NAMES, *POWERS))})_[0-9]+")
-_MADE = "made:steps"  # no file of a folder has such a name
+_MADE = "made:steps"  # not a possible file name
 _F32 = dtype_named("float32")
 
 
 def is_paddle_state(key: str) -> bool:
-    """Whether a key of an optimizer's group is a state as Paddle names it."""
+    """Return True if a key of an optimizer group is a state with a Paddle name."""
     return _STATE.fullmatch(key) is not None
 
 
 def is_moment(key: str) -> bool:
-    """Whether a state has a value for every element of its parameter."""
+    """Return True if a state has a value for every element of its parameter."""
     match = _STATE.fullmatch(key)
     return match is not None and match["name"] in TORCH_NAMES
 
 
 def as_torch(checkpoint: Checkpoint) -> Checkpoint:
-    """The same checkpoint with the names that torch's optimizers have, if Paddle wrote it; others as they are.
+    """Return the checkpoint with torch's optimizer names if Paddle wrote it, otherwise unchanged.
 
-    moment1_0 becomes exp_avg; the step is found from the powers of the betas, which are read.
-    Raises Unsupported if no step gives them.
+    moment1_0 becomes exp_avg. The step is derived from the powers of the betas, which are read.
+    Raises Unsupported if no step gives these powers.
     """
     if not isinstance(checkpoint, Foreign):
         return checkpoint
@@ -66,11 +66,11 @@ def as_torch(checkpoint: Checkpoint) -> Checkpoint:
         steps = _steps(set(powers.values()), contents.step, checkpoint.path)
         contents, data = torch_state(contents, name, powers, steps)
         made |= {f"{_MADE}:{name}": data}
-    return seen_as(checkpoint, contents, made)
+    return with_contents(checkpoint, contents, made)
 
 
 def torch_state(contents: Contents, name: str, powers: Mapping[str, Powers], steps: Steps) -> tuple[Contents, bytes]:
-    """Contents whose optimizer `name` has torch's names, and the file in which its steps lie.
+    """Return contents whose optimizer `name` has torch's names, and the file with its steps.
 
     `powers` are the powers of the betas by parameter.
     """
@@ -83,7 +83,7 @@ def torch_state(contents: Contents, name: str, powers: Mapping[str, Powers], ste
         if match is None or match["name"] in TORCH_NAMES:
             kept = key if match is None else f"{match['owner']}/{TORCH_NAMES[match['name']]}"
             if kept in tensors:
-                raise Damaged(f"{name}: {kept!r} is there under two names, one of them {key!r}")
+                raise Damaged(f"{name}: {kept!r} appears under two names, one of them {key!r}")
             tensors[kept] = recipe
     for owner, pair in powers.items():
         tensors[f"{owner}/step"] = Recipe.whole(places[steps.by_powers[pair]], (), _F32)
@@ -95,7 +95,7 @@ def torch_state(contents: Contents, name: str, powers: Mapping[str, Powers], ste
 
 
 def _entry(tensors: Mapping[str, Any], betas: tuple[float, float] | None) -> dict[str, Any]:
-    """What state.json says of an optimizer; of its options the betas alone are known."""
+    """Return the state.json entry of an optimizer; of its options only the betas are known."""
     params = sorted({key.rpartition("/")[0] for key in tensors}, key=natural_key)
     options = statejson.encode({"betas": betas} if betas else {}, "optimizer")
     groups = [{"params": params, "options": options}]
@@ -111,12 +111,12 @@ def _steps(powers: Collection[Powers], noted: int | None, where: str) -> Steps:
     first, second = next(iter(powers))
     raise Unsupported(
         f"{where}: its optimizer has beta1_pow_acc {first:.9g} and beta2_pow_acc {second:.9g}; no step with the usual "
-        'betas gives these, so the step is not known: put {"global_step": N} into trainer_state.json beside it'
+        'betas gives these, so the step is unknown: add {"global_step": N} to trainer_state.json in the same folder'
     )
 
 
 def _read_powers(checkpoint: Checkpoint, group: Group) -> dict[str, Powers]:
-    """The powers of the betas by parameter: each a single number."""
+    """Read the powers of the betas by parameter; each is a single number."""
     values = read_scalars(checkpoint, {key: recipe for key, recipe in group.tensors.items() if _is_power(key)})
     found: dict[str, dict[str, float]] = {}
     for key, value in values.items():

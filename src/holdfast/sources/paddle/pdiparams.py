@@ -1,8 +1,8 @@
-"""`.pdiparams`: the parameters of a model that `paddle.jit.save` or `paddle.static.save_inference_model` exported.
+"""`.pdiparams`: model parameters exported by `paddle.jit.save` or `paddle.static.save_inference_model`.
 
-The file is a stream of tensors without names: for each a version, its levels of detail, a version, a description (a
-protobuf message of dtype and dims) and the elements. They stand in the order of their names, which the program beside
-the file has: `<stem>.json` of Paddle 3, or `<stem>.pdmodel` before. The names are those of the program's variables
+The file is a stream of unnamed tensors. Each has a version, its levels of detail, a version, a description (a
+protobuf message with dtype and dims) and the elements. They are sorted by name; the names are in the program next
+to the file: `<stem>.json` of Paddle 3, or `<stem>.pdmodel` before. They are those of the program's variables
 (`linear_0.w_0`).
 """
 
@@ -20,9 +20,9 @@ from holdfast.format.dtypes import DType, dtype_named
 from holdfast.plan.contents import Contents, Group
 from holdfast.plan.files import Place, TensorSpec
 from holdfast.plan.recipe import Recipe
-from holdfast.sources.foreign import Folder, Found
-from holdfast.sources.paddle.protobuf import Malformed, Message
-from holdfast.sources.trees.stored_blocks import lay_files
+from holdfast.sources.foreign import Folder, ReaderResult
+from holdfast.sources.paddle.protobuf import MalformedMessage, ProtobufMessage
+from holdfast.sources.trees.stored_blocks import stored_files
 from holdfast.storage.base import Reader
 
 FORMAT = "paddle inference params"
@@ -38,20 +38,20 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class _Stored:
-    """A tensor of the stream: where its elements begin."""
+    """A tensor of the stream, with the offset of its elements."""
 
     dtype: DType
     shape: Shape
     begin: int
 
 
-def read_inference(folder: Folder) -> Found | None:
-    """The contents of a `.pdiparams` file, or of a folder with one; None if there is none."""
+def read_inference(folder: Folder) -> ReaderResult | None:
+    """Return the contents of a `.pdiparams` file, or of a folder with one; None if there is none."""
     names = sorted(name for name in folder.files if name.endswith(_SUFFIX) and "/" not in name)
     if not names:
         return None
     if len(names) > 1:
-        raise Unsupported(f"{folder.path}: several models: {', '.join(names[:10])}; name one of the files")
+        raise Unsupported(f"{folder.path}: several models: {', '.join(names[:10])}; open one of the files")
     name = names[0]
     where = f"{folder.path}/{name}"
     keys, program = _program(folder, name.removesuffix(_SUFFIX), where)
@@ -66,24 +66,26 @@ def read_inference(folder: Folder) -> Found | None:
         spec = TensorSpec(key, tensor.dtype, tensor.shape)
         tensors[key] = Recipe.whole(Place(spec, name, tensor.begin), tensor.shape, tensor.dtype)
     groups = {"model": Group("module", tensors)}
-    note = f"names are those of the variables of {program}; linear weights are [in, out], as Paddle has them"
-    return Found(FORMAT, Contents(groups, lay_files(groups.values(), folder.path)), notes=(note,))
+    note = f"names are those of the variables of {program}; linear weights are [in, out], as in Paddle"
+    return ReaderResult(FORMAT, Contents(groups, stored_files(groups.values(), folder.path)), notes=(note,))
 
 
 def _check(keys: dict[str, Shape | None], stored: list[_Stored], where: str, program: str) -> None:
     if len(keys) != len(stored):
-        raise Damaged(f"{where}: {len(stored)} tensors, and {program} beside it names {len(keys)}: not of one model?")
+        raise Damaged(
+            f"{where}: {len(stored)} tensors, but {program} names {len(keys)}: are they from different models?"
+        )
     for key, tensor in zip(sorted(keys), stored, strict=True):
         wanted = keys[key]
         if wanted is not None and wanted != tensor.shape:
             raise Damaged(
-                f"{where}: the tensor at byte {tensor.begin} has the shape {list(tensor.shape)}, and {program} says "
-                f"{list(wanted)} for {key!r}: not of one model?"
+                f"{where}: the tensor at byte {tensor.begin} has the shape {list(tensor.shape)}, but {program} says "
+                f"{list(wanted)} for {key!r}: are they from different models?"
             )
 
 
 def _stream(reader: Reader, where: str) -> Iterator[_Stored]:
-    """The tensors of the stream, by their headers alone."""
+    """Yield the tensors of the stream, reading only their headers."""
     at, count = 0, 0
     while at < reader.size:
         count += 1
@@ -93,7 +95,7 @@ def _stream(reader: Reader, where: str) -> Iterator[_Stored]:
         at = tensor.begin + TensorSpec("", tensor.dtype, tensor.shape).bytes
         if at > reader.size:
             raise Damaged(
-                f"{where}: the tensor at byte {tensor.begin} would end at {at}, and the file ends at {reader.size}"
+                f"{where}: the tensor at byte {tensor.begin} would end at {at}, but the file ends at {reader.size}"
             )
         yield tensor
 
@@ -101,41 +103,41 @@ def _stream(reader: Reader, where: str) -> Iterator[_Stored]:
 def _header(reader: Reader, at: int, where: str) -> _Stored:
     version, levels = struct.unpack("<IQ", _bytes(reader, at, 12, where))
     if version or levels > _LEVELS:
-        raise Damaged(f"{where}: at byte {at} begins no tensor: version {version}, {levels} levels of detail")
+        raise Damaged(f"{where}: no tensor begins at byte {at}: version {version}, {levels} levels of detail")
     at += 12
     for _ in range(levels):
         at += 8 + int(struct.unpack("<Q", _bytes(reader, at, 8, where))[0])
     version, size = struct.unpack("<Ii", _bytes(reader, at, 8, where))
     if version or not 0 <= size <= _DESCRIPTION_BYTES:
-        raise Damaged(f"{where}: at byte {at} begins no description of a tensor: version {version}, {size} bytes")
+        raise Damaged(f"{where}: no tensor description begins at byte {at}: version {version}, {size} bytes")
     dtype, shape = _described(_bytes(reader, at + 8, size, where), f"{where}: at byte {at + 8}")
     return _Stored(dtype, shape, at + 8 + size)
 
 
 def _bytes(reader: Reader, at: int, size: int, where: str) -> bytes:
     if at + size > reader.size:
-        raise Damaged(f"{where}: ends at byte {reader.size}, inside of a tensor's header at {at}")
+        raise Damaged(f"{where}: the file ends at byte {reader.size}, inside the tensor header at {at}")
     data = bytearray(size)
     reader.read_into(at, [memoryview(data)])
     return bytes(data)
 
 
 def _described(data: bytes, where: str) -> tuple[DType, Shape]:
-    """The dtype and shape of a TensorDesc message."""
+    """Parse the dtype and shape of a TensorDesc message."""
     try:
-        message = Message(data)
+        message = ProtobufMessage(data)
         code, dims = message.number(1), tuple(message.numbers(2))
-    except Malformed as problem:
-        raise Damaged(f"{where}: no description of a tensor: {problem}") from None
+    except MalformedMessage as problem:
+        raise Damaged(f"{where}: not a tensor description: {problem}") from None
     if code not in _DTYPES:
-        raise Unsupported(f"{where}: a tensor of Paddle's type {code}, which Holdfast does not read")
+        raise Unsupported(f"{where}: a tensor of Paddle's type {code}, which Holdfast does not support")
     if len(dims) > _DIMS or any(not 0 <= size < 2**48 for size in dims):
-        raise Damaged(f"{where}: a tensor of the dims {list(dims)[:8]}")
+        raise Damaged(f"{where}: a tensor with invalid dims {list(dims)[:8]}")
     return dtype_named(_DTYPES[code]), dims
 
 
 def _program(folder: Folder, stem: str, where: str) -> tuple[dict[str, Shape | None], str]:
-    """The parameters that the program beside the file has, with their shapes, and what the program is called."""
+    """Return the parameters of the program next to the file, with their shapes, and the program's file name."""
     for name, parameters in ((f"{stem}.json", _json_parameters), (f"{stem}.pdmodel", _model_parameters)):
         try:
             data = folder.read(name, limits.JSON_BYTES)
@@ -145,13 +147,13 @@ def _program(folder: Folder, stem: str, where: str) -> tuple[dict[str, Shape | N
         if found is not None:
             return found, name
     raise Unsupported(
-        f"{where}: its tensors have no names; put the program that was saved with it beside it, {stem}.json or "
+        f"{where}: its tensors have no names; put the program saved with it into the same folder, {stem}.json or "
         f"{stem}.pdmodel"
     )
 
 
 def _json_parameters(data: bytes, where: str) -> dict[str, Shape | None] | None:
-    """The parameters of a program of Paddle 3; None for JSON of another kind."""
+    """Return the parameters of a Paddle 3 program; None for other JSON."""
     program = strictjson.loads(data, where)
     if not isinstance(program, dict) or (program.get("base_code") or {}).get("magic") != "pir":
         return None
@@ -160,7 +162,7 @@ def _json_parameters(data: bytes, where: str) -> dict[str, Shape | None] | None:
         if op.get("#") == "p":
             attributes = op.get("A")
             if not isinstance(attributes, list) or len(attributes) < 4 or not isinstance(attributes[3], str):
-                raise Damaged(f"{where}: a parameter without a name: {str(op)[:100]}")
+                raise Damaged(f"{where}: a parameter has no name: {str(op)[:100]}")
             out[attributes[3]] = _json_shape(op.get("O"))
     return out
 
@@ -171,7 +173,7 @@ def _ops(program: Any, where: str) -> Iterator[dict[str, Any]]:
             for block in region["blocks"]:
                 yield from block["ops"]
     except (KeyError, TypeError):
-        raise Damaged(f"{where}: no program of regions, blocks and ops") from None
+        raise Damaged(f"{where}: not a program of regions, blocks and ops") from None
 
 
 def _json_shape(output: Any) -> Shape | None:
@@ -184,10 +186,10 @@ def _json_shape(output: Any) -> Shape | None:
 
 
 def _model_parameters(data: bytes, where: str) -> dict[str, Shape | None]:
-    """The persistable variables of a program description (`.pdmodel`), but for feeds and fetches."""
+    """Return the persistable variables of a program description (`.pdmodel`), except feeds and fetches."""
     out: dict[str, Shape | None] = {}
     try:
-        for block in Message(data).messages(1):
+        for block in ProtobufMessage(data).messages(1):
             for variable in block.messages(3):
                 kind = variable.message(2)
                 if not variable.number(3) or kind is None or kind.number(1) in _NOT_STORED:
@@ -196,6 +198,6 @@ def _model_parameters(data: bytes, where: str) -> dict[str, Shape | None]:
                 desc = None if tensor is None else tensor.message(1)
                 dims = () if desc is None else tuple(desc.numbers(2))
                 out[variable.text(1)] = dims if desc is not None and all(size >= 0 for size in dims) else None
-    except Malformed as problem:
-        raise Damaged(f"{where}: no program of Paddle: {problem}") from None
+    except MalformedMessage as problem:
+        raise Damaged(f"{where}: not a Paddle program: {problem}") from None
     return out

@@ -1,4 +1,4 @@
-"""`.pdparams` and `.pdopt`: what `paddle.save` writes of a model's and an optimizer's state dict."""
+"""`.pdparams` and `.pdopt`: the state dicts of a model and an optimizer, written by `paddle.save`."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 from holdfast.core.errors import Damaged, Unsupported
 from holdfast.format.names import check_group, natural_key
 from holdfast.plan.contents import Contents
-from holdfast.sources.foreign import Folder, Found
+from holdfast.sources.foreign import Folder, ReaderResult
 from holdfast.sources.paddle.pdparams_nested import has_tensor, is_state_dict
 from holdfast.sources.paddle.pdparams_pickle import TABLE, Arrays
-from holdfast.sources.paddle.static_names import MASTERS, OPTIMIZER, Sorted
-from holdfast.sources.trees.stored_blocks import lay_files
+from holdfast.sources.paddle.static_names import MASTERS, OPTIMIZER, PaddleGroups
+from holdfast.sources.trees.stored_blocks import stored_files
 
 FORMAT = "paddle state dicts"
 _FILE = re.compile(r"(?P<stem>[^/]+?)(?:[.-](?P<ranks>[0-9a-z_-]+))?\.(?P<kind>pdparams|pdopt|pdema)")
@@ -22,29 +22,31 @@ _MODELS = frozenset({"model", "model_state", "model_state_dict", "state_dict", "
 _OPTIMIZERS = frozenset({"optimizer", "optimizer_state", "optimizer_state_dict", "opt", "optim", "opt_state_dict"})
 
 
-def read_params(folder: Folder) -> Found | None:
-    """The contents of a folder of state dicts, or of one file of them; None if there is none."""
-    names = _chosen(folder)
+def read_params(folder: Folder) -> ReaderResult | None:
+    """Return the contents of a folder or file of state dicts; None if there is none."""
+    names = _model_files(folder)
     if not names:
         return None
-    arrays, found = Arrays(folder), Sorted()
+    arrays, collected = Arrays(folder), PaddleGroups()
     for name in sorted(names, key=lambda name: (_rank(name), natural_key(name))):
         match = _FILE.fullmatch(name)
         if match and _RANKS.search(match["ranks"] or ""):
             raise Unsupported(
-                f"{folder.path}/{name}: a part of a tensor-parallel rank; how the parts join is known to the model's "
-                "code alone: merge them in Paddle first"
+                f"{folder.path}/{name}: the shard of a tensor-parallel rank; only the model's code can merge shards: "
+                "merge them in Paddle first"
             )
-        _sort(found, arrays.read_tree(name), name, f"{folder.path}/{name}")
-    groups = found.groups()
+        _sort(collected, arrays.read_tree(name), name, f"{folder.path}/{name}")
+    groups = collected.groups()
     if not groups:
-        raise Unsupported(f"{folder.path}/{names[0]}: there is no tensor in it")
-    contents = Contents(groups, lay_files(groups.values(), folder.path), found.state)
-    return Found(FORMAT, contents, arrays.made, tuple(found.notes), read=frozenset(names), linear_weights="in-out")
+        raise Unsupported(f"{folder.path}/{names[0]}: contains no tensors")
+    contents = Contents(groups, stored_files(groups.values(), folder.path), collected.state)
+    return ReaderResult(
+        FORMAT, contents, arrays.made, tuple(collected.notes), read=frozenset(names), linear_weights="in-out"
+    )
 
 
-def _chosen(folder: Folder) -> list[str]:
-    """The files that make up one model: by the names PaddleFormers gives, or the only ones there are."""
+def _model_files(folder: Folder) -> list[str]:
+    """Return the files that make up one model: by PaddleFormers' names, or the only ones that exist."""
     matches = {name: match for name in folder.files if (match := _FILE.fullmatch(name))}
     if folder.only is not None:
         return list(matches)
@@ -55,58 +57,58 @@ def _chosen(folder: Folder) -> list[str]:
         return [name for name, match in matches.items() if match["stem"] in {*stems, OPTIMIZER}]
     if len(stems) > 1:
         raise Unsupported(
-            f"{folder.path}: several models, of the files {', '.join(sorted(stems)[:10])}.pdparams; name one of them"
+            f"{folder.path}: several models in the files {', '.join(sorted(stems)[:10])}.pdparams; open one of them"
         )
     return list(matches)
 
 
 def _rank(name: str) -> int:
-    """Models first: they say what their parameters are called."""
+    """Sort models first, because they give the names of their parameters."""
     return name.endswith(".pdopt") + name.startswith(MASTERS)
 
 
-def _sort(found: Sorted, value: Any, name: str, where: str) -> None:
-    """Sort a file's value into groups by the file's name, or by the names of the dicts in it."""
+def _sort(collected: PaddleGroups, value: Any, name: str, where: str) -> None:
+    """Sort a file's value into groups by the file's name, or by the names of its dicts."""
     if not has_tensor(value) and not isinstance(value, dict):
         raise Damaged(f"{where}: a {type(value).__name__}, expected a dict of tensors")
     if name.startswith(MASTERS):
-        found.add_masters(value, where)
+        collected.add_masters(value, where)
     elif name.endswith(".pdopt"):
-        found.add_optimizer(value, where)
+        collected.add_optimizer(value, where)
     elif name.endswith(".pdema"):
-        found.add_tensors("ema", value, where)
+        collected.add_tensors("ema", value, where)
     elif isinstance(value, dict) and any(_is_part(key, item) for key, item in value.items() if key != TABLE):
-        _sort_parts(found, value, where)
+        _sort_parts(collected, value, where)
     else:
-        found.add_model(value, where)
+        collected.add_model(value, where)
 
 
 def _is_part(key: str, item: Any) -> bool:
-    """Return whether an item of a file's dict is a state dict of its own: a model, an optimizer, another model."""
+    """Return whether an item of a file's dict is a separate state dict: a model, an optimizer, another model."""
     named = key in _MODELS or key in _OPTIMIZERS or key == MASTERS
     return is_state_dict(item) or (named and isinstance(item, dict) and has_tensor(item))
 
 
-def _sort_parts(found: Sorted, value: dict[str, Any], where: str) -> None:
-    """Sort a dict of state dicts; its lone tensors are a group, its plain values are values."""
+def _sort_parts(collected: PaddleGroups, value: dict[str, Any], where: str) -> None:
+    """Sort a dict of state dicts. Single tensors form a group; plain values stay values."""
     known = any(key in _MODELS or key in _OPTIMIZERS or key == MASTERS for key in value if has_tensor(value[key]))
     lone = {key: item for key, item in value.items() if key != TABLE and not isinstance(item, dict)}
-    if has_tensor(lone) and not known:  # a model whose keys are nested in part
-        found.add_model(value, where)
+    if has_tensor(lone) and not known:  # a model with partly nested keys
+        collected.add_model(value, where)
         return
     for key, item in sorted(value.items(), key=lambda entry: entry[0] not in _MODELS):
         if not has_tensor(item):
-            found.add_values({key: item} if key != TABLE else {}, where)
+            collected.add_values({key: item} if key != TABLE else {}, where)
         elif key in _MODELS:
-            found.add_model(item, where)
+            collected.add_model(item, where)
         elif key in _OPTIMIZERS:
-            found.add_optimizer(item, where)
+            collected.add_optimizer(item, where)
         elif key == MASTERS:
-            found.add_masters(item, where)
+            collected.add_masters(item, where)
         elif isinstance(item, dict) and _names_group(key):
-            found.add_tensors(key, item, where)
+            collected.add_tensors(key, item, where)
         else:
-            found.add_tensors("tensors", {key: item}, where)
+            collected.add_tensors("tensors", {key: item}, where)
 
 
 def _names_group(name: str) -> bool:

@@ -1,4 +1,4 @@
-"""Nested values of `paddle.save` made flat: every tensor under a dotted key, every plain value kept or named."""
+"""Flatten nested values of `paddle.save`: tensors get dotted keys, plain values are kept or reported."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from holdfast.format.names import check_key
 from holdfast.plan.recipe import Recipe
 from holdfast.sources.paddle.pdparams_pickle import TABLE, table_of
 
-LONE = "value"  # the key of a tensor that was saved by itself
+LONE = "value"  # the key of a tensor saved on its own
 
 Tree = Any  # dicts, lists and tuples of recipes and plain values
 
 
 @dataclass(slots=True)
 class Flat:
-    """The tensors of a tree by dotted key, the names that Paddle numbers them with, and the plain values."""
+    """The tensors of a tree by dotted key, their numbered Paddle names, and the plain values."""
 
     where: str
     tensors: dict[str, Any] = field(default_factory=dict)  # recipes over places
@@ -27,7 +27,7 @@ class Flat:
     values: dict[str, Any] = field(default_factory=dict)
 
     def add(self, value: Tree, path: tuple[str, ...]) -> None:
-        """Add a tree that stands at a path; raises Damaged where two tensors have one dotted key."""
+        """Add a tree at a path. Raises Damaged if two tensors have the same dotted key."""
         if isinstance(value, dict) and (not path or has_tensor(value)):
             self.names |= {".".join((*path, key)): name for key, name in table_of(value).items()}
             for key, item in value.items():
@@ -51,14 +51,14 @@ class Flat:
 
 
 def flattened(value: Tree, where: str, prefix: tuple[str, ...] = ()) -> Flat:
-    """Return a tree made flat; `prefix` comes before every key."""
+    """Flatten a tree; `prefix` is put before every key."""
     flat = Flat(where)
     flat.add(value, prefix)
     return flat
 
 
 def has_tensor(value: Tree) -> bool:
-    """Return whether a tensor is anywhere in a tree."""
+    """Return whether a tree contains a tensor."""
     if isinstance(value, dict):
         return any(has_tensor(item) for item in value.values())
     if isinstance(value, list | tuple):
@@ -67,12 +67,12 @@ def has_tensor(value: Tree) -> bool:
 
 
 def is_state_dict(value: Tree) -> bool:
-    """Return whether a tree is a dict with tensors of its own, not only with dicts and lists of them."""
+    """Return whether a tree is a dict that directly contains tensors."""
     return isinstance(value, dict) and any(isinstance(item, Recipe) for item in value.values())
 
 
 def plain_entries(values: Mapping[str, Any], where: str) -> tuple[dict[str, Any], list[str]]:
-    """Return entries of state.json for plain values by name, and a note for each that JSON cannot hold."""
+    """Return state.json entries for plain values by name, and a note for each value that JSON cannot represent."""
     entries: dict[str, Any] = {}
     notes: list[str] = []
     for name, value in values.items():

@@ -1,4 +1,4 @@
-"""State dicts that `paddle.save` wrote: pickles of numpy arrays, which stay where they are in the file."""
+"""State dicts written by `paddle.save`: pickles of numpy arrays, which stay in the file."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from holdfast.sources.pickles import (
     NUMPY,
     Array,
     Encoded,
+    FileSpan,
     Name,
     Names,
-    Span,
     array_of,
     is_array,
     is_scalar,
@@ -34,12 +34,12 @@ from holdfast.sources.pickles import span_bytes as bytes_of
 from holdfast.storage.base import Reader
 
 TABLE = "StructuredToParameterName@@"
-_SPLIT = "UnpackBigParamInfor@@"  # as Paddle spells it
+_SPLIT = "UnpackBigParamInfor@@"  # Paddle's spelling
 _ENCODED_BYTES = 256 * limits.MIB
 
 
 def _tuple(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
-    """A tensor that is not at the top of a state dict: its name and its array."""
+    """Build a tensor that is not at the top of a state dict: its name and its array."""
     (items,) = arguments
     if not isinstance(items, tuple | list) or len(items) > 16:
         raise TypeError("not a few items")
@@ -47,7 +47,7 @@ def _tuple(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def _no_bytes(arguments: tuple[Any, ...]) -> bytes:
-    """How protocol 2 has a byte string without bytes."""
+    """Build an empty byte string, as protocol 2 writes it."""
     if arguments:
         raise TypeError("not empty")
     return b""
@@ -63,14 +63,14 @@ NAMES: Names = {
 
 @dataclass(slots=True)
 class Arrays:
-    """The arrays of a folder's pickles as places; `made` are those that no file holds as they are."""
+    """The arrays of a folder's pickles as places; `made` are arrays that no file stores in raw form."""
 
     folder: Folder
     made: dict[str, bytes] = field(default_factory=dict)
     _encoded_bytes: int = 0
 
     def read(self, name: str, names: Names = NAMES) -> dict[str, Any]:
-        """The dict of one file, its arrays as recipes; raises Damaged for one that holds something else."""
+        """Read the dict of one file, with recipes for its arrays. Raises Damaged if the file holds something else."""
         value = self.read_tree(name, names)
         if not isinstance(value, dict):
             kind = "tensor" if isinstance(value, Recipe) else type(value).__name__
@@ -78,7 +78,7 @@ class Arrays:
         return value
 
     def read_tree(self, name: str, names: Names = NAMES) -> Any:
-        """Return the value of one file: dicts, lists and tuples of recipes and plain values, at any depth."""
+        """Read the value of one file: dicts, lists and tuples of recipes and plain values, at any depth."""
         where = f"{self.folder.path}/{name}"
         reader = self.folder.open(name)
         try:
@@ -89,13 +89,13 @@ class Arrays:
 
     @staticmethod
     def part(recipe: Recipe[Place], start: int, shape: tuple[int, ...]) -> Recipe[Place]:
-        """A tensor of `shape` that lies in the bytes of another one, from element `start` of it on."""
+        """Return a tensor of `shape` that shares the bytes of another one, starting at its element `start`."""
         (place,) = recipe.sources()
         begin = place.begin + start * recipe.dtype.bytes
         return _whole(place.file, begin, recipe.dtype, shape)
 
     def _resolved(self, value: Any, name: str, reader: Reader, where: str) -> Any:
-        """Return the same tree with recipes for its arrays; its depth was checked when it was read."""
+        """Replace the arrays of a tree by recipes. Its depth was checked when it was read."""
         if isinstance(value, dict):
             return self._resolved_dict(value, name, reader, where)
         if _is_named_array(value):  # a tensor that is not at the top of a state dict
@@ -107,21 +107,21 @@ class Arrays:
             return list(items) if isinstance(value, list) else tuple(items)
         if is_scalar(value):
             return scalar_value(value, where)
-        if isinstance(value, Span) and value.data is not None:
+        if isinstance(value, FileSpan) and value.data is not None:
             return value.data
         return str(value) if isinstance(value, Name) else value
 
     def _resolved_dict(self, value: dict[Any, Any], name: str, reader: Reader, where: str) -> dict[str, Any]:
-        """Return a dict with recipes for its arrays; tensors are told by their names where they have one."""
+        """Replace the arrays of a dict by recipes, and record Paddle's names of the tensors that have one."""
         out: dict[str, Any] = {}
         table: dict[str, str] = {}
         for found, item in value.items():
             if type(found) not in (str, int):
-                raise Unsupported(f"{where}: a key that is a {type(found).__name__}, not a text or a number")
+                raise Unsupported(f"{where}: a key is a {type(found).__name__}, not a string or an integer")
             key = str(found)
             if key in out:
                 raise Damaged(
-                    f"{where}: the keys {key[:80]!r} and {key[:80]} are a text and a number: save one of them"
+                    f"{where}: the keys {key[:80]!r} and {key[:80]} are a string and an integer: save only one of them"
                 )
             if _is_named_array(item):
                 table[key] = item[0]
@@ -130,7 +130,7 @@ class Arrays:
 
     def _recipe(self, array: Array, name: str, reader: Reader, where: str) -> Recipe[Place]:
         if array.dtype.pair:
-            raise Unsupported(f"{where}: an array of {array.dtype.name}; such numbers are not read from Paddle's files")
+            raise Unsupported(f"{where}: an array of {array.dtype.name}, which is not supported in Paddle's files")
         dtype = true_dtype(array.dtype)
         shape = array.shape[::-1] if array.fortran else array.shape
         if not math.prod(shape):
@@ -140,14 +140,14 @@ class Arrays:
         return recipe.transposed() if array.fortran else recipe
 
     def _located(self, array: Array, name: str, reader: Reader, where: str) -> tuple[str, int]:
-        """The file and the byte at which an array begins; one that the file holds otherwise is made in memory."""
-        if isinstance(array.data, Span):
+        """Return the file and offset of an array; an array stored in another form is decoded into memory."""
+        if isinstance(array.data, FileSpan):
             return name, array.data.offset
         if isinstance(array.data, Encoded):
             self._encoded_bytes += array.data.text.size
             if self._encoded_bytes > _ENCODED_BYTES:
                 raise Unsupported(
-                    f"{where}: a pickle of protocol 2 has more than {_ENCODED_BYTES} bytes as texts; "
+                    f"{where}: a pickle of protocol 2 has more than {_ENCODED_BYTES} bytes as text; "
                     "save it again with paddle.save(..., protocol=4)"
                 )
         data = bytes_of(reader, array.data, where, _ENCODED_BYTES)
@@ -159,50 +159,50 @@ class Arrays:
         return made, 0
 
     def _joined(self, value: dict[str, Any], where: str) -> dict[str, Any]:
-        """Large tensors that Paddle cut into runs of elements, whole again."""
+        """Rebuild large tensors that Paddle split into runs of elements."""
         cuts = value.pop(_SPLIT, None)
         if cuts is None:
             return value
         for key, cut in cuts.items() if isinstance(cuts, dict) else ():
             names, shape = (cut.get("slices"), sizes_of(cut.get("OriginShape"))) if isinstance(cut, dict) else (0, None)
             if not isinstance(names, list) or shape is None:
-                raise Damaged(f"{where}: {str(key)[:80]!r} is cut, and how is not said")
+                raise Damaged(f"{where}: {str(key)[:80]!r} is split, but its slices are not listed")
             check_key(key, where)
             parts = [value.pop(name, None) if isinstance(name, str) else None for name in names]
             value[key] = self._run(parts, shape, f"{where}: {key!r}")
         return value
 
     def _run(self, parts: list[Any], shape: tuple[int, ...], where: str) -> Recipe[Place]:
-        """A tensor from runs of its elements, one after another."""
+        """Build a tensor from consecutive runs of its elements."""
         terms: list[Term[Place]] = []
         at, dtype = 0, None
         for part in parts:
             if not isinstance(part, Recipe) or len(part.shape) != 1 or (dtype or part.dtype) is not part.dtype:
-                raise Damaged(f"{where}: a part of it is missing or no run of its numbers")
+                raise Damaged(f"{where}: a part is missing or is not a run of its elements")
             dtype = part.dtype
             if at + part.shape[0] > math.prod(shape):
-                raise Damaged(f"{where}: its parts have more than the elements of {list(shape)}")
+                raise Damaged(f"{where}: its parts have more elements than {list(shape)}")
             for box in flat_boxes(shape, at, at + part.shape[0]):
                 (term,) = self.part(part, box.flat_offset(shape) - at, box.sizes).terms
                 terms.append(replace(term, box=box))
             at += part.shape[0]
         if dtype is None or at != math.prod(shape):
-            raise Damaged(f"{where}: its parts have {at} elements, {list(shape)} has {math.prod(shape)}")
+            raise Damaged(f"{where}: its parts have {at} elements, but {list(shape)} has {math.prod(shape)}")
         return Recipe(shape, dtype, tuple(terms))
 
 
 def _whole(file: str, begin: int, dtype: DType, shape: tuple[int, ...]) -> Recipe[Place]:
-    """A tensor that lies in a file as it is; one that lies there once is one place, whatever its keys."""
+    """Return the recipe of a tensor stored in raw form; tensors stored once share one place, whatever their keys."""
     return Recipe.whole(Place(TensorSpec(f"@{begin}{list(shape)}", dtype, shape), file, begin), shape, dtype)
 
 
 def _is_named_array(value: Any) -> bool:
-    """Return whether a value is a pair of a tensor's name in Paddle and its array."""
+    """Return whether a value is a pair of a tensor's Paddle name and its array."""
     return isinstance(value, tuple) and len(value) == 2 and isinstance(value[0], str) and is_array(value[1])
 
 
 def sizes_of(value: Any) -> tuple[int, ...] | None:
-    """The sizes of a tensor that can be, as they stand in a pickle; None for anything else."""
+    """Return valid tensor sizes from a pickle; None for anything else."""
     good = isinstance(value, tuple | list) and len(value) <= limits.TENSOR_RANK
     if not good or not all(type(size) is int and 0 <= size < 2**60 for size in value):
         return None
@@ -210,7 +210,7 @@ def sizes_of(value: Any) -> tuple[int, ...] | None:
 
 
 def table_of(value: Mapping[str, Any]) -> dict[str, str]:
-    """Which name each tensor of a state dict had in Paddle, by key."""
+    """Return the Paddle name of each tensor of a state dict, by key."""
     return _texts(value.get(TABLE))
 
 

@@ -1,4 +1,4 @@
-"""Fields of a protobuf message, by their numbers: as much of the encoding as Paddle's descriptions need."""
+"""Fields of a protobuf message by number: the subset of the encoding that Paddle's descriptions use."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 _LONGEST_VARINT = 10
 
 
-class Malformed(Exception):
-    """Bytes that are no message; the message says where."""
+class MalformedMessage(Exception):
+    """The bytes are not a valid message; the text says where."""
 
 
-class Message:
-    """The fields of a message: numbers and bytes, in order."""
+class ProtobufMessage:
+    """The fields of a message, numbers and bytes, in order."""
 
     def __init__(self, data: bytes) -> None:
         self._fields: dict[int, list[int | bytes]] = {}
@@ -22,7 +22,7 @@ class Message:
             self._fields.setdefault(tag >> 3, []).append(value)
 
     def numbers(self, field: int) -> list[int]:
-        """All numbers of a field, packed or not, as signed ones."""
+        """Return all numbers of a field, packed or not, as signed integers."""
         out: list[int] = []
         for value in self._fields.get(field, ()):
             if isinstance(value, int):
@@ -35,29 +35,29 @@ class Message:
         return [number - (1 << 64) if number >> 63 else number for number in out]
 
     def number(self, field: int) -> int:
-        """The last number of a field; 0 if it has none."""
+        """Return the last number of a field, or 0 if it has none."""
         return (self.numbers(field) or [0])[-1]
 
-    def messages(self, field: int) -> list[Message]:
-        return [Message(value) for value in self._of_bytes(field)]
+    def messages(self, field: int) -> list[ProtobufMessage]:
+        return [ProtobufMessage(value) for value in self._of_bytes(field)]
 
-    def message(self, field: int) -> Message | None:
+    def message(self, field: int) -> ProtobufMessage | None:
         return (self.messages(field) or [None])[-1]  # type: ignore[list-item]
 
     def text(self, field: int) -> str:
         found = self._of_bytes(field)
         if not found:
-            raise Malformed(f"field {field} is missing")
+            raise MalformedMessage(f"field {field} is missing")
         try:
             return found[-1].decode("utf-8")
         except UnicodeDecodeError:
-            raise Malformed(f"field {field} is not text") from None
+            raise MalformedMessage(f"field {field} is not text") from None
 
     def _of_bytes(self, field: int) -> list[bytes]:
         values = self._fields.get(field, [])
         found = [value for value in values if isinstance(value, bytes)]
         if len(found) < len(values):
-            raise Malformed(f"field {field} is a number")
+            raise MalformedMessage(f"field {field} is a number")
         return found
 
 
@@ -70,7 +70,7 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
         value |= (byte & 0x7F) << (7 * index)
         if byte < 0x80:
             return value & ((1 << 64) - 1), at + index + 1
-    raise Malformed(f"a number that does not end, at byte {at}")
+    raise MalformedMessage(f"an unterminated number at byte {at}")
 
 
 def _value(data: bytes, at: int, kind: int) -> tuple[int | bytes, int]:
@@ -81,8 +81,8 @@ def _value(data: bytes, at: int, kind: int) -> tuple[int | bytes, int]:
     elif kind in (_FIXED64, _FIXED32):
         size = 8 if kind == _FIXED64 else 4
     else:
-        raise Malformed(f"a field of the kind {kind}, at byte {at}")
+        raise MalformedMessage(f"a field of unknown wire type {kind} at byte {at}")
     if at + size > len(data):
-        raise Malformed(f"a field of {size} bytes at byte {at}, and {len(data)} in all")
+        raise MalformedMessage(f"a field of {size} bytes at byte {at} exceeds the message of {len(data)} bytes")
     value = data[at : at + size]
     return (value if kind == _BYTES else int.from_bytes(value, "little")), at + size

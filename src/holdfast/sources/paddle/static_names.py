@@ -1,6 +1,6 @@
-"""Parameters of Paddle by the names that it numbers them with, such as linear_0.w_0, and by their keys.
+"""Paddle parameters by their numbered names, such as linear_0.w_0, and by their keys.
 
-An optimizer's state dict has the former; the model's has both.
+An optimizer's state dict has only the names; the model's has both.
 """
 
 from __future__ import annotations
@@ -27,33 +27,33 @@ Tensors = dict[str, Recipe[Place]]
 
 
 def split_state(key: str) -> tuple[str, str] | None:
-    """A state's parameter and its name, of "linear_0.w_0_moment1_0" or "fc.weight.moment1_0"; None for others."""
+    """Split "linear_0.w_0_moment1_0" or "fc.weight.moment1_0" into parameter and state name; None for other keys."""
     match = _STATIC.fullmatch(key)
     return (match["owner"], match["name"]) if match else None
 
 
-class Sorted:
-    """Tensors of state dicts sorted into groups; the states of an optimizer find their parameters' keys."""
+class PaddleGroups:
+    """Tensors of state dicts sorted into groups; optimizer states are matched to their parameters' keys."""
 
     def __init__(self) -> None:
         self._groups: dict[str, Tensors] = {MODEL: {}, MASTERS: {}, OPTIMIZER: {}}
-        self._keys: dict[str, str] = {}  # of parameters, by the names that Paddle numbers
+        self._keys: dict[str, str] = {}  # parameter keys by numbered Paddle name
         self.state: dict[str, Any] = {}
         self.notes: list[str] = []
 
-    def know(self, names: Mapping[str, str]) -> None:
-        """The names that Paddle numbers parameters with, by their keys."""
+    def add_names(self, names: Mapping[str, str]) -> None:
+        """Record the numbered names of parameters, given by key."""
         for key, name in names.items():
             self._keys.setdefault(name, key)
 
     def add_model(self, value: Any, where: str) -> None:
-        """The tensors of a model's state dict, which may be nested."""
+        """Add the tensors of a model's state dict, which may be nested."""
         flat = flattened(value, where)
-        self.know(flat.names)
+        self.add_names(flat.names)
         self._put_all(MODEL, flat)
 
     def add_optimizer(self, value: Any, where: str) -> None:
-        """The states, masters and scheduler of an optimizer's state dict; its model's comes first."""
+        """Add the states, master weights and scheduler of an optimizer's state dict, after its model's."""
         own = value if isinstance(value, dict) else {}
         masters, scheduler = own.get(MASTERS), own.get(_SCHEDULER)
         rest = {key: item for key, item in own.items() if key not in (MASTERS, _SCHEDULER)}
@@ -68,14 +68,14 @@ class Sorted:
             self._add_scheduler(scheduler, where)
 
     def _add_scheduler(self, value: Any, where: str) -> None:
-        """A scheduler's plain values; its tensors go with the optimizer's."""
+        """Add a scheduler's plain values; its tensors are added to the optimizer's."""
         flat = flattened(value, where)
         for key, recipe in flat.tensors.items():
             self._put(OPTIMIZER, f"{_SCHEDULER}.{key}", recipe, where)
         self.add_values({_SCHEDULER: flat.values}, where)
 
     def add_masters(self, value: Any, where: str) -> None:
-        """Masters by their parameters' names or keys."""
+        """Add master weights by their parameters' names or keys."""
         flat = flattened(value, where)
         for key, recipe in flat.tensors.items():
             match = _MASTER.fullmatch(key)
@@ -83,16 +83,16 @@ class Sorted:
         self.add_values(flat.values, where)
 
     def add_tensors(self, group: str, value: Any, where: str) -> None:
-        """The tensors of a tree that is neither a model nor an optimizer, as a group."""
+        """Add the tensors of a tree that is neither a model nor an optimizer as a group."""
         self._put_all(group, flattened(value, where))
 
     def add_values(self, values: Mapping[str, Any], where: str) -> None:
-        """Plain values by name; one that another file has with another value is named and left out."""
+        """Add plain values by name. A value that differs between files is reported and left out."""
         entries, notes = plain_entries(values, where)
         self.notes += notes
         for name, entry in entries.items():
             if self.state.setdefault(name, entry) != entry:
-                self.notes.append(f"{where}: left out: {name[:80]!r} has another value in another file or dict")
+                self.notes.append(f"{where}: left out: {name[:80]!r} has a different value in another file or dict")
 
     def _put_all(self, group: str, flat: Flat) -> None:
         for key, recipe in flat.tensors.items():
@@ -100,7 +100,7 @@ class Sorted:
         self.add_values(flat.values, flat.where)
 
     def groups(self) -> dict[str, Group]:
-        """The groups that have tensors; a plain value under the name of one of them gets another name."""
+        """Return the groups that have tensors; a plain value with the name of a group is renamed."""
         for name in [name for name in self.state if self._groups.get(name)]:
             self.state[f"{name}.value"] = self.state.pop(name)
         return {name: Group(_KINDS.get(name, "tensors"), found) for name, found in self._groups.items() if found}

@@ -1,4 +1,4 @@
-"""torch's optimizer states under Paddle's names: steps become the powers of betas that Paddle keeps instead."""
+"""torch's optimizer states under Paddle's names: steps become powers of the betas, which Paddle stores instead."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from holdfast.plan.contents import Contents, Group
 from holdfast.plan.files import Place, TensorSpec
 from holdfast.plan.load import StoredBlock, StoredFile
 from holdfast.plan.recipe import Recipe
-from holdfast.sources.foreign import seen_as
+from holdfast.sources.foreign import with_contents
 from holdfast.sources.paddle.beta_powers import DEFAULT_BETAS, powers_at
 from holdfast.sources.paddle.optimizer_names import POWERS, TORCH_NAMES, is_paddle_state
 from holdfast.sources.scalars import read_scalars
@@ -29,9 +29,9 @@ Betas = tuple[float, float]
 
 
 def as_paddle(checkpoint: Checkpoint) -> Checkpoint:
-    """The same checkpoint with the names that Paddle's optimizers have; one that has them stays as it is.
+    """Return the checkpoint with Paddle's optimizer names; unchanged if it already has them.
 
-    exp_avg becomes moment1_0; steps are read, and become beta1_pow_acc_0 and beta2_pow_acc_0.
+    exp_avg becomes moment1_0. Steps are read and become beta1_pow_acc_0 and beta2_pow_acc_0.
     """
     contents = checkpoint.contents
     made: dict[str, bytes] = {}
@@ -40,15 +40,15 @@ def as_paddle(checkpoint: Checkpoint) -> Checkpoint:
             entry = contents.state.get(name, {})
             contents, data = paddle_state(contents, name, _read_steps(checkpoint, group, entry), _betas(entry, name))
             made[f"{_MADE}:{name}"] = data
-    return seen_as(checkpoint, contents, made) if made else checkpoint
+    return with_contents(checkpoint, contents, made) if made else checkpoint
 
 
 def paddle_state(
     contents: Contents, name: str, steps: Mapping[str, int], betas: Mapping[str, Betas]
 ) -> tuple[Contents, bytes]:
-    """Contents whose optimizer `name` has Paddle's names, and the file in which the powers lie.
+    """Return contents whose optimizer `name` has Paddle's names, and the file with the powers.
 
-    `steps` and `betas` are by parameter.
+    `steps` and `betas` are given by parameter.
     """
     file = f"{_MADE}:{name}"
     tensors: dict[str, Recipe[Place]] = {}
@@ -74,7 +74,7 @@ def paddle_state(
 
 
 def _read_steps(checkpoint: Checkpoint, group: Group, entry: Mapping[str, Any]) -> dict[str, int]:
-    """The step of every parameter that has one: a tensor of one number, or a plain value."""
+    """Read the step of every parameter that has one, from a scalar tensor or a plain value."""
     found = {key: recipe for key, recipe in group.tensors.items() if key.endswith("/step")}
     values = {key.removesuffix("/step"): value for key, value in read_scalars(checkpoint, found).items()}
     for owner, encoded in entry.get("scalars", {}).items():
@@ -83,12 +83,12 @@ def _read_steps(checkpoint: Checkpoint, group: Group, entry: Mapping[str, Any]) 
             values.setdefault(owner, float(plain["step"]))
     for owner, value in values.items():
         if not (value >= 0 and value == int(value)):
-            raise Unsupported(f"{checkpoint.path}: the step of {owner} is {value}, not a count of steps")
+            raise Unsupported(f"{checkpoint.path}: the step of {owner} is {value}, expected a non-negative integer")
     return {owner: int(value) for owner, value in values.items()}
 
 
 def _betas(entry: Mapping[str, Any], name: str) -> dict[str, Betas]:
-    """The betas of every parameter whose options say them."""
+    """Return the betas of every parameter whose options give them."""
     out: dict[str, Betas] = {}
     for group in entry.get("groups", ()):
         options = statejson.decode(group["options"], name, lambda tag, content: {tag: content})

@@ -1,4 +1,4 @@
-"""Paddle's unified checkpoint: safetensors of model, master weights and optimizer, merged or as ranks wrote them."""
+"""Paddle's unified checkpoint: safetensors of model, master weights and optimizer, merged or per rank."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from holdfast.plan.contents import Contents, Group
 from holdfast.plan.files import Place
 from holdfast.plan.recipe import Recipe
 from holdfast.plan.recipe_fill import cast_raw
-from holdfast.sources.foreign import Folder, Found
+from holdfast.sources.foreign import Folder, ReaderResult
 from holdfast.sources.paddle.optimizer_names import is_moment, is_paddle_state
-from holdfast.sources.paddle.transposed_states import Order, turns
+from holdfast.sources.paddle.transposed_states import Order, transposed_orders
 from holdfast.sources.paddle.unified_files import (
     ADAPTER,
     MASTERS,
@@ -31,7 +31,7 @@ from holdfast.sources.paddle.unified_files import (
     stem_of,
     true_places,
 )
-from holdfast.sources.trees.stored_blocks import lay_files
+from holdfast.sources.trees.stored_blocks import stored_files
 
 FORMAT = "paddle unified checkpoint"
 _CONFIG, _TRAINER = "config.json", "trainer_state.json"
@@ -39,8 +39,8 @@ _CORNER = 16
 _KINDS = {MODEL: "module", ADAPTER: "module", MASTERS: "masters", OPTIMIZER: "optimizer"}
 
 
-def read_unified(folder: Folder) -> Found | None:
-    """The contents of a unified checkpoint; None for a folder without a sign that Paddle wrote it."""
+def read_unified(folder: Folder) -> ReaderResult | None:
+    """Return the contents of a unified checkpoint; None for a folder that Paddle did not write."""
     if folder.only is not None or MANIFEST in folder.files or not _may_be_unified(folder):
         return None
     found = {stem: files for stem in _KINDS if (files := group_files(folder, stem)) is not None}
@@ -53,14 +53,14 @@ def read_unified(folder: Folder) -> Found | None:
         for stem, files in found.items()
     }
     if OPTIMIZER in places and not any(map(is_paddle_state, places[OPTIMIZER])):
-        return None  # somebody else's folder with files of such names
+        return None  # another tool's folder with the same file names
     groups = _groups(folder, found, places)
-    contents = Contents(groups, lay_files(groups.values(), folder.path), step=_step(folder))
-    return Found(FORMAT, contents, linear_weights=_linear_weights(folder, found))
+    contents = Contents(groups, stored_files(groups.values(), folder.path), step=_step(folder))
+    return ReaderResult(FORMAT, contents, linear_weights=_linear_weights(folder, found))
 
 
 def _linear_weights(folder: Folder, found: Mapping[str, GroupFiles]) -> str | None:
-    """Return how the model's linear weights are stored, where its files say so."""
+    """Return the layout of the model's linear weights, if its files give it."""
     names = next((found[stem].names for stem in (MODEL, ADAPTER) if stem in found), ())
     return "out-in" if names and all(saved_for_torch(folder, name) for name in names) else None
 
@@ -81,7 +81,7 @@ def _fields(folder: Folder, name: str) -> Mapping[str, Any]:
 
 
 def _step(folder: Folder) -> int | None:
-    """The step that the trainer noted, if it did."""
+    """Return the step recorded by the trainer, if any."""
     step = _fields(folder, _TRAINER).get("global_step") if _TRAINER in folder.files else None
     return step if type(step) is int and 0 <= step < 2**63 else None
 
@@ -92,23 +92,23 @@ def _groups(
     recipes = {stem: {key: _whole(place) for key, place in of_group.items()} for stem, of_group in places.items()}
     if MODEL not in recipes and ADAPTER in recipes:
         recipes = {MODEL if stem == ADAPTER else stem: of_group for stem, of_group in recipes.items()}
-    elif MODEL not in recipes and MASTERS in recipes:  # a run that was told to leave the model out
+    elif MODEL not in recipes and MASTERS in recipes:  # the run was configured not to save the model
         recipes[MODEL] = recipes[MASTERS]
     if MASTERS not in recipes and MODEL in recipes and _are_masters(folder, found, recipes[MODEL]):
         recipes[MASTERS] = recipes[MODEL]  # the masters were written under the model's names
     parameters = recipes.get(MODEL, {})
     orders = _orders(folder, parameters, recipes.get(MASTERS, {}), recipes.get(OPTIMIZER, {}))
     if recipes.get(MASTERS) is not parameters:
-        recipes[MASTERS] = {key: _turned(recipe, orders.get(key)) for key, recipe in recipes.get(MASTERS, {}).items()}
+        recipes[MASTERS] = {key: _permuted(recipe, orders.get(key)) for key, recipe in recipes.get(MASTERS, {}).items()}
     recipes[OPTIMIZER] = {
-        key: _turned(recipe, orders.get(key.rpartition("/")[0])) for key, recipe in recipes.get(OPTIMIZER, {}).items()
+        key: _permuted(recipe, orders.get(key.rpartition("/")[0])) for key, recipe in recipes.get(OPTIMIZER, {}).items()
     }
     _check_shapes(parameters, recipes[OPTIMIZER])
     return {stem: Group(_KINDS[stem], recipes[stem]) for stem in _KINDS if recipes.get(stem)}
 
 
 def _are_masters(folder: Folder, found: Mapping[str, GroupFiles], model: Mapping[str, Recipe[Place]]) -> bool:
-    """Whether what was written as the model is the masters of one that is narrower."""
+    """Return True if the tensors stored as the model are the master weights of a lower-precision model."""
     if OPTIMIZER not in found or found[OPTIMIZER].index.get("master_weights") is not True:
         return False
     config = _fields(folder, _CONFIG) if _CONFIG in folder.files else {}
@@ -117,7 +117,7 @@ def _are_masters(folder: Folder, found: Mapping[str, GroupFiles], model: Mapping
 
 
 def _check_shapes(parameters: Mapping[str, Recipe[Place]], states: Mapping[str, Recipe[Place]]) -> None:
-    """One state of a parameter told how all of them lie: the others must fit too."""
+    """Check every state's shape: the layout was derived from one state per parameter, and the others must fit."""
     for key, recipe in states.items():
         owner = parameters.get(key.rpartition("/")[0])
         if owner is not None and is_moment(key) and recipe.shape != owner.shape:
@@ -128,7 +128,7 @@ def _whole(place: Place) -> Recipe[Place]:
     return Recipe.whole(place, place.spec.shape, place.spec.dtype)
 
 
-def _turned(recipe: Recipe[Place], order: Order | None) -> Recipe[Place]:
+def _permuted(recipe: Recipe[Place], order: Order | None) -> Recipe[Place]:
     return recipe.permuted(order) if order is not None and len(order) == len(recipe.shape) else recipe
 
 
@@ -138,7 +138,7 @@ def _orders(
     masters: Mapping[str, Recipe[Place]],
     states: Mapping[str, Recipe[Place]],
 ) -> dict[str, Order]:
-    """How states are turned to lie as their parameters do in the model's files."""
+    """Return the order of dims that aligns states with their parameters in the model's files."""
     shapes = {} if masters is parameters else {key: recipe.shape for key, recipe in masters.items()}
     for key, recipe in states.items():
         owner, _, _ = key.rpartition("/")
@@ -146,26 +146,26 @@ def _orders(
             shapes.setdefault(owner, recipe.shape)
 
     def by_value(key: str) -> bool | None:
-        apart = key in masters and masters is not parameters
-        return _turned_by_value(folder, parameters[key], masters[key]) if apart else None
+        separate = key in masters and masters is not parameters
+        return _transposed_by_value(folder, parameters[key], masters[key]) if separate else None
 
     def by_default() -> bool:
         return any(saved_for_torch(folder, name) for name in {p.file for r in parameters.values() for p in r.sources()})
 
-    return turns({key: recipe.shape for key, recipe in parameters.items()}, shapes, by_value, by_default)
+    return transposed_orders({key: recipe.shape for key, recipe in parameters.items()}, shapes, by_value, by_default)
 
 
-def _turned_by_value(folder: Folder, parameter: Recipe[Place], master: Recipe[Place]) -> bool | None:
-    """Whether a square master, rounded, is its parameter turned; None where a corner of them does not tell."""
+def _transposed_by_value(folder: Folder, parameter: Recipe[Place], master: Recipe[Place]) -> bool | None:
+    """Return True if a square master weight, rounded, is its parameter transposed; None if a corner cannot tell."""
     (of_parameter,), (of_master,) = parameter.sources(), master.sources()
     stored = _corner(folder, of_parameter)
     rounded = cast_raw(_corner(folder, of_master), master.dtype, (parameter.dtype,))
-    straight, turned = np.array_equal(stored, rounded), np.array_equal(stored, rounded.T)
-    return None if straight == turned else turned
+    straight, transposed = np.array_equal(stored, rounded), np.array_equal(stored, rounded.T)
+    return None if straight == transposed else transposed
 
 
 def _corner(folder: Folder, place: Place) -> RawArray:
-    """The first rows and columns of a matrix, raw."""
+    """Return the first rows and columns of a matrix as raw elements."""
     rows, columns = (min(size, _CORNER) for size in place.spec.shape)
     item = place.spec.dtype.bytes
     corner = np.empty((rows, columns), dtype=f"u{item}")

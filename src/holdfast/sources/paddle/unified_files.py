@@ -1,4 +1,4 @@
-"""The files of a Paddle unified checkpoint: which belong to which group, and what their headers say."""
+"""The files of a Paddle unified checkpoint: their groups and their headers."""
 
 from __future__ import annotations
 
@@ -28,27 +28,27 @@ _FILE = re.compile(
 
 _SCALES = re.compile(r"@(?:min_|max_)?scales$")
 _QUANTIZED = (
-    "what was rounded away is gone: resume in Paddle and save with ckpt_quant_stage O0, or take the "
-    "optimizer's files out of the folder"
+    "the lost precision cannot be restored: resume in Paddle and save with ckpt_quant_stage O0, or remove the "
+    "optimizer's files from the folder"
 )
 
 
 @dataclass(frozen=True, slots=True)
 class GroupFiles:
-    """The files of one group, and what its index says beside them."""
+    """The files of one group, and the other entries of its index."""
 
     names: tuple[str, ...]
     index: Mapping[str, Any]
 
 
 def stem_of(name: str) -> str | None:
-    """The group that a file of a unified checkpoint belongs to by its name, or None."""
+    """Return the group of a unified checkpoint's file by its name, or None."""
     match = _FILE.fullmatch(name)
     return match["stem"] if match else None
 
 
 def group_files(folder: Folder, stem: str) -> GroupFiles | None:
-    """The files of a group by its index, or by their names if the index does not list them; None if it has none."""
+    """Return the files of a group by its index, or by name if the index does not list them; None if it has none."""
     index_name = f"{stem}.safetensors.index.json"
     where = f"{folder.path}/{index_name}"
     index = _index(folder, index_name, where) if index_name in folder.files else {}
@@ -81,12 +81,12 @@ def _listed(folder: Folder, weight_map: Any, where: str) -> list[str]:
     for name in names:
         check_file(name, where)
         if name not in folder.files:
-            raise Damaged(f"{where} names {name}, which is not there")
+            raise Damaged(f"{where} names {name}, which is missing")
     return sorted(names, key=natural_key)
 
 
 def _check_parts(names: list[str], count: Any, where: str) -> None:
-    """A rank's optimizer that was written in several parts must have them all."""
+    """Check that every rank's optimizer written in several parts is complete."""
     if type(count) is not int or count < 1:
         raise Damaged(f"{where}: optim_shard_num is {str(count)[:40]!r}, not a count")
     parts: dict[str, set[int]] = {}
@@ -96,16 +96,16 @@ def _check_parts(names: list[str], count: Any, where: str) -> None:
             parts.setdefault(name.rpartition("_shard_")[0], set()).add(int(match["part"]))
     for name, found in parts.items():
         if len(found) != count or max(found) != count:
-            raise Damaged(f"{where} says that {name} has {count} parts, found {len(found)}: {sorted(found)[:20]}")
+            raise Damaged(f"{where}: expected {count} parts of {name}, found {len(found)}: {sorted(found)[:20]}")
 
 
 def true_dtype(dtype: DType) -> DType:
-    """What numbers are: Paddle has no uint16, it keeps the bits of bfloat16 in such arrays."""
+    """Return the actual dtype: Paddle has no uint16 and uses it for the bits of bfloat16."""
     return dtype_named("bfloat16") if dtype.name == "uint16" else dtype
 
 
 def true_places(folder: Folder, name: str) -> list[Place]:
-    """The tensors of a safetensors file; raw bits of bfloat16 are named as what they are."""
+    """Return the tensors of a safetensors file; raw bits of bfloat16 get that dtype."""
     return [
         replace(place, spec=replace(place.spec, dtype=true_dtype(place.spec.dtype)))
         for place in safetensors_places(folder, name)
@@ -113,7 +113,7 @@ def true_places(folder: Folder, name: str) -> list[Place]:
 
 
 def saved_for_torch(folder: Folder, name: str) -> bool:
-    """Whether a file says that it was written in the layout of torch, as PaddleFormers' save_to_hf does."""
+    """Return True if a file is marked as written in torch's layout, as by PaddleFormers' save_to_hf."""
     where = f"{folder.path}/{name}"
     size = header_bytes(folder.read_begin(name, LENGTH_BYTES), folder.files[name], where)
     fields = strictjson.loads(folder.read_begin(name, size)[LENGTH_BYTES:].rstrip(b" "), f"{where}: header")
@@ -122,15 +122,15 @@ def saved_for_torch(folder: Folder, name: str) -> bool:
 
 
 def places_by_key(places: Iterable[Place], index: Mapping[str, Any], what: str) -> dict[str, Place]:
-    """The tensors of a group's files; raises Damaged for one that is in two of them, or not where the index says."""
+    """Return the tensors of a group's files. Raises Damaged for a duplicate or a tensor not where the index says."""
     out: dict[str, Place] = {}
     for place in places:
         other = out.setdefault(place.spec.key, place)
         if other is not place:
             raise Damaged(f"{what}: {place.spec.key!r} is in {other.file} and in {place.file}")
         if _SCALES.search(place.spec.key):
-            raise Unsupported(f"{what}: {place.spec.key!r} says that the moments are quantized; {_QUANTIZED}")
+            raise Unsupported(f"{what}: {place.spec.key!r} shows that the moments are quantized; {_QUANTIZED}")
     for key, file in index.get("weight_map", {}).items():
         if key not in out or out[key].file != file:
-            raise Damaged(f"{what}: the index says that {key[:80]!r} is in {file}; it is not")
+            raise Damaged(f"{what}: the index lists {key[:80]!r} in {file}, but it is not there")
     return out

@@ -1,7 +1,7 @@
-"""Pickles read without running them: only plain values and inert records come out.
+"""Read pickles without executing them: only plain values and inert records are built.
 
-`read_pickle` takes the names that may stand in the file, each with a pure function of ours that
-builds what stands for it. Byte strings stay in the file as spans.
+`read_pickle` takes the names that the file may contain, each with one of our own pure functions to
+build its value. Byte strings stay in the file as spans.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from typing import Any
 from holdfast.core import limits
 from holdfast.core.errors import Damaged
 from holdfast.sources.pickles.arrays import NUMPY, Array, array_of, is_array, is_scalar, scalar_value
-from holdfast.sources.pickles.bounds import check_walk
+from holdfast.sources.pickles.bounds import check_traversal
 from holdfast.sources.pickles.common import COMMON, path_text
 from holdfast.sources.pickles.machine import Machine, Persistent
-from holdfast.sources.pickles.stream import Stream
-from holdfast.sources.pickles.values import Builder, Encoded, Name, Names, Record, Span, record_of, records
+from holdfast.sources.pickles.stream import PickleStream
+from holdfast.sources.pickles.values import Builder, Encoded, FileSpan, Name, Names, Record, record_of, records
 from holdfast.storage.base import Reader
 
 __all__ = [
@@ -25,10 +25,10 @@ __all__ = [
     "Array",
     "Builder",
     "Encoded",
+    "FileSpan",
     "Name",
     "Names",
     "Record",
-    "Span",
     "Unpickled",
     "array_of",
     "is_array",
@@ -59,22 +59,22 @@ def read_pickle(
     end: int | None = None,
     persistent: Persistent | None = None,
 ) -> Unpickled:
-    """The value of the pickle that begins at `begin`; spans count from the reader's first byte.
+    """Read the pickle that begins at `begin`; span offsets count from the reader's first byte.
 
-    `names` lists what may stand in it: COMMON, NUMPY and the reader's own. Raises Unsupported, with
-    the name, for anything else, and Damaged for what is no pickle or has no bounds.
+    `names` lists the names it may contain: COMMON, NUMPY and the reader's own. Raises Unsupported, with
+    the name, for any other name, and Damaged for data that is not a pickle or exceeds the limits.
     """
-    stream = Stream(reader, begin, reader.size if end is None else end, where)
+    stream = PickleStream(reader, begin, reader.size if end is None else end, where)
     machine = Machine(stream, names, persistent)
     value = machine.run()
-    check_walk(value, machine.opcodes, where)
+    check_traversal(value, machine.opcodes, where)
     return Unpickled(value, stream.position)
 
 
 def span_bytes(
-    reader: Reader, data: Span | Encoded | bytes, where: str, limit_bytes: int = limits.HEADER_BYTES
+    reader: Reader, data: FileSpan | Encoded | bytes, where: str, limit_bytes: int = limits.HEADER_BYTES
 ) -> bytes:
-    """The bytes of a byte string, read if they are not more than a limit."""
+    """Read the bytes of a byte string, up to a size limit."""
     if isinstance(data, bytes):
         return data
     span = data.text if isinstance(data, Encoded) else data
@@ -89,4 +89,4 @@ def span_bytes(
     try:
         return raw.decode().encode("latin-1")
     except UnicodeError:
-        raise Damaged(f"{where}: the text at byte {span.offset} is not one of Latin 1") from None
+        raise Damaged(f"{where}: the text at byte {span.offset} is not Latin-1") from None

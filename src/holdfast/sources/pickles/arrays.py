@@ -1,4 +1,4 @@
-"""numpy arrays and scalars in pickles: where their bytes lie, never an object in them."""
+"""numpy arrays and scalars in pickles: the location of their bytes, never arrays of objects."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from holdfast.core import limits
 from holdfast.core.errors import Damaged, Unsupported
 from holdfast.format.dtypes import DType, dtype_named, is_dtype, numpy_dtype
-from holdfast.sources.pickles.values import Encoded, Name, Names, Record, Span, records
+from holdfast.sources.pickles.values import Encoded, FileSpan, Name, Names, Record, records
 
 _MODULES = ("numpy.core.multiarray", "numpy._core.multiarray")
 _NUMERIC = ("numpy.core.numeric", "numpy._core.numeric")
@@ -30,14 +30,14 @@ NUMPY: Names = {
     **{("numpy", name): None for name in (*_SCALARS, "bool_", "bool")},
 }
 
-Data = Span | Encoded | bytes
+Data = FileSpan | Encoded | bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Array:
-    """An array as a pickle holds it. `data` is a span of the file, or bytes that are not there as they are.
+    """An array in a pickle. `data` is a span of the file, or bytes that the file does not store in raw form.
 
-    With `fortran` the bytes are those of the array with its dims reversed.
+    With `fortran`, the bytes are those of the array with its dims reversed.
     """
 
     dtype: DType
@@ -47,17 +47,17 @@ class Array:
 
 
 def is_array(value: Any) -> bool:
-    """Whether a value is the record of a numpy array."""
+    """Return True if a value is the record of a numpy array."""
     return isinstance(value, Record) and value.name.name in ("_reconstruct", "_frombuffer")
 
 
 def is_scalar(value: Any) -> bool:
-    """Whether a value is the record of a numpy scalar."""
+    """Return True if a value is the record of a numpy scalar."""
     return isinstance(value, Record) and value.name.name == "scalar" and value.name.module in _MODULES
 
 
 def array_of(value: Record, where: str) -> Array:
-    """The array that a record stands for; raises Unsupported for dtypes that are no plain numbers."""
+    """Return the array of a record. Raises Unsupported for dtypes that are not plain numbers."""
     if value.name.name == "_frombuffer":
         if len(value.arguments) < 4:
             raise Damaged(f"{where}: an array without its bytes, dtype, shape or order")
@@ -70,8 +70,8 @@ def array_of(value: Record, where: str) -> Array:
     sizes = _shape(shape, where)
     kind = dtype_of(dtype, where)
     data = data.encode("latin-1", "replace") if type(data) is str else data
-    if not isinstance(data, Span | Encoded | bytes):
-        raise Unsupported(f"{where}: an array of Python objects; only arrays of numbers are read")
+    if not isinstance(data, FileSpan | Encoded | bytes):
+        raise Unsupported(f"{where}: an array of Python objects; only arrays of numbers are supported")
     expected = math.prod(sizes) * kind.bytes * (2 if kind.pair else 1)
     found = _stored_bytes(data)
     if found is not None and found != expected:
@@ -80,13 +80,13 @@ def array_of(value: Record, where: str) -> Array:
 
 
 def _stored_bytes(data: Data) -> int | None:
-    if isinstance(data, Span):
+    if isinstance(data, FileSpan):
         return data.size
     return len(data) if isinstance(data, bytes) else None
 
 
 def _shape(value: Any, where: str) -> tuple[int, ...]:
-    """The sizes of an array, checked before anything is made of them."""
+    """Return the sizes of an array, checked before use."""
     if type(value) is int:
         value = (value,)
     good = isinstance(value, tuple | list) and len(value) <= limits.TENSOR_RANK
@@ -98,31 +98,31 @@ def _shape(value: Any, where: str) -> tuple[int, ...]:
 
 
 def dtype_of(value: Any, where: str) -> DType:
-    """The dtype that the record of a numpy dtype stands for; big-endian ones are refused."""
+    """Return the dtype of a numpy dtype record. Raises Unsupported for big-endian dtypes."""
     if not isinstance(value, Record) or value.name != Name("numpy", "dtype") or not value.arguments:
         raise Damaged(f"{where}: an array whose dtype is not a numpy dtype")
     code = value.arguments[0]
     if isinstance(code, Name) and is_dtype(code.name):
         return dtype_named(code.name)
     if not isinstance(code, str):
-        raise Unsupported(f"{where}: an array of a dtype that has no plain name")
+        raise Unsupported(f"{where}: an array whose dtype has no plain name")
     order = value.state[1] if isinstance(value.state, tuple) and len(value.state) > 1 else "|"
     if order == ">" or code.startswith(">"):
         raise Unsupported(f"{where}: an array of big-endian numbers; store it in this machine's order")
     name = _CODES.get(code.lstrip("<|="))
     if name is None:
-        raise Unsupported(f"{where}: an array of dtype {code[:40]!r}; only arrays of numbers are read")
+        raise Unsupported(f"{where}: an array of dtype {code[:40]!r}; only arrays of numbers are supported")
     return dtype_named(name)
 
 
 def scalar_value(value: Record, where: str) -> Any:
-    """The numpy scalar that a record stands for."""
+    """Return the numpy scalar of a record."""
     import numpy as np
 
     if len(value.arguments) != 2:
         raise Damaged(f"{where}: a numpy scalar without its dtype or bytes")
     kind, data = dtype_of(value.arguments[0], where), value.arguments[1]
-    raw = data.data if isinstance(data, Span) else data.encode("latin-1", "replace") if type(data) is str else data
+    raw = data.data if isinstance(data, FileSpan) else data.encode("latin-1", "replace") if type(data) is str else data
     if not isinstance(raw, bytes):
         raise Damaged(f"{where}: a numpy scalar without its bytes")
     dtype = np.dtype(np.complex128) if kind.pair else numpy_dtype(kind.name)

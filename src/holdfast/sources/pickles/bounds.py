@@ -1,4 +1,4 @@
-"""Whether a value that was built can be walked: not into itself, not too deep, not without end."""
+"""Check that a value can be traversed: no cycles, limited depth and a limited number of visits."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ _FACTOR = 16
 _CONTAINERS = (list, tuple, dict, set, frozenset, Record)
 
 
-def check_walk(value: Any, operations: int, where: str) -> None:
-    """Raise Damaged unless walking all of a value ends, and soon.
+def check_traversal(value: Any, operations: int, where: str) -> None:
+    """Raise Damaged unless a traversal of the value ends within bounds.
 
-    A few shared lists inside of one another take no memory, and would be walked for ever: what is
-    counted is what a walk sees, at most some multiple of the operations that built it.
+    A few shared lists nested in one another take little memory but endless time to traverse. The count
+    is of visits, at most a multiple of the operations that built the value.
     """
     if not isinstance(value, _CONTAINERS):
         return
     most = _ALWAYS + _FACTOR * operations
-    seen: dict[int, tuple[int, int]] = {}  # of a container: how deep it is, and how much a walk sees in it
+    seen: dict[int, tuple[int, int]] = {}  # depth and number of visits of each container
     open_ids = {id(value)}
-    path: list[list[Any]] = [[value, _inner(value), 1, 1]]  # the container, what is left of it, depth and count
+    path: list[list[Any]] = [[value, _inner(value), 1, 1]]  # the container, its remaining items, depth and count
     while path:
         node = path[-1]
         below = next(node[1], None)
@@ -59,7 +59,7 @@ def _add(node: list[Any], depth: int, count: int, most: int, where: str) -> None
     if node[2] > DEPTH:
         raise Damaged(f"{where}: the pickle is nested deeper than {DEPTH}")
     if node[3] > most:
-        raise Damaged(f"{where}: the pickle repeats shared values until they are more than {most}")
+        raise Damaged(f"{where}: the pickle repeats shared values more than {most} times")
 
 
 def _inner(value: Any) -> Iterator[Any]:

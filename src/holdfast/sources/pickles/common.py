@@ -1,19 +1,19 @@
-"""Names of the standard library that stand in honest pickles of tensors, and what is built for them."""
+"""The standard library names that legitimate pickles of tensors contain, and their builders."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from holdfast.sources.pickles.values import Encoded, Name, Names, Span, records
+from holdfast.sources.pickles.values import Encoded, FileSpan, Name, Names, records
 
 _BUILTINS = ("builtins", "__builtin__")
-_TYPES = ("list", "dict", "tuple", "int", "long", "float", "str", "unicode", "bool")  # what default dicts name
+_TYPES = ("list", "dict", "tuple", "int", "long", "float", "str", "unicode", "bool")  # used by default dicts
 _PATHS = ("PosixPath", "WindowsPath", "PurePosixPath", "PureWindowsPath", "Path")
 _KEYS = (str, int, float, bool, type(None))
 
 
 def _ordered_dict(arguments: tuple[Any, ...]) -> dict[Any, Any]:
-    """An ordered dict, made empty or of pairs."""
+    """Build an ordered dict, empty or from pairs."""
     if not arguments:
         return {}
     (pairs,) = arguments
@@ -22,7 +22,7 @@ def _ordered_dict(arguments: tuple[Any, ...]) -> dict[Any, Any]:
 
 def _default_dict(arguments: tuple[Any, ...]) -> dict[Any, Any]:
     if len(arguments) > 1:
-        raise ValueError("a default dict is filled after it is made")
+        raise ValueError("a default dict must be filled after it is created")
     return {}
 
 
@@ -55,17 +55,17 @@ def _bytearray(arguments: tuple[Any, ...]) -> Any:
     if not arguments:
         return b""
     data = arguments[0]
-    if not isinstance(data, Span | bytes | Encoded):
+    if not isinstance(data, FileSpan | bytes | Encoded):
         raise TypeError("not bytes")
     return data
 
 
 def _encode(arguments: tuple[Any, ...]) -> Any:
-    """Bytes as protocols 0 to 2 have them: a text to be encoded."""
+    """Build bytes as protocols 0 to 2 write them: a text to be encoded."""
     text, encoding = arguments
     if encoding not in ("latin1", "latin-1"):
         raise ValueError("not Latin 1")
-    if isinstance(text, Span) and text.text:
+    if isinstance(text, FileSpan) and text.text:
         return Encoded(text)
     if type(text) is not str:
         raise TypeError("not a text")
@@ -96,7 +96,7 @@ COMMON: Names = {
 
 
 def path_text(value: Any) -> str | None:
-    """The text of a path's record, None for anything else."""
+    """Return the text of a path's record, None for anything else."""
     name = getattr(value, "name", None)
     if type(name) is not Name or name.name not in _PATHS:
         return None

@@ -1,8 +1,8 @@
-"""The machine of pickle opcodes, protocols 0 to 5, that builds inert values and can do nothing else.
+"""A pickle machine for protocols 0 to 5 that builds inert values and can do nothing else.
 
-A class or function in a pickle is a Name; only names on the caller's list may stand there, and
-what they "build" is made by the caller's own pure functions. Nothing is imported, called or set
-because a file says so. The machine does not recurse, and what it builds is bounded by the file.
+A class or function in a pickle is a Name. Only names on the caller's list are allowed, and the caller's
+own pure functions build their values. A file cannot cause an import, a call or an assignment. The machine
+does not recurse, and the size of the file bounds what it builds.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from typing import Any
 from holdfast.core import limits
 from holdfast.core.errors import Damaged, Unsupported
 from holdfast.sources.pickles.stack import Stack
-from holdfast.sources.pickles.stream import Stream
-from holdfast.sources.pickles.values import Name, Names, Record, Span
+from holdfast.sources.pickles.stream import PickleStream
+from holdfast.sources.pickles.values import FileSpan, Name, Names, Record
 
 INLINE_BYTES = 1024
 TEXT_BYTES = 1 * limits.MIB
 _LINE_BYTES = 64 * limits.KIB
 _INT_BYTES = 512
 _INT_DIGITS = 1200
-_TUPLE_KEYS = 4096  # tuples can be made to collide, as texts cannot
+_TUPLE_KEYS = 4096  # hashes of tuples can be made to collide, those of strings cannot
 _KEY_ITEMS = 16
 _PROTOCOL = 5
 _PLAIN_KEYS = (str, int, float, bool, type(None))
@@ -34,7 +34,7 @@ Persistent = Callable[[Any], Any]
 class Machine(Stack):
     """One run over one pickle."""
 
-    def __init__(self, stream: Stream, names: Names, persistent: Persistent | None = None) -> None:
+    def __init__(self, stream: PickleStream, names: Names, persistent: Persistent | None = None) -> None:
         super().__init__(stream)
         self._names = names
         self._persistent = persistent
@@ -42,10 +42,10 @@ class Machine(Stack):
         self.opcodes = 0
 
     def run(self) -> Any:
-        """The value of the pickle; the stream stands behind it then."""
+        """Return the value of the pickle; the stream is then positioned after it."""
         stream, handlers = self._stream, _HANDLERS
         while True:
-            if stream.at < len(stream.window):  # a call for every operation would take as long as the operation
+            if stream.at < len(stream.window):  # inlined: a call would take as long as the operation
                 code = stream.window[stream.at]
                 stream.at += 1
             else:
@@ -55,7 +55,7 @@ class Machine(Stack):
             self.opcodes += 1
             handler = handlers.get(code)
             if handler is None:
-                raise self._damaged(f"the unknown operation {bytes([code])!r}")
+                raise self._damaged(f"unknown operation {bytes([code])!r}")
             handler(self)
 
     def _result(self) -> Any:
@@ -99,7 +99,7 @@ class Machine(Stack):
     def _text(self, size: int) -> None:
         self._stream.require(size)
         if size > TEXT_BYTES:
-            self._push(Span(self._stream.position, size, text=True))
+            self._push(FileSpan(self._stream.position, size, text=True))
             self._stream.skip(size)
             return
         try:
@@ -121,12 +121,12 @@ class Machine(Stack):
         offset = self._stream.position
         if size > INLINE_BYTES:
             self._stream.skip(size)
-            self._push(Span(offset, size))
+            self._push(FileSpan(offset, size))
             return
-        self._push_object(Span(offset, size, data=self._stream.take(size)))
+        self._push_object(FileSpan(offset, size, data=self._stream.take(size)))
 
     def _old_string(self, size: int) -> None:
-        """A string of Python 2: bytes when it is long, as arrays are; else a text of Latin 1."""
+        """Push a Python 2 string: bytes if it is long, as for arrays, otherwise Latin-1 text."""
         if size < 0:
             raise self._damaged(f"a string of {size} bytes")
         if size > INLINE_BYTES:
@@ -174,7 +174,7 @@ class Machine(Stack):
         target.update(map(self._key, items))
 
     def _key(self, value: Any) -> Any:
-        """A value that may be a key of a dict: one whose hash is quick and hard to make collide."""
+        """Return a value that may be a dict key: its hash must be fast and hard to make collide."""
         if isinstance(value, int) and value.bit_length() > 64:
             raise self._damaged("a number of more than 64 bits as a key")
         if isinstance(value, _PLAIN_KEYS) or type(value) is Name or type(value) is Record:
@@ -190,7 +190,7 @@ class Machine(Stack):
         self._push_object({})
         self._set_items(items)
 
-    # Names and what is made of them
+    # Names and the objects built from them
 
     def _name(self, module: Any, name: Any) -> None:
         if type(module) is not str or type(name) is not str:
@@ -198,8 +198,8 @@ class Machine(Stack):
         if (module, name) not in self._names:
             raise Unsupported(
                 f"{self._stream.where}: the pickle names {f'{module}.{name}'[:100]!r} at byte "
-                f"{self._stream.position}; such objects are not read, because making one could run code. "
-                "Save tensors, numbers, texts, lists and dicts alone, or convert with the tool that wrote it"
+                f"{self._stream.position}; such objects are not supported, because building them could run code. "
+                "Save only tensors, numbers, strings, lists and dicts, or convert with the tool that wrote the file"
             )
         self._push_object(Name(module, name))
 
@@ -224,7 +224,7 @@ class Machine(Stack):
             raise self._damaged(f"{str(what)[:100]!r} is called")
         for item in arguments[:1]:
             if isinstance(item, list | tuple | dict):
-                self._count(len(item))  # what is built of a shared list counts each time
+                self._count(len(item))  # an object built from a shared list counts every time
         try:
             self._push_object(builder(arguments))
         except (TypeError, ValueError, KeyError, IndexError, AttributeError, OverflowError) as error:
@@ -239,7 +239,7 @@ class Machine(Stack):
     def _new_with_keywords(self) -> None:
         keywords, arguments, what = self._pop(), self._pop(), self._pop()
         if keywords != {}:
-            raise self._damaged("an object is made with keyword arguments")
+            raise self._damaged("an object is built with keyword arguments")
         self._make(what, arguments)
 
     def _instance(self) -> None:
@@ -259,12 +259,12 @@ class Machine(Stack):
             if target.state is not None:
                 raise self._damaged(f"{str(target.name)[:100]!r} is given a state twice")
             target.state = state
-        elif type(target) is not dict:  # attributes of an ordered dict say nothing about its items
+        elif type(target) is not dict:  # attributes of an ordered dict do not affect its items
             raise self._damaged(f"a {type(target).__name__} is given a state")
 
     def _persist(self, token: Any) -> None:
         if self._persistent is None:
-            raise self._damaged("a reference to something outside of the pickle")
+            raise self._damaged("a reference to something outside the pickle")
         self._push_object(self._persistent(token))
 
     def _persist_line(self) -> None:
@@ -334,7 +334,7 @@ _HANDLERS: dict[int, Callable[[Machine], None]] = {
     0x42: lambda m: m._bytes(m._unpacked(_U4)),  # B
     0x43: lambda m: m._bytes(m._unpacked(_U1)),  # C
     0x80: Machine._protocol,
-    0x81: Machine._reduce,  # of a class: the same arguments
+    0x81: Machine._reduce,  # for a class, with the same arguments
     0x85: lambda m: m._tuple(1),
     0x86: lambda m: m._tuple(2),
     0x87: lambda m: m._tuple(3),

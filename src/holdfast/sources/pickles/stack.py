@@ -5,42 +5,42 @@ from __future__ import annotations
 from typing import Any
 
 from holdfast.core.errors import Damaged
-from holdfast.sources.pickles.stream import Stream
+from holdfast.sources.pickles.stream import PickleStream
 
-_OBJECTS = 200_000  # a file may always build so many, and one for every 4 bytes beyond
+_OBJECTS = 200_000  # the limit for small files; larger ones may build one per 4 bytes
 _OBJECT_BYTES = 4
 
 
 class Stack:
-    """What a pickle has built so far."""
+    """The values that a pickle has built so far."""
 
-    def __init__(self, stream: Stream) -> None:
+    def __init__(self, stream: PickleStream) -> None:
         self._stream = stream
         self._stack: list[Any] = []
         self._marks: list[list[Any]] = []
         self._memo: list[Any] = []
-        self._far_memo: dict[int, Any] = {}  # numbers that do not come in order
+        self._far_memo: dict[int, Any] = {}  # indices out of order
         self._objects = 0
         self._most_objects = max(_OBJECTS, (stream.end - stream.begin) // _OBJECT_BYTES)
 
     def _damaged(self, problem: str) -> Damaged:
-        return Damaged(f"{self._stream.where}: not a good pickle at byte {self._stream.position}: {problem}")
+        return Damaged(f"{self._stream.where}: not a valid pickle at byte {self._stream.position}: {problem}")
 
     def _push(self, value: Any) -> None:
         self._stack.append(value)
 
     def _pop(self) -> Any:
         if not self._stack:
-            raise self._damaged("a value is taken from an empty stack")
+            raise self._damaged("a pop from an empty stack")
         return self._stack.pop()
 
     def _top(self) -> Any:
         if not self._stack:
-            raise self._damaged("a value is looked for on an empty stack")
+            raise self._damaged("a read from an empty stack")
         return self._stack[-1]
 
     def _count(self, objects: int) -> None:
-        """Count what takes memory of its own; the size of the file is the limit."""
+        """Count objects that take memory; the size of the file is the limit."""
         self._objects += objects
         if self._objects > self._most_objects:
             raise self._damaged(f"more than {self._most_objects} objects in a file of {self._stream.end} bytes")
@@ -56,7 +56,7 @@ class Stack:
 
     def _since_mark(self) -> list[Any]:
         if not self._marks:
-            raise self._damaged("there is no mark")
+            raise self._damaged("missing mark")
         items, self._stack = self._stack, self._marks.pop()
         return items
 
@@ -88,4 +88,4 @@ class Stack:
         elif index in self._far_memo:
             self._stack.append(self._far_memo[index])
         else:
-            raise self._damaged(f"there is no value number {index} in the memo")
+            raise self._damaged(f"the memo has no value {index}")

@@ -1,4 +1,4 @@
-"""Bytes of a pickle in their order, a window of the file at a time."""
+"""The bytes of a pickle in order, one window of the file at a time."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from holdfast.storage.base import Reader
 _WINDOW_BYTES = 256 * 1024
 
 
-class Stream:
-    """The bytes of a reader from `begin` to `end`; what is skipped is not read."""
+class PickleStream:
+    """The bytes of a reader from `begin` to `end`; skipped bytes are not read."""
 
     def __init__(self, reader: Reader, begin: int, end: int, where: str) -> None:
         self._reader = reader
@@ -22,11 +22,11 @@ class Stream:
 
     @property
     def position(self) -> int:
-        """The offset in the file of the next byte."""
+        """The file offset of the next byte."""
         return self._start + self.at
 
     def take(self, count: int) -> bytes:
-        """The next bytes; raises Damaged if there are fewer."""
+        """Return the next bytes. Raises Damaged if there are fewer."""
         at, stop = self.at, self.at + count
         if stop > len(self.window):
             self._fill(count)
@@ -35,7 +35,7 @@ class Stream:
         return self.window[at:stop]
 
     def take_line(self, limit: int) -> bytes:
-        """The next bytes up to a line's end, without it."""
+        """Return the next bytes up to the end of the line, without it."""
         start = self.position
         line = bytearray()
         while True:
@@ -51,7 +51,7 @@ class Stream:
                 return bytes(line)
 
     def skip(self, count: int) -> None:
-        """Go over the next bytes."""
+        """Skip the next bytes."""
         self.require(count)
         if self.at + count <= len(self.window):
             self.at += count
@@ -59,7 +59,7 @@ class Stream:
         self._start, self.at, self.window = self.position + count, 0, b""
 
     def require(self, count: int) -> None:
-        """Raise Damaged unless so many bytes are left."""
+        """Raise Damaged unless `count` bytes are left."""
         if count > self.end - self.position:
             raise Damaged(
                 f"{self.where}: the pickle needs {count} bytes at byte {self.position}, "

@@ -1,4 +1,4 @@
-"""What a pickle may hold once it is read: plain values, and inert stand-ins for all that is not plain."""
+"""Values of a pickle that was read: plain values, and inert placeholders for everything else."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Name:
-    """A name of a class or function in a pickle. It is a text: nothing is imported for it."""
+    """The name of a class or function in a pickle. It is only text; nothing is imported."""
 
     module: str
     name: str
@@ -19,10 +19,10 @@ class Name:
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
-    """A byte string, or a long text, that stays in the file: its offset and its size in bytes.
+class FileSpan:
+    """A byte string or long text that stays in the file, given by offset and size in bytes.
 
-    Short byte strings are here too, as `data`.
+    Short byte strings also have their `data`.
     """
 
     offset: int
@@ -33,14 +33,14 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """A byte string that the file holds as a text, each byte one character of Latin 1."""
+    """A byte string that the file stores as text, one Latin-1 character per byte."""
 
-    text: Span
+    text: FileSpan
 
 
 @dataclass(slots=True, eq=False)
 class Record:
-    """An object of a named class: what it would be made from, and the state that it would be given."""
+    """An object of a named class: its constructor arguments and its state."""
 
     name: Name
     arguments: tuple[Any, ...] = ()
@@ -48,20 +48,20 @@ class Record:
 
     @property
     def fields(self) -> dict[str, Any]:
-        """The state of an ordinary object, by the names of its attributes."""
+        """The state of an ordinary object, by attribute name."""
         return self.state if isinstance(self.state, dict) else {}
 
 
 Builder = Callable[[tuple[Any, ...]], object]
-Names = Mapping[tuple[str, str], Builder | None]  # None: the name may stand there, and is never called
+Names = Mapping[tuple[str, str], Builder | None]  # None: the name is allowed but never called
 
 
 def record_of(module: str, name: str) -> Builder:
-    """A builder that keeps its arguments in a record."""
+    """Return a builder that keeps its arguments in a record."""
     token = Name(module, name)
     return lambda arguments: Record(token, arguments)
 
 
 def records(module: str, *names: str) -> dict[tuple[str, str], Builder | None]:
-    """Names of one module that become records."""
+    """Map names of one module to builders of records."""
     return {(module, name): record_of(module, name) for name in names}

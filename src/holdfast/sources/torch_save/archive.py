@@ -1,7 +1,7 @@
-"""Files that torch.save wrote: the value in them, and where the bytes of its storages lie.
+"""torch.save files: their value, and the locations of its storages.
 
-Since torch 1.6 a file is a zip archive of entries that are stored as they are; before, pickles
-one after another with the storages behind them.
+Since torch 1.6 a file is a zip archive of uncompressed entries. Older files are consecutive pickles
+followed by the storages.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from holdfast.core import limits
 from holdfast.core.errors import Damaged, HoldfastError, Unsupported
 from holdfast.format.dtypes import dtype_named
 from holdfast.sources.pickles import read_pickle
-from holdfast.sources.torch_save.names import TORCH_NAMES, Storage, storage_of
+from holdfast.sources.torch_save.names import TORCH_NAMES, PickledStorage, storage_of
 from holdfast.sources.torch_save.zip_directory import ZipEntry, is_zip, read_zip
 from holdfast.storage.base import Reader
 
@@ -27,7 +27,7 @@ _PICKLE_BYTES = 1024 * limits.MIB
 
 @dataclass(frozen=True, slots=True)
 class Archive:
-    """The value of a torch.save file; tensors in it are views of storages: key to begin and size in the file.
+    """The value of a torch.save file. Its tensors are views of storages, given by key as offset and size.
 
     `pickle_end` is the byte after the pickle.
     """
@@ -38,12 +38,12 @@ class Archive:
 
 
 def is_torch_file(start: bytes) -> bool:
-    """Whether a file that begins so may be one of torch.save."""
+    """Return True if a file with this start may be a torch.save file."""
     return is_zip(start) or start.startswith(_LEGACY_START)
 
 
 def read_archive(reader: Reader, where: str, begin: int = 0, end: int | None = None) -> Archive:
-    """What torch.save wrote to `begin` to `end` of a file; nothing of it is run."""
+    """Read what torch.save wrote to the bytes `begin` to `end` of a file, without executing it."""
     end = reader.size if end is None else end
     start = bytearray(min(4, end - begin))
     reader.read_into(begin, [memoryview(start)])
@@ -56,22 +56,22 @@ def _read_zipped(reader: Reader, where: str, begin: int, end: int) -> Archive:
     entries = read_zip(reader, where, begin, end)
     top = next((name.removesuffix("data.pkl") for name in entries if name.endswith("/data.pkl")), None)
     if top is None or top.count("/") != 1:
-        raise Unsupported(f"{where}: a zip archive without data.pkl: not a file of torch.save")
+        raise Unsupported(f"{where}: a zip archive without data.pkl: not a torch.save file")
     if f"{top}constants.pkl" in entries:
         raise Unsupported(f"{where}: a TorchScript program; save its state_dict() instead")
     order = entries.get(f"{top}byteorder")
     if order is not None and _small(reader, order, where) != b"little":
-        raise Unsupported(f"{where}: tensors in big-endian order are not read")
+        raise Unsupported(f"{where}: big-endian tensors are not supported")
     data = entries[f"{top}data.pkl"]
     if data.size > _PICKLE_BYTES:
         raise Damaged(f"{where}: data.pkl has {data.size} bytes, more than the limit of {_PICKLE_BYTES}")
     storages: dict[str, tuple[int, int]] = {}
 
-    def find(token: Any) -> Storage:
+    def find(token: Any) -> PickledStorage:
         storage = _storage(token, where)
         entry = entries.get(f"{top}data/{storage.key}")
         if entry is None:
-            raise Damaged(f"{where}: there is no entry for the storage {storage.key[:80]!r}")
+            raise Damaged(f"{where}: missing entry for the storage {storage.key[:80]!r}")
         _require_bytes(storage, entry.size, where)
         storages[storage.key] = (entry.begin, entry.size)
         return storage
@@ -90,7 +90,7 @@ def _small(reader: Reader, entry: ZipEntry, where: str) -> bytes:
     return bytes(data)
 
 
-def _storage(token: Any, where: str) -> Storage:
+def _storage(token: Any, where: str) -> PickledStorage:
     try:
         return storage_of(token)
     except (TypeError, ValueError) as error:
@@ -99,14 +99,14 @@ def _storage(token: Any, where: str) -> Storage:
         raise Damaged(f"{where}: {error}") from None
 
 
-def _item_bytes(storage: Storage) -> int:
+def _item_bytes(storage: PickledStorage) -> int:
     if not storage.dtype:
         return 1
     dtype = dtype_named(storage.dtype)
     return dtype.bytes * (2 if dtype.pair else 1)
 
 
-def _require_bytes(storage: Storage, size: int, where: str) -> None:
+def _require_bytes(storage: PickledStorage, size: int, where: str) -> None:
     expected = storage.elements * _item_bytes(storage)
     if not 0 <= expected <= size:
         raise Damaged(f"{where}: the storage {storage.key[:80]!r} has {size} bytes, expected {expected}")
@@ -117,14 +117,14 @@ def _read_legacy(reader: Reader, where: str, begin: int, end: int) -> Archive:
     for expected in (_MAGIC, _LEGACY_PROTOCOL):
         read = read_pickle(reader, where, {}, begin=position, end=end)
         if read.value != expected:
-            raise Unsupported(f"{where}: not a file of torch.save")
+            raise Unsupported(f"{where}: not a torch.save file")
         position = read.end
     system = read_pickle(reader, where, {}, begin=position, end=end)
     if not isinstance(system.value, dict) or system.value.get("little_endian") is not True:
-        raise Unsupported(f"{where}: tensors in big-endian order are not read")
-    found: dict[str, Storage] = {}
+        raise Unsupported(f"{where}: big-endian tensors are not supported")
+    found: dict[str, PickledStorage] = {}
 
-    def find(token: Any) -> Storage:
+    def find(token: Any) -> PickledStorage:
         storage = _storage(token, where)
         return found.setdefault(storage.key, storage)
 
@@ -134,22 +134,24 @@ def _read_legacy(reader: Reader, where: str, begin: int, end: int) -> Archive:
 
 
 def _legacy_storages(
-    reader: Reader, keys: Any, found: Mapping[str, Storage], position: int, end: int, where: str
+    reader: Reader, keys: Any, found: Mapping[str, PickledStorage], position: int, end: int, where: str
 ) -> dict[str, tuple[int, int]]:
-    """Storages one after another: a count of elements, then their bytes."""
+    """Locate consecutive storages: each is a count of elements followed by their bytes."""
     texts = isinstance(keys, list) and all(type(key) is str for key in keys)
     if not texts or len(keys) != len(found) or set(keys) != set(found):
-        raise Damaged(f"{where}: the storages that follow are not those that the tensors need")
+        raise Damaged(f"{where}: the stored storages do not match those of the tensors")
     storages = {}
     for key in keys:
         storage = found[key]
         count = bytearray(8)
         if position + 8 > end:
-            raise Damaged(f"{where}: it ends before the storage {key[:80]!r}")
+            raise Damaged(f"{where}: the file ends before the storage {key[:80]!r}")
         reader.read_into(position, [memoryview(count)])
         size = storage.elements * _item_bytes(storage)
         if struct.unpack("<q", count)[0] != storage.elements or size < 0 or position + 8 + size > end:
-            raise Damaged(f"{where}: the storage {key[:80]!r} at byte {position} has not {storage.elements} elements")
+            raise Damaged(
+                f"{where}: the storage {key[:80]!r} at byte {position} does not have {storage.elements} elements"
+            )
         storages[key] = (position + 8, size)
         position += 8 + size
     return storages

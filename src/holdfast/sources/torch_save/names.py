@@ -1,4 +1,4 @@
-"""Names of torch that stand in honest pickles of tensors, and the inert values that are built for them."""
+"""The torch names that legitimate pickles of tensors contain, and builders of inert values for them."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ _ELEMENTS = 2**58
 
 
 @dataclass(frozen=True, slots=True)
-class Storage:
-    """A storage that a pickle refers to: its key, the dtype of its elements ("" for bytes), how many they are."""
+class PickledStorage:
+    """A storage that a pickle refers to: its key, element dtype ("" for bytes) and number of elements."""
 
     key: str
     dtype: str
@@ -44,49 +44,51 @@ class Storage:
 
 
 @dataclass(frozen=True, slots=True)
-class Tensor:
-    """A tensor as a pickle holds it: a view of a storage. `offset` and `strides` count elements."""
+class PickledTensor:
+    """A tensor in a pickle: a view of a storage. `offset` and `strides` count elements."""
 
-    storage: Storage
+    storage: PickledStorage
     dtype: str
     offset: int
     shape: tuple[int, ...]
     strides: tuple[int, ...]
 
 
-def storage_of(token: Any) -> Storage:
-    """What a persistent id of torch refers to; raises ValueError for anything but a storage."""
+def storage_of(token: Any) -> PickledStorage:
+    """Return the storage of a torch persistent id. Raises ValueError for any other id."""
     if type(token) is not tuple or len(token) < 5 or token[0] != "storage":
         raise ValueError("not the id of a storage")
     _, kind, key, _, elements = token[:5]
     if len(token) > 5 and token[5] is not None:
-        raise ValueError("a view of a storage, as torch 0.3 had them")
+        raise ValueError("a view of a storage, as in torch 0.3")
     if type(kind) is not Name or kind.name not in _STORAGES or type(key) is not str or type(elements) is not int:
         raise ValueError("not the id of a storage")
-    return Storage(key, _STORAGES[kind.name], elements)
+    return PickledStorage(key, _STORAGES[kind.name], elements)
 
 
-def _tensor(arguments: tuple[Any, ...]) -> Tensor:
+def _tensor(arguments: tuple[Any, ...]) -> PickledTensor:
     storage, offset, shape, strides = arguments[:4]
-    if type(storage) is not Storage:
+    if type(storage) is not PickledStorage:
         raise TypeError("not a storage")
     metadata = arguments[6] if len(arguments) > 6 else None
     return _checked(storage, storage.dtype, offset, shape, strides, metadata)
 
 
-def _tensor_v3(arguments: tuple[Any, ...]) -> Tensor:
+def _tensor_v3(arguments: tuple[Any, ...]) -> PickledTensor:
     storage, offset, shape, strides, _, _, dtype = arguments[:7]
-    if type(storage) is not Storage or type(dtype) is not Name:
+    if type(storage) is not PickledStorage or type(dtype) is not Name:
         raise TypeError("not a storage and a dtype")
     metadata = arguments[7] if len(arguments) > 7 else None
     return _checked(storage, dtype.name, offset, shape, strides, metadata)
 
 
-def _checked(storage: Storage, dtype: str, offset: Any, shape: Any, strides: Any, metadata: Any) -> Tensor:
+def _checked(
+    storage: PickledStorage, dtype: str, offset: Any, shape: Any, strides: Any, metadata: Any
+) -> PickledTensor:
     if not is_dtype(dtype):
-        raise Unsupported(f"a tensor of dtype {dtype or 'bytes'} is not read")
+        raise Unsupported(f"a tensor of dtype {dtype or 'bytes'} is not supported")
     if isinstance(metadata, dict) and any(metadata.values()):
-        raise Unsupported("a tensor that is conjugated or negated lazily; save tensor.resolve_conj().resolve_neg()")
+        raise Unsupported("a lazily conjugated or negated tensor; save tensor.resolve_conj().resolve_neg()")
     numbers = (offset, *shape, *strides)
     if type(shape) is not tuple or type(strides) is not tuple or len(shape) != len(strides) or len(shape) > 64:
         raise TypeError("not a shape and its strides")
@@ -94,7 +96,7 @@ def _checked(storage: Storage, dtype: str, offset: Any, shape: Any, strides: Any
         raise ValueError("not a shape and its strides")
     if math.prod(max(1, size) for size in shape) >= _ELEMENTS:
         raise ValueError("too large a shape")
-    return Tensor(storage, dtype, offset, shape, strides)
+    return PickledTensor(storage, dtype, offset, shape, strides)
 
 
 def _parameter(arguments: tuple[Any, ...]) -> Any:
@@ -102,34 +104,36 @@ def _parameter(arguments: tuple[Any, ...]) -> Any:
 
 
 def _from_type(arguments: tuple[Any, ...]) -> Any:
-    """A tensor that has attributes or a class of its own."""
+    """Build a tensor that has attributes or a subclass."""
     function, kind, inner = arguments[:3]
     if type(function) is not Name or type(kind) is not Name or type(inner) is not tuple:
         raise TypeError("not a function, a class and arguments")
     if (kind.module, kind.name) not in _PLAIN_TYPES:
-        _refuse_dtensor(arguments)
+        _reject_dtensor(arguments)
     builder = TORCH.get((function.module, function.name))
     if builder is None or builder is _from_type or function.module != "torch._utils":
-        raise TypeError("not a function that makes tensors")
+        raise TypeError("not a function that builds tensors")
     return builder(inner)
 
 
-def _refuse_dtensor(arguments: tuple[Any, ...]) -> Any:
+def _reject_dtensor(arguments: tuple[Any, ...]) -> Any:
     raise Unsupported(
-        "a DTensor, of which a torch.save file has one rank's part; save full tensors, or use "
+        "a DTensor, of which a torch.save file holds only one rank's shard; save full tensors, or use "
         "torch.distributed.checkpoint or holdfast.save"
     )
 
 
-def _refuse_shard(arguments: tuple[Any, ...]) -> Any:
-    return _refuse_subclass(("torch.ShardedTensor",))
+def _reject_shard(arguments: tuple[Any, ...]) -> Any:
+    return _reject_subclass(("torch.ShardedTensor",))
 
 
-def _refuse_subclass(arguments: tuple[Any, ...]) -> Any:
+def _reject_subclass(arguments: tuple[Any, ...]) -> Any:
     kind = str(arguments[0]) if arguments else "an unknown class"
     sharded = kind.endswith(".ShardedTensor")
     what = (
-        "a ShardedTensor of FSDP, of which a torch.save file has one rank's part" if sharded else f"a tensor of {kind}"
+        "a ShardedTensor of FSDP, of which a torch.save file holds only one rank's shard"
+        if sharded
+        else f"a tensor of {kind}"
     )
     raise Unsupported(
         f"{what[:200]}; save a full state dict of plain tensors, or use torch.distributed.checkpoint or holdfast.save"
@@ -148,7 +152,7 @@ def _device(arguments: tuple[Any, ...]) -> str:
 def _layout(arguments: tuple[Any, ...]) -> str:
     (text,) = arguments
     if text != "torch.strided":
-        raise Unsupported(f"a tensor of layout {str(text)[:40]!r}; only dense ones are read")
+        raise Unsupported(f"a tensor of layout {str(text)[:40]!r}; only dense tensors are supported")
     return str(text)
 
 
@@ -172,9 +176,9 @@ TORCH: Names = {
     **{("torch", name): None for name in _STORAGES},
     ("torch.storage", "UntypedStorage"): None,
     **{("torch", name): None for name in _DTYPES},
-    **{(module, "DTensor"): _refuse_dtensor for module in _DTENSOR_MODULES},
+    **{(module, "DTensor"): _reject_dtensor for module in _DTENSOR_MODULES},
     **{(module, "ShardedTensor"): None for module in _SHARDED_MODULES},
-    **{(module, "Shard"): _refuse_shard for module in _SHARDED_MODULES},
-    ("torch._utils", "_rebuild_wrapper_subclass"): _refuse_subclass,
+    **{(module, "Shard"): _reject_shard for module in _SHARDED_MODULES},
+    ("torch._utils", "_rebuild_wrapper_subclass"): _reject_subclass,
 }
 TORCH_NAMES: Names = {**COMMON, **NUMPY, **TORCH}

@@ -1,4 +1,4 @@
-"""Opens what torch.save wrote: a single file, or a folder of Hugging Face with `pytorch_model*.bin`."""
+"""Read torch.save files: a single file, or a Hugging Face folder with `pytorch_model*.bin`."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from holdfast.core.errors import Damaged, Unsupported
 from holdfast.core.filenames import is_plain
 from holdfast.format.index import decode_index, require_indexed
 from holdfast.sources.companions import Companions, is_companion, read_companions
-from holdfast.sources.deepspeed import refuse_content
-from holdfast.sources.foreign import Folder, Found
+from holdfast.sources.deepspeed import reject_sharded_content
+from holdfast.sources.foreign import Folder, ReaderResult
 from holdfast.sources.parts import part_by_content
 from holdfast.sources.torch_save.archive import is_torch_file, read_archive
 from holdfast.sources.torch_save.trees import tree_of
-from holdfast.sources.trees.groups import found_in
+from holdfast.sources.trees.groups import result_of_tree
 
 FORMAT = "torch"
 _ENDINGS = (".pt", ".pth", ".bin", ".ckpt")
@@ -25,8 +25,8 @@ _INDEX = "pytorch_model.bin.index.json"
 _START_BYTES = 16
 
 
-def read_torch(folder: Folder) -> Found | None:
-    """What a torch.save file holds; None if there is none, or it is not clear which one is meant."""
+def read_torch(folder: Folder) -> ReaderResult | None:
+    """Return the contents of a torch.save file; None if there is none or the choice is ambiguous."""
     members = _members(folder)
     if not members:
         return None
@@ -39,7 +39,9 @@ def read_torch(folder: Folder) -> Found | None:
             _require_keys(folder, {name: part})
             return _found(folder, part, f"{folder.path}/{name}", own)
         if not isinstance(part, dict) or not part.keys().isdisjoint(tree):
-            raise Damaged(f"{folder.path}/{name}: not a part of a model: it is no dict, or has keys of another part")
+            raise Damaged(
+                f"{folder.path}/{name}: not a shard of a model: it is not a dict, or repeats keys of another shard"
+            )
         tree |= part
         held[name] = part
         made |= own
@@ -47,14 +49,14 @@ def read_torch(folder: Folder) -> Found | None:
     return _found(folder, tree, folder.path, made)
 
 
-def _found(folder: Folder, tree: Any, where: str, made: Mapping[str, bytes]) -> Found:
-    """Return what is in a tree and in the files that a trainer put beside it."""
-    refuse_content(tree, where)
+def _found(folder: Folder, tree: Any, where: str, made: Mapping[str, bytes]) -> ReaderResult:
+    """Return the contents of a tree and of the files that a trainer wrote next to it."""
+    reject_sharded_content(tree, where)
     partial = part_by_content(tree)
     companions = read_companions(folder) if isinstance(tree, dict) else Companions()
-    tree = companions.beside(tree) if companions.trees else tree
-    found = found_in(FORMAT, tree, where, {**made, **companions.made}, unwrap_ddp=True)
-    return replace(companions.noted(found), partial=partial)
+    tree = companions.added_to(tree) if companions.trees else tree
+    found = result_of_tree(FORMAT, tree, where, {**made, **companions.made}, unwrap_ddp=True)
+    return replace(companions.with_notes(found), partial=partial)
 
 
 def _members(folder: Folder) -> Sequence[str]:
@@ -74,7 +76,7 @@ def _indexed(folder: Folder) -> list[str]:
     members = sorted(set(_weight_map(folder).values()))
     for name in members:
         if name not in folder.files:
-            raise Damaged(f"{folder.path}: {_INDEX} names {name[:80]!r}, which is not there")
+            raise Damaged(f"{folder.path}: {_INDEX} names {name[:80]!r}, which is missing")
     return members
 
 
@@ -83,7 +85,7 @@ def _weight_map(folder: Folder) -> dict[str, str]:
 
 
 def _require_keys(folder: Folder, held: Mapping[str, Any]) -> None:
-    """Raise Damaged if the index, where it was followed, names a key that its file lacks."""
+    """Raise Damaged if the index, where it is used, names a key that its file lacks."""
     if folder.only is None and _SINGLE not in folder.files and _INDEX in folder.files:
         parts = {name: part if isinstance(part, dict) else {} for name, part in held.items()}
         require_indexed(_weight_map(folder), parts, f"{folder.path}/{_INDEX}")
@@ -103,7 +105,7 @@ def _is_torch(folder: Folder, name: str) -> bool:
 def _read(folder: Folder, name: str) -> tuple[Any, dict[str, bytes]]:
     where = f"{folder.path}/{name}"
     if not _is_torch(folder, name):
-        raise Unsupported(f"{where}: not a file of torch.save")
+        raise Unsupported(f"{where}: not a torch.save file")
     reader = folder.open(name)
     try:
         return tree_of(read_archive(reader, where), name, reader, where)

@@ -1,4 +1,4 @@
-"""The value of a torch.save file as a tree: tensors and arrays become leaves, the rest is plain."""
+"""Turn the value of a torch.save file into a tree with tensors and arrays as leaves."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from holdfast.plan.files import Place, TensorSpec
 from holdfast.plan.recipe import Recipe
 from holdfast.sources.pickles import (
     Array,
+    FileSpan,
     Name,
     Record,
-    Span,
     array_of,
     is_array,
     is_scalar,
@@ -23,28 +23,28 @@ from holdfast.sources.pickles import (
     span_bytes,
 )
 from holdfast.sources.torch_save.archive import Archive
-from holdfast.sources.torch_save.names import Tensor
+from holdfast.sources.torch_save.names import PickledTensor
 from holdfast.sources.torch_save.views import view_recipe
-from holdfast.sources.trees.leaf import Leaf, dotted
+from holdfast.sources.trees.leaf import TensorLeaf, dotted
 from holdfast.storage.base import Reader
 
 _MADE = ".made"
 _ARRAY_BYTES = 64 * 1024 * 1024
 
 
-class Planter:
-    """Makes trees of the values of one file. `made` gathers bytes that the file holds in another form."""
+class TreeBuilder:
+    """Builds trees from the values of one file. `made` collects bytes that the file stores in another form."""
 
     def __init__(self, file: str, reader: Reader, where: str) -> None:
         self._file = file
         self._reader = reader
         self._where = where
         self._made = bytearray()
-        self._known: dict[tuple[Tensor, int], Leaf] = {}
+        self._known: dict[tuple[PickledTensor, int], TensorLeaf] = {}
 
     @property
     def made(self) -> dict[str, bytes]:
-        """Files in memory that recipes refer to."""
+        """Files in memory that the recipes refer to."""
         return {self._made_file: bytes(self._made)} if self._made else {}
 
     @property
@@ -52,27 +52,27 @@ class Planter:
         return f"{self._file}{_MADE}"
 
     def tree(self, value: Any, storages: Mapping[str, tuple[int, int]], path: tuple[object, ...] = ()) -> Any:
-        """The tree of a value; how deep it is was checked when it was read."""
+        """Return the tree of a value, whose depth was checked when it was read."""
         if isinstance(value, dict):
             return {key: self.tree(item, storages, (*path, key)) for key, item in value.items()}
         if isinstance(value, list | tuple):
             items = (self.tree(item, storages, (*path, index)) for index, item in enumerate(value))
             return list(items) if isinstance(value, list) else tuple(items)
-        if isinstance(value, Tensor):
+        if isinstance(value, PickledTensor):
             return self._tensor(value, storages, dotted(path))
         if isinstance(value, Record):
             return self._record(value, storages, path)
-        if isinstance(value, Span):
+        if isinstance(value, FileSpan):
             return value.data
         return str(value) if isinstance(value, Name) else value
 
-    def _tensor(self, tensor: Tensor, storages: Mapping[str, tuple[int, int]], key: str) -> Leaf:
-        """A tensor; one that stands in several places of the tree is one leaf, under the first key."""
+    def _tensor(self, tensor: PickledTensor, storages: Mapping[str, tuple[int, int]], key: str) -> TensorLeaf:
+        """Return the leaf of a tensor; a tensor that appears several times is one leaf, under its first key."""
         begin, size = storages[tensor.storage.key]
         known = self._known.get((tensor, begin))
         if known is None:
             recipe = view_recipe(tensor, key, self._file, begin, size, self._where)
-            known = Leaf(recipe, tensor.dtype if recipe.dtype.name != tensor.dtype else None)
+            known = TensorLeaf(recipe, tensor.dtype if recipe.dtype.name != tensor.dtype else None)
             self._known[tensor, begin] = known
         return known
 
@@ -85,11 +85,11 @@ class Planter:
         text = path_text(record)
         return text if text is not None else self.tree(record.fields, storages, path)
 
-    def _array(self, array: Array, key: str, where: str) -> Leaf:
+    def _array(self, array: Array, key: str, where: str) -> TensorLeaf:
         dtype = dtype_named(array.dtype.stored)
         shape = tuple(reversed(array.shape)) if array.fortran else array.shape
         shape = (*shape, 2) if array.dtype.pair else shape
-        if isinstance(array.data, Span):
+        if isinstance(array.data, FileSpan):
             file, begin = self._file, array.data.offset
         else:
             data = span_bytes(self._reader, array.data, where, _ARRAY_BYTES)
@@ -101,10 +101,10 @@ class Planter:
         if array.fortran:
             dims = len(array.shape)
             recipe = recipe.permuted((*range(dims - 1, -1, -1), *range(dims, len(shape))))
-        return Leaf(recipe, array.dtype.name if array.dtype.name != dtype.name else None)
+        return TensorLeaf(recipe, array.dtype.name if array.dtype.name != dtype.name else None)
 
 
 def tree_of(archive: Archive, file: str, reader: Reader, where: str) -> tuple[Any, dict[str, bytes]]:
-    """The tree of a torch.save file, and the files in memory that it refers to."""
-    planter = Planter(file, reader, where)
-    return planter.tree(archive.value, archive.storages), planter.made
+    """Return the tree of a torch.save file, and the files in memory that it refers to."""
+    builder = TreeBuilder(file, reader, where)
+    return builder.tree(archive.value, archive.storages), builder.made

@@ -1,4 +1,4 @@
-"""Views of a storage as recipes: any strides that a plan of places can say, without a copy."""
+"""Views of a storage as recipes, for all strides that places can express, without a copy."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from holdfast.format.dtypes import DType, dtype_named
 from holdfast.layout.box import Box
 from holdfast.plan.files import Place, TensorSpec
 from holdfast.plan.recipe import Recipe, Term
-from holdfast.sources.torch_save.names import Tensor
+from holdfast.sources.torch_save.names import PickledTensor
 
 _PIECES = 4096
-_REPEATED_BYTES = 16 * limits.MIB  # an expanded tensor may be larger than its storage by so much, or so often
+_REPEATED_BYTES = 16 * limits.MIB  # an expanded tensor may reach this size, or _REPEATED times its storage
 _REPEATED = 4
 
 
-def view_recipe(tensor: Tensor, key: str, file: str, begin: int, size: int, where: str) -> Recipe[Place]:
-    """The recipe of a tensor whose storage has `size` bytes from byte `begin` of a file.
+def view_recipe(tensor: PickledTensor, key: str, file: str, begin: int, size: int, where: str) -> Recipe[Place]:
+    """Return the recipe of a tensor whose storage has `size` bytes, starting at byte `begin` of a file.
 
-    Complex numbers that the format has no dtype for come as pairs of reals, in a last dim of 2.
+    Complex dtypes that the format lacks are stored as pairs of reals, in a last dim of size 2.
     """
     logical = dtype_named(tensor.dtype)
     dtype = dtype_named(logical.stored)
@@ -39,15 +39,15 @@ def view_recipe(tensor: Tensor, key: str, file: str, begin: int, size: int, wher
         )
     if volume * dtype.bytes > max(_REPEATED_BYTES, _REPEATED * size):
         raise Unsupported(
-            f"{where}: {key!r} repeats the {size} bytes of its storage to {volume * dtype.bytes}; save what is repeated"
+            f"{where}: {key!r} repeats the {size} bytes of its storage to {volume * dtype.bytes}; save it unexpanded"
         )
-    storage = _Storage(key, dtype, shape, file, begin, size // dtype.bytes)
+    storage = _StorageView(key, dtype, shape, file, begin, size // dtype.bytes)
     terms = tuple(_terms(storage, (0,) * len(shape), shape, strides, offset, where))
     return Recipe(shape, dtype, terms)
 
 
-class _Storage:
-    """Where a tensor's elements lie, and how many pieces it may still become."""
+class _StorageView:
+    """The location of a tensor's elements, and the number of pieces it has been split into."""
 
     def __init__(self, key: str, dtype: DType, shape: tuple[int, ...], file: str, begin: int, elements: int) -> None:
         self.key, self.dtype, self.shape = key, dtype, shape
@@ -60,14 +60,14 @@ class _Storage:
 
 
 def _terms(
-    storage: _Storage,
+    storage: _StorageView,
     corner: tuple[int, ...],
     shape: tuple[int, ...],
     strides: tuple[int, ...],
     offset: int,
     where: str,
 ) -> Iterator[Term[Place]]:
-    """The terms of the box of `shape` at `corner`: one if it is a box of a dense array, else row by row."""
+    """Yield the terms of the box of `shape` at `corner`: one if it is a box of a dense array, else row by row."""
     storage.pieces += 1
     if storage.pieces > _PIECES:
         raise Unsupported(f"{where}: the strides of {storage.key!r} are too irregular; save tensor.contiguous()")
@@ -83,15 +83,15 @@ def _terms(
 
 
 def _as_box(
-    storage: _Storage, corner: tuple[int, ...], shape: tuple[int, ...], strides: tuple[int, ...], offset: int
+    storage: _StorageView, corner: tuple[int, ...], shape: tuple[int, ...], strides: tuple[int, ...], offset: int
 ) -> Term[Place] | None:
-    """The box as one box of a dense row-major array in the storage, if there is such an array."""
+    """Return the box as one box of a dense row-major array in the storage, or None."""
     if _is_dense(shape, strides):
         place = storage.place(shape, offset, part=shape != storage.shape)
         return Term(Box(corner, shape), place, Box.full(shape), tuple(range(len(shape))))
     wide = sorted((d for d in range(len(shape)) if shape[d] > 1), key=lambda d: (-strides[d], d))
     steps = [strides[d] for d in wide]
-    steps += [1] if steps[-1] > 1 else []  # a dim more, of which one element is taken
+    steps += [1] if steps[-1] > 1 else []  # an extra dim, of which one element is used
     if not steps[-1] or any(outer % inner for outer, inner in itertools.pairwise(steps)):
         return None
     order = [*wide, *[-1] * (len(steps) - len(wide)), *(d for d in range(len(shape)) if shape[d] == 1)]
@@ -116,7 +116,7 @@ def _is_dense(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
 
 
 def _beginnings(offset: int, steps: list[int]) -> Iterator[tuple[list[int], int]]:
-    """Where a dense array may begin, and at which index of it the box does: there, or at the row's begin."""
+    """Yield candidate starts of a dense array with the index of the box: at the box, or at the start of its row."""
     yield [0] * len(steps), offset
     begin = offset - offset % steps[0]
     left, indexes = offset - begin, [0]

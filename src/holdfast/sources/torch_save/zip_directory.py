@@ -1,6 +1,6 @@
-"""The directory of a zip archive, read strictly: entries as they are, inside of the file, and apart.
+"""Read the directory of a zip archive strictly: uncompressed entries inside the file, without overlap.
 
-Names never become paths; what is compressed, encrypted, doubled or overlapping is refused.
+Names never become paths. Compressed, encrypted, duplicate or overlapping entries are rejected.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _NAME_BYTES = 1000
 
 @dataclass(frozen=True, slots=True)
 class ZipEntry:
-    """One entry: its name, where its bytes begin in the file, and how many they are."""
+    """One entry: its name, the offset of its bytes in the file, and its size."""
 
     name: str
     begin: int
@@ -41,12 +41,12 @@ class _Central:
 
 
 def is_zip(start: bytes) -> bool:
-    """Whether a file that begins so is a zip archive."""
+    """Return True if a file with this start is a zip archive."""
     return start.startswith(b"PK\x03\x04")
 
 
 def read_zip(reader: Reader, where: str, begin: int = 0, end: int | None = None) -> dict[str, ZipEntry]:
-    """The entries of the archive in `begin` to `end` of a file, by name; offsets count from the file's first byte."""
+    """Return the entries of the archive in bytes `begin` to `end` of a file, by name; offsets are in the file."""
     size = (reader.size if end is None else end) - begin
     directory, count, at = _directory(reader, where, begin, size)
     entries = sorted(_centrals(directory, count, where), key=lambda entry: entry.header)
@@ -55,7 +55,7 @@ def read_zip(reader: Reader, where: str, begin: int = 0, end: int | None = None)
     for entry, stop in zip(entries, stops, strict=True):
         data = _data_begin(reader, entry, begin, stop, where)
         if data + entry.size > stop:
-            raise Damaged(f"{where}: the zip entry {entry.name[:80]!r} reaches into what comes after it")
+            raise Damaged(f"{where}: the zip entry {entry.name[:80]!r} overlaps what follows it")
         if entry.name in found:
             raise Damaged(f"{where}: two zip entries are named {entry.name[:80]!r}")
         found[entry.name] = ZipEntry(entry.name, begin + data, entry.size)
@@ -69,17 +69,17 @@ def _read(reader: Reader, offset: int, size: int) -> bytes:
 
 
 def _directory(reader: Reader, where: str, begin: int, size: int) -> tuple[bytes, int, int]:
-    """The central directory, its number of entries, and where it begins in the archive."""
+    """Return the central directory, its number of entries, and its offset in the archive."""
     if size < _END.size:
         raise Damaged(f"{where}: {size} bytes are too few for a zip archive")
     mark, *numbers, comment = _END.unpack(_read(reader, begin + size - _END.size, _END.size))
     if mark != b"PK\x05\x06" or comment:
-        raise Damaged(f"{where}: a zip archive without its end; the file may have been cut short")
+        raise Damaged(f"{where}: a zip archive without its end record; the file may be truncated")
     disk, first, here, count, length, at = numbers
     if _SMALL in (length, at) or 0xFFFF in (count, here):
         here, count, length, at = _end64(reader, where, begin, size)
     elif disk or first:
-        raise Unsupported(f"{where}: a zip archive of several parts")
+        raise Unsupported(f"{where}: a multi-part zip archive")
     if here != count or at + length > size or length > _DIRECTORY_BYTES or count > min(_ENTRIES, length // 46):
         raise Damaged(f"{where}: a zip directory of {count} entries in {length} bytes at {at} does not fit the file")
     return _read(reader, begin + at, length), count, at
@@ -88,13 +88,13 @@ def _directory(reader: Reader, where: str, begin: int, size: int) -> tuple[bytes
 def _end64(reader: Reader, where: str, begin: int, size: int) -> tuple[int, int, int, int]:
     position = size - _END.size - _END64_AT.size
     if position < _END64.size:
-        raise Damaged(f"{where}: a large zip archive without its end")
+        raise Damaged(f"{where}: a large zip archive without its end record")
     mark, _, at, _ = _END64_AT.unpack(_read(reader, begin + position, _END64_AT.size))
     if mark != b"PK\x06\x07" or at + _END64.size > position:
-        raise Damaged(f"{where}: a large zip archive without its end")
+        raise Damaged(f"{where}: a large zip archive without its end record")
     mark, _, _, _, _, _, here, count, length, start = _END64.unpack(_read(reader, begin + at, _END64.size))
     if mark != b"PK\x06\x06":
-        raise Damaged(f"{where}: a large zip archive without its end")
+        raise Damaged(f"{where}: a large zip archive without its end record")
     return here, count, length, start
 
 
@@ -115,7 +115,7 @@ def _centrals(directory: bytes, count: int, where: str) -> Iterator[_Central]:
         size, packed, header = _wide(directory[extra_at : extra_at + extra_bytes], size, packed, header, where)
         if method or flags & 1 or size != packed:
             what = "encrypted" if flags & 1 else "compressed"
-            raise Unsupported(f"{where}: the zip entry {name[:80]!r} is {what}; torch.save stores entries as they are")
+            raise Unsupported(f"{where}: the zip entry {name[:80]!r} is {what}; torch.save stores entries uncompressed")
         yield _Central(name, header, size)
 
 
@@ -130,7 +130,7 @@ def _name(raw: bytes, where: str) -> str:
 
 
 def _wide(extra: bytes, size: int, packed: int, header: int, where: str) -> tuple[int, int, int]:
-    """The sizes and the offset, from the extra field where they are too large for the directory."""
+    """Return the sizes and the offset, taken from the extra field if too large for the directory."""
     numbers: list[int] = []
     position = 0
     while position + 4 <= len(extra):
@@ -150,7 +150,7 @@ def _wide(extra: bytes, size: int, packed: int, header: int, where: str) -> tupl
 
 
 def _data_begin(reader: Reader, entry: _Central, begin: int, stop: int, where: str) -> int:
-    """Where an entry's bytes begin in the archive, from the header before them."""
+    """Return the offset of an entry's bytes in the archive, from its local header."""
     if entry.header + _LOCAL.size > stop:
         raise Damaged(f"{where}: the zip entry {entry.name[:80]!r} overlaps another, or the directory")
     raw = _read(reader, begin + entry.header, min(_LOCAL.size + 4 * len(entry.name), stop - entry.header))

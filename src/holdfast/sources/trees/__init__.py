@@ -1,1 +1,1 @@
-"""Trees of foreign values: classified, grouped, and laid out as stored blocks."""
+"""Trees of foreign values: classify them, group them, and locate them in stored blocks."""

@@ -1,4 +1,4 @@
-"""Sorts a tree of foreign values: what is the model, what are optimizers, what is neither."""
+"""Classify a tree of foreign values: the model, the optimizers, and everything else."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from holdfast.sources.trees.flat_optimizers import keys_in, split_root
-from holdfast.sources.trees.leaf import Leaf, has_leaf
+from holdfast.sources.trees.leaf import TensorLeaf, has_leaf
 from holdfast.sources.trees.torch_optimizer import OptimizerState, optimizer_in
 
 OTHERS = "tensors"
@@ -19,23 +19,23 @@ _OF_OPTIMIZER = frozenset({"state", "param_groups"})
 
 
 @dataclass(slots=True)
-class Sorted:
-    """The parts of a tree, by what they are."""
+class ClassifiedTree:
+    """The parts of a tree by kind."""
 
     model: dict[str, Any] = field(default_factory=dict)
     optimizers: dict[str, OptimizerState] = field(default_factory=dict)
     others: dict[str, Any] = field(default_factory=dict)
 
 
-def sort_tree(tree: Any) -> Sorted:
-    """The parts of a tree. No two optimizers become one: only a lone one is called "optimizer"."""
+def classify_tree(tree: Any) -> ClassifiedTree:
+    """Classify the parts of a tree. Optimizers are never merged: only a single one is named "optimizer"."""
     return _sort(_unwrapped(tree))
 
 
 def _unwrapped(tree: Any) -> dict[str, Any]:
-    """The tree below names that only wrap it, such as "app"."""
+    """Return the tree without outer names that only wrap it, such as "app"."""
     if not isinstance(tree, dict):
-        return {OTHERS: tree} if not isinstance(tree, Leaf) else {"value": tree}
+        return {OTHERS: tree} if not isinstance(tree, TensorLeaf) else {"value": tree}
     if set(tree) == _OF_OPTIMIZER and optimizer_in(tree) is not None:
         return {"optimizer": tree}
     for _ in range(4):
@@ -47,10 +47,10 @@ def _unwrapped(tree: Any) -> dict[str, Any]:
     return {str(name): value for name, value in tree.items()}
 
 
-def _sort(tree: Mapping[str, Any]) -> Sorted:
+def _sort(tree: Mapping[str, Any]) -> ClassifiedTree:
     named = next((name for name in _MODELS if isinstance(tree.get(name), dict) and has_leaf(tree[name])), None)
     tree, at_root = split_root(tree, keys_in(tree[named]) if named is not None else ())
-    parts, flat, lone = Sorted(), {}, {}
+    parts, flat, lone = ClassifiedTree(), {}, {}
     for name, value in tree.items():
         flat_optimizer = _FLAT_OPTIMIZER.fullmatch(name)
         optimizer = optimizer_in(value) if name in _OPTIMIZERS or _looks_like_optimizer(value) else None
@@ -60,7 +60,7 @@ def _sort(tree: Mapping[str, Any]) -> Sorted:
             parts.model = value
         elif optimizer is not None:
             parts.optimizers[name] = optimizer
-        elif isinstance(value, Leaf):
+        elif isinstance(value, TensorLeaf):
             lone[name] = value
         else:
             parts.others[name] = value
@@ -77,8 +77,8 @@ def _sort(tree: Mapping[str, Any]) -> Sorted:
     return parts
 
 
-def _put_flat(parts: Sorted, flat: Mapping[str, Any]) -> None:
-    """Put a flat optimizer under the name "optimizer"; as other values if it is none, or one has that name."""
+def _put_flat(parts: ClassifiedTree, flat: Mapping[str, Any]) -> None:
+    """Add a flat optimizer as "optimizer"; as other values if it is not one or the name is taken."""
     optimizer = optimizer_in(flat) if flat else None
     if optimizer is not None and "optimizer" not in parts.optimizers:
         parts.optimizers["optimizer"] = optimizer
@@ -91,7 +91,7 @@ def _looks_like_optimizer(value: Any) -> bool:
 
 
 def _without_prefix(tensors: dict[str, Any], optimizers: Mapping[str, OptimizerState]) -> dict[str, Any]:
-    """Flat keys without "model.", where an optimizer has the same keys without it."""
+    """Remove "model." from flat keys if an optimizer has the same keys without it."""
     bare = {key.removeprefix("model."): value for key, value in tensors.items() if key.startswith("model.")}
     params = {param for optimizer in optimizers.values() for param in optimizer.params}
     return bare if len(bare) == len(tensors) and params and params <= set(bare) else tensors

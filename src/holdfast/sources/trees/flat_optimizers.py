@@ -1,8 +1,8 @@
-"""Optimizer states that were flattened into the root of a tree, beside the keys of the model.
+"""Optimizer states flattened into the root of a tree, next to the keys of the model.
 
 torch's `get_optimizer_state_dict(flatten_optimizer_state_dict=True)` gives `state.<key>.exp_avg` and
-`param_groups.<key>.lr`; `{**model, **optimizer}` puts them, or `state` and `param_groups` themselves, beside the
-weights. Others write `<key>.exp_avg` or `<key>/exp_avg`. None of these is a weight of the model.
+`param_groups.<key>.lr`. `{**model, **optimizer}` puts them, or `state` and `param_groups` themselves, next to the
+weights. Other tools write `<key>.exp_avg` or `<key>/exp_avg`. None of these is a weight of the model.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import re
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from holdfast.sources.trees.leaf import Leaf, dotted, leaves_of
+from holdfast.sources.trees.leaf import TensorLeaf, dotted, leaves_of
 from holdfast.sources.trees.torch_optimizer import MASTERS, optimizer_in
 
 _STATES = frozenset(
@@ -22,7 +22,7 @@ _STATES = frozenset(
         *("exp_avg_slow", "slow_buffer", "z", "row_var", "col_var", "variance", "moment1", "moment2"),
     }
 )
-_SURE = _STATES - {"step", "sum", "prev", "ax", "mu", "eta", "z", "variance"}  # no parameter is called so
+_SURE = _STATES - {"step", "sum", "prev", "ax", "mu", "eta", "z", "variance"}  # never parameter names
 _OPTIONS = frozenset({"lr", "betas", "eps", "weight_decay", "momentum"})
 _PREFIXES = ("model.", "module.")
 _ROOT = frozenset({"state", "param_groups"})
@@ -30,20 +30,20 @@ _MEGATRON = re.compile(rf"state\.(?:{'|'.join(sorted(_SURE | MASTERS))})\..+")
 
 
 def split_root(tree: Mapping[str, Any], model: Collection[str]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return a tree without the optimizer state at its root, and that state as `optimizer_in` takes it.
+    """Return a tree without the optimizer state at its root, and that state in the form of `optimizer_in`.
 
-    `model` are keys of weights that are elsewhere in the tree.
+    `model` are keys of weights elsewhere in the tree.
     """
     if tree.keys() > _ROOT:
         nested = {name: tree[name] for name in _ROOT}
         if optimizer_in(nested) is not None:
             return {name: value for name, value in tree.items() if name not in _ROOT}, nested
-    weights = {key for key, value in tree.items() if isinstance(value, Leaf)} | set(model)
+    weights = {key for key, value in tree.items() if isinstance(value, TensorLeaf)} | set(model)
     weights |= {key.removeprefix(prefix) for key in weights for prefix in _PREFIXES} | _owners(tree)
     flat: dict[str, Any] = {}
     for key, value in tree.items():
         name = _flat_name(key, weights)
-        if name is not None and isinstance(value, Leaf | int | float | str | bool | list | tuple | None):
+        if name is not None and isinstance(value, TensorLeaf | int | float | str | bool | list | tuple | None):
             flat[name] = value
     if not any(name.startswith("state.") for name in flat) or optimizer_in(flat) is None:
         return dict(tree), {}
@@ -71,7 +71,7 @@ def _flat_name(key: str, weights: Collection[str]) -> str | None:
 
 
 def _owners(tree: Mapping[str, Any]) -> set[str]:
-    """Return the parameters that the options and the unmistakable states of an optimizer name."""
+    """Return the parameters named by the options and the unambiguous states of an optimizer."""
     options = (key.removeprefix("param_groups.").rpartition(".") for key in tree if key.startswith("param_groups."))
     states = (key.removeprefix("state.").rpartition(".") for key in tree if key.startswith("state."))
     named = {owner for owner, _, last in options if last in _OPTIONS}
@@ -79,6 +79,6 @@ def _owners(tree: Mapping[str, Any]) -> set[str]:
 
 
 def _has_owner(path: str, weights: Collection[str]) -> bool:
-    """Return whether a path is a weight's key, or leads further below one."""
+    """Return whether a path is the key of a weight or lies below one."""
     parts = path.split(".")
     return any(".".join(parts[:count]) in weights for count in range(len(parts), 0, -1))

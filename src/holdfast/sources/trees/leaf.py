@@ -15,22 +15,22 @@ from holdfast.plan.recipe import Recipe
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Leaf:
-    """A tensor of a tree: its recipe, and the dtype that it had where the recipe cannot say it."""
+class TensorLeaf:
+    """A tensor of a tree: its recipe, and its original dtype if the recipe cannot express it."""
 
     recipe: Recipe[Place]
     logical: str | None = None
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape that the tensor had."""
+        """The original shape of the tensor."""
         pair = self.logical is not None and self.logical.startswith("complex")
         return self.recipe.shape[:-1] if pair else self.recipe.shape
 
 
-def leaves_of(value: Any, path: tuple[object, ...] = ()) -> Iterator[tuple[tuple[object, ...], Leaf]]:
-    """Every tensor of a tree with its path: dict keys and list positions."""
-    if isinstance(value, Leaf):
+def leaves_of(value: Any, path: tuple[object, ...] = ()) -> Iterator[tuple[tuple[object, ...], TensorLeaf]]:
+    """Yield every tensor of a tree with its path of dict keys and list positions."""
+    if isinstance(value, TensorLeaf):
         yield path, value
     elif isinstance(value, dict):
         for key, item in value.items():
@@ -46,23 +46,23 @@ def plain_paths(value: Any, path: tuple[object, ...] = ()) -> Iterator[tuple[obj
         items = value.items() if isinstance(value, dict) else enumerate(value)
         for key, item in items:
             yield from plain_paths(item, (*path, key))
-    elif not isinstance(value, Leaf):
+    elif not isinstance(value, TensorLeaf):
         yield path
 
 
 def has_leaf(value: Any) -> bool:
-    """Whether a tree has a tensor in it."""
+    """Return True if a tree contains a tensor."""
     return next(leaves_of(value), None) is not None
 
 
 def dotted(path: tuple[object, ...]) -> str:
-    """The key of a tensor at a path."""
+    """Return the key of a tensor at a path."""
     return ".".join(map(str, path))
 
 
-def keyed(value: Any, name: str, where: str) -> dict[str, Leaf]:
-    """The tensors of a tree by dotted key, that of a lone tensor being `name`."""
-    found: dict[str, Leaf] = {}
+def keyed(value: Any, name: str, where: str) -> dict[str, TensorLeaf]:
+    """Return the tensors of a tree by dotted key; the key of a single tensor is `name`."""
+    found: dict[str, TensorLeaf] = {}
     for path, leaf in leaves_of(value):
         key = dotted(path) or name
         problem = key_problem(key)
@@ -74,9 +74,9 @@ def keyed(value: Any, name: str, where: str) -> dict[str, Leaf]:
     return found
 
 
-def group_of(kind: str, tensors: Mapping[str, Leaf], *, tie: bool = False) -> Group:
-    """A group of tensors by key. With `tie`, tensors that are the same bytes are one with several keys."""
-    kept: dict[str, Leaf] = {}
+def group_of(kind: str, tensors: Mapping[str, TensorLeaf], *, tie: bool = False) -> Group:
+    """Build a group of tensors by key. With `tie`, tensors with the same stored bytes are tied."""
+    kept: dict[str, TensorLeaf] = {}
     aliases: dict[str, str] = {}
     seen: dict[object, str] = {}
     for key, leaf in tensors.items():
@@ -89,8 +89,8 @@ def group_of(kind: str, tensors: Mapping[str, Leaf], *, tie: bool = False) -> Gr
     return Group(kind, {key: leaf.recipe for key, leaf in kept.items()}, aliases, logical)
 
 
-def _bytes_of(leaf: Leaf) -> object:
-    """What is equal for tensors that are the same bytes in the same order."""
+def _bytes_of(leaf: TensorLeaf) -> object:
+    """Return a value that is equal for tensors with the same bytes in the same order."""
     terms = tuple(
         (term.box, term.part, term.order, term.casts, term.source.file, term.source.begin, term.source.spec.shape)
         for term in leaf.recipe.terms
@@ -99,10 +99,10 @@ def _bytes_of(leaf: Leaf) -> object:
 
 
 def state_entry(value: Any, name: str) -> dict[str, Any]:
-    """The entry of state.json for a tree; its tensors are references. Raises Unsupported for odd values."""
+    """Return the state.json entry of a tree, with references to its tensors. Raises Unsupported for other objects."""
 
     def claim(item: Any, path: str, keys: statejson.Keys) -> Any:
-        return {"$tensor": dotted(keys) or name} if isinstance(item, Leaf) else None
+        return {"$tensor": dotted(keys) or name} if isinstance(item, TensorLeaf) else None
 
     kind = "tensors" if has_leaf(value) else "json"
     return {"kind": kind, "value": statejson.encode(value, name, claim)}

@@ -1,4 +1,4 @@
-"""Places of foreign files as the load plans want them: in the order of their bytes, apart, in aligned blocks."""
+"""Places of foreign files for load plans: in byte order, without overlap, in aligned blocks."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _GAP_BYTES = 64 * 1024
 _LAYERS = 256
 
 
-def lay_files(groups: Iterable[Group], where: str) -> tuple[StoredFile, ...]:
-    """The files of all places that groups are made of.
+def stored_files(groups: Iterable[Group], where: str) -> tuple[StoredFile, ...]:
+    """Return the files of all places that the groups use.
 
     Tensors that share bytes go to several entries of one file. A block ends where the next place
-    is not aligned to it: a load is cut at multiples from a block's begin, never inside an element.
+    is not aligned to it: a load is split at multiples from a block's start, never inside an element.
     """
     by_file: dict[str, dict[Place, None]] = {}
     for group in groups:
@@ -35,9 +35,9 @@ def lay_files(groups: Iterable[Group], where: str) -> tuple[StoredFile, ...]:
 
 
 def _layers(places: Iterable[Place], where: str) -> list[list[Place]]:
-    """Places dealt to as few lists as it takes for those of one list to be apart."""
+    """Distribute places over as few lists as possible, so that the places of one list do not overlap."""
     layers: list[list[Place]] = []
-    free: list[tuple[int, int]] = []  # of each list: where it ends
+    free: list[tuple[int, int]] = []  # the end and the number of each list
     for place in sorted(places, key=lambda place: (place.begin, -place.end, place.spec.key)):
         if free and free[0][0] <= place.begin:
             _, number = heapq.heappop(free)
@@ -52,7 +52,7 @@ def _layers(places: Iterable[Place], where: str) -> list[list[Place]]:
 
 
 def blocks_of(places: Sequence[Place]) -> tuple[StoredBlock, ...]:
-    """Blocks that hold places which are in order and apart."""
+    """Return blocks for places that are sorted and do not overlap."""
     blocks: list[StoredBlock] = []
     begin = end = -1
     for place in places:
