@@ -80,7 +80,7 @@ def test_a_dry_run_is_a_table_and_writes_nothing(source, tmp_path):
     assert lines[1].split()[:3] == ["model", "5", "1"] and lines[1].endswith("bfloat16 x5")
     assert lines[2].split()[:3] == ["optimizer", "15", "1"] and lines[2].endswith("float32 x15")
     assert "cast: 5 tensors of model, float32 to bfloat16" in lines
-    assert "reshaped: 0 joined of several, 3 turned" in lines
+    assert "reshaped: 0 concatenated, 3 transposed" in lines
     assert lines[-1].startswith(f"from {source}: would write 2 tensor files, ")
     assert not (tmp_path / "b").exists()
     converted = json.loads(
@@ -167,7 +167,7 @@ def test_a_dry_run_says_what_a_mapping_does(source, tmp_path):
     (tmp_path / "m.aoa").write_text("0.weight^T -> kernel\n2.bias -> _\n")
     arguments = ("convert", source, tmp_path / "b", "--dry-run", "--map", tmp_path / "m.aoa")
     lines = call(*arguments).output.splitlines()
-    assert "removed: 2.bias" in lines and "mapping: makes 3 tensors; --explain says of what" in lines
+    assert "removed: 2.bias" in lines and "mapping: creates 3 tensors; see --explain for their sources" in lines
     lines = call(*arguments, "--explain").output.splitlines()
     assert "kernel: [6, 8] float32 <- 0.weight, dims [1, 0]" in lines and "removed: 2.bias" in lines
     found = json.loads(call(*arguments, "--explain", "--json").output)
@@ -213,7 +213,7 @@ def test_a_config_can_be_given_for_built_in_names(tmp_path):
     assert done.exit_code == 0, done.exception
     assert f"{prefix}.self_attn.qkv_proj.weight" in holdfast.open(tmp_path / "b").keys()
     (tmp_path / "c.json").write_text("[]")
-    for name, match in (("c.json", "not an object"), ("none.json", "No such file")):
+    for name, match in (("c.json", "expected a JSON object"), ("none.json", "No such file")):
         found = call("convert", source, tmp_path / "d", "--map", "fused", "--config", tmp_path / name).exception
         assert isinstance(found, HoldfastError) and match in str(found)
 

@@ -23,7 +23,7 @@ from holdfast.format.manifest import decode_manifest
 from holdfast.format.names import MANIFEST, abandoned_folder
 from holdfast.format.summary import Summary
 from holdfast.keep import Policy
-from holdfast.storage import requirement
+from holdfast.storage import trust_check
 from holdfast.storage.base import Storage
 
 _FOLDER, _FILE = ".policy", "keep.json"
@@ -241,7 +241,7 @@ def remembered(storage: Storage) -> Policy | None:
     """The policy of the run that saved here last, None if it had none."""
     where = f"{storage.name}/{_FOLDER}/{_FILE}"
     try:
-        requirement(storage)(_FOLDER)
+        trust_check(storage)(_FOLDER)
         data = storage.read(_FOLDER, _FILE, limits.JSON_BYTES)
     except NotFound:
         return None
