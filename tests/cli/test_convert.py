@@ -138,11 +138,11 @@ def test_what_is_wrong_with_a_call(source, tmp_path):
         found = call("convert", *arguments).exception
         assert isinstance(found, error) and match in str(found), found
 
-    refused(NotFound, "there is nothing here", tmp_path / "none", tmp_path / "b")
+    refused(NotFound, "no such file or folder to convert", tmp_path / "none", tmp_path / "b")
     refused(InvalidArgument, "--reverse needs a mapping", source, tmp_path / "b", "--reverse")
-    refused(InvalidArgument, "there is no format 'onnx' to write; there are holdfast, hf", source, "b", "--to", "onnx")
+    refused(InvalidArgument, "unknown output format 'onnx'; the formats are holdfast, hf", source, "b", "--to", "onnx")
     refused(InvalidArgument, "not a size: 'five'", source, tmp_path / "b", "--max-shard-size", "five")
-    refused(InvalidArgument, "fits the pattern 'nothing*'", source, tmp_path / "b", "--only", "nothing*")
+    refused(InvalidArgument, "matches the pattern 'nothing*'", source, tmp_path / "b", "--only", "nothing*")
     refused(InvalidArgument, "--dtype int8", source, tmp_path / "b", "--dtype", "int8")
     (tmp_path / "bad.aoa").write_text("# fine\n0.weight => 1.weight\n")
     refused(InvalidArgument, "line 2", source, tmp_path / "b", "--map", tmp_path / "bad.aoa")
@@ -278,6 +278,9 @@ def test_torch_is_not_imported(source, tmp_path):
 def test_a_dry_run_refuses_the_destinations_that_a_conversion_refuses(source, tmp_path):
     (tmp_path / "code").mkdir()
     (tmp_path / "code" / "train.py").write_text("")
-    for destination, match in ((source / "sub", "lies in the source"), (tmp_path / "code", "is not a checkpoint")):
+    for destination, match in (
+        (source / "sub", "contains it or is inside it"),
+        (tmp_path / "code", "is not a checkpoint"),
+    ):
         done = call("convert", source, destination, "--dry-run", "--force")
         assert done.exit_code == 1 and match in done.output

@@ -13,13 +13,13 @@ from typing import Any
 import click
 
 from holdfast.cli.render import clean, count, print_json, print_table, progress, size_text
-from holdfast.convert.destination import Destination
+from holdfast.convert.destination import DestinationFolder
 from holdfast.convert.mapping import MappingOptions
 from holdfast.convert.open_source import open_source
-from holdfast.convert.ranks import launched_place, launched_ranks
+from holdfast.convert.ranks import launched_rank, launched_ranks
 from holdfast.convert.run import Conversion, Converted, ConvertOptions, convert
 from holdfast.convert.sinks import FORMATS
-from holdfast.convert.summary import Summary, summary_of
+from holdfast.convert.summary import ConversionSummary, summary_of
 from holdfast.core import limits
 from holdfast.core.errors import (
     Damaged,
@@ -116,7 +116,7 @@ def command(
     follows its parameters. --dry-run shows what would be written and all problems. Exit code 0:
     success. 1: SRC is damaged, or a dry run found problems. 2: usage error.
     """
-    rank, _ = launched_place()
+    rank, _ = launched_rank()
     with _report_on_first_rank(rank):
         if mapping is None and reverse:
             raise InvalidArgument("--reverse needs a mapping; give one with --map")
@@ -213,7 +213,7 @@ def _dry_run(source: str, destination: str, options: ConvertOptions, *, as_json:
 
     def check_destination() -> None:
         try:
-            Destination.at(destination).check(opened, force=options.force)
+            DestinationFolder.at(destination).check(opened, force=options.force)
         except InvalidArgument as error:
             problems.append(str(error))
 
@@ -247,7 +247,7 @@ def _print_mapping(lines: Sequence[str], *, whole: bool) -> None:
         click.echo(f"mapping: creates {count(made, 'tensor')}{more}; see --explain for their sources")
 
 
-def _print_groups(summary: Summary | None) -> None:
+def _print_groups(summary: ConversionSummary | None) -> None:
     if summary is not None:
         rows = [
             [group.name, str(group.tensors), str(group.files), size_text(group.bytes), _dtypes(group.dtypes)]
@@ -260,7 +260,7 @@ def _print_groups(summary: Summary | None) -> None:
             click.echo(f"reshaped: {summary.joined} concatenated, {summary.turned} transposed")
 
 
-def _print_end(source: str, summary: Summary | None, notes: tuple[str, ...], problems: list[str]) -> None:
+def _print_end(source: str, summary: ConversionSummary | None, notes: tuple[str, ...], problems: list[str]) -> None:
     for note in notes:
         click.echo(clean(f"note: {note}"))
     if summary is not None:

@@ -21,7 +21,7 @@ class Reader(Protocol):
 
     @property
     def mappable(self) -> bool:
-        """Whether `map` works without a copy, because the bytes are on this host."""
+        """True if `map` works without a copy, because the bytes are on this host."""
 
     def map(self, offset: int, size: int, *, whole: bool = False) -> memoryview:
         """Map a range of bytes without a copy. The range is unmapped when the view is released.
@@ -85,7 +85,7 @@ class Storage(Readable, Protocol):
 
     @property
     def whole_files(self) -> bool:
-        """Whether one process must write a file sequentially from start to end."""
+        """True if one process must write a file sequentially from start to end."""
 
     def files(self, folder: str) -> dict[str, int]:
         """Return names and sizes of a folder's regular files, `sub/name` for one level of subfolders."""

@@ -273,10 +273,9 @@ class ObjectStorage:
                 if now is not None and Pointer.of(folder, now).prefix == prefix:
                     return  # the put succeeded, and the reply was lost
                 if (now and now.data) != (before and before.data):
-                    other = Pointer.of(folder, now).prefix if now else "nothing"
+                    change = f"published {Pointer.of(folder, now).prefix} here" if now else "removed this folder"
                     raise StorageError(
-                        f"publishing {self.name}/{folder}: expected to replace the manifest read before, but found "
-                        f"{other}; {prefix} was not published"
+                        f"publishing {self.name}/{folder}: another process has {change}; {prefix} was not published"
                     ) from error
                 before = now
                 if time.monotonic() > end or not self._calls.is_retryable(error):

@@ -81,19 +81,19 @@ class Sweeper:
 
     def _removed(self) -> dict[str, datetime]:
         """Return the prefixes marked as removed, with the time of the mark."""
-        found = {item.key.removeprefix(".removed/"): item.modified for item in self._calls.list_objects(".removed")}
-        return {prefix: since for prefix, since in found.items() if not prefix.startswith("clock-")}
+        marks = {item.key.removeprefix(".removed/"): item.modified for item in self._calls.list_objects(".removed")}
+        return {prefix: since for prefix, since in marks.items() if not prefix.startswith("clock-")}
 
     def _removed_and_now(self) -> tuple[dict[str, datetime], datetime]:
         """Return the same, and the store's current time, which may differ from the host's clock."""
         clock = f"{_CLOCK}{secrets.token_hex(8)}"
         self._calls.put(clock, b"")
-        found = {item.key: item.modified for item in self._calls.list_objects(".removed")}
+        marks = {item.key: item.modified for item in self._calls.list_objects(".removed")}
         self._calls.delete([clock])
-        if clock not in found:
+        if clock not in marks:
             raise StorageError(f"{self._address.url}: a new object is missing from the listing")
-        removed = {key.removeprefix(".removed/"): at for key, at in found.items() if not key.startswith(_CLOCK)}
-        return removed, found[clock]
+        removed = {key.removeprefix(".removed/"): at for key, at in marks.items() if not key.startswith(_CLOCK)}
+        return removed, marks[clock]
 
     def _now(self) -> datetime:
         return self._removed_and_now()[1]
@@ -120,9 +120,9 @@ class Sweeper:
 
     def _remove_old(self, prefix: str, now: datetime) -> None:
         """Delete an unreferenced prefix, unless it was written to recently."""
-        found = self._calls.list_objects(prefix)
-        if found and now - max(item.modified for item in found) >= self._grace:
-            self._remove(prefix, found)
+        objects = self._calls.list_objects(prefix)
+        if objects and now - max(item.modified for item in objects) >= self._grace:
+            self._remove(prefix, objects)
 
     def _abort_uploads(self, before: datetime, used: set[str]) -> None:
         try:
@@ -131,8 +131,8 @@ class Sweeper:
             cause = without_secrets(error)
             raise StorageError(f"aborting old uploads under {self._address.url}: {cause}") from cause
 
-    def _remove(self, prefix: str, found: Iterable[ListedObject]) -> None:
+    def _remove(self, prefix: str, objects: Iterable[ListedObject]) -> None:
         with self._holds.exclusive(prefix) as is_free:
             if is_free:
                 # In one call: if it fails halfway, the remaining data is found as unmarked.
-                self._calls.delete([*(item.key for item in found), f".removed/{prefix}"])
+                self._calls.delete([*(item.key for item in objects), f".removed/{prefix}"])
