@@ -176,7 +176,7 @@ def test_a_dry_run_says_what_a_mapping_does(source, tmp_path):
 
 def test_patterns_with_a_mapping_name_keys_of_the_target(source, tmp_path):
     found = call("convert", source, tmp_path / "b", "--map", "0.weight -> first.w", "--only", "0.weight").exception
-    assert isinstance(found, InvalidArgument) and "it fits keys of the source, which the mapping has renamed" in str(
+    assert isinstance(found, InvalidArgument) and "it matches keys of the source, which the mapping renames" in str(
         found
     )
     found = call("convert", source, tmp_path / "b", "--map", "0.weight -> first.w", "--remove", "frist.w").exception
