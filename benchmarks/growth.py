@@ -265,7 +265,7 @@ def make_object_steps(root: str, count: int) -> None:
 
     storage = ObjectStorage(root)
     first = decode_manifest(storage.read(step_folder(10), MANIFEST, 1 << 20), root)
-    small = {name: storage._calls.find(f"{first.attempt}/{name}", 1 << 20).data for name in first.files}
+    small = {name: storage._calls.get(f"{first.attempt}/{name}", 1 << 20).data for name in first.files}
 
     def make(number: int) -> None:
         step, attempt = 10 * number, f".attempt-{secrets.token_hex(8)}"

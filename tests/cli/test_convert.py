@@ -80,7 +80,7 @@ def test_a_dry_run_is_a_table_and_writes_nothing(source, tmp_path):
     assert lines[1].split()[:3] == ["model", "5", "1"] and lines[1].endswith("bfloat16 x5")
     assert lines[2].split()[:3] == ["optimizer", "15", "1"] and lines[2].endswith("float32 x15")
     assert "cast: 5 tensors of model, float32 to bfloat16" in lines
-    assert "reshaped: 0 joined of several, 3 turned" in lines
+    assert "reshaped: 0 concatenated, 3 transposed" in lines
     assert lines[-1].startswith(f"from {source}: would write 2 tensor files, ")
     assert not (tmp_path / "b").exists()
     converted = json.loads(
@@ -138,11 +138,11 @@ def test_what_is_wrong_with_a_call(source, tmp_path):
         found = call("convert", *arguments).exception
         assert isinstance(found, error) and match in str(found), found
 
-    refused(NotFound, "there is nothing here", tmp_path / "none", tmp_path / "b")
+    refused(NotFound, "no such file or folder to convert", tmp_path / "none", tmp_path / "b")
     refused(InvalidArgument, "--reverse needs a mapping", source, tmp_path / "b", "--reverse")
-    refused(InvalidArgument, "there is no format 'onnx' to write; there are holdfast, hf", source, "b", "--to", "onnx")
+    refused(InvalidArgument, "unknown output format 'onnx'; the formats are holdfast, hf", source, "b", "--to", "onnx")
     refused(InvalidArgument, "not a size: 'five'", source, tmp_path / "b", "--max-shard-size", "five")
-    refused(InvalidArgument, "fits the pattern 'nothing*'", source, tmp_path / "b", "--only", "nothing*")
+    refused(InvalidArgument, "matches the pattern 'nothing*'", source, tmp_path / "b", "--only", "nothing*")
     refused(InvalidArgument, "--dtype int8", source, tmp_path / "b", "--dtype", "int8")
     (tmp_path / "bad.aoa").write_text("# fine\n0.weight => 1.weight\n")
     refused(InvalidArgument, "line 2", source, tmp_path / "b", "--map", tmp_path / "bad.aoa")
@@ -167,7 +167,7 @@ def test_a_dry_run_says_what_a_mapping_does(source, tmp_path):
     (tmp_path / "m.aoa").write_text("0.weight^T -> kernel\n2.bias -> _\n")
     arguments = ("convert", source, tmp_path / "b", "--dry-run", "--map", tmp_path / "m.aoa")
     lines = call(*arguments).output.splitlines()
-    assert "removed: 2.bias" in lines and "mapping: makes 3 tensors; --explain says of what" in lines
+    assert "removed: 2.bias" in lines and "mapping: creates 3 tensors; see --explain for their sources" in lines
     lines = call(*arguments, "--explain").output.splitlines()
     assert "kernel: [6, 8] float32 <- 0.weight, dims [1, 0]" in lines and "removed: 2.bias" in lines
     found = json.loads(call(*arguments, "--explain", "--json").output)
@@ -176,11 +176,11 @@ def test_a_dry_run_says_what_a_mapping_does(source, tmp_path):
 
 def test_patterns_with_a_mapping_name_keys_of_the_target(source, tmp_path):
     found = call("convert", source, tmp_path / "b", "--map", "0.weight -> first.w", "--only", "0.weight").exception
-    assert isinstance(found, InvalidArgument) and "it fits keys of the source, which the mapping has renamed" in str(
+    assert isinstance(found, InvalidArgument) and "it matches keys of the source, which the mapping renames" in str(
         found
     )
     found = call("convert", source, tmp_path / "b", "--map", "0.weight -> first.w", "--remove", "frist.w").exception
-    assert isinstance(found, InvalidArgument) and "there are first.w" in str(found)
+    assert isinstance(found, InvalidArgument) and "keys are, for example, first.w" in str(found)
 
 
 def test_a_mapping_file_that_is_not_there_is_called_a_file(source, tmp_path):
@@ -213,7 +213,7 @@ def test_a_config_can_be_given_for_built_in_names(tmp_path):
     assert done.exit_code == 0, done.exception
     assert f"{prefix}.self_attn.qkv_proj.weight" in holdfast.open(tmp_path / "b").keys()
     (tmp_path / "c.json").write_text("[]")
-    for name, match in (("c.json", "not an object"), ("none.json", "No such file")):
+    for name, match in (("c.json", "expected a JSON object"), ("none.json", "No such file")):
         found = call("convert", source, tmp_path / "d", "--map", "fused", "--config", tmp_path / name).exception
         assert isinstance(found, HoldfastError) and match in str(found)
 
@@ -278,6 +278,9 @@ def test_torch_is_not_imported(source, tmp_path):
 def test_a_dry_run_refuses_the_destinations_that_a_conversion_refuses(source, tmp_path):
     (tmp_path / "code").mkdir()
     (tmp_path / "code" / "train.py").write_text("")
-    for destination, match in ((source / "sub", "lies in the source"), (tmp_path / "code", "is not a checkpoint")):
+    for destination, match in (
+        (source / "sub", "contains it or is inside it"),
+        (tmp_path / "code", "is not a checkpoint"),
+    ):
         done = call("convert", source, destination, "--dry-run", "--force")
         assert done.exit_code == 1 and match in done.output

@@ -17,14 +17,14 @@ def test_a_dry_run_says_what_would_go_and_why_the_rest_stays(run):
     assert done.exit_code == 0
     lines = done.output.splitlines()
     assert lines[0] == "policy: every(10)"
-    assert any("step-000000000002" in line and "would go" in line for line in lines)
-    assert any("step-000000000010" in line and "stays" in line and "every(10)" in line for line in lines)
-    assert lines[-1].startswith("1 would go, ")
+    assert any("step-000000000002" in line and "would be deleted" in line for line in lines)
+    assert any("step-000000000010" in line and "kept" in line and "every(10)" in line for line in lines)
+    assert lines[-1].startswith("1 would be deleted, ")
     assert steps(run) == [2, 10, 100]
 
 
 def test_what_no_policy_keeps_goes_and_the_newest_never(run):
-    assert call("gc", run, "--keep", "every(7)").output.splitlines()[-1].startswith("2 gone")
+    assert call("gc", run, "--keep", "every(7)").output.splitlines()[-1].startswith("2 deleted")
     assert steps(run) == [100]
     assert [path.name for path in run.iterdir() if path.name.startswith(".removed")] == []
 
@@ -62,7 +62,7 @@ def test_a_step_that_is_read_stays(run):
     reader = holdfast.open(run / "step-000000000002")
     with reader.held():
         done = process("gc", run, "--keep", "last(1)")
-    assert "somebody reads it" in done.stdout and done.returncode == 0
+    assert "it is being read" in done.stdout and done.returncode == 0
     assert steps(run) == [2, 100]
 
 
@@ -81,9 +81,9 @@ def test_what_was_set_aside_goes_only_when_asked_for(run):
     for kind in ("abandoned", "damaged"):
         (run / "step-000000000002").rename(run / f"{kind}-step-000000000002")
         (run / f"{kind}-step-000000000002").rename(run / f"{kind}-step-000000000002-2")
-        assert f"--{kind} takes it away" in call("gc", run).output
+        assert f"--{kind} deletes it" in call("gc", run).output
         assert (run / f"{kind}-step-000000000002-2").exists()
-        assert call("gc", run, f"--{kind}", "--dry-run").output.splitlines()[-1].startswith("1 would go")
+        assert call("gc", run, f"--{kind}", "--dry-run").output.splitlines()[-1].startswith("1 would be deleted")
         call("gc", run, f"--{kind}")
         assert not (run / f"{kind}-step-000000000002-2").exists()
         (run / "step-000000000010").rename(run / "step-000000000002") if kind == "abandoned" else None
@@ -92,12 +92,12 @@ def test_what_was_set_aside_goes_only_when_asked_for(run):
 def test_a_root_that_is_not_there_is_told(tmp_path):
     for name in ("gc", "tag"):
         done = process(name, tmp_path / "none")
-        assert done.returncode == 2 and "there is no such folder" in done.stderr
+        assert done.returncode == 2 and "no such folder" in done.stderr
 
 
 def test_a_checkpoint_is_no_root(step):
     for name in ("gc", "tag"):
-        assert "name the root above it" in str(call(name, step).exception)
+        assert "give the root that contains it" in str(call(name, step).exception)
 
 
 def test_a_policy_that_is_none_is_refused(run):

@@ -19,7 +19,7 @@ def test_an_empty_root_says_so(tmp_path):
 def test_a_folder_above_the_root_says_where_the_checkpoints_are(run):
     done = call("ls", run.parent)
     assert done.exit_code == 0
-    assert done.output == f"no checkpoints under {run.parent}; there are some under {run}\n"
+    assert done.output == f"no checkpoints under {run.parent}; found checkpoints under {run}\n"
 
 
 def test_an_empty_root_is_an_empty_list_in_json(tmp_path):

@@ -47,8 +47,8 @@ def test_a_damaged_manifest_exits_with_1_and_one_line(step):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["ls", "none"], "holdfast: none: there is no such folder\n"),
-        (["show", "none"], "holdfast: none: there is nothing here\n"),
+        (["ls", "none"], "holdfast: none: no such folder\n"),
+        (["show", "none"], "holdfast: none: no such file or folder\n"),
         (["ls"], "Missing argument 'ROOT'"),
         (["ls", ".", "--nope"], "No such option"),
         (["nope"], "No such command 'nope'"),

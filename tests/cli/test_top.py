@@ -47,5 +47,5 @@ def test_a_missing_root_is_a_wrong_call(tmp_path):
     (tmp_path / "file").write_text("")
     assert "is a file" in str(call("top", tmp_path / "file").exception)
     holdfast.save(tmp_path / "one", {"w": torch.ones(1)})
-    assert "give the folder above it" in str(call("top", tmp_path / "one").exception)
+    assert "give the root that contains it" in str(call("top", tmp_path / "one").exception)
     assert call("top", "--interval", "-1", tmp_path).exit_code == 2

@@ -19,7 +19,7 @@ def train(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 def test_help_teaches():
     out = train("--help").stdout
-    for word in ("[layout]", "dp_replicate", "--set", "--nproc", "torchrun", "goes on where"):
+    for word in ("[layout]", "dp_replicate", "--set", "--nproc", "torchrun", "killed run resumes"):
         assert word in out
 
 
@@ -34,7 +34,7 @@ def test_what_cannot_be_is_refused_before_anything_starts():
         assert "4 attention heads do not divide by tp=3" in unstarted.stderr
     alone = train(str(EXAMPLES / "moe-tiny.toml"))
     assert alone.returncode == 2
-    assert "takes 4 ranks, and this is one process: start it with --nproc 4" in alone.stderr
+    assert "needs 4 ranks, but this is a single process; use --nproc 4" in alone.stderr
     typo = train(str(EXAMPLES / "dense-tiny.toml"), "--set", "train.stepps=3")
     assert typo.returncode == 2
     assert "did you mean steps?" in typo.stderr

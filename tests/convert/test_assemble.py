@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.convert import assemble
-from holdfast.convert.assemble import Gathered, fill, gather, tiles
+from holdfast.convert.assemble import AssembledBlock, assemble_blocks, fill, tiles
 from holdfast.convert.sinks.base import tensor_files
 from holdfast.convert.source_files import SourceFiles
-from holdfast.convert.spans import Block
+from holdfast.convert.spans import OutputBlock
 from holdfast.format.dtypes import dtype_named, numpy_dtype
 from holdfast.layout.box import Box
 from holdfast.plan.arrays import ArrayDestination
@@ -102,13 +102,13 @@ def test_blocks_put_together_are_the_file(program, mappable, block_elements, len
     files = source_files(source, mappable)
     found = b""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(assemble, "_LENT_BYTES", lent_bytes)
+        patch.setattr(assemble, "_MAP_BYTES", lent_bytes)
         patch.setattr(assemble, "WINDOW_BYTES", window_bytes)
         for offset in range(0, plan.size, 2 * block_bytes):
             starts = [at for at in (offset, offset + block_bytes) if at < plan.size]
-            blocks = [Block(file, at, min(block_bytes, plan.size - at)) for at in starts]
-            gathered = [Gathered(block, np.full(block_bytes, 0xAB, np.uint8)) for block in blocks]
-            gather(files, gathered)
+            blocks = [OutputBlock(file, at, min(block_bytes, plan.size - at)) for at in starts]
+            gathered = [AssembledBlock(block, np.full(block_bytes, 0xAB, np.uint8)) for block in blocks]
+            assemble_blocks(files, gathered)
             found += b"".join(bytes(part) for one in gathered for part in one.parts())
     assert found == plan.header + array.tobytes()
 

@@ -28,10 +28,10 @@ def weights(folder, *, turned=False, embedding=True):
 @pytest.mark.parametrize("embedding", [True, False])
 def test_a_mapping_that_turns_to_paddles_orientation_is_refused(tmp_path, embedding):
     weights(tmp_path / "a", embedding=embedding)
-    with pytest.raises(Unsupported, match=r"the mapping turns .*leave the mapping out"):
+    with pytest.raises(Unsupported, match=r"the mapping transposes .*omit the mapping"):
         convert(tmp_path / "a", tmp_path / "b", ConvertOptions(to="paddle", mapping=MappingOptions(TURN)))
     done = call("convert", tmp_path / "a", tmp_path / "b", "--to", "paddle", "--dry-run", "--map", TURN[0])
-    assert done.exit_code == 1 and "would fail: model: the mapping turns" in done.output
+    assert done.exit_code == 1 and "would fail: model: the mapping transposes" in done.output
     assert not (tmp_path / "b").exists()
     convert(tmp_path / "a", tmp_path / "b", ConvertOptions(mapping=MappingOptions(TURN)))
 

@@ -79,6 +79,6 @@ def test_the_source_and_what_is_around_and_in_it_is_no_destination(tmp_path):
     pairs = [(step, root), (step, step), (step, step / "sub"), (root, step), (root, root / "link" / "sub")]
     for source, destination in [*pairs, (hub / "model.safetensors", hub), (hub, hub / "deeper" / "sub")]:
         for options in (FORCE, ConvertOptions()):
-            with pytest.raises(InvalidArgument, match="is, holds or lies in the source"):
+            with pytest.raises(InvalidArgument, match="contains it or is inside it"):
                 convert(source, destination, options)
     assert tree(tmp_path) == before

@@ -122,7 +122,7 @@ SQUARE = {"hidden_size": 32, "intermediate_size": 32, "num_attention_heads": 4, 
 def test_square_weights_of_which_nothing_tells_are_refused_until_the_user_says_it(tmp_path: Path) -> None:
     _, expected = hub_model("llama", tmp_path / "hub", **SQUARE)
     source = paddle_folder(tmp_path / "paddle", tmp_path / "hub" / "config.json", as_paddle_has_it(expected))
-    with pytest.raises(Unsupported, match=r"no weight's shape tells.*--linear-weights in-out or out-in"):
+    with pytest.raises(Unsupported, match=r"no weight's shape shows.*--linear-weights in-out or out-in"):
         convert(source, tmp_path / "a", ConvertOptions(to="hf"))
     convert(source, tmp_path / "b", ConvertOptions(to="hf", linear_weights="in-out"))
     found = load_file(tmp_path / "b" / "model.safetensors")
@@ -143,7 +143,7 @@ def test_square_weights_in_files_that_say_their_layout(tmp_path: Path) -> None:
 def test_the_user_cannot_say_what_shapes_deny(tmp_path: Path) -> None:
     _, expected = hub_model("llama", tmp_path / "hub")
     source = paddle_folder(tmp_path / "paddle", tmp_path / "hub" / "config.json", as_paddle_has_it(expected))
-    with pytest.raises(Unsupported, match=r"the shape of .* says that it is stored the other way round"):
+    with pytest.raises(Unsupported, match=r"the shape of .* implies the opposite order"):
         convert(source, tmp_path / "a", ConvertOptions(to="hf", linear_weights="out-in"))
 
 
@@ -178,18 +178,18 @@ def strange(folder: Path, config: dict[str, Any] | None, **weights: np.ndarray[A
 
 def test_an_architecture_that_is_not_known_is_refused_or_marked(tmp_path: Path) -> None:
     gate = random_matrix(2, 32, 48)
-    with pytest.raises(Unsupported, match=r"there is no config\.json"):
+    with pytest.raises(Unsupported, match=r"no config\.json"):
         convert(strange(tmp_path / "a", None, l__gate_proj__weight=gate), tmp_path / "x", ConvertOptions(to="hf"))
     odd = strange(
         tmp_path / "b", {"model_type": "mine"}, l__gate_proj__weight=gate, l__odd__weight=random_matrix(3, 8, 9)
     )
-    with pytest.raises(Unsupported, match=r"l\.odd\.weight \[8, 9\] may be the weight of a linear layer, or not"):
+    with pytest.raises(Unsupported, match=r"l\.odd\.weight \[8, 9\] may or may not be the weight of a linear layer"):
         convert(odd, tmp_path / "x", ConvertOptions(to="hf"))
     done = convert(odd, tmp_path / "own", ConvertOptions())
-    assert not done.ready and any("left as they are stored" in note for note in done.notes)
+    assert not done.ready and any("keep their stored order" in note for note in done.notes)
     source = strange(tmp_path / "c", {"model_type": "mine", "hidden_size": 32}, l__gate_proj__weight=gate)
     printed = call("convert", str(source), str(tmp_path / "y"), "--to", "hf").stdout
-    assert "open it with" not in printed and "names mine: whether its weights are named as on the hub" in printed
+    assert "open it with" not in printed and "names mine, whose key names may differ from the hub" in printed
     assert np.array_equal(load_file(tmp_path / "y" / "model.safetensors")["l.gate_proj.weight"], gate.T)
 
 
@@ -197,7 +197,7 @@ def test_a_known_architecture_is_called_ready(tmp_path: Path) -> None:
     _, expected = hub_model("llama", tmp_path / "hub")
     source = paddle_folder(tmp_path / "paddle", tmp_path / "hub" / "config.json", as_paddle_has_it(expected))
     printed = call("convert", str(source), str(tmp_path / "hf"), "--to", "hf").stdout
-    assert "open it with" in printed and "14 linear weights were [in, out] and are [out, in] now" in printed
+    assert "open it with" in printed and "transposed 14 linear weights from [in, out] to [out, in]" in printed
 
 
 def test_a_mapping_that_leaves_or_makes_the_wrong_orientation_is_refused(tmp_path: Path) -> None:

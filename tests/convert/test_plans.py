@@ -51,7 +51,7 @@ def test_a_plan_goes_with_its_module(saved: Path, tmp_path: Path) -> None:
 def test_a_mapping_drops_the_plan_of_the_module_that_it_changes_and_says_so(saved: Path, tmp_path: Path) -> None:
     done = convert(saved, tmp_path / "b", ConvertOptions(mapping=MappingOptions(["weight -> kernel"])))
     assert plans(tmp_path / "b").keys() == {"critic"}
-    assert done.notes == ("the holdfast.spmd plan of model is left out: it names keys that the mapping changes",)
+    assert done.notes == ("the holdfast.spmd plan of model is omitted: it names keys that the mapping changes",)
     with pytest.raises(NotFound, match="was not placed by a plan"):
         Plan.load(tmp_path / "b")
 
@@ -63,4 +63,4 @@ def test_a_mapping_that_changes_nothing_keeps_the_plan(saved: Path, tmp_path: Pa
 
 def test_a_format_without_a_place_for_plans_says_so(saved: Path, tmp_path: Path) -> None:
     done = convert(saved, tmp_path / "b", ConvertOptions(to="hf", only=("model",)))
-    assert "the holdfast.spmd plan of model is left out: the format hf has no place for it" in done.notes
+    assert "the holdfast.spmd plan of model is omitted: the format hf cannot store it" in done.notes

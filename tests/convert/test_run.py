@@ -139,7 +139,7 @@ def test_damage_stops_the_conversion_names_the_key_and_leaves_nothing(tmp_path, 
     data = bytearray(path.read_bytes())
     data[at] ^= 4
     path.write_bytes(data)
-    with pytest.raises(Damaged, match=rf"{place.file}: the block at .* it holds .*0\.weight"):
+    with pytest.raises(Damaged, match=rf"{place.file}: the block at .* the block contains .*0\.weight"):
         convert(tmp_path / "a", tmp_path / "b", ConvertOptions())
     assert os.listdir(tmp_path) == ["a"]
     convert(tmp_path / "a", tmp_path / "b", ConvertOptions(verify=False))
@@ -187,7 +187,7 @@ def test_the_newest_step_of_a_run_is_taken(tmp_path):
         holdfast.save(tmp_path / "run" / f"step-{step:012d}", state(), step=step)
     assert convert(tmp_path / "run", tmp_path / "b", ConvertOptions()).path == str(tmp_path / "b")
     assert holdfast.open(tmp_path / "b").step == 20
-    with pytest.raises(NotFound, match="there is nothing here to convert"):
+    with pytest.raises(NotFound, match="no such file or folder to convert"):
         convert(tmp_path / "none", tmp_path / "c", ConvertOptions())
 
 
@@ -292,6 +292,6 @@ def test_damage_in_the_only_block_is_found_before_anything_is_published(tmp_path
     data = bytearray(path.read_bytes())
     data[-1] ^= 1
     path.write_bytes(data)
-    with pytest.raises(Damaged, match="it holds w"):
+    with pytest.raises(Damaged, match="the block contains w"):
         convert(tmp_path / "a", tmp_path / "b", ConvertOptions())
     assert os.listdir(tmp_path) == ["a"]

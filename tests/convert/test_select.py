@@ -1,6 +1,6 @@
 import pytest
 
-from holdfast.convert.select import cast_models, chosen, model_dtype
+from holdfast.convert.select import cast_models, model_dtype, select_contents
 from holdfast.core.errors import InvalidArgument, NotFound, Unsupported
 from holdfast.format.dtypes import dtype_named
 from holdfast.plan.contents import Contents, Group
@@ -40,17 +40,17 @@ def keys(found):
 
 def test_nothing_asked_is_nothing_done():
     whole = contents()
-    assert chosen(whole, (), ()) is whole
+    assert select_contents(whole, (), ()) is whole
 
 
 def test_a_group_stands_for_all_of_it():
-    found = chosen(contents(), ("model",), ())
+    found = select_contents(contents(), ("model",), ())
     assert keys(found) == {"model": ["a.w", "b.w", "ids", "q"]} and not found.state
     assert found.groups["model"].aliases == {"tied": "a.w"}
 
 
 def test_what_is_removed_takes_its_state_along():
-    found = chosen(contents(), (), ("a.*",))
+    found = select_contents(contents(), (), ("a.*",))
     assert keys(found) == {"model": ["b.w", "ids", "q"], "optimizer": ["b.w/exp_avg"]}
     assert found.groups["model"].aliases == {}
     entry = found.state["optimizer"]
@@ -60,26 +60,26 @@ def test_what_is_removed_takes_its_state_along():
 
 
 def test_only_keys_take_their_state_along():
-    found = chosen(contents(), ("a.w",), ())
+    found = select_contents(contents(), ("a.w",), ())
     assert keys(found) == {"model": ["a.w"], "optimizer": ["a.w/exp_avg"], "master_weights": ["a.w"]}
     assert found.state["optimizer"]["groups"][0]["params"] == ["a.w"]
-    assert chosen(contents(), ("tied",), ()).groups["model"].tensors.keys() == {"a.w"}
+    assert select_contents(contents(), ("tied",), ()).groups["model"].tensors.keys() == {"a.w"}
 
 
 def test_a_key_of_one_group_is_named_with_it():
-    assert keys(chosen(contents(), (), ("optimizer/a.w/*",)))["optimizer"] == ["b.w/exp_avg"]
-    assert keys(chosen(contents(), (), ("optimizer/a.w/*",)))["model"] == ["a.w", "b.w", "ids", "q"]
+    assert keys(select_contents(contents(), (), ("optimizer/a.w/*",)))["optimizer"] == ["b.w/exp_avg"]
+    assert keys(select_contents(contents(), (), ("optimizer/a.w/*",)))["model"] == ["a.w", "b.w", "ids", "q"]
 
 
 def test_a_pattern_that_fits_nothing_is_a_mistake():
-    with pytest.raises(InvalidArgument, match="fits the pattern 'lm_head'"):
-        chosen(contents(), (), ("lm_head",))
-    with pytest.raises(NotFound, match="nothing is left"):
-        chosen(contents(), ("model",), ("model",))
+    with pytest.raises(InvalidArgument, match="matches the pattern 'lm_head'"):
+        select_contents(contents(), (), ("lm_head",))
+    with pytest.raises(NotFound, match="no tensor of the source is left"):
+        select_contents(contents(), ("model",), ("model",))
 
 
 def test_a_cast_is_of_the_models_wide_floats_alone():
-    found = cast_models(chosen(contents(), (), ("q",)), model_dtype("bfloat16"), {})
+    found = cast_models(select_contents(contents(), (), ("q",)), model_dtype("bfloat16"), {})
     dtypes = {key: recipe.dtype.name for key, recipe in found.groups["model"].tensors.items()}
     assert dtypes == {"a.w": "bfloat16", "b.w": "bfloat16", "ids": "int64"}
     assert found.groups["optimizer"] == contents().groups["optimizer"]

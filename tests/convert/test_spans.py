@@ -1,5 +1,5 @@
 from holdfast.convert.sinks.base import tensor_files
-from holdfast.convert.spans import SPAN_BLOCKS, dealt, first_touches, plan_spans
+from holdfast.convert.spans import SPAN_BLOCKS, first_touches, plan_spans, spans_of_rank
 from holdfast.format.dtypes import dtype_named
 from holdfast.plan.files import Place, TensorSpec, split_group
 from holdfast.plan.load import StoredBlock, StoredFile
@@ -46,7 +46,7 @@ def test_a_block_touches_the_source_blocks_that_its_bytes_lie_in():
 def test_every_span_is_done_by_one_rank_and_every_source_block_verified_once():
     spans = spans_of({"a": whole(PLACES[0]), "b": whole(PLACES[1])}, max_shard_bytes=10_000)
     for whole_files in (False, True):
-        shares = [dealt(spans, rank, 3, whole_files=whole_files) for rank in range(3)]
+        shares = [spans_of_rank(spans, rank, 3, whole_files=whole_files) for rank in range(3)]
         assert sorted(number for share in shares for number in share) == list(range(len(spans)))
     assert all(len({rank for rank in range(3) if n in shares[rank]}) == 1 for n in range(len(spans)))
     owner = {spans[n].file: rank for rank, share in enumerate(shares) for n in share}

@@ -78,9 +78,9 @@ def test_what_hugging_face_and_paddle_leave_out_is_said(tmp_path):
     holdfast.save(tmp_path / "a", {"model": model, "optimizer": optimizer, "note": {"epoch": 3}, "odd": dicts()["odd"]})
     done = convert(tmp_path / "a", tmp_path / "b", ConvertOptions(to="hf"))
     assert done.notes == (
-        "a Hugging Face folder holds the model alone: note, odd, optimizer left out",
-        "the source has no config.json: from_pretrained opens the folder once you put the model's there",
+        "a Hugging Face folder stores only the model: omitted note, odd, optimizer",
+        "the source has no config.json: from_pretrained needs the model's config.json in the folder",
     )
     done = convert(tmp_path / "a", tmp_path / "c", ConvertOptions(to="paddle"))
-    assert "a Paddle checkpoint holds a model and its optimizer: note, odd left out" in done.notes
+    assert "a Paddle checkpoint stores a model and its optimizer: omitted note, odd" in done.notes
     assert any("options of the optimizer" in note for note in done.notes)

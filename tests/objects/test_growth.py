@@ -64,7 +64,7 @@ def multiply(root: str, steps: range) -> None:
     calls: Calls = storage._calls
     like = storage.folders()[0]
     first = decode_manifest(storage.read(like, MANIFEST, 1 << 20), root)
-    small = {name: calls.find(f"{first.attempt}/{name}", 1 << 20).data for name in (*first.files, ".folder")}
+    small = {name: calls.get(f"{first.attempt}/{name}", 1 << 20).data for name in (*first.files, ".folder")}
 
     def make(step: int) -> None:
         attempt = f".attempt-{step:016x}"
@@ -119,13 +119,13 @@ def test_what_was_removed_goes_a_few_at_a_time_and_what_is_used_stays(root: str)
     with holdfast.Checkpointer(root, keep=keep.last(2), on_event=lambda event: None) as run:
         for step in range(1, 9):
             save(run, step)
-    left = {item.key.partition("/")[0] for item in storage._calls.listed("") if item.key.startswith(".attempt-")}
+    left = {item.key.partition("/")[0] for item in storage._calls.list_objects("") if item.key.startswith(".attempt-")}
     living = committed_steps(storage)
     assert [entry.step for entry in living] == [7, 8]
     assert {entry.manifest.attempt for entry in living if entry.manifest} <= left
     assert len(left) <= 4
     storage.sweep()
-    left = {item.key.partition("/")[0] for item in storage._calls.listed("") if item.key.startswith(".attempt-")}
+    left = {item.key.partition("/")[0] for item in storage._calls.list_objects("") if item.key.startswith(".attempt-")}
     assert left == {entry.manifest.attempt for entry in living if entry.manifest}
     assert holdfast.open(f"{root.partition('?')[0]}/{step_folder(8)}").verify().good
 

@@ -14,7 +14,8 @@ import holdfast
 from holdfast.core.errors import StorageError
 from holdfast.format.names import step_folder
 from holdfast.storage.identity import IDENTITY
-from holdfast.storage.objects.store import OPEN, ObjectStorage
+from holdfast.storage.objects.open_attempts import OPEN
+from holdfast.storage.objects.store import ObjectStorage
 from tests.cli.calls import call
 from tests.dist.harness import Victims, tell_parent
 from tests.objects.server import Server
@@ -58,7 +59,7 @@ def test_restore_falls_back_past_damage(root: str, damage: str) -> None:
     storage = ObjectStorage(root)
     attempt = json.loads(storage.read(step_folder(2), "holdfast.json", 1 << 20))["attempt"]
     key = f"{attempt}/model-00001-of-00001.safetensors"
-    data = bytearray(storage._calls.find(key, 1 << 20).data)
+    data = bytearray(storage._calls.get(key, 1 << 20).data)
     if damage == "manifest":
         storage._calls.put(f"{step_folder(2)}/holdfast.json", b'{"format": ')
     elif damage == "missing":

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.storage.blobs import blob_of, blob_size
+from holdfast.storage.blobs import blob_size, blob_target
 
 DIGEST = "ab" * 20
 
@@ -27,19 +27,19 @@ def snapshot(tmp_path: Path) -> Iterator[tuple[Path, int]]:
 def test_a_link_to_a_blob(snapshot: tuple[Path, int]) -> None:
     folder, descriptor = snapshot
     (folder / "f").symlink_to(f"../../blobs/{DIGEST}")
-    assert blob_of("f", descriptor) == f"../../blobs/{DIGEST}" and blob_size("f", descriptor) == 4
+    assert blob_target("f", descriptor) == f"../../blobs/{DIGEST}" and blob_size("f", descriptor) == 4
 
 
 @pytest.mark.parametrize("target", ["/etc/passwd", "../../blobs/../x", f"../{DIGEST}", "../../blobs/short", "f"])
 def test_other_links_are_none(snapshot: tuple[Path, int], target: str) -> None:
     folder, descriptor = snapshot
     (folder / "f").symlink_to(target)
-    assert blob_of("f", descriptor) is None and blob_size("f", descriptor) is None
+    assert blob_target("f", descriptor) is None and blob_size("f", descriptor) is None
 
 
 def test_what_is_no_link_and_a_blob_that_is_gone(snapshot: tuple[Path, int]) -> None:
     folder, descriptor = snapshot
     (folder / "f").write_bytes(b"")
     (folder / "g").symlink_to("../../blobs/" + "cd" * 20)
-    assert blob_of("f", descriptor) is None and blob_of("none", descriptor) is None
+    assert blob_target("f", descriptor) is None and blob_target("none", descriptor) is None
     assert blob_size("g", descriptor) is None

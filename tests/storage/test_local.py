@@ -134,7 +134,7 @@ def test_a_root_that_is_a_file_is_a_storage_error(tmp_path):
 
 def test_an_attempt_is_begun_once(storage):
     storage.begin(".attempt-1")
-    with pytest.raises(StorageError, match=r"making .*\.attempt-1: File exists"):
+    with pytest.raises(StorageError, match=r"creating .*\.attempt-1: File exists"):
         storage.begin(".attempt-1")
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.core.errors import Damaged, InvalidArgument
-from holdfast.storage import requirement
+from holdfast.storage import trust_check
 from holdfast.storage.local import LocalStorage
 from holdfast.storage.memory import MemoryStorage
 from tests.users import NOBODY, as_user, require_root, shared_folder
@@ -43,7 +43,7 @@ def made(root: Path, mode: int, owner: int, step: int | None = None, *, step_mod
 
 def judged(root: Path, user: int = ME) -> str:
     """What a user hears of step-1 under a root; "None" if it is trusted."""
-    return as_user(user, lambda: requirement(LocalStorage(root))("step-1"))
+    return as_user(user, lambda: trust_check(LocalStorage(root))("step-1"))
 
 
 # Reader, owner and mode of the root, owner of the step: ordinary use that must go on.
@@ -127,8 +127,8 @@ def test_others_are_not(top: Path, monkeypatch: pytest.MonkeyPatch, value: str) 
 
 def test_a_name_that_is_no_user_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOLDFAST_TRUST_OWNERS", "no-such-user")
-    with pytest.raises(InvalidArgument, match="no user 'no-such-user'"):
-        requirement(LocalStorage(tmp_path))
+    with pytest.raises(InvalidArgument, match="unknown user 'no-such-user'"):
+        trust_check(LocalStorage(tmp_path))
 
 
 def test_the_user_behind_sudo_is_trusted_by_the_superuser_alone(top: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -139,8 +139,8 @@ def test_the_user_behind_sudo_is_trusted_by_the_superuser_alone(top: Path, monke
 
 
 def test_other_storages_have_no_owners(tmp_path: Path) -> None:
-    requirement(MemoryStorage())("step-1")
-    requirement(LocalStorage(tmp_path / "none"))("step-1")
+    trust_check(MemoryStorage())("step-1")
+    trust_check(LocalStorage(tmp_path / "none"))("step-1")
 
 
 # Links.
@@ -194,12 +194,14 @@ def test_a_strangers_link_in_an_open_root_is_not_followed(top: Path) -> None:
     assert f"HOLDFAST_TRUST_OWNERS={OTHER}" in judged(root)
 
 
-@pytest.mark.parametrize(("target", "why"), [("none", "not there"), ("step-1", "not there"), ("file", "not a folder")])
+@pytest.mark.parametrize(
+    ("target", "why"), [("none", "does not exist"), ("step-1", "does not exist"), ("file", "not a folder")]
+)
 def test_a_link_that_leads_nowhere_says_so(tmp_path: Path, target: str, why: str) -> None:
     (tmp_path / "file").touch()
     (tmp_path / "step-1").symlink_to(target)
     with pytest.raises(Damaged, match=why):
-        requirement(LocalStorage(tmp_path))("step-1")
+        trust_check(LocalStorage(tmp_path))("step-1")
 
 
 def test_checking_a_closed_root_costs_one_call_for_each_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -207,7 +209,7 @@ def test_checking_a_closed_root_costs_one_call_for_each_folder(tmp_path: Path, m
     tmp_path.chmod(0o700)
     for number in range(50):
         (tmp_path / f"step-{number}").mkdir()
-    require = requirement(LocalStorage(tmp_path))
+    require = trust_check(LocalStorage(tmp_path))
     calls: list[object] = []
     for name in ("stat", "lstat"):
         original = getattr(os, name)
@@ -229,7 +231,7 @@ def test_a_file_of_a_stranger_in_a_folder_that_a_run_goes_by_is_refused(top, nam
     folder.chmod(0o2775)
 
     def look() -> None:
-        requirement(LocalStorage(root))(name)
+        trust_check(LocalStorage(root))(name)
 
     assert "file.json belongs to" in as_user(ME, look)
     os.chown(folder / "file.json", ME, NOBODY)

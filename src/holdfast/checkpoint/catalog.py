@@ -18,7 +18,7 @@ from holdfast.format.digest import digest_hex
 from holdfast.format.manifest import decode_manifest
 from holdfast.format.names import MANIFEST, folder_step, set_aside_step
 from holdfast.format.summary import ManifestSummary
-from holdfast.storage import requirement
+from holdfast.storage import trust_check
 from holdfast.storage.base import Stamped, Storage, Tracked
 
 
@@ -107,7 +107,7 @@ class Catalog:
 
     def scan(self) -> None:
         """Scan every folder under the root; reads the manifests that are not known."""
-        self._require = requirement(self.storage)
+        self._require = trust_check(self.storage)
         if self._tracked is None:
             stamps = dict.fromkeys(self.storage.folders(), "")
         else:
@@ -142,7 +142,7 @@ class Catalog:
 
     def _required(self, folder: str) -> None:
         if self._require is None:
-            self._require = requirement(self.storage)
+            self._require = trust_check(self.storage)
         self._require(folder)
 
     def check(self, important: Collection[str]) -> None:

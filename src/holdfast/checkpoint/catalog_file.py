@@ -20,7 +20,7 @@ from holdfast.core import limits
 from holdfast.core.errors import HoldfastError
 from holdfast.format.digest import HEX_DIGITS, digest_hex
 from holdfast.format.summary import ManifestSummary
-from holdfast.storage import requirement
+from holdfast.storage import trust_check
 from holdfast.storage.base import Storage
 
 FOLDER, BASE, TAIL = ".catalog", "base.json", "tail.json"
@@ -61,7 +61,7 @@ class CatalogFile:
 
     def _entries(self, name: str) -> list[Entry] | None:
         try:
-            requirement(self._storage)(FOLDER)  # another user might have created it in a shared root
+            trust_check(self._storage)(FOLDER)  # another user might have created it in a shared root
             return _decode(self._storage.read(FOLDER, name, limits.JSON_BYTES))
         except (HoldfastError, OSError, ValueError, TypeError, LookupError, RecursionError):
             return None

@@ -23,7 +23,7 @@ from holdfast.format.manifest import decode_manifest
 from holdfast.format.names import MANIFEST, abandoned_folder
 from holdfast.format.summary import ManifestSummary
 from holdfast.keep import Policy
-from holdfast.storage import requirement
+from holdfast.storage import trust_check
 from holdfast.storage.base import Storage
 
 _FOLDER, _FILE = ".policy", "keep.json"
@@ -243,7 +243,7 @@ def saved_policy(storage: Storage) -> Policy | None:
     """Return the policy of the last run that saved here, None if it had none."""
     where = f"{storage.name}/{_FOLDER}/{_FILE}"
     try:
-        requirement(storage)(_FOLDER)
+        trust_check(storage)(_FOLDER)
         data = storage.read(_FOLDER, _FILE, limits.JSON_BYTES)
     except NotFound:
         return None

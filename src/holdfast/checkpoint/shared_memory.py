@@ -121,7 +121,7 @@ class Arena:
             status = os.fstat(self._descriptor)
             if not is_own(status) or status.st_size < size:
                 raise StorageError(f"the shared memory {path} was not created by Holdfast")
-            if hold and not linux.lock(self._descriptor, alone=False):
+            if hold and not linux.lock(self._descriptor, exclusive=False):
                 raise StorageError(f"the shared memory {path} is being removed by another process")
             if owner:
                 linux.claim(self._descriptor)
@@ -158,7 +158,7 @@ def is_held(path: str) -> bool:
     """Return True if a living process holds the file."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
-        return not linux.lock(descriptor, alone=True)
+        return not linux.lock(descriptor, exclusive=True)
     finally:
         os.close(descriptor)
 

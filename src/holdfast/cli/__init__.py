@@ -1,1 +1,1 @@
-"""The command line: `holdfast ls | show | verify | diff`. Never imports torch."""
+"""The command line. Commands that only inspect checkpoints never import torch."""

@@ -1,4 +1,4 @@
-"""`holdfast convert`: from any format that Holdfast reads to one that it writes, streaming."""
+"""`holdfast convert`: convert a checkpoint between formats, key names, shapes and dtypes."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from typing import Any
 import click
 
 from holdfast.cli.render import clean, count, print_json, print_table, progress, size_text
-from holdfast.convert.destination import Destination
+from holdfast.convert.destination import DestinationFolder
 from holdfast.convert.mapping import MappingOptions
 from holdfast.convert.open_source import open_source
-from holdfast.convert.ranks import launched_place, launched_ranks
+from holdfast.convert.ranks import launched_rank, launched_ranks
 from holdfast.convert.run import Conversion, Converted, ConvertOptions, convert
 from holdfast.convert.sinks import FORMATS
-from holdfast.convert.summary import Summary, summary_of
+from holdfast.convert.summary import ConversionSummary, summary_of
 from holdfast.core import limits
 from holdfast.core.errors import (
     Damaged,
@@ -35,7 +35,7 @@ from holdfast.format import strictjson
 from holdfast.mapping import families
 from holdfast.storage import locate
 
-_LATER_S = 1.0
+_EXIT_DELAY_S = 1.0
 _SPECIAL_LINES = 20
 _HINTS = {
     "holdfast": "holdfast show {path}",
@@ -48,8 +48,8 @@ _HINTS = {
 @click.command("convert", context_settings={"help_option_names": ["-h", "--help"]})
 @click.argument("source", metavar="SRC")
 @click.argument("destination", metavar="DST")
-@click.option("--map", "mapping", metavar="FILE|NAME", help="A file of statements, or the name of a built-in mapping.")
-@click.option("--reverse", is_flag=True, help="Use the mapping the other way round.")
+@click.option("--map", "mapping", metavar="FILE|NAME", help="A mapping file, or the name of a built-in mapping.")
+@click.option("--reverse", is_flag=True, help="Apply the mapping in reverse.")
 @click.option(
     "--to",
     "form",
@@ -58,22 +58,28 @@ _HINTS = {
     metavar="FORMAT",
     help=f"One of {', '.join(FORMATS)}.",
 )
-@click.option("--dtype", help="Cast the model to bfloat16, float16, float32 or float64; optimizer and masters stay.")
-@click.option("--only", multiple=True, metavar="PATTERN", help="Only keys, groups or group/key that fit. Repeatable.")
-@click.option("--remove", multiple=True, metavar="PATTERN", help="Leave out what fits, with its state. Repeatable.")
-@click.option("--max-shard-size", default="5GB", show_default=True, help="The size of a file at most.")
-@click.option("--tp-degree", type=click.IntRange(1), help="The TP degree of fused weights, where it matters.")
-@click.option("--config", metavar="FILE", help="The model's config.json, for built-in mappings, if SRC has none.")
+@click.option(
+    "--dtype", help="Cast the model to bfloat16, float16, float32 or float64, but not the optimizer or master weights."
+)
+@click.option(
+    "--only", multiple=True, metavar="PATTERN", help="Convert only matching keys, groups or group/key. Repeatable."
+)
+@click.option(
+    "--remove", multiple=True, metavar="PATTERN", help="Skip matching keys and their optimizer state. Repeatable."
+)
+@click.option("--max-shard-size", default="5GB", show_default=True, help="The maximum size of a file.")
+@click.option("--tp-degree", type=click.IntRange(1), help="The TP degree of fused weights, if it affects their order.")
+@click.option("--config", metavar="FILE", help="The model's config.json for built-in mappings, if SRC has none.")
 @click.option(
     "--linear-weights",
     metavar="ORDER",
-    help="How SRC of Paddle has linear weights, if shapes do not tell: in-out, out-in.",
+    help="Order of linear weights in a Paddle SRC, if the shapes are ambiguous: in-out, out-in.",
 )
-@click.option("--uint16", metavar="DTYPE", help="What weights stored as uint16 are: bfloat16, as raw bits, or uint16.")
-@click.option("--dry-run", is_flag=True, help="Only say what would be written; reads headers, no tensors.")
-@click.option("--explain", is_flag=True, help="With --dry-run: where every tensor that the mapping makes comes from.")
-@click.option("--force", is_flag=True, help="Replace a checkpoint at DST, at once and whole.")
-@click.option("--no-verify", is_flag=True, help="Do not check the digests of the source.")
+@click.option("--uint16", metavar="DTYPE", help="Dtype of weights stored as uint16: bfloat16 (raw bits) or uint16.")
+@click.option("--dry-run", is_flag=True, help="Only print what would be written; reads headers, no tensors.")
+@click.option("--explain", is_flag=True, help="With --dry-run: print the sources of every mapped tensor.")
+@click.option("--force", is_flag=True, help="Replace an existing checkpoint at DST atomically.")
+@click.option("--no-verify", is_flag=True, help="Do not check the digests of SRC.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(
     source: str,
@@ -95,7 +101,7 @@ def command(
     no_verify: bool,
     as_json: bool,
 ) -> None:
-    """Convert the checkpoint SRC, of any format that Holdfast reads, and write it as DST.
+    """Convert the checkpoint SRC, in any format that Holdfast reads, to DST.
 
     \b
     holdfast convert runs/llama exported --to hf --dtype bfloat16
@@ -105,16 +111,15 @@ def command(
     holdfast convert runs/llama small --only model --remove "*.rotary_emb.inv_freq"
     torchrun --nproc-per-node 8 -m holdfast convert SRC DST
 
-    SRC may be a run's root: then its newest step is taken. Tensors stream through memory of a few
-    blocks, and DST appears whole or not at all. A mapping renames and reshapes; the state of the
-    optimizer follows its parameters. --dry-run shows what would be written and everything that
-    does not fit. Exit code 0: written, or it would be. 1: SRC is damaged, or a dry run finds that
-    it would fail. 2: the call was wrong.
+    If SRC is a run's root, its newest step is converted. Tensors are streamed a few blocks at a
+    time, and DST appears atomically. A mapping renames and reshapes tensors; the optimizer state
+    follows its parameters. --dry-run shows what would be written and all problems. Exit code 0:
+    success. 1: SRC is damaged, or a dry run found problems. 2: usage error.
     """
-    rank, _ = launched_place()
-    with _told_once(rank):
+    rank, _ = launched_rank()
+    with _report_on_first_rank(rank):
         if mapping is None and reverse:
-            raise InvalidArgument("--reverse needs a mapping to reverse: give one with --map")
+            raise InvalidArgument("--reverse needs a mapping; give one with --map")
         options = ConvertOptions(
             to=form,
             dtype=dtype,
@@ -134,18 +139,21 @@ def command(
         with launched_ranks() as ranks:
             done = _convert(source, destination, options, ranks)
         if rank == 0:
-            _tell(done, as_json=as_json, opens=_opens(done, options))
+            _print_result(done, as_json=as_json, loadable=_is_loadable(done, options))
 
 
 @contextmanager
-def _told_once(rank: int) -> Iterator[None]:
-    """An error of all ranks, told by the first: the others leave a little later, since a launcher stops all then."""
+def _report_on_first_rank(rank: int) -> Iterator[None]:
+    """Report an error of all ranks on the first rank only.
+
+    The other ranks exit a little later, because a launcher stops all ranks once one exits.
+    """
     try:
         yield
     except HoldfastError as error:
         if rank == 0:
             raise
-        time.sleep(_LATER_S)
+        time.sleep(_EXIT_DELAY_S)
         raise click.exceptions.Exit(1 if isinstance(error, Damaged) else 2) from None
 
 
@@ -157,30 +165,30 @@ def _read_config(path: str) -> dict[str, Any]:
         raise NotFound(f"--config {path}: {error.strerror}") from None
     fields = strictjson.loads(data, path)
     if not isinstance(fields, dict):
-        raise InvalidArgument(f"--config {path}: not an object, which a config.json is")
+        raise InvalidArgument(f"--config {path}: expected a JSON object, as in a config.json")
     return fields
 
 
-def _opens(done: Converted, options: ConvertOptions) -> bool:
-    """Whether the library that the format is for can open it: with a config, and the names that it has."""
+def _is_loadable(done: Converted, options: ConvertOptions) -> bool:
+    """Return whether the format's library can load the result: it needs a config and its own key names."""
     if done.format not in ("hf", "paddle"):
         return True
-    given = options.mapping.written
-    hub_names = given is None or families.is_reverse(given) != options.mapping.reverse
+    mapping = options.mapping.written
+    hub_names = mapping is None or families.is_reverse(mapping) != options.mapping.reverse
     storage, folder = locate(done.path)
     return done.ready and hub_names and "config.json" in storage.files(folder)
 
 
 def _convert(source: str, destination: str, options: ConvertOptions, ranks: Ranks) -> Converted:
-    def watched(total: int) -> Any:
+    def show_progress(total: int) -> Any:
         if options.to == "dcp" and ranks.rank == 0 and sys.stderr.isatty():
-            click.echo("torch writes the folder, and takes some seconds to start", err=True)
+            click.echo("torch writes the checkpoint and needs a few seconds to start", err=True)
         return progress("converting", total // ranks.world if ranks.rank == 0 else 0)
 
-    return convert(source, destination, options, ranks, watched)
+    return convert(source, destination, options, ranks, show_progress)
 
 
-def _tell(done: Converted, *, as_json: bool, opens: bool) -> None:
+def _print_result(done: Converted, *, as_json: bool, loadable: bool) -> None:
     if as_json:
         print_json(asdict(done))
         return
@@ -189,14 +197,14 @@ def _tell(done: Converted, *, as_json: bool, opens: bool) -> None:
     rate = size_text(done.bytes / max(done.seconds, 1e-9))
     written = f"{count(done.files, 'file')}, {size_text(done.bytes)} in {done.seconds:.1f} s ({rate}/s)"
     click.echo(clean(f"wrote {done.path}: {written}"))
-    if opens and done.format in _HINTS:
+    if loadable and done.format in _HINTS:
         click.echo(clean(f"open it with: {_HINTS[done.format].format(path=done.path)}"))
 
 
 def _dry_run(source: str, destination: str, options: ConvertOptions, *, as_json: bool, explain: bool) -> None:
     problems: list[str] = []
 
-    def look(work: Callable[[], Any]) -> Any:
+    def collect_problems(work: Callable[[], Any]) -> Any:
         try:
             return work()
         except (Mismatch, Unsupported, StorageError) as error:
@@ -205,29 +213,29 @@ def _dry_run(source: str, destination: str, options: ConvertOptions, *, as_json:
 
     def check_destination() -> None:
         try:
-            Destination.at(destination).check(opened, force=options.force)
+            DestinationFolder.at(destination).check(opened, force=options.force)
         except InvalidArgument as error:
             problems.append(str(error))
 
     opened = open_source(source)
-    look(check_destination)
-    conversion = look(lambda: Conversion(opened, options))
-    found = None if conversion is None else summary_of(conversion.output)
+    collect_problems(check_destination)
+    conversion = collect_problems(lambda: Conversion(opened, options))
+    summary = None if conversion is None else summary_of(conversion.output)
     notes = () if conversion is None else conversion.notes
     lines = () if conversion is None else conversion.explain()
     if as_json:
-        facts = {} if found is None else asdict(found) | {"bytes": found.bytes}
+        facts = {} if summary is None else asdict(summary) | {"bytes": summary.bytes}
         facts |= {"mapping": list(lines)} if explain else {}
         print_json({"source": opened.path, "to": options.to, **facts, "notes": list(notes), "problems": problems})
     else:
-        _print_groups(found)
+        _print_groups(summary)
         _print_mapping(lines, whole=explain)
-        _print_end(opened.path, found, notes, problems)
+        _print_end(opened.path, summary, notes, problems)
     raise click.exceptions.Exit(1 if problems else 0)
 
 
 def _print_mapping(lines: Sequence[str], *, whole: bool) -> None:
-    """What a mapping does: all of it, or what it takes away and does not use."""
+    """Print all lines of a mapping, or only the keys that it removes or does not use."""
     if not lines:
         return
     special = [line for line in lines if line.startswith(("removed: ", "unused: "))]
@@ -236,31 +244,31 @@ def _print_mapping(lines: Sequence[str], *, whole: bool) -> None:
     if not whole:
         made = sum(not line.startswith(" ") for line in lines) - len(special)
         more = f", {len(special)} keys removed or unused" if len(special) > _SPECIAL_LINES else ""
-        click.echo(f"mapping: makes {count(made, 'tensor')}{more}; --explain says of what")
+        click.echo(f"mapping: creates {count(made, 'tensor')}{more}; see --explain for their sources")
 
 
-def _print_groups(found: Summary | None) -> None:
-    if found is not None:
+def _print_groups(summary: ConversionSummary | None) -> None:
+    if summary is not None:
         rows = [
             [group.name, str(group.tensors), str(group.files), size_text(group.bytes), _dtypes(group.dtypes)]
-            for group in found.groups
+            for group in summary.groups
         ]
         print_table(("group", "tensors", "files", "size", "dtypes"), rows, right=(1, 2, 3))
-        for cast in found.casts:
+        for cast in summary.casts:
             click.echo(clean(f"cast: {count(cast.tensors, 'tensor')} of {cast.group}, {cast.source} to {cast.target}"))
-        if found.turned or found.joined:
-            click.echo(f"reshaped: {found.joined} joined of several, {found.turned} turned")
+        if summary.turned or summary.joined:
+            click.echo(f"reshaped: {summary.joined} concatenated, {summary.turned} transposed")
 
 
-def _print_end(source: str, found: Summary | None, notes: tuple[str, ...], problems: list[str]) -> None:
+def _print_end(source: str, summary: ConversionSummary | None, notes: tuple[str, ...], problems: list[str]) -> None:
     for note in notes:
         click.echo(clean(f"note: {note}"))
-    if found is not None:
-        files = f"{count(len(found.files), 'tensor file')}, {size_text(found.bytes)}"
+    if summary is not None:
+        files = f"{count(len(summary.files), 'tensor file')}, {size_text(summary.bytes)}"
         click.echo(clean(f"from {source}: would write {files}"))
     for problem in problems:
         click.echo(clean(f"would fail: {problem}", keep="\n"))
 
 
-def _dtypes(found: dict[str, int]) -> str:
-    return ", ".join(f"{name} x{number}" for name, number in found.items())
+def _dtypes(counts: dict[str, int]) -> str:
+    return ", ".join(f"{name} x{number}" for name, number in counts.items())

@@ -1,4 +1,4 @@
-"""`holdfast demo`: the whole story on this machine, in a few minutes, with what it shows."""
+"""`holdfast demo`: run the whole story on this machine in a few minutes, and print its findings."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ if TYPE_CHECKING:
 
 
 @click.command("demo", context_settings={"help_option_names": ["-h", "--help"]})
-@click.option("--out", default="out/demo", show_default=True, help="A folder of the demo's own: it is emptied first.")
-@click.option("--json", "as_json", is_flag=True, help="Print what was shown as JSON, and nothing else.")
+@click.option("--out", default="out/demo", show_default=True, help="Output folder; existing contents are deleted.")
+@click.option("--json", "as_json", is_flag=True, help="Print only the findings, as JSON.")
 def command(out: str, as_json: bool) -> None:
-    """Train a small mixture of experts, kill it, resume it elsewhere, and look at what is left.
+    """Train a small mixture of experts, kill it, resume it on another layout, and check the result.
 
-    Four ranks train under FSDP2 x expert parallelism, with an average of the weights and saves
-    that training does not wait for. One rank is killed -9 in the middle of a save. The run goes
-    on under tensor x pipeline parallelism; its loss is laid over that of a run which was never
-    interrupted; transformers opens the result and writes with it. OUT/demo.png shows it all.
+    Four ranks train with FSDP2 and expert parallelism, an average of the weights, and background
+    saves. One rank is killed with SIGKILL during a save. The run resumes with tensor and pipeline
+    parallelism. Its loss is compared with an uninterrupted run, and transformers generates text
+    with the result. OUT/demo.png shows the curves.
 
-    Takes a few minutes on two cores. Needs torch, and transformers for the last part.
+    Takes a few minutes on two cores. Requires torch, and transformers for the last part.
     """
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     from holdfast.demo.story import Story
@@ -44,11 +44,11 @@ def command(out: str, as_json: bool) -> None:
 
 
 def _silent(text: str) -> None:
-    """Nobody listens: what is shown comes at the end."""
+    """Print nothing; with --json only the findings are printed."""
 
 
 def _print(findings: list[Finding], folder: Path, seconds: float) -> None:
-    click.echo(f"\nShown in {seconds:.0f} s:")
+    click.echo(f"\nFindings after {seconds:.0f} s:")
     for finding in findings:
         click.echo(f"  {'ok    ' if finding.good else 'FAILED'} {finding.text}")
     click.echo(f"  see {folder / 'demo.png'}")

@@ -1,4 +1,4 @@
-"""`holdfast diff`: which keys, shapes, dtypes and values of two checkpoints differ, and by how much."""
+"""`holdfast diff`: compare keys, shapes, dtypes and values of two checkpoints."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _SHOWN = 120
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """One thing that differs. The differences are of finite values; `elements` counts all that differ."""
+    """One difference. `max_abs` and `mean_abs` cover finite values only; `elements` counts all that differ."""
 
     group: str
     key: str
@@ -40,26 +40,28 @@ class Difference:
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.option("--group", help="Compare this group only.")
 def command(first: str, second: str, as_json: bool, group: str | None) -> None:
-    """Compare the checkpoints FIRST and SECOND, whatever meshes wrote them.
+    """Compare the checkpoints FIRST and SECOND, regardless of the meshes that wrote them.
 
-    Exit code 0 when they hold the same, 1 when something differs. Files whose recorded digests
-    are all equal are not read: whether their bytes still are is what `holdfast verify` tells.
+    Exit code 0 if the contents are equal, 1 if they differ. Files with equal recorded digests
+    are not read. Use `holdfast verify` to check their bytes.
     """
     one, two = open_path(first), open_path(second)
     if group is not None and group not in (*one.groups, *two.groups):
-        raise NotFound(f"neither checkpoint has a group {group!r}; they have {', '.join({*one.groups, *two.groups})}")
+        raise NotFound(
+            f"neither checkpoint has a group {group!r}; the groups are {', '.join({*one.groups, *two.groups})}"
+        )
     with progress("comparing", one.manifest.total_bytes) as advance:
-        found = [*_compare(one, two, group, advance)]
+        differences = [*_compare(one, two, group, advance)]
     if as_json:
-        print_json({"same": not found, "differences": [asdict(difference) for difference in found]})
+        print_json({"same": not differences, "differences": [asdict(difference) for difference in differences]})
     else:
-        for difference in found:
-            click.echo(_say(difference))
-        click.echo("the same" if not found else count(len(found), "difference"))
-    raise click.exceptions.Exit(1 if found else 0)
+        for difference in differences:
+            click.echo(_format(difference))
+        click.echo("the same" if not differences else count(len(differences), "difference"))
+    raise click.exceptions.Exit(1 if differences else 0)
 
 
-def _say(difference: Difference) -> str:
+def _format(difference: Difference) -> str:
     text = f"{difference.group}: {difference.key}: {difference.what}"
     if difference.first is not None:
         text += f": {difference.first} against {difference.second}"
@@ -86,7 +88,7 @@ def _compare(
 
 
 def _compare_values(path: str, one: Any, two: Any) -> Iterator[Difference]:
-    """Where two values of state.json differ, down to the field."""
+    """Yield the differences of two values of state.json, field by field."""
     if isinstance(one, dict) and isinstance(two, dict):
         for key in dict.fromkeys([*one, *two]):
             yield from _compare_values(f"{path}.{key}", one.get(key), two.get(key))
@@ -100,7 +102,7 @@ def _compare_values(path: str, one: Any, two: Any) -> Iterator[Difference]:
 
 
 def _ordered(entry: Any) -> Any:
-    """An entry of state.json in which the parameters of an optimizer's groups, which are sets, have one order."""
+    """Sort the parameter lists of an optimizer's entry in state.json, because their order has no meaning."""
     if not isinstance(entry, dict) or entry.get("kind") != "optimizer":
         return entry
     groups = [group | {"params": sorted(group["params"], key=str)} for group in entry["groups"]]
@@ -115,7 +117,7 @@ def _compare_group(
         for name in one.manifest.groups[group].files
         if one.manifest.files[name].blocks and one.manifest.files.get(name) == two.manifest.files.get(name)
     }
-    # Stored keys only: whether a tied key is also listed as an alias is no difference in content.
+    # Stored keys only: listing a tied key as an alias is not a difference in content.
     ones, twos = (c.contents.groups[group] for c in (one, two))
     first, second = (dict.fromkeys([*members.tensors, *members.aliases]) for members in (ones, twos))
     for key in ones.tensors:
@@ -135,8 +137,8 @@ def _compare_group(
 def _compare_tensor(one: Checkpoint, two: Checkpoint, group: str, key: str) -> Iterator[Difference]:
     facts: list[tuple[str, tuple[int, ...]]] = []
     for checkpoint in (one, two):
-        found = checkpoint.find(key, group)
-        facts.append((found.logical, found.logical_shape))
+        tensor = checkpoint.find(key, group)
+        facts.append((tensor.logical, tensor.logical_shape))
     (dtype_a, shape_a), (dtype_b, shape_b) = facts
     if dtype_a != dtype_b:
         yield Difference(group, key, "the dtype differs", dtype_a, dtype_b)

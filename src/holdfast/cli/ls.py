@@ -1,4 +1,4 @@
-"""`holdfast ls`: the checkpoints under a root, from their manifests alone."""
+"""`holdfast ls`: list the checkpoints under a root from their manifests only."""
 
 from __future__ import annotations
 
@@ -20,44 +20,44 @@ from holdfast.storage import Storage, is_checkpoint, shared_storage_at
 def command(root: str, as_json: bool) -> None:
     """List the checkpoints under ROOT, oldest first.
 
-    Steps that were set aside come last. Reads manifests only. A step whose manifest is damaged
-    is listed with the reason; whether the tensors are good is what `holdfast verify` tells.
+    Steps that were set aside come last. Only manifests are read. A step with a damaged manifest
+    is listed with the reason. Use `holdfast verify` to check the tensors.
     """
     storage = open_root(root)
     catalog = Catalog(storage)
     catalog.scan()
-    found, aside = catalog.steps, catalog.set_aside
-    notes = _notes(storage, found, aside)
+    steps, aside = catalog.steps, catalog.set_aside
+    notes = _notes(storage, steps, aside)
     if as_json:
-        print_json([_fields(entry, notes) for entry in (*found, *aside)])
+        print_json([_fields(entry, notes) for entry in (*steps, *aside)])
         return
-    if not found and not aside:
+    if not steps and not aside:
         click.echo(f"no checkpoints under {clean(root)}{_hint(root, storage)}")
         return
     headers = ["step", "size", "written", "by", "groups", *(["notes"] if notes else [])]
-    print_table(headers, [_row(entry, notes) for entry in (*found, *aside)], right=(0, 1))
+    print_table(headers, [_row(entry, notes) for entry in (*steps, *aside)], right=(0, 1))
 
 
 def _hint(root: str, storage: Storage) -> str:
-    """Where else to look: the root may be a checkpoint, or the folder of a run, which has them one folder down."""
+    """Suggest another path: the root may be a checkpoint, or its subfolders may contain checkpoints."""
     if is_checkpoint(storage):
-        return "; it is a checkpoint itself: see holdfast show"
+        return "; it is itself a checkpoint: use holdfast show"
     if "://" in root:
         return ""
-    below = (child for child in sorted(Path(root).expanduser().iterdir()) if child.is_dir())
-    found = [child for child in below if committed_steps(shared_storage_at(child))]
-    return f"; there are some under {', '.join(clean(str(child)) for child in found)}" if found else ""
+    subfolders = (child for child in sorted(Path(root).expanduser().iterdir()) if child.is_dir())
+    roots = [child for child in subfolders if committed_steps(shared_storage_at(child))]
+    return f"; found checkpoints under {', '.join(clean(str(child)) for child in roots)}" if roots else ""
 
 
-def _notes(storage: Storage, found: list[Committed], aside: list[Committed]) -> dict[str, list[str]]:
-    """What there is to say of a folder beside its manifest: its tags, and why it is not of the living branch."""
+def _notes(storage: Storage, steps: list[Committed], aside: list[Committed]) -> dict[str, list[str]]:
+    """Return notes by folder: the tags of a step, and why it is not on the current branch."""
     problems: list[str] = []
-    tags = tagged(storage, [*found, *aside], problems)
+    tags = tagged(storage, [*steps, *aside], problems)
     for problem in problems:
         click.echo(clean(problem), err=True)
     notes = {folder: [f"tag {name}" for name in names] for folder, names in tags.items()}
-    left = left_steps(found)
-    for entry in found:
+    left = left_steps(steps)
+    for entry in steps:
         if is_left(entry, left):
             notes.setdefault(entry.folder, []).append("left behind")
     for entry in aside:
@@ -67,20 +67,20 @@ def _notes(storage: Storage, found: list[Committed], aside: list[Committed]) -> 
 
 def _row(entry: Committed, notes: Mapping[str, list[str]]) -> list[str]:
     manifest = entry.manifest
-    said = [", ".join(notes.get(entry.folder, ()))] if notes else []
+    cells = [", ".join(notes.get(entry.folder, ()))] if notes else []
     if manifest is None:
-        return [str(entry.step), "", "", "", f"{entry.problem_label}: {entry.problem}", *said]
+        return [str(entry.step), "", "", "", f"{entry.problem_label}: {entry.problem}", *cells]
     world = manifest.writer.get("world", 0)
     ranks = count(world, "rank") if isinstance(world, int) else str(world)
     groups = ", ".join(manifest.groups)
-    return [str(entry.step), size_text(manifest.total_bytes), manifest.created, ranks, groups, *said]
+    return [str(entry.step), size_text(manifest.total_bytes), manifest.created, ranks, groups, *cells]
 
 
 def _fields(entry: Committed, notes: Mapping[str, list[str]]) -> dict[str, object]:
     manifest = entry.manifest
-    said = notes.get(entry.folder, [])
+    folder_notes = notes.get(entry.folder, [])
     if manifest is None:
-        problem = {"good": False, "problem": str(entry.problem), "notes": said}
+        problem = {"good": False, "problem": str(entry.problem), "notes": folder_notes}
         return {"step": entry.step, "folder": entry.folder, **problem}
     return {
         "step": entry.step,
@@ -92,5 +92,5 @@ def _fields(entry: Committed, notes: Mapping[str, list[str]]) -> dict[str, objec
         "groups": list(manifest.groups),
         "writer": dict(manifest.writer),
         "metrics": dict(manifest.metrics),
-        "notes": said,
+        "notes": folder_notes,
     }

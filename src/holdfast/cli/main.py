@@ -1,4 +1,4 @@
-"""The commands, each in a file of its own that is imported when the command is called."""
+"""The entry point of the command line. Each command's module is imported when the command is called."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from holdfast.version import __version__
 
 _COMMANDS = {
     "ls": "List the checkpoints under a root.",
-    "show": "Show what a checkpoint holds.",
+    "show": "Show the contents of a checkpoint.",
     "verify": "Read every byte of a checkpoint and check every digest.",
     "diff": "Compare two checkpoints: keys, shapes, dtypes and values.",
     "convert": "Convert a checkpoint to other names, shapes, dtypes or formats.",
-    "gc": "Take away what no policy keeps, and what dead saves left behind.",
-    "tag": "Name a step, so that retention never removes it.",
-    "top": "Follow a run live: the save in flight, the steps committed.",
-    "train": "Train on any layout from a config; resumes by itself.",
+    "gc": "Delete checkpoints that no policy keeps, and leftovers of dead saves.",
+    "tag": "Tag a step, so that retention never deletes it.",
+    "top": "Monitor a run: the save in flight and the committed steps.",
+    "train": "Train on any layout from a config; resumes automatically.",
     "demo": "Train, kill, resume on another layout, open with transformers.",
 }
 
 
-class _Lazy(click.Group):
-    """Commands that are imported only when they are called, so that `ls` starts at once."""
+class _LazyGroup(click.Group):
+    """Commands that are imported only when called, so that `ls` starts fast."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(_COMMANDS)
@@ -44,32 +44,32 @@ class _Lazy(click.Group):
             formatter.write_dl(list(_COMMANDS.items()))
 
 
-@click.group(cls=_Lazy, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="holdfast")
 def cli() -> None:
-    """Holdfast keeps the state of distributed training runs.
+    """Holdfast checkpoints the state of distributed training runs.
 
-    A root holds checkpoints named step-N; each is plain safetensors with a manifest. Paths may
-    name a checkpoint, or a root for its newest step. Every command takes --json.
+    A root holds checkpoints named step-N. Each is plain safetensors with a manifest. A path may
+    name a checkpoint, or a root for its newest step. Every command accepts --json.
 
     \b
-    holdfast ls runs/llama                 which steps are there
-    holdfast show runs/llama               keys, shapes and sizes of the newest one
-    holdfast verify runs/llama/step-...    is every byte as it was written
-    holdfast diff A B                      what differs, and by how much
-    holdfast convert A B --to hf            another format, naming or dtype
+    holdfast ls runs/llama                 list the steps
+    holdfast show runs/llama               keys, shapes and sizes of the newest step
+    holdfast verify runs/llama/step-...    check every byte against its digest
+    holdfast diff A B                      show the differences and their magnitude
+    holdfast convert A B --to hf           change the format, key names or dtype
     holdfast top runs/llama                watch the run save
-    holdfast tag runs/llama best           keep the newest step for good
-    holdfast gc runs/llama --dry-run       what retention would take away
+    holdfast tag runs/llama best           keep the newest step permanently
+    holdfast gc runs/llama --dry-run       show what retention would delete
 
-    Exit code 0: good. 1: the answer is no (damaged, different). 2: the call was wrong.
+    Exit code 0: success. 1: negative result (damaged, different). 2: usage error.
     """
 
 
 def main() -> None:
-    """Run the command line; a HoldfastError is one line, never a traceback."""
+    """Run the command line. A HoldfastError is printed in one line, without a traceback."""
     try:
-        # Not cli(): its own handling of a closed pipe would exit with 1, which here means "no".
+        # Not cli(): it exits with 1 on a closed pipe, which here means a negative result.
         with cli.make_context("holdfast", sys.argv[1:]) as context:
             cli.invoke(context)
     except click.exceptions.Exit as stop:
@@ -84,6 +84,6 @@ def main() -> None:
         click.echo(clean(f"holdfast: {error}", keep="\n"), err=True)
         sys.exit(1 if isinstance(error, Damaged) else 2)
     except BrokenPipeError:
-        # Whoever read the output has enough; the interpreter must not complain while it closes.
+        # The reader has closed the pipe; the interpreter must not report an error on exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)

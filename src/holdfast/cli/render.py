@@ -1,4 +1,4 @@
-"""How things are written for people: sizes, tables, progress. The only module that knows rich."""
+"""Formatting for the terminal: sizes, tables, progress, and opening of paths given by the user."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from holdfast.core.errors import NotFound
 if TYPE_CHECKING:
     from holdfast.storage.base import SharedStorage
 
-_PATIENCE_S = 20
+_DEADLINE_S = 20
 _PROGRESS_BYTES = 100_000_000
 
 
 def size_text(size: float) -> str:
-    """Bytes in decimal units, as disks are sold and as transformers counts."""
+    """Format a number of bytes in decimal units, like transformers does."""
     for unit in ("B", "kB", "MB", "GB", "TB"):
         if size < 1000 or unit == "TB":
             return f"{size:.0f} {unit}" if unit == "B" else f"{size:.2f} {unit}"
@@ -30,7 +30,7 @@ def size_text(size: float) -> str:
 
 
 def count(number: int, noun: str) -> str:
-    """A number with its noun: "1 file", "3 files"."""
+    """Format a number with its noun: "1 file", "3 files"."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
@@ -39,12 +39,12 @@ def print_json(value: Any) -> None:
 
 
 def clean(text: object, keep: str = "") -> str:
-    """Text from a checkpoint with control characters made visible: a terminal obeys none of it."""
+    """Escape control characters in text from a checkpoint, so that the terminal does not interpret them."""
     return "".join(c if c.isprintable() or c in keep else f"\\x{ord(c):02x}" for c in str(text))
 
 
 def print_table(headers: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> None:
-    """A plain aligned table, the columns in `right` to the right."""
+    """Print an aligned table, with the columns in `right` right-aligned."""
     cells = [[clean(cell) for cell in row] for row in rows]
     widths = [max(len(header), *(len(row[i]) for row in cells), 0) for i, header in enumerate(headers)]
     for row in [list(headers), *cells]:
@@ -54,7 +54,7 @@ def print_table(headers: Sequence[str], rows: Sequence[Sequence[str]], right: Se
 
 @contextmanager
 def progress(label: str, total: int) -> Iterator[Callable[[int], None]]:
-    """A progress bar over bytes on a terminal; silence elsewhere."""
+    """Show a progress bar over bytes if stderr is a terminal. Yields the function that advances it."""
     if total < _PROGRESS_BYTES or not sys.stderr.isatty():
         yield lambda count: None
         return
@@ -74,7 +74,7 @@ def progress(label: str, total: int) -> Iterator[Callable[[int], None]]:
 
 
 def live(text: Callable[[], str], interval_s: float) -> None:
-    """Show a text that changes, in place, until the user leaves."""
+    """Show a changing text in place until Ctrl-C."""
     import time
 
     from rich.live import Live
@@ -90,50 +90,50 @@ def live(text: Callable[[], str], interval_s: float) -> None:
 
 
 def open_root(root: str) -> SharedStorage:
-    """The storage of a root, a path or an address; raises NotFound if there is nothing."""
+    """Open the storage of a root, a path or an address. Raises NotFound if it does not exist."""
     from holdfast.storage import shared_storage_at
 
-    storage = shared_storage_at(_impatient(root))
+    storage = shared_storage_at(_with_deadline(root))
     if not storage.exists():
-        raise NotFound(f"{root}: there is no such folder")
+        raise NotFound(f"{root}: no such folder")
     return storage
 
 
 def open_run(root: str) -> SharedStorage:
-    """The storage of a run's root; raises NotFound if there is nothing, or a checkpoint."""
+    """Open the storage of a run's root. Raises NotFound if it does not exist or is a checkpoint."""
     from holdfast.storage import is_checkpoint
 
     storage = open_root(root)
     if is_checkpoint(storage):
-        raise NotFound(f"{root} is a checkpoint: name the root above it")
+        raise NotFound(f"{root} is a checkpoint; give the root that contains it")
     return storage
 
 
-def _impatient(path: str) -> str:
-    """An address with a short deadline, unless it has one: somebody waits at the terminal."""
+def _with_deadline(path: str) -> str:
+    """Add a short deadline to an address without one, because the user is waiting."""
     if "://" not in path or "deadline_s=" in path:
         return path
-    return f"{path}{'&' if '?' in path else '?'}deadline_s={_PATIENCE_S}"
+    return f"{path}{'&' if '?' in path else '?'}deadline_s={_DEADLINE_S}"
 
 
 def is_file(path: str) -> bool:
-    """Whether a path leads to a single file of this machine."""
+    """Return whether a path is a single local file."""
     return "://" not in path and Path(path).expanduser().is_file()
 
 
 def open_path(path: str) -> Any:
-    """The checkpoint or single file at a path or an address, or the newest readable step of the root there."""
+    """Open the checkpoint or file at a path or address, or the newest readable step if it is a root."""
     from holdfast.api import open_checkpoint
     from holdfast.checkpoint.catalog import newest_readable
     from holdfast.checkpoint.checkpoint import Checkpoint
     from holdfast.storage import is_checkpoint, shared_storage_at
 
-    path = _impatient(path)
+    path = _with_deadline(path)
     if is_file(path):
         return open_checkpoint(path)
     storage = shared_storage_at(path)
     if not storage.exists():
-        raise NotFound(f"{path}: there is nothing here")
+        raise NotFound(f"{path}: no such file or folder")
     if not is_checkpoint(storage):
         newest = newest_readable(storage, lambda text: click.echo(clean(f"holdfast: {text}"), err=True))
         if newest is not None:

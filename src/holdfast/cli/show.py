@@ -1,4 +1,4 @@
-"""`holdfast show`: the tree of keys with shapes, dtypes and sizes, totals, and who wrote it."""
+"""`holdfast show`: print the tree of keys with shapes, dtypes and sizes, totals, and the writer."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 @click.option("--group", help="Show this group only.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(path: str, key: str | None, group: str | None, as_json: bool) -> None:
-    """Show what the checkpoint at PATH holds, or one KEY of it with its values.
+    """Show the contents of the checkpoint at PATH, or one KEY with its values.
 
-    KEY is a tensor's, or the name of a value in state.json.
+    KEY is the key of a tensor, or the name of a value in state.json.
 
-    PATH is a checkpoint, a root (its newest step is shown), or what another tool wrote: a Hugging
-    Face folder, torch DCP, a .pt or .bin file, a Paddle checkpoint.
+    PATH is a checkpoint, a root (its newest step is shown), or a checkpoint of another tool: a
+    Hugging Face folder, torch DCP, a .pt or .bin file, a Paddle checkpoint.
     """
     checkpoint: Checkpoint = open_path(path)
     if key is not None and key in checkpoint.state and key not in set(checkpoint.keys()):
@@ -37,7 +37,7 @@ def command(path: str, key: str | None, group: str | None, as_json: bool) -> Non
         _show_key(checkpoint, key, group, as_json)
         return
     if group is not None:
-        checkpoint.keys(group)  # says what there is if there is no such group
+        checkpoint.keys(group)  # raises an error that lists the groups if this one does not exist
     chosen = [name for name in checkpoint.groups if group in (None, name)]
     if as_json:
         print_json(_fields(checkpoint, chosen))
@@ -49,8 +49,9 @@ def command(path: str, key: str | None, group: str | None, as_json: bool) -> Non
 
 
 def _tensor(checkpoint: Checkpoint, group: str, key: str) -> tuple[str, list[int], int]:
-    found = checkpoint.find(key, group)
-    return found.logical, list(found.logical_shape), found.bytes
+    """Return the dtype, shape and size in bytes of a tensor."""
+    tensor = checkpoint.find(key, group)
+    return tensor.logical, list(tensor.logical_shape), tensor.bytes
 
 
 def _fields(checkpoint: Checkpoint, groups: list[str]) -> dict[str, Any]:
@@ -94,12 +95,12 @@ def _print_head(checkpoint: Checkpoint) -> None:
     writer = manifest.writer
     if writer:
         mesh = " x ".join(f"{axis}={size}" for axis, size in writer.get("mesh", {}).items())
-        who = f"written {manifest.created} by holdfast {writer.get('holdfast')}"
-        click.echo(clean(f"{who}, world {writer.get('world')}, hosts {writer.get('hosts')}, mesh {mesh}"))
+        written = f"written {manifest.created} by holdfast {writer.get('holdfast')}"
+        click.echo(clean(f"{written}, world {writer.get('world')}, hosts {writer.get('hosts')}, mesh {mesh}"))
         for name in writer.get("first_replica", []):
-            click.echo(f"replicas differed, the first was saved: {clean(name)}")
+            click.echo(f"replicas differed; saved the first one: {clean(name)}")
         for name, plan in manifest.plans.items():
-            click.echo(clean(f"{name} was placed by a plan of {_plan_text(plan)}"))
+            click.echo(clean(f"{name} was sharded by a plan of {_plan_text(plan)}"))
     else:
         what = f"{checkpoint.format}, " if isinstance(checkpoint, Foreign) else ""
         click.echo(f"{what}not written by Holdfast: no digests")
@@ -108,7 +109,7 @@ def _print_head(checkpoint: Checkpoint) -> None:
 
 
 def _plan_text(plan: dict[str, Any]) -> str:
-    """A plan in a line; a manifest promises only that it is JSON."""
+    """Summarize a plan in one line. Its fields are not validated, so any may be missing."""
     parameters, moved = plan.get("parameters"), plan.get("moved_bytes")
     roles = count(len(parameters), "role") if isinstance(parameters, dict) else "no roles"
     return f"holdfast.spmd: {roles}, {size_text(moved) if type(moved) is int else '?'} moved per rank and batch"
@@ -124,15 +125,15 @@ def _print_group(checkpoint: Checkpoint, group: str) -> None:
     parts = ", ".join(f"{size_text(size)} {dtype}" for dtype, size in dtypes.most_common())
     total = f"{count(len(keys), 'tensor')}, {size_text(record.total_bytes)}"
     click.echo("\n" + clean(f"{group} ({record.kind}): {total}" + (f" ({parts})" if parts else "")))
-    above: list[str] = []
+    printed: list[str] = []
     for key in keys:
         *folders, leaf = key.split(".")
         common = 0
-        while common < min(len(above), len(folders)) and above[common] == folders[common]:
+        while common < min(len(printed), len(folders)) and printed[common] == folders[common]:
             common += 1
         for depth in range(common, len(folders)):
             click.echo("  " * (depth + 1) + clean(folders[depth]))
-        above = folders
+        printed = folders
         dtype, shape, size = _tensor(checkpoint, group, key)
         click.echo("  " * (len(folders) + 1) + f"{clean(leaf)}  {dtype}{shape}  {size_text(size)}")
     for alias, key in record.aliases.items():
@@ -147,7 +148,7 @@ def _print_values(checkpoint: Checkpoint) -> None:
 
 
 def _number(value: Any) -> Any:
-    """A value as JSON has it; what JSON lacks as text."""
+    """Return a value that JSON can represent; NaN, infinity and complex numbers become text."""
     plain = isinstance(value, int) or (isinstance(value, float) and math.isfinite(value))
     return value if plain else str(value)
 
@@ -155,17 +156,17 @@ def _number(value: Any) -> Any:
 def _show_key(checkpoint: Checkpoint, key: str, group: str | None, as_json: bool) -> None:
     import numpy as np
 
-    found = checkpoint.find(key, group)
-    places = found.recipe.sources()
-    array = checkpoint.read(key, found.group)
+    tensor = checkpoint.find(key, group)
+    places = tensor.recipe.sources()
+    array = checkpoint.read(key, tensor.group)
     values = array.astype(np.complex128 if array.dtype.kind == "c" else np.float64)
     finite = values[np.isfinite(values)]
     facts = {
-        "group": found.group,
+        "group": tensor.group,
         "key": key,
-        "dtype": found.logical,
-        "shape": list(found.logical_shape),
-        "bytes": found.bytes,
+        "dtype": tensor.logical,
+        "shape": list(tensor.logical_shape),
+        "bytes": tensor.bytes,
         "file": places[0].file if places else None,
         "offset": places[0].begin if places else None,
         "pieces": len(places),

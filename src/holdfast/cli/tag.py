@@ -1,4 +1,4 @@
-"""`holdfast tag`: give a step a name, so that retention never removes it."""
+"""`holdfast tag`: tag a step, so that retention never deletes it."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from holdfast.storage.base import Storage
 @click.command("tag", context_settings={"help_option_names": ["-h", "--help"]})
 @click.argument("root")
 @click.argument("name", required=False)
-@click.option("--step", type=int, help="The step to tag; the newest if not given.")
-@click.option("--delete", is_flag=True, help="Take the tag away.")
+@click.option("--step", type=int, help="The step to tag; default: the newest.")
+@click.option("--delete", is_flag=True, help="Delete the tag.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(root: str, name: str | None, step: int | None, delete: bool, as_json: bool) -> None:
     """Tag a step under ROOT with NAME, or list the tags.
 
     \b
-    holdfast tag runs/llama                          which tags there are
-    holdfast tag runs/llama released --step 12000    keep this step, whatever the policy
-    holdfast tag runs/llama released --delete        let it go with the others
+    holdfast tag runs/llama                          list the tags
+    holdfast tag runs/llama released --step 12000    keep this step regardless of the policy
+    holdfast tag runs/llama released --delete        delete the tag
 
-    A tagged step is never removed by retention or `holdfast gc`.
+    Neither retention nor `holdfast gc` deletes a tagged step.
     """
     storage = open_run(root)
     if name is None and (delete or step is not None):
-        raise click.UsageError("name the tag")
+        raise click.UsageError("missing NAME: --step and --delete need the name of a tag")
     if delete and step is not None:
-        raise click.UsageError("--delete takes a tag away, whatever step it is on: leave --step out")
+        raise click.UsageError("--delete cannot be combined with --step: it deletes the tag from any step")
     problems: list[str] = []
     before = read_tags(storage, [])
     if name is not None and delete:
@@ -44,7 +44,7 @@ def command(root: str, name: str | None, step: int | None, delete: bool, as_json
     for problem in problems:
         click.echo(clean(problem), err=True)
     if as_json:
-        print_json({tag: asdict(found) for tag, found in tags.items()})
+        print_json({name: asdict(tag) for name, tag in tags.items()})
         return
     if name in before and name in tags and before[name] != tags[name]:
         click.echo(f"{name} was on step {before[name].step}")
@@ -55,19 +55,19 @@ def command(root: str, name: str | None, step: int | None, delete: bool, as_json
 
 
 def _rows(storage: Storage) -> list[list[str]]:
-    """Each tag with its step and the folder it protects, which is another one once a rewind set it aside."""
+    """Return each tag with its step and the folder it protects, which a rewind may have renamed."""
     folders = {
         name: folder
         for folder, names in tagged(storage, [*committed_steps(storage), *set_aside_folders(storage)], []).items()
         for name in names
     }
-    return [[name, str(tag.step), folders.get(name, "gone")] for name, tag in read_tags(storage, []).items()]
+    return [[name, str(tag.step), folders.get(name, "missing")] for name, tag in read_tags(storage, []).items()]
 
 
 def _find(storage: Storage, step: int | None) -> Committed:
-    found = [entry for entry in living_steps(storage) if step in (None, entry.step)]
+    matches = [entry for entry in living_steps(storage) if step in (None, entry.step)]
     if step is None:
-        found = [entry for entry in found if entry.manifest is not None]
-    if not found:
+        matches = [entry for entry in matches if entry.manifest is not None]
+    if not matches:
         raise NotFound(f"{storage.name} has no " + ("checkpoint" if step is None else f"checkpoint of step {step}"))
-    return found[-1]
+    return matches[-1]

@@ -1,4 +1,4 @@
-"""`holdfast top`: follow a run live, by what its writers note down."""
+"""`holdfast top`: monitor a run by the notes that its writers leave under the root."""
 
 from __future__ import annotations
 
@@ -23,44 +23,42 @@ _BAR = 30
 
 @click.command("top", context_settings={"help_option_names": ["-h", "--help"]})
 @click.argument("root")
-@click.option(
-    "--interval", type=click.FloatRange(0.1), default=0.5, show_default=True, help="Seconds between two looks."
-)
-@click.option("--once", is_flag=True, help="Look once and leave; so does a pipe.")
-@click.option("--json", "as_json", is_flag=True, help="Look once and print JSON.")
+@click.option("--interval", type=click.FloatRange(0.1), default=0.5, show_default=True, help="Seconds between updates.")
+@click.option("--once", is_flag=True, help="Print the state once and exit; implied unless stdout is a terminal.")
+@click.option("--json", "as_json", is_flag=True, help="Print the state once as JSON.")
 def command(root: str, interval: float, once: bool, as_json: bool) -> None:
-    """Follow the run under ROOT: the save in flight, and the steps that are committed.
+    """Monitor the run under ROOT: the save in flight and the committed steps.
 
-    Needs no contact with the run: it reads what the writers leave under the root, from any
-    host that sees it. A root that is not there yet is waited for. Ctrl-C leaves.
+    Works on any host that can read ROOT, without contact to the run: only the writers' notes
+    under ROOT are read. Waits for a ROOT that does not exist yet. Ctrl-C exits.
     """
-    follows = not (once or as_json) and sys.stdout.isatty()
+    is_live = not (once or as_json) and sys.stdout.isatty()
     storage = shared_storage_at(root)
     if isinstance(storage, LocalStorage) and storage.root.is_file():
         raise NotFound(f"{root} is a file; give the folder that a Checkpointer saves to")
     if is_checkpoint(storage):
-        raise NotFound(f"{root} is a checkpoint; give the folder above it")
-    if not storage.exists() and not follows:
-        raise NotFound(f"{root}: there is no such folder")
+        raise NotFound(f"{root} is a checkpoint; give the root that contains it")
+    if not storage.exists() and not is_live:
+        raise NotFound(f"{root}: no such folder")
     if as_json:
         print_json(_fields(storage))
         return
-    follower = Follower(storage)
-    if not follows:
-        click.echo(follower.text())
+    monitor = RunMonitor(storage)
+    if not is_live:
+        click.echo(monitor.text())
         return
-    live(follower.text, interval)
+    live(monitor.text, interval)
 
 
-class Follower:
-    """Looks at a root again and again, and knows how fast the save in flight goes."""
+class RunMonitor:
+    """Describes the state of a root, and measures the speed of the save in flight between calls."""
 
     def __init__(self, storage: SharedStorage) -> None:
         self._storage = storage
         self._before: dict[str, tuple[int, float]] = {}
 
     def text(self) -> str:
-        """What is going on now, as lines of text."""
+        """Return the current state as lines of text."""
         if not self._storage.exists():
             return f"{clean(self._storage.name)}   waiting for the first save"
         flights = saves_in_flight(self._storage)

@@ -1,4 +1,4 @@
-"""`holdfast train`: train a model on any layout, from a config; resumes by itself."""
+"""`holdfast train`: train a model on any layout from a config; resumes automatically."""
 
 from __future__ import annotations
 
@@ -20,28 +20,30 @@ if TYPE_CHECKING:
 
     Run = Callable[[Watcher], Outcome]
 
-_LINES = 20  # how many lines a whole run prints where there is no terminal
+_LINES = 20  # printed by a whole run if stdout is not a terminal
 
 
 @click.command("train", context_settings={"help_option_names": ["-h", "--help"]})
 @click.argument("config_path", metavar="CONFIG.toml")
-@click.option("--set", "sets", multiple=True, metavar="SECTION.KEY=VALUE", help="Put a setting over the config's.")
-@click.option("--nproc", type=click.IntRange(1), help="Start so many ranks on this machine, by torchrun.")
-@click.option("--check", is_flag=True, help="Check config, layout and batch sizes for --nproc ranks, and leave.")
-@click.option("--json", "as_json", is_flag=True, help="Print a JSON object per step, and one for the outcome.")
+@click.option(
+    "--set", "sets", multiple=True, metavar="SECTION.KEY=VALUE", help="Override a setting of the config. Repeatable."
+)
+@click.option("--nproc", type=click.IntRange(1), help="Start this many ranks on this machine with torchrun.")
+@click.option("--check", is_flag=True, help="Check config, layout and batch sizes for --nproc ranks, and exit.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object per step, and one for the outcome.")
 def command(config_path: str, sets: tuple[str, ...], nproc: int | None, check: bool, as_json: bool) -> None:
-    """Train as CONFIG.toml says; a run that was stopped or killed goes on where its last checkpoint is.
+    """Train as configured in CONFIG.toml. A stopped or killed run resumes from its last checkpoint.
 
     \b
     holdfast train examples/dense-tiny.toml
     holdfast train examples/moe-tiny.toml --nproc 4
     holdfast train examples/moe-tiny.toml --nproc 4 --set layout.ep=1 --set layout.dp_shard=2 --set layout.tp=2
-    torchrun --nnodes 2 --nproc-per-node 8 -m holdfast train big.toml      the same on two machines
+    torchrun --nnodes 2 --nproc-per-node 8 -m holdfast train big.toml      on two machines
 
-    The config has a section for each component, and all but [model] may be left out:
+    The config has one section per component. All sections except [model] are optional:
 
     \b
-    [model]       family (llama, qwen2, qwen3, qwen2_moe, qwen3_moe) and sizes, by Hugging Face's names
+    [model]       family (llama, qwen2, qwen3, qwen2_moe, qwen3_moe) and sizes, with Hugging Face's names
     [layout]      dp_replicate x dp_shard x tp x pp ranks; ep within dp; zero1; schedule, stages_per_rank
     [data]        kind (tokens: a flat file of ids; text: any file, byte by byte; synthetic), path, dtype
                   (uint16, uint32), sequence, samples (of synthetic), evaluation_samples, seed
@@ -51,11 +53,11 @@ def command(config_path: str, sets: tuple[str, ...], nproc: int | None, check: b
     [checkpoint]  every_steps, every_seconds, keep_last, keep_every, model_dtype
     [ema]         decay, every, device
 
-    The layout may change between two starts: weights, optimizer, average and place in the data
-    follow. The run's folder gets config.toml, metrics.jsonl, curve.png and checkpoints/, which
-    transformers opens as they are. SIGTERM saves, and ends the run; Ctrl-C ends it without a save.
-    Steps, learning rates and other settings of [optimizer], [schedule] and [checkpoint] are the
-    config's at every start; another [model] or other [data] is refused.
+    The layout may change between starts. Weights, optimizer, average and position in the data are
+    resharded. The run's folder gets config.toml, metrics.jsonl, curve.png and checkpoints/, which
+    transformers can open directly. SIGTERM saves and ends the run; Ctrl-C ends it without saving.
+    Steps, learning rates and other settings of [optimizer], [schedule] and [checkpoint] are read
+    from the config at every start. A different [model] or different [data] is refused.
     """
     from holdfast.train.config import check_run, read_config
 
@@ -66,8 +68,8 @@ def command(config_path: str, sets: tuple[str, ...], nproc: int | None, check: b
         from holdfast.train.launch import run_local_ranks
 
         check_run(config, nproc)
-        given = [part for assignment in sets for part in ("--set", assignment)]
-        code = run_local_ranks(nproc, ["train", config_path, *given, *(["--json"] if as_json else [])])
+        overrides = [part for assignment in sets for part in ("--set", assignment)]
+        code = run_local_ranks(nproc, ["train", config_path, *overrides, *(["--json"] if as_json else [])])
         if code:
             sys.exit(code)
     else:
@@ -75,7 +77,7 @@ def command(config_path: str, sets: tuple[str, ...], nproc: int | None, check: b
 
 
 def _check(config: RunConfig, nproc: int | None) -> None:
-    """Everything that can be wrong before ranks start."""
+    """Check everything that can fail before ranks start, and print the layout and batch sizes."""
     from holdfast.train.config import check_run
 
     batches = check_run(config, nproc or config.layout.world)
@@ -93,13 +95,12 @@ def _train(config: RunConfig, as_json: bool) -> None:
 
     if not is_rank() and config.layout.world > 1:
         world = config.layout.world
-        check_run(config, world)  # what is wrong on any number of ranks comes first
+        check_run(config, world)  # errors that do not depend on the number of ranks come first
         raise InvalidArgument(
-            f"layout {config.layout} takes {world} ranks, and this is one process: start it with --nproc {world}, "
-            "or under torchrun"
+            f"layout {config.layout} needs {world} ranks, but this is a single process; use --nproc {world} or torchrun"
         )
     if is_rank() and sys.__stderr__ is not None:
-        faulthandler.enable(sys.__stderr__)  # a rank that dies in native code says where
+        faulthandler.enable(sys.__stderr__)  # prints a traceback if a rank crashes in native code
     warnings.filterwarnings("ignore", module="torch")
     device = pick_device(config.train.device)
     with process_group(device):
@@ -112,9 +113,9 @@ def _train(config: RunConfig, as_json: bool) -> None:
             outcome = trainer.run(_print_json)
             click.echo(json.dumps({"outcome": asdict(outcome)}))
         elif sys.stdout.isatty():
-            _told(config, _with_bar(config, trainer.run))
+            _print_outcome(config, _with_bar(config, trainer.run))
         else:
-            _told(config, trainer.run(_Lines().print))
+            _print_outcome(config, trainer.run(_LinePrinter().print))
 
 
 def _print_json(progress: Progress) -> None:
@@ -123,19 +124,19 @@ def _print_json(progress: Progress) -> None:
     click.echo(json.dumps({name: finite_or_none(value) for name, value in asdict(progress).items()}))
 
 
-class _Lines:
-    """A line for the first step of this start, for the last, and for some between."""
+class _LinePrinter:
+    """Prints a line for the first and last step of this start, and for some steps in between."""
 
     def __init__(self) -> None:
-        self._begun = False
+        self._started = False
 
     def print(self, progress: Progress) -> None:
         every = max(1, progress.steps // _LINES)
-        if self._begun and progress.step % every and progress.step != progress.steps:
+        if self._started and progress.step % every and progress.step != progress.steps:
             return
-        if not self._begun and progress.step > 1:
-            click.echo(f"goes on from step {progress.step - 1}")
-        self._begun = True
+        if not self._started and progress.step > 1:
+            click.echo(f"resumed from step {progress.step - 1}")
+        self._started = True
         click.echo(
             f"step {progress.step:>{len(str(progress.steps))}}  loss {progress.loss:.4f}  lr {progress.lr:.2e}  "
             f"norm {progress.gradient_norm:.2f}  {progress.tokens_per_s:,.0f} tokens/s"
@@ -150,17 +151,19 @@ def _with_bar(config: RunConfig, run: Run) -> Outcome:
         task = bar.add_task("starting", total=config.train.steps)
 
         def watch(progress: Progress) -> None:
-            words = f"loss {progress.loss:.4f}  {progress.tokens_per_s:,.0f} tokens/s"
-            bar.update(task, completed=progress.step, description=words)
+            text = f"loss {progress.loss:.4f}  {progress.tokens_per_s:,.0f} tokens/s"
+            bar.update(task, completed=progress.step, description=text)
 
         return run(watch)
 
 
-def _told(config: RunConfig, outcome: Outcome) -> None:
+def _print_outcome(config: RunConfig, outcome: Outcome) -> None:
     steps, folder = config.train.steps, config.train.folder
     if outcome.resumed_from >= steps:
-        click.echo(f"nothing to do: {folder} is at step {outcome.resumed_from}, and train.steps={steps}")
+        click.echo(f"nothing to do: {folder} is already at step {outcome.resumed_from}, train.steps={steps}")
         return
     resumed = f", resumed at step {outcome.resumed_from}" if outcome.resumed_from else ""
-    cut = " (a signal cut it short)" if outcome.preempted and outcome.step < steps else ""
-    click.echo(f"step {outcome.step} of {steps}{resumed}{cut}: see {folder}, and `holdfast ls {folder}/checkpoints`")
+    stopped = " (stopped by a signal)" if outcome.preempted and outcome.step < steps else ""
+    click.echo(
+        f"step {outcome.step} of {steps}{resumed}{stopped}: see {folder}, and `holdfast ls {folder}/checkpoints`"
+    )

@@ -1,4 +1,4 @@
-"""`holdfast verify`: read every byte, check every digest, name the tensors that damage touches."""
+"""`holdfast verify`: read every byte, check every digest, and list the affected tensors."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ from holdfast.storage import Storage, is_checkpoint, storage_at
 def command(path: str, as_json: bool) -> None:
     """Read every byte of the checkpoint at PATH and check every digest.
 
-    PATH may be a root: then all its steps are verified. Exit code 0 when all is good, 1 when
-    something is damaged. All damage is found, not only the first, with the tensors it touches.
+    If PATH is a root, all its steps are verified. Exit code 0 if everything is good, 1 if
+    anything is damaged. All damage is reported, with the affected tensors.
     """
     root = storage_at(path)
-    found = [] if is_file(path) or is_checkpoint(root) else committed_steps(root)
-    answers = [_answer_of(entry, root) for entry in found] if found else [_verify(open_path(path))]
+    steps = [] if is_file(path) or is_checkpoint(root) else committed_steps(root)
+    reports = [_verify_step(entry, root) for entry in steps] if steps else [_verify(open_path(path))]
     if as_json:
-        print_json(answers[0] if len(answers) == 1 and not found else answers)
+        print_json(reports[0] if len(reports) == 1 and not steps else reports)
     else:
-        for answer in answers:
-            _print(answer)
-    raise click.exceptions.Exit(0 if all(answer["good"] for answer in answers) else 1)
+        for report in reports:
+            _print(report)
+    raise click.exceptions.Exit(0 if all(report["good"] for report in reports) else 1)
 
 
-def _answer_of(entry: Committed, root: Storage) -> dict[str, Any]:
-    if isinstance(entry.problem, Untrusted):  # its bytes may be good all the same
+def _verify_step(entry: Committed, root: Storage) -> dict[str, Any]:
+    if isinstance(entry.problem, Untrusted):  # its bytes may still be good
         click.echo(clean(f"holdfast: NOT TRUSTED: {entry.problem}"), err=True)
     elif entry.manifest is None:
         problem: dict[str, Any] = {
@@ -52,18 +52,18 @@ def _answer_of(entry: Committed, root: Storage) -> dict[str, Any]:
 
 def _verify(checkpoint: Checkpoint) -> dict[str, Any]:
     if not checkpoint.manifest.writer:
-        raise NotFound(f"{checkpoint.path} was not written by Holdfast: it has no digests to verify")
+        raise NotFound(f"{checkpoint.path} was not written by Holdfast and has no digests to verify")
     with progress("verifying", checkpoint.manifest.total_bytes) as advance:
         report = checkpoint.verify(advance)
     facts = {"path": checkpoint.path, "good": report.good, "files": report.files, "bytes": report.bytes}
     return facts | {"damage": [asdict(damage) for damage in report.damage]}
 
 
-def _print(answer: dict[str, Any]) -> None:
-    for damage in answer["damage"]:
+def _print(report: dict[str, Any]) -> None:
+    for damage in report["damage"]:
         where = "" if damage["offset"] is None else f" at {damage['offset']} ({damage['size']} bytes)"
         click.echo(clean(f"DAMAGED {damage['file']}{where}: {damage['problem']}"))
         for key in damage["keys"]:
-            click.echo(clean(f"  touches {key}"))
-    verdict = "good" if answer["good"] else f"damaged in {count(len(answer['damage']), 'place')}"
-    click.echo(clean(f"{answer['path']}: {count(answer['files'], 'file')}, {size_text(answer['bytes'])}: {verdict}"))
+            click.echo(clean(f"  affects {key}"))
+    verdict = "good" if report["good"] else f"damaged in {count(len(report['damage']), 'place')}"
+    click.echo(clean(f"{report['path']}: {count(report['files'], 'file')}, {size_text(report['bytes'])}: {verdict}"))

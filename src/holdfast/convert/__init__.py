@@ -1,1 +1,1 @@
-"""Offline conversion: tensors stream in, tensors stream out."""
+"""Offline conversion of checkpoints between formats, key names, shapes and dtypes, streamed block by block."""

@@ -1,4 +1,4 @@
-"""Assembling: boxes of sources brought to where they go in a target, in bounded memory."""
+"""Assembly of blocks: copy boxes of source tensors to their destinations, in bounded memory."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 
 from holdfast.convert.source_files import SourceFiles
-from holdfast.convert.spans import Block, byte_hull
+from holdfast.convert.spans import OutputBlock, byte_hull
 from holdfast.core.limits import KIB, MIB
 from holdfast.layout.box import Box
 from holdfast.plan.arrays import ArrayDestination, RawArray, ShardDestination, bytes_of, raw_dtype, run_array
@@ -16,33 +16,33 @@ from holdfast.plan.recipe_fill import destinations_of
 
 WINDOW_BYTES = 16 * MIB
 _STRIP = 128
-_LENT_BYTES = 512 * KIB  # a map costs more than a copy of less
+_MAP_BYTES = 512 * KIB  # copying fewer bytes is cheaper than mapping them
 
-Wanted = tuple[tuple[Place, Box], ShardDestination]
+BoxCopy = tuple[tuple[Place, Box], ShardDestination]
 
 
-class Gathered:
-    """The bytes of a block: a buffer, and views of mapped sources where those are the bytes already."""
+class AssembledBlock:
+    """The bytes of a block: a buffer, with views of mapped sources in place of unchanged byte ranges."""
 
-    def __init__(self, block: Block, buffer: RawArray) -> None:
+    def __init__(self, block: OutputBlock, buffer: RawArray) -> None:
         self.block = block
         self.buffer = buffer
         self._views: list[tuple[int, memoryview]] = []
 
-    def wanted(self) -> Iterator[Wanted]:
-        """What fills the block; its header is put in at once."""
+    def copies(self) -> Iterator[BoxCopy]:
+        """Write the header, and yield the copies that fill the rest of the block."""
         header = self.block.header
         self.buffer[: len(header)] = np.frombuffer(header, np.uint8)
         for run, recipe in self.block.runs():
             yield from destinations_of(recipe, run.box, ArrayDestination(run_array(self.buffer, run)))
 
-    def lend(self, target: RawArray, view: memoryview) -> None:
-        """Let the view stand for the part `target` of the buffer."""
+    def use_view(self, target: RawArray, view: memoryview) -> None:
+        """Use the view in place of the range `target` of the buffer."""
         self._views.append((target.ctypes.data - self.buffer.ctypes.data, view))
 
     def parts(self) -> list[memoryview]:
-        """All of it in order; the views are let go."""
-        views, self._views = sorted(self._views, key=lambda found: found[0]), []
+        """Return the block's bytes in order, and drop the references to the views."""
+        views, self._views = sorted(self._views, key=lambda item: item[0]), []
         parts, position = [], 0
         for at, view in views:
             if at > position:
@@ -54,65 +54,65 @@ class Gathered:
         return parts
 
 
-def gather(files: SourceFiles, blocks: Sequence[Gathered]) -> None:
-    """Bring together the bytes of blocks."""
-    rest: list[Wanted] = []
-    for gathered in blocks:
-        for (place, part), destination in gathered.wanted():
+def assemble_blocks(files: SourceFiles, blocks: Sequence[AssembledBlock]) -> None:
+    """Read the bytes of blocks."""
+    rest: list[BoxCopy] = []
+    for assembled in blocks:
+        for (place, part), destination in assembled.copies():
             target = _flat_target(place, part, destination)
             if target is None:
                 rest.append(((place, part), destination))
-            elif target.nbytes >= _LENT_BYTES and files.reader(place.file).mappable:
+            elif target.nbytes >= _MAP_BYTES and files.reader(place.file).mappable:
                 view = files.reader(place.file).map(byte_hull(place, part)[0], target.nbytes, whole=True)
-                gathered.lend(target, view)
+                assembled.use_view(target, view)
             else:
                 files.read_into(place.file, byte_hull(place, part)[0], [bytes_of(target)])
     fill(files, rest)
 
 
-def fill(files: SourceFiles, wanted: Iterable[Wanted]) -> None:
-    """Bring every wanted box to its destination."""
-    turned: dict[Place, list[tuple[Box, ShardDestination]]] = {}
-    for (place, part), destination in wanted:
+def fill(files: SourceFiles, copies: Iterable[BoxCopy]) -> None:
+    """Copy every box to its destination."""
+    scattered: dict[Place, list[tuple[Box, ShardDestination]]] = {}
+    for (place, part), destination in copies:
         target = _flat_target(place, part, destination)
         if target is not None:
             files.read_into(place.file, byte_hull(place, part)[0], [bytes_of(target)])
         else:
-            turned.setdefault(place, []).append((part, destination))
-    for place, members in turned.items():
-        _fill_turned(files, place, members)
+            scattered.setdefault(place, []).append((part, destination))
+    for place, members in scattered.items():
+        _fill_scattered(files, place, members)
 
 
 def _flat_target(place: Place, part: Box, destination: ShardDestination) -> RawArray | None:
-    """The memory that takes a part, if it is one run of bytes both there and in the file."""
+    """Return the memory of a destination if the part is contiguous in memory and in the file, else None."""
     direct = destination.direct()
     if direct is None or not direct.flags.c_contiguous or not part.is_contiguous_in(place.spec.shape):
         return None
     return direct
 
 
-def _fill_turned(files: SourceFiles, place: Place, members: Sequence[tuple[Box, ShardDestination]]) -> None:
-    """Go through a source once, window by window, for all who want boxes of it."""
+def _fill_scattered(files: SourceFiles, place: Place, members: Sequence[tuple[Box, ShardDestination]]) -> None:
+    """Copy boxes of one source tensor, reading the tensor once, window by window."""
     item = place.spec.dtype.bytes
-    for tile in tiles(_around([part for part, _ in members]), place, WINDOW_BYTES):
-        cuts = [(part.intersect(tile), part, destination) for part, destination in members]
-        found = [(cut, part, destination) for cut, part, destination in cuts if cut is not None]
-        if not found:
+    for tile in tiles(_bounding_box([part for part, _ in members]), place, WINDOW_BYTES):
+        overlaps = [(part.intersect(tile), part, destination) for part, destination in members]
+        copies = [(overlap, part, destination) for overlap, part, destination in overlaps if overlap is not None]
+        if not copies:
             continue
         begin, end = byte_hull(place, tile)
-        dense = 2 * sum(cut.volume for cut, _, _ in found) * item >= end - begin
+        dense = 2 * sum(overlap.volume for overlap, _, _ in copies) * item >= end - begin
         window = files.window(place.file, begin, end - begin, whole=dense)
-        for cut, part, destination in found:
-            for strip in _strips(cut, destination):
+        for overlap, part, destination in copies:
+            for strip in _strips(overlap, destination):
                 at = byte_hull(place, strip)[0] - begin
                 view = np.ndarray(strip.sizes, raw_dtype(place), window.data, at, strides(place))
                 destination.put(strip.relative_to(part), view)
 
 
 def _strips(box: Box, destination: ShardDestination) -> Iterator[Box]:
-    """A box cut along the dim that lies closest in the destination, where that is not the source's last.
+    """Split a box along the destination's fastest dim, unless that is also the source's last dim.
 
-    Turning a few rows at a time keeps to the pages that a core can remember: three times as fast.
+    Transposing a few rows at a time stays within the pages that the TLB holds: three times as fast.
     """
     direct = destination.direct()
     wide = [dim for dim, size in enumerate(box.sizes) if size > 1]
@@ -128,15 +128,15 @@ def _strips(box: Box, destination: ShardDestination) -> Iterator[Box]:
         yield Box(offsets, tuple(min(_STRIP, n - at) if d == dim else n for d, n in enumerate(box.sizes)))
 
 
-def _around(boxes: Sequence[Box]) -> Box:
-    """The smallest box that holds all of the boxes."""
+def _bounding_box(boxes: Sequence[Box]) -> Box:
+    """Return the smallest box that contains all boxes."""
     offsets = tuple(map(min, zip(*(box.offsets for box in boxes), strict=True)))
     stops = tuple(map(max, zip(*(box.stops for box in boxes), strict=True)))
     return Box(offsets, tuple(stop - offset for offset, stop in zip(offsets, stops, strict=True)))
 
 
 def tiles(part: Box, place: Place, limit_bytes: int) -> Iterator[Box]:
-    """A part of a tensor cut, along its first dims, into boxes that reach over at most `limit_bytes` of the file."""
+    """Split a part of a tensor along its first dims into boxes that span at most `limit_bytes` of the file."""
     begin, end = byte_hull(place, part)
     dim = next((dim for dim, size in enumerate(part.sizes) if size > 1), None)
     if end - begin <= limit_bytes or dim is None:
@@ -151,7 +151,7 @@ def tiles(part: Box, place: Place, limit_bytes: int) -> Iterator[Box]:
 
 
 def strides(place: Place) -> tuple[int, ...]:
-    """The row-major strides of a stored tensor, in bytes."""
+    """Return the row-major strides of a stored tensor in bytes."""
     out: list[int] = []
     step = place.spec.dtype.bytes
     for size in reversed(place.spec.shape):

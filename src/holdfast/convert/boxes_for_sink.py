@@ -1,4 +1,4 @@
-"""Pulling: boxes of a source for a sink that writes by itself, verified while they are read."""
+"""Verified reads of boxes, for a sink that writes its own tensor files."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from contextlib import contextmanager
 import numpy as np
 
 from holdfast.convert.assemble import fill
-from holdfast.convert.source_files import Source, SourceFiles
-from holdfast.convert.spans import Finder, SourceBlock
+from holdfast.convert.source_files import SourceCheckpoint, SourceFiles
+from holdfast.convert.spans import SourceBlock, SourceBlockFinder
 from holdfast.convert.stream import Workers
 from holdfast.convert.verifying import Verifier
 from holdfast.layout.box import Box
@@ -22,13 +22,13 @@ from holdfast.plan.recipe import Recipe
 from holdfast.plan.recipe_fill import destinations_of
 
 
-class Pull:
-    """Reads boxes of recipes; what they touch is verified on another thread."""
+class BoxReader:
+    """Reads boxes of recipes, and verifies the source blocks they use on another thread."""
 
-    def __init__(self, source: Source, stored: Sequence[StoredFile], *, verify: bool) -> None:
+    def __init__(self, source: SourceCheckpoint, stored: Sequence[StoredFile], *, verify: bool) -> None:
         self._lock = threading.Lock()
         self._files = SourceFiles(source, self._lock)
-        self._finder = Finder(stored)
+        self._finder = SourceBlockFinder(stored)
         self._verifier = Verifier(source, stored, self._lock) if verify else None
         self._touched: queue.SimpleQueue[SourceBlock | None] = queue.SimpleQueue()
         self._seen: set[SourceBlock] = set()
@@ -36,7 +36,7 @@ class Pull:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Read inside of it; at its end everything that was read has been verified, or Damaged is raised."""
+        """Allow reads within the context. At its end all data read is verified, or Damaged is raised."""
         if self._verifier is not None:
             verifier = self._verifier
             self._workers.start("verify", lambda: verifier.run(self._touched, self._workers.stop))
@@ -52,7 +52,7 @@ class Pull:
             self._files.close()
 
     def read(self, recipe: Recipe[Place], box: Box) -> RawArray:
-        """A box of a recipe's tensor as raw elements."""
+        """Return a box of a recipe's tensor as raw elements."""
         self._workers.check()
         if self._verifier is not None:
             for touched in self._finder.touched(recipe, box):

@@ -1,4 +1,4 @@
-"""Where a conversion goes, and whether it may be published there."""
+"""The destination folder of a conversion, and the check that it may be replaced."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from holdfast.sources import open_stored
 from holdfast.storage import locate, refuse_link
 from holdfast.storage.base import SharedStorage
 
-# What lies beside the tensors of a checkpoint; any other name may be somebody's work.
-_BESIDE = (
+# Files stored next to the tensors of a checkpoint. Any other file may be the user's own.
+_SIDE_FILES = (
     *("*.index.json", "config.json", "*_config.json", "tokenizer*", "vocab.*", "merges.txt", "added_tokens.json"),
     *("special_tokens_map.json", "trainer_state.json", "*.jinja", "*.model", "*.tiktoken", "*.py"),
 )
-_OF_DCP = ("*.distcp", ".metadata", "*.metadata")
+_DCP_FILES = ("*.distcp", ".metadata", "*.metadata")
 
 
 @dataclass(frozen=True, slots=True)
-class Destination:
-    """The folder that a conversion becomes."""
+class DestinationFolder:
+    """The folder that a conversion is published as."""
 
-    given: str
+    raw_path: str
     storage: SharedStorage
     folder: str
 
     @staticmethod
-    def at(path: str | os.PathLike[str]) -> Destination:
-        return Destination(os.fspath(path), *locate(path))
+    def at(path: str | os.PathLike[str]) -> DestinationFolder:
+        return DestinationFolder(os.fspath(path), *locate(path))
 
     @property
     def path(self) -> str:
@@ -43,51 +43,52 @@ class Destination:
         here, there = _real(self.path), _real(source.path)
         if f"{here}/".startswith(f"{there}/") or f"{there}/".startswith(f"{here}/"):
             raise InvalidArgument(
-                f"{self.path} is, holds or lies in the source {source.path}, which stays as it is; "
-                "choose another folder"
+                f"{self.path} is the source {source.path}, contains it or is inside it, and the source is never "
+                "modified; choose another folder"
             )
         self.check_free(force=force)
 
     def check_free(self, *, force: bool) -> None:
-        """Raise unless nothing is there, or `force` is given and it is a checkpoint and nothing else."""
+        """Raise unless the folder is free, or `force` is given and it contains only a checkpoint."""
         refuse_link(self.storage, self.folder)
-        found = self.storage.entries(self.folder)
-        if not found:
+        entries = self.storage.entries(self.folder)
+        if not entries:
             return
         if not force:
             raise InvalidArgument(f"{self.path} exists; choose another folder, or replace it with --force")
-        if found == [self.folder]:
+        if entries == [self.folder]:
             raise StorageError(
-                f"{self.path} is a file, or holds nothing but {self.folder}; choose another folder, or move it away"
+                f"{self.path} is a file, or contains only {self.folder}; choose another folder, or move it away"
             )
-        if MANIFEST in found:
+        if MANIFEST in entries:
             check_replaceable(self.storage, self.folder)
             return
-        known = self._files_of_checkpoint(found)
-        strange = [name for name in found if not _is_known(name, known)]
-        if strange:
+        known = self._files_of_checkpoint(entries)
+        unknown = [name for name in entries if not _is_known(name, known)]
+        if unknown:
             raise StorageError(
-                f"{self.path} holds more than a checkpoint ({', '.join(strange[:5])}); "
+                f"{self.path} contains other files than a checkpoint ({', '.join(unknown[:5])}); "
                 "choose another folder, or move it away"
             )
 
-    def _files_of_checkpoint(self, found: list[str]) -> frozenset[str]:
-        """The tensor files of the checkpoint of another format that is here; raises StorageError if it is none."""
+    def _files_of_checkpoint(self, entries: list[str]) -> frozenset[str]:
+        """Return the files of the foreign checkpoint in this folder. Raises StorageError if there is none."""
         try:
-            opened = open_stored(self.given)
+            opened = open_stored(self.raw_path)
         except HoldfastError as error:
             raise StorageError(
-                f"{self.path} holds {', '.join(found[:5])} and is not a checkpoint that can be opened; "
+                f"{self.path} contains {', '.join(entries[:5])} and is not a checkpoint that can be opened; "
                 f"choose another folder, or move it away ({error})"
             ) from None
-        beside = (*_BESIDE, *_OF_DCP) if any(fnmatch.fnmatchcase(name, "*.metadata") for name in found) else _BESIDE
-        base = {name: name.rpartition("/")[2] for name in found}
-        small = {name for name in found if any(fnmatch.fnmatchcase(base[name], pattern) for pattern in beside)}
+        is_dcp = any(fnmatch.fnmatchcase(name, "*.metadata") for name in entries)
+        patterns = (*_SIDE_FILES, *_DCP_FILES) if is_dcp else _SIDE_FILES
+        base = {name: name.rpartition("/")[2] for name in entries}
+        small = {name for name in entries if any(fnmatch.fnmatchcase(base[name], pattern) for pattern in patterns)}
         return frozenset({*opened.manifest.files, *small})
 
 
 def _is_known(name: str, known: frozenset[str]) -> bool:
-    """Whether it is a known file, or a folder with one: what else is in the folder counts for itself."""
+    """Return whether a path is a known file or a folder that contains one. Its other files are checked separately."""
     return name in known or any(other.startswith(f"{name}/") for other in known)
 
 

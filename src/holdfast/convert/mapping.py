@@ -1,4 +1,4 @@
-"""Mappings on their way through a conversion: which one, for which module, and what must be equal for it."""
+"""Mappings of a conversion: the programs of each module, and the scalars that must be equal."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _CONFIG = "config.json"
 
 @dataclass(frozen=True, slots=True)
 class MappingOptions:
-    """A mapping as users give it, the way it is used, the TP degree of fused weights.
+    """The user's mapping, its direction, and the TP degree of fused weights.
 
-    `config` is the model's config.json, where the source has none or another one.
+    `config` replaces the source's config.json.
     """
 
     written: Any = None
@@ -31,25 +31,25 @@ class MappingOptions:
     config: Mapping[str, Any] | None = None
 
 
-def mapped(
+def map_source(
     contents: Contents, options: MappingOptions, side_files: Mapping[str, bytes]
 ) -> tuple[Contents, tuple[EqualScalars, ...]]:
-    """The contents under the keys of the target, and the scalars that must be equal for it to be right."""
+    """Return the mapped contents, and the scalars that must be equal for the mapping to be valid."""
     if options.tp_degree is not None:
         contents = replace(contents, tp_degree=options.tp_degree)
     same: list[EqualScalars] = []
     for module, program in _programs(contents, options, side_files).items():
-        found = map_contents(contents, module, program, target_tp=contents.tp_degree)
-        if found.kept:
-            kept = ", ".join(sorted(found.kept)[:5])
-            raise Unsupported(f"{kept}: the mapping keeps the initial value, and a conversion has none; remove `_ ->`")
-        contents = found.contents
-        same += found.equal_scalars
+        result = map_contents(contents, module, program, target_tp=contents.tp_degree)
+        if result.kept:
+            kept = ", ".join(sorted(result.kept)[:5])
+            raise Unsupported(f"{kept}: the mapping keeps the initial value, but a conversion has none; remove `_ ->`")
+        contents = result.contents
+        same += result.equal_scalars
     return contents, tuple(same)
 
 
-def explained(contents: Contents, options: MappingOptions, side_files: Mapping[str, bytes]) -> tuple[str, ...]:
-    """For every target of the mapping where it comes from, and what is removed or unused, a line each."""
+def explain_mapping(contents: Contents, options: MappingOptions, side_files: Mapping[str, bytes]) -> tuple[str, ...]:
+    """Return a line for every target of the mapping with its sources, and for every removed or unused key."""
     degree = options.tp_degree or contents.tp_degree
     lines: list[str] = []
     for module, program in _programs(contents, options, side_files).items():
@@ -64,21 +64,21 @@ def _programs(contents: Contents, options: MappingOptions, side_files: Mapping[s
     if options.written is None:
         return {}
     modules = [name for name, group in contents.groups.items() if is_model(name, group) and "/" not in name]
-    given = options.config
+    override = options.config
 
     def model_info(module: str) -> ModelInfo:
         stored = contents.groups[module].tensors
-        config = given if given is not None else config_of(side_files) if module == "model" else None
+        config = override if override is not None else config_of(side_files) if module == "model" else None
         return ModelInfo(config, targets=stored) if options.reverse else ModelInfo(config, stored)
 
     return programs(options.written, modules, model_info, reverse=options.reverse)
 
 
 def config_of(side_files: Mapping[str, bytes]) -> Mapping[str, Any] | None:
-    """Return the model's config.json, None where there is none."""
+    """Return the model's config.json; None if it is missing."""
     if _CONFIG not in side_files:
         return None
     config = strictjson.loads(side_files[_CONFIG], _CONFIG)
     if not isinstance(config, dict):
-        raise Damaged(f"{_CONFIG}: not an object")
+        raise Damaged(f"{_CONFIG}: not a JSON object")
     return config

@@ -1,4 +1,4 @@
-"""Opening what is to be converted: a checkpoint of any format, or the newest step of a run."""
+"""Open the source of a conversion: a checkpoint of any format, or the newest step of a run."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from holdfast.storage import is_checkpoint, shared_storage_at
 
 
 def open_source(path: str | os.PathLike[str]) -> Checkpoint:
-    """The checkpoint at a path or an address; the newest readable step if it is a run's root."""
-    is_here = "://" not in os.fspath(path)
-    if is_here and not Path(path).expanduser().exists():
-        raise NotFound(f"{path}: there is nothing here to convert")
-    if is_here and Path(path).expanduser().is_file():
+    """Open the checkpoint at a path or address, or the newest readable step if it is a run's root."""
+    is_local = "://" not in os.fspath(path)
+    if is_local and not Path(path).expanduser().exists():
+        raise NotFound(f"{path}: no such file or folder to convert")
+    if is_local and Path(path).expanduser().is_file():
         return open_stored(path)
     root = shared_storage_at(path)
     if not is_checkpoint(root):

@@ -1,4 +1,4 @@
-"""Plans of holdfast.spmd in a conversion: a plan names the keys of its module, and is kept while they are the same."""
+"""Plans of holdfast.spmd in a conversion. A plan is kept if the keys of its module do not change."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ Plans = Mapping[str, Any]
 
 
 def kept_plans(plans: Plans, before: Contents, after: Contents) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Return the plans whose modules no mapping has changed, and a note for every plan that is dropped.
+    """Return the plans of modules that the mapping does not change, and a note for every dropped plan.
 
-    `before` and `after` are the contents around the mapping.
+    `before` and `after` are the contents before and after the mapping.
     """
     kept = {name: plan for name, plan in plans.items() if _is_same(name, before, after)}
     notes = tuple(
-        f"the holdfast.spmd plan of {name} is left out: it names keys that the mapping changes"
+        f"the holdfast.spmd plan of {name} is omitted: it names keys that the mapping changes"
         for name in plans
         if name not in kept
     )
     return kept, notes
 
 
-def plans_without_place(plans: Plans, written: Contents, form: str) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Return the plans of the modules that are written, and a note where the format has no place for them."""
+def plans_for_format(plans: Plans, written: Contents, form: str) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Return the plans to write, and a note for every plan that the format cannot store."""
     present = {name: plan for name, plan in plans.items() if name in written.groups}
     if form == "holdfast":
         return present, ()
     return {}, tuple(
-        f"the holdfast.spmd plan of {name} is left out: the format {form} has no place for it" for name in present
+        f"the holdfast.spmd plan of {name} is omitted: the format {form} cannot store it" for name in present
     )
 
 

@@ -1,4 +1,4 @@
-"""The ranks that share a conversion: those that torchrun started, or this process alone."""
+"""The ranks that share a conversion: those started by torchrun, or a single process."""
 
 from __future__ import annotations
 
@@ -9,26 +9,29 @@ from contextlib import contextmanager
 from holdfast.core.errors import InvalidArgument
 from holdfast.core.ranks import Ranks, SingleProcess
 
-_DEADLINE_S = 6 * 3600.0  # a rank that is done waits for those with more to do
+_DEADLINE_S = 6 * 3600.0  # a finished rank waits for the others
 
 
-def launched_place() -> tuple[int, int]:
-    """This process's rank and the number of ranks, by the launcher's environment; raises InvalidArgument."""
+def launched_rank() -> tuple[int, int]:
+    """Return this process's rank and the number of ranks from the launcher's environment.
+
+    Raises InvalidArgument for variables that are not numbers.
+    """
     world = _number("WORLD_SIZE", 1)
     return (_number("RANK", 0), world) if world > 1 else (0, 1)
 
 
-def _number(name: str, otherwise: int) -> int:
-    text = os.environ.get(name, str(otherwise))
+def _number(name: str, default: int) -> int:
+    text = os.environ.get(name, str(default))
     if not (text.isascii() and text.isdigit()):
-        raise InvalidArgument(f"the environment says {name}={text!r}, which is no number; unset it, or use torchrun")
+        raise InvalidArgument(f"the environment variable {name}={text!r} is not a number; unset it, or use torchrun")
     return int(text)
 
 
 @contextmanager
 def launched_ranks() -> Iterator[Ranks]:
-    """The ranks of the launcher's environment, for as long as the conversion takes."""
-    if launched_place()[1] <= 1:
+    """Yield the ranks of the launcher's environment, with a process group if there are several."""
+    if launched_rank()[1] <= 1:
         yield SingleProcess()
         return
     from datetime import timedelta

@@ -1,4 +1,4 @@
-"""The way of a conversion: open, map, lay out, stream, publish. Collective over all ranks."""
+"""The steps of a conversion: open, map, lay out, stream, publish. Collective over all ranks."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from holdfast.checkpoint.commit import BlockReport
 from holdfast.checkpoint.equal_scalars import require_same
 from holdfast.checkpoint.publish import new_attempt
 from holdfast.checkpoint.reading import Progress
-from holdfast.convert.boxes_for_sink import Pull
-from holdfast.convert.check_transposes import check_orientation
-from holdfast.convert.destination import Destination
-from holdfast.convert.mapping import MappingOptions, config_of, explained, mapped
+from holdfast.convert.boxes_for_sink import BoxReader
+from holdfast.convert.check_transposes import check_transposes
+from holdfast.convert.destination import DestinationFolder
+from holdfast.convert.mapping import MappingOptions, config_of, explain_mapping, map_source
 from holdfast.convert.open_source import open_source
 from holdfast.convert.paddle_linears import (
     PADDLE_FORMATS,
-    Oriented,
+    OrientedContents,
     check_mapped,
     hub_oriented,
     is_in_out,
     is_known,
 )
-from holdfast.convert.plans import kept_plans, plans_without_place
-from holdfast.convert.select import cast_models, check_scales_stay, chosen, model_dtype
+from holdfast.convert.plans import kept_plans, plans_for_format
+from holdfast.convert.select import cast_models, check_scales_kept, model_dtype, select_contents
 from holdfast.convert.sidefiles import side_files, with_dtype
 from holdfast.convert.sinks import sink_named
-from holdfast.convert.sinks.base import Output, Request, Scene
-from holdfast.convert.spans import dealt, first_touches, plan_spans
-from holdfast.convert.stream import Stream
+from holdfast.convert.sinks.base import Output, SinkContext, SinkRequest
+from holdfast.convert.spans import first_touches, plan_spans, spans_of_rank
+from holdfast.convert.stream import ConversionStream
 from holdfast.core import limits
 from holdfast.core.errors import InvalidArgument, Unsupported
 from holdfast.core.ranks import Ranks, SingleProcess, run_on_all_ranks
@@ -54,14 +54,14 @@ Watch = Callable[[int], AbstractContextManager[Progress]]
 
 
 @contextmanager
-def unwatched(total: int) -> Iterator[Progress]:
-    """The progress of a conversion that nobody watches."""
+def no_watch(total: int) -> Iterator[Progress]:
+    """Ignore the progress of a conversion."""
     yield no_progress
 
 
 @dataclass(frozen=True, slots=True)
 class ConvertOptions:
-    """What is converted, and to what."""
+    """The selection, the mapping and the format of a conversion."""
 
     to: str = "holdfast"
     dtype: str | None = None
@@ -72,13 +72,13 @@ class ConvertOptions:
     verify: bool = True
     force: bool = False
     mapping: MappingOptions = field(default_factory=MappingOptions)
-    linear_weights: str | None = None  # how those of a source from Paddle are stored: "in-out" or "out-in"
-    uint16: str | None = None  # what weights stored as uint16 are: "bfloat16", whose bits they are, or "uint16"
+    linear_weights: str | None = None  # their order in a Paddle source: "in-out" or "out-in"
+    uint16: str | None = None  # dtype of weights stored as uint16: "bfloat16" (raw bits) or "uint16"
 
 
 @dataclass(frozen=True, slots=True)
 class Converted:
-    """What a conversion wrote."""
+    """The result of a conversion."""
 
     path: str
     format: str
@@ -86,39 +86,39 @@ class Converted:
     bytes: int
     seconds: float
     notes: tuple[str, ...]
-    ready: bool = True  # whether the library that the format is for can open it, as far as the weights are concerned
+    ready: bool = True  # whether the weights fit the format's library
 
 
 class Conversion:
-    """A source that is laid out for a format: what would be written is known, no tensor has been read."""
+    """A source laid out for a format. The output is planned, and no tensor has been read."""
 
     def __init__(self, source: Checkpoint, options: ConvertOptions, step: int | None = None) -> None:
-        """`step` is that of the folder to be made; without it the source's step stays."""
+        """Plan the conversion. `step` is the step of the destination; None keeps the source's step."""
         sink = sink_named(options.to)
         if isinstance(source, Foreign) and source.partial is not None:
-            raise Unsupported(f"{source.path} is not converted: it is {source.partial}")
+            raise Unsupported(f"{source.path} cannot be converted: it is {source.partial}")
         dtype = None if options.dtype is None else model_dtype(options.dtype)
-        source = _with_uint16_told(source, options.uint16)
+        source = _with_uint16_as(source, options.uint16)
         self.source = as_paddle(source) if options.to == "paddle" else as_torch(source)
         self.options = options
         self._small = small = side_files(source)
-        contents, self.same = mapped(self.source.contents, options.mapping, small)
+        contents, self.same = map_source(self.source.contents, options.mapping, small)
         if options.to == "paddle":
-            check_orientation(self.source.contents, contents)
+            check_transposes(self.source.contents, contents)
         oriented = self._oriented(contents)
         contents, self.ready = oriented.contents, oriented.ready
         plans, self._notes = kept_plans(source.manifest.plans, self.source.contents, contents)
-        every = contents.groups
-        taken = chosen(contents, options.only, options.remove, self.source.contents)
-        check_scales_stay(contents, taken)
-        contents = update_references(taken)
-        contents = contents if dtype is None else cast_models(contents, dtype, every)
+        all_groups = contents.groups
+        selected = select_contents(contents, options.only, options.remove, self.source.contents)
+        check_scales_kept(contents, selected)
+        contents = update_references(selected)
+        contents = contents if dtype is None else cast_models(contents, dtype, all_groups)
         self.contents = contents if step is None else replace(contents, step=step)
         self._notes = (*oriented.notes, *self._notes)
-        plans, without_place = plans_without_place(plans, self.contents, options.to)
-        self._notes += without_place
+        plans, plan_notes = plans_for_format(plans, self.contents, options.to)
+        self._notes += plan_notes
         manifest = source.manifest
-        request = Request(
+        request = SinkRequest(
             max_shard_bytes=limits.parse_bytes(options.max_shard_size),
             block_bytes=options.block_bytes,
             side_files=with_dtype(small, dtype),
@@ -128,39 +128,39 @@ class Conversion:
         )
         self.output: Output = sink(self.contents, request)
 
-    def _oriented(self, contents: Contents) -> Oriented:
-        """Return contents with linear weights as the hub has them, if they come from Paddle, or the user says so."""
-        options, said = self.options, self.options.linear_weights
+    def _oriented(self, contents: Contents) -> OrientedContents:
+        """Return contents with the hub's order of linear weights, for a Paddle source or a stated order."""
+        options, stated = self.options, self.options.linear_weights
         config = config_of(self._small) if options.mapping.config is None else options.mapping.config
         paddle = isinstance(self.source, Foreign) and self.source.format in PADDLE_FORMATS
-        if options.to == "paddle" or not (said or isinstance(self.source, Foreign)):
-            return Oriented(contents)
-        if options.mapping.written is not None and said is None:
+        if options.to == "paddle" or not (stated or isinstance(self.source, Foreign)):
+            return OrientedContents(contents)
+        if options.mapping.written is not None and stated is None:
             if options.to == "hf" and paddle:
                 check_mapped(contents, config)
-            return Oriented(contents)
-        if not paddle and said is None and not (is_known(config) and is_in_out(contents, config)):
-            return Oriented(contents)
+            return OrientedContents(contents)
+        if not paddle and stated is None and not (is_known(config) and is_in_out(contents, config)):
+            return OrientedContents(contents)
         stored = self.source.linear_weights if isinstance(self.source, Foreign) else None
-        return hub_oriented(contents, config, options.to, stored, said)
+        return hub_oriented(contents, config, options.to, stored, stated)
 
     def explain(self) -> tuple[str, ...]:
-        """What the mapping does, a line for each target."""
-        return explained(self.source.contents, self.options.mapping, self._small)
+        """Describe the mapping, one line for each target."""
+        return explain_mapping(self.source.contents, self.options.mapping, self._small)
 
     @property
     def bytes(self) -> int:
-        """How much the tensor files will take."""
+        """The total size of the tensor files."""
         return sum(file.plan.size for file in self.output.files)
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What the user should know: what was left out of the source, and what the format cannot hold."""
-        of_source = self.source.notes if isinstance(self.source, Foreign) else ()
-        return (*of_source, *self.output.notes, *self._notes)
+        """Notes for the user: omitted contents of the source, and contents that the format cannot store."""
+        source_notes = self.source.notes if isinstance(self.source, Foreign) else ()
+        return (*source_notes, *self.output.notes, *self._notes)
 
     def write(self, ranks: Ranks, storage: Storage, attempt: str, progress: Progress) -> list[BlockReport]:
-        """Write this rank's share of the tensor files; returns the reports of all ranks."""
+        """Write this rank's share of the tensor files. Returns the reports of all ranks."""
         run_on_all_ranks(ranks, lambda: require_same(self.source, self.same))
         stored = self.source.contents.files
         if self.output.write is not None:
@@ -168,8 +168,8 @@ class Conversion:
             return []
         spans = plan_spans(self.output.files, stored, self.options.block_bytes)
         fresh = first_touches(spans)
-        own = dealt(spans, ranks.rank, ranks.world, whole_files=storage.whole_files)
-        stream = Stream(self.source, stored, progress, verify=self.options.verify)
+        own = spans_of_rank(spans, ranks.rank, ranks.world, whole_files=storage.whole_files)
+        stream = ConversionStream(self.source, stored, progress, verify=self.options.verify)
 
         def work() -> list[list[object]]:
             reports = stream.run([spans[n] for n in own], [fresh[n] for n in own], storage, attempt)
@@ -181,19 +181,19 @@ class Conversion:
     def _write_by_sink(self, ranks: Ranks, storage: Storage, attempt: str, progress: Progress) -> None:
         assert self.output.write is not None
         if not isinstance(storage, LocalStorage):
-            raise Unsupported(f"{storage.name}: the format {self.options.to} can be written to a local folder only")
-        pull = Pull(self.source, self.source.contents.files, verify=self.options.verify)
-        with pull.running():
-            self.output.write(Scene(ranks, storage.root / attempt, pull.read, progress))
+            raise Unsupported(f"{storage.name}: the format {self.options.to} can only be written to a local folder")
+        reader = BoxReader(self.source, self.source.contents.files, verify=self.options.verify)
+        with reader.running():
+            self.output.write(SinkContext(ranks, storage.root / attempt, reader.read, progress))
 
 
-def _with_uint16_told(source: Checkpoint, meaning: str | None) -> Checkpoint:
-    """Return the source with its uint16 weights as what the user says they are; raises where nobody says it."""
-    if meaning not in (None, "uint16", "bfloat16"):
-        raise InvalidArgument(f"--uint16 {meaning}: weights stored as uint16 are bfloat16 or uint16")
-    if meaning is None:
+def _with_uint16_as(source: Checkpoint, dtype: str | None) -> Checkpoint:
+    """Return the source with uint16 weights as the dtype that the user gives. Raises if it is needed but missing."""
+    if dtype not in (None, "uint16", "bfloat16"):
+        raise InvalidArgument(f"--uint16 {dtype}: expected bfloat16 or uint16")
+    if dtype is None:
         reject_unknown_uint16(source)
-    return as_bfloat16(source) if meaning == "bfloat16" else source
+    return as_bfloat16(source) if dtype == "bfloat16" else source
 
 
 def convert(
@@ -201,37 +201,37 @@ def convert(
     destination: str | os.PathLike[str],
     options: ConvertOptions,
     ranks: Ranks | None = None,
-    watch: Watch = unwatched,
+    watch: Watch = no_watch,
 ) -> Converted:
-    """Convert a checkpoint of any format that Holdfast reads; the folder appears whole or not at all.
+    """Convert a checkpoint of any format that Holdfast reads. The destination appears atomically.
 
-    Collective: every rank calls it and does its share of the work, or raises the same error.
+    Collective: every rank must call it, converts a share, and raises the same error as the others.
     """
     ranks = SingleProcess() if ranks is None else ranks
-    began = time.monotonic()
-    made: list[tuple[Conversion, Destination]] = []
+    start = time.monotonic()
+    prepared: list[tuple[Conversion, DestinationFolder]] = []
     with ExitStack() as stack:
 
         def prepare() -> None:
-            place = Destination.at(destination)
+            target = DestinationFolder.at(destination)
             opened = open_source(source)
-            place.check(opened, force=options.force)
+            target.check(opened, force=options.force)
             stack.enter_context(opened.held())
-            made.append((Conversion(opened, options, folder_step(place.folder)), place))
+            prepared.append((Conversion(opened, options, folder_step(target.folder)), target))
 
         run_on_all_ranks(ranks, prepare)
-        conversion, place = made[0]
+        conversion, target = prepared[0]
         progress = stack.enter_context(watch(conversion.bytes))
-        _write(conversion, ranks, place, progress)
-    files = place.storage.files(place.folder)
-    seconds = time.monotonic() - began
+        _write(conversion, ranks, target, progress)
+    files = target.storage.files(target.folder)
+    seconds = time.monotonic() - start
     total = sum(files.values())
-    return Converted(place.path, options.to, len(files), total, seconds, conversion.notes, conversion.ready)
+    return Converted(target.path, options.to, len(files), total, seconds, conversion.notes, conversion.ready)
 
 
-def _write(conversion: Conversion, ranks: Ranks, place: Destination, progress: Progress) -> None:
-    """Write an attempt and publish it; on any failure nothing is left of it."""
-    storage = place.storage
+def _write(conversion: Conversion, ranks: Ranks, target: DestinationFolder, progress: Progress) -> None:
+    """Write an attempt and publish it. On failure the attempt is discarded."""
+    storage = target.storage
     with ExitStack() as stack:
         attempt = _begin(conversion, ranks, storage, stack)
 
@@ -240,8 +240,8 @@ def _write(conversion: Conversion, ranks: Ranks, place: Destination, progress: P
                 return
             for name, data in conversion.output.small_files(attempt, reports).items():
                 storage.put(attempt, name, data)
-            place.check_free(force=conversion.options.force)  # again: it took a while
-            storage.publish(attempt, place.folder)
+            target.check_free(force=conversion.options.force)  # again, because writing took a while
+            storage.publish(attempt, target.folder)
 
         try:
             reports = conversion.write(ranks, storage, attempt, progress)
@@ -253,7 +253,7 @@ def _write(conversion: Conversion, ranks: Ranks, place: Destination, progress: P
 
 
 def _begin(conversion: Conversion, ranks: Ranks, storage: SharedStorage, stack: ExitStack) -> str:
-    """Rank 0 sweeps what dead attempts left and makes a new one; the others learn its name."""
+    """Create an attempt on rank 0 after deleting dead ones. Returns its name on every rank."""
     attempt = new_attempt()
 
     def work() -> str | None:
@@ -262,8 +262,8 @@ def _begin(conversion: Conversion, ranks: Ranks, storage: SharedStorage, stack: 
         if storage.exists():
             startup_cleanup.clean_storage(storage, startup_cleanup.dead_attempts(storage, _SILENCE_S))
         files = conversion.output.files if conversion.output.write is None else ()
-        begun = {"step": conversion.contents.step, "world": ranks.world, "bytes": conversion.bytes}
-        stack.enter_context(shown(storage, attempt, begun))
+        note = {"step": conversion.contents.step, "world": ranks.world, "bytes": conversion.bytes}
+        stack.enter_context(shown(storage, attempt, note))
         storage.begin(attempt)
         for file in files:
             storage.create(attempt, file.plan.name, file.plan.size)

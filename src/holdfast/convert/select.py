@@ -1,4 +1,4 @@
-"""What of a checkpoint is converted, and as what dtype. Pure: contents in, contents out."""
+"""Selection of the contents to convert, and their dtype. Pure functions from contents to contents."""
 
 from __future__ import annotations
 
@@ -14,65 +14,67 @@ from holdfast.plan.contents import Contents, Group
 from holdfast.plan.key_patterns import KeySelection
 from holdfast.plan.quantized import is_float8, quantized_weights
 
-_NEAR_KEYS = 20_000  # to look at more takes longer than a hint is worth
+_NEAR_KEYS = 20_000  # searching more keys takes too long for a hint
 _FLOATS = ("float64", "float32", "float16", "bfloat16")
 
 
 def is_model(name: str, group: Group) -> bool:
-    """Whether a group is a model's weights: what a change of dtype is about."""
+    """Return whether a group contains a model's weights, to which `--dtype` applies."""
     return group.kind == "module" or name == "model"
 
 
-def chosen(
+def select_contents(
     contents: Contents, only: Sequence[str], remove: Sequence[str], unmapped: Contents | None = None
 ) -> Contents:
-    """The contents that patterns take: of an optimizer, what belongs to the parameters that stay.
+    """Return the contents that match patterns. An optimizer keeps the state of the selected parameters.
 
-    `unmapped` is what they were before a mapping renamed keys.
-    Raises InvalidArgument for a pattern that fits nothing, NotFound if nothing is left.
+    `unmapped` are the contents before a mapping renamed keys.
+    Raises InvalidArgument for a pattern without a match, NotFound if no tensor is left.
     """
     if not only and not remove:
         return contents
     choice = KeySelection(tuple(only), tuple(remove))
     groups = {}
     for name, group in contents.groups.items():
-        kept = _chosen_group(name, group, choice)
+        kept = _select_group(name, group, choice)
         if kept.tensors or not group.tensors:
             groups[name] = kept
     state = {
-        name: _chosen_entry(name, entry, choice)
+        name: _select_entry(name, entry, choice)
         for name, entry in contents.state.items()
         if choice.selects_entry(name) or name in groups
     }
-    unused = [pattern for pattern in (*only, *remove) if pattern not in choice.used]
-    if unused:
-        raise InvalidArgument(_unused(unused[0], contents, unmapped))
+    unmatched = [pattern for pattern in (*only, *remove) if pattern not in choice.used]
+    if unmatched:
+        raise InvalidArgument(_unmatched(unmatched[0], contents, unmapped))
     if not any(group.tensors for group in groups.values()):
-        raise NotFound("nothing is left of the source: the patterns leave out every tensor")
+        raise NotFound("no tensor of the source is left: the patterns exclude all of them")
     return replace(contents, groups=groups, state=state)
 
 
-def _unused(pattern: str, contents: Contents, unmapped: Contents | None) -> str:
-    """Why a pattern fits nothing: after a mapping the keys are those of the target."""
+def _unmatched(pattern: str, contents: Contents, unmapped: Contents | None) -> str:
+    """Explain why a pattern has no match. After a mapping, patterns apply to the target's keys."""
     keys = [key for group in contents.groups.values() for key in group.tensors]
     near = difflib.get_close_matches(pattern, keys[:_NEAR_KEYS], n=3)
-    hint = f"; there are {', '.join(near or keys[:3])}"
+    hint = f"; keys are, for example, {', '.join(near or keys[:3])}"
     if unmapped is None or unmapped is contents:
-        return f"no key, group or entry of the source fits the pattern {pattern!r}{hint}"
+        return f"no key, group or entry of the source matches the pattern {pattern!r}{hint}"
     choice = KeySelection((pattern,))
     before = any(choice.selects(name, key) for name, group in unmapped.groups.items() for key in group.tensors)
-    what = "it fits keys of the source, which the mapping has renamed" if before else "the mapping comes first"
-    return f"no key, group or entry fits the pattern {pattern!r} after the mapping: {what}{hint}"
+    reason = (
+        "it matches keys of the source, which the mapping renames" if before else "patterns apply after the mapping"
+    )
+    return f"no key, group or entry matches the pattern {pattern!r} after the mapping: {reason}{hint}"
 
 
-def _chosen_group(name: str, group: Group, choice: KeySelection) -> Group:
+def _select_group(name: str, group: Group, choice: KeySelection) -> Group:
     aliases_of: dict[str, list[str]] = {}
     for alias, key in group.aliases.items():
         aliases_of.setdefault(key, []).append(alias)
     tensors = {}
     for key, recipe in group.tensors.items():
         others = list(aliases_of.get(key, ()))
-        if group.kind == "optimizer":  # a parameter's state goes with the parameter
+        if group.kind == "optimizer":  # the state of a parameter is selected with the parameter
             others.append(key.rpartition("/")[0])
         if choice.selects(name, key, *others):
             tensors[key] = recipe
@@ -84,18 +86,19 @@ def _chosen_group(name: str, group: Group, choice: KeySelection) -> Group:
     )
 
 
-def _chosen_entry(name: str, entry: Any, choice: KeySelection) -> Any:
+def _select_entry(name: str, entry: Any, choice: KeySelection) -> Any:
     if entry.get("kind") != "optimizer":
         return entry
 
-    def stays(key: str) -> bool:
-        # What a pattern takes of a parameter's state stands for the parameter.
+    def is_selected(key: str) -> bool:
+        # A pattern that selects state of a parameter selects the parameter.
         return not choice.only or choice.selects(name, key)
 
-    def gone(key: str) -> bool:
+    def is_removed(key: str) -> bool:
         return bool(choice.ignore) and not KeySelection((), choice.ignore).selects(name, key)
 
-    kept = {key for group in entry["groups"] for key in group["params"] if stays(key) and not gone(key)}
+    params = (key for group in entry["groups"] for key in group["params"])
+    kept = {key for key in params if is_selected(key) and not is_removed(key)}
     return entry | {
         "groups": [group | {"params": [key for key in group["params"] if key in kept]} for group in entry["groups"]],
         "stateless": [key for key in entry.get("stateless", []) if key in kept],
@@ -104,17 +107,17 @@ def _chosen_entry(name: str, entry: Any, choice: KeySelection) -> Any:
 
 
 def model_dtype(name: str) -> DType:
-    """The dtype to which models may be cast; raises InvalidArgument for others."""
+    """Return the dtype to cast models to. Raises InvalidArgument if models cannot be cast to it."""
     if name not in _FLOATS:
         raise InvalidArgument(f"--dtype {name}: a model can be cast to {', '.join(_FLOATS)}")
     return dtype_named(name)
 
 
 def cast_models(contents: Contents, dtype: DType, known: Mapping[str, Group]) -> Contents:
-    """Models with their floating tensors cast; masters and optimizer state stay as wide as they are.
+    """Cast the floating-point tensors of models. Masters and optimizer state keep their dtype.
 
-    Where masters among the groups that are `known` have the dtype that is asked for, they are the weights, as
-    on load. Raises Unsupported for quantized weights: without their scales they are not the weights.
+    If masters among the `known` groups have the requested dtype, they replace the weights, as on load. Raises
+    Unsupported for quantized weights, which cannot be cast without their scales.
     """
     for name, group in contents.groups.items():
         if is_model(name, group):
@@ -128,19 +131,19 @@ def cast_models(contents: Contents, dtype: DType, known: Mapping[str, Group]) ->
 
 def _refuse_quantized(name: str, group: Group, dtype: DType) -> None:
     dtypes = {key: recipe.dtype.name for key, recipe in group.tensors.items()}
-    found = next(iter(quantized_weights(dtypes).values()), None)
+    quantized = next(iter(quantized_weights(dtypes).values()), None)
     narrow = next((key for key, known in dtypes.items() if is_float8(known)), None)
-    if found is None and narrow is None:
+    if quantized is None and narrow is None:
         return
-    what = found.what if found is not None else f"{narrow!r} is {dtypes[narrow or '']}"
+    problem = quantized.what if quantized is not None else f"{narrow!r} is {dtypes[narrow or '']}"
     raise Unsupported(
-        f"--dtype {dtype.name}: {name}: {what}; a cast without applying scales would change the weights. Leave --dtype "
-        "out, or take weights that are not quantized (from_pretrained with dequantize, or the tool that quantized them)"
+        f"--dtype {dtype.name}: {name}: {problem}; a cast without applying scales would change the weights; omit "
+        "--dtype, or dequantize the weights first (from_pretrained with dequantize, or the tool that quantized them)"
     )
 
 
-def check_scales_stay(before: Contents, after: Contents) -> None:
-    """Raise Unsupported where patterns leave out the scales of a quantized weight that stays."""
+def check_scales_kept(before: Contents, after: Contents) -> None:
+    """Raise Unsupported if patterns exclude the scales of a quantized weight but not the weight."""
     for name, group in after.groups.items():
         if not is_model(name, group) or name not in before.groups:
             continue
@@ -148,11 +151,11 @@ def check_scales_stay(before: Contents, after: Contents) -> None:
         for key, weight in quantized_weights(dtypes).items():
             lost = [other for other in weight.companions if other not in group.tensors] if key in group.tensors else []
             if lost:
-                raise Unsupported(f"{name}: {weight.what}; the patterns leave out {lost[0]!r} and keep the weight")
+                raise Unsupported(f"{name}: {weight.what}; the patterns exclude {lost[0]!r} but keep the weight")
 
 
 def with_masters(name: str, group: Group, dtype: DType, known: Mapping[str, Group]) -> Group:
-    """A model with its masters in the place of weights, where only they have the dtype."""
+    """Replace weights of a model by their masters, where only the masters have the dtype."""
     masters = known.get(masters_group(name))
     if masters is None:
         return group

@@ -1,4 +1,4 @@
-"""Small files that go with a model: configs, tokenizers, templates."""
+"""Small files that accompany a model: configs, tokenizers, templates."""
 
 from __future__ import annotations
 
@@ -12,28 +12,27 @@ from holdfast.format import names, strictjson
 from holdfast.format.dtypes import DType
 from holdfast.sources.foreign import Foreign
 
-_NOT = (".index.json", "trainer_state.json")
+_NOT_COPIED = (".index.json", "trainer_state.json")
 _CONFIG = "config.json"
 _DTYPE_FIELDS = ("dtype", "torch_dtype")
 
 
 def side_files(checkpoint: Checkpoint) -> dict[str, bytes]:
-    """The small files of a checkpoint that are neither tensors nor Holdfast's own."""
+    """Return the small files of a checkpoint, except tensor files and Holdfast's own files."""
     if checkpoint.manifest.writer:
-        found = [name for name in checkpoint.manifest.files if _goes_along(name)]
-        return {name: checkpoint.read_file(name) for name in found}
+        return {name: checkpoint.read_file(name) for name in checkpoint.manifest.files if _is_copied(name)}
     if isinstance(checkpoint, Foreign):
-        return {name: checkpoint.read_side_file(name) for name in checkpoint.side_files() if _goes_along(name)}
+        return {name: checkpoint.read_side_file(name) for name in checkpoint.side_files() if _is_copied(name)}
     return {}
 
 
-def _goes_along(name: str) -> bool:
+def _is_copied(name: str) -> bool:
     own = name in (names.MANIFEST, names.STATE) or names.is_tensor_file(name)
-    return is_plain(name) and not own and not name.endswith(_NOT)
+    return is_plain(name) and not own and not name.endswith(_NOT_COPIED)
 
 
 def with_dtype(files: Mapping[str, bytes], dtype: DType | None) -> dict[str, bytes]:
-    """The files with configs that say the dtype the weights are cast to."""
+    """Return the files, with configs that name the dtype of the cast weights."""
     if dtype is None:
         return dict(files)
     return {
@@ -53,7 +52,7 @@ def _cast_config(data: bytes, name: str, dtype: str) -> bytes:
 
 
 def _set_dtype(config: dict[str, Any], dtype: str) -> None:
-    """Models of several parts have a config in the config for each."""
+    """Set the dtype in a config and in the nested configs of composite models."""
     for field, value in config.items():
         if field in _DTYPE_FIELDS:
             config[field] = dtype

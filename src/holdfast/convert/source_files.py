@@ -1,4 +1,4 @@
-"""Source files, opened when they are needed: ranges read into place, windows seen without a copy."""
+"""Source files, opened on demand: ranges are read into buffers, windows are mapped without a copy."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from holdfast.storage.base import Reader
 from holdfast.storage.open_files import open_limit
 
 
-class Source(Protocol):
-    """A checkpoint whose files are read."""
+class SourceCheckpoint(Protocol):
+    """A checkpoint whose files can be opened."""
 
     @property
     def path(self) -> str: ...
@@ -24,9 +24,9 @@ class Source(Protocol):
 
 
 class SourceFiles:
-    """The files of a source, a limited number of them open at a time. For one thread."""
+    """The files of a source, with a limited number open at a time. Not thread-safe."""
 
-    def __init__(self, source: Source, lock: threading.Lock) -> None:
+    def __init__(self, source: SourceCheckpoint, lock: threading.Lock) -> None:
         self._source = source
         self._lock = lock
         self._open: OrderedDict[str, Reader] = OrderedDict()
@@ -37,7 +37,7 @@ class SourceFiles:
             return self._open[name]
         if len(self._open) >= open_limit():
             self._open.popitem(last=False)[1].close()
-        with self._lock:  # a checkpoint may be asked by one thread at a time
+        with self._lock:  # a checkpoint is not thread-safe
             self._open[name] = self._source.open_file(name)
         return self._open[name]
 
@@ -45,7 +45,7 @@ class SourceFiles:
         self.reader(name).read_into(offset, buffers)
 
     def window(self, name: str, offset: int, size: int, *, whole: bool) -> RawArray:
-        """Bytes of a file: mapped where that works, so that what is not looked at costs nothing; else read."""
+        """Return a range of a file, mapped where possible, so that unused bytes are not read."""
         reader = self.reader(name)
         if reader.mappable:
             return np.frombuffer(reader.map(offset, size, whole=whole), np.uint8)

@@ -1,4 +1,4 @@
-"""The work of a conversion as values: blocks to write, and the source blocks that each touches."""
+"""The work of a conversion as values: blocks to write, and the source blocks that each needs."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from holdfast.plan.recipe import Recipe
 SPAN_BLOCKS = 3
 _WIDE = 4
 
-SourceBlock = tuple[str, int]  # a file of the source, and the number of one of its blocks
+SourceBlock = tuple[str, int]  # a source file, and the index of one of its blocks
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
-    """A block of a file to be written, as runs of its tensors."""
+class OutputBlock:
+    """A block of a file to write, as runs of its tensors."""
 
     file: TensorFile
     offset: int
@@ -40,14 +40,14 @@ class Block:
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
-    """Blocks that are put together at once, and the source blocks they take bytes from.
+class BlockSpan:
+    """Blocks that are assembled together, and the source blocks they need.
 
-    Mostly one block. Where a block takes a little from all over a large source, as in a transpose,
-    several share one way through that source.
+    Usually one block. If blocks need scattered bytes of a large source, as for a transpose, several
+    blocks share one pass over that source.
     """
 
-    blocks: tuple[Block, ...]
+    blocks: tuple[OutputBlock, ...]
     touches: tuple[SourceBlock, ...]
 
     @property
@@ -55,14 +55,14 @@ class Span:
         return self.blocks[0].file.plan.name
 
 
-def plan_spans(files: Sequence[TensorFile], sources: Sequence[StoredFile], block_bytes: int) -> list[Span]:
-    """Every block of the files in their order."""
-    finder = Finder(sources)
-    spans: list[Span] = []
+def plan_spans(files: Sequence[TensorFile], sources: Sequence[StoredFile], block_bytes: int) -> list[BlockSpan]:
+    """Return the spans of all blocks of the files, in order."""
+    finder = SourceBlockFinder(sources)
+    spans: list[BlockSpan] = []
     for file in files:
-        wide: list[Span] = []
+        wide: list[BlockSpan] = []
         for offset in range(0, file.plan.size, block_bytes):
-            span, is_wide = finder.span(Block(file, offset, min(block_bytes, file.plan.size - offset)))
+            span, is_wide = finder.span(OutputBlock(file, offset, min(block_bytes, file.plan.size - offset)))
             if wide and (not is_wide or len(wide) == SPAN_BLOCKS):
                 spans.append(_joined(wide))
                 wide = []
@@ -75,18 +75,18 @@ def plan_spans(files: Sequence[TensorFile], sources: Sequence[StoredFile], block
     return spans
 
 
-def _joined(spans: Sequence[Span]) -> Span:
+def _joined(spans: Sequence[BlockSpan]) -> BlockSpan:
     touches = dict.fromkeys(touched for span in spans for touched in span.touches)
-    return Span(tuple(block for span in spans for block in span.blocks), tuple(touches))
+    return BlockSpan(tuple(block for span in spans for block in span.blocks), tuple(touches))
 
 
-class Finder:
-    """Finds the blocks of source files that a block to be written takes bytes from."""
+class SourceBlockFinder:
+    """Finds the blocks of source files that an output block needs."""
 
     def __init__(self, sources: Sequence[StoredFile]) -> None:
         self._offsets = {file.name: [block.offset for block in file.blocks] for file in sources}
 
-    def span(self, block: Block) -> tuple[Span, bool]:
+    def span(self, block: OutputBlock) -> tuple[BlockSpan, bool]:
         touches: dict[SourceBlock, None] = {}
         reach = 0
         for run, recipe in block.runs():
@@ -94,10 +94,10 @@ class Finder:
                 begin, end = byte_hull(term.source, term.part)
                 reach += end - begin
                 touches |= dict.fromkeys(self._touched(term.source.file, begin, end))
-        return Span((block,), tuple(touches)), reach > _WIDE * block.size
+        return BlockSpan((block,), tuple(touches)), reach > _WIDE * block.size
 
     def touched(self, recipe: Recipe[Place], box: Box) -> Iterator[SourceBlock]:
-        """The blocks that a box of a recipe's tensor takes bytes from; one may come several times."""
+        """Yield the source blocks that a box of a recipe's tensor needs, possibly with duplicates."""
         for term in recipe.overlapping(box):
             yield from self._touched(term.source.file, *byte_hull(term.source, term.part))
 
@@ -109,14 +109,14 @@ class Finder:
 
 
 def byte_hull(place: Place, part: Box) -> tuple[int, int]:
-    """The bytes of a file from the first to the last element of a part of a tensor."""
+    """Return the byte range of a file from the first to the last element of a part of a tensor."""
     shape, item = place.spec.shape, place.spec.dtype.bytes
     last = Box(tuple(stop - 1 for stop in part.stops), (1,) * len(part.sizes))
     return place.begin + part.flat_offset(shape) * item, place.begin + (last.flat_offset(shape) + 1) * item
 
 
-def dealt(spans: Sequence[Span], rank: int, world: int, *, whole_files: bool) -> list[int]:
-    """The numbers of the spans that a rank does: in turn, or by file where one process must write all of it."""
+def spans_of_rank(spans: Sequence[BlockSpan], rank: int, world: int, *, whole_files: bool) -> list[int]:
+    """Return the indices of a rank's spans: round-robin, or whole files where one process must write a file."""
     if not whole_files:
         return list(range(rank, len(spans), world))
     files = list(dict.fromkeys(span.file for span in spans))
@@ -124,8 +124,8 @@ def dealt(spans: Sequence[Span], rank: int, world: int, *, whole_files: bool) ->
     return [number for number, span in enumerate(spans) if span.file in own]
 
 
-def first_touches(spans: Sequence[Span]) -> Mapping[int, list[SourceBlock]]:
-    """The source blocks by the span that touches them first: whoever does it verifies them."""
+def first_touches(spans: Sequence[BlockSpan]) -> Mapping[int, list[SourceBlock]]:
+    """Return the source blocks by the first span that needs them. The rank of that span verifies them."""
     seen: set[SourceBlock] = set()
     out: dict[int, list[SourceBlock]] = {}
     for number, span in enumerate(spans):

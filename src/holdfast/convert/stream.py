@@ -1,6 +1,6 @@
-"""Streaming: one rank's blocks assembled, digested and written, each on a thread of its own.
+"""Streaming of one rank's blocks: assembly, verification and writing run on separate threads.
 
-Memory is a fixed number of block buffers that go round: whoever is slowest sets the pace.
+A fixed number of block buffers circulates between the threads, so memory is bounded.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 
 from holdfast.checkpoint.commit import BlockReport
 from holdfast.checkpoint.reading import Progress
-from holdfast.convert.assemble import Gathered, gather
-from holdfast.convert.source_files import Source, SourceFiles
-from holdfast.convert.spans import SPAN_BLOCKS, SourceBlock, Span
+from holdfast.convert.assemble import AssembledBlock, assemble_blocks
+from holdfast.convert.source_files import SourceCheckpoint, SourceFiles
+from holdfast.convert.spans import SPAN_BLOCKS, BlockSpan, SourceBlock
 from holdfast.convert.verifying import Verifier
 from holdfast.format.digest import Digest
 from holdfast.plan.arrays import RawArray, aligned_buffer
@@ -21,11 +21,11 @@ from holdfast.plan.load import StoredFile
 from holdfast.storage.base import Storage, Writer
 from holdfast.storage.open_files import BlockWriters
 
-_LOOK_S = 0.2
+_POLL_S = 0.2
 
 
 class Workers:
-    """Threads beside this one; the first failure of any stops all of them."""
+    """Worker threads. The first failure of any thread stops all of them."""
 
     def __init__(self) -> None:
         self.stop = threading.Event()
@@ -40,7 +40,7 @@ class Workers:
     def _guarded(self, work: Callable[[], None]) -> None:
         try:
             work()
-        except BaseException as error:  # noqa: BLE001  (raised again on the thread that waits)
+        except BaseException as error:  # noqa: BLE001  (raised again by `check`)
             self._failure = self._failure or error
             self.stop.set()
 
@@ -49,31 +49,33 @@ class Workers:
             raise self._failure
 
     def join(self) -> None:
-        """Wait for all to end; `check` tells how it went."""
+        """Wait for all threads to end. `check` raises the first failure."""
         for thread in self._threads:
             while thread.is_alive():
-                thread.join(_LOOK_S)  # not for ever at once: an interrupt must come through
+                thread.join(_POLL_S)  # with a timeout, so that interrupts are delivered
 
 
-class Stream:
-    """Converts spans from a source into files of an attempt."""
+class ConversionStream:
+    """Writes spans of a conversion to the files of an attempt."""
 
-    def __init__(self, source: Source, stored: Sequence[StoredFile], progress: Progress, *, verify: bool) -> None:
+    def __init__(
+        self, source: SourceCheckpoint, stored: Sequence[StoredFile], progress: Progress, *, verify: bool
+    ) -> None:
         self._source = source
         self._stored = stored
         self._progress = progress
         self._verify = verify
         self._free: queue.SimpleQueue[RawArray] = queue.SimpleQueue()
-        self._filled: queue.SimpleQueue[Gathered | None] = queue.SimpleQueue()
+        self._filled: queue.SimpleQueue[AssembledBlock | None] = queue.SimpleQueue()
         self._touched: queue.SimpleQueue[SourceBlock | None] = queue.SimpleQueue()
         self._reports: list[BlockReport] = []
 
     def run(
-        self, spans: Sequence[Span], touches: Sequence[Sequence[SourceBlock]], storage: Storage, attempt: str
+        self, spans: Sequence[BlockSpan], touches: Sequence[Sequence[SourceBlock]], storage: Storage, attempt: str
     ) -> list[BlockReport]:
-        """Write the spans; `touches` are the source blocks that are to be verified with each.
+        """Write the spans. `touches` are the source blocks to verify with each span.
 
-        Returns when all of it is durable and verified.
+        Returns once all blocks are durable and verified.
         """
         largest = max((block.size for span in spans for block in span.blocks), default=0)
         for _ in range(SPAN_BLOCKS if spans else 0):
@@ -104,19 +106,19 @@ class Stream:
         self._filled.put(None)
         self._touched.put(None)
 
-    def _assemble(self, span: Span, fresh: Sequence[SourceBlock], files: SourceFiles, workers: Workers) -> None:
-        blocks = [Gathered(block, self._buffer(workers)) for block in span.blocks]
+    def _assemble(self, span: BlockSpan, fresh: Sequence[SourceBlock], files: SourceFiles, workers: Workers) -> None:
+        blocks = [AssembledBlock(block, self._buffer(workers)) for block in span.blocks]
         for block in fresh if self._verify else ():
             self._touched.put(block)
-        gather(files, blocks)
-        for gathered in blocks:
-            self._filled.put(gathered)
+        assemble_blocks(files, blocks)
+        for assembled in blocks:
+            self._filled.put(assembled)
 
     def _buffer(self, workers: Workers) -> RawArray:
         while True:
             workers.check()
             try:
-                return self._free.get(timeout=_LOOK_S)
+                return self._free.get(timeout=_POLL_S)
             except queue.Empty:
                 continue
 
@@ -125,12 +127,12 @@ class Stream:
             with writers.block(filled.block.file.plan.name) as writer:
                 self._write_block(filled, writer)
 
-    def _write_block(self, gathered: Gathered, writer: Writer) -> None:
-        block, digest = gathered.block, Digest()
-        parts = gathered.parts()  # the maps end with this call
+    def _write_block(self, assembled: AssembledBlock, writer: Writer) -> None:
+        block, digest = assembled.block, Digest()
+        parts = assembled.parts()  # the views are released when this call returns
         for part in parts:
             digest.update(part)
         writer.write(block.offset, parts)
         self._reports.append(BlockReport(block.file.plan.name, block.offset, block.size, digest.hex()))
         self._progress(block.size)
-        self._free.put(gathered.buffer)
+        self._free.put(assembled.buffer)

@@ -1,4 +1,4 @@
-"""What a conversion would write, from headers alone."""
+"""Summary of a planned conversion, from headers only."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from holdfast.plan.recipe import Recipe
 
 @dataclass(frozen=True, slots=True)
 class GroupSummary:
-    """One group of the target: how many tensors in how many files, of what dtypes, how many bytes."""
+    """The numbers of tensors, files and bytes of one target group, and of tensors by dtype."""
 
     name: str
     tensors: int
@@ -23,7 +23,7 @@ class GroupSummary:
 
 @dataclass(frozen=True, slots=True)
 class CastSummary:
-    """Tensors whose elements change their type on the way."""
+    """The number of tensors of one group that are cast from one dtype to another."""
 
     group: str
     source: str
@@ -32,37 +32,37 @@ class CastSummary:
 
 
 @dataclass(frozen=True, slots=True)
-class Summary:
-    """All that would be written."""
+class ConversionSummary:
+    """The contents of a planned output. The fields are part of `--json`."""
 
     groups: tuple[GroupSummary, ...]
     files: dict[str, int]
     casts: tuple[CastSummary, ...]
-    turned: int  # tensors whose dims change their order
-    joined: int  # tensors that are made of several
+    turned: int  # tensors whose dims are permuted
+    joined: int  # tensors concatenated from several sources
 
     @property
     def bytes(self) -> int:
         return sum(self.files.values())
 
 
-def summary_of(output: Output) -> Summary:
-    """Count what a planned output holds."""
+def summary_of(output: Output) -> ConversionSummary:
+    """Summarize a planned output."""
     tensors: Counter[str] = Counter()
     files: Counter[str] = Counter()
     sizes: Counter[str] = Counter()
     dtypes: dict[str, Counter[str]] = {}
     casts: Counter[tuple[str, str, str]] = Counter()
-    together: Counter[str] = Counter()  # a file may hold several groups
-    turned = joined = 0
+    file_sizes: Counter[str] = Counter()  # a file may contain several groups
+    permuted = joined = 0
     for file in output.files:
-        together[file.plan.name] += file.plan.size
+        file_sizes[file.plan.name] += file.plan.size
         files[file.group] += 1
         sizes[file.group] += file.plan.size
         tensors[file.group] += len(file.recipes)
         for recipe in file.recipes:
             dtypes.setdefault(file.group, Counter())[recipe.dtype.name] += 1
-            turned += _is_turned(recipe)
+            permuted += _is_permuted(recipe)
             joined += len(recipe.sources()) > 1
             for source in {term.source.spec.dtype.name for term in recipe.terms if term.casts}:
                 casts[file.group, source, recipe.dtype.name] += 1
@@ -70,14 +70,14 @@ def summary_of(output: Output) -> Summary:
         GroupSummary(name, tensors[name], files[name], sizes[name], dict(sorted(dtypes.get(name, {}).items())))
         for name in files
     )
-    return Summary(
+    return ConversionSummary(
         groups,
-        dict(together),
+        dict(file_sizes),
         tuple(CastSummary(*names, count) for names, count in sorted(casts.items())),
-        turned,
+        permuted,
         joined,
     )
 
 
-def _is_turned(recipe: Recipe[Place]) -> bool:
+def _is_permuted(recipe: Recipe[Place]) -> bool:
     return any(list(term.order) != sorted(term.order) for term in recipe.terms)

@@ -1,4 +1,4 @@
-"""Verifying a source while it is converted: every block that is used, once, beside the other work."""
+"""Verification of a source during its conversion: each used block once, concurrently with the other work."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import queue
 import threading
 from collections.abc import Iterable, Mapping
 
-from holdfast.convert.source_files import Source, SourceFiles
+from holdfast.convert.source_files import SourceCheckpoint, SourceFiles
 from holdfast.convert.spans import SourceBlock
 from holdfast.core.errors import Damaged
 from holdfast.core.limits import MIB
@@ -17,19 +17,19 @@ _PORTION_BYTES = 4 * MIB
 
 
 class Verifier:
-    """Checks the digests of source blocks; work for a thread of its own."""
+    """Checks the digests of source blocks on its own thread."""
 
-    def __init__(self, source: Source, files: Iterable[StoredFile], lock: threading.Lock) -> None:
+    def __init__(self, source: SourceCheckpoint, files: Iterable[StoredFile], lock: threading.Lock) -> None:
         self._source = source
         self._files: Mapping[str, StoredFile] = {file.name: file for file in files}
         self._readers = SourceFiles(source, lock)
         self._buffer = memoryview(bytearray(_PORTION_BYTES))
 
     def run(self, blocks: queue.SimpleQueue[SourceBlock | None], stop: threading.Event) -> None:
-        """Check blocks until None comes; raises Damaged for the first that is not as it was written."""
+        """Check blocks until None is received. Raises Damaged for the first digest that does not match."""
         try:
-            while not stop.is_set() and (found := blocks.get()) is not None:
-                name, number = found
+            while not stop.is_set() and (source_block := blocks.get()) is not None:
+                name, number = source_block
                 block = self._files[name].blocks[number]
                 if block.digest is not None:
                     self._check(name, block, stop)
@@ -45,8 +45,8 @@ class Verifier:
         if digest.hex() != block.digest:
             raise Damaged(
                 f"{self._source.path}/{name}: the block at {block.offset} ({block.size} bytes) has the digest "
-                f"{digest.hex()}, the manifest says {block.digest}; it holds {self._keys(name, block)}; "
-                "nothing was written; `holdfast verify` finds all damage"
+                f"{digest.hex()}, the manifest says {block.digest}; the block contains {self._keys(name, block)}; "
+                "nothing was written; `holdfast verify` reports all damage"
             )
 
     def _portion(self, name: str, offset: int, size: int) -> memoryview:

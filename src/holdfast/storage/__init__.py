@@ -1,4 +1,4 @@
-"""Where bytes live: local files, object stores, memory. Knows folders and bytes, never a tensor."""
+"""Storage backends: local files, object stores, memory. They know folders and bytes, never tensors."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from holdfast.storage.base import SharedStorage, Storage
 from holdfast.storage.local import LocalStorage
 from holdfast.storage.objects.address import Address, is_address
 
-__all__ = ["Storage", "is_checkpoint", "locate", "refuse_link", "requirement", "shared_storage_at", "storage_at"]
+__all__ = ["Storage", "is_checkpoint", "locate", "refuse_link", "shared_storage_at", "storage_at", "trust_check"]
 
 
 def storage_at(root: str | os.PathLike[str] | Storage) -> Storage:
-    """The storage for a root: a path on this machine, an address such as `s3://bucket/run`, a Storage as it is."""
+    """Return the storage for a local path or an address such as `s3://bucket/run`. A Storage is returned unchanged."""
     return root if isinstance(root, Storage) else shared_storage_at(root)
 
 
 def shared_storage_at(root: str | os.PathLike[str]) -> SharedStorage:
-    """The storage for a root that other processes can open too."""
+    """Return the storage for a root that other processes can open too."""
     text = _text(root)
     if is_address(text):
         from holdfast.storage.objects.store import ObjectStorage
@@ -32,7 +32,7 @@ def shared_storage_at(root: str | os.PathLike[str]) -> SharedStorage:
 
 
 def locate(path: str | os.PathLike[str]) -> tuple[SharedStorage, str]:
-    """The root and the folder's name of a checkpoint's path or address."""
+    """Split the path or address of a checkpoint into its root and its folder name."""
     text = _text(path)
     if is_address(text):
         from holdfast.storage.objects.store import ObjectStorage
@@ -44,7 +44,7 @@ def locate(path: str | os.PathLike[str]) -> tuple[SharedStorage, str]:
 
 
 def is_checkpoint(storage: Storage) -> bool:
-    """Whether a root is itself a checkpoint, and not the folder above one."""
+    """Return whether a root is itself a checkpoint rather than a folder of checkpoints."""
     try:
         storage.read("", MANIFEST, JSON_BYTES)
     except NotFound:
@@ -54,27 +54,27 @@ def is_checkpoint(storage: Storage) -> bool:
     return True
 
 
-def requirement(storage: Storage) -> Callable[[str], None]:
-    """A check for the folders that a root holds: raises Untrusted for one that another user may have put there.
+def trust_check(storage: Storage) -> Callable[[str], None]:
+    """Return a check that raises Untrusted for a folder that another user may have created under the root.
 
-    Only local roots have owners; who may write to a bucket is the store's affair.
+    Only local roots have owners. Access to a bucket is controlled by the object store.
     """
     if not isinstance(storage, LocalStorage) or not storage.root.is_dir():
         return lambda folder: None
-    return storage.requirement()
+    return storage.trust_check()
 
 
 def refuse_link(storage: Storage, folder: str) -> None:
-    """Raise StorageError for a path to write to that is a symbolic link: only its target can be meant, or neither."""
+    """Raise StorageError if the destination is a symbolic link, because it is unclear which folder to replace."""
     if isinstance(storage, LocalStorage) and (storage.root / folder).is_symlink():
-        raise StorageError(f"{storage.root / folder} is a symbolic link; name the folder it points to")
+        raise StorageError(f"{storage.root / folder} is a symbolic link; give the path of its target")
 
 
 def _text(root: str | os.PathLike[str]) -> str:
     if not isinstance(root, str | os.PathLike) or not isinstance(os.fspath(root), str):
-        raise Unsupported(f"{root!r} is not a path, and not a storage")
+        raise Unsupported(f"{root!r} is neither a path nor a Storage")
     if not os.fspath(root):
-        raise InvalidArgument("the root is an empty text: give a folder")
+        raise InvalidArgument("the root is an empty string; give the path of a folder")
     if "\0" in os.fspath(root) and "://" not in os.fspath(root):
-        raise InvalidArgument(f"the path {os.fspath(root)[:200]!a} has a null character")
+        raise InvalidArgument(f"the path {os.fspath(root)[:200]!a} contains a null character")
     return os.fspath(root)

@@ -1,7 +1,7 @@
-"""What a storage must do: read committed folders, write an attempt, publish it at once.
+"""The storage interface: read committed folders, write an attempt, publish it atomically.
 
-A root holds folders; a committed folder is never written again. All writing happens in an
-attempt, a folder that no reader takes for a checkpoint until `publish` names it.
+A root holds folders. A committed folder is never written again. All writes go to an attempt,
+a folder that readers ignore until `publish` gives it its committed name.
 """
 
 from __future__ import annotations
@@ -14,99 +14,99 @@ from holdfast.storage.identity import Identity
 
 
 class Reader(Protocol):
-    """One open file of a committed folder."""
+    """An open file of a committed folder."""
 
     @property
     def size(self) -> int: ...
 
     @property
     def mappable(self) -> bool:
-        """Whether `map` works: the bytes are on this host and sharing them costs nothing."""
+        """True if `map` works without a copy, because the bytes are on this host."""
 
     def map(self, offset: int, size: int, *, whole: bool = False) -> memoryview:
-        """The bytes themselves, without a copy; the map ends when the view is let go.
+        """Map a range of bytes without a copy. The range is unmapped when the view is released.
 
-        `whole` says that all of them will be used, so that they are better brought in at once.
+        `whole` announces that all bytes will be used, so that the pages are read in one go.
         """
 
     def read_into(self, offset: int, buffers: Sequence[memoryview]) -> None:
-        """Fill the buffers in turn from `offset` on; raises Damaged if the file is too short."""
+        """Fill the buffers one after another, starting at `offset`. Raises Damaged if the file is too short."""
 
     def close(self) -> None: ...
 
 
 class Writer(Protocol):
-    """One open file of an attempt, shared by the ranks that write disjoint parts of it."""
+    """An open file of an attempt. Several ranks may write disjoint ranges of it."""
 
     def write(self, offset: int, buffers: Sequence[memoryview]) -> None:
-        """Write the buffers one after another from `offset` on."""
+        """Write the buffers one after another, starting at `offset`."""
 
     def sync(self) -> None:
-        """Make durable what this writer wrote; a failure is final for the attempt."""
+        """Make this writer's data durable. A failure is final for the attempt."""
 
     def close(self) -> None: ...
 
 
 class Hold(Protocol):
-    """A sign that a process works in a folder; it goes with the process."""
+    """A mark that a process is using a folder. The mark ends with the process."""
 
     def release(self) -> None: ...
 
 
 class Pin(Protocol):
-    """One committed folder as it is now: what is published or renamed later does not change it."""
+    """A snapshot of one committed folder, unaffected by later renames and publications."""
 
     def files(self) -> dict[str, int]:
-        """Names and sizes of the regular files, `sub/name` for one level of subfolders."""
+        """Return the names and sizes of the regular files, `sub/name` for one level of subfolders."""
 
     def read(self, name: str, limit_bytes: int) -> bytes:
-        """A whole small file."""
+        """Return the contents of a small file."""
 
     def open(self, name: str) -> Reader: ...
 
     def hold(self) -> Hold:
-        """Keep it from being removed until the hold is released; raises NotFound if it is gone."""
+        """Prevent the folder's deletion until the hold is released. Raises NotFound if the folder is gone."""
 
 
 class Readable(Protocol):
-    """Folders with files that can be read. Every failure is a StorageError, NotFound or Damaged."""
+    """A root whose folders can be read. Every failure is a StorageError, NotFound or Damaged."""
 
     @property
     def name(self) -> str:
-        """What people call this root, for messages."""
+        """The root's name in messages."""
 
     def pin(self, folder: str) -> Pin:
-        """A committed folder for reading; raises NotFound if there is none."""
+        """Open a committed folder for reading. Raises NotFound if it does not exist."""
 
 
 @runtime_checkable
 class Storage(Readable, Protocol):
-    """A root with folders in it, and attempts that become folders."""
+    """A root with committed folders, and with attempts that become folders."""
 
     @property
     def whole_files(self) -> bool:
-        """Whether a file must be written by one process, from its beginning to its end."""
+        """True if one process must write a file sequentially from start to end."""
 
     def files(self, folder: str) -> dict[str, int]:
-        """Names and sizes of the regular files of a folder, `sub/name` for one level of subfolders."""
+        """Return names and sizes of a folder's regular files, `sub/name` for one level of subfolders."""
 
     def read(self, folder: str, name: str, limit_bytes: int) -> bytes:
-        """A whole small file."""
+        """Return the contents of a small file."""
 
     def folders(self) -> list[str]:
-        """The names of the committed folders' candidates: every folder that is not hidden."""
+        """Return the names of all folders that are not hidden. Each may be a checkpoint."""
 
     def hidden(self) -> list[str]:
-        """The folders that are not checkpoints: attempts, mailboxes, tags."""
+        """Return the names of the hidden folders: attempts, mailboxes, tags."""
 
     def entries(self, folder: str) -> list[str]:
-        """Everything under a folder, at any depth and of any type; empty if there is no such folder."""
+        """Return every path under a folder, of any depth and type; empty if the folder does not exist."""
 
     def begin(self, attempt: str) -> None:
-        """Make the attempt's folder."""
+        """Create the attempt's folder."""
 
     def create(self, attempt: str, name: str, size: int) -> None:
-        """Make a file of an attempt at its full size, reserving the space where that is possible."""
+        """Create a file of an attempt at its full size, and reserve the space where possible."""
 
     def writer(self, attempt: str, name: str) -> Writer: ...
 
@@ -114,80 +114,80 @@ class Storage(Readable, Protocol):
         """Write a whole small file of an attempt and make it durable."""
 
     def take(self, attempt: str, name: str) -> Reader:
-        """Open a file of an attempt for reading, as ranks do to hand bytes over."""
+        """Open a file of an attempt for reading, as ranks do to exchange data."""
 
     def drop(self, attempt: str, name: str) -> None:
-        """Remove a file of an attempt."""
+        """Delete a file of an attempt."""
 
     def publish(self, attempt: str, folder: str, aside: str = "") -> None:
-        """Make the attempt durable and visible as `folder`, replacing an older one at once.
+        """Make the attempt durable and visible as `folder`, replacing an existing folder atomically.
 
-        The older one is removed, or goes by the name `aside` if one is given.
+        The replaced folder is deleted, or renamed to `aside` if given.
         """
 
     def rename(self, folder: str, name: str, attempt: str = "") -> None:
-        """Give a committed folder another name, durably; raises StorageError if the name is taken.
+        """Rename a committed folder durably. Raises StorageError if the name is taken.
 
-        With `attempt`, only if its manifest names that one: another may have been published under
-        the same name since the caller looked. Raises NotFound then.
+        With `attempt`, raises NotFound unless the folder's manifest names that attempt. Another
+        attempt may have been published under the same name in the meantime.
         """
 
     def remove(self, folder: str, attempt: str = "") -> bool:
-        """Take a committed folder away, at once and whole; its bytes go with `sweep`. False if somebody holds it.
+        """Remove a committed folder atomically; `sweep` deletes its data. Returns False if the folder is held.
 
-        With `attempt`, only if its manifest names that one; raises NotFound otherwise.
+        With `attempt`, raises NotFound unless the folder's manifest names that attempt.
         """
 
     def sweep(self) -> None:
-        """Delete what was removed and nobody reads any more; may take long."""
+        """Delete the data of removed folders that have no readers left. May take long."""
 
     def note(self, folder: str, name: str, data: bytes, *, durable: bool = False) -> None:
-        """Write a small file that readers see whole or not at all, replacing an older one."""
+        """Write a small file atomically, replacing an existing one."""
 
     def discard(self, attempt: str) -> None:
-        """Remove an attempt and all it holds, as far as that is possible."""
+        """Delete an attempt and its files, as far as possible."""
 
 
 @runtime_checkable
 class SharedStorage(Storage, Protocol):
-    """A storage that other processes can open too, so that writers can work and talk through it."""
+    """A storage that other processes can open, so that writers can exchange data through it."""
 
     @property
     def address(self) -> str:
-        """What `storage_at` makes the same storage of, in another process."""
+        """The text from which `storage_at` opens the same storage in another process."""
 
     def exists(self) -> bool:
-        """Whether anything was ever written under this root, and the root was not deleted since."""
+        """Return whether the root exists, that is, something was written and the root was not deleted."""
 
     @property
     def poll_s(self) -> float:
-        """How long to wait between two looks at a folder that another process writes notes into."""
+        """The polling interval for a folder that another process writes notes into."""
 
     def hold(self, folder: str) -> Hold:
-        """Say that this process works in the folder, until it lets go or dies."""
+        """Mark the folder as in use until the hold is released or this process ends."""
 
     def is_held(self, folder: str) -> bool:
-        """Whether a living process on this host works in the folder."""
+        """Return whether a live process on this host is using the folder."""
 
 
 @runtime_checkable
 class IdentifiedStorage(SharedStorage, Protocol):
-    """A shared storage whose roots are known by more than their names. Without it nothing is restored from memory."""
+    """A shared storage whose roots have an identity beyond their names. Restoring from memory requires one."""
 
     def identity(self, *, make: bool) -> Identity | None:
-        """Return the root's identity; with `make`, give it one, durably, if it has none that can be read.
+        """Return the root's identity. With `make`, create it durably if it is missing or unreadable.
 
-        Of processes and hosts that race one makes it, and all return the same id. Raises
-        StorageError if it can be neither read nor made, as on a root that is read-only or full.
+        If processes or hosts race, one creates the identity and all return the same id. Raises
+        StorageError if it can be neither read nor created, as on a read-only or full root.
         """
 
 
 @dataclass(frozen=True, slots=True)
 class Stamped:
-    """A manifest as it was read, with the stamp of the file it was read from.
+    """A manifest's contents and the stamp of its file.
 
-    An equal stamp later means the same bytes. Until it is `settled`, a change right after the
-    read might leave the stamp as it is, since clocks of file systems tick slowly.
+    An equal stamp later means equal bytes. Until `settled`, a change right after the read may
+    keep the same stamp, because file system clocks have a coarse resolution.
     """
 
     data: bytes
@@ -197,29 +197,29 @@ class Stamped:
 
 @runtime_checkable
 class Tracked(Protocol):
-    """A storage that tells which manifests have changed without reading them.
+    """A storage that detects changed manifests without reading them.
 
-    Optional: of a storage that is not tracked every manifest is read at every look.
+    Optional: without it, every manifest is read again each time.
     """
 
     def stamps(self) -> dict[str, str]:
-        """The stamp of every committed folder's manifest, "" for a folder that has none."""
+        """Return the stamp of every committed folder's manifest, "" for a folder without a manifest."""
 
     def changes(self, known: Mapping[str, str], important: Collection[str]) -> dict[str, str | None]:
-        """What differs from the `known` stamps: new stamps by folder, None for a folder that is gone.
+        """Return the stamps by folder that differ from `known`, None for a deleted folder.
 
-        The `important` folders are compared for certain; of the others as many as that takes no
-        time. A difference that is not found now is found by a later call or by `stamps`.
+        The `important` folders are always compared, the others as far as that is cheap. A later
+        call or `stamps` finds the remaining differences.
         """
 
     def read_stamped(self, folder: str, limit_bytes: int) -> Stamped:
-        """A folder's manifest with its stamp; raises as `read` does."""
+        """Return a folder's manifest with its stamp. Raises like `read`."""
 
     def recall(self, folder: str, stamp: str, attempt: str) -> None:
-        """Take over, from who has read it, that the manifest with this stamp is good and names an attempt."""
+        """Record that the manifest with this stamp was read, is valid, and names `attempt`."""
 
     def sweep_some(self, *, left: bool = False) -> None:
-        """Delete some of what was removed, in bounded time, where `sweep` deletes all of it.
+        """Delete the data of some removed folders in bounded time, where `sweep` deletes all of it.
 
-        With `left`, also some of what other processes left behind.
+        With `left`, also delete some of the data that other processes left behind.
         """

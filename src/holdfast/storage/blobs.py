@@ -1,4 +1,4 @@
-"""Links of the Hugging Face cache: a snapshot's files are links to blobs beside it, and to nothing else."""
+"""Symlinks of the Hugging Face cache. A snapshot's files are symlinks into the `blobs` folder, and nowhere else."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ import stat
 _BLOB = re.compile(r"(?:\.\./){2,3}blobs/[0-9a-f]{40}(?:[0-9a-f]{24})?")
 
 
-def blob_of(name: str, folder: int) -> str | None:
-    """The blob that a link in an open folder leads to, as a path from there; None for any other link."""
+def blob_target(name: str, folder: int) -> str | None:
+    """Return the relative path of the blob that a symlink in an open folder points to; None for any other symlink."""
     try:
         target = os.readlink(name, dir_fd=folder)
-    except OSError:  # no link; who opens the name hears what it is
+    except OSError:  # not a symlink; opening the name reports any error
         return None
     return target if _BLOB.fullmatch(target) else None
 
 
 def blob_size(name: str, folder: int) -> int | None:
-    """The size of the blob that a link leads to; None if it leads elsewhere, or to what is no file."""
-    target = blob_of(name, folder)
+    """Return the size of the blob that a symlink points to; None if the target is not a regular blob file."""
+    target = blob_target(name, folder)
     if target is None:
         return None
     try:

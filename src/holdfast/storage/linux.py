@@ -1,4 +1,4 @@
-"""System calls that Python's os module lacks, with what stands in where there are none."""
+"""System calls missing from Python's os module, with fallbacks for systems without them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _libc() -> ctypes.CDLL | None:
 
 
 def _error_of(call: Callable[..., int], *arguments: object) -> int:
-    """The error number of a call, 0 if it went well. One that a signal interrupts is made again, as by Python's own."""
+    """Return the errno of a call, 0 on success. A call interrupted by a signal is repeated, as Python does."""
     while call(*arguments):
         number = ctypes.get_errno()
         if number != errno.EINTR:
@@ -42,9 +42,9 @@ def _error_of(call: Callable[..., int], *arguments: object) -> int:
 
 
 def reserve(descriptor: int, size: int) -> None:
-    """Give a file its full size and its space at once, so that a full disk is known before writing.
+    """Allocate a file at its full size, so that a full disk is detected before writing.
 
-    Where the file system cannot reserve space, the file only gets its size.
+    Where the file system cannot reserve space, only the size is set.
     """
     libc = _libc()
     if size and libc is not None:
@@ -58,10 +58,10 @@ def reserve(descriptor: int, size: int) -> None:
 
 
 def exchange(first: Path, second: Path) -> None:
-    """Swap two folders in one step.
+    """Swap two folders atomically.
 
-    Where the file system has no exchange, the second is renamed aside first; a crash between
-    the two renames leaves it under a name with `.replaced-` in it, and no committed step.
+    Without support by the file system, the second folder is first renamed to a name with
+    `.replaced-` in it. A crash between the two renames leaves it there, and no committed step.
     """
     libc = _libc()
     if libc is not None:
@@ -84,11 +84,11 @@ def exchange(first: Path, second: Path) -> None:
 
 
 def is_local_file_system(path: Path) -> bool:
-    """Whether a path lies on a disk or in memory of this host, as far as the system tells."""
+    """Return whether a path is on a local disk or in memory of this host, according to statfs."""
     libc = _libc()
     if libc is None or not hasattr(libc, "statfs"):
         return False
-    # The first field of struct statfs is the type, a word wide; the rest is not read.
+    # The first field of struct statfs is the type, one word wide. The other fields are not needed.
     buffer = ctypes.create_string_buffer(512)
     if libc.statfs(os.fsencode(path), buffer):
         return False
@@ -97,7 +97,7 @@ def is_local_file_system(path: Path) -> bool:
 
 
 def start_write_back(descriptor: int, offset: int, size: int) -> None:
-    """Ask the disk to begin writing a range now. Only a hint: `fsync` decides, and reports errors."""
+    """Ask the kernel to start writing a range to disk. Only a hint: `fsync` reports errors."""
     libc = _libc()
     if libc is not None and hasattr(libc, "sync_file_range"):
         libc.sync_file_range(
@@ -108,18 +108,18 @@ def start_write_back(descriptor: int, offset: int, size: int) -> None:
         )
 
 
-def lock(descriptor: int, *, alone: bool) -> bool:
-    """Lock an open file or folder, `alone` or beside others; False if it cannot be had.
+def lock(descriptor: int, *, exclusive: bool) -> bool:
+    """Lock an open file or folder, exclusively or shared. Returns False if another process holds the lock.
 
-    Tried a few times: who only asks whether somebody holds it has it alone for a moment, and
-    must not be taken for a holder. The lock ends when the last copy of the descriptor is
-    closed. Where the file system has no locks, every lock is granted.
+    Tried a few times, because a process that only checks for holders takes the exclusive lock for
+    a moment. The lock ends when the last copy of the descriptor is closed. Where the file system
+    has no locks, every lock is granted.
     """
     for _ in range(_LOCK_TRIES):
         try:
-            fcntl.flock(descriptor, (fcntl.LOCK_EX if alone else fcntl.LOCK_SH) | fcntl.LOCK_NB)
+            fcntl.flock(descriptor, (fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH) | fcntl.LOCK_NB)
         except BlockingIOError:
-            time.sleep(random.uniform(0.001, 0.01))  # noqa: S311  (so that two who ask do not keep step)
+            time.sleep(random.uniform(0.001, 0.01))  # noqa: S311  (jitter, so that two processes do not retry in lockstep)
         except OSError as error:
             if error.errno not in (*_UNSUPPORTED, errno.ENOLCK):
                 raise
@@ -130,18 +130,18 @@ def lock(descriptor: int, *, alone: bool) -> bool:
 
 
 def unlock(descriptor: int) -> None:
-    """Give up what `lock` and `claim` took, though a map of the file still has a copy of the descriptor."""
-    with contextlib.suppress(OSError):  # where there are no locks there is nothing to give up
+    """Release the locks of `lock` and `claim`, even if a map of the file keeps a copy of the descriptor."""
+    with contextlib.suppress(OSError):  # locks are not supported, so none is held
         fcntl.flock(descriptor, fcntl.LOCK_UN)
     with contextlib.suppress(OSError):
         fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, struct.pack(_FLOCK, fcntl.F_UNLCK, os.SEEK_SET, 0, 1, 0))
 
 
 def claim(descriptor: int) -> bool:
-    """Mark an open file as used by this process, beside `lock`; False if another has marked it.
+    """Mark an open file as used by this process, independently of `lock`. Returns False if it is already marked.
 
-    The mark is a lock on the first byte. It is seen from every pid namespace, and goes with the
-    last copy of the descriptor.
+    The mark is a lock on the first byte. It is visible from every pid namespace, and ends with
+    the last copy of the descriptor.
     """
     try:
         fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, _first_byte())
@@ -154,7 +154,7 @@ def claim(descriptor: int) -> bool:
 
 
 def is_claimed(descriptor: int) -> bool:
-    """Return whether a living process has marked the file by `claim`."""
+    """Return whether a live process has marked the file with `claim`."""
     try:
         answer = fcntl.fcntl(descriptor, fcntl.F_OFD_GETLK, _first_byte())
     except OSError as error:
@@ -170,7 +170,7 @@ def _first_byte() -> bytes:
 
 
 def populate(address: int, size: int) -> None:
-    """Bring in the pages of a map, writable, so that nobody waits for them later."""
+    """Fault in the pages of a map for writing, so that later writes do not wait for them."""
     libc = _libc()
     if libc is not None:
         libc.madvise(ctypes.c_void_p(address), ctypes.c_size_t(size), ctypes.c_int(_MADV_POPULATE_WRITE))

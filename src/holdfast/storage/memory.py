@@ -1,4 +1,4 @@
-"""Memory storage: folders in a dict, for tests and for states that need no disk."""
+"""In-memory storage: folders in a dict, for tests and for states that need no disk."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def _nbytes(buffer: memoryview) -> int:
 
 
 class MemoryFile:
-    """One file: a reader and a writer of the same bytes."""
+    """A file that is both reader and writer of the same bytes."""
 
     def __init__(self, name: str, data: bytearray) -> None:
         self._name = name
@@ -48,14 +48,14 @@ class MemoryFile:
             offset += buffer.nbytes
 
     def sync(self) -> None:
-        """Memory has nothing more durable than itself."""
+        """Do nothing: memory is never durable."""
 
     def close(self) -> None:
-        """Nothing is held open."""
+        """Do nothing: no descriptor is open."""
 
 
 class MemoryPin:
-    """The files of a folder as they were when it was pinned; files of committed folders never change."""
+    """A snapshot of a folder's files. Files of committed folders never change."""
 
     def __init__(self, name: str, files: dict[str, bytearray]) -> None:
         self._name = name
@@ -84,14 +84,14 @@ class MemoryPin:
 
 
 class MemoryHold:
-    """A pin has the bytes themselves: there is nothing to keep others from."""
+    """A hold without effect: a pin references the bytes themselves."""
 
     def release(self) -> None:
-        """Nothing was taken."""
+        """Do nothing: no lock is held."""
 
 
 class MemoryStorage:
-    """A root in this process's memory; ranks in other processes do not see it."""
+    """A root in this process's memory, invisible to other processes."""
 
     whole_files = False
 
@@ -125,14 +125,14 @@ class MemoryStorage:
 
     def begin(self, attempt: str) -> None:
         if attempt in self._folders:
-            raise StorageError(f"making {self.name}/{attempt}: it is there already")
+            raise StorageError(f"creating {self.name}/{attempt}: it already exists")
         self._folders[attempt] = {}
 
     def create(self, attempt: str, name: str, size: int) -> None:
         check_file(name, self.name)
         files = self._folder(attempt)
         if name in files:
-            raise StorageError(f"making {self.name}/{attempt}/{name}: it is there already")
+            raise StorageError(f"creating {self.name}/{attempt}/{name}: it already exists")
         files[name] = bytearray(size)
 
     def writer(self, attempt: str, name: str) -> MemoryFile:
@@ -162,25 +162,25 @@ class MemoryStorage:
         del self._folders[attempt]
 
     def rename(self, folder: str, name: str, attempt: str = "") -> None:
-        files = self._required(folder, attempt)
+        files = self._folder_of(folder, attempt)
         if name in self._folders:
-            raise StorageError(f"renaming {self.name}/{folder} to {name}: there is such a folder")
+            raise StorageError(f"renaming {self.name}/{folder} to {name}: a folder of that name already exists")
         self._folders[name] = files
         del self._folders[folder]
 
-    def _required(self, folder: str, attempt: str) -> dict[str, bytearray]:
+    def _folder_of(self, folder: str, attempt: str) -> dict[str, bytearray]:
         files = self._folder(folder)
         if attempt and manifest_attempt(bytes(files.get(MANIFEST, b""))) != attempt:
-            raise NotFound(f"{self.name}/{folder} is not of {attempt}")
+            raise NotFound(f"{self.name}/{folder} was not published by {attempt}")
         return files
 
     def remove(self, folder: str, attempt: str = "") -> bool:
-        self._required(folder, attempt)
+        self._folder_of(folder, attempt)
         del self._folders[folder]
         return True
 
     def sweep(self) -> None:
-        """Nothing is left of what was removed."""
+        """Do nothing: `remove` frees the memory."""
 
     def discard(self, attempt: str) -> None:
         self._folders.pop(attempt, None)

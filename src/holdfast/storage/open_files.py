@@ -1,4 +1,4 @@
-"""A bounded number of open files: processes may have 1,024 descriptors, and checkpoints more files than that."""
+"""A bounded number of open files: a process may open 1,024 by default, and a checkpoint may have more."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from typing import Generic, TypeVar
 from holdfast.storage.base import Reader, Writer
 
 _FEWEST, _MOST = 4, 128
-_SHARE = 8  # of the descriptors that this process may have, for each set of open files
+_SHARE = 8  # each set of open files may use one eighth of the process's descriptors
 
 Key = TypeVar("Key", bound=Hashable)
 
 
 def open_limit() -> int:
-    """Return how many files one user of files keeps open, by the soft limit of the process."""
+    """Return how many files one set may keep open, based on the soft limit of the process."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return _MOST if soft == resource.RLIM_INFINITY else max(_FEWEST, min(_MOST, soft // _SHARE))
 
 
 class OpenReaders(Generic[Key]):
-    """Readers by name, opened when they are needed. Those that were not used for longest are closed.
+    """Readers by name, opened on demand. The least recently used ones are closed.
 
-    For several threads: a reader that is in use is not closed.
+    Thread-safe: a reader in use is never closed.
     """
 
     def __init__(self, open_reader: Callable[[Key], Reader], limit: int | None = None) -> None:
@@ -38,7 +38,7 @@ class OpenReaders(Generic[Key]):
 
     @contextmanager
     def using(self, name: Key) -> Iterator[Reader]:
-        """The open reader of a name; it stays open until the block ends."""
+        """Yield the reader of a name. The reader stays open until the block ends."""
         with self._lock:
             reader = self._open.get(name)
             if reader is None:
@@ -66,7 +66,7 @@ class OpenReaders(Generic[Key]):
 
 
 class LazyReaders(Mapping[Key, Reader]):
-    """Readers by key that are open only while they read."""
+    """Readers by key whose files are opened on demand."""
 
     def __init__(self, keys: Iterable[Key], open_reader: Callable[[Key], Reader]) -> None:
         self._keys = dict.fromkeys(keys)
@@ -75,7 +75,7 @@ class LazyReaders(Mapping[Key, Reader]):
     def __getitem__(self, key: Key) -> Reader:
         if key not in self._keys:
             raise KeyError(key)
-        return _Lazy(self._readers, key)
+        return _LazyReader(self._readers, key)
 
     def __iter__(self) -> Iterator[Key]:
         return iter(self._keys)
@@ -87,8 +87,8 @@ class LazyReaders(Mapping[Key, Reader]):
         self._readers.close()
 
 
-class _Lazy(Generic[Key]):
-    """A reader whose file is opened for each call, unless it is open still."""
+class _LazyReader(Generic[Key]):
+    """A reader whose file is opened for each call, unless it is still open."""
 
     def __init__(self, readers: OpenReaders[Key], key: Key) -> None:
         self._readers = readers
@@ -113,33 +113,33 @@ class _Lazy(Generic[Key]):
             reader.read_into(offset, buffers)
 
     def close(self) -> None:
-        """The files are closed together."""
+        """Do nothing: `LazyReaders.close` closes all files together."""
 
 
 class BlockWriters:
-    """Writers of files of which it is known how many blocks each gets.
+    """Writers of files whose block counts are known in advance.
 
-    A file is opened for its first block, and synced and closed after its last, so that as many
-    are open as are being written. For several threads.
+    A file is opened for its first block, and synced and closed after its last one. Only files
+    being written are open. Thread-safe.
     """
 
     def __init__(self, open_writer: Callable[[str], Writer], files: Iterable[str]) -> None:
         self._open_writer = open_writer
-        self._left = Counter(files)
+        self._blocks_left = Counter(files)
         self._lock = threading.Lock()
         self._open: dict[str, Writer] = {}
 
     @contextmanager
     def block(self, file: str) -> Iterator[Writer]:
-        """The writer for one block of a file."""
+        """Yield the writer for one block of a file."""
         with self._lock:
             writer = self._open.get(file)
             if writer is None:
                 writer = self._open[file] = self._open_writer(file)
         yield writer
         with self._lock:
-            self._left[file] -= 1
-            is_last = not self._left[file]
+            self._blocks_left[file] -= 1
+            is_last = not self._blocks_left[file]
         if is_last:
             writer.sync()
             with self._lock:
@@ -147,7 +147,7 @@ class BlockWriters:
             writer.close()
 
     def close(self) -> None:
-        """Close what was not finished; without a failure there is nothing left."""
+        """Close unfinished files. Without a failure there are none."""
         with self._lock:
             while self._open:
                 self._open.popitem()[1].close()

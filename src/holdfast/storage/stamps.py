@@ -1,4 +1,4 @@
-"""Stamps of local manifests: one stat tells whether a file is still the one that was read."""
+"""Stamps of local manifests: one stat call detects whether a file has changed since it was read."""
 
 from __future__ import annotations
 
@@ -13,34 +13,34 @@ from holdfast.core.errors import HoldfastError, NotFound, StorageError
 from holdfast.core.filenames import MANIFEST
 
 _MANY, _LIST_EVERY = 1000, 16
-_TICK_NS = 100_000_000  # file systems of Linux stamp files by a clock that ticks every 1 to 10 ms
+_TICK_NS = 100_000_000  # Linux file systems use a clock that ticks every 1 to 10 ms
 
 
 def stamp_of(status: os.stat_result) -> str:
-    """Return the identity of a file's content: another file, or one that was written to, has another stamp."""
+    """Return the stamp of a file. A replaced or modified file has another stamp."""
     return f"{status.st_ino}:{status.st_size}:{status.st_mtime_ns}:{status.st_ctime_ns}"
 
 
 def is_settled(status: os.stat_result) -> bool:
-    """Return whether a change from now on would show in the stamp."""
+    """Return whether any later change would alter the stamp."""
     return abs(time.time_ns() - status.st_ctime_ns) > _TICK_NS
 
 
 def _manifest_stamps(root: int, folders: Iterable[str]) -> dict[str, str | None]:
-    """Stamp the manifests of folders below an open root: "" without a manifest, None without a folder."""
-    found: dict[str, str | None] = {}
+    """Stamp the manifests of folders under an open root: "" without a manifest, None without a folder."""
+    stamps: dict[str, str | None] = {}
     for folder in folders:
         try:
             status = os.stat(f"{folder}/{MANIFEST}", dir_fd=root, follow_symlinks=False)
         except (FileNotFoundError, NotADirectoryError):
-            found[folder] = "" if _is_listed(root, folder) else None
+            stamps[folder] = "" if _is_listed(root, folder) else None
         else:
-            found[folder] = stamp_of(status)
-    return found
+            stamps[folder] = stamp_of(status)
+    return stamps
 
 
 def _is_listed(root: int, name: str) -> bool:
-    """Whether there is a folder of this name, or a link, of which its reader says whether it counts."""
+    """Return whether a folder or symlink of this name exists. Readers decide whether a symlink is valid."""
     try:
         mode = os.stat(name, dir_fd=root, follow_symlinks=False).st_mode
     except FileNotFoundError:
@@ -49,10 +49,10 @@ def _is_listed(root: int, name: str) -> bool:
 
 
 class StampedFolders:
-    """The part of a local storage that tells which manifests have changed."""
+    """A base of local storage that detects changed manifests."""
 
     root: Path
-    _unlisted = _LIST_EVERY  # how often names were not compared
+    _unlisted = _LIST_EVERY  # number of calls since names were last compared
 
     def folders(self) -> list[str]:
         raise NotImplementedError
@@ -65,7 +65,7 @@ class StampedFolders:
             return {name: stamp for name, stamp in _manifest_stamps(root, folders).items() if stamp is not None}
 
     def changes(self, known: Mapping[str, str], important: Collection[str]) -> dict[str, str | None]:
-        """Compare the stamps of the important folders, and all names; among very many those now and then."""
+        """Compare the stamps of the important folders, and all names; names of many folders only now and then."""
         with self._listing() as root:
             changed: dict[str, str | None] = {}
             fresh: list[str] = []
@@ -75,17 +75,17 @@ class StampedFolders:
                 names = set(os.listdir(root))
                 changed = dict.fromkeys(known.keys() - names)
                 fresh = [name for name in names - known.keys() if not name.startswith(".") and self._is_folder(name)]
-            looked_at = [folder for folder in important if folder in known and folder not in changed]
-            for folder, stamp in _manifest_stamps(root, [*fresh, *looked_at]).items():
+            compared = [folder for folder in important if folder in known and folder not in changed]
+            for folder, stamp in _manifest_stamps(root, [*fresh, *compared]).items():
                 if stamp != known.get(folder):
                     changed[folder] = stamp
         return changed
 
     def recall(self, folder: str, stamp: str, attempt: str) -> None:
-        """Nothing to remember: the folder is the data."""
+        """Do nothing: a local folder contains its data."""
 
     def _is_folder(self, name: str) -> bool:
-        """Whether `folders` lists a name."""
+        """Return whether `folders` lists a name."""
         path = self.root / name
         return name in self.folders() if path.is_symlink() else path.is_dir()
 

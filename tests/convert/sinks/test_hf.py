@@ -28,7 +28,7 @@ def test_a_plain_folder_without_a_manifest_that_transformers_opens(tmp_path):
     holdfast.save(tmp_path / "a", {"model": model, "optimizer": optimizer})
     done = convert(tmp_path / "a", tmp_path / "b", ConvertOptions(to="hf"))
     assert sorted(os.listdir(tmp_path / "b")) == ["config.json", "generation_config.json", "model.safetensors"]
-    assert done.notes == ("a Hugging Face folder holds the model alone: optimizer left out",)
+    assert done.notes == ("a Hugging Face folder stores only the model: omitted optimizer",)
     opened = transformers.LlamaForCausalLM.from_pretrained(tmp_path / "b")
     assert all(torch.equal(a, b) for a, b in zip(opened.parameters(), model.parameters(), strict=True))
 
@@ -69,13 +69,13 @@ def test_one_model_or_an_error_that_lists_them(tmp_path):
 
 def test_a_dtype_that_the_format_cannot_say_is_refused(tmp_path):
     holdfast.save(tmp_path / "a", {"model": {"wave": torch.zeros(2, dtype=torch.complex128)}})
-    with pytest.raises(Unsupported, match="cannot say that 'wave' has the dtype complex128"):
+    with pytest.raises(Unsupported, match="cannot store 'wave' with the dtype complex128"):
         convert(tmp_path / "a", tmp_path / "b", ConvertOptions(to="hf"))
 
 
 def test_an_unknown_format_lists_those_there_are(tmp_path):
     save(tmp_path / "a")
-    with pytest.raises(InvalidArgument, match="there is no format 'onnx' to write; there are holdfast, hf, dcp"):
+    with pytest.raises(InvalidArgument, match="unknown output format 'onnx'; the formats are holdfast, hf, dcp"):
         convert(tmp_path / "a", tmp_path / "b", ConvertOptions(to="onnx"))
 
 

@@ -39,7 +39,7 @@ def test_an_endpoint_with_a_password_is_not_repeated(told, monkeypatch):
         with pytest.raises(StorageError) as caught:
             call()
         assert SECRET not in "".join(traceback.format_exception(caught.value))
-        assert calls.may_pass(caught.value)  # the masked cause is judged as the true one
+        assert calls.is_retryable(caught.value)  # the masked cause is judged as the true one
 
 
 class Odd(Exception):

@@ -35,11 +35,11 @@ def check_works() -> None:
     assert not theirs.is_held("step-1")
     hold = ours.take("step-1")
     assert theirs.is_held("step-1") and not theirs.is_held("step-2")
-    with theirs.alone("step-1") as alone:
-        assert not alone
+    with theirs.exclusive("step-1") as is_free:
+        assert not is_free
     hold.release()
-    with theirs.alone("step-1") as alone:
-        assert alone
+    with theirs.exclusive("step-1") as is_free:
+        assert is_free
 
 
 def test_the_folder_of_locks_is_private_and_used_again(memory: Path) -> None:

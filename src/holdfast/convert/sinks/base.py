@@ -1,8 +1,8 @@
-"""What a sink is: a pure function from contents to files, which the engine then streams.
+"""The interface of sinks: a sink is a pure function from contents to a planned output.
 
-A sink lays out the tensor files of its format (names, headers, where each tensor lies, what it is
-made of) and says which small files go beside them. It reads no tensor and opens no file: the
-engine assembles the bytes block by block, on every rank, and publishes the folder at once.
+A sink lays out the tensor files of its format (names, headers, offsets and recipes of tensors) and
+provides the small files stored next to them. It reads no tensor and opens no file. The conversion
+assembles the bytes block by block on every rank, and publishes the folder atomically.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from holdfast.plan.recipe import Recipe
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
-    """What is asked of a sink beside the contents.
+class SinkRequest:
+    """Options for a sink, in addition to the contents.
 
     `side_files` are small files of the source that are not tensors: config.json, tokenizers.
-    `writer`, `metrics` and `plans` are what a Holdfast source says of the run that wrote it.
+    `writer`, `metrics` and `plans` come from the manifest of a Holdfast source.
     """
 
     max_shard_bytes: int
@@ -39,7 +39,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class TensorFile:
-    """A tensor file to be written, and what each of its places is made of, in their order."""
+    """A tensor file to write, and the recipe of each of its places, in order."""
 
     group: str
     plan: FilePlan
@@ -47,10 +47,10 @@ class TensorFile:
 
 
 @dataclass(frozen=True, slots=True)
-class Scene:
-    """Where a sink works that writes its tensor files by itself, because their bytes cannot be laid out before.
+class SinkContext:
+    """The context of a sink that writes its own tensor files, because their bytes cannot be planned.
 
-    `read` gives a box of a recipe's tensor as raw elements; it is verified before anything is published.
+    `read` returns a box of a recipe's tensor as raw elements. The box is verified before publication.
     """
 
     ranks: Ranks
@@ -64,30 +64,30 @@ SmallFiles = Callable[[str, Sequence[BlockReport]], Mapping[str, bytes]]
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """All that a folder of some format will hold.
+    """The planned contents of a folder.
 
-    `small_files` is called on one rank with the attempt's name once every block is written, and
-    gives the small files in the order in which they are written: one that commits comes last.
-    `notes` are told to the user: what the format cannot hold, what it holds in another way.
-    With `write`, the files only say what will be in the folder: every rank calls it to write them.
+    `small_files` is called on one rank with the attempt's name once every block is written. It
+    returns the small files in write order, with a manifest last. `notes` tell the user what the
+    format cannot store or stores differently. With `write`, `files` are only descriptive: every
+    rank calls `write` to write them.
     """
 
     files: tuple[TensorFile, ...]
     small_files: SmallFiles
     notes: tuple[str, ...] = ()
-    write: Callable[[Scene], None] | None = None
+    write: Callable[[SinkContext], None] | None = None
 
 
-Sink = Callable[[Contents, Request], Output]
+Sink = Callable[[Contents, SinkRequest], Output]
 
 
 def tensor_files(group: str, plans: Sequence[FilePlan], recipes: Mapping[str, Recipe[Place]]) -> list[TensorFile]:
-    """Planned files of a group with the recipes of their tensors, by key."""
+    """Combine the planned files of a group with the recipes of their tensors."""
     return [TensorFile(group, plan, tuple(recipes[place.spec.key] for place in plan.places)) for plan in plans]
 
 
-def left_out(contents: Contents, written: Collection[str]) -> list[str]:
-    """Groups and values that a format which holds only these groups has no place for, as users know them."""
+def omitted_names(contents: Contents, written: Collection[str]) -> list[str]:
+    """Return the names of groups and values that are not `written`, for a note to the user."""
     values = [name for name in contents.state if name not in contents.groups]
     extras = [
         f"the extra state of {name}"

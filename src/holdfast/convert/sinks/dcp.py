@@ -1,6 +1,6 @@
-"""The sink of torch.distributed.checkpoint: a folder that `dcp.load` reads.
+"""The torch.distributed.checkpoint sink: a folder that `dcp.load` can read.
 
-Keys are those of a state {"model": ..., "optimizer": ...} as get_state_dict gives it: `model.<key>`,
+Keys are those of a state {"model": ..., "optimizer": ...} from get_state_dict: `model.<key>`,
 `optimizer.state.<parameter>.<name>`, `optimizer.param_groups.<n>.<option>`.
 """
 
@@ -11,16 +11,16 @@ from dataclasses import replace
 from typing import Any
 
 from holdfast.checkpoint.commit import BlockReport
-from holdfast.convert.sinks.base import Output, Request, Scene, TensorFile
+from holdfast.convert.sinks.base import Output, SinkContext, SinkRequest, TensorFile
 from holdfast.format.names import natural_key
 from holdfast.plan.contents import Contents
 from holdfast.plan.files import FilePlan, Place, TensorSpec
 
-_PICKLE = "the metadata of torch DCP is a pickle: whoever loads it trusts whoever wrote it"
+_PICKLE = "the metadata of torch DCP is a pickle: load it only from a trusted source"
 
 
-def plan(contents: Contents, request: Request) -> Output:
-    """A folder of .distcp files, one for each rank that converts, written by torch's own writer."""
+def plan(contents: Contents, request: SinkRequest) -> Output:
+    """Plan a folder of .distcp files, one per rank, written by torch's own writer."""
     unknown = sorted(name for name, entry in contents.state.items() if entry.get("mapped"))
     contents = replace(
         contents,
@@ -28,20 +28,20 @@ def plan(contents: Contents, request: Request) -> Output:
         state={name: entry for name, entry in contents.state.items() if name not in unknown},
     )
 
-    def write(scene: Scene) -> None:
+    def write(context: SinkContext) -> None:
         from holdfast.convert.sinks.dcp_writer import write_folder
 
-        write_folder(contents, scene)
+        write_folder(contents, context)
 
     def small_files(attempt: str, reports: Sequence[BlockReport]) -> Mapping[str, bytes]:
         return {}
 
-    left = [name for name, entry in contents.state.items() if not _is_single(entry)]
+    per_rank = [name for name, entry in contents.state.items() if not _is_single(entry)]
     notes = [_PICKLE]
-    if left:
-        notes.append(f"left out, since they differ between ranks: {', '.join(sorted(left))}")
+    if per_rank:
+        notes.append(f"omitted values that differ between ranks: {', '.join(sorted(per_rank))}")
     if unknown:
-        notes.append(f"{', '.join(unknown)} left out: a mapping made other keys, and it has its parameters by number")
+        notes.append(f"omitted {', '.join(unknown)}: the mapping changes keys, but its parameters are numbered")
     files = tuple(_described(name, contents) for name in contents.groups)
     return Output(files, small_files, tuple(notes), write)
 
@@ -51,7 +51,7 @@ def _is_single(entry: Any) -> bool:
 
 
 def _described(name: str, contents: Contents) -> TensorFile:
-    """A group as one file: what is told of it before it is written."""
+    """Describe a group as one file, for the summary."""
     group = contents.groups[name]
     places, position = [], 0
     keys = sorted(group.tensors, key=natural_key)

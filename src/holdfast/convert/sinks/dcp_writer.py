@@ -1,4 +1,4 @@
-"""Writing a DCP folder with torch's own writer, a chunk of a tensor at a time. Imports torch."""
+"""Write a DCP folder with torch's own writer, one chunk of a tensor at a time. Imports torch."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, Writ
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from holdfast.convert.assemble import tiles
-from holdfast.convert.sinks.base import Scene
-from holdfast.convert.sinks.dcp_state import NestedState, Pending
+from holdfast.convert.sinks.base import SinkContext
+from holdfast.convert.sinks.dcp_state import NestedState, PendingTensor
 from holdfast.core.errors import HoldfastError, StorageError
 from holdfast.core.limits import MIB
 from holdfast.layout.box import Box
@@ -28,15 +28,15 @@ from holdfast.plan.files import Place, TensorSpec
 _CHUNK_BYTES = 32 * MIB
 
 
-def write_folder(contents: Contents, scene: Scene) -> None:
-    """Write the scene's folder; every rank writes a file of its own. Collective."""
+def write_folder(contents: Contents, context: SinkContext) -> None:
+    """Write the context's folder. Each rank writes its own file. Collective."""
     nested = NestedState(contents)
-    writer = FileSystemWriter(scene.folder, single_file_per_rank=True, sync_files=True, per_thread_copy_ahead=0)
+    writer = FileSystemWriter(context.folder, single_file_per_rank=True, sync_files=True, per_thread_copy_ahead=0)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
         try:
-            save(nested.state, storage_writer=writer, planner=_Planner(nested, scene))
-        except CheckpointException as error:  # holds what went wrong on each rank; it is no Exception of Python's own
+            save(nested.state, storage_writer=writer, planner=_Planner(nested, context))
+        except CheckpointException as error:  # a BaseException with the failures of all ranks
             raise _first_failure(error) from None
 
 
@@ -47,16 +47,16 @@ def _first_failure(error: CheckpointException) -> HoldfastError:
 
 
 class _Planner(DefaultSavePlanner):
-    """Gives the chunks of every tensor to ranks in turn, and reads each when it is written."""
+    """Assigns the chunks of every tensor to ranks round-robin, and reads each chunk when it is written."""
 
-    def __init__(self, nested: NestedState, scene: Scene) -> None:
+    def __init__(self, nested: NestedState, context: SinkContext) -> None:
         super().__init__()
         self._nested = nested
-        self._scene = scene
+        self._context = context
 
     def create_local_plan(self) -> SavePlan:
-        ranks = self._scene.ranks
-        items = [item for turn, item in enumerate(self._tensor_items()) if turn % ranks.world == ranks.rank]
+        ranks = self._context.ranks
+        items = [item for index, item in enumerate(self._tensor_items()) if index % ranks.world == ranks.rank]
         if self.is_coordinator:
             items += [
                 WriteItem(MetadataIndex(key), WriteItemType.BYTE_IO)
@@ -77,19 +77,19 @@ class _Planner(DefaultSavePlanner):
 
     def resolve_data(self, write_item: WriteItem) -> torch.Tensor | io.BytesIO:
         if write_item.tensor_data is None:
-            found: Any = super().resolve_data(write_item)
-            assert isinstance(found, io.BytesIO)
-            return found
+            data: Any = super().resolve_data(write_item)
+            assert isinstance(data, io.BytesIO)
+            return data
         chunk = write_item.tensor_data.chunk
         box = Box(tuple(chunk.offsets), tuple(chunk.sizes))
         pending = self._nested.pending(self.state_dict[write_item.index.fqn])
-        raw = self._scene.read(pending.recipe, pending.stored_box(box))
-        self._scene.progress(raw.nbytes)
+        raw = self._context.read(pending.recipe, pending.stored_box(box))
+        self._context.progress(raw.nbytes)
         return pending.tensor(raw, box)
 
 
-def _chunks(key: str, pending: Pending) -> Iterator[Box]:
-    """A tensor cut into boxes that fit into memory many times."""
+def _chunks(key: str, pending: PendingTensor) -> Iterator[Box]:
+    """Split a tensor into boxes that are small compared with memory."""
     place = Place(TensorSpec(key, pending.logical, pending.shape), "", 0)
     full = Box.full(pending.shape)
     yield from tiles(full, place, _CHUNK_BYTES) if full.volume else [full]

@@ -1,4 +1,4 @@
-"""The sink of a plain Hugging Face folder: one model's weights, its config and its tokenizer."""
+"""The Hugging Face sink: a folder with one model's weights, its config and its tokenizer."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from holdfast.checkpoint.commit import BlockReport
-from holdfast.convert.sinks.base import Output, Request, left_out, tensor_files
+from holdfast.convert.sinks.base import Output, SinkRequest, omitted_names, tensor_files
 from holdfast.core.errors import NotFound, Unsupported
 from holdfast.format import names, strictjson
 from holdfast.format.index import encode_index
@@ -17,13 +17,13 @@ from holdfast.plan.recipe import Recipe
 _SINGLE = "model.safetensors"
 
 
-def plan(contents: Contents, request: Request) -> Output:
-    """The files that `from_pretrained` looks for: weights of the one model, an index if there are several files."""
+def plan(contents: Contents, request: SinkRequest) -> Output:
+    """Plan the files that `from_pretrained` expects: the model's weights, and an index for several files."""
     name, group = _model(contents)
     if group.logical:
         raise Unsupported(
-            f"{name}: a Hugging Face folder cannot say that {sorted(group.logical)[0]!r} has the dtype "
-            f"{group.logical[sorted(group.logical)[0]]}; leave it out with --remove"
+            f"{name}: a Hugging Face folder cannot store {sorted(group.logical)[0]!r} with the dtype "
+            f"{group.logical[sorted(group.logical)[0]]}; exclude it with --remove"
         )
     tensors, notes = _with_ties(group, request.side_files.get(f"{names.group_folder(name)}config.json"))
     specs = [TensorSpec(key, recipe.dtype, recipe.shape) for key, recipe in tensors.items()]
@@ -40,18 +40,18 @@ def plan(contents: Contents, request: Request) -> Output:
     def small_files(attempt: str, reports: Sequence[BlockReport]) -> Mapping[str, bytes]:
         return small
 
-    others = left_out(contents, [name])
+    others = omitted_names(contents, [name])
     if others:
-        notes.insert(0, f"a Hugging Face folder holds the model alone: {', '.join(others)} left out")
+        notes.insert(0, f"a Hugging Face folder stores only the model: omitted {', '.join(others)}")
     if f"{names.group_folder(name)}config.json" not in request.side_files:
-        notes.append("the source has no config.json: from_pretrained opens the folder once you put the model's there")
+        notes.append("the source has no config.json: from_pretrained needs the model's config.json in the folder")
     return Output(tuple(tensor_files(name, planned, tensors)), small_files, tuple(notes))
 
 
 def _with_ties(group: Group, config: bytes | None) -> tuple[dict[str, Recipe[Place]], list[str]]:
-    """Return the tensors to write, and a note of tied ones that are written once.
+    """Return the tensors to write, and a note about tied tensors that are written once.
 
-    transformers ties weights by the config alone: one that says they are not tied wants every key in the files.
+    transformers ties weights only by the config. Without ties in the config, it needs every key in the files.
     """
     tensors = dict(group.tensors)
     fields = strictjson.loads(config, "config.json") if config is not None and group.aliases else {}
@@ -60,18 +60,20 @@ def _with_ties(group: Group, config: bytes | None) -> tuple[dict[str, Recipe[Pla
         return {**tensors, **{alias: tensors[key] for alias, key in group.aliases.items()}}, []
     if tied is None and group.aliases:
         alias, key = next(iter(group.aliases.items()))
-        return tensors, [f"{alias} is tied to {key} and written once, and no config.json says tie_word_embeddings"]
+        return tensors, [f"{alias} is tied to {key} and written once, but no config.json sets tie_word_embeddings"]
     return tensors, []
 
 
 def _model(contents: Contents) -> tuple[str, Group]:
-    """The module to write: "model", or the only one there is."""
+    """Return the module to write: "model", or the only module."""
     if "model" in contents.groups:
         return "model", contents.groups["model"]
     modules = {name: group for name, group in contents.groups.items() if group.kind == "module"}
     if len(modules) != 1:
-        found = f"several modules: {', '.join(sorted(modules))}" if modules else "no module"
-        raise NotFound(f"a Hugging Face folder holds one model, and there is {found}; choose one with --only GROUP")
+        actual = f"several modules: {', '.join(sorted(modules))}" if modules else "no module"
+        raise NotFound(
+            f"a Hugging Face folder stores one model, but the source has {actual}; choose one with --only GROUP"
+        )
     return next(iter(modules.items()))
 
 

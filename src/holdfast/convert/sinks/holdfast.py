@@ -1,4 +1,4 @@
-"""The sink of Holdfast's own format: the files that a save of the same state would write."""
+"""The Holdfast sink: the same files that a save of the same state writes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from holdfast.checkpoint.commit import BlockReport, FileFacts, file_records, small_file_record
-from holdfast.convert.sinks.base import Output, Request, TensorFile, tensor_files
+from holdfast.convert.sinks.base import Output, SinkRequest, TensorFile, tensor_files
 from holdfast.core.errors import Unsupported
 from holdfast.format import names, strictjson
 from holdfast.format.index import encode_index
@@ -18,8 +18,8 @@ from holdfast.plan.files import TensorSpec, split_group
 from holdfast.version import __version__
 
 
-def plan(contents: Contents, request: Request) -> Output:
-    """Canonical files for every group, their indexes, state.json and the manifest."""
+def plan(contents: Contents, request: SinkRequest) -> Output:
+    """Plan the files of every group, their indexes, state.json and the manifest."""
     files: list[TensorFile] = []
     records: dict[str, GroupRecord] = {}
     small: dict[str, bytes] = dict(request.side_files)
@@ -60,22 +60,22 @@ def _state_json(contents: Contents) -> bytes:
     data = strictjson.dumps({"version": 1, "entries": entries}) + b"\n"
     problem = strictjson.size_problem(data)
     if problem:
-        raise Unsupported(f"the values that are not tensors take {problem}")
+        raise Unsupported(f"the values other than tensors take {problem}")
     return data
 
 
 def _canonical(entry: Any) -> Any:
-    """An entry as a save writes it: an optimizer's parameters in natural order, also after a mapping."""
+    """Return an entry as a save writes it, with an optimizer's parameters in natural order."""
     if entry.get("kind") != "optimizer":
         return entry
     groups = [group | {"params": sorted(group["params"], key=names.natural_key)} for group in entry["groups"]]
     return entry | {"groups": groups, "stateless": sorted(entry.get("stateless", ()))}
 
 
-def _writer(contents: Contents, of_source: Mapping[str, Any]) -> dict[str, Any]:
-    """Who wrote it: this version; the mesh stays that of the run, but for the TP degree of fused weights."""
-    mesh = dict(of_source.get("mesh", {}))
+def _writer(contents: Contents, source_writer: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the writer's fields: this version, and the source's mesh unless the TP degree of fused weights differs."""
+    mesh = dict(source_writer.get("mesh", {}))
     if contents.tp_degree is not None and tp_degree_of(mesh) != contents.tp_degree:
         mesh = {"tp": contents.tp_degree}
-    kept = {name: of_source[name] for name in ("world", "hosts", "first_replica") if name in of_source}
+    kept = {name: source_writer[name] for name in ("world", "hosts", "first_replica") if name in source_writer}
     return {"holdfast": __version__, "world": 1, "hosts": 1, **kept, "mesh": mesh}

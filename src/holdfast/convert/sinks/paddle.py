@@ -1,7 +1,7 @@
-"""The sink of Paddle's unified checkpoint: what PaddleFormers resumes from.
+"""The Paddle sink: a unified checkpoint from which PaddleFormers can resume.
 
-Models are laid out as Hugging Face has them; masters and moments are those of Paddle's own
-layers, whose Linear weights are [in, out].
+Models use Hugging Face's order of Linear weights, [out, in]. Masters and moments use the order of
+Paddle's own layers, [in, out].
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from holdfast.checkpoint.commit import BlockReport
-from holdfast.convert.sinks.base import Output, Request, TensorFile, left_out, tensor_files
+from holdfast.convert.sinks.base import Output, SinkRequest, TensorFile, omitted_names, tensor_files
 from holdfast.core.errors import NotFound, Unsupported
 from holdfast.format import names
 from holdfast.plan.contents import Contents, Group
@@ -25,20 +25,20 @@ _LINEAR = re.compile(
     r"(?:.*\.)?"
     r"(?:\w*_proj|kv_a_proj_with_mqa|in_proj_(?:ba|qkvz)|mtp_linear_proj\.\d+|proj|qkv"
     r"|gate|shared_expert_gate|fc\d+|linear_\d+|linear_fc\d+|merger\.mlp\.\d+)\.weight"
-)  # what PaddleFormers turns in its models, all of them together
+)  # all weights that PaddleFormers transposes in any of its models
 _FROM_HIDDEN = re.compile(r".*\.(?:[qkv]_proj|qkv_proj|gate_proj|up_proj|gate_up_proj|up_gate_proj)\.weight")
 _TO_HIDDEN = re.compile(r".*\.(?:o_proj|down_proj)\.weight")
 
 Tensors = dict[str, Recipe[Place]]
 
 
-def plan(contents: Contents, request: Request) -> Output:
-    """Files of the model, its masters and its optimizer, each group with its index."""
+def plan(contents: Contents, request: SinkRequest) -> Output:
+    """Plan the files of the model, its masters and its optimizer, with an index for each group."""
     model = _module(contents)
     if contents.groups[model].logical:
         key, dtype = next(iter(contents.groups[model].logical.items()))
-        raise Unsupported(f"{model}: Paddle's files cannot say that {key!r} has the dtype {dtype}; leave it out")
-    tensors = _laid_out(contents, model)
+        raise Unsupported(f"{model}: a Paddle checkpoint cannot store {key!r} as {dtype}; exclude it with --remove")
+    tensors = _in_paddle_layout(contents, model)
     small = {file: data for file, data in request.side_files.items() if "/" not in file}
     files: list[TensorFile] = []
     for group, own in tensors.items():
@@ -57,43 +57,44 @@ def plan(contents: Contents, request: Request) -> Output:
 
 
 def _module(contents: Contents) -> str:
-    """The module to write: "model", or the only one there is."""
+    """Return the module to write: "model", or the only module."""
     modules = [name for name, group in contents.groups.items() if group.kind == "module"]
     if _MODEL in modules:
         return _MODEL
     if len(modules) != 1:
-        found = f"several modules: {', '.join(sorted(modules))}" if modules else "no module"
-        raise NotFound(f"a Paddle checkpoint holds one model, and there is {found}; choose one with --only GROUP")
+        actual = f"several modules: {', '.join(sorted(modules))}" if modules else "no module"
+        raise NotFound(f"a Paddle checkpoint stores one model, not {actual}; choose one with --only GROUP")
     return modules[0]
 
 
-def _laid_out(contents: Contents, model: str) -> dict[str, Tensors]:
-    """The tensors of each group that is written, in the layout that Paddle expects of it."""
+def _in_paddle_layout(contents: Contents, model: str) -> dict[str, Tensors]:
+    """Return the tensors of each group to write, in the layout that Paddle expects."""
     weights = dict(contents.groups[model].tensors)
     linear = {key for key, recipe in weights.items() if len(recipe.shape) == 2 and is_linear(key)}
-    turn_model = is_paddle_layout({key: recipe.shape for key, recipe in weights.items()})
+    transpose_model = is_paddle_layout({key: recipe.shape for key, recipe in weights.items()})
     out: dict[str, Tensors] = {
-        _MODEL: {key: _turned(recipe, turn_model and key in linear) for key, recipe in weights.items()}
+        _MODEL: {key: _transpose_if(recipe, transpose_model and key in linear) for key, recipe in weights.items()}
     }
     for group in contents.groups.values():
         if group.kind == "masters" and set(group.tensors) <= weights.keys():
             out[_MASTERS] = {
-                key: _turned(recipe, not turn_model and key in linear) for key, recipe in group.tensors.items()
+                key: _transpose_if(recipe, not transpose_model and key in linear)
+                for key, recipe in group.tensors.items()
             }
     states = _states(contents)
     if states:
         out[_OPTIMIZER] = {
-            key: _turned(recipe, not turn_model and is_moment(key) and key.rpartition("/")[0] in linear)
+            key: _transpose_if(recipe, not transpose_model and is_moment(key) and key.rpartition("/")[0] in linear)
             for key, recipe in states.items()
         }
     return out
 
 
 def _states(contents: Contents) -> Tensors:
-    """The optimizer's states that Paddle has; other groups' and other optimizers' are left out."""
+    """Return the optimizer states that Paddle supports. Other optimizers are omitted."""
     group = contents.groups.get(_OPTIMIZER) or next(_optimizers(contents), None)
     numbered = any(entry.get("numbered") for entry in contents.state.values())
-    if group is None or group.kind != "optimizer" or numbered:  # Paddle has states by key alone
+    if group is None or group.kind != "optimizer" or numbered:  # Paddle identifies states only by key
         return {}
     return {key: recipe for key, recipe in group.tensors.items() if is_paddle_state(key)}
 
@@ -102,22 +103,22 @@ def _optimizers(contents: Contents) -> Any:
     return (group for group in contents.groups.values() if group.kind == "optimizer")
 
 
-def _turned(recipe: Recipe[Place], turn: bool) -> Recipe[Place]:
-    return recipe.transposed() if turn and len(recipe.shape) == 2 else recipe
+def _transpose_if(recipe: Recipe[Place], condition: bool) -> Recipe[Place]:
+    return recipe.transposed() if condition and len(recipe.shape) == 2 else recipe
 
 
 def is_linear(key: str) -> bool:
-    """Whether a weight is that of a Linear, which Paddle keeps as [in, out]."""
+    """Return whether a key is the weight of a Linear layer, which Paddle stores as [in, out]."""
     return "lora" not in key and _LINEAR.fullmatch(key) is not None
 
 
 def is_paddle_layout(shapes: Mapping[str, tuple[int, ...]]) -> bool:
-    """Whether a model's Linear weights are [in, out]; not if it cannot be told."""
-    return told_layout(shapes) is True
+    """Return whether a model's Linear weights are [in, out]; False if unknown."""
+    return infer_layout(shapes) is True
 
 
-def told_layout(shapes: Mapping[str, tuple[int, ...]]) -> bool | None:
-    """Whether Linear weights are [in, out], by those that begin or end at the width of the embedding; None: unknown."""
+def infer_layout(shapes: Mapping[str, tuple[int, ...]]) -> bool | None:
+    """Infer from the width of the embedding whether Linear weights are [in, out]; None if unknown."""
     widths = {shape[1] for key, shape in shapes.items() if key.endswith("embed_tokens.weight") and len(shape) == 2}
     votes = {True: 0, False: 0}
     for key, shape in shapes.items():
@@ -137,18 +138,18 @@ def _index(planned: Sequence[FilePlan], total: int, extra: Mapping[str, Any]) ->
 
 
 def _notes(contents: Contents, model: str, tensors: Mapping[str, Tensors]) -> list[str]:
-    """What the format has no place for."""
+    """Return notes about contents that the format cannot store."""
     written = {model, _OPTIMIZER}
     if _MASTERS in tensors:
         written |= {name for name, group in contents.groups.items() if group.kind == "masters"}
-    others = left_out(contents, written)
-    notes = [f"a Paddle checkpoint holds a model and its optimizer: {', '.join(others)} left out"] if others else []
+    others = omitted_names(contents, written)
+    notes = [f"a Paddle checkpoint stores a model and its optimizer: omitted {', '.join(others)}"] if others else []
     group: Group | None = contents.groups.get(_OPTIMIZER)
-    lost = sorted({key.rpartition("/")[2] for key in group.tensors if not is_paddle_state(key)}) if group else []
-    if lost:
-        notes.append(f"Paddle's optimizers have no {', '.join(lost)}: left out")
+    omitted = sorted({key.rpartition("/")[2] for key in group.tensors if not is_paddle_state(key)}) if group else []
+    if omitted:
+        notes.append(f"omitted optimizer states that Paddle does not support: {', '.join(omitted)}")
     if _OPTIMIZER in tensors:
-        notes.append("a Paddle checkpoint does not hold the options of the optimizer, such as its learning rate")
+        notes.append("a Paddle checkpoint does not store the options of the optimizer, such as its learning rate")
     if group is not None and _OPTIMIZER not in tensors:
-        notes.append("no state of the optimizer is one that Paddle has: it is left out")
+        notes.append("omitted the optimizer: Paddle supports none of its states")
     return notes

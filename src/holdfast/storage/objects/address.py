@@ -1,6 +1,6 @@
-"""Addresses of object stores: `s3://bucket/run`, with options behind a question mark.
+"""Addresses of object stores: `s3://bucket/run`, with options after a question mark.
 
-The address is all that a writer process is told, so everything that matters is in it.
+A writer process receives only the address, so the address carries every option.
 """
 
 from __future__ import annotations
@@ -28,7 +28,11 @@ _LOST_SLASH = re.compile(rf"({'|'.join(SCHEMES)}):/[^/]", re.IGNORECASE)
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """A root in an object store. Seconds: of a call with all its retries, of one request, of what is removed."""
+    """A root in an object store.
+
+    `deadline_s` limits a call with all its retries, `timeout_s` one request. Removed data is kept
+    for `grace_s`.
+    """
 
     url: str
     deadline_s: float = _OPTIONS["deadline_s"]
@@ -37,9 +41,11 @@ class Address:
 
     @property
     def text(self) -> str:
-        """The address with its options, such as `Address.parse` takes."""
-        told = {name: f"{getattr(self, name):g}" for name, usual in _OPTIONS.items() if getattr(self, name) != usual}
-        return f"{self.url}?{urlencode(told)}" if told else self.url
+        """The address with its options, as accepted by `Address.parse`."""
+        options = {
+            name: f"{getattr(self, name):g}" for name, default in _OPTIONS.items() if getattr(self, name) != default
+        }
+        return f"{self.url}?{urlencode(options)}" if options else self.url
 
     @property
     def bucket(self) -> str:
@@ -48,44 +54,44 @@ class Address:
 
     @property
     def prefix(self) -> str:
-        """What the keys of all objects of this root begin with, "" for a whole bucket."""
+        """The common prefix of the root's keys, "" for a whole bucket."""
         return unquote("/".join(self.url.split("/")[3:]))
 
     @staticmethod
     def parse(text: str) -> Address:
-        """Read an address; raises Unsupported for a scheme, InvalidArgument for anything else that is odd.
+        """Parse an address. Raises Unsupported for an unknown scheme, InvalidArgument for any other error.
 
-        Different spellings of one place give the same address. No error repeats the text: it may
-        hold a secret in a place where none belongs.
+        Different spellings of one location give the same address. No error message repeats the text,
+        because it may contain a secret.
         """
         scheme, bucket, path, query, fragment = _parts(text)
         if scheme not in SCHEMES:
-            raise Unsupported(f"{scheme}://...: no storage is known for {scheme}://; use a path, or {_known()}")
+            raise Unsupported(f"{scheme}://...: no storage supports {scheme}://; use a path, or {_known()}")
         options = dict(parse_qsl(query, keep_blank_values=True))
         _refuse_secrets(scheme, bucket, options)
         if not _BUCKET.fullmatch(bucket) or fragment:
-            why = "it has a part after '#'" if fragment else "its bucket has a character that no bucket has"
+            why = "it has a fragment after '#'" if fragment else "its bucket name has an invalid character"
             raise InvalidArgument(f"{scheme}://...: {why}; write it as {scheme}://bucket/folder")
         segments = [_segment(segment, f"{scheme}://{bucket}") for segment in path.split("/") if segment]
         url = "/".join([f"{scheme}://{bucket}", *segments])
         return Address(url, **{name: _seconds(url, name, value) for name, value in options.items()})
 
     def split(self) -> tuple[Address, str]:
-        """The root above a folder and the folder's name; raises InvalidArgument for a bucket alone."""
+        """Split off the folder's name from its root. Raises InvalidArgument for a whole bucket."""
         head, _, folder = self.url.rpartition("/")
         if head.endswith("/"):
-            raise InvalidArgument(f"{self.url} is a whole bucket: name a folder in it")
+            raise InvalidArgument(f"{self.url} is a whole bucket; give a folder in it")
         return Address(head, self.deadline_s, self.timeout_s, self.grace_s), folder
 
 
 def is_address(text: str) -> bool:
-    """Whether a text is an address and not a path: `s3://bucket` must never become a local folder.
+    """Return whether a text is an address, not a path. `s3://bucket` must never become a local folder.
 
-    Raises InvalidArgument for an address that went through `pathlib.Path`.
+    Raises InvalidArgument for an address that was converted by `pathlib.Path`.
     """
     if _LOST_SLASH.match(text):
         raise InvalidArgument(
-            f"{text.partition(':')[0]}:/...: pathlib merges the slashes of an address: give it as a text"
+            f"{text.partition(':')[0]}:/...: pathlib merges the slashes of an address; pass the address as a str"
         )
     return "://" in text
 
@@ -95,42 +101,42 @@ def _known() -> str:
 
 
 def _parts(text: str) -> tuple[str, str, str, str, str]:
-    if not text.isprintable():  # urlsplit would drop tabs and line breaks without a word
-        raise InvalidArgument("an address with a control character; write it as s3://bucket/folder")
+    if not text.isprintable():  # urlsplit would silently drop tabs and line breaks
+        raise InvalidArgument("the address contains a control character; write it as s3://bucket/folder")
     try:
         parts = urlsplit(text)
     except ValueError:
-        raise InvalidArgument("an address that cannot be read; write it as s3://bucket/folder") from None
+        raise InvalidArgument("the address cannot be parsed; write it as s3://bucket/folder") from None
     return parts.scheme.lower(), parts.netloc, parts.path, parts.query, parts.fragment
 
 
 def _refuse_secrets(scheme: str, bucket: str, options: Mapping[str, str]) -> None:
-    """Raise InvalidArgument for an address with credentials: it goes into logs, messages and files."""
+    """Raise InvalidArgument for credentials in an address, because addresses appear in logs, messages and files."""
     secret = [f"the option {name!r}" for name in options if is_secret_name(name)]
     user = bucket.rpartition("@")[0]
     if user and is_user_info(scheme, user):
         secret.insert(0, "a user and password before the bucket")
     if secret:
         raise InvalidArgument(
-            f"{scheme}://...: the address holds credentials ({', '.join(secret)}), and addresses are written "
-            "into logs, error messages and files; take them out, and give them by the environment: "
+            f"{scheme}://...: the address contains credentials ({', '.join(secret)}), and addresses are written "
+            "to logs, error messages and files; remove them, and set them in the environment: "
             f"{_ENVIRONMENT[scheme[:2]]}"
         )
 
 
 def _segment(text: str, where: str) -> str:
-    """One part of a path in its one spelling; raises InvalidArgument if some reader could take it for a way out."""
+    """Normalize one segment of a path. Raises InvalidArgument if a store could resolve it outside the root."""
     decoded = [text]
     while (further := _decoded(decoded[-1], where)) != decoded[-1]:
         decoded.append(further)
     for form in decoded:
         if form in (".", "..") or not form.isprintable() or set(form) & set("/\\"):
             raise InvalidArgument(
-                f"{where}/...: {text[:80]!a} is not a folder's name; write it as {where}/folder without "
+                f"{where}/...: {text[:80]!a} is not a valid folder name; write it as {where}/folder without "
                 "'.', '..', backslashes, control characters and encoded slashes"
             )
-    # Only what would end the path or be decoded again stays encoded, so that messages can be read.
-    return re.sub("[%?#]", lambda found: quote(found[0]), decoded[min(1, len(decoded) - 1)])
+    # Only characters that end a path or start an escape stay encoded, so that messages are readable.
+    return re.sub("[%?#]", lambda match: quote(match[0]), decoded[min(1, len(decoded) - 1)])
 
 
 def _decoded(text: str, where: str) -> str:
@@ -144,12 +150,15 @@ def _decoded(text: str, where: str) -> str:
 
 def _seconds(url: str, name: str, value: str) -> float:
     if name not in _OPTIONS:
-        what = f"no option {name[:40]!r}" if value else "no option without a value"  # a name alone may be a secret
-        raise InvalidArgument(f"{url}: there is {what}; there are {', '.join(_OPTIONS)}")
+        # A name without a value may be a secret.
+        problem = f"unknown option {name[:40]!r}" if value else "an option without a value"
+        raise InvalidArgument(f"{url}: {problem}; the options are {', '.join(_OPTIONS)}")
     try:
         seconds = float(value)
     except ValueError:
         seconds = -1.0
     if not (0 < seconds < float("inf") or (seconds == 0 and name == "grace_s")):
-        raise InvalidArgument(f"{url}: {name} is not a number of seconds; options go at the very end of an address")
+        raise InvalidArgument(
+            f"{url}: {name} is not a valid number of seconds; options belong at the end of the address"
+        )
     return seconds

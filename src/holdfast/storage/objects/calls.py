@@ -1,6 +1,6 @@
-"""Calls to an object store: each with a deadline, retried where that is safe, failing as Holdfast's errors do.
+"""Calls to an object store: each with a deadline, retried where safe, with errors translated to Holdfast's.
 
-obstore retries requests; what it gives up on is tried again here until the deadline of the call.
+obstore retries single requests. A call that still fails is retried here until its deadline.
 """
 
 from __future__ import annotations
@@ -25,30 +25,30 @@ _FIRST_PAUSE_S, _LAST_PAUSE_S = 0.05, 2.0
 _STATUS = re.compile(r"status code: (\d{3})")
 _TRANSIENT = {408, 409, 425, 429}
 _RETRIES = 4
-_AT_ONCE = 500  # objects in one request to delete
-PAGE = 1000  # objects in one reply to a listing
+_DELETE_BATCH = 500  # objects in one delete request
+PAGE = 1000  # objects in one reply to a list request
 
 
-class Refused(StorageError):
-    """A conditional put found another object than the condition says, or none."""
+class ConditionFailed(StorageError):
+    """A conditional put was refused, because the object is not the expected one."""
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """An object as it was read: its bytes and what a conditional put needs to replace exactly it."""
+class VersionedObject:
+    """An object's contents, with the version that a conditional put needs to replace exactly this object."""
 
     data: bytes
     version: dict[str, str]
 
 
 @dataclass(frozen=True, slots=True)
-class Listed:
+class ListedObject:
     """An object in a listing."""
 
     key: str
     size: int
     modified: datetime
-    tag: str = ""  # of its content, where the store has one
+    tag: str = ""  # the content's etag, if the store has one
 
 
 def _obstore() -> ModuleType:
@@ -58,38 +58,41 @@ def _obstore() -> ModuleType:
         import obstore.store
     except ImportError as error:
         raise Unsupported(
-            f"object stores need the package obstore: pip install 'holdfast[objects]' ({error})"
+            f"object stores need the package obstore; install it with pip install 'holdfast[objects]' ({error})"
         ) from None
     return obstore
 
 
-def _told_options(url: str) -> dict[str, Any]:
-    """Options of the connection that the environment has, such as AWS_ALLOW_HTTP; obstore drops them beside its own."""
+def _environment_options(url: str) -> dict[str, Any]:
+    """Return connection options from the environment, such as AWS_ALLOW_HTTP.
+
+    obstore ignores these variables when it receives any client options.
+    """
     vendor = {"s3": "AWS", "gs": "GOOGLE"}.get(url[:2], "AZURE")
-    told: dict[str, Any] = {}
+    options: dict[str, Any] = {}
     for name in ("allow_http", "allow_invalid_certificates", "proxy_url", "proxy_excludes", "user_agent"):
         value = os.environ.get(f"{vendor}_{name.upper()}")
         if value is not None:
-            told[name] = value.lower() in ("1", "true", "yes", "on") if name.startswith("allow") else value
-    return told
+            options[name] = value.lower() in ("1", "true", "yes", "on") if name.startswith("allow") else value
+    return options
 
 
 class Calls:
-    """The calls of one root. Keys are relative to it."""
+    """Calls for one root. Keys are relative to the root."""
 
     def __init__(self, address: Address) -> None:
         self._obstore = _obstore()
         self._errors: Any = self._obstore.exceptions
         self.url = address.url
         self.deadline_s = address.deadline_s
-        span = timedelta(seconds=min(address.timeout_s, address.deadline_s))
+        timeout = timedelta(seconds=min(address.timeout_s, address.deadline_s))
         try:
             self._store = self._obstore.store.from_url(
                 address.url,
                 client_options={
-                    "timeout": span,
-                    "connect_timeout": min(span, timedelta(seconds=10)),
-                    **_told_options(address.url),
+                    "timeout": timeout,
+                    "connect_timeout": min(timeout, timedelta(seconds=10)),
+                    **_environment_options(address.url),
                 },
                 retry_config={
                     "max_retries": _RETRIES,
@@ -100,82 +103,81 @@ class Calls:
         except (self._errors.BaseError, ValueError, TypeError) as error:
             raise StorageError(f"{address.url}: {_brief(error)}") from without_secrets(error)
 
-    def tried(self, doing: str, key: str, call: Callable[[], _T]) -> _T:
-        """Do what can be done twice, again and again until it works or its deadline has passed."""
+    def retry(self, doing: str, key: str, call: Callable[[], _T]) -> _T:
+        """Repeat an idempotent call until it succeeds or its deadline has passed."""
         end = time.monotonic() + self.deadline_s
         pause = _FIRST_PAUSE_S
         while True:
             try:
                 return call()
-            except Exception as error:  # noqa: BLE001  (each is raised again, as ours)
-                meaning = self._meaning(doing, key, error)
+            except Exception as error:  # noqa: BLE001  (every error is raised again, translated)
+                translated = self.translate(doing, key, error)
                 if not self._is_transient(error) or time.monotonic() + pause > end:
-                    raise meaning from without_secrets(error)
-            time.sleep(pause * random.uniform(0.5, 1.5))  # noqa: S311  (so that ranks do not keep step)
+                    raise translated from without_secrets(error)
+            time.sleep(pause * random.uniform(0.5, 1.5))  # noqa: S311  (jitter, so that ranks do not retry in lockstep)
             pause = min(2 * pause, _LAST_PAUSE_S)
 
-    def _meaning(self, doing: str, key: str, error: Exception) -> Exception:
-        """The error that a caller of the storage sees; what the store has no part in is raised as it is."""
+    def translate(self, doing: str, key: str, error: Exception) -> Exception:
+        """Return Holdfast's error for an error of the store. Other errors are raised unchanged."""
         what = f"{doing} {self.url}/{key}"
         if isinstance(error, FileNotFoundError):
-            return error if isinstance(error, NotFound) else NotFound(f"{what}: there is no such object")
+            return error if isinstance(error, NotFound) else NotFound(f"{what}: no such object")
         if isinstance(error, StorageError | Damaged):
             return error
         if isinstance(error, self._errors.AlreadyExistsError | self._errors.PreconditionError):
-            return Refused(f"{what}: it is not what the condition says")
+            return ConditionFailed(f"{what}: the object is not the expected version")
         if isinstance(error, self._errors.PermissionDeniedError | self._errors.UnauthenticatedError):
-            return StorageError(f"{what}: the store refuses these credentials: {_brief(error)}")
+            return StorageError(f"{what}: the store rejects these credentials: {_brief(error)}")
         if isinstance(error, self._errors.BaseError | OSError):
             return StorageError(f"{what}: {_hint(str(error), self.url)}{_brief(error)}")
         raise error
 
     def _is_transient(self, error: Exception) -> bool:
-        if isinstance(error, Short):
+        if isinstance(error, ShortReply):
             return True
         text = str(error)
         if isinstance(error, self._errors.AlreadyExistsError | self._errors.PreconditionError):
-            return "status code: 409" in text  # another call was under way; that there is another object is 412
+            return "status code: 409" in text  # a concurrent call; an unexpected object is 412
         if not isinstance(error, self._errors.GenericError | self._errors.JoinError):
             return isinstance(error, ConnectionError | TimeoutError)
         if "builder error" in text:
-            return False  # nothing was sent: http without AWS_ALLOW_HTTP, or an address that is none
+            return False  # no request was sent: http without AWS_ALLOW_HTTP, or an invalid address
         status = _STATUS.search(text)
         return status is None or int(status[1]) >= 500 or int(status[1]) in _TRANSIENT
 
-    def may_pass(self, error: BaseException) -> bool:
-        """Whether what went wrong may go well if it is tried again."""
+    def is_retryable(self, error: BaseException) -> bool:
+        """Return whether the failed call may succeed if repeated."""
         cause = error.__cause__
-        refused = isinstance(error, Refused)
-        return refused or (isinstance(cause, Exception) and self._is_transient(cause))
+        return isinstance(error, ConditionFailed) or (isinstance(cause, Exception) and self._is_transient(cause))
 
-    def find(self, key: str, limit_bytes: int) -> Found:
-        """A whole object with its version; raises NotFound, and Damaged if it is over the limit."""
+    def get(self, key: str, limit_bytes: int) -> VersionedObject:
+        """Return a whole object with its version. Raises NotFound, or Damaged if the object exceeds the limit."""
 
-        def get() -> Found:
+        def request() -> VersionedObject:
             reply = self._store.get(key)
             meta = reply.meta
             if meta["size"] > limit_bytes:
                 raise Damaged(f"{self.url}/{key}: {meta['size']} bytes, more than the limit of {limit_bytes}")
             data = bytes(reply.bytes())
             if len(data) != meta["size"]:
-                raise Short(f"reading {self.url}/{key}: {len(data)} of {meta['size']} bytes came")
-            return Found(data, {name: str(meta[name]) for name in ("e_tag", "version") if meta[name]})
+                raise ShortReply(f"reading {self.url}/{key}: {len(data)} of {meta['size']} bytes received")
+            return VersionedObject(data, {name: str(meta[name]) for name in ("e_tag", "version") if meta[name]})
 
-        return self.tried("reading", key, get)
+        return self.retry("reading", key, request)
 
     def read(self, key: str, offset: int, size: int) -> memoryview:
-        """Bytes of an object; a reply that is too short is asked for again."""
+        """Return a range of an object. A short reply is requested again."""
 
-        def get() -> memoryview:
+        def request() -> memoryview:
             data = memoryview(self._store.get_range(key, start=offset, length=size))
             if data.nbytes != size:
-                raise Short(f"reading {self.url}/{key} at {offset}: {data.nbytes} of {size} bytes came")
+                raise ShortReply(f"reading {self.url}/{key} at {offset}: {data.nbytes} of {size} bytes received")
             return data
 
-        return self.tried("reading", key, get)
+        return self.retry("reading", key, request)
 
     def size(self, key: str) -> int:
-        return int(self.tried("looking at", key, lambda: self._store.head(key))["size"])
+        return int(self.retry("checking", key, lambda: self._store.head(key))["size"])
 
     def exists(self, key: str) -> bool:
         try:
@@ -185,122 +187,120 @@ class Calls:
         return True
 
     def put(self, key: str, data: bytes) -> None:
-        """Write a small object, replacing an older one."""
-        self.tried("writing", key, lambda: self._store.put(key, data, use_multipart=False))
+        """Write a small object, replacing an existing one."""
+        self.retry("writing", key, lambda: self._store.put(key, data, use_multipart=False))
 
     def put_once(self, key: str, data: bytes, version: dict[str, str] | None) -> None:
-        """Write an object if there is none, or just this version; one try, since its reply may be lost.
+        """Write an object if it does not exist, or still has `version`. Tried once, because a reply may be lost.
 
-        Raises Refused if the store says no, another StorageError if it is not known what it did.
+        Raises ConditionFailed if the store refuses, another StorageError if the outcome is unknown.
         """
         try:
             self._store.put(key, data, mode="create" if version is None else version, use_multipart=False)
-        except Exception as error:  # noqa: BLE001  (the same)
-            raise self._meaning("writing", key, error) from without_secrets(error)
+        except Exception as error:  # noqa: BLE001  (as above)
+            raise self.translate("writing", key, error) from without_secrets(error)
 
     def create(self, key: str, data: bytes) -> None:
-        """Write an object that is not there yet; raises Refused if there is another."""
+        """Write a new object. Raises ConditionFailed if another one exists."""
 
         def put() -> None:
             try:
                 self.put_once(key, data, None)
             except StorageError as error:
                 try:
-                    if self.find(key, max(len(data), 1 << 16)).data == data:
-                        return  # it was written, and the reply got lost
+                    if self.get(key, max(len(data), 1 << 16)).data == data:
+                        return  # the object was written, and the reply was lost
                 except (NotFound, Damaged):
-                    pass  # another one, or none: what the store said stands
+                    pass  # another object or none: the store's error stands
                 raise (error.__cause__ if isinstance(error.__cause__, Exception) else error) from None
 
-        self.tried("writing", key, put)
+        self.retry("writing", key, put)
 
-    def listed(self, prefix: str) -> list[Listed]:
-        """Every object under a prefix, at any depth."""
+    def list_objects(self, prefix: str) -> list[ListedObject]:
+        """Return every object under a prefix, at any depth."""
 
-        def look() -> list[Listed]:
-            return [_listed(item) for chunk in self._store.list(prefix or None, chunk_size=PAGE) for item in chunk]
+        def request() -> list[ListedObject]:
+            return [
+                _listed_object(item) for chunk in self._store.list(prefix or None, chunk_size=PAGE) for item in chunk
+            ]
 
-        return self.tried("listing", prefix, look)
+        return self.retry("listing", prefix, request)
 
-    def listed_after(self, key: str, *, one_page: bool = False) -> list[Listed]:
-        """Every object whose key comes after a key, in order; with `one_page` as many as one request gives."""
+    def list_after(self, key: str, *, one_page: bool = False) -> list[ListedObject]:
+        """Return the objects whose keys sort after a key, in order. With `one_page`, only one request is made."""
 
-        def look() -> list[Listed]:
+        def request() -> list[ListedObject]:
             chunks = self._store.list(None, offset=key, chunk_size=PAGE)
-            return [_listed(item) for chunk in (islice(chunks, 1) if one_page else chunks) for item in chunk]
+            return [_listed_object(item) for chunk in (islice(chunks, 1) if one_page else chunks) for item in chunk]
 
-        return self.tried("listing", key, look)
+        return self.retry("listing", key, request)
 
-    def any_under(self, prefix: str) -> bool:
-        """Whether there is any object under a prefix."""
+    def has_objects(self, prefix: str) -> bool:
+        """Return whether any object exists under a prefix."""
 
-        def look() -> bool:
+        def request() -> bool:
             return any(bool(chunk) for chunk in self._store.list(prefix or None, chunk_size=1))
 
-        return self.tried("listing", prefix, look)
+        return self.retry("listing", prefix, request)
 
     def prefixes(self) -> list[str]:
-        """The first parts of all keys that have several."""
-        found = self.tried("listing", "", lambda: self._store.list_with_delimiter(None))
-        return sorted(found["common_prefixes"])
+        """Return the first segment of every key that has more than one."""
+        listing = self.retry("listing", "", lambda: self._store.list_with_delimiter(None))
+        return sorted(listing["common_prefixes"])
 
     def delete(self, keys: Sequence[str]) -> None:
-        """Delete objects; those that are not there are no error."""
-        for at in range(0, len(keys), _AT_ONCE):
-            some = list(keys[at : at + _AT_ONCE])
+        """Delete objects. A missing object is not an error."""
+        for at in range(0, len(keys), _DELETE_BATCH):
+            batch = list(keys[at : at + _DELETE_BATCH])
             try:
-                self.tried("deleting", some[0], lambda some=some: self._store.delete(some))  # type: ignore[misc]
+                self.retry("deleting", batch[0], lambda batch=batch: self._store.delete(batch))  # type: ignore[misc]
             except NotFound:
                 continue
 
     def upload(self, key: str, part_bytes: int, at_once: int) -> Any:
-        """A file to write an object with, in parts of which a few travel at once."""
-        return self.tried(
+        """Return a file object that uploads in parts, `at_once` of them concurrently."""
+        return self.retry(
             "writing",
             key,
             lambda: self._obstore.open_writer(self._store, key, buffer_size=part_bytes, max_concurrency=at_once),
         )
 
-    def failing(self, doing: str, key: str, error: Exception) -> Exception:
-        """What an error of an upload means to a caller."""
-        return self._meaning(doing, key, error)
+
+class ShortReply(StorageError):
+    """A reply with fewer bytes than requested."""
 
 
-class Short(StorageError):
-    """A reply with fewer bytes than were asked for."""
-
-
-def _listed(item: Any) -> Listed:
-    return Listed(item["path"], item["size"], item["last_modified"], item["e_tag"] or "")
+def _listed_object(item: Any) -> ListedObject:
+    return ListedObject(item["path"], item["size"], item["last_modified"], item["e_tag"] or "")
 
 
 def _hint(text: str, url: str) -> str:
-    """What an error of the store most likely means, where its own words do not say."""
+    """Return the likely cause of a store's error, if its own message does not name the cause."""
     if "builder error" in text:
-        return "nothing was sent: an endpoint with http:// needs AWS_ALLOW_HTTP=true; "
+        return "no request was sent: an endpoint with http:// needs AWS_ALLOW_HTTP=true; "
     if "NoSuchBucket" in text:
-        return f"there is no bucket {url.split('/')[2]!r}; "
+        return f"no bucket named {url.split('/')[2]!r}; "
     if re.search(r"status code: 40[13]", text):
-        return "the store refuses these credentials; "
+        return "the store rejects these credentials; "
     return ""
 
 
 def _brief(error: BaseException) -> str:
-    """The first line of what obstore says; the rest is for its makers."""
+    """Return the first line of an obstore error. The other lines are debug output."""
     lines: Iterator[str] = (line.strip() for line in str(error).splitlines())
     first = next((line for line in lines if line), type(error).__name__)
     return masked(first.partition(": <?xml")[0])[:300]
 
 
 def without_secrets(error: Exception) -> Exception:
-    """The error of a store for a traceback: requests carry signatures and tokens in their addresses.
+    """Return a store's error for a traceback, with secrets masked. URLs of requests contain signatures and tokens.
 
-    An error that repeats one is made again with the secret masked, as the same kind where that is possible.
+    An error with a secret is created again with a masked message, of the same type where possible.
     """
     text = str(error)
     if masked(text) == text:
         return error
     try:
         return type(error)(masked(text))
-    except TypeError:  # its kind cannot be made from a text
+    except TypeError:  # the type cannot be created from a message
         return StorageError(f"{type(error).__name__}: {masked(text)}")

@@ -1,6 +1,6 @@
-"""Holds on folders of an object store: locks on files of this host, since stores have none.
+"""Holds on folders of an object store: locks on files of this host, because stores have no locks.
 
-They say who works here. Processes on other hosts are seen by the notes that they write.
+They show only processes of this host. Processes on other hosts are detected by their notes.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ def _folders() -> AbstractContextManager[list[int]]:
 
 
 class HostHold:
-    """A shared lock that ends with this process: on a file in every private folder of this user."""
+    """A shared lock on a file in every private folder of this user. The lock ends with this process."""
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._files: list[tuple[int, int]] = []  # descriptors of a folder and of the locked file in it
+        self._files: list[tuple[int, int]] = []  # descriptors of a folder and its locked file
         try:
             with _folders() as folders:
                 for folder in folders:
@@ -37,10 +37,10 @@ class HostHold:
             raise
 
     def release(self) -> None:
-        """Unlock; the last holder also deletes the file."""
+        """Unlock the files. The last holder also deletes them."""
         while self._files:
             folder, file = self._files.pop()
-            if linux.lock(file, alone=True):
+            if linux.lock(file, exclusive=True):
                 _unlink(folder, self._name, file)
             os.close(file)
             os.close(folder)
@@ -49,12 +49,12 @@ class HostHold:
 def _locked(folder: int, name: str) -> int:
     while True:
         file = _open(folder, name)
-        held = linux.lock(file, alone=False)
+        held = linux.lock(file, exclusive=False)
         if held and os.fstat(file).st_nlink:
             return file
-        os.close(file)  # its last holder deleted it meanwhile
+        os.close(file)  # deleted by its last holder in the meantime
         if not held:
-            raise NotFound(f"{name}: it is being removed")
+            raise NotFound(f"{name}: the folder is being removed")
 
 
 def _open(folder: int, name: str) -> int:
@@ -68,37 +68,37 @@ def _unlink(folder: int, name: str, file: int) -> None:
 
 
 class HostHolds:
-    """The holds on one root's folders, in folders that only this user may open."""
+    """Holds on the folders of one root, kept in folders that only this user can open."""
 
     def __init__(self, address: str) -> None:
         self._address = address
 
     def take(self, folder: str) -> HostHold:
-        """Hold a folder; raises NotFound while somebody removes it."""
-        with self._failing(f"holding {self._address}/{folder}"):
+        """Hold a folder. Raises NotFound while another process removes it."""
+        with self._storage_errors(f"holding {self._address}/{folder}"):
             return HostHold(self._file_name(folder))
 
     def is_held(self, folder: str) -> bool:
-        with self.alone(folder) as alone:
-            return not alone
+        with self.exclusive(folder) as is_free:
+            return not is_free
 
     @contextmanager
-    def alone(self, folder: str) -> Iterator[bool]:
-        """Keep a folder from being held for a while; yields whether nobody holds it now."""
+    def exclusive(self, folder: str) -> Iterator[bool]:
+        """Prevent new holds on a folder. Yields whether the folder is free of holds."""
         name = self._file_name(folder)
         with ExitStack() as stack:
             files: list[tuple[int, int]] = []
-            with self._failing(f"looking at {self._address}/{folder}"):
+            with self._storage_errors(f"checking {self._address}/{folder}"):
                 for place in stack.enter_context(_folders()):
                     files.append((place, _open(place, name)))
                     stack.callback(os.close, files[-1][1])
-                locked = [linux.lock(file, alone=True) for _, file in files]  # all of them, before the answer
+                locked = [linux.lock(file, exclusive=True) for _, file in files]  # lock all of them before deciding
             yield all(locked)
             for place, file in files if all(locked) else ():
                 _unlink(place, name, file)
 
     @contextmanager
-    def _failing(self, doing: str) -> Iterator[None]:
+    def _storage_errors(self, doing: str) -> Iterator[None]:
         try:
             yield
         except NotFound as error:

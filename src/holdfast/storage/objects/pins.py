@@ -1,4 +1,4 @@
-"""Pins of object stores: a manifest that was read once says where the data is, and that never changes."""
+"""Pins of object stores. A manifest names the prefix of its data, and data never moves."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from holdfast.core.errors import Damaged, NotFound
 from holdfast.core.filenames import MANIFEST, check_file, is_plain
-from holdfast.storage.objects.calls import Calls, Found
+from holdfast.storage.objects.calls import Calls, VersionedObject
 from holdfast.storage.objects.holds import HostHold, HostHolds
 from holdfast.storage.objects.transfer import ObjectReader
 
@@ -18,38 +18,38 @@ _PREFIX = re.compile(r"\.[A-Za-z0-9_][A-Za-z0-9_.\-]{0,199}")
 
 
 def pointer_bytes(prefix: str) -> bytes:
-    """What stands for a manifest where an attempt has none that names its prefix."""
+    """Return a pointer, which replaces a manifest that does not name its attempt's prefix."""
     return json.dumps({"holdfast": _POINTER, "attempt": prefix}).encode()
 
 
 def prefix_named(attempt: Any) -> str | None:
-    """The prefix of the data that a manifest's attempt names; None if it names none."""
+    """Return the data prefix named by a manifest's field "attempt"; None if it is not a valid prefix."""
     return attempt if isinstance(attempt, str) and _PREFIX.fullmatch(attempt) else None
 
 
 @dataclass(frozen=True, slots=True)
 class Pointer:
-    """Where a folder's data lies, and its manifest; None if that is among the data."""
+    """The prefix of a folder's data, and the manifest; None if the manifest is stored with the data."""
 
     prefix: str
     data: bytes | None
 
     @staticmethod
-    def of(folder: str, found: Found) -> Pointer:
-        """What a manifest points to. One that points nowhere is in a folder that is its own data."""
+    def of(folder: str, manifest: VersionedObject) -> Pointer:
+        """Return the pointer of a manifest. A manifest without a prefix is stored next to its data."""
         fields: Any = None
         try:
-            fields = json.loads(found.data)
+            fields = json.loads(manifest.data)
         except (ValueError, RecursionError):
-            return Pointer(folder, found.data)  # damaged, as its reader will say
+            return Pointer(folder, manifest.data)  # damaged; its reader reports that
         attempt = prefix_named(fields.get("attempt") if isinstance(fields, dict) else None)
         if attempt is None:
-            return Pointer(folder, found.data)
-        return Pointer(attempt, None if fields.get("holdfast") == _POINTER else found.data)
+            return Pointer(folder, manifest.data)
+        return Pointer(attempt, None if fields.get("holdfast") == _POINTER else manifest.data)
 
 
 class ObjectPin:
-    """One folder as it was when it was pinned."""
+    """A snapshot of one folder."""
 
     def __init__(self, calls: Calls, holds: HostHolds, folder: str, pointer: Pointer) -> None:
         self._calls = calls
@@ -60,7 +60,7 @@ class ObjectPin:
 
     def files(self) -> dict[str, int]:
         prefix = f"{self._pointer.prefix}/"
-        names = {item.key.removeprefix(prefix): item.size for item in self._calls.listed(self._pointer.prefix)}
+        names = {item.key.removeprefix(prefix): item.size for item in self._calls.list_objects(self._pointer.prefix)}
         files = {name: size for name, size in names.items() if is_plain(name)}
         if self._pointer.data is not None:
             files[MANIFEST] = len(self._pointer.data)
@@ -75,7 +75,7 @@ class ObjectPin:
                 where = f"{self._calls.url}/{self._folder}/{name}"
                 raise Damaged(f"{where}: {len(data)} bytes, more than the limit of {limit_bytes}")
             return data
-        return self._calls.find(f"{self._pointer.prefix}/{name}", limit_bytes).data
+        return self._calls.get(f"{self._pointer.prefix}/{name}", limit_bytes).data
 
     def open(self, name: str) -> ObjectReader:
         check_file(name, f"{self._calls.url}/{self._folder}")
@@ -86,7 +86,7 @@ class ObjectPin:
 
     def hold(self) -> HostHold:
         hold = self._holds.take(self._pointer.prefix)
-        if self._calls.any_under(self._pointer.prefix):
+        if self._calls.has_objects(self._pointer.prefix):
             return hold
         hold.release()
-        raise NotFound(f"holding {self._calls.url}/{self._folder}: it was removed")
+        raise NotFound(f"holding {self._calls.url}/{self._folder}: the folder was removed")

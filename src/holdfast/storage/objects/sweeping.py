@@ -1,7 +1,7 @@
-"""Sweeping an object store: data that nothing points to any more goes, once readers had time to finish.
+"""Sweeping an object store: delete unreferenced data after a grace period for its readers.
 
-Swept are the data of removed and replaced folders, of attempts that were given up, and uploads
-that were never completed, where the store lists them.
+A sweep deletes the data of removed and replaced folders and of abandoned attempts. It also aborts
+incomplete uploads, where the store can list them.
 """
 
 from __future__ import annotations
@@ -15,124 +15,124 @@ from typing import Protocol
 
 from holdfast.core.errors import StorageError
 from holdfast.storage.objects.address import Address
-from holdfast.storage.objects.calls import Calls, Listed, without_secrets
+from holdfast.storage.objects.calls import Calls, ListedObject, without_secrets
 from holdfast.storage.objects.holds import HostHolds
 from holdfast.storage.objects.uploads import abort_uploads
 
 _CLOCK = ".removed/clock-"
-_LOOKS = 60  # in the time that readers are given
-_SOME = 4  # prefixes that one save, or one start, deletes
+_CHECKS = 60  # per grace period
+_BATCH = 4  # prefixes deleted by one save or one start
 
 
-class Root(Protocol):
-    """What a sweep asks of the storage."""
+class PrefixUsage(Protocol):
+    """The storage, as far as a sweep depends on it."""
 
     def prefixes_in_use(self) -> set[str] | None:
-        """The prefixes whose data is wanted; None if that cannot be told just now."""
+        """Return the prefixes whose data is in use; None if that is currently unknown."""
 
 
 class Sweeper:
-    """The sweeps of one root. What they find is judged by the store's own clock."""
+    """Sweeps of one root. Ages are measured by the store's own clock."""
 
-    def __init__(self, calls: Calls, holds: HostHolds, address: Address, root: Root) -> None:
+    def __init__(self, calls: Calls, holds: HostHolds, address: Address, usage: PrefixUsage) -> None:
         self._calls = calls
         self._holds = holds
         self._grace = timedelta(seconds=address.grace_s)
         self._address = address
-        self._root = root
-        self._next_look = 0.0
+        self._usage = usage
+        self._next_check = 0.0
 
     def run(self) -> None:
-        """Delete everything that can go."""
-        buried, now = self._buried_by_now()
-        loose = self._loose()
-        used = self._used([*self._due(buried, now), *loose])
+        """Delete all unreferenced data whose grace period has passed."""
+        removed, now = self._removed_and_now()
+        unmarked = self._unmarked()
+        used = self._used([*self._due(removed, now), *unmarked])
         if used is None:
             return
-        for prefix in self._due(buried, now):
-            self._bring_to_end(prefix, used)
-        for prefix in sorted(loose - used - buried.keys()):
+        for prefix in self._due(removed, now):
+            self._finish_removal(prefix, used)
+        for prefix in sorted(unmarked - used - removed.keys()):
             self._remove_old(prefix, now)
         self._abort_uploads(now - self._grace, used)
 
     def run_some(self, *, left: bool = False) -> None:
-        """Delete some of what can go, with a bounded number of requests.
+        """Delete some unreferenced data, with a bounded number of requests.
 
-        What was removed on purpose is looked at now and then, a few at a time, the oldest first. With
-        `left`, also a few of the prefixes that nothing points to.
+        Prefixes marked as removed are checked now and then, a few at a time, the oldest first. With
+        `left`, also delete a few unreferenced prefixes that were not marked.
         """
-        if time.monotonic() < self._next_look and not left:
+        if time.monotonic() < self._next_check and not left:
             return
-        self._next_look = time.monotonic() + self._grace.total_seconds() / _LOOKS
-        loose = self._loose() if left else set()
-        buried, now = self._buried_by_now() if left else (self._buried(), None)
-        now = now or max(buried.values(), default=None)  # of what this process has just removed
+        self._next_check = time.monotonic() + self._grace.total_seconds() / _CHECKS
+        unmarked = self._unmarked() if left else set()
+        removed, now = self._removed_and_now() if left else (self._removed(), None)
+        now = now or max(removed.values(), default=None)  # the store's time of the newest mark
         if now is None:
             return
-        due = self._due(buried, now)[:_SOME]
-        used = self._used([*due, *loose])
+        due = self._due(removed, now)[:_BATCH]
+        used = self._used([*due, *unmarked])
         if used is None:
             return
         for prefix in due:
-            self._bring_to_end(prefix, used)
-        unused = sorted(loose - used - buried.keys())
-        for prefix in random.sample(unused, min(_SOME, len(unused))):
+            self._finish_removal(prefix, used)
+        unused = sorted(unmarked - used - removed.keys())
+        for prefix in random.sample(unused, min(_BATCH, len(unused))):
             self._remove_old(prefix, now)
 
-    def _buried(self) -> dict[str, datetime]:
-        """What was removed or replaced on purpose, and when, in one listing."""
-        found = {item.key.removeprefix(".removed/"): item.modified for item in self._calls.listed(".removed")}
-        return {prefix: since for prefix, since in found.items() if not prefix.startswith("clock-")}
+    def _removed(self) -> dict[str, datetime]:
+        """Return the prefixes marked as removed, with the time of the mark."""
+        marks = {item.key.removeprefix(".removed/"): item.modified for item in self._calls.list_objects(".removed")}
+        return {prefix: since for prefix, since in marks.items() if not prefix.startswith("clock-")}
 
-    def _buried_by_now(self) -> tuple[dict[str, datetime], datetime]:
-        """The same, with the store's time: clocks of hosts need not agree with it."""
+    def _removed_and_now(self) -> tuple[dict[str, datetime], datetime]:
+        """Return the same, and the store's current time, which may differ from the host's clock."""
         clock = f"{_CLOCK}{secrets.token_hex(8)}"
         self._calls.put(clock, b"")
-        found = {item.key: item.modified for item in self._calls.listed(".removed")}
+        marks = {item.key: item.modified for item in self._calls.list_objects(".removed")}
         self._calls.delete([clock])
-        if clock not in found:
-            raise StorageError(f"{self._address.url}: what was written is not listed")
-        buried = {key.removeprefix(".removed/"): at for key, at in found.items() if not key.startswith(_CLOCK)}
-        return buried, found[clock]
+        if clock not in marks:
+            raise StorageError(f"{self._address.url}: a new object is missing from the listing")
+        removed = {key.removeprefix(".removed/"): at for key, at in marks.items() if not key.startswith(_CLOCK)}
+        return removed, marks[clock]
 
     def _now(self) -> datetime:
-        return self._buried_by_now()[1]
+        return self._removed_and_now()[1]
 
-    def _due(self, buried: Mapping[str, datetime], now: datetime) -> list[str]:
-        """Those that were buried long enough ago, the oldest first."""
+    def _due(self, removed: Mapping[str, datetime], now: datetime) -> list[str]:
+        """Return the prefixes whose grace period has passed, the oldest first."""
         return sorted(
-            (prefix for prefix, since in buried.items() if now - since >= self._grace), key=buried.__getitem__
+            (prefix for prefix, since in removed.items() if now - since >= self._grace), key=removed.__getitem__
         )
 
-    def _loose(self) -> set[str]:
+    def _unmarked(self) -> set[str]:
         return {name for name in self._calls.prefixes() if name.startswith((".attempt-", ".mail-"))}
 
     def _used(self, candidates: Sequence[str]) -> set[str] | None:
-        """What is in use, looked at after the candidates: in this order nothing new is among them."""
-        return self._root.prefixes_in_use() if candidates else set()
+        """Return the prefixes in use. Called after listing the candidates, so that new prefixes are not candidates."""
+        return self._usage.prefixes_in_use() if candidates else set()
 
-    def _bring_to_end(self, prefix: str, used: set[str]) -> None:
-        """Delete what was buried, or dig it out again if a folder of another name has the same data."""
+    def _finish_removal(self, prefix: str, used: set[str]) -> None:
+        """Delete the data of a marked prefix, or delete the mark if a folder still points to the prefix."""
         if prefix in used:
             self._calls.delete([f".removed/{prefix}"])
         else:
-            self._remove(prefix, self._calls.listed(prefix))
+            self._remove(prefix, self._calls.list_objects(prefix))
 
     def _remove_old(self, prefix: str, now: datetime) -> None:
-        """Delete a prefix that nothing points to, unless somebody wrote to it lately."""
-        found = self._calls.listed(prefix)
-        if found and now - max(item.modified for item in found) >= self._grace:
-            self._remove(prefix, found)
+        """Delete an unreferenced prefix, unless it was written to recently."""
+        objects = self._calls.list_objects(prefix)
+        if objects and now - max(item.modified for item in objects) >= self._grace:
+            self._remove(prefix, objects)
 
     def _abort_uploads(self, before: datetime, used: set[str]) -> None:
         try:
             abort_uploads(self._address, before, used)
-        except Exception as error:  # noqa: BLE001  (boto3 has no root of its errors)
-            said = without_secrets(error)
-            raise StorageError(f"aborting old uploads under {self._address.url}: {said}") from said
+        except Exception as error:  # noqa: BLE001  (boto3's errors have no common base class)
+            cause = without_secrets(error)
+            raise StorageError(f"aborting old uploads under {self._address.url}: {cause}") from cause
 
-    def _remove(self, prefix: str, found: Iterable[Listed]) -> None:
-        with self._holds.alone(prefix) as alone:
-            if alone:
-                # Together: where a part of it fails, what is left of the data is found as loose.
-                self._calls.delete([*(item.key for item in found), f".removed/{prefix}"])
+    def _remove(self, prefix: str, objects: Iterable[ListedObject]) -> None:
+        with self._holds.exclusive(prefix) as is_free:
+            if is_free:
+                # In one call: if it fails halfway, the remaining data is found as unmarked.
+                self._calls.delete([*(item.key for item in objects), f".removed/{prefix}"])

@@ -1,7 +1,7 @@
-"""Uploads that were begun and never completed: a killed writer leaves them, and they cost money.
+"""Incomplete uploads: a killed writer leaves them behind, and they cost money.
 
-obstore cannot list them. Where boto3 is installed they are aborted; elsewhere a lifecycle rule
-of the bucket (AbortIncompleteMultipartUpload) does it, as the README says.
+obstore cannot list them. If boto3 is installed, they are aborted. Otherwise a lifecycle rule of
+the bucket (AbortIncompleteMultipartUpload) does it, as the README says.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from holdfast.storage.objects.address import Address
 
 
 def abort_uploads(address: Address, before: datetime, used: Collection[str]) -> int:
-    """Abort the uploads under a root that were begun before a time, but for prefixes in use.
+    """Abort the uploads under a root that started before a time, except under prefixes in use.
 
-    Returns how many, 0 without boto3.
+    Returns the number of aborted uploads, 0 without boto3.
     """
     client = _client(address)
     if client is None:
@@ -30,9 +30,9 @@ def abort_uploads(address: Address, before: datetime, used: Collection[str]) -> 
     )
     for page in pages:
         for upload in page.get("Uploads", []):
-            inside = upload["Key"].removeprefix(f"{prefix}/")
-            wanted = inside.partition("/")[0] in used
-            if inside.startswith(".attempt-") and upload["Initiated"] <= before and not wanted:
+            relative = upload["Key"].removeprefix(f"{prefix}/")
+            is_used = relative.partition("/")[0] in used
+            if relative.startswith(".attempt-") and upload["Initiated"] <= before and not is_used:
                 stale.append((upload["Key"], upload["UploadId"]))
     for key, upload_id in stale:
         with contextlib.suppress(client.exceptions.NoSuchUpload):  # completed or aborted meanwhile
