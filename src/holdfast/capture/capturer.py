@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from holdfast.adapters.saving.collect import Offer
 from holdfast.adapters.saving.optimizer_forecast import stepped_tensors
+from holdfast.adapters.saving.save_item import SaveItem
 from holdfast.capture.copy import Copier, Item, Pending
 from holdfast.capture.copy_targets import Spots
 from holdfast.capture.cuda_threads import current_device, enter_thread
@@ -42,7 +42,7 @@ class Capturer:
 
     def capture(
         self,
-        sources: Iterable[tuple[Offer, Part, Span]],
+        sources: Iterable[tuple[SaveItem, Part, Span]],
         optimizers: Sequence[Any],
         spots: Spots,
         done: Callable[[float], None],
@@ -62,17 +62,17 @@ class Capturer:
             done(pending.started)
 
     def _items(
-        self, sources: Iterable[tuple[Offer, Part, Span]], optimizers: Sequence[Any], spots: Spots
+        self, sources: Iterable[tuple[SaveItem, Part, Span]], optimizers: Sequence[Any], spots: Spots
     ) -> list[Item]:
         trusted = self.hooks.trusted(optimizers)
         guarded = {
             tensor.untyped_storage().data_ptr() for optimizer in trusted for tensor in stepped_tensors(optimizer)
         }
         items = []
-        for (offer, part, span), spot in zip(sources, spots.spots, strict=True):
-            local = offer.holder.local
+        for (save_item, part, span), spot in zip(sources, spots.spots, strict=True):
+            local = save_item.holder.local
             owned = bool(guarded) and local.is_cuda and local.untyped_storage().data_ptr() in guarded
-            items.append(Item(offer, part, span, spot, owned))
+            items.append(Item(save_item, part, span, spot, owned))
         return items
 
     def _need_thread(self) -> None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from holdfast.adapters.saving.collect import Offer, stored_view
+from holdfast.adapters.saving.save_item import SaveItem, stored_view
 from holdfast.adapters.tensors import RAW_DTYPES
 from holdfast.capture.copy_targets import Spot, Spots
 from holdfast.layout.flat import flat_boxes
@@ -34,7 +34,7 @@ _ALIGNMENT = 512
 class Item:
     """A span of the arena, its spot, and the live part it is copied from; `owned` if an optimizer step guards it."""
 
-    offer: Offer
+    save_item: SaveItem
     part: Part
     span: Span
     spot: Spot
@@ -42,7 +42,7 @@ class Item:
 
     @property
     def device(self) -> torch.device:
-        return self.offer.holder.local.device
+        return self.save_item.holder.local.device
 
 
 @dataclass(slots=True)
@@ -105,8 +105,8 @@ class Copier:
 
     def start(self, items: Sequence[Item], spots: Spots, interval_s: float | None) -> Pending:
         """Begin to copy all items; those on the CPU are copied when this returns."""
-        here = [item for item in items if not item.offer.holder.local.is_cuda]
-        away = [item for item in items if item.offer.holder.local.is_cuda] if len(here) < len(items) else []
+        here = [item for item in items if not item.save_item.holder.local.is_cuda]
+        away = [item for item in items if item.save_item.holder.local.is_cuda] if len(here) < len(items) else []
         pending = Pending(bytes=sum(item.span.bytes for item in away))
         for device in sorted({item.device for item in away}, key=str):
             own = [item for item in away if item.device == device]
@@ -237,7 +237,7 @@ def _beyond(items: Sequence[Item], window: int, room: int) -> list[Item]:
 def _pairs(item: Item, spot: Spot) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """Targets at a spot with the live views to be copied into them, as integers of the same width."""
     span, at = item.span, spot.at
-    view = stored_view(item.offer, item.part)
+    view = stored_view(item.save_item, item.part)
     width = view.element_size()
     raw = view.view(RAW_DTYPES[width])
     if spot.whole is not None:

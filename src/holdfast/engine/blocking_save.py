@@ -32,13 +32,13 @@ class Saver:
 
     def save(self, ranks: Ranks, folder: str, state: MutableMapping[str, Any], lineage: Lineage) -> Checkpoint:
         """Save the state as `folder`; every rank returns the committed checkpoint or raises the same error."""
-        from holdfast.adapters.saving.collect import LiveSources
+        from holdfast.adapters.saving.live_sources import LiveSources
 
         seen = self._survey.take(ranks, state, f"{self._storage.name}/{folder} at step {lineage.step}")
         options = self._options
         sizes = options.max_shard_bytes, options.block_bytes
         planned = plan_files(seen.agreement, *sizes, seen.first_replica, whole_files=options.whole_files)
-        values = together(ranks, lambda: value_fields(seen.told, seen.agreement.speakers, ranks.rank))
+        values = together(ranks, lambda: value_fields(seen.told, seen.agreement.reporters, ranks.rank))
         attempt = self._begin(ranks, folder, planned.plan, lineage.step)
         try:
             sources = LiveSources(seen.collected.by_name(), planned.group_of)
