@@ -90,13 +90,13 @@ class LiveState:
         return owners[0], named
 
 
-def merge_owners(everyone: Iterable[Mapping[str, list[str]]]) -> dict[str, list[str]]:
+def merge_owners(answers: Iterable[Mapping[str, list[str]]]) -> dict[str, list[str]]:
     """Return the modules that each optimizer spans over all ranks.
 
     A pipeline stage may hold parameters of one module only; its keys must still match those of other ranks.
     """
     merged: dict[str, list[str]] = {}
-    for answer in everyone:
+    for answer in answers:
         for name, owners in answer.items():
             known = merged.setdefault(name, [])
             known += [owner for owner in owners if owner not in known]

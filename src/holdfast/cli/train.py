@@ -16,9 +16,9 @@ from holdfast.core.errors import InvalidArgument
 
 if TYPE_CHECKING:
     from holdfast.train.config import RunConfig
-    from holdfast.train.loop import Outcome, Progress, Watcher
+    from holdfast.train.loop import Progress, RunResult, Watcher
 
-    Run = Callable[[Watcher], Outcome]
+    Run = Callable[[Watcher], RunResult]
 
 _LINES = 20  # how many lines a whole run prints where there is no terminal
 
@@ -142,7 +142,7 @@ class _Lines:
         )
 
 
-def _with_bar(config: RunConfig, run: Run) -> Outcome:
+def _with_bar(config: RunConfig, run: Run) -> RunResult:
     from rich import progress as rich
 
     columns = (rich.TextColumn("step"), rich.MofNCompleteColumn(), rich.BarColumn())
@@ -156,7 +156,7 @@ def _with_bar(config: RunConfig, run: Run) -> Outcome:
         return run(watch)
 
 
-def _told(config: RunConfig, outcome: Outcome) -> None:
+def _told(config: RunConfig, outcome: RunResult) -> None:
     steps, folder = config.train.steps, config.train.folder
     if outcome.resumed_from >= steps:
         click.echo(f"nothing to do: {folder} is at step {outcome.resumed_from}, and train.steps={steps}")

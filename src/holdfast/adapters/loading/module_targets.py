@@ -96,10 +96,10 @@ class ModuleTargets:
         if name not in self._requests.contents.state:
             findings.missing += [f"{name}: {key}" for key in extras]
             return
-        found = self._entries.value(name)
-        if found is None:
+        entry = self._entries.value(name)
+        if entry is None:
             return
-        value, suffix = {key: item for key, item in found[0].items() if key in extras}, found[1]
+        value, suffix = {key: item for key, item in entry[0].items() if key in extras}, entry[1]
         findings.missing += [f"{name}: {key}" for key in extras if key not in value]
         tensors = self._entries.new_tensors(name, value, suffix, {})
         if tensors is None or not value:

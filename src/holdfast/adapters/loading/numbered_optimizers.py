@@ -89,13 +89,13 @@ def _problem(contents: Contents, name: str, params: _LiveParameters) -> str:
         return f"several live parameters share a key; {_BY_KEY.removeprefix('or ')}"
     for label in contents.groups[name].tensors:
         number, _, state_name = label.rpartition("/")
-        found = contents.find(name, label)
-        if number not in by_number or found is None or not shaped_like_parameter(state_name):
+        source = contents.find(name, label)
+        if number not in by_number or source is None or not shaped_like_parameter(state_name):
             continue
         key, shape = by_number[number]
-        if found.logical_shape != shape and math.prod(found.logical_shape) > 1:
+        if source.logical_shape != shape and math.prod(source.logical_shape) > 1:
             return (
-                f"{label} has shape {list(found.logical_shape)}, but parameter {number} of the live optimizer, {key}, "
+                f"{label} has shape {list(source.logical_shape)}, but parameter {number} of the live optimizer, {key}, "
                 f"has shape {list(shape)}; create the optimizer with its parameters in the saved order, {_BY_KEY}"
             )
     return ""

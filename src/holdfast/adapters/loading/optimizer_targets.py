@@ -52,8 +52,8 @@ class OptimizerTargets:
     def _stored(self) -> dict[str, StoredTensor]:
         """The stored states by "parameter key/state name"."""
         contents = self._requests.contents
-        found = {key: contents.find(self._name, key) for key in contents.groups[self._name].tensors}
-        return {key: tensor for key, tensor in found.items() if tensor is not None}
+        tensors = {key: contents.find(self._name, key) for key in contents.groups[self._name].tensors}
+        return {key: tensor for key, tensor in tensors.items() if tensor is not None}
 
     def find(self) -> None:
         view = view_optimizer(self._name, self._optimizer, self._key_of)
@@ -155,26 +155,26 @@ class OptimizerTargets:
             label = f"{key}/{state_name}"
             if not self._requests.choice.takes(self._name, label):
                 continue
-            found = self._stored[label]
+            source = self._stored[label]
             tensor = live.get(state_name)
             if not isinstance(tensor, torch.Tensor):
-                dtype = self._new_dtype(key, param, found)
-                tensor = new_state(param, state_name, found.logical_shape, dtype, options)
-            if self._requests.request(self._name, label, tensor, found):
+                dtype = self._new_dtype(key, param, source)
+                tensor = new_state(param, state_name, source.logical_shape, dtype, options)
+            if self._requests.request(self._name, label, tensor, source):
                 new[state_name] = tensor
         for state_name, value in live.items():
             if isinstance(value, torch.Tensor) and state_name not in stored and not is_master(state_name):
                 self._report_missing(key, {state_name: value})
         return new
 
-    def _new_dtype(self, key: str, param: torch.Tensor, found: StoredTensor) -> torch.dtype:
+    def _new_dtype(self, key: str, param: torch.Tensor, source: StoredTensor) -> torch.dtype:
         """Return the dtype for a state that the optimizer has not created: the stored dtype, or a cast parameter's.
 
         A state stored in its parameter's dtype gets the live parameter's dtype, as after torch's own load.
         """
         owner = self._requests.contents.find(self._module, key)
-        follows = owner is not None and owner.logical == found.logical and found.shape == owner.shape
-        return param.dtype if self._requests.casts and follows else getattr(torch, found.logical)
+        follows = owner is not None and owner.logical == source.logical and source.shape == owner.shape
+        return param.dtype if self._requests.casts and follows else getattr(torch, source.logical)
 
     def _shape_differs(self, key: str, param: torch.Tensor, stored: Sequence[str]) -> bool:
         """Report stored states of a parameter whose shape differs; returns True if it does."""
@@ -194,17 +194,17 @@ class OptimizerTargets:
         if state_name is not None:
             tensor = live[state_name]
             return {state_name: tensor} if self._requests.request_master(self._module, key, tensor) else {}
-        found = self._requests.contents.find(masters_group(self._module), key)
-        if found is None or not self._has_master(key):
+        source = self._requests.contents.find(masters_group(self._module), key)
+        if source is None or not self._has_master(key):
             return {}
         saved_name = str(self._entry["masters"])
-        tensor = torch.empty_like(param, dtype=getattr(torch, found.dtype.name), requires_grad=False)
+        tensor = torch.empty_like(param, dtype=getattr(torch, source.dtype.name), requires_grad=False)
         return {saved_name: tensor} if self._requests.request_master(self._module, key, tensor) else {}
 
     def _has_master(self, key: str) -> bool:
         """Return True if the saved optimizer kept a master weight of this parameter."""
-        found = self._requests.contents.find(masters_group(self._module), key)
-        return bool(self._entry.get("masters")) and found is not None
+        source = self._requests.contents.find(masters_group(self._module), key)
+        return bool(self._entry.get("masters")) and source is not None
 
     def _apply_options(self) -> None:
         self.notes += [f"{self._name}: {note}" for note in assign_options(self._optimizer, self._saved_options())]

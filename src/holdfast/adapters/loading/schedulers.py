@@ -46,8 +46,8 @@ def _saved_positions(optimizer: Any, key_of: Mapping[int, str], saved: Sequence[
     position_of = {key: position for position, group in enumerate(saved) for key in group["params"]}
     order = []
     for group in optimizer.param_groups:
-        found = {position_of.get(key_of.get(id(param), "")) for param in group["params"]}
-        if len(found) != 1 or None in found:
+        positions = {position_of.get(key_of.get(id(param), "")) for param in group["params"]}
+        if len(positions) != 1 or None in positions:
             return None
-        order.append(found.pop())
+        order.append(positions.pop())
     return [position for position in order if position is not None]

@@ -78,14 +78,14 @@ class StateEntries:
         complete = True
         for key in references(value):
             stored = key_at(key, suffix)
-            found = self._requests.contents.find(name, stored)
-            if found is None:
+            source = self._requests.contents.find(name, stored)
+            if source is None:
                 self._requests.findings.missing.append(f"{name}: {stored}")
                 complete = False
                 continue
-            dtype = getattr(torch, found.logical)
-            out[key] = torch.empty_like(like[key]) if key in like else torch.empty(found.logical_shape, dtype=dtype)
-            complete = self._requests.request(name, stored, out[key], found) and complete
+            dtype = getattr(torch, source.logical)
+            out[key] = torch.empty_like(like[key]) if key in like else torch.empty(source.logical_shape, dtype=dtype)
+            complete = self._requests.request(name, stored, out[key], source) and complete
         return out if complete else None
 
     def reshard(self, name: str, target: Reshards) -> Any:
@@ -99,8 +99,8 @@ class StateEntries:
         read = self._requests.checkpoint.read
         tensors = {}
         for key in references(value):
-            found = self._requests.contents.find(name, key_at(key, suffix))
-            tensors[key] = _as_tensor(read(key_at(key, suffix), name), found.logical if found else "")
+            source = self._requests.contents.find(name, key_at(key, suffix))
+            tensors[key] = _as_tensor(read(key_at(key, suffix), name), source.logical if source else "")
         return unflatten(value, tensors, name)
 
 

@@ -58,9 +58,9 @@ class ValueTargets:
             if self._requests.choice.takes(group, key):
                 self._requests.request(group, key, tensor)
         if self._requests.choice.takes_entry(name):
-            found = self._entries.value(name)
-            if found is not None:
-                count = unflatten(found[0], {}, name)
+            entry = self._entries.value(name)
+            if entry is not None:
+                count = unflatten(entry[0], {}, name)
                 self.loaded.append(name)
                 self.actions.append(lambda: value.holdfast_resume(count))
 
@@ -73,12 +73,12 @@ class ValueTargets:
             raise LayoutError(problem)
         filled = frozenset(key for key in chosen if self._requests.request(name, key, leaves[key].tensor))
         known = name in contents.state or name not in contents.groups
-        found = self._entries.value(name) if known and choice.takes_entry(name) else None
+        entry = self._entries.value(name) if known and choice.takes_entry(name) else None
         # Without an entry only the tensors are loaded, and the result has the structure of the live tree.
-        saved = decode_references(encoded if found is None else found[0], name)
-        if found is not None:
+        saved = decode_references(encoded if entry is None else entry[0], name)
+        if entry is not None:
             self.loaded.append(name)
-            self._note_kinds(name, found[0], leaves)
+            self._note_kinds(name, entry[0], leaves)
             if has_plain_values(saved):
                 self.trees_with_values.append(name)
             for key, value in replaced_tensors(saved, live):
@@ -105,9 +105,9 @@ class ValueTargets:
 
     def _find_stateful(self, name: str) -> None:
         target = self._live.statefuls[name]
-        found = self._entries.value(name)
-        if found is not None:
-            value, suffix = found
+        entry = self._entries.value(name)
+        if entry is not None:
+            value, suffix = entry
             tensors = self._entries.new_tensors(name, value, suffix, _dtensors(name, target))
             if tensors is None:
                 return
@@ -124,9 +124,9 @@ class ValueTargets:
             self.actions.append(lambda: target.load_state_dict(made))
 
     def _find_value(self, name: str, state: MutableMapping[str, Any]) -> None:
-        found = self._entries.value(name)
-        if found is not None:
-            value, suffix = found
+        entry = self._entries.value(name)
+        if entry is not None:
+            value, suffix = entry
             tensors = self._entries.new_tensors(name, value, suffix, {})
             if tensors is None:
                 return
@@ -142,7 +142,7 @@ class ValueTargets:
 def _dtensors(name: str, target: Any) -> dict[str, torch.Tensor]:
     """Return the sharded tensors of a stateful object, whose layout a load must follow."""
     try:
-        found = flatten(name, target.state_dict()).tensors
+        tensors = flatten(name, target.state_dict()).tensors
     except HoldfastError:
         return {}  # the current state cannot be stored; the state to load can
-    return {key: tensor for key, tensor in found.items() if isinstance(tensor, DTensor)}
+    return {key: tensor for key, tensor in tensors.items() if isinstance(tensor, DTensor)}

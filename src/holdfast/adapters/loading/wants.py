@@ -117,20 +117,20 @@ class LoadRequests:
         """Return True if a tensor keeps its live values."""
         return f"{group}: {key}" in self._kept
 
-    def request(self, group: str, key: str, value: StateTensor, found: StoredTensor | None = None) -> bool:
+    def request(self, group: str, key: str, value: StateTensor, source: StoredTensor | None = None) -> bool:
         """Add a destination; returns False and records a finding if the tensor is missing or mismatched."""
         text = f"{group}: {key}"
         if self.keeps(group, key):
             return False
-        found = found or self.contents.find(group, key)
-        if found is None:
+        source = source or self.contents.find(group, key)
+        if source is None:
             self.findings.missing.append(text)
             return False
-        self.findings.wanted.append(f"{group}: {found.key}")
+        self.findings.wanted.append(f"{group}: {source.key}")
         if isinstance(value, torch.Tensor) and (value.is_conj() or value.is_neg()):
             raise Unsupported(f"{text}: a load cannot fill a conjugate or negative view; resolve it first")
         holder = holder_of(value, text)
-        if not self._fits(found, holder, text):
+        if not self._fits(source, holder, text):
             return False
         if tensor_overlaps(holder.local):
             local = holder.local
@@ -139,13 +139,13 @@ class LoadRequests:
                 f"shape {list(local.shape)}), so it cannot hold the saved values; clone it before the load "
                 "(tensor.contiguous()), or exclude it with ignore"
             )
-        self.findings.loaded.append(f"{group}: {found.key}")
-        filled = _RequestedTensor(text, f"{found.group}: {found.key}", holder.local, [])
+        self.findings.loaded.append(f"{group}: {source.key}")
+        filled = _RequestedTensor(text, f"{source.group}: {source.key}", holder.local, [])
         for part in holder.parts:
             if part.box.volume:
-                inner = TensorDestination(holder, part, found.dtype.name)
+                inner = TensorDestination(holder, part, source.dtype.name)
                 filled.destinations.append(inner)
-                for wanted, destination in destinations_of(found.recipe, part.box, inner):
+                for wanted, destination in destinations_of(source.recipe, part.box, inner):
                     self.destinations.setdefault(wanted, []).append(destination)
         self._filled.append(filled)
         return True
@@ -187,10 +187,10 @@ class LoadRequests:
                     "one with ignore"
                 )
 
-    def _fits(self, found: StoredTensor, holder: Holder, text: str) -> bool:
-        stored, live = found.logical, holder.logical.name
-        if holder.shape != found.shape:
-            shapes = f"stored {list(found.shape)}, live {list(holder.shape)}"
+    def _fits(self, source: StoredTensor, holder: Holder, text: str) -> bool:
+        stored, live = source.logical, holder.logical.name
+        if holder.shape != source.shape:
+            shapes = f"stored {list(source.shape)}, live {list(holder.shape)}"
             self.findings.mismatched.append(f"{text}: the shape differs: {shapes}")
             return False
         if stored == live:
@@ -201,22 +201,22 @@ class LoadRequests:
             hint = "; pass cast=True to convert" if castable else ""
             self.findings.mismatched.append(f"{text}: the dtype differs: stored {stored}, live {live}{hint}")
             return False
-        problem = self._cast_problem(found, live)
+        problem = self._cast_problem(source, live)
         if problem is not None:
             self.findings.mismatched.append(f"{text}: {problem}")
             return False
         self.findings.cast.append(f"{text}: {stored} to {live}")
         return True
 
-    def _cast_problem(self, found: StoredTensor, live: str) -> str | None:
+    def _cast_problem(self, source: StoredTensor, live: str) -> str | None:
         """Return why a cast would not preserve the weight's values; None if it would."""
-        stored = found.logical
+        stored = source.logical
         if stored == "uint16" and "float" in live:
             return (
                 f"stored as uint16, live {live}: a cast would interpret raw bits as numbers; if they are "
                 "bfloat16 bits, convert the checkpoint first: holdfast convert SRC DST --uint16 bfloat16"
             )
-        weight = self._quantized(found.group).get(found.key)
+        weight = self._quantized(source.group).get(source.key)
         if weight is None:
             return None
         return (
@@ -234,14 +234,14 @@ class LoadRequests:
 
     def request_parameter(self, module: str, key: str, stored_key: str, tensor: torch.Tensor) -> None:
         """Request a module's tensor, from the master weights if only they have the live tensor's dtype."""
-        found = self.contents.find(module, stored_key) or self.contents.find(module, key)
+        source = self.contents.find(module, stored_key) or self.contents.find(module, key)
         master = self.contents.find(masters_group(module), stored_key)
         live = str(tensor.dtype).removeprefix("torch.")
-        if found is not None and master is not None and live == master.dtype.name != found.dtype.name:
-            self.findings.wanted.append(f"{module}: {found.key}")
+        if source is not None and master is not None and live == master.dtype.name != source.dtype.name:
+            self.findings.wanted.append(f"{module}: {source.key}")
             self.request(masters_group(module), stored_key, tensor, master)
         else:
-            self.request(module, key, tensor, found)
+            self.request(module, key, tensor, source)
 
     def request_master(self, module: str, key: str, value: StateTensor) -> bool:
         """Request a master weight from its group, or from the model if the checkpoint has no master for it."""

@@ -70,13 +70,13 @@ def agree(ranks: Ranks, collected: Collected, mesh: Mesh, target: str) -> Agreem
     Adds the tensors of stateful objects to `collected.items`, once it is known which of them differ
     between ranks.
     """
-    everyone = together(ranks, lambda: _introduce(ranks, collected, target))
-    targets = sorted({answer["target"] for answer in everyone})
+    answers = together(ranks, lambda: _introduce(ranks, collected, target))
+    targets = sorted({answer["target"] for answer in answers})
     if len(targets) > 1:
         raise LayoutError(f"the ranks save to different paths: {' and '.join(targets[:2])}")
-    partitioned = _partitioned_names([answer["dealt"] for answer in everyone])
+    partitioned = _partitioned_names([answer["dealt"] for answer in answers])
     digests = [
-        {name: digest for name, digest in answer["trees"].items() if name not in partitioned} for answer in everyone
+        {name: digest for name, digest in answer["trees"].items() if name not in partitioned} for answer in answers
     ]
     axes = {
         name: varying_axes(mesh, [own.get(name) for own in digests])
@@ -87,13 +87,13 @@ def agree(ranks: Ranks, collected: Collected, mesh: Mesh, target: str) -> Agreem
     digests_of_ranks, descriptions = _gather_descriptions(ranks, collected)
     tensors = _merge(descriptions)
     uniform = frozenset(name for name in value_digests[0] if len({own.get(name) for own in value_digests}) == 1)
-    hosts = [answer["host"] for answer in everyone]
+    hosts = [answer["host"] for answer in answers]
     numbers = {host: number for number, host in enumerate(dict.fromkeys(hosts))}
     aliases: dict[str, dict[str, str]] = {}
-    for answer in everyone:
+    for answer in answers:
         for group, ties in answer["aliases"].items():
             aliases.setdefault(group, {}).update(ties)
-    kinds = {group: kind for answer in everyone for group, kind in answer["kinds"].items()}
+    kinds = {group: kind for answer in answers for group, kind in answer["kinds"].items()}
     twins = case_twins(kinds)
     if twins is not None:
         raise LayoutError(f"the groups {twins[0]!r} and {twins[1]!r} differ only by case; rename one of them")
@@ -141,11 +141,11 @@ def _introduce(ranks: Ranks, collected: Collected, target: str) -> dict[str, Any
     }
 
 
-def _partitioned_names(everyone: Sequence[Mapping[str, Any]]) -> frozenset[str]:
+def _partitioned_names(answers: Sequence[Mapping[str, Any]]) -> frozenset[str]:
     """Return the dicts that agree between ranks on common keys: pipeline stages may partition their keys."""
     out = set()
-    for name in {name for own in everyone for name in own}:
-        reports = [Told("dealt", own[name], "") if name in own else None for own in everyone]
+    for name in {name for own in answers for name in own}:
+        reports = [Told("dealt", own[name], "") if name in own else None for own in answers]
         try:
             merge_dealt(name, reports)
         except Changed:
@@ -213,10 +213,10 @@ def differing_replicas(
     Returns the buffers that differ; their first replica is saved. Other tensors that differ raise
     LayoutError, unless `replicas` is "first".
     """
-    everyone = together(ranks, lambda: _own_fingerprints(agreement, own))
+    fingerprints = together(ranks, lambda: _own_fingerprints(agreement, own))
     seen: dict[str, tuple[int, str]] = {}
     differing: dict[str, tuple[int, int]] = {}
-    for rank, prints in enumerate(everyone):
+    for rank, prints in enumerate(fingerprints):
         for cell_name, value in prints:
             first_rank, first = seen.setdefault(cell_name, (rank, value))
             if value != first:

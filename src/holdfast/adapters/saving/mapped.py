@@ -105,12 +105,12 @@ def _cast(item: SaveItem, term: Term[Place], key: str) -> DType | None:
 
 def resolve_mapping(ranks: Ranks, collected: Collected, mapping: Any, state: Mapping[str, Any]) -> StoredKeys:
     """Resolve a mapping for the tensors of all ranks. Collective."""
-    everyone = together(ranks, lambda: _describe(collected, {name: config_of(state.get(name)) for name in state}))
+    answers = together(ranks, lambda: _describe(collected, {name: config_of(state.get(name)) for name in state}))
     resolved: list[StoredKeys] = []
 
     def resolve() -> None:
-        contents = _contents_of(everyone)
-        configs = {name: config for answer in everyone for name, config in answer["configs"].items() if config}
+        contents = _contents_of(answers)
+        configs = {name: config for answer in answers for name, config in answer["configs"].items() if config}
         named = {name: group for name, group in contents.groups.items() if "/" not in name}
         modules = [name for name, group in named.items() if group.kind in ("module", "tensors")]
         mapped = []
@@ -152,13 +152,13 @@ def tp_degree(how: How) -> int | None:
     return how.mesh.tp_degree
 
 
-def _contents_of(everyone: Sequence[Mapping[str, Any]]) -> Contents:
+def _contents_of(answers: Sequence[Mapping[str, Any]]) -> Contents:
     """Return the live state of all ranks as contents, with one place per tensor."""
     kinds: dict[str, str] = {}
     aliases: dict[str, dict[str, str]] = {}
     tensors: dict[str, dict[str, Recipe[Place]]] = {}
     logical: dict[str, dict[str, str]] = {}
-    for answer in everyone:
+    for answer in answers:
         kinds |= answer["kinds"]
         for group, ties in answer["aliases"].items():
             aliases.setdefault(group, {}).update(ties)
@@ -171,7 +171,7 @@ def _contents_of(everyone: Sequence[Mapping[str, Any]]) -> Contents:
         name: Group(kind, tensors.get(name, {}), aliases.get(name, {}), logical.get(name, {}))
         for name, kind in kinds.items()
     }
-    degrees = {degree for answer in everyone for degree in answer["tp_degrees"]}
+    degrees = {degree for answer in answers for degree in answer["tp_degrees"]}
     known = {degree for degree in degrees if degree is not None}
     return Contents(groups, (), tp_degree=None if None in degrees else max(known, default=1))
 
@@ -210,7 +210,7 @@ def describe_targets(live: LiveState) -> dict[str, Any]:
 def map_stored(
     contents: Contents,
     mapping: Any,
-    everyone: Sequence[Mapping[str, Any]],
+    answers: Sequence[Mapping[str, Any]],
     config: Callable[[str], Mapping[str, Any] | None],
     *,
     reverse: bool = False,
@@ -222,7 +222,7 @@ def map_stored(
     """
     wanted: dict[str, dict[str, tuple[TensorSpec, int | None]]] = {}
     ties: dict[str, dict[str, str]] = {}
-    for answer in everyone:
+    for answer in answers:
         for group, members in answer.items():
             ties.setdefault(group, {}).update(members["ties"])
             for key, (dtype, shape, degree) in members["tensors"].items():
