@@ -98,7 +98,7 @@ def test_a_run_begins_with_the_weights_of_another(tmp_path: Path, tied: bool):
     first.run()
     stored = tmp_path / "a" / "checkpoints" / "step-000000000002"
     second = Trainer(config(tmp_path / "b", {}, train__steps=1, train__start_from=str(stored), **options))
-    second._take_weights(str(stored))
+    second._load_weights(str(stored))
     for one, other in zip(first.replica.module.parameters(), second.replica.module.parameters(), strict=True):
         assert torch.allclose(one, other, rtol=1e-2, atol=1e-4)
         assert other.dtype == torch.float32
