@@ -112,7 +112,7 @@ def main() -> None:
         hosts=tuple(rank // GPUS_PER_HOST for rank in range(world)),
         mesh=Mesh.line(world),
         axes={},
-        dealt=frozenset(),
+        partitioned=frozenset(),
         uniform=frozenset(),
         reporters={},
         labels={},

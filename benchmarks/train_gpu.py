@@ -89,8 +89,8 @@ class Round:
 class Run:
     def __init__(self, config: ModelConfig, device: torch.device, batch: int, length: int) -> None:
         self.device = device
-        self.trainee = build(config, Layout(), device, torch.bfloat16)
-        self.optimizer = self.trainee.make_optimizer(lr=1e-4, fused=True)
+        self.replica = build(config, Layout(), device, torch.bfloat16)
+        self.optimizer = self.replica.make_optimizer(lr=1e-4, fused=True)
         ids = torch.randint(0, config.vocab_size, (batch, length + 1), device=device)
         self.batch = MicroBatch(ids[:, :-1].contiguous(), ids[:, 1:].contiguous())
         self.number = 0
@@ -105,12 +105,12 @@ class Run:
         finish(self.device)
         began = time.perf_counter()
         for number in range(count):
-            self.trainee.forward_backward([self.batch])
-            self.trainee.clip(1.0)
+            self.replica.forward_backward([self.batch])
+            self.replica.clip(1.0)
             self.optimizer.step()
             self.number += 1
             if checkpointer is not None and number == count // 2:
-                stalls.append(checkpointer.save(self.number, self.trainee.state()).stall_ms)
+                stalls.append(checkpointer.save(self.number, self.replica.state()).stall_ms)
         finish(self.device)
         return Round((time.perf_counter() - began) / count, stalls)
 
@@ -133,13 +133,13 @@ def main() -> None:
     plain: list[Round] = []
     saved: list[Round] = []
     with holdfast.Checkpointer(options.folder, keep=holdfast.keep.last(1)) as checkpointer:
-        checkpointer.prepare(run.trainee.state())
+        checkpointer.prepare(run.replica.state())
         run.round(SAVE_EVERY, checkpointer)  # the first save is apart: it takes memory
         for _ in range(options.rounds):
             plain.append(run.round(SAVE_EVERY))
             saved.append(run.round(SAVE_EVERY, checkpointer))
     shutil.rmtree(options.folder, ignore_errors=True)
-    parameters = sum(p.numel() for p in run.trainee.module.parameters())
+    parameters = sum(p.numel() for p in run.replica.module.parameters())
     step_s = statistics.median(each.step_s for each in plain)
     costs = [with_save.step_s / without.step_s - 1 for without, with_save in zip(plain, saved, strict=True)]
     told = {

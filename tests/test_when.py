@@ -202,7 +202,7 @@ def test_going_back_in_steps_does_not_make_the_schedule_deaf() -> None:
     for step in range(1000, 1200):
         clock.now += 0.001
         schedule.is_due(ranks, step)
-    schedule.heed(int(signal.SIGTERM))
+    schedule.accept_signal(int(signal.SIGTERM))
     assert schedule.is_due(ranks, 5)
 
 

@@ -153,7 +153,7 @@ class Checkpointer:
         _LIVING.add(self)
         itself = weakref.ref(self)
         schedule = self._schedule or Schedule(Occasion())
-        self._termination = Termination(lambda: _finish(itself, grace_s), schedule.heed, schedule.signals)
+        self._termination = Termination(lambda: _finish(itself, grace_s), schedule.accept_signal, schedule.signals)
         if schedule.signals and not self._termination.install():
             warn("signals are not heard: make the Checkpointer in the main thread for when.preempted() to work")
         self.last_report: LoadReport | None = None

@@ -1,4 +1,4 @@
-"""An exponential moving average of a model's weights: exact, corrected for its start, saved with the model."""
+"""An exponential moving average of a model's weights: exact, bias-corrected, saved with the model."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ _SPARE_BYTES = 1 << 30
 class EMA:
     """The average of a model's parameters over its updates, in fp32, and the newest buffers.
 
-    Call `update()` after every optimizer step; every k-th call is an update. After n updates
-    the average is that of the n states seen, weighted `decay` to the power of their age, and
-    nothing of the model's start is in it. Put it into the state: it is saved as `ema/model-*`
-    with a config of its own, so that `from_pretrained(..., subfolder="ema")` opens it, and it
-    resumes bit for bit on any layout. `with ema.swap():` evaluates with it.
+    Call `update()` after every optimizer step; every `every`-th call is an update. After n updates the
+    average covers the last n states, weighted by `decay` to the power of their age; the initial weights
+    do not contribute. Add it to the state: it is saved as `ema/model-*` with its own config, so that
+    `from_pretrained(..., subfolder="ema")` opens it, and it resumes bit for bit on any layout. Use
+    `with ema.swap():` to evaluate with the average.
 
-    On `device="cpu"` the average lives in host memory and is computed on a thread, from a copy
-    of the weights taken at the update.
+    With `device="cpu"` the average is kept in host memory and computed on a thread, from a copy of the
+    weights taken at the update.
     """
 
     def __init__(self, model: nn.Module, decay: float, *, every: int = 1, device: str = "same") -> None:
         if isinstance(decay, bool) or not isinstance(decay, int | float) or not 0.0 <= decay < 1.0:
-            raise InvalidArgument(f"decay={decay!r}: choose a number from 0 to below 1, such as 0.999")
+            raise InvalidArgument(f"decay={decay!r} must be at least 0 and less than 1, such as 0.999")
         if isinstance(every, bool) or not isinstance(every, int) or every < 1:
-            raise InvalidArgument(f"every={every!r}: choose a whole number from 1 on")
+            raise InvalidArgument(f"every={every!r} must be an integer of at least 1")
         if device not in ("same", "cpu"):
             raise InvalidArgument(f"device={device!r}: choose 'same' or 'cpu'")
         self.model = model
@@ -64,15 +64,15 @@ class EMA:
         return f"EMA(decay={self.decay}, every={self.every}, updates={self.updates})"
 
     def _live(self) -> dict[str, torch.Tensor]:
-        """This rank's local tensors, each under the key it is stored by."""
+        """Return this rank's local tensors by stored key."""
         view = view_module("ema", self.model, {})
         return {key: local_tensor(t).detach() for key, t in view.tensors.items() if view.stored_key(key) == key}
 
     @torch.no_grad()
     def update(self) -> None:
-        """Count a step, and every k-th time take the weights into the average."""
+        """Count a step, and add the weights to the average at every `every`-th call."""
         if self._swapped:
-            raise Unsupported("an update inside of ema.swap() would average the average")
+            raise Unsupported("an update within ema.swap() would average the averaged weights")
         self._calls += 1
         if self._calls % self.every:
             return
@@ -81,20 +81,20 @@ class EMA:
         weight = (1.0 - self.decay) / (1.0 - self.decay**self.updates)
         live = self._live()
         if self.device == "same":
-            self._take(live, weight)
+            self._add(live, weight)
             return
-        work = (self._ship(live), weight)
-        self._thread = threading.Thread(target=self._take_later, args=work, name="holdfast-ema", daemon=True)
+        work = (self._copy_to_host(live), weight)
+        self._thread = threading.Thread(target=self._add_on_thread, args=work, name="holdfast-ema", daemon=True)
         self._thread.start()
 
-    def _take(self, live: Mapping[str, torch.Tensor], weight: float) -> None:
-        """Move the average towards the weights, in three plainly rounded steps.
+    def _add(self, live: Mapping[str, torch.Tensor], weight: float) -> None:
+        """Move the average towards the weights, in three separately rounded operations.
 
-        A fused step would round differently at the ends of vectors, and so by layout.
+        A fused operation would round vector tails differently, so the result would depend on the layout.
         """
         for keys in self._slices():
             averages = [self._averages[key] for key in keys]
-            if weight == 1.0:  # the first update: nothing of what was there before may stay
+            if weight == 1.0:  # the first update: discard the initial value
                 torch._foreach_copy_(averages, [live[key] for key in keys])
                 continue
             distances = torch._foreach_sub([live[key].float() for key in keys], averages)
@@ -103,11 +103,11 @@ class EMA:
         for key, copy in self._copies.items():
             if copy.dtype == live[key].dtype:
                 copy.copy_(live[key])
-            else:  # the model was cast meanwhile: a copy must not round
+            else:  # the model was cast in the meantime; a copy must not round
                 self._copies[key] = live[key].to(copy.device, copy=True)
 
     def _slices(self) -> Iterator[list[str]]:
-        """Keys of averages, some at a time, so that what is computed beside them stays small."""
+        """Yield the keys of averages in slices, to bound the memory of temporaries."""
         keys: list[str] = []
         size = 0
         for key, average in self._averages.items():
@@ -119,8 +119,8 @@ class EMA:
         if keys:
             yield keys
 
-    def _ship(self, live: Mapping[str, torch.Tensor]) -> Callable[[], None]:
-        """Copy the weights to host memory behind the next steps; returns what waits for them."""
+    def _copy_to_host(self, live: Mapping[str, torch.Tensor]) -> Callable[[], None]:
+        """Copy the weights to host memory, overlapping the next steps; returns a function that waits for the copy."""
         on_device = [key for key, tensor in live.items() if tensor.is_cuda]
         for key, tensor in live.items():
             held = self._inbox.get(key)
@@ -148,15 +148,15 @@ class EMA:
         return done.synchronize
 
     @torch.no_grad()
-    def _take_later(self, arrived: Callable[[], None], weight: float) -> None:
+    def _add_on_thread(self, wait_for_copy: Callable[[], None], weight: float) -> None:
         try:
-            arrived()
-            self._take(self._inbox, weight)
-        except BaseException as error:  # noqa: BLE001  (told by the next call that needs the average)
+            wait_for_copy()
+            self._add(self._inbox, weight)
+        except BaseException as error:  # noqa: BLE001  (raised by the next call that needs the average)
             self._failure = error
 
     def settle(self) -> None:
-        """Wait until the last update is in the average."""
+        """Wait until the last update has been added to the average."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None
@@ -166,9 +166,9 @@ class EMA:
 
     @contextmanager
     def swap(self) -> Iterator[nn.Module]:
-        """Within, the model has the averaged weights; afterwards its own again, bit for bit."""
+        """Put the averaged weights into the model within the context; its own weights return bit for bit."""
         if self._swapped:
-            raise Unsupported("the averaged weights are in the model already")
+            raise Unsupported("the model already has the averaged weights: ema.swap() cannot be nested")
         self.settle()
         wait_for_captures()
         live = self._live()
@@ -188,20 +188,20 @@ class EMA:
                     live[key].copy_(tensor)
 
     def holdfast_averages(self) -> dict[str, LikeShard | torch.Tensor]:
-        """What is saved and loaded, by key, laid out like the model's own tensors."""
+        """Return the tensors to save and load by key, sharded like the model's own tensors."""
         if self._swapped:
-            raise Unsupported("the model has its averaged weights just now: save and restore outside of ema.swap()")
+            raise Unsupported("the model has the averaged weights: save and restore outside of ema.swap()")
         self.settle()
         view = view_module("ema", self.model, {})
         held = {**self._averages, **self._copies}
         return {key: LikeShard(view.tensors[key], tensor) for key, tensor in held.items()}
 
     def holdfast_count(self) -> dict[str, Any]:
-        """What must be known beside the averages to go on."""
+        """Return the counters and settings to save with the averages."""
         return {"updates": self.updates, "calls": self._calls, "decay": self.decay, "every": self.every}
 
     def holdfast_resume(self, count: Mapping[str, Any]) -> None:
-        """Go on from a loaded average; decay and interval are this object's own."""
+        """Continue from a loaded average; `decay` and `every` stay those of this object."""
         if not {"updates", "calls"} <= count.keys():
-            raise Mismatch("the stored average does not say how many updates it has seen")
+            raise Mismatch("the stored average has no counts of updates and calls")
         self.updates, self._calls = int(count["updates"]), int(count["calls"])

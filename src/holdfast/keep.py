@@ -1,8 +1,8 @@
-"""Retention: which checkpoints to keep. Policies are values, combined with `|`: kept is what any of them keeps.
+"""Retention: which checkpoints to keep. Policies are values; `|` keeps every checkpoint that either policy keeps.
 
     keep=holdfast.keep.last(3) | holdfast.keep.every(1000) | holdfast.keep.best(2, "loss")
 
-The newest checkpoint and tagged ones are kept whatever the policy says.
+The newest checkpoint and tagged checkpoints are always kept.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from holdfast.core.durations import Duration, parse_seconds
 from holdfast.core.errors import InvalidArgument
 
 
-class Judged(Protocol):
-    """What a policy judges a step by: its manifest, or a summary of that."""
+class StepProperties(Protocol):
+    """The properties of a step that rules use: a manifest, or its summary."""
 
     @property
     def step(self) -> int | None: ...
@@ -33,7 +33,7 @@ class Judged(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """What to keep, as a list of rules; each is a name and its arguments."""
+    """A retention policy: a list of rules, each a name and its arguments."""
 
     rules: tuple[tuple[str, tuple[Any, ...]], ...]
 
@@ -45,8 +45,8 @@ class Policy:
     def __str__(self) -> str:
         return " | ".join(f"{name}({', '.join(map(repr, arguments))})" for name, arguments in self.rules)
 
-    def kept(self, manifests: Sequence[Judged], now: datetime | None = None) -> dict[int, list[str]]:
-        """The steps that are kept of these, each with the rules that keep it."""
+    def kept(self, manifests: Sequence[StepProperties], now: datetime | None = None) -> dict[int, list[str]]:
+        """Return the steps to keep, each with the rules that keep it."""
         ordered = sorted(manifests, key=lambda manifest: manifest.step or 0)
         kept: dict[int, list[str]] = {}
         for name, arguments in self.rules:
@@ -56,50 +56,50 @@ class Policy:
         return kept
 
     def fields(self) -> list[list[Any]]:
-        """The JSON form."""
+        """Return the JSON form."""
         return [[name, list(arguments)] for name, arguments in self.rules]
 
     @staticmethod
     def from_fields(fields: Sequence[Sequence[Any]]) -> Policy:
-        """Out of the JSON form; raises InvalidArgument for what is none."""
+        """Create a policy from its JSON form; raises InvalidArgument if it is invalid."""
         if not fields:
-            raise InvalidArgument("a policy of retention without a rule")
+            raise InvalidArgument("a retention policy needs at least one rule")
         try:
             made = [_MAKERS[name](*arguments) for name, arguments in fields]
         except (KeyError, TypeError, ValueError) as error:
-            raise InvalidArgument(f"not a policy of retention: {str(fields)[:80]} ({error})") from None
+            raise InvalidArgument(f"not a retention policy: {str(fields)[:80]} ({error})") from None
         return Policy(tuple(rule for policy in made for rule in policy.rules))
 
 
 def last(count: int) -> Policy:
-    """The newest `count` steps."""
+    """Keep the newest `count` steps."""
     return Policy((("last", (_whole("last", count),)),))
 
 
 def every(steps: int) -> Policy:
-    """Every step that is a multiple of `steps`."""
+    """Keep every step that is a multiple of `steps`."""
     return Policy((("every", (_whole("every", steps),)),))
 
 
 def best(count: int, metric: str, mode: str = "min") -> Policy:
-    """The `count` steps with the best `metric`, as given to `save(step, state, metrics={...})`.
+    """Keep the `count` steps with the best `metric`, as passed to `save(step, state, metrics={...})`.
 
-    A metric that no step has keeps every one: it may be misspelt.
+    If no step has the metric, every step is kept, because the name may be misspelled.
     """
     if mode not in ("min", "max"):
         raise InvalidArgument(f"mode={mode!r}: choose 'min' or 'max'")
     if not isinstance(metric, str) or not metric or set(metric) & set(",|()'\""):
-        raise InvalidArgument(f"metric={metric!r} is not the name of a metric")
+        raise InvalidArgument(f"metric={metric!r} is not a valid metric name")
     return Policy((("best", (_whole("best", count), metric, mode)),))
 
 
 def newer_than(duration: Duration) -> Policy:
-    """What was written less than a duration ago: seconds, a timedelta, or a text such as "36h", "2d"."""
+    """Keep steps written less than a duration ago: seconds, a timedelta, or a string such as "36h" or "2d"."""
     return Policy((("newer_than", (parse_seconds(duration, "newer_than"),)),))
 
 
 def parse(text: str) -> Policy:
-    """The policy in a text as `str` of a policy gives it: "last(3) | every(1000) | best(2, 'loss', 'min')"."""
+    """Parse a policy from its `str` form: "last(3) | every(1000) | best(2, 'loss', 'min')"."""
     rules: list[Policy] = []
     for part in text.split("|"):
         match = re.fullmatch(r"\s*([a-z_]+)\(([^()]*)\)\s*", part)
@@ -127,18 +127,18 @@ def _argument(text: str) -> Any:
 
 
 def check_metrics(metrics: Any) -> dict[str, float | None]:
-    """Metrics as they are stored: plain numbers by name, None for what is not a finite number."""
+    """Return metrics as they are stored: plain numbers by name, None for values that are not finite."""
     if metrics is None:
         return {}
     if not isinstance(metrics, Mapping):
-        raise InvalidArgument(f"metrics={metrics!r} are not numbers by name, such as {{'loss': 2.31}}")
+        raise InvalidArgument(f"metrics={metrics!r} must map names to numbers, such as {{'loss': 2.31}}")
     out: dict[str, float | None] = {}
     for name, value in metrics.items():
-        if value is None:  # as what was not a finite number is stored
+        if value is None:  # the stored form of a value that is not finite
             out[str(name)] = None
             continue
         if not isinstance(name, str) or not name or isinstance(value, bool | str):
-            raise InvalidArgument(f"the metric {name!r} is {value!r}: give a name and a number")
+            raise InvalidArgument(f"the metric {name!r} is {value!r}; metrics need a name and a number")
         try:
             number = float(value.detach() if hasattr(value, "detach") else value)
         except (TypeError, ValueError) as error:
@@ -149,49 +149,49 @@ def check_metrics(metrics: Any) -> dict[str, float | None]:
 
 def _whole(name: str, value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise InvalidArgument(f"{name}({value!r}): give a whole number from 1 on")
+        raise InvalidArgument(f"{name}({value!r}): the argument must be an integer of at least 1")
     return value
 
 
-def _last(manifests: Sequence[Judged], now: datetime, count: int) -> list[int]:
+def _last(manifests: Sequence[StepProperties], now: datetime, count: int) -> list[int]:
     return [manifest.step or 0 for manifest in manifests[-count:]]
 
 
-def _every(manifests: Sequence[Judged], now: datetime, steps: int) -> list[int]:
+def _every(manifests: Sequence[StepProperties], now: datetime, steps: int) -> list[int]:
     return [manifest.step for manifest in manifests if manifest.step is not None and manifest.step % steps == 0]
 
 
-def _best(manifests: Sequence[Judged], now: datetime, count: int, metric: str, mode: str) -> list[int]:
+def _best(manifests: Sequence[StepProperties], now: datetime, count: int, metric: str, mode: str) -> list[int]:
     measured = []
     for manifest in manifests:
         value = signed_metric(manifest, metric, mode)
         if value is not None:
             measured.append((value, -(manifest.step or 0)))
     if not measured:
-        return [manifest.step or 0 for manifest in manifests]  # a metric that no step has judges none
+        return [manifest.step or 0 for manifest in manifests]  # no step has the metric: keep all
     return [-step for _, step in sorted(measured)[:count]]
 
 
-def signed_metric(manifest: Judged, metric: str, mode: str) -> float | None:
-    """Return a metric so that less is better; None for a step that lacks it, or whose value was not a number."""
+def signed_metric(manifest: StepProperties, metric: str, mode: str) -> float | None:
+    """Return a metric with its sign set so that less is better; None for a step without a finite value."""
     value = manifest.metrics.get(metric)
     return None if value is None else value if mode == "min" else -value
 
 
-def _newer_than(manifests: Sequence[Judged], now: datetime, seconds: float) -> list[int]:
+def _newer_than(manifests: Sequence[StepProperties], now: datetime, seconds: float) -> list[int]:
     return [manifest.step or 0 for manifest in manifests if is_newer_than(manifest, now, seconds)]
 
 
-def is_newer_than(manifest: Judged, now: datetime, seconds: float) -> bool:
-    """Return whether a step was written less than so many seconds before `now`."""
+def is_newer_than(manifest: StepProperties, now: datetime, seconds: float) -> bool:
+    """Return True if a step was written less than `seconds` before `now`."""
     return _created(manifest) >= now - timedelta(seconds=seconds)
 
 
-def _created(manifest: Judged) -> datetime:
+def _created(manifest: StepProperties) -> datetime:
     try:
         created = datetime.fromisoformat(manifest.created)
     except ValueError:
-        return datetime.max.replace(tzinfo=UTC)  # not known: then it is not old
+        return datetime.max.replace(tzinfo=UTC)  # an unknown date counts as new
     return created if created.tzinfo else created.replace(tzinfo=UTC)
 
 

@@ -26,12 +26,12 @@ def test_help_teaches():
 def test_what_cannot_be_is_refused_before_anything_starts():
     wrong = train(str(EXAMPLES / "dense-tiny.toml"), "--set", "layout.tp=3", "--nproc", "3", "--check")
     assert wrong.returncode == 2
-    assert "4 attention heads do not divide by tp=3" in wrong.stderr
+    assert "4 attention heads are not divisible by tp=3" in wrong.stderr
     assert "Traceback" not in wrong.stderr
     for options in ((), ("--nproc", "3")):
         unstarted = train(str(EXAMPLES / "dense-tiny.toml"), "--set", "layout.tp=3", *options)
         assert unstarted.returncode == 2
-        assert "4 attention heads do not divide by tp=3" in unstarted.stderr
+        assert "4 attention heads are not divisible by tp=3" in unstarted.stderr
     alone = train(str(EXAMPLES / "moe-tiny.toml"))
     assert alone.returncode == 2
     assert "needs 4 ranks, but this is a single process; use --nproc 4" in alone.stderr

@@ -51,11 +51,17 @@ def test_a_flipped_token_is_no_failure(tmp_path: Path):
 
 
 def test_runs_that_did_not_are_found_out(tmp_path: Path):
-    assert "up to step 60 its losses are bit for bit" in failed(told(tmp_path, off={KILLED_AT: 1e-12}))[0]
-    assert "the first step on the new layout: 1.0e-03" in failed(told(tmp_path, off={KILLED_AT + 1: 1e-3}))[0]
-    assert "all steps: at most 1.0e-01 apart" in failed(told(tmp_path, off={STEPS: 0.1}))[0]
+    assert (
+        "up to step 60 the losses equal those of the uninterrupted run bit for bit"
+        in failed(told(tmp_path, off={KILLED_AT: 1e-12}))[0]
+    )
+    assert (
+        "first step on the new layout: relative difference 1.0e-03"
+        in failed(told(tmp_path, off={KILLED_AT + 1: 1e-3}))[0]
+    )
+    assert "all steps: relative difference at most 1.0e-01" in failed(told(tmp_path, off={STEPS: 0.1}))[0]
     assert "no step is missing: 119 of 120" in failed(told(tmp_path, missing=77))[0]
-    assert "it went on from step 20" in failed(told(tmp_path, start=20))[0]
+    assert "the run resumed from step 20" in failed(told(tmp_path, start=20))[0]
     assert len(failed(told(tmp_path, start=STEPS + 1))) == 3
 
 

@@ -15,7 +15,7 @@ from holdfast.train.checkpoints import FOLDER
 from holdfast.train.config import RunConfig, parse_config
 from holdfast.train.loop import Progress, Trainer
 from holdfast.train.metrics import read_metrics
-from holdfast.train.models.decoder import Block
+from holdfast.train.models.decoder import DecoderBlock
 from holdfast.train.parallel.experts import Experts
 from tests.dist.harness import tell_parent
 
@@ -75,9 +75,9 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
 
 def held(trainer: Trainer) -> dict[str, str]:
     """Digests of all that this rank has: weights, optimizer, average, random streams, place in the data."""
-    tensors = {f"model/{key}": local(p) for key, p in trainer.trainee.module.named_parameters()}
+    tensors = {f"model/{key}": local(p) for key, p in trainer.replica.module.named_parameters()}
     inner = getattr(trainer.optimizer, "optim", trainer.optimizer)
-    for key, parameter in trainer.trainee.module.named_parameters():
+    for key, parameter in trainer.replica.module.named_parameters():
         tensors |= {f"optimizer/{key}/{name}": local(value) for name, value in inner.state.get(parameter, {}).items()}
     if trainer.ema is not None:
         tensors |= {f"ema/{key}": value for key, value in trainer.ema._averages.items()}
@@ -97,8 +97,8 @@ def _noisy(trainer: Trainer) -> Trainer:
     def add_noise(module: Any, arguments: Any, out: tuple[torch.Tensor, Any]) -> tuple[torch.Tensor, Any]:
         return out[0] + 0.01 * torch.randn_like(out[0]), out[1]
 
-    for module in trainer.trainee.module.modules():
-        if isinstance(module, Block):
+    for module in trainer.replica.module.modules():
+        if isinstance(module, DecoderBlock):
             module.register_forward_hook(add_noise)
     return trainer
 
@@ -137,7 +137,7 @@ class Routing:
 
     def __init__(self, trainer: Trainer) -> None:
         self.chosen: dict[str, list[torch.Tensor]] = {}
-        for name, module in trainer.trainee.module.named_modules():
+        for name, module in trainer.replica.module.named_modules():
             if isinstance(module, Experts):
                 module.register_forward_pre_hook(self._noting(name))
 

@@ -221,7 +221,7 @@ def _different_places(root: str) -> tuple[str, str]:
 
 
 def test_ranks_that_save_to_different_places(tmp_path: Path) -> None:
-    one_error(run_ranks(2, _different_places, str(tmp_path)), "LayoutError", "different places")
+    one_error(run_ranks(2, _different_places, str(tmp_path)), "LayoutError", "different paths")
 
 
 def _full_disk(root: str) -> tuple[str, str]:

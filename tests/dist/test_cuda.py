@@ -14,7 +14,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
 
 import holdfast
-from holdfast.train.models.dropout import attention_grid, dropped, feature_grid, sample_keys
+from holdfast.train.models.dropout import attention_grid, dropout_mask, feature_grid, sample_keys
 from tests.dist.harness import run_ranks
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -118,5 +118,7 @@ def test_two_ranks_on_one_gpu_share_a_file(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("make", [feature_grid, attention_grid])
 def test_dropout_is_the_same_on_the_device(make: Any):
-    masks = [dropped(make(sample_keys(7, 3, 2**33, 8, device), 5, 16, 300), 0.1, "here") for device in ("cpu", "cuda")]
+    masks = [
+        dropout_mask(make(sample_keys(7, 3, 2**33, 8, device), 5, 16, 300), 0.1, "here") for device in ("cpu", "cuda")
+    ]
     assert torch.equal(masks[0], masks[1].cpu())

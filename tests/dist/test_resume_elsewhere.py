@@ -48,7 +48,7 @@ def _train(settings: RunConfig) -> dict[str, Any]:
     trainer = Trainer(settings)
     routing = Routing(trainer)
     outcome = trainer.run()
-    meshes = trainer.trainee.meshes
+    meshes = trainer.replica.meshes
     return {
         "from": outcome.resumed_from,
         "derived": trainer.streams.derived,

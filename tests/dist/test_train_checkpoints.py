@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 
 import holdfast
 from holdfast.train.layout import Layout
-from holdfast.train.model_replica import Trainee
+from holdfast.train.model_replica import ModelReplica
 from holdfast.train.models.config import ModelConfig
 from holdfast.train.parallel.parallel_model import build
 from tests.dist.harness import run_ranks
@@ -24,36 +24,36 @@ MODELS = {"qwen3_moe": model("qwen3_moe"), "qwen2_moe": model("qwen2_moe", tie_w
 MICRO_BATCHES = 4
 
 
-def trained(config: ModelConfig, layout: Layout, steps: int, seed: int = 0) -> Trainee:
-    trainee = build(config, layout, seed=seed)
-    optimizer = trainee.make_optimizer(lr=0.01, eps=1e-6, weight_decay=0.1)
+def trained(config: ModelConfig, layout: Layout, steps: int, seed: int = 0) -> ModelReplica:
+    replica = build(config, layout, seed=seed)
+    optimizer = replica.make_optimizer(lr=0.01, eps=1e-6, weight_decay=0.1)
     for step in range(steps):
-        train(trainee, optimizer, step)
-    return trainee
+        train(replica, optimizer, step)
+    return replica
 
 
-def train(trainee: Trainee, optimizer: Any, step: int) -> None:
-    trainee.forward_backward(share(trainee, batches(MICRO_BATCHES, seed=step)))
-    trainee.clip(1.0)
+def train(replica: ModelReplica, optimizer: Any, step: int) -> None:
+    replica.forward_backward(share(replica, batches(MICRO_BATCHES, seed=step)))
+    replica.clip(1.0)
     optimizer.step()
 
 
-def save(trainee: Trainee, path: Path) -> None:
-    holdfast.save(path, trainee.state(), step=2, mapping=trainee.mapping, **CUT)
+def save(replica: ModelReplica, path: Path) -> None:
+    holdfast.save(path, replica.state(), step=2, mapping=replica.mapping, **CUT)
 
 
 def _load_and_save(layout: Layout, alone: Path, pretrained: Path, out: Path) -> dict[str, Any]:
     """From another seed and a step taken, so that everything is there and wrong."""
     answer = {}
     for name, config in MODELS.items():
-        trainee = trained(config, layout, 1, seed=9)
-        holdfast.load(alone / name, trainee.state(), mapping=trainee.load_mapping)
-        save(trainee, out / name)
-        train(trainee, trainee.optimizer, 2)
-        answer[name] = pieces(trainee.parameters())
-    trainee = build(MODELS["qwen3_moe"], layout, seed=9)
-    holdfast.load(pretrained, trainee.state(), mapping=trainee.load_mapping)
-    return answer | {"pretrained": pieces(trainee.parameters())}
+        replica = trained(config, layout, 1, seed=9)
+        holdfast.load(alone / name, replica.state(), mapping=replica.load_mapping)
+        save(replica, out / name)
+        train(replica, replica.optimizer, 2)
+        answer[name] = pieces(replica.parameters())
+    replica = build(MODELS["qwen3_moe"], layout, seed=9)
+    holdfast.load(pretrained, replica.state(), mapping=replica.load_mapping)
+    return answer | {"pretrained": pieces(replica.parameters())}
 
 
 def tensor_files(folder: Path) -> dict[str, bytes]:
@@ -71,10 +71,10 @@ class Truth:
 
 
 def _ep_4(path: Path) -> Any:
-    trainee = trained(MODELS["qwen3_moe"], LAYOUTS["ep-4"], 2)
-    save(trainee, path)
+    replica = trained(MODELS["qwen3_moe"], LAYOUTS["ep-4"], 2)
+    save(replica, path)
     with torch.no_grad():
-        return trainee.module.eval()(batches(1)[0].input_ids)[0].numpy()
+        return replica.module.eval()(batches(1)[0].input_ids)[0].numpy()
 
 
 def opened(folder: Path) -> Any:
@@ -88,10 +88,10 @@ def truth(tmp_path_factory: pytest.TempPathFactory) -> Truth:
     root = tmp_path_factory.mktemp("truth")
     after = {}
     for name, config in MODELS.items():
-        trainee = trained(config, Layout(), 2)
-        save(trainee, root / name)
-        train(trainee, trainee.optimizer, 2)
-        after[name] = assemble([pieces(trainee.parameters())])
+        replica = trained(config, Layout(), 2)
+        save(replica, root / name)
+        train(replica, replica.optimizer, 2)
+        after[name] = assemble([pieces(replica.parameters())])
     theirs = opened(root / "qwen3_moe")
     theirs.save_pretrained(root / "pretrained")
     return Truth(root, after, root / "pretrained", theirs.state_dict())

@@ -25,9 +25,9 @@ DEADLINE_S = 200.0
 
 
 def _step(layout: Layout, recompute: bool) -> Any:
-    trainee = build(CONFIG, layout, recompute=recompute)
-    sums = trainee.forward_backward(share(trainee, keyed(batches(MICRO_BATCHES))))
-    return pieces({key: p.grad for key, p in trainee.parameters().items()}), sums.total
+    replica = build(CONFIG, layout, recompute=recompute)
+    sums = replica.forward_backward(share(replica, keyed(batches(MICRO_BATCHES))))
+    return pieces({key: p.grad for key, p in replica.parameters().items()}), sums.total
 
 
 def _both(layout: Layout) -> list[Any]:

@@ -21,10 +21,10 @@ CHOSEN = ("fsdp-4", "tp-2-dp-2", "ep-2-pp-2", "ep-2-dp-4")
 
 
 def _gradients(layout: Layout, dtype: torch.dtype, recompute: bool) -> Any:
-    trainee = build(CONFIG, layout, dtype=dtype, recompute=recompute)
-    sums = trainee.forward_backward(share(trainee, batches(MICRO_BATCHES)))
-    assert {p.dtype for p in trainee.module.parameters()} == {torch.float32}
-    return pieces({key: p.grad for key, p in trainee.parameters().items()}), sums.total
+    replica = build(CONFIG, layout, dtype=dtype, recompute=recompute)
+    sums = replica.forward_backward(share(replica, batches(MICRO_BATCHES)))
+    assert {p.dtype for p in replica.module.parameters()} == {torch.float32}
+    return pieces({key: p.grad for key, p in replica.parameters().items()}), sums.total
 
 
 def _every_option(layout: Layout) -> dict[str, Any]:
@@ -47,9 +47,9 @@ def test_recomputed_blocks_and_rounded_work_on_ranks(layout: str) -> None:
 
 
 def _deep(layout: Layout) -> Any:
-    trainee = build(model("qwen3_moe", num_hidden_layers=8), layout)
-    trainee.forward_backward(share(trainee, batches(MICRO_BATCHES)))
-    return pieces({key: p.grad for key, p in trainee.parameters().items()})
+    replica = build(model("qwen3_moe", num_hidden_layers=8), layout)
+    replica.forward_backward(share(replica, batches(MICRO_BATCHES)))
+    return pieces({key: p.grad for key, p in replica.parameters().items()})
 
 
 def test_four_ranks_interleave_eight_stages() -> None:
@@ -61,16 +61,16 @@ def test_four_ranks_interleave_eight_stages() -> None:
 
 def _middle_stage_without_values() -> float:
     """Ranks between first and last stage are told of shapes alone, as their feed does."""
-    trainee = build(CONFIG, LAYOUTS["pp-4"])
+    replica = build(CONFIG, LAYOUTS["pp-4"])
     given = []
     for batch in batches(MICRO_BATCHES):
         ids, labels = batch.input_ids, batch.labels
         given.append(
             MicroBatch(
-                ids if trainee.needs_inputs else ids.to("meta"), labels if trainee.needs_labels else labels.to("meta")
+                ids if replica.needs_inputs else ids.to("meta"), labels if replica.needs_labels else labels.to("meta")
             )
         )
-    return trainee.forward_backward(given).total
+    return replica.forward_backward(given).total
 
 
 def test_stages_that_need_no_values_get_none() -> None:
@@ -81,19 +81,19 @@ def test_stages_that_need_no_values_get_none() -> None:
 
 def _refused(layout: Layout) -> list[str]:
     said = []
-    trainee = build(CONFIG, layout)
+    replica = build(CONFIG, layout)
     whole = batches(2)
     odd = MicroBatch(whole[0].input_ids[:, :7], whole[0].labels[:, :7])
     for given in ([odd, odd], [whole[0], MicroBatch(whole[1].input_ids[:1], whole[1].labels[:1])]):
         with pytest.raises(InvalidArgument) as refusal:
-            trainee.forward_backward(given)
+            replica.forward_backward(given)
         said.append(str(refusal.value))
     return said
 
 
 def test_batches_that_a_layout_cannot_take_are_refused() -> None:
     for said in run_ranks(4, _refused, LAYOUTS["pp-2-tp-2"], deadline_s=DEADLINE_S):
-        assert "sequences of 7 do not divide by tp=2" in said[0]
+        assert "sequences of 7 tokens are not divisible by tp=2" in said[0]
         assert "must have one shape" in said[1]
 
 

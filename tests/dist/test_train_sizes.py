@@ -76,14 +76,14 @@ def _batches(case: Case, seed: int) -> list[MicroBatch]:
 
 
 def _steps(case: Case, layout: Layout) -> dict[str, Any]:
-    trainee = build(case.model, layout)
-    optimizer = trainee.make_optimizer(lr=1e-2, eps=1e-6, weight_decay=0.1)
-    sums = trainee.forward_backward(share(trainee, _batches(case, 0)))
-    gradients = pieces({key: p.grad for key, p in trainee.parameters().items()})
-    norm = trainee.clip(0.5)
+    replica = build(case.model, layout)
+    optimizer = replica.make_optimizer(lr=1e-2, eps=1e-6, weight_decay=0.1)
+    sums = replica.forward_backward(share(replica, _batches(case, 0)))
+    gradients = pieces({key: p.grad for key, p in replica.parameters().items()})
+    norm = replica.clip(0.5)
     optimizer.step()
-    evaluated = trainee.evaluate(share(trainee, _batches(case, 1)))
-    later = trainee.forward_backward(share(trainee, _batches(case, 2)))
+    evaluated = replica.evaluate(share(replica, _batches(case, 1)))
+    later = replica.forward_backward(share(replica, _batches(case, 2)))
     return {"gradients": gradients, "norm": norm, "sums": sums, "evaluated": evaluated, "later": later}
 
 

@@ -51,7 +51,7 @@ def _losses(root: Path, layout: Layout) -> dict[str, float]:
         if layout.ep > 1 and not theirs.traits.experts:
             continue
         trainer = Trainer(_settings(theirs, stored / str(layout), layout, str(stored)))
-        trainer._take_weights(str(stored))
+        trainer._load_weights(str(stored))
         sums = trainer.evaluate()
         assert sums is not None
         trainer.metrics.close()

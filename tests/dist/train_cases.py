@@ -85,10 +85,10 @@ def keyed(whole: list[MicroBatch]) -> list[MicroBatch]:
     return [replace(batch, keys=part) for batch, part in zip(whole, keys, strict=True)]
 
 
-def share(trainee: Any, whole: list[MicroBatch]) -> list[MicroBatch]:
+def share(replica: Any, whole: list[MicroBatch]) -> list[MicroBatch]:
     """What one data-parallel rank gets of a global batch."""
-    each = len(whole) // trainee.layout.dp
-    first = trainee.meshes.dp_rank * each
+    each = len(whole) // replica.layout.dp
+    first = replica.meshes.dp_rank * each
     return whole[first : first + each]
 
 
@@ -120,13 +120,13 @@ def assemble(answers: list[dict[str, list[tuple[Box, Any]]]]) -> dict[str, torch
 
 def one_step(config: ModelConfig, layout: Layout, micro: int, **options: Any) -> dict[str, Any]:
     """On a rank: build, one batch, everything that other layouts must agree on."""
-    trainee = build(config, layout, **options)
-    initial = pieces(dict(trainee.module.named_parameters()))
-    sums = trainee.forward_backward(share(trainee, batches(micro)))
-    gradients = pieces({key: p.grad for key, p in trainee.parameters().items()})
-    evaluated = trainee.evaluate(share(trainee, batches(micro, seed=1)))
-    again = trainee.forward_backward(share(trainee, batches(micro)))
-    norm = trainee.clip(0.5)
+    replica = build(config, layout, **options)
+    initial = pieces(dict(replica.module.named_parameters()))
+    sums = replica.forward_backward(share(replica, batches(micro)))
+    gradients = pieces({key: p.grad for key, p in replica.parameters().items()})
+    evaluated = replica.evaluate(share(replica, batches(micro, seed=1)))
+    again = replica.forward_backward(share(replica, batches(micro)))
+    norm = replica.clip(0.5)
     return {
         "initial": initial,
         "gradients": gradients,
@@ -134,5 +134,5 @@ def one_step(config: ModelConfig, layout: Layout, micro: int, **options: Any) ->
         "again": again,
         "evaluated": evaluated,
         "norm": norm,
-        "clipped": trainee.gradient_norm(),
+        "clipped": replica.gradient_norm(),
     }

@@ -79,5 +79,5 @@ def test_a_cast_on_load_never_takes_bits_for_numbers(tmp_path: Path) -> None:
     written(tmp_path / "a")
     model = torch.nn.Module()
     model.fc = torch.nn.Linear(4, 6, dtype=torch.bfloat16)
-    with pytest.raises(Mismatch, match="a cast would take raw bits for numbers"):
+    with pytest.raises(Mismatch, match="a cast would interpret raw bits as numbers"):
         holdfast.load(tmp_path / "a", {"model": model}, cast=True)

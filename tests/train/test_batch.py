@@ -84,7 +84,7 @@ def test_trl_grpo_refuses_part_of_a_group():
     assert "global_batch=20" in str(caught.value)
     assert "rollouts_per_prompt=8" in str(caught.value)
     # One optimizer step takes 20: what is advised must fit that too.
-    assert "take global_batch=40, or else rollouts_per_prompt=5 or rollouts_per_prompt=10" in str(caught.value)
+    assert "use global_batch=40, or rollouts_per_prompt=5 or rollouts_per_prompt=10" in str(caught.value)
 
 
 # verl, verl/workers/fsdp_workers.py ("normalize config"): ppo_mini_batch_size *= rollout.n, then
@@ -127,12 +127,12 @@ def test_what_verl_would_round_down_is_refused():
         derive_batches(prompts=200, mini_batch=100, micro_batch=1, data_parallel=8)
     text = str(caught.value)
     assert "mini_batch=100 is not a multiple of micro_batch x data_parallel = 1 x 8 = 8" in text
-    assert "take mini_batch=40 or mini_batch=200" in text, "multiples of 8 of which 200 samples are whole mini batches"
+    assert "use mini_batch=40 or mini_batch=200" in text, "multiples of 8 of which 200 samples are whole mini batches"
     assert "data_parallel=5 or data_parallel=10" in text
 
 
 def test_less_than_one_of_each_names_only_what_is_possible():
-    with pytest.raises(holdfast.InvalidArgument, match=r"take global_batch=8, or else data_parallel=3$"):
+    with pytest.raises(holdfast.InvalidArgument, match=r"use global_batch=8, or data_parallel=3$"):
         derive_batches(global_batch=3, micro_batch=1, data_parallel=8)
 
 
@@ -141,7 +141,7 @@ def test_all_given_and_wrong_names_both_numbers_and_every_way_out():
         derive_batches(global_batch=32, micro_batch=2, accumulation=3, data_parallel=4)
     text = str(caught.value)
     assert "global_batch=32 is not micro_batch x accumulation x data_parallel = 2 x 3 x 4 = 24" in text
-    assert "take global_batch=24, or else accumulation=4, or leave one of them out" in text
+    assert "use global_batch=24, or accumulation=4, or omit one of them" in text
 
 
 def test_supervised_training_has_one_mini_batch():
@@ -159,7 +159,7 @@ def test_only_whole_numbers(size: object):
 
 
 def test_too_few_sizes_name_what_is_open():
-    with pytest.raises(holdfast.InvalidArgument, match=r"leaves batch sizes open.*accumulation"):
+    with pytest.raises(holdfast.InvalidArgument, match=r"does not determine all batch sizes.*accumulation"):
         derive_batches(global_batch=8)
 
 
@@ -192,7 +192,7 @@ def test_whatever_is_given_holds_and_whatever_is_advised_can_be(sizes: dict[str,
             try:
                 assert getattr(derive_batches(**{**sizes, name: int(size)}), name) == int(size)
             except holdfast.InvalidArgument as still:
-                assert "leaves batch sizes open" in str(still)
+                assert "does not determine all batch sizes" in str(still)
     else:
         assert {name: getattr(batches, name) for name in sizes} == sizes
         assert batches.global_batch == batches.prompts * batches.rollouts_per_prompt

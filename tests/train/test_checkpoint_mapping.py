@@ -10,17 +10,17 @@ import torch
 import holdfast
 from holdfast.train.checkpoint_mapping import load_mapping, save_mapping
 from holdfast.train.layout import Layout
-from holdfast.train.model_replica import Trainee
+from holdfast.train.model_replica import ModelReplica
 from holdfast.train.parallel.parallel_model import build
 from tests.dist.train_cases import batches, model
 
 
-def stepped(seed: int, tied: bool) -> Trainee:
-    trainee = build(model("qwen2_moe", tie_word_embeddings=tied), Layout(), seed=seed)
-    optimizer = trainee.make_optimizer(lr=0.01)
-    trainee.forward_backward(batches(1, seed=seed))
+def stepped(seed: int, tied: bool) -> ModelReplica:
+    replica = build(model("qwen2_moe", tie_word_embeddings=tied), Layout(), seed=seed)
+    optimizer = replica.make_optimizer(lr=0.01)
+    replica.forward_backward(batches(1, seed=seed))
     optimizer.step()
-    return trainee
+    return replica
 
 
 @pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
@@ -43,10 +43,10 @@ def test_models_without_experts_need_no_mapping() -> None:
 
 def test_a_checkpointer_turns_the_mapping_round_by_itself(tmp_path: Path) -> None:
     source, target = stepped(1, True), stepped(2, True)
-    for trainee, restores in ((source, None), (target, 1)):
-        with holdfast.Checkpointer(tmp_path / "run", mapping=trainee.mapping) as checkpointer:
-            assert checkpointer.restore(trainee.state()) == restores
+    for replica, restores in ((source, None), (target, 1)):
+        with holdfast.Checkpointer(tmp_path / "run", mapping=replica.mapping) as checkpointer:
+            assert checkpointer.restore(replica.state()) == restores
             if restores is None:
-                checkpointer.save(1, trainee.state()).result(60)
+                checkpointer.save(1, replica.state()).result(60)
     for (key, one), other in zip(source.parameters().items(), target.parameters().values(), strict=True):
         assert torch.equal(one, other), key

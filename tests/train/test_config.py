@@ -31,9 +31,9 @@ def test_examples_are_good_and_survive_being_written(name: str):
 
 def test_only_the_model_must_be_given():
     assert parse_config(MODEL).train.steps == 100
-    with pytest.raises(holdfast.InvalidArgument, match="lacks model"):
+    with pytest.raises(holdfast.InvalidArgument, match="is missing model"):
         parse_config("[train]\nsteps = 3\n")
-    with pytest.raises(holdfast.InvalidArgument, match="model lacks vocab_size"):
+    with pytest.raises(holdfast.InvalidArgument, match="model is missing vocab_size"):
         parse_config("[model]\n")
 
 
@@ -42,10 +42,10 @@ def test_only_the_model_must_be_given():
     [
         ("optimizer.learning_rate=1", "no setting optimizer.learning_rate"),
         ("trian.steps=3", r"no setting trian: did you mean train\?"),
-        ("layout.tp=two", "layout.tp = 'two': it must be a whole number"),
+        ("layout.tp=two", "layout.tp = 'two': it must be an integer"),
         ("train.dtype=float16", "float32, bfloat16"),
         ("train.device=tpu", "auto, cpu, cuda"),
-        ("train.steps=0", r"train\.steps is 1 or more"),
+        ("train.steps=0", r"train\.steps must be at least 1"),
         ("optimizer.lr=0", r"optimizer\.lr"),
         ("optimizer.beta2=1", "beta2"),
         ("optimizer.eps=-1", r"optimizer\.eps"),
@@ -86,7 +86,9 @@ def test_batches_follow_the_layout():
 
 
 def test_a_pipeline_needs_enough_micro_batches():
-    with pytest.raises(holdfast.InvalidArgument, match=r"4 stages needs 4 .* there are 2: take train\.global_batch=16"):
+    with pytest.raises(
+        holdfast.InvalidArgument, match=r"4 stages needs at least 4 .* there are 2: use train\.global_batch=16"
+    ):
         plan_batches(parse_config(MODEL, ["train.global_batch=8", "train.micro_batch=4", "layout.pp=4"]))
 
 
@@ -95,18 +97,22 @@ def test_an_interleaved_pipeline_goes_in_equal_rounds():
     interleaved = ["layout.pp=2", "layout.stages_per_rank=2", "layout.schedule=interleaved"]
     for count in (4, 6, 8):
         assert _planned(*interleaved, f"train.global_batch={count}")[2] == count
-    with pytest.raises(holdfast.InvalidArgument, match=r"5 micro batches .* take train\.global_batch=4 or 6"):
+    with pytest.raises(holdfast.InvalidArgument, match=r"5 micro batches .* use train\.global_batch=4 or 6"):
         plan_batches(parse_config(MODEL, [*interleaved, "train.global_batch=5"]))
 
 
 @pytest.mark.parametrize(
     ("assignments", "world", "match"),
     [
-        (["layout.tp=2", "data.sequence=7"], 2, r"sequences of 7 tokens do not divide by tp=2.*2 ranks: dp_shard=2"),
-        (["layout.tp=2"], 4, "takes 2 ranks .* but there are 4"),
+        (
+            ["layout.tp=2", "data.sequence=7"],
+            2,
+            r"sequences of 7 tokens are not divisible by tp=2.*2 ranks: dp_shard=2",
+        ),
+        (["layout.tp=2"], 4, "needs 2 ranks .* but there are 4"),
         (["data.kind=text"], 1, r"data\.kind='text' needs a data\.path"),
         (["data.path=words.txt"], 1, r"data\.kind='synthetic' takes no data\.path"),
-        (["data.sequence=4096"], 1, r"longer than model\.max_position_embeddings=2048"),
+        (["data.sequence=4096"], 1, r"exceeds model\.max_position_embeddings=2048"),
         (["checkpoint.model_dtype=int8"], 1, "choose bfloat16 or float16"),
         (["train.evaluate_every=5"], 1, r"data\.evaluation_samples=0"),
         (["train.global_batch=3", "layout.dp_shard=2"], 2, "global_batch=3 is not a multiple"),

@@ -29,7 +29,7 @@ def test_evaluation_counts_every_sample_once(tmp_path: Path):
     _, dataset = open_datasets(settings.data, 32)
     assert dataset is not None
     rows = torch.from_numpy(dataset.read(np.arange(7)))
-    together = trainer.trainee.evaluate([MicroBatch(rows[:, :-1], rows[:, 1:])])
+    together = trainer.replica.evaluate([MicroBatch(rows[:, :-1], rows[:, 1:])])
     assert found == pytest.approx([together.loss] * 3, rel=1e-6)
     assert Trainer(config(tmp_path, {}, data__evaluation_samples=0)).evaluate() is None
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import holdfast
-from holdfast.train.identity import Identity, check_same_model
+from holdfast.train.identity import ModelIdentity, check_same_model
 from holdfast.train.loop import Trainer
 from tests.dist.resume_cases import config
 
@@ -58,4 +58,4 @@ def test_experts_do_not_mind_a_size_that_they_have_no_use_for(tmp_path: Path):
     (tmp_path / "model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
     check_same_model(str(tmp_path), model)
     with pytest.raises(holdfast.Mismatch, match="num_experts_per_tok=1, not 2"):
-        Identity(model).load_state_dict({**Identity(model).state_dict(), "num_experts_per_tok": 1})
+        ModelIdentity(model).load_state_dict({**ModelIdentity(model).state_dict(), "num_experts_per_tok": 1})

@@ -52,7 +52,7 @@ def test_ranks_that_end_well_and_ranks_that_do_not(tmp_path: Path):
     ranks.finish(60)
     assert not ranks.alive()
     assert "holdfast" in (tmp_path / "good" / "rank-1.log").read_text()
-    with pytest.raises(holdfast.PeerFailed, match=r"(?s)ended with 2.*No such command"):
+    with pytest.raises(holdfast.PeerFailed, match=r"(?s)exited with 2.*No such command"):
         LocalRanks(1, ["nonsense"], tmp_path / "bad").finish(60)
 
 
@@ -92,5 +92,5 @@ def test_what_ends_the_parent_ends_the_ranks(tmp_path: Path):
 def test_a_killed_rank_is_told_of_and_late_ones_are_ended(tmp_path: Path):
     ranks = LocalRanks(1, ["top", str(tmp_path / "never"), "--interval", "99"], tmp_path / "logs")
     ranks.kill(0)
-    with pytest.raises(holdfast.PeerFailed, match="ended with -9"):
+    with pytest.raises(holdfast.PeerFailed, match="exited with -9"):
         ranks.finish(60)

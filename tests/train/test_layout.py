@@ -33,17 +33,17 @@ SPARSE = ModelConfig(
 INTERLEAVED = {"pp": 2, "stages_per_rank": 2, "schedule": "interleaved"}
 REFUSED: list[tuple[ModelConfig, int, dict[str, Any], str, dict[str, Any]]] = [
     # model, ranks, layout, what is said, the nearest that can be
-    (DENSE, 4, {"dp_shard": 2}, "takes 2 ranks .* but there are 4", {"dp_shard": 4}),
-    (DENSE, 4, {"tp": 4}, "2 key-value heads do not divide by tp=4", {"tp": 2, "dp_shard": 2}),
-    (DENSE, 3, {"tp": 3}, "8 attention heads do not divide by tp=3", {"dp_shard": 3}),
+    (DENSE, 4, {"dp_shard": 2}, "needs 2 ranks .* but there are 4", {"dp_shard": 4}),
+    (DENSE, 4, {"tp": 4}, "2 key-value heads are not divisible by tp=4", {"tp": 2, "dp_shard": 2}),
+    (DENSE, 3, {"tp": 3}, "8 attention heads are not divisible by tp=3", {"dp_shard": 3}),
     (DENSE, 8, {"pp": 8}, "6 layers are too few for 8 stages", {"pp": 4, "dp_shard": 2}),
-    (DENSE, 2, {"pp": 2, "stages_per_rank": 2}, "schedule 1f1b has 1 stage per rank, not 2", INTERLEAVED),
+    (DENSE, 2, {"pp": 2, "stages_per_rank": 2}, "schedule 1f1b supports 1 stage per rank, not 2", INTERLEAVED),
     (DENSE, 2, {"pp": 2, "schedule": "interleaved"}, "interleaved needs .* stages_per_rank of 2", {"pp": 2}),
-    (DENSE, 2, {"pp": 2, "schedule": "interleaved"}, "layout pp=2 schedule=interleaved cannot be", {"pp": 2}),
+    (DENSE, 2, {"pp": 2, "schedule": "interleaved"}, "layout pp=2 schedule=interleaved is invalid", {"pp": 2}),
     (DENSE, 2, {"dp_shard": 2, "ep": 2}, "a llama has no experts", {"dp_shard": 2}),
-    (DENSE, 4, {"dp_replicate": 2, "dp_shard": 2, "zero1": True}, "zero1 goes with dp_replicate", {}),
+    (DENSE, 4, {"dp_replicate": 2, "dp_shard": 2, "zero1": True}, "zero1 supports only dp_replicate", {}),
     (SPARSE, 4, {"pp": 2, "dp_shard": 2, "ep": 4}, "ep=4 does not divide the 2 data-parallel", {}),
-    (SPARSE, 6, {"dp_shard": 6, "ep": 6}, "8 experts do not divide by 6 ranks", {"dp_shard": 6, "ep": 2}),
+    (SPARSE, 6, {"dp_shard": 6, "ep": 6}, "8 experts are not divisible by 6 ranks", {"dp_shard": 6, "ep": 2}),
     (SPARSE, 12, {"dp_replicate": 2, "dp_shard": 6, "ep": 4}, "one must be a multiple of the other", {}),
 ]
 

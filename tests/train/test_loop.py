@@ -83,7 +83,7 @@ def test_learning_and_clipping(tmp_path: Path):
     progress = trainer.step(1)
     trainer.metrics.close()
     assert progress.gradient_norm > 1e-3
-    total = torch.cat([p.grad.flatten() for p in trainer.trainee.module.parameters()]).norm()
+    total = torch.cat([p.grad.flatten() for p in trainer.replica.module.parameters()]).norm()
     assert float(total) == pytest.approx(1e-3, rel=1e-3)
     assert progress.lr == pytest.approx(1e-2 / 3)
     assert {group["lr"] for group in trainer.optimizer.param_groups} == {progress.lr}
@@ -98,8 +98,8 @@ def test_a_run_begins_with_the_weights_of_another(tmp_path: Path, tied: bool):
     first.run()
     stored = tmp_path / "a" / "checkpoints" / "step-000000000002"
     second = Trainer(config(tmp_path / "b", {}, train__steps=1, train__start_from=str(stored), **options))
-    second._take_weights(str(stored))
-    for one, other in zip(first.trainee.module.parameters(), second.trainee.module.parameters(), strict=True):
+    second._load_weights(str(stored))
+    for one, other in zip(first.replica.module.parameters(), second.replica.module.parameters(), strict=True):
         assert torch.allclose(one, other, rtol=1e-2, atol=1e-4)
         assert other.dtype == torch.float32
     second.run()

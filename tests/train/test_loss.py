@@ -14,11 +14,11 @@ from tests.dist.train_cases import VOCAB, batches, model
 
 
 def test_the_loss_is_the_mean_over_tokens_not_over_micro_batches() -> None:
-    trainee = build(model("llama"), Layout())
+    replica = build(model("llama"), Layout())
     few, many = batches(2)
     few.labels[:, 1:] = -100
-    found = trainee.forward_backward([few, many])
-    logits = torch.cat([trainee.module(batch.input_ids) for batch in (few, many)])
+    found = replica.forward_backward([few, many])
+    logits = torch.cat([replica.module(batch.input_ids) for batch in (few, many)])
     labels = torch.cat((few.labels, many.labels))
     expected = functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
     assert found.tokens == int((labels != -100).sum())
@@ -40,19 +40,19 @@ def test_gradients_do_not_depend_on_how_a_batch_is_divided() -> None:
 
 
 def test_a_second_batch_does_not_add_to_the_first() -> None:
-    trainee = build(model("llama"), Layout())
-    trainee.forward_backward(batches(2))
-    first = trainee.gradient_norm()
-    trainee.forward_backward(batches(2))
-    assert trainee.gradient_norm() == first
+    replica = build(model("llama"), Layout())
+    replica.forward_backward(batches(2))
+    first = replica.gradient_norm()
+    replica.forward_backward(batches(2))
+    assert replica.gradient_norm() == first
 
 
 def test_a_batch_where_nothing_counts_has_a_loss_of_zero() -> None:
-    trainee = build(model("llama"), Layout())
+    replica = build(model("llama"), Layout())
     batch = batches(1)[0]
     batch.labels.fill_(-100)
-    assert trainee.forward_backward([batch]) == LossSums(0.0, 0, 0.0, 0, 0.001)
-    assert trainee.clip(1.0) == 0.0
+    assert replica.forward_backward([batch]) == LossSums(0.0, 0, 0.0, 0, 0.001)
+    assert replica.clip(1.0) == 0.0
 
 
 def test_half_precision_logits_are_summed_in_full() -> None:

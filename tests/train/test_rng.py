@@ -1,4 +1,4 @@
-"""Random streams: by purpose and place, exact on the same mesh, derived anew on another."""
+"""Random streams: by purpose and place, exact on the same mesh, derived again on another."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
 import holdfast
-from holdfast.train.rng import DISTINCT, EXPERT, PURPOSES, SHARED, RandomStreams, Spot, derive_seed
+from holdfast.train.rng import DISTINCT, EXPERT, PURPOSES, SHARED, MeshPosition, RandomStreams, derive_seed
 from tests.dist.harness import run_ranks
 
 
-def spot(**places: tuple[int, int]) -> Spot:
-    return Spot(
+def spot(**places: tuple[int, int]) -> MeshPosition:
+    return MeshPosition(
         {axis: size for axis, (_, size) in places.items()}, {axis: place for axis, (place, _) in places.items()}
     )
 
@@ -71,7 +71,7 @@ def test_elsewhere_they_are_derived_anew_and_say_so():
     streams.step = 8
     moved = RandomStreams(3, spot(dp_shard=(1, 4)))
     moved.load_state_dict(streams.state_dict())
-    assert "derived anew" in moved.derived and "one rank" in moved.derived and "dp_shard=4" in moved.derived
+    assert "derived again" in moved.derived and "one rank" in moved.derived and "dp_shard=4" in moved.derived
     expected = torch.Generator().manual_seed(derive_seed(3, 8, SHARED, spot(dp_shard=(1, 4))))
     assert draws(moved, SHARED) == torch.rand(4, generator=expected).tolist()
 
@@ -144,7 +144,7 @@ def test_every_rank_gets_its_own_back_and_another_mesh_derives(tmp_path: Path):
     assert len({str(each) for each in saved}) == 4
     assert run_ranks(4, _load, root, (2, 2), deadline_s=60) == [(each, "") for each in saved]
     turned = run_ranks(4, _load, root, (4, 1), deadline_s=60)
-    assert all("derived anew" in note for _, note in turned)
+    assert all("derived again" in note for _, note in turned)
     assert len({str(each) for each, _ in turned}) == 4
     alone = run_ranks(1, _load, root, (1, 1), deadline_s=60)
     assert "one rank" in alone[0][1]
@@ -154,5 +154,5 @@ def test_another_seed_derives_and_says_so() -> None:
     streams, other = RandomStreams(3, spot()), RandomStreams(4, spot())
     fresh = other.state_dict()["streams"][SHARED]
     other.load_state_dict(streams.state_dict())
-    assert "seed 3" in other.derived and "has 4" in other.derived
+    assert "seed 3" in other.derived and "has seed 4" in other.derived
     assert torch.equal(other.state_dict()["streams"][SHARED], fresh)

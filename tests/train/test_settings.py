@@ -41,11 +41,11 @@ def test_what_is_given_is_taken_and_the_rest_stays():
     [
         ({"iner": {}}, r"no setting iner: did you mean inner\?"),
         ({"inner": {"step": 1}}, r"no setting inner.step: did you mean steps\?"),
-        ({"inner": {"zzzz": 1}}, "there are steps, rate, name, fast, limit"),
-        ({"inner": {"steps": 1.5}}, r"inner.steps = 1.5: it must be a whole number"),
-        ({"inner": {"steps": True}}, "inner.steps = True: it must be a whole number"),
+        ({"inner": {"zzzz": 1}}, "choose one of steps, rate, name, fast, limit"),
+        ({"inner": {"steps": 1.5}}, r"inner.steps = 1.5: it must be an integer"),
+        ({"inner": {"steps": True}}, "inner.steps = True: it must be an integer"),
         ({"inner": {"fast": 1}}, "inner.fast = 1: it must be true or false"),
-        ({"inner": {"limit": "x"}}, "inner.limit = 'x': it must be a whole number"),
+        ({"inner": {"limit": "x"}}, "inner.limit = 'x': it must be an integer"),
         ({"inner": {"rate": "x"}}, "inner.rate = 'x': it must be a number"),
         ({"inner": 3}, "inner must be a section"),
     ],
@@ -56,7 +56,7 @@ def test_what_is_wrong_is_refused(tables: dict[str, object], match: str):
 
 
 def test_what_must_be_given_is_named():
-    with pytest.raises(holdfast.InvalidArgument, match="needs lacks path"):
+    with pytest.raises(holdfast.InvalidArgument, match="needs is missing path"):
         build(Needs, {}, "needs")
 
 
@@ -83,5 +83,5 @@ def test_what_is_written_is_read_again():
 
 
 def test_broken_toml_says_where():
-    with pytest.raises(holdfast.InvalidArgument, match=r"my.toml is not TOML.*line 2"):
+    with pytest.raises(holdfast.InvalidArgument, match=r"my.toml is not valid TOML.*line 2"):
         read_toml("[a]\nb = \n", "my.toml")

@@ -1,1 +1,1 @@
-"""Live objects and layouts: modules, optimizers, stateful objects, tensors. Imports torch."""
+"""Live objects and their layouts: modules, optimizers, stateful objects, tensors. Imports torch."""

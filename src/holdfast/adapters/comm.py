@@ -1,4 +1,4 @@
-"""Ranks over torch.distributed: small JSON messages on a group that can carry CPU tensors."""
+"""Ranks over torch.distributed: small JSON messages on a group that supports CPU tensors."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ NOTICE_S = 30.0
 _FRAME_BYTES = 2048
 _COMPRESS_BYTES = 2048
 
-# Why a group is of no more use. gloo cannot go on after a call that not all ranks made.
+# Why each broken group is unusable. gloo cannot recover from a collective that not all ranks joined.
 _BROKEN: weakref.WeakKeyDictionary[dist.ProcessGroup, str] = weakref.WeakKeyDictionary()
 
-# One gloo group per default group and deadline: making one is collective and costs connections.
+# One gloo group per default group and deadline: creating a group is collective and opens connections.
 _CPU_GROUPS: weakref.WeakKeyDictionary[dist.ProcessGroup, dict[float, dist.ProcessGroup]] = weakref.WeakKeyDictionary()
 
 
 def current_ranks(deadline_s: float) -> Ranks:
-    """The ranks of the default process group, or a single process if there is none."""
+    """Return the ranks of the default process group, or a single process without one."""
     if not dist.is_available() or not dist.is_initialized():
         return SingleProcess()
     return TorchRanks(_cpu_group(deadline_s), deadline_s)
@@ -50,18 +50,18 @@ def _cpu_group(deadline_s: float) -> dist.ProcessGroup:
 
 @contextmanager
 def _waiting_for_others(group: dist.ProcessGroup, rank: int, deadline_s: float) -> Iterator[None]:
-    """Say so when the others take long, and say what it means when they do not come."""
+    """Warn while the other ranks are late, and raise PeerFailed if they do not arrive."""
     if group in _BROKEN:
-        raise PeerFailed(f"the ranks have lost each other, restart the run; it began when {_BROKEN[group]}")
+        raise PeerFailed(f"the ranks lost contact earlier; restart the run. First failure: {_BROKEN[group]}")
     text = "every rank must call save, load and restore, in the same order"
-    notice = threading.Timer(NOTICE_S, warn, [f"rank {rank} waits for the others: {text}"])
+    notice = threading.Timer(NOTICE_S, warn, [f"rank {rank} is waiting for the other ranks: {text}"])
     notice.daemon = True
     notice.start()
     try:
         yield
     except RuntimeError as error:
         _BROKEN[group] = (
-            f"rank {rank} waited for the others, and one did not come within {deadline_s:.0f} s or is gone; {text}"
+            f"rank {rank} waited for the other ranks; one exited or did not arrive within {deadline_s:.0f} s; {text}"
         )
         raise PeerFailed(_BROKEN[group]) from error
     finally:
@@ -69,7 +69,7 @@ def _waiting_for_others(group: dist.ProcessGroup, rank: int, deadline_s: float) 
 
 
 class TorchRanks:
-    """Ranks that talk through a gloo group of their own, with its own deadline."""
+    """Ranks that communicate over a dedicated gloo group, with its own deadline."""
 
     def __init__(self, group: dist.ProcessGroup, deadline_s: float) -> None:
         self._group = group
@@ -81,7 +81,7 @@ class TorchRanks:
         data = json.dumps(value, separators=(",", ":")).encode()
         if len(data) > _COMPRESS_BYTES:
             data = b"z" + zlib.compress(data, 1)
-        # Most messages fit into one frame with their length; long ones need a second call.
+        # Most messages fit into one frame with their length; longer messages need a second gather.
         frames = self._gather_bytes(struct.pack("<Q", len(data)) + data[:_FRAME_BYTES], 8 + _FRAME_BYTES)
         sizes = [struct.unpack("<Q", frame[:8])[0] for frame in frames]
         longest = max(sizes)

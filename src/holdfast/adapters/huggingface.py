@@ -1,4 +1,4 @@
-"""Hugging Face models: the config files that save_pretrained would write beside the weights."""
+"""Hugging Face models: the config files that save_pretrained writes next to the weights."""
 
 from __future__ import annotations
 
@@ -12,54 +12,54 @@ from typing import Any
 from torch import nn
 
 _FILES = ("config.json", "generation_config.json")
-# By module and dtype: what its configs said, and the files that gave. Writing them takes milliseconds.
-_KNOWN: weakref.WeakKeyDictionary[nn.Module, dict[str | None, tuple[str, dict[str, bytes]]]] = (
+# Config texts and the files written from them, by module and dtype. Writing the files takes milliseconds.
+_CACHE: weakref.WeakKeyDictionary[nn.Module, dict[str | None, tuple[str, dict[str, bytes]]]] = (
     weakref.WeakKeyDictionary()
 )
 
 
 def config_files(module: nn.Module, dtype: str | None) -> dict[str, bytes]:
-    """config.json and generation_config.json of a model that has them; `dtype` names the stored one.
+    """Return config.json and generation_config.json of a model that has them; `dtype` is the stored dtype.
 
-    A model with PEFT adapters gets none: its keys are not those of the plain model that they describe.
+    Returns nothing for a model with PEFT adapters: its keys are not those of the plain model that the files describe.
     """
     config = getattr(module, "config", None)
     if config is None or not hasattr(config, "save_pretrained") or adapter_kind(module):
         return {}
-    known = _KNOWN.setdefault(module, {})
-    found = dtype or _floating_dtype(module)
-    text = f"{found} " + _text(config) + _text(getattr(module, "generation_config", None))
-    if known.get(dtype, ("", {}))[0] != text:
-        known[dtype] = (text, _written_files(module, config, dtype))
-    return dict(known[dtype][1])
+    cached = _CACHE.setdefault(module, {})
+    stored_dtype = dtype or _floating_dtype(module)
+    text = f"{stored_dtype} " + _config_text(config) + _config_text(getattr(module, "generation_config", None))
+    if cached.get(dtype, ("", {}))[0] != text:
+        cached[dtype] = (text, _write_config_files(module, config, dtype))
+    return dict(cached[dtype][1])
 
 
 def adapter_kind(module: nn.Module) -> str:
-    """The class by which a module is known to have PEFT adapters; "" for a module without.
+    """Return the class name that shows a module has PEFT adapters; "" for a module without adapters.
 
-    Known by names, so that peft need not be installed: a peft_config, as peft and transformers' add_adapter
-    set it, or a layer that derives from peft's BaseTunerLayer.
+    Detection is by name, so that peft need not be installed: a peft_config, as set by peft and transformers'
+    add_adapter, or a layer derived from peft's BaseTunerLayer.
     """
     if getattr(module, "peft_config", None):
         return type(module).__name__
-    for kind in dict.fromkeys(type(part) for part in module.modules()):  # a model has few kinds of layers
+    for kind in dict.fromkeys(type(part) for part in module.modules()):  # a model has few layer types
         for cls in kind.__mro__:
             if cls.__name__ in ("BaseTunerLayer", "PeftModel", "BaseTuner") and cls.__module__.startswith("peft."):
                 return kind.__name__
     return ""
 
 
-def _text(config: Any) -> str:
-    """All that a config says, so that a change is seen."""
+def _config_text(config: Any) -> str:
+    """Return the whole config as a string, to detect changes."""
     return repr(sorted(config.to_dict().items(), key=repr)) if config is not None else ""
 
 
-def _written_files(module: nn.Module, config: Any, dtype: str | None) -> dict[str, bytes]:
+def _write_config_files(module: nn.Module, config: Any, dtype: str | None) -> dict[str, bytes]:
     config = copy.deepcopy(config)
     config.architectures = [plain_class_name(module)]
-    found = dtype or _floating_dtype(module)
-    if found is not None:
-        config.dtype = found
+    stored_dtype = dtype or _floating_dtype(module)
+    if stored_dtype is not None:
+        config.dtype = stored_dtype
     with tempfile.TemporaryDirectory(prefix="holdfast-config-") as folder:
         config.save_pretrained(folder)
         generation = getattr(module, "generation_config", None)
@@ -69,9 +69,9 @@ def _written_files(module: nn.Module, config: Any, dtype: str | None) -> dict[st
 
 
 def _write_generation_config(generation: Any, path: Path) -> None:
-    """As save_pretrained writes it; one that transformers finds invalid is written all the same.
+    """Write the file as save_pretrained does, even if transformers considers the config invalid.
 
-    A checkpoint must not fail for a temperature that is set without sampling.
+    A save must not fail because a temperature is set without sampling.
     """
     try:
         generation.save_pretrained(path.parent)
@@ -91,7 +91,7 @@ def _floating_dtype(module: nn.Module) -> str | None:
 
 
 def plain_class_name(module: nn.Module) -> str:
-    """The class a user would import, even when a mixin such as FSDP2's made a class of its own."""
+    """Return the class name a user would import, even if a mixin such as FSDP2's created a new class."""
     for cls in type(module).__mro__:
         named = getattr(sys.modules.get(cls.__module__), cls.__name__, None) is cls or "<locals>" in cls.__qualname__
         if named and issubclass(cls, nn.Module) and not _leads_with_mixin(cls):
@@ -100,5 +100,5 @@ def plain_class_name(module: nn.Module) -> str:
 
 
 def _leads_with_mixin(cls: type) -> bool:
-    """Whether the first base adds behaviour to modules without being one, as FSDPModule does."""
+    """Return True if the first base is a mixin that is not itself an nn.Module, as FSDPModule."""
     return not issubclass(cls.__bases__[0], nn.Module) and cls is not nn.Module

@@ -1,4 +1,4 @@
-"""The live state, sorted: which values are modules, optimizers, stateful objects, tensors, JSON."""
+"""The live state by kind: modules, optimizers, stateful objects, tensors and JSON values."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from holdfast.layout.mesh import Mesh
 
 @runtime_checkable
 class Stateful(Protocol):
-    """Anything that can tell its state and take it back."""
+    """An object with `state_dict` and `load_state_dict`."""
 
     def state_dict(self) -> Any: ...
 
@@ -30,15 +30,15 @@ class Stateful(Protocol):
 
 @runtime_checkable
 class Reshards(Protocol):
-    """A stateful object that can make its state for another mesh from the states of all coordinates."""
+    """A stateful object that can rebuild its state for another mesh from the states of all coordinates."""
 
     def holdfast_reshard(self, states: Mapping[tuple[int, ...], Any], rank: int, world: int) -> Any:
-        """The state to load on `rank` of `world`; `states` is by the coordinate that saved it."""
+        """Return the state to load on `rank` of `world`; `states` maps each saved coordinate to its state."""
 
 
 @runtime_checkable
 class Averages(Protocol):
-    """Averages of a module's tensors, such as `holdfast.EMA`: saved as a model of their own."""
+    """Averages of a module's tensors, such as `holdfast.EMA`; saved as a separate model."""
 
     model: nn.Module
 
@@ -51,7 +51,7 @@ class Averages(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LiveState:
-    """Every value of a state under its kind, by name."""
+    """The values of a state, grouped by kind and keyed by name."""
 
     modules: dict[str, ModuleView] = field(default_factory=dict)
     optimizers: dict[str, Any] = field(default_factory=dict)
@@ -62,13 +62,13 @@ class LiveState:
     owners: dict[str, list[str]] = field(default_factory=dict)
 
     def averages_group(self, name: str) -> str:
-        """The group of averages: a folder of their own, in which the files bear the module's name."""
+        """Return the group of averages: a folder of their own, with files named after the module."""
         inner = unwrap(self.averages[name].model)
         module = next((own for own, view in self.modules.items() if view.module is inner), "model")
         return f"{name}/{module}"
 
     def own_owners(self) -> dict[str, list[str]]:
-        """The modules of which each of this rank's optimizers holds parameters."""
+        """Return the modules whose parameters each optimizer of this rank holds."""
         return {name: self._owners_of(optimizer) for name, optimizer in self.optimizers.items()}
 
     def _owners_of(self, optimizer: Any) -> list[str]:
@@ -76,9 +76,9 @@ class LiveState:
         return [name for name, view in self.modules.items() if held & view.parameter_keys().keys()]
 
     def parameter_keys(self, optimizer: Any) -> tuple[str, dict[int, str]]:
-        """The module an optimizer belongs to, and keys of parameters by identity.
+        """Return the module an optimizer belongs to, and the parameter keys by identity.
 
-        Keys carry the module's name when the optimizer spans several modules, on any rank.
+        Keys are prefixed with the module's name if the optimizer spans several modules on any rank.
         """
         name = next((own for own, value in self.optimizers.items() if value is optimizer), "")
         owners = self.owners.get(name) or self._owners_of(optimizer)
@@ -90,40 +90,40 @@ class LiveState:
         return owners[0], named
 
 
-def merge_owners(everyone: Iterable[Mapping[str, list[str]]]) -> dict[str, list[str]]:
-    """The modules each optimizer spans over all ranks.
+def merge_owners(answers: Iterable[Mapping[str, list[str]]]) -> dict[str, list[str]]:
+    """Return the modules that each optimizer spans over all ranks.
 
-    A pipeline stage may hold parameters of one module only; its keys must be the others' all the same.
+    A pipeline stage may hold parameters of one module only; its keys must still match those of other ranks.
     """
     merged: dict[str, list[str]] = {}
-    for answer in everyone:
+    for answer in answers:
         for name, owners in answer.items():
             known = merged.setdefault(name, [])
             known += [owner for owner in owners if owner not in known]
     return merged
 
 
-def sort_state(state: Mapping[str, Any], ties: Mapping[str, str]) -> LiveState:
-    """Put every value of the state under its kind; raises Unsupported for names that cannot be."""
+def classify_state(state: Mapping[str, Any], ties: Mapping[str, str]) -> LiveState:
+    """Group the values of the state by kind; raises Unsupported for invalid names."""
     if not isinstance(state, MutableMapping):
         raise Unsupported(f"the state must be a dict of names to values, not a {type(state).__name__}")
     live = LiveState()
     folded: dict[str, str] = {}
     for name, value in state.items():
         if not isinstance(name, str):
-            raise Unsupported(f"the name {name!r} in the state is not a text")
+            raise Unsupported(f"the name {name!r} in the state is not a string")
         check_group(name)
         twin = folded.setdefault(name.casefold(), name)
         if twin != name:
             raise Unsupported(f"the names {twin!r} and {name!r} differ only by case; rename one of them")
-        _sort_value(live, name, value, ties)
+        _classify_value(live, name, value, ties)
     for module in live.modules:
         if masters_group(module) in state:
-            raise Unsupported(f"the name {masters_group(module)!r} is kept for the masters of {module!r}")
+            raise Unsupported(f"the name {masters_group(module)!r} is reserved for the master weights of {module!r}")
     return live
 
 
-def _sort_value(live: LiveState, name: str, value: Any, ties: Mapping[str, str]) -> None:
+def _classify_value(live: LiveState, name: str, value: Any, ties: Mapping[str, str]) -> None:
     if isinstance(value, nn.Module):
         live.modules[name] = view_module(name, value, ties)
     elif is_optimizer(value):
@@ -138,18 +138,18 @@ def _sort_value(live: LiveState, name: str, value: Any, ties: Mapping[str, str])
         live.values[name] = value
 
 
-def live_mesh(live: LiveState, world: int, told: Any) -> Mesh:
-    """The mesh a user gave (a DeviceMesh or a Mesh), or the one that is found."""
-    if told is None:
-        return _find_mesh(live, world)
-    mesh = told if isinstance(told, Mesh) else mesh_of(told)
+def live_mesh(live: LiveState, world: int, explicit: Any) -> Mesh:
+    """Return the explicit mesh (a DeviceMesh or a Mesh), or infer one from the tensors."""
+    if explicit is None:
+        return _infer_mesh(live, world)
+    mesh = explicit if isinstance(explicit, Mesh) else mesh_of(explicit)
     if len(mesh.ranks) != world:
-        raise Unsupported(f"mesh= must hold all {world} ranks; it holds {len(mesh.ranks)}")
+        raise Unsupported(f"mesh= must contain all {world} ranks; it contains {len(mesh.ranks)}")
     return mesh
 
 
-def _find_mesh(live: LiveState, world: int) -> Mesh:
-    """The mesh by which values that differ between ranks are kept: that of the tensors, if it has all ranks."""
+def _infer_mesh(live: LiveState, world: int) -> Mesh:
+    """Return the mesh that indexes values differing between ranks: the tensors' mesh if it spans all ranks."""
     best = Mesh.line(world)
     for view in live.modules.values():
         for tensor in view.tensors.values():

@@ -1,4 +1,4 @@
-"""Modules: their tensors by clean key, which of them are buffers, and which are tied."""
+"""Modules: tensors by key without wrapper names, parameters and buffers, tied weights."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ _EXTRA = "_extra_state"
 
 @dataclass(frozen=True, slots=True)
 class ModuleView:
-    """A module's state: tensors by key, the keys of its parameters, its ties, its extra state.
+    """A module's state: tensors by key, keys of parameters, ties and extra state.
 
-    `outer` is the module as it was given; `module` is inside of its wrappers.
+    `outer` is the module as passed in; `module` is the module inside its wrappers. `copies` are the keys
+    of tensors that the state_dict computes instead of returning the module's own.
     """
 
     outer: nn.Module
@@ -38,12 +39,12 @@ class ModuleView:
         return self.ties.get(key, key)
 
     def parameter_keys(self) -> dict[int, str]:
-        """The stored key of every parameter, by the parameter's identity."""
+        """Return the stored key of every parameter, by the parameter's identity."""
         return {id(self.tensors[key]): self.stored_key(key) for key in self.parameters}
 
 
 def unwrap(module: nn.Module) -> nn.Module:
-    """The module under DistributedDataParallel, torch.compile and activation checkpointing."""
+    """Return the module inside DistributedDataParallel, torch.compile and activation checkpointing."""
     while True:
         if isinstance(module, nn.parallel.DistributedDataParallel | nn.DataParallel):
             module = module.module
@@ -54,17 +55,17 @@ def unwrap(module: nn.Module) -> nn.Module:
 
 
 def clean_key(key: str) -> str:
-    """A key without the names that wrappers put into it."""
+    """Remove the names of wrappers from a key."""
     return ".".join(part for part in key.split(".") if part not in _WRAPPERS)
 
 
 def is_below(key: str, path: str) -> bool:
-    """Whether a key belongs to the submodule at a path; "" is the module itself."""
+    """Return True if a key belongs to the submodule at a path; "" is the module itself."""
     return not path or key == path or key.startswith(f"{path}.")
 
 
 def view_module(name: str, module: nn.Module, ties: Mapping[str, str]) -> ModuleView:
-    """Look at a module without copying anything. `ties` (alias to key) adds to what it declares."""
+    """View a module's state without copying it. `ties` (alias to key) extends the ties the module declares."""
     inner = unwrap(module)
     if any(type(child).__name__ == "FullyShardedDataParallel" for child in inner.modules()):
         raise Unsupported(f"{name}: FSDP1 keeps flat parameters without keys; use fully_shard (FSDP2)")
@@ -77,9 +78,9 @@ def view_module(name: str, module: nn.Module, ties: Mapping[str, str]) -> Module
         elif not isinstance(value, torch.Tensor):
             raise Unsupported(f"{name}: {key} in the module's state_dict is a {type(value).__name__}, not a tensor")
         elif isinstance(value, UninitializedParameter | UninitializedBuffer):
-            raise Unsupported(f"{name}: {key} has no shape yet: run the lazy module once before it is saved or loaded")
+            raise Unsupported(f"{name}: {key} has no shape yet; run the lazy module once before saving or loading it")
         elif key in tensors:
-            raise Unsupported(f"{name}: two tensors have the key {key} once wrapper names are taken away")
+            raise Unsupported(f"{name}: two tensors have the key {key} after wrapper names are removed")
         else:
             tensors[key] = value
     parameter_ids = {id(parameter) for parameter in inner.parameters()}
@@ -90,21 +91,21 @@ def view_module(name: str, module: nn.Module, ties: Mapping[str, str]) -> Module
 
 
 def _state_dict(name: str, module: nn.Module) -> Mapping[str, Any]:
-    """The module's own state_dict, with its hooks and overrides."""
+    """Return the module's own state_dict, with its hooks and overrides."""
     kind = type(module).__name__
     try:
-        found = module.state_dict(keep_vars=True)
+        state = module.state_dict(keep_vars=True)
     except TypeError as error:
         raise Unsupported(
-            f"{name}: the state_dict of {kind} cannot be called as torch's, with keep_vars=True: {error}"
+            f"{name}: the state_dict of {kind} cannot be called with keep_vars=True, as torch's can: {error}"
         ) from error
-    if not isinstance(found, Mapping):
-        raise Unsupported(f"{name}: the state_dict of {kind} gives a {type(found).__name__}, not a dict")
-    return found
+    if not isinstance(state, Mapping):
+        raise Unsupported(f"{name}: the state_dict of {kind} returns a {type(state).__name__}, not a dict")
+    return state
 
 
 def non_persistent_buffers(view: ModuleView) -> list[str]:
-    """The buffers of a module that its state_dict leaves out, so that no checkpoint holds them."""
+    """Return the buffers that a module's state_dict omits, so that no checkpoint contains them."""
     out = []
     for path, part in view.module.named_modules(remove_duplicate=False):
         for own in part._non_persistent_buffers_set:
@@ -114,9 +115,9 @@ def non_persistent_buffers(view: ModuleView) -> list[str]:
     return out
 
 
-def _ties(module: nn.Module, tensors: Mapping[str, torch.Tensor], told: Mapping[str, str]) -> dict[str, str]:
-    """Alias to the key it is stored under: told, declared by the model, or seen in shared memory."""
-    ties = {**_declared_ties(module), **told}
+def _ties(module: nn.Module, tensors: Mapping[str, torch.Tensor], explicit: Mapping[str, str]) -> dict[str, str]:
+    """Map each alias to its stored key: explicit, declared by the model, or detected from shared memory."""
+    ties = {**_declared_ties(module), **explicit}
     aliases = {alias: key for alias, key in ties.items() if alias in tensors}
     first: dict[object, str] = {}
     for key, tensor in tensors.items():
@@ -125,10 +126,10 @@ def _ties(module: nn.Module, tensors: Mapping[str, torch.Tensor], told: Mapping[
         owner = first.setdefault(memory_identity(tensor), key)
         if owner != key:
             aliases[key] = owner
-    return {alias: _follow(aliases, alias) for alias in aliases}
+    return {alias: _resolve_alias(aliases, alias) for alias in aliases}
 
 
-def _follow(aliases: Mapping[str, str], alias: str) -> str:
+def _resolve_alias(aliases: Mapping[str, str], alias: str) -> str:
     seen = {alias}
     key = aliases[alias]
     while key in aliases and key not in seen:
@@ -138,7 +139,7 @@ def _follow(aliases: Mapping[str, str], alias: str) -> str:
 
 
 def memory_identity(tensor: torch.Tensor) -> object:
-    """Equal for tensors that are one and the same memory."""
+    """Return a value that is equal for tensors that view the same memory in the same way."""
     from torch.distributed.tensor import DTensor
 
     local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
@@ -149,9 +150,9 @@ def memory_identity(tensor: torch.Tensor) -> object:
 
 
 def _declared_ties(module: nn.Module) -> dict[str, str]:
-    """The ties a Hugging Face model declares, when its config says they hold."""
+    """Return the ties a Hugging Face model declares, if its config enables them."""
     config = getattr(module, "config", None)
-    if config is None or not _says_tied(config):
+    if config is None or not _ties_embeddings(config):
         return {}
     declared = getattr(module, "all_tied_weights_keys", None)
     if not isinstance(declared, dict):
@@ -161,7 +162,7 @@ def _declared_ties(module: nn.Module) -> dict[str, str]:
     return {clean_key(str(alias)): clean_key(str(key)) for alias, key in declared.items() if alias != key}
 
 
-def _says_tied(config: Any) -> bool:
+def _ties_embeddings(config: Any) -> bool:
     if getattr(config, "tie_word_embeddings", False):
         return True
     text = config.get_text_config() if hasattr(config, "get_text_config") else config
@@ -169,10 +170,10 @@ def _says_tied(config: Any) -> bool:
 
 
 def set_extra_state(view: ModuleView, key: str, value: Any) -> None:
-    """Hand a loaded extra state to the submodule it belongs to."""
+    """Pass a loaded extra state to the submodule it belongs to."""
     owner = key.removesuffix(_EXTRA).rstrip(".")
     for name, child in view.module.named_modules(remove_duplicate=False):
         if clean_key(name) == owner:
             child.set_extra_state(value)
             return
-    raise Unsupported(f"no submodule {owner!r} takes the extra state {key}")
+    raise Unsupported(f"there is no submodule {owner!r} for the extra state {key}")

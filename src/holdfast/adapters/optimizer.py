@@ -1,4 +1,4 @@
-"""Optimizers: state by parameter key, param groups by key, flat shards that an optimizer declares."""
+"""Optimizers: state and param groups by parameter key, and flat shards that an optimizer declares."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ StateTensor = torch.Tensor | FlatShard | LikeShard
 
 @runtime_checkable
 class DeclaresShards(Protocol):
-    """An optimizer that holds flat shards says so with this one method.
+    """An optimizer that declares its flat shards with a single method.
 
-    It returns every buffer it wants saved and loaded, also before its first step; on load
-    the same buffers are filled in place. Its `param_groups` are saved as any optimizer's.
+    `holdfast_shards` returns every buffer to save and load, including before the first step. A load fills
+    the same buffers in place. `param_groups` are saved as for any optimizer.
     """
 
     param_groups: list[dict[str, Any]]
@@ -31,9 +31,9 @@ class DeclaresShards(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class OptimizerView:
-    """One rank's optimizer: state tensors and masters with their keys, plain values, parameters.
+    """One rank's optimizer: state tensors and master weights with their keys, scalars, parameters.
 
-    Copies of a tied weight that are parameters of their own share a key: each is listed.
+    Copies of a tied weight that are separate parameters share a key; each copy is listed.
     """
 
     optimizer: Any
@@ -62,12 +62,12 @@ _STATES: dict[type, frozenset[str]] = {
 
 
 def state_names(optimizer: Any) -> frozenset[str]:
-    """The states that an optimizer of torch's own may keep of a parameter; none for those of others."""
+    """Return the state names that a torch optimizer may keep per parameter; empty for other optimizers."""
     return _STATES.get(type(optimizer), frozenset())
 
 
 def shaped_like_parameter(state_name: str) -> bool:
-    """Whether a state of that name has its parameter's shape, or is one number, in torch's own optimizers."""
+    """Return True if torch's optimizers keep this state as a scalar or in the shape of its parameter."""
     return is_master(state_name) or any(state_name in names for names in _STATES.values())
 
 
@@ -76,27 +76,29 @@ def is_optimizer(value: Any) -> bool:
 
 
 def inner_optimizer(optimizer: Any) -> Any:
-    """The optimizer that holds this rank's state: the local one inside ZeroRedundancyOptimizer."""
+    """Return the optimizer that holds this rank's state: the local one inside ZeroRedundancyOptimizer."""
     if type(optimizer).__name__ == "ZeroRedundancyOptimizer":
         if getattr(optimizer, "_overlap_with_ddp", False):
             raise Unsupported(
-                "ZeroRedundancyOptimizer with overlap_with_ddp=True updates parameters where no hook "
-                "can see it; make it without that option"
+                "ZeroRedundancyOptimizer with overlap_with_ddp=True updates parameters outside of step hooks; "
+                "create it without that option"
             )
         return optimizer.optim
     return optimizer
 
 
 def view_optimizer(name: str, optimizer: Any, key_of: Mapping[int, str]) -> OptimizerView:
-    """Look at an optimizer; `key_of` gives the key of each parameter by its identity."""
+    """View an optimizer's state; `key_of` maps the identity of each parameter to its key."""
     if isinstance(optimizer, DeclaresShards):
         return _view_declared(name, optimizer, key_of)
     inner = inner_optimizer(optimizer)
-    loose = [key for key, value in inner.state.items() if not isinstance(key, torch.Tensor) and value not in ({}, None)]
-    if loose:
+    keyless = [
+        key for key, value in inner.state.items() if not isinstance(key, torch.Tensor) and value not in ({}, None)
+    ]
+    if keyless:
         raise Unsupported(
-            f"{name}: {type(inner).__name__} keeps state[{loose[0]!r}], which belongs to no parameter: it has no key; "
-            "save and load the optimizer through an object of yours that has its state_dict and load_state_dict"
+            f"{name}: {type(inner).__name__} keeps state[{keyless[0]!r}], which belongs to no parameter and so has no "
+            "key; wrap the optimizer in an object with its state_dict and load_state_dict, and save that object"
         )
     view = OptimizerView(inner, master_name=_master_name(inner))
     for param in (param for group in inner.param_groups for param in group["params"]):
@@ -114,7 +116,7 @@ def view_optimizer(name: str, optimizer: Any, key_of: Mapping[int, str]) -> Opti
 
 
 def is_master(state_name: str) -> bool:
-    """Whether a state is an fp32 master of its parameter, by the names that optimizers give it."""
+    """Return True if a state is an fp32 master weight, judged by the names that optimizers use."""
     return state_name in MASTER_STATES
 
 
@@ -138,13 +140,13 @@ def key_of_param(name: str, param: torch.Tensor, key_of: Mapping[int, str]) -> s
     if key is None:
         raise LayoutError(
             f"{name}: a parameter of shape {list(param.shape)} belongs to no module in the state; "
-            "put its module into the state, so that the optimizer's state has keys"
+            "add its module to the state, so that the optimizer's state has keys"
         )
     return key
 
 
 def group_options(optimizer: Any) -> Iterator[tuple[list[torch.Tensor], dict[str, Any]]]:
-    """Each param group as its parameters and its options."""
+    """Yield the parameters and options of each param group."""
     for group in optimizer.param_groups:
         yield group["params"], {option: value for option, value in group.items() if option != "params"}
 
@@ -152,7 +154,7 @@ def group_options(optimizer: Any) -> Iterator[tuple[list[torch.Tensor], dict[str
 def new_state(
     param: torch.Tensor, state_name: str, shape: tuple[int, ...], dtype: torch.dtype, group: dict[str, Any]
 ) -> torch.Tensor:
-    """Memory for a state that an optimizer has not made yet, laid out as the optimizer would."""
+    """Allocate a state that an optimizer has not created yet, with the layout the optimizer would use."""
     if shape == tuple(param.shape) and (shape or state_name != "step"):
         return torch.empty_like(param, dtype=dtype, requires_grad=False)
     on_device = state_name != "step" or group.get("capturable") or group.get("fused")
@@ -161,10 +163,10 @@ def new_state(
 
 
 def assign_options(optimizer: Any, options_of: Mapping[int, dict[str, Any]]) -> list[str]:
-    """Give every parameter the options it was saved with, by identity; returns what was regrouped.
+    """Assign to each parameter, by identity, the options it was saved with; returns notes on split groups.
 
-    A live group whose parameters were saved with different options is split: each parameter
-    keeps what it had, whatever the grouping is now.
+    A live group whose parameters were saved with different options is split, so that every parameter
+    keeps its own options.
     """
     notes = []
     for index, group in enumerate(list(optimizer.param_groups)):
@@ -184,7 +186,7 @@ def assign_options(optimizer: Any, options_of: Mapping[int, dict[str, Any]]) -> 
             extra = {**group, "params": params}
             _update_group(extra, options)
             optimizer.param_groups.append(extra)
-            notes.append(f"group {index}: {len(params)} parameters were saved with other options; split off")
+            notes.append(f"group {index}: {len(params)} parameters were saved with other options; moved to a new group")
     return notes
 
 

@@ -1,4 +1,4 @@
-"""Memory that overlaps: elements of one tensor at one address, and tensors that share memory."""
+"""Overlapping memory: elements of one tensor at the same address, and tensors that share memory."""
 
 from __future__ import annotations
 
@@ -10,30 +10,30 @@ import torch
 
 
 def tensor_overlaps(tensor: torch.Tensor) -> bool:
-    """Whether several elements of a strided tensor have one address, as in an expanded tensor."""
+    """Return True if several elements of a strided tensor share an address, as in an expanded tensor."""
     return not tensor.is_contiguous() and _overlaps(tuple(tensor.shape), tensor.stride())
 
 
 def array_overlaps(array: np.ndarray[Any, Any]) -> bool:
-    """Whether several elements of a numpy array share memory, as in what np.broadcast_to returns."""
+    """Return True if several elements of a numpy array share memory, as after np.broadcast_to."""
     return not array.flags.c_contiguous and _overlaps(array.shape, array.strides, array.itemsize)
 
 
 def _overlaps(shape: Sequence[int], strides: Sequence[int], item: int = 1) -> bool:
-    """Whether elements of `item` units at these strides overlap."""
+    """Return True if elements of `item` units at these strides overlap."""
     if 0 in shape:
         return False
     steps = sorted((abs(stride), size) for stride, size in zip(strides, shape, strict=True) if size > 1)
     reach = item
     for stride, size in steps:
         if stride < reach:
-            return stride < item or _counts_twice(steps, item)
+            return stride < item or _covers_twice(steps, item)
         reach += stride * (size - 1)
     return False
 
 
-def _counts_twice(steps: Sequence[tuple[int, int]], item: int) -> bool:
-    """Count the units that elements cover, where the strides alone do not tell."""
+def _covers_twice(steps: Sequence[tuple[int, int]], item: int) -> bool:
+    """Decide by counting the covered units, for strides that alone do not decide."""
     extent = item + sum(stride * (size - 1) for stride, size in steps)
     units = np.zeros(extent, dtype=bool)
     sizes, strides = tuple(size for _, size in steps), tuple(stride for stride, _ in steps)
@@ -42,7 +42,7 @@ def _counts_twice(steps: Sequence[tuple[int, int]], item: int) -> bool:
 
 
 def address_range(tensor: torch.Tensor) -> tuple[int, int]:
-    """The first address of a strided tensor and the one behind its last element."""
+    """Return the first address of a strided tensor and the address past its last element."""
     if not tensor.numel():
         return 0, 0
     if tensor.is_contiguous():

@@ -1,7 +1,7 @@
-"""Tensors as shards: what a rank holds of a tensor, and its bytes as raw arrays.
+"""Tensors as shards: the boxes of a tensor that a rank holds, and their bytes as raw arrays.
 
-DTensors tell their own layout. A plain tensor is a replica of the whole. A flat shard is a
-run of elements of a tensor that lives in a 1-d buffer.
+A DTensor carries its layout. A plain tensor is a full replica. A flat shard is a contiguous
+range of a tensor's elements in a 1-d buffer.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ from holdfast.plan.arrays import RawArray, bytes_of
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 _STRIDED = torch.strided
-RAW_DTYPES = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes of an element
+RAW_DTYPES = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by element size in bytes
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FlatShard:
-    """A run of a tensor's elements in row-major order, held in a 1-d buffer.
+    """A contiguous range of a tensor's elements in row-major order, held in a 1-d buffer.
 
-    `param` is the parameter itself or its key; `state` is the name of the optimizer state,
-    or "master" for fp32 masters; `shape` is the global shape, `start` the number of the first
-    element held; `tensor` holds the elements from there on, contiguous. A 0-d state such as
-    a step count has the shape () and is a replica on every rank that reports it.
+    `param` is the parameter itself or its key. `state` is the name of the optimizer state, or "master"
+    for fp32 master weights. `shape` is the global shape, and `start` is the index of the first element.
+    `tensor` is the contiguous buffer. A 0-d state such as a step count has shape () and is a replica
+    on every rank that reports it.
     """
 
     param: torch.Tensor | str
@@ -51,7 +51,7 @@ class FlatShard:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LikeShard:
-    """A local tensor that is sharded as another one is, wherever it lives and whatever its dtype."""
+    """A local tensor sharded like another tensor; its device and dtype may differ."""
 
     like: torch.Tensor
     tensor: torch.Tensor
@@ -59,7 +59,7 @@ class LikeShard:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Holder:
-    """A tensor as one rank holds it: global shape, the parts it has, how others see them, the local tensor."""
+    """A tensor as one rank holds it: global shape, held parts, layout over the ranks, local tensor."""
 
     logical: DType
     shape: tuple[int, ...]
@@ -76,22 +76,22 @@ Layout = tuple[DType, tuple[int, ...], tuple[ShardBox, ...], RankLayout]
 
 
 class Holders:
-    """Remembers how tensors are held, from save to save, for as long as they are the same memory.
+    """A cache of tensor layouts, valid from save to save while the tensors keep their memory.
 
-    Keeps no tensor alive.
+    Holds only weak references to tensors.
     """
 
     def __init__(self) -> None:
         self._known: dict[int, tuple[weakref.ref[torch.Tensor], tuple[Any, ...], Layout]] = {}
 
     def of(self, value: torch.Tensor | FlatShard | LikeShard, where: str) -> Holder:
-        """The same as `holder_of`, without looking again at a tensor that was seen before."""
+        """Return `holder_of(value, where)`, from the cache if the tensor is unchanged."""
         if isinstance(value, FlatShard | LikeShard):
             return holder_of(value, where)
         inner = value._local_tensor if isinstance(value, DTensor) else value
         memory = memory_of(value)
         if memory is None:
-            return holder_of(value, where)  # it has no address, and `holder_of` says why it cannot be stored
+            return holder_of(value, where)  # without an address; raises for a tensor that cannot be stored
         address = memory[0]
         known = self._known.get(id(value))
         if known is not None and known[0]() is value and known[1] == memory:
@@ -111,15 +111,15 @@ class Holders:
 
 
 def without_grad(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor outside of autograd; detaching takes longer than everything else that a save asks of it."""
+    """Return the tensor outside of autograd; detach only if needed, since detaching dominates a cached save."""
     return tensor.detach() if tensor.requires_grad else tensor
 
 
 def memory_of(value: torch.Tensor) -> tuple[Any, ...] | None:
-    """Everything that says what the bytes of a tensor mean; None for a tensor without an address of its own.
+    """Return everything that determines a tensor's bytes; None for a tensor without its own address.
 
-    As long as it is the same for one tensor object, the tensor is held in the same way. The address alone
-    says little: `.data =` changes everything else, and an allocator gives freed memory to the next tensor.
+    While the result is equal for one tensor object, its layout is unchanged. The address alone is not enough:
+    `.data =` changes everything else, and an allocator reuses freed memory for the next tensor.
     """
     inner, spec = value, None
     if type(value) not in _PLAIN and isinstance(value, DTensor):
@@ -127,13 +127,13 @@ def memory_of(value: torch.Tensor) -> tuple[Any, ...] | None:
     if inner.is_meta or inner.layout is not _STRIDED or inner.is_nested or inner.is_quantized:
         return None
     dtype = inner.dtype
-    # A negative bit on a real tensor need not be told: reading such bytes raises.
+    # The negative bit of a real tensor can be omitted: reading such bytes raises.
     signs = dtype.is_complex and (inner.is_conj(), inner.is_neg())
     return inner.data_ptr(), dtype, inner.shape, inner.stride(), inner.device, signs, spec, type(value)
 
 
 def has_memory(value: Any, memory: tuple[Any, ...]) -> bool:
-    """Whether `memory_of` a tensor is still the same, found as quickly as can be: saves ask it of every tensor."""
+    """Return True if `memory_of` a tensor is unchanged. A hot path: every save checks every tensor."""
     address, dtype, shape, stride, device, signs, spec, kind = memory
     if type(value) is not kind:
         return False
@@ -150,7 +150,7 @@ def has_memory(value: Any, memory: tuple[Any, ...]) -> bool:
 
 
 def holder_of(value: torch.Tensor | FlatShard | LikeShard, where: str) -> Holder:
-    """How this rank holds a tensor, as it is stored; raises Unsupported for what cannot be."""
+    """Return how this rank holds a tensor; raises Unsupported for a tensor that cannot be stored."""
     if isinstance(value, FlatShard):
         return _flat_holder(value, where)
     if isinstance(value, LikeShard):
@@ -174,7 +174,7 @@ def _dtype_of(tensor: torch.Tensor, where: str) -> DType:
 
 
 def _storable(tensor: torch.Tensor, where: str) -> torch.Tensor:
-    """The local tensor as the format stores it: complex numbers as pairs, packed bits as bytes."""
+    """Return the local tensor as the format stores it: complex numbers as pairs, packed bits as bytes."""
     if tensor.is_meta:
         raise Unsupported(f"{where} is on the meta device: it has no values to save or load")
     if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_nested:
@@ -185,7 +185,7 @@ def _storable(tensor: torch.Tensor, where: str) -> torch.Tensor:
     if tensor.numel() and not tensor.data_ptr():
         raise Unsupported(
             f"{where}: the {type(tensor).__name__} of shape {list(tensor.shape)} has no memory: its storage was "
-            "freed, or it stands for other tensors"
+            "freed, or it is a placeholder for other tensors"
         )
     tensor = tensor.resolve_conj().resolve_neg()
     if tensor.dtype in (torch.complex128, torch.complex32):
@@ -225,7 +225,7 @@ def _dtensor_holder(value: DTensor, where: str) -> Holder:
 
 @functools.lru_cache(maxsize=32)
 def mesh_of(device_mesh: Any) -> Mesh:
-    """A torch DeviceMesh as a Mesh; axes without names are numbered."""
+    """Convert a torch DeviceMesh to a Mesh; unnamed axes are numbered."""
     axes = device_mesh.mesh_dim_names or tuple(f"axis{index}" for index in range(device_mesh.ndim))
     return Mesh(tuple(axes), tuple(device_mesh.shape), tuple(device_mesh.mesh.flatten().tolist()))
 
@@ -235,24 +235,24 @@ def _matching_parts(
     sizes: tuple[int, ...],
     placements: list[Placement],
     coordinate: Sequence[int],
-    found: tuple[int, ...],
+    local: tuple[int, ...],
     where: str,
 ) -> tuple[tuple[ShardBox, ...], bool]:
-    """The parts by whichever reading of strided shards fits the local tensor, and which one it was."""
+    """Return the parts that fit the local shape, and whether strided shards were read right to left."""
     for right_to_left in (True, False):
         parts = shard_boxes(shape, sizes, placements, coordinate, right_to_left=right_to_left)
         expected = local_shape(parts, len(shape))
-        if expected == found or (expected is None and 0 in found):
+        if expected == local or (expected is None and 0 in local):
             return parts, right_to_left
     raise LayoutError(
-        f"{where}: the local tensor has the shape {list(found)}, which {placements} of {list(shape)} "
-        f"on a mesh of {list(sizes)} do not give at {list(coordinate)}"
+        f"{where}: the local tensor has shape {list(local)}, which does not match shape {list(shape)} with "
+        f"{placements} on a mesh of {list(sizes)} at coordinate {list(coordinate)}"
     )
 
 
 def _placement(placement: Any, where: str) -> Placement:
     if isinstance(placement, Partial):
-        raise Unsupported(f"{where} has a Partial placement: reduce it before saving, or it has no single value")
+        raise Unsupported(f"{where} has a Partial placement and so no single value; reduce it before saving")
     if placement.is_replicate():
         return Replicate()
     factor = getattr(placement, "split_factor", None)
@@ -284,7 +284,7 @@ def _flat_holder(shard: FlatShard, where: str) -> Holder:
 
 
 def part_view(holder: Holder, part: ShardBox) -> torch.Tensor:
-    """The part as a tensor with the sizes of its box, a view of the local tensor."""
+    """Return a view of the local tensor with the sizes of the part's box."""
     view = holder.local
     if part.local.sizes == part.box.sizes == view.shape:
         return view
@@ -296,19 +296,19 @@ def part_view(holder: Holder, part: ShardBox) -> torch.Tensor:
 
 
 def raw_array(tensor: torch.Tensor) -> RawArray:
-    """The bytes of a CPU tensor as unsigned integers of its element's width, without a copy."""
+    """View a CPU tensor as an array of unsigned integers of the same element size, without a copy."""
     raw = tensor.view(RAW_DTYPES[tensor.element_size()]).numpy()
     return raw.view(np.dtype(f"u{tensor.element_size()}"))
 
 
 def fingerprint(tensor: torch.Tensor) -> str:
-    """A text that equal tensors share: a digest on the CPU, two sums over the bits on a device."""
+    """Return a string that equal tensors share: a digest on the CPU, two checksums on a device."""
     if tensor.device.type == "cpu":
         return digest_hex(bytes_of(raw_array(tensor.contiguous())))
-    # One element counts as contiguous whatever its stride, and could not be viewed as bytes.
+    # A single element counts as contiguous whatever its stride, but cannot be viewed as bytes.
     bits = tensor.contiguous().as_strided((tensor.numel(),), (1,)).view(torch.uint8)
     total = torch.zeros(2, dtype=torch.int64, device=tensor.device)
-    # In slices: the weights and wide integers would otherwise be sixteen times the tensor.
+    # Work in slices: the weights and int64 values would otherwise take sixteen times the tensor's memory.
     for begin in range(0, bits.numel(), 1 << 24):
         part = bits[begin : begin + (1 << 24)].to(torch.int64)
         weights = torch.arange(begin + 1, begin + 1 + part.numel(), device=tensor.device) * 0x9E3779B1

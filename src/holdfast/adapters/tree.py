@@ -1,4 +1,4 @@
-"""Trees of values: tensors and arrays are taken out under dotted keys, the rest becomes JSON."""
+"""Trees of values: tensors and arrays are extracted under dotted keys, the rest becomes JSON."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from holdfast.format import statejson
 
 @dataclass(frozen=True, slots=True)
 class Tree:
-    """A value as JSON with references, and what the references name."""
+    """A value as JSON with references, and the referenced tensors by key."""
 
     value: Any
     tensors: dict[str, torch.Tensor] = field(default_factory=dict)
@@ -25,10 +25,10 @@ _PLAIN = frozenset({str, int, float, bool, type(None), bytes})
 
 
 def contains_tensor(value: Any, name: str | None = None) -> bool:
-    """Whether a value is a tensor or a tree of lists and dicts with one in it.
+    """Return True if a value is a tensor or a tree of lists and dicts that contains a tensor.
 
-    With a `name`, raises Unsupported for an object with a state_dict that is found on the way: only at the
-    top of a state are objects saved and loaded.
+    With a `name`, raises Unsupported for a nested object with a state_dict: objects are saved and loaded
+    only at the top level of a state.
     """
     waiting, seen = [value], set()
     while waiting:
@@ -44,14 +44,14 @@ def contains_tensor(value: Any, name: str | None = None) -> bool:
         elif name is not None and callable(getattr(item, "state_dict", None)):
             kind = type(item)
             raise Unsupported(
-                f"{name}: a {kind.__module__}.{kind.__qualname__} inside of a {type(value).__name__} is neither saved "
-                "nor loaded as an object; give it a name of its own at the top of the state"
+                f"{name}: a {kind.__module__}.{kind.__qualname__} inside a {type(value).__name__} cannot be saved or "
+                "loaded as an object; give it its own name at the top level of the state"
             )
     return False
 
 
 def flatten(name: str, value: Any) -> Tree:
-    """Take the tensors out of a value; keys are its path below `name`."""
+    """Extract the tensors of a value; keys are their paths below `name`."""
     tree = Tree(None)
 
     def claim(leaf: Any, path: str, keys: statejson.Keys) -> Any:
@@ -75,36 +75,36 @@ def _from_numpy(array: np.ndarray[Any, Any], path: str) -> torch.Tensor:
 
 
 def native_dtype(array: np.ndarray[Any, Any], path: str) -> np.dtype[Any]:
-    """The dtype in which an array is stored: its own, in the byte order of this machine.
+    """Return the dtype in which an array is stored: its own dtype in native byte order.
 
-    Raises Unsupported for a dtype that torch does not have, and for a subclass of ndarray: its mask,
-    fields or type would be lost.
+    Raises Unsupported for a dtype that torch lacks, and for a subclass of ndarray, whose mask, fields or
+    type would be lost.
     """
     if type(array) not in (np.ndarray, np.memmap):
         kind = type(array)
         raise Unsupported(
-            f"{path}: a {kind.__module__}.{kind.__qualname__} would come back as a plain numpy array; "
-            "store its parts as plain arrays"
+            f"{path}: a {kind.__module__}.{kind.__qualname__} would be loaded as a plain numpy array; "
+            "store its components as plain arrays"
         )
     dtype: np.dtype[Any] = array.dtype.newbyteorder("=")
-    if dtype.kind in "biufc":  # torch names what it has; text, objects, records and times it does not
+    if dtype.kind in "biufc":  # torch has no strings, objects, records or times
         try:
             torch.from_numpy(np.empty(0, dtype))
         except TypeError:
-            pass  # refused below, by the same sentence
+            pass  # raised below, with the same message
         else:
             return dtype
     raise Unsupported(f"{path}: a numpy array of dtype {array.dtype} cannot be stored")
 
 
 def unflatten(value: Any, tensors: Mapping[str, torch.Tensor], where: str) -> Any:
-    """The value again, with `tensors` where the references stand."""
+    """Rebuild a value, with `tensors` in place of the references."""
 
     def make(tag: str, content: Any) -> Any:
         if tag == "$tensor" and content in tensors:
             return tensors[content]
         if tag == "$array" and content in tensors:
             return tensors[content].numpy()
-        raise Unsupported(f"{where}: the unknown tag {tag[:40]!r}")
+        raise Unsupported(f"{where}: unknown tag {tag[:40]!r}")
 
     return statejson.decode(value, where, make)

@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from holdfast.adapters.saving.collect import Offer
 from holdfast.adapters.saving.optimizer_forecast import stepped_tensors
+from holdfast.adapters.saving.save_item import SaveItem
 from holdfast.capture.copy import Copier, CopyItem, PendingCapture
 from holdfast.capture.copy_targets import CopyTargets
 from holdfast.capture.cuda_threads import current_device, enter_thread
@@ -42,7 +42,7 @@ class Capturer:
 
     def capture(
         self,
-        sources: Iterable[tuple[Offer, ShardBox, ArenaSpan]],
+        sources: Iterable[tuple[SaveItem, ShardBox, ArenaSpan]],
         optimizers: Sequence[Any],
         targets: CopyTargets,
         on_done: Callable[[float], None],
@@ -62,17 +62,17 @@ class Capturer:
             on_done(pending.started)
 
     def _items(
-        self, sources: Iterable[tuple[Offer, ShardBox, ArenaSpan]], optimizers: Sequence[Any], targets: CopyTargets
+        self, sources: Iterable[tuple[SaveItem, ShardBox, ArenaSpan]], optimizers: Sequence[Any], targets: CopyTargets
     ) -> list[CopyItem]:
         trusted = self.hooks.trusted(optimizers)
         guarded = {
             tensor.untyped_storage().data_ptr() for optimizer in trusted for tensor in stepped_tensors(optimizer)
         }
         items = []
-        for (offer, part, span), target in zip(sources, targets.targets, strict=True):
-            local = offer.holder.local
+        for (save_item, part, span), target in zip(sources, targets.targets, strict=True):
+            local = save_item.holder.local
             owned = bool(guarded) and local.is_cuda and local.untyped_storage().data_ptr() in guarded
-            items.append(CopyItem(offer, part, span, target, owned))
+            items.append(CopyItem(save_item, part, span, target, owned))
         return items
 
     def _ensure_thread(self) -> None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from holdfast.adapters.saving.collect import Offer, stored_view
+from holdfast.adapters.saving.save_item import SaveItem, stored_view
 from holdfast.adapters.tensors import RAW_DTYPES
 from holdfast.capture.copy_targets import CopyTarget, CopyTargets
 from holdfast.layout.flat import flat_boxes
@@ -34,7 +34,7 @@ _ALIGNMENT = 512
 class CopyItem:
     """A span of the arena, its target, and the live shard to copy; `owned` if an optimizer step guards it."""
 
-    offer: Offer
+    save_item: SaveItem
     part: ShardBox
     span: ArenaSpan
     target: CopyTarget
@@ -42,7 +42,7 @@ class CopyItem:
 
     @property
     def device(self) -> torch.device:
-        return self.offer.holder.local.device
+        return self.save_item.holder.local.device
 
 
 @dataclass(slots=True)
@@ -105,8 +105,8 @@ class Copier:
 
     def start(self, items: Sequence[CopyItem], targets: CopyTargets, interval_s: float | None) -> PendingCapture:
         """Start to copy all items; those on the CPU are copied on return."""
-        on_cpu = [item for item in items if not item.offer.holder.local.is_cuda]
-        on_cuda = [item for item in items if item.offer.holder.local.is_cuda] if len(on_cpu) < len(items) else []
+        on_cpu = [item for item in items if not item.save_item.holder.local.is_cuda]
+        on_cuda = [item for item in items if item.save_item.holder.local.is_cuda] if len(on_cpu) < len(items) else []
         pending = PendingCapture(bytes=sum(item.span.bytes for item in on_cuda))
         for device in sorted({item.device for item in on_cuda}, key=str):
             own = [item for item in on_cuda if item.device == device]
@@ -242,7 +242,7 @@ def _beyond(items: Sequence[CopyItem], window: int, room: int) -> list[CopyItem]
 def _pairs(item: CopyItem, destination: CopyTarget) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """Yield views of the destination with the live views to copy into them, as integers of the same width."""
     span, at = item.span, destination.at
-    view = stored_view(item.offer, item.part)
+    view = stored_view(item.save_item, item.part)
     width = view.element_size()
     raw = view.view(RAW_DTYPES[width])
     if destination.whole is not None:

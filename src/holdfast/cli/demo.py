@@ -35,7 +35,7 @@ def command(out: str, as_json: bool) -> None:
 
     began = time.monotonic()
     folder = Path(out)
-    findings = Story(folder, _silent if as_json else click.echo).tell()
+    findings = Story(folder, _silent if as_json else click.echo).run()
     if as_json:
         print_json([asdict(finding) for finding in findings])
     else:

@@ -16,9 +16,9 @@ from holdfast.core.errors import InvalidArgument
 
 if TYPE_CHECKING:
     from holdfast.train.config import RunConfig
-    from holdfast.train.loop import Outcome, Progress, Watcher
+    from holdfast.train.loop import Progress, RunResult, Watcher
 
-    Run = Callable[[Watcher], Outcome]
+    Run = Callable[[Watcher], RunResult]
 
 _LINES = 20  # printed by a whole run if stdout is not a terminal
 
@@ -143,7 +143,7 @@ class _LinePrinter:
         )
 
 
-def _with_bar(config: RunConfig, run: Run) -> Outcome:
+def _with_bar(config: RunConfig, run: Run) -> RunResult:
     from rich import progress as rich
 
     columns = (rich.TextColumn("step"), rich.MofNCompleteColumn(), rich.BarColumn())
@@ -157,7 +157,7 @@ def _with_bar(config: RunConfig, run: Run) -> Outcome:
         return run(watch)
 
 
-def _print_outcome(config: RunConfig, outcome: Outcome) -> None:
+def _print_outcome(config: RunConfig, outcome: RunResult) -> None:
     steps, folder = config.train.steps, config.train.folder
     if outcome.resumed_from >= steps:
         click.echo(f"nothing to do: {folder} is already at step {outcome.resumed_from}, train.steps={steps}")

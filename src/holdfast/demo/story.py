@@ -1,4 +1,4 @@
-"""The demo's story: train a mixture of experts, kill a rank in the middle of a save, resume on another layout."""
+"""The demo: train a mixture of experts, kill a rank during a save, resume on another layout."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ What was learned must stay where it is, whole, and a new run must grow from it.
 STEPS, EVERY, KILLED_AT, VICTIM = 120, 20, 60, 2
 FIRST = {"dp_shard": 4, "ep": 4}
 SECOND = {"tp": 2, "pp": 2}
-FIRST_NEAR = 1e-5  # relative: the first step on another layout is the same sum in another order
-NEAR = 0.05  # later, a token whose two experts are as good as equally likely may go to the other, and matters
+FIRST_NEAR = 1e-5  # relative: on another layout the first step adds the same numbers in another order
+NEAR = 0.05  # later, tokens with nearly equal router probabilities may go to another expert
 _DEADLINE_S = 900.0
 _MARK = ".holdfast-demo"
 
@@ -71,7 +71,7 @@ decay = 0.95
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Something the demo set out to show, and whether it did."""
+    """A claim of the demo, and whether it holds."""
 
     good: bool
     text: str
@@ -81,7 +81,7 @@ Say = Callable[[str], None]
 
 
 class Story:
-    """The parts of the demo in order; `say` hears what goes on."""
+    """The demo, in order; `say` receives progress messages."""
 
     def __init__(self, folder: Path, say: Say) -> None:
         self.folder = folder
@@ -90,17 +90,17 @@ class Story:
         (folder / FILE).write_text(_CONFIG, encoding="utf-8")
         (folder / "text.txt").write_text(TEXT * 40, encoding="utf-8")
 
-    def tell(self) -> list[Finding]:
-        """Everything, and what it showed."""
+    def run(self) -> list[Finding]:
+        """Run the demo and return its findings."""
         self._say(f"1. Four ranks, FSDP2 x expert parallel 4, an average of the weights, a save every {EVERY} steps")
         self._start("whole", FIRST, 4).finish(_DEADLINE_S)
-        self._say("2. The same once more, but this one will not be let alone")
-        phase = self.kill_in_a_save()
-        self._say(f"   rank {VICTIM} was killed -9 while step {KILLED_AT} was being saved ({phase})")
+        self._say("2. The same again, but one rank will be killed")
+        phase = self.kill_during_save()
+        self._say(f"   rank {VICTIM} was killed with SIGKILL while step {KILLED_AT} was being saved ({phase})")
         self._say("3. The same run on another layout: tensor parallel 2 x pipeline 2")
         self._start("broken", SECOND, 4).finish(_DEADLINE_S)
         findings = [*self.curves_agree(), *self.bytes_are_good()]
-        self._say("4. Open the last checkpoint with transformers, as it is")
+        self._say("4. Open the last checkpoint with transformers, without conversion")
         findings += self.transformers_opens()
         self.draw()
         return findings
@@ -108,12 +108,12 @@ class Story:
     def _start(self, name: str, layout: dict[str, int], ranks: int) -> LocalRanks:
         sets: dict[str, Any] = {f"layout.{axis}": size for axis, size in layout.items()}
         sets |= {"train.folder": str(self.folder / name), "data.path": str(self.folder / "text.txt")}
-        given = [part for key, value in sets.items() for part in ("--set", f"{key}={value!r}")]
+        options = [part for key, value in sets.items() for part in ("--set", f"{key}={value!r}")]
         logs = self.folder / "logs" / f"{name}-{'-'.join(layout) or 'one'}"
-        return LocalRanks(ranks, ["train", str(self.folder / FILE), *given], logs)
+        return LocalRanks(ranks, ["train", str(self.folder / FILE), *options], logs)
 
-    def kill_in_a_save(self) -> str:
-        """Train until the save of a step is in flight, and kill a rank there; returns what was being done."""
+    def kill_during_save(self) -> str:
+        """Train until the save of a step is in flight, then kill a rank; returns the phase of the save."""
         ranks = self._start("broken", FIRST, 4)
         storage = shared_storage_at(str(self.folder / "broken" / FOLDER))
         end = time.monotonic() + _DEADLINE_S
@@ -131,7 +131,7 @@ class Story:
         raise TimedOut(f"no save of step {KILLED_AT} was seen in flight")
 
     def curves_agree(self) -> list[Finding]:
-        """The interrupted run has every step, and each loss is that of the run that never stopped."""
+        """Check that the interrupted run has every step, with the losses of the uninterrupted run."""
         whole, broken = (self._losses(name) for name in ("whole", "broken"))
         _, events = read_metrics(self.folder / "broken" / METRICS)
         resumed = [event for event in events if event["event"] == "resumed"]
@@ -142,13 +142,13 @@ class Story:
         first, worst = gaps.get(start + 1, 1.0), max(gaps.values(), default=1.0)
         same = all(broken.get(step) == whole[step] for step in whole if step <= start)
         return [
-            Finding(start in (KILLED_AT, KILLED_AT - EVERY), f"it went on from step {start}, on {layout}"),
+            Finding(start in (KILLED_AT, KILLED_AT - EVERY), f"the run resumed from step {start}, on {layout}"),
             Finding(broken.keys() == whole.keys(), f"no step is missing: {len(broken)} of {STEPS}"),
-            Finding(same, f"up to step {start} its losses are bit for bit those of the run that nobody killed"),
-            Finding(first < FIRST_NEAR, f"the first step on the new layout: {first:.1e} apart, relative"),
-            Finding(worst < NEAR, f"all steps: at most {worst:.1e} apart"),
-            Finding(whole[STEPS] < whole[1] / 2, f"and it learned: loss {whole[1]:.2f} -> {whole[STEPS]:.2f}"),
-            Finding(derived, "random streams were derived anew for the new layout, and the metrics say so"),
+            Finding(same, f"up to step {start} the losses equal those of the uninterrupted run bit for bit"),
+            Finding(first < FIRST_NEAR, f"first step on the new layout: relative difference {first:.1e}"),
+            Finding(worst < NEAR, f"all steps: relative difference at most {worst:.1e}"),
+            Finding(whole[STEPS] < whole[1] / 2, f"the model learned: loss {whole[1]:.2f} -> {whole[STEPS]:.2f}"),
+            Finding(derived, "random streams were derived again for the new layout, as the metrics record"),
         ]
 
     def _losses(self, name: str) -> dict[int, float]:
@@ -161,46 +161,50 @@ class Story:
 
     def bytes_are_good(self) -> list[Finding]:
         report = holdfast.open(self.checkpoint).verify()
-        return [Finding(report.good, f"every digest is right: {report.bytes} bytes in {report.files} files")]
+        return [Finding(report.good, f"every digest matches: {report.bytes} bytes in {report.files} files")]
 
     def transformers_opens(self) -> list[Finding]:
-        """The model and its average, each opened by from_pretrained; the model goes on with the text."""
+        """Open the model and its average with from_pretrained, and let the model continue the text."""
         try:
             transformers: Any = importlib.import_module("transformers")
         except ImportError:
-            return [Finding(False, "transformers is not installed here: pip install transformers, to see it open this")]
+            return [Finding(False, "transformers is not installed: run pip install transformers and try again")]
         transformers.utils.logging.disable_progress_bar()
         words, odd = _generate(transformers, self.checkpoint, "")
         _, odd_average = _generate(transformers, self.checkpoint, "ema")
         self._say(f"   {TEXT[:24]!r} ... {words!r}")
-        alike = sum(one == other for one, other in zip(words, TEXT[24:], strict=False))
+        correct = sum(one == other for one, other in zip(words, TEXT[24:], strict=False))
         return [
-            Finding(not odd and not odd_average, f"transformers opened {self.checkpoint} and its average, key for key"),
-            Finding(alike > len(words) // 2, f"and it wrote {alike} of {len(words)} letters as it was taught"),
+            Finding(
+                not odd and not odd_average, f"transformers opened {self.checkpoint} and its average, all keys match"
+            ),
+            Finding(
+                correct > len(words) // 2, f"the model wrote {correct} of {len(words)} letters of the training text"
+            ),
         ]
 
     def draw(self) -> None:
-        """Both curves, what each save cost, and where the run was killed."""
+        """Plot both curves, the stall of each save, and the step of the kill."""
         _, events = read_metrics(self.folder / "broken" / METRICS)
         saves = [(event["step"], event["stall_ms"]) for event in events if event["event"] == "save"]
         whole = Curve("4 ranks, uninterrupted", sorted(self._losses("whole").items()), 7.0)
         broken = Curve("killed and resumed", sorted(self._losses("broken").items()), 2.0)
         marks = [(event["step"], "resumed on TP x PP") for event in events if event["event"] == "resumed"]
-        marks.append((KILLED_AT, f"rank {VICTIM} killed in a save"))
+        marks.append((KILLED_AT, f"rank {VICTIM} killed during a save"))
         draw_run(self.folder / "demo.png", [whole, broken], saves, marks, "loss of a mixture of experts")
 
 
 def _make_empty(folder: Path) -> None:
-    """An empty folder with a mark in it; a folder that something else filled is not touched."""
+    """Create an empty folder with a marker file; raises InvalidArgument if it holds files of something else."""
     if folder.exists() and any(folder.iterdir()) and not (folder / _MARK).exists():
-        raise InvalidArgument(f"{folder} has files that no demo put there: choose another --out, or empty it yourself")
+        raise InvalidArgument(f"{folder} contains files that no demo wrote: choose another --out, or empty it yourself")
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     (folder / _MARK).touch()
 
 
 def _generate(transformers: Any, folder: Path, subfolder: str) -> tuple[str, list[str]]:
-    """What the stored model writes after the beginning of the text, and keys that were not as expected."""
+    """Return the text that the stored model generates after the prompt, and missing, unexpected or mismatched keys."""
     import torch
 
     opened = transformers.AutoModelForCausalLM.from_pretrained(folder, subfolder=subfolder, output_loading_info=True)

@@ -39,7 +39,7 @@ from holdfast.writer.startup_cleanup import arena_prefix
 if TYPE_CHECKING:
     import torch
 
-    from holdfast.adapters.saving.collect import Collected
+    from holdfast.adapters.saving.collected import Collected
     from holdfast.capture.copy_targets import CopyTargets
     from holdfast.plan.state_values import RankValue
 
@@ -99,7 +99,7 @@ class BackgroundSaver:
     def __init__(
         self, storage: SharedStorage, options: SaveOptions, background: BackgroundOptions, listener: Listener
     ) -> None:
-        from holdfast.adapters.saving.collect_cache import Roster
+        from holdfast.adapters.saving.collect_cache import CollectCache
         from holdfast.adapters.tensors import Holders
         from holdfast.capture.capturer import Capturer
 
@@ -114,7 +114,7 @@ class BackgroundSaver:
         self._standing: _Standing | None = None
         self._ahead: threading.Thread | None = None
         self._holders = Holders()
-        self._roster = Roster()
+        self._collect_cache = CollectCache()
         self._survey = Survey(options, self._holders)
         self._flight: _Flight | None = None
         self._life = ""
@@ -148,7 +148,7 @@ class BackgroundSaver:
         it. Ranks whose optimizers have stepped plan here and now; others plan in the first save,
         where they meet, and a single process as soon as its optimizers have stepped.
         """
-        from holdfast.adapters.saving.optimizer_forecast import coming_tensors
+        from holdfast.adapters.saving.optimizer_forecast import missing_state_tensors
 
         planning = self._ahead is not None and self._ahead.is_alive()
         if ranks.all_max([int(self._standing is not None or planning or not self.is_idle)])[0]:
@@ -156,12 +156,12 @@ class BackgroundSaver:
         collected, _, agreement = self._survey.layout(ranks, state, self._storage.name)
         optimizers = collected.live_optimizers
         self._capturer.hooks.attach(optimizers)
-        devices = {offer.holder.local.device for offer in collected.offers}
+        devices = {item.holder.local.device for item in collected.items}
         self._capturer.warm_up(devices)
         self._arena.prepare(
             coming_arena_bytes(ranks, collected, agreement, self._options), lambda: self._arena_made(devices)
         )
-        coming = any(coming_tensors(optimizer) for optimizer in optimizers)
+        coming = any(missing_state_tensors(optimizer) for optimizer in optimizers)
         if ranks.all_max([int(coming)])[0]:
             if ranks.world == 1:
                 self._plan_when_stepped(ranks, state, optimizers)
@@ -176,12 +176,12 @@ class BackgroundSaver:
         self._tell("arena", bytes=self._arena.size, seconds=self._arena.seconds)
 
     def _plan_when_stepped(self, ranks: Ranks, state: MutableMapping[str, Any], optimizers: list[Any]) -> None:
-        from holdfast.adapters.saving.optimizer_forecast import coming_tensors
+        from holdfast.adapters.saving.optimizer_forecast import missing_state_tensors
 
         def look() -> bool:
             if self._draft is not None or self._ahead is not None:
                 return True  # somebody else has planned by now
-            if any(coming_tensors(optimizer) for optimizer in optimizers):
+            if any(missing_state_tensors(optimizer) for optimizer in optimizers):
                 return False
             self._plan_on_thread(ranks, state)
             return True
@@ -287,7 +287,7 @@ class BackgroundSaver:
 
     def _look(self, state: MutableMapping[str, Any]) -> _Looked | None:
         """This rank's state now, if it is still as the plan has it; None if a plan must be made."""
-        from holdfast.adapters.live_state import sort_state
+        from holdfast.adapters.live_state import classify_state
         from holdfast.adapters.saving.collect import collect
 
         if self._ahead is not None:
@@ -296,17 +296,17 @@ class BackgroundSaver:
             return None
         agreement = self._draft.agreement
         model_dtype = self._options.model_dtype
-        collected = self._roster.recall(state, self._holders, model_dtype)
+        collected = self._collect_cache.lookup(state, self._holders, model_dtype)
         if collected is None:
-            live = replace(sort_state(state, self._options.ties), owners=self._draft.owners)
+            live = replace(classify_state(state, self._options.ties), owners=self._draft.owners)
             collected = collect(live, model_dtype, self._holders)
             self._capturer.hooks.attach(collected.live_optimizers)
-            self._roster.learn(state, live, collected)
+            self._collect_cache.store(state, live, collected)
         collected = self._survey.stored(collected)
-        collected.offer_trees(agreement.labels)
+        collected.add_tree_tensors(agreement.labels)
         if collected.signature() != self._draft.signature:
             return None
-        return _Looked(collected, collected.told(agreement.dealt, on_devices=False))
+        return _Looked(collected, collected.value_reports(agreement.partitioned, on_devices=False))
 
     def _decide(
         self, ranks: Ranks, step: int, busy: bool, looked: _Looked | None, failure: Exception | None, *, refused: bool
@@ -424,9 +424,9 @@ class BackgroundSaver:
         self._arena.invalidate()
         try:
             writer.order(order)
-            offers = looked.collected.offers
+            items = looked.collected.items
             self._capturer.capture(
-                ((offers[s.offer], offers[s.offer].holder.parts[s.part], s.span) for s in standing.draft.sources),
+                ((items[s.item], items[s.item].holder.parts[s.part], s.span) for s in standing.draft.sources),
                 looked.collected.live_optimizers,
                 standing.spots,
                 on_done=lambda began: self._hand_over(flight, began),

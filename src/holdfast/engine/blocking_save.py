@@ -32,7 +32,7 @@ class Saver:
 
     def save(self, ranks: Ranks, folder: str, state: MutableMapping[str, Any], lineage: Lineage) -> Checkpoint:
         """Save the state as `folder`; every rank returns the committed checkpoint or raises the same error."""
-        from holdfast.adapters.saving.collect import LiveSources
+        from holdfast.adapters.saving.live_sources import LiveSources
 
         seen = self._survey.take(ranks, state, f"{self._storage.name}/{folder} at step {lineage.step}")
         options = self._options

@@ -21,7 +21,8 @@ from holdfast.plan.load import Read, Want, plan_load
 
 if TYPE_CHECKING:
     from holdfast.adapters.live_state import LiveState
-    from holdfast.adapters.loading.targets import Incompatible, Targets
+    from holdfast.adapters.loading.module_targets import Incompatible
+    from holdfast.adapters.loading.targets import Targets
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +114,7 @@ def _load(
     touched: set[str],
 ) -> LoadReport:
     targets, answers = _find(ranks, opener, state, options)
-    checkpoint = targets.wants.checkpoint
+    checkpoint = targets.requests.checkpoint
     assert isinstance(checkpoint, Checkpoint)
     findings = {
         kind: tuple(sorted({text for answer in answers for text in answer[kind]}))
@@ -122,7 +123,7 @@ def _load(
     groups = sorted({group for answer in answers for group in answer["groups"]})
     unexpected = tuple(targets.unexpected(set(findings["wanted"]), groups))
     _require_used(targets, options, set(findings["used"]))
-    contents = targets.wants.contents
+    contents = targets.requests.contents
     unknown = _unknown_names(contents, groups, findings["missing"])
     if options.strict:
         _require_fit(checkpoint.path, findings, unexpected, unknown)
@@ -131,10 +132,10 @@ def _load(
     mappable = all(answer["mappable"] for answer in answers)
     portion_bytes = MAP_BYTES if mappable else PORTION_BYTES
     reads, neighbours = _plan(ranks, contents, answers, verify=options.verify, portion_bytes=portion_bytes)
-    loading = Loading(ranks, checkpoint, targets.wants.destinations, progress)
+    loading = Loading(ranks, checkpoint, targets.requests.destinations, progress)
     result = loading.run_mapped(reads) if mappable else loading.run_read(reads, neighbours, deadline_s)
     touched.update(*ranks.gather(_groups_of(contents, result.touched)))
-    from holdfast.adapters.loading.targets import Incompatible
+    from holdfast.adapters.loading.module_targets import Incompatible
 
     finished = _finish(ranks, targets, result.failure, Incompatible(list(findings["missing"]), list(unexpected)))
     if options.strict and (finished.missing or finished.unexpected):
@@ -155,7 +156,7 @@ def _load(
         notes=(*finished.notes, *checkpoint.notes),
         values=targets.values,
         verified=verified,
-        needed_bytes=sum(box.volume * place.spec.dtype.bytes for place, box in targets.wants.destinations),
+        needed_bytes=sum(box.volume * place.spec.dtype.bytes for place, box in targets.requests.destinations),
         read_bytes=result.read_bytes,
         seconds=0.0,
         non_persistent=findings["non_persistent"],
@@ -184,7 +185,7 @@ def _find(
         # An optimizer spans modules that some rank does not hold: its keys there are named anew.
         targets, answers = _find_with(ranks, opener, state, options, owners, aims)
     if len({answer["attempt"] for answer in answers}) > 1:
-        raise HoldfastError(f"{targets.wants.checkpoint.path}: the ranks see different checkpoints under this name")
+        raise HoldfastError(f"{targets.requests.checkpoint.path}: the ranks see different checkpoints under this name")
     return targets, answers
 
 
@@ -196,22 +197,22 @@ def _find_with(
     owners: dict[str, list[str]],
     aims: Sequence[Mapping[str, Any]],
 ) -> tuple[Targets, list[dict[str, Any]]]:
-    from holdfast.adapters.live_state import live_mesh, sort_state
+    from holdfast.adapters.live_state import classify_state, live_mesh
     from holdfast.adapters.loading.targets import Targets
-    from holdfast.adapters.loading.wants import Wants
+    from holdfast.adapters.loading.wants import LoadRequests
 
     found: list[Targets] = []
 
     def work() -> dict[str, Any]:
         checkpoint = opener()
-        live = replace(sort_state(state, options.ties), owners=owners)
+        live = replace(classify_state(state, options.ties), owners=owners)
         mesh = live_mesh(live, ranks.world, options.mesh)
         choice = KeySelection(_patterns(options.only), _patterns(options.ignore))
         if choice.only or choice.ignore:
             checkpoint.skip_damaged_files(choice.selects)
         mapped = _mapped(checkpoint, options, aims, live, choice, check=ranks.rank == 0)
-        wants = Wants(checkpoint, mapped.contents, choice, cast=options.cast, kept=mapped.kept)
-        targets = Targets(live, wants, mesh, ranks.rank, ranks.world)
+        requests = LoadRequests(checkpoint, mapped.contents, choice, cast=options.cast, kept=mapped.kept)
+        targets = Targets(live, requests, mesh, ranks.rank, ranks.world)
         targets.find(state)
         found.append(targets)
         return {
@@ -221,9 +222,9 @@ def _find_with(
             "owners": live.own_owners(),
             "used": sorted(choice.used),
             "groups": targets.groups,
-            "given": targets.count_given(),
+            "given": targets.count_value_entries(),
             "non_persistent": targets.not_stored,
-            **asdict(wants.findings),
+            **asdict(requests.findings),
             "boxes": list(targets.describe()),
         }
 
@@ -233,12 +234,12 @@ def _find_with(
 
 def _aims(ranks: Ranks, state: MutableMapping[str, Any], options: LoadOptions) -> list[dict[str, Any]]:
     """The tensors and ties of all ranks, if a mapping has to know them."""
-    from holdfast.adapters.live_state import sort_state
+    from holdfast.adapters.live_state import classify_state
     from holdfast.adapters.saving.mapped import describe_targets
 
     if options.mapping is None:
         return []
-    return run_on_all_ranks(ranks, lambda: describe_targets(sort_state(state, options.ties)))
+    return run_on_all_ranks(ranks, lambda: describe_targets(classify_state(state, options.ties)))
 
 
 def _mapped(
@@ -282,17 +283,17 @@ def _patterns(given: Sequence[str]) -> tuple[str, ...]:
 
 def _require_used(targets: Targets, options: LoadOptions, used: set[str]) -> None:
     """A pattern that fits nothing is a mistake: it would load nothing, or everything, without a word."""
-    wants = targets.wants
+    requests = targets.requests
     unused = [pattern for pattern in (*options.only, *options.ignore) if pattern not in used]
     if unused:
-        for group, members in wants.contents.groups.items():
+        for group, members in requests.contents.groups.items():
             for key in members.tensors:
-                wants.choice.selects(group, key)
-        unused = [pattern for pattern in unused if pattern not in wants.choice.used]
+                requests.choice.selects(group, key)
+        unused = [pattern for pattern in unused if pattern not in requests.choice.used]
     if unused:
         raise Mismatch(
-            f"{wants.checkpoint.path}: the pattern {unused[0]!r} fits no key; a pattern fits a key such as "
-            f"'layers.*', 'group/key', or a whole group: {', '.join(wants.contents.groups)}"
+            f"{requests.checkpoint.path}: the pattern {unused[0]!r} fits no key; a pattern fits a key such as "
+            f"'layers.*', 'group/key', or a whole group: {', '.join(requests.contents.groups)}"
         )
 
 

@@ -16,14 +16,14 @@ if TYPE_CHECKING:
     import torch
 
     from holdfast.adapters.saving.agreement import Agreement
-    from holdfast.adapters.saving.collect import Collected
+    from holdfast.adapters.saving.collected import Collected
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A span of the arena and what is captured into it: the numbers of the offer and of its part."""
+    """A span of the arena and what is captured into it: the numbers of the item and of its part."""
 
-    offer: int
+    item: int
     part: int
     span: ArenaSpan
     device: torch.device
@@ -70,7 +70,7 @@ def make_draft(ranks: Ranks, seen: Seen, options: SaveOptions) -> Draft:
 
 def coming_arena_bytes(ranks: Ranks, collected: Collected, agreement: Agreement, options: SaveOptions) -> int:
     """The size of this rank's arena once its optimizers have stepped, and a little more."""
-    from holdfast.adapters.saving.optimizer_forecast import coming_tensors, params_of
+    from holdfast.adapters.saving.optimizer_forecast import missing_state_tensors, params_of
 
     sizes = options.max_shard_bytes, options.block_bytes
     planned = plan_files(agreement, *sizes, only=[ranks.rank], all_files=False, whole_files=options.whole_files)
@@ -78,23 +78,23 @@ def coming_arena_bytes(ranks: Ranks, collected: Collected, agreement: Agreement,
     coming: dict[int, int] = {}
     for optimizer in collected.live_optimizers:
         for param in params_of(optimizer):
-            coming[id(param)] = coming.get(id(param), 0) + coming_tensors(optimizer)
+            coming[id(param)] = coming.get(id(param), 0) + missing_state_tensors(optimizer)
     size = layout.size
     for source in _sources(collected, layout.spans, planned.group_of):
-        offer = collected.offers[source.offer]
-        if offer.role == "parameter" and offer.cast is None and offer.source is not None:
-            size += source.span.bytes * coming.get(id(offer.source()), 0)
+        item = collected.items[source.item]
+        if item.role == "parameter" and item.cast is None and item.source is not None:
+            size += source.span.bytes * coming.get(id(item.source()), 0)
     return size + min(size, options.block_bytes) + size // 50  # owners of blocks take turns anew when tensors join
 
 
 def _sources(collected: Collected, spans: list[ArenaSpan], group_of: Mapping[str, str]) -> list[Source]:
-    """For each span of the arena the offer and part that it is copied from."""
+    """For each span of the arena the item and part that it is copied from."""
     by_box: dict[tuple[str, str, Any], tuple[int, int]] = {}
-    for number, offer in enumerate(collected.offers):
-        for index, part in enumerate(offer.holder.parts):
-            by_box.setdefault((offer.group, offer.key, part.box), (number, index))
+    for number, item in enumerate(collected.items):
+        for index, part in enumerate(item.holder.parts):
+            by_box.setdefault((item.group, item.key, part.box), (number, index))
     sources = []
     for span in spans:
         number, index = by_box[group_of[span.place.file], span.place.spec.key, span.held]
-        sources.append(Source(number, index, span, collected.offers[number].holder.local.device))
+        sources.append(Source(number, index, span, collected.items[number].holder.local.device))
     return sources

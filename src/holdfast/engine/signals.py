@@ -15,18 +15,18 @@ class Termination:
     """A handler of SIGTERM that first finishes, then does what the signal did before.
 
     As a context it holds the signal back until the end, so that a save is never cut in two. A
-    signal that `heed` takes for a request does nothing else; `signals` are further ones that
+    signal that `accept_signal` takes for a request does nothing else; `signals` are further ones that
     may be requests.
     """
 
     def __init__(
         self,
         finish: Callable[[], None],
-        heed: Callable[[int], bool] = lambda number: False,
+        accept_signal: Callable[[int], bool] = lambda number: False,
         signals: Iterable[int] = (),
     ) -> None:
         self._finish = finish
-        self._heed = heed
+        self._heed = accept_signal
         self._signals = sorted({int(signal.SIGTERM), *signals})
         self._before: dict[int, Any] = {}
         self._owner = os.getpid()

@@ -16,7 +16,7 @@ from holdfast.mapping.per_module import check_mapping
 if TYPE_CHECKING:
     from holdfast.adapters.live_state import LiveState
     from holdfast.adapters.saving.agreement import Agreement, TensorName
-    from holdfast.adapters.saving.collect import Collected
+    from holdfast.adapters.saving.collected import Collected
     from holdfast.adapters.saving.mapped import StoredKeys
     from holdfast.adapters.tensors import Holders
     from holdfast.layout.mesh import Mesh
@@ -90,7 +90,7 @@ class Survey:
             self._compared = names_now
         elif self._options.replicas == "error" and ranks.world > 1:
             differing_replicas(ranks, agreement, plain_values(own), self._options.replicas)
-        return Seen(collected, owners, agreement, collected.told(agreement.dealt), self._first_replica)
+        return Seen(collected, owners, agreement, collected.value_reports(agreement.partitioned), self._first_replica)
 
     def layout(
         self, ranks: Ranks, state: MutableMapping[str, Any], target: str
@@ -104,14 +104,14 @@ class Survey:
         return collected, owners, agreement
 
     def _collect(self, ranks: Ranks, state: MutableMapping[str, Any]) -> tuple[Collected, Mesh, dict[str, list[str]]]:
-        from holdfast.adapters.live_state import live_mesh, merge_owners, sort_state
+        from holdfast.adapters.live_state import classify_state, live_mesh, merge_owners
         from holdfast.adapters.saving.collect import collect
 
         sorted_state: list[LiveState] = []
         found: list[tuple[Collected, Mesh]] = []
 
         def sort() -> dict[str, list[str]]:
-            sorted_state.append(sort_state(state, self._options.ties))
+            sorted_state.append(classify_state(state, self._options.ties))
             return sorted_state[0].own_owners()
 
         owners = merge_owners(run_on_all_ranks(ranks, sort))
@@ -130,14 +130,14 @@ class Survey:
         """What is held under the keys of the file, if there is a mapping."""
         if self._options.mapping is None:
             return collected
-        from holdfast.adapters.saving.mapped import work_out
+        from holdfast.adapters.saving.mapped import resolve_mapping
 
-        self._stored_keys = work_out(ranks, collected, self._options.mapping, state)
+        self._stored_keys = resolve_mapping(ranks, collected, self._options.mapping, state)
         return self.stored(collected)
 
     def stored(self, collected: Collected) -> Collected:
         """This rank's state under the keys of the file, as the last survey worked them out."""
-        return collected if self._stored_keys is None else self._stored_keys.offers(collected)
+        return collected if self._stored_keys is None else self._stored_keys.map_items(collected)
 
     def warn(self, ranks: Ranks) -> None:
         """Say once which replicas differ, and what else a user should know of the state.
@@ -158,5 +158,5 @@ class Survey:
 
 def _check_cover(agreement: Agreement, collected: Collected) -> None:
     """Every tensor that this rank holds a part of is held whole by the ranks together; raises LayoutError."""
-    for offer in collected.offers:
-        agreement.holding((offer.group, offer.key))
+    for item in collected.items:
+        agreement.holding((item.group, item.key))

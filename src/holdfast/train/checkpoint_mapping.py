@@ -1,4 +1,4 @@
-"""How the trainer's parameters are called on disk: as Hugging Face stores them, one key per expert."""
+"""Keys of the trainer's parameters on disk: those of Hugging Face, one per expert."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ model.layers.$LAYER_ID.mlp.experts.down_proj -> model.layers.$LAYER_ID.mlp.exper
 
 
 def save_mapping(config: ModelConfig) -> Mapping | None:
-    """From live to stored tensors; None where the names are the same. `Checkpointer` takes it as it is."""
+    """Return the mapping from live to stored tensors, for `Checkpointer`; None if the names are the same."""
     return Mapping.parse(_EXPERTS.strip()) if config.traits.experts else None
 
 
 def load_mapping(config: ModelConfig) -> Mapping | None:
-    """From stored to live tensors, for `holdfast.load` of a checkpoint or of a Hugging Face folder."""
+    """Return the mapping from stored to live tensors, for `holdfast.load` of a checkpoint or Hugging Face folder."""
     saved = save_mapping(config)
     return None if saved is None else saved.reverse()

@@ -1,4 +1,4 @@
-"""When a run saves, what it keeps, and the Checkpointer that does it."""
+"""Checkpoint settings of a run: when to save, what to keep; and its Checkpointer."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ FOLDER = "checkpoints"
 
 @dataclass(frozen=True, slots=True)
 class CheckpointConfig:
-    """Save every so many steps or seconds (0: not by that), at the end, and when SIGTERM comes.
+    """Save every `every_steps` steps or `every_seconds` seconds (0 disables either), at the end, and on SIGTERM.
 
-    `keep_last` steps stay, and every multiple of `keep_every`; all of them if both are 0.
-    `model_dtype` rounds the weights that are stored for inference; the fp32 masters stay beside them.
+    The last `keep_last` steps and every multiple of `keep_every` are kept; all steps if both are 0.
+    `model_dtype` rounds the weights stored for inference; fp32 master weights are stored as well.
     """
 
     every_steps: int = 100
@@ -36,7 +36,7 @@ class CheckpointConfig:
 
     def __post_init__(self) -> None:
         if min(self.every_steps, self.every_seconds, self.keep_last, self.keep_every) < 0:
-            raise InvalidArgument("checkpoint.every_steps, every_seconds, keep_last and keep_every count from 0 on")
+            raise InvalidArgument("checkpoint.every_steps, every_seconds, keep_last and keep_every must be 0 or more")
         if self.model_dtype not in (None, "bfloat16", "float16"):
             raise InvalidArgument(f"checkpoint.model_dtype={self.model_dtype!r}: choose bfloat16 or float16")
 
@@ -61,7 +61,7 @@ def open_checkpointer(
     mesh: Any,
     listener: Listener,
 ) -> Checkpointer:
-    """The Checkpointer of a run, under its folder."""
+    """Open the Checkpointer of a run, under its folder."""
     from holdfast.checkpointer import Checkpointer
 
     return Checkpointer(

@@ -1,4 +1,4 @@
-"""A run in one small TOML file: a section for each component, whose settings live beside its code."""
+"""A run's TOML config: one section per component, whose settings are defined next to its code."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ _DEVICES = ("auto", "cpu", "cuda")
 
 @dataclass(frozen=True, slots=True)
 class TrainConfig:
-    """The loop: how long, in which batches, from which seed, and where the run's folder is.
+    """The training loop: its length, batch sizes, seed and run folder.
 
-    Of `global_batch`, `micro_batch` and `accumulation` one may be left out; the layout gives the
-    data-parallel size. `dtype` is what layers compute in: parameters are always fp32.
-    `start_from` is a checkpoint or a Hugging Face folder whose weights a new run begins with.
+    One of `global_batch`, `micro_batch` and `accumulation` may be omitted; the layout determines the
+    data-parallel size. `dtype` is the compute dtype of the layers; parameters are always fp32.
+    `start_from` is a checkpoint or Hugging Face folder with initial weights for a new run.
     """
 
     folder: str = "runs/holdfast"
@@ -50,12 +50,12 @@ class TrainConfig:
         if self.device not in _DEVICES:
             raise InvalidArgument(f"train.device={self.device!r}: choose one of {', '.join(_DEVICES)}")
         if self.steps < 1 or self.evaluate_every < 0 or self.seed < 0:
-            raise InvalidArgument("train.steps is 1 or more; train.evaluate_every and train.seed are 0 or more")
+            raise InvalidArgument("train.steps must be at least 1; train.evaluate_every and train.seed at least 0")
 
 
 @dataclass(frozen=True, slots=True)
 class EmaConfig:
-    """An average of the weights: `decay` 0 keeps none. See holdfast.EMA."""
+    """A moving average of the weights; `decay` 0 disables it. See holdfast.EMA."""
 
     decay: float = 0.0
     every: int = 1
@@ -63,16 +63,16 @@ class EmaConfig:
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.decay < 1.0:
-            raise InvalidArgument(f"ema.decay={self.decay!r}: from 0 (no average) to below 1")
+            raise InvalidArgument(f"ema.decay={self.decay!r} must be at least 0 (no average) and less than 1")
         if self.every < 1:
-            raise InvalidArgument(f"ema.every={self.every}: an average takes every step, or every 2nd, or every ...")
+            raise InvalidArgument(f"ema.every={self.every} must be at least 1, the number of steps per update")
         if self.device not in ("same", "cpu"):
             raise InvalidArgument(f"ema.device={self.device!r}: choose same or cpu")
 
 
 @dataclass(frozen=True, slots=True)
 class RunConfig:
-    """Everything a run is made of; only the model must be given."""
+    """The whole config of a run; only the model section is required."""
 
     model: ModelConfig
     layout: Layout = field(default_factory=Layout)
@@ -84,29 +84,29 @@ class RunConfig:
     ema: EmaConfig = field(default_factory=EmaConfig)
 
     def to_toml(self) -> str:
-        """The whole config, defaults included, as it can be read again."""
+        """Return the whole config as TOML, including defaults."""
         return write_toml(dataclasses.asdict(self))
 
 
 def parse_config(text: str, sets: Iterable[str] = (), where: str = "the config") -> RunConfig:
-    """A config from TOML text, with "section.key=value" assignments put over it; strict."""
+    """Parse a config from TOML text, strictly; "section.key=value" assignments in `sets` override it."""
     return build(RunConfig, apply_sets(read_toml(text, where), sets), "")
 
 
 def read_config(path: str | Path, sets: Iterable[str] = ()) -> RunConfig:
-    """A config from a TOML file; raises NotFound or InvalidArgument, and says what was meant."""
+    """Read a config from a TOML file; raises NotFound, or InvalidArgument with a suggestion."""
     try:
         text = Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise NotFound(f"{path}: no config can be read there: {error}") from None
+        raise NotFound(f"{path}: cannot read the config: {error}") from None
     return parse_config(text, sets, str(path))
 
 
 def plan_batches(config: RunConfig) -> Batches:
-    """The batch sizes of a run on its layout. Where little is said: one sequence per forward pass.
+    """Return the batch sizes of a run on its layout; the default is one sequence per forward pass.
 
-    A pipeline needs a micro batch for each of its ranks, or equal rounds of them where it is interleaved;
-    raises InvalidArgument before anything starts.
+    A pipeline needs one micro batch per stage, or equal rounds of micro batches if it is interleaved;
+    raises InvalidArgument otherwise.
     """
     train, layout = config.train, config.layout
     micro_batch, accumulation = train.micro_batch, train.accumulation
@@ -120,34 +120,35 @@ def plan_batches(config: RunConfig) -> Batches:
     if layout.schedule == "1f1b" and not layout.takes(batches.accumulation):
         least = layout.stages * layout.dp * batches.micro_batch
         raise InvalidArgument(
-            f"a pipeline of {layout.stages} stages needs {layout.stages} micro batches at least, and there are "
-            f"{batches.accumulation}: take train.global_batch={least} or more, or a smaller train.micro_batch"
+            f"a pipeline of {layout.stages} stages needs at least {layout.stages} micro batches, but there are "
+            f"{batches.accumulation}: use train.global_batch={least} or more, or a smaller train.micro_batch"
         )
     if not layout.takes(batches.accumulation):
         low = next(count for count in range(batches.accumulation, 0, -1) if layout.takes(count))
         high = next(count for count in itertools.count(batches.accumulation) if layout.takes(count))
         each = layout.dp * batches.micro_batch
         raise InvalidArgument(
-            f"an interleaved pipeline of {layout.pp} ranks goes in equal rounds, and {batches.accumulation} micro "
-            f"batches have none: take train.global_batch={low * each} or {high * each}, or schedule 1f1b"
+            f"an interleaved pipeline of {layout.pp} ranks needs equal rounds of micro batches, which "
+            f"{batches.accumulation} micro batches do not form: use train.global_batch={low * each} or {high * each}, "
+            "or schedule 1f1b"
         )
     return batches
 
 
 def check_run(config: RunConfig, world: int) -> Batches:
-    """Refuse a run that cannot be on so many ranks, before anything starts; returns its batch sizes.
+    """Check that a run is valid on `world` ranks, and return its batch sizes.
 
-    Raises InvalidArgument, with the nearest that can be.
+    Raises InvalidArgument, with the nearest valid choices.
     """
     config.layout.check(world, config.model, config.data.sequence)
     if config.data.sequence > config.model.max_position_embeddings:
         raise InvalidArgument(
-            f"data.sequence={config.data.sequence} is longer than model.max_position_embeddings="
-            f"{config.model.max_position_embeddings}: whoever opens the checkpoint would take it for too long; raise it"
+            f"data.sequence={config.data.sequence} exceeds model.max_position_embeddings="
+            f"{config.model.max_position_embeddings}, which readers of the checkpoint take as the limit; increase it"
         )
     if config.train.evaluate_every and not config.data.evaluation_samples:
         raise InvalidArgument(
-            f"train.evaluate_every={config.train.evaluate_every}, but data.evaluation_samples=0 sets none aside: "
-            "give a number of samples, or evaluate_every=0"
+            f"train.evaluate_every={config.train.evaluate_every}, but data.evaluation_samples=0 reserves no samples: "
+            "set a number of samples, or evaluate_every=0"
         )
     return plan_batches(config)

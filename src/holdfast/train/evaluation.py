@@ -1,4 +1,4 @@
-"""Evaluation that gives one number whatever the layout: every sample counts once, also where ranks have too few."""
+"""Evaluation independent of the layout: every sample counts once, even if some ranks have fewer."""
 
 from __future__ import annotations
 
@@ -10,30 +10,30 @@ from numpy.typing import NDArray
 from holdfast.train.batch import Batches
 from holdfast.train.data.feed import Feed
 from holdfast.train.loss import LossSums
-from holdfast.train.model_replica import Trainee
+from holdfast.train.model_replica import ModelReplica
 
 
 class Evaluation:
-    """The loss of a model over a dataset, in batches of the shape that it trains in. Collective."""
+    """The loss of a model over a dataset, in batches of the training shape. Collective."""
 
-    def __init__(self, trainee: Trainee, feed: Feed, batches: Batches, samples: int) -> None:
-        self._trainee = trainee
+    def __init__(self, replica: ModelReplica, feed: Feed, batches: Batches, samples: int) -> None:
+        self._replica = replica
         self._feed = feed
         self._batches = batches
         self._samples = samples
 
     def run(self) -> LossSums:
-        """Sums over all samples, the same on every rank."""
-        total = LossSums(0.0, 0, 0.0, 0, self._trainee.config.router_aux_loss_coef)
-        for shares in evaluation_shares(self._samples, self._batches, self._trainee.meshes.dp_rank):
-            total += self._trainee.evaluate(self._feed.micro_batches(shares))
+        """Return the sums over all samples, the same on every rank."""
+        total = LossSums(0.0, 0, 0.0, 0, self._replica.config.router_aux_loss_coef)
+        for shares in evaluation_shares(self._samples, self._batches, self._replica.meshes.dp_rank):
+            total += self._replica.evaluate(self._feed.micro_batches(shares))
         return total
 
 
 def evaluation_shares(samples: int, batches: Batches, data_rank: int) -> Iterator[list[NDArray[np.int64]]]:
-    """This rank's samples of an evaluation, in rounds of one global batch; -1 where there is none left.
+    """Yield this rank's evaluation samples, one global batch at a time, padded with -1.
 
-    Every rank has every round, of one shape: they compute together, though the last ones are filled up.
+    Every rank yields equally many batches of one shape, because the forward pass is collective.
     """
     for first in range(0, samples, batches.global_batch):
         begin = first + data_rank * batches.rank_batch

@@ -1,4 +1,4 @@
-"""Which model a run trains, beside its weights: the same tensors under other settings are another model."""
+"""The model settings of a run: the same tensors with other settings are a different model."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from holdfast.api import open_checkpoint
 from holdfast.core.errors import Mismatch
 from holdfast.train.models.config import ModelConfig
 
-# What may change while a model stays what it is: how it is trained, and what is only written down.
+# Settings that may change between runs of the same model: they affect training only, or are only recorded.
 _MAY_CHANGE = frozenset(
     {
         *("attention_dropout", "residual_dropout", "embedding_dropout", "router_aux_loss_coef"),
@@ -19,11 +19,11 @@ _MAY_CHANGE = frozenset(
 )
 
 
-class Identity:
-    """The settings of a run's model: saved with it, and checked when it resumes.
+class ModelIdentity:
+    """The settings of a run's model: saved with the run, and checked when it resumes.
 
-    Shapes alone do not tell: with half as many heads of twice the size, or with another
-    rotary base, every tensor fits and every number that is computed is another.
+    Matching shapes are not enough: with half as many heads of twice the size, or another rotary base,
+    every tensor fits, but the model computes different results.
     """
 
     def __init__(self, model: ModelConfig) -> None:
@@ -35,19 +35,21 @@ class Identity:
         return dict(self._settings)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Raises Mismatch with every setting that differs."""
+        """Raise Mismatch if any setting differs."""
         self.check(state, "the checkpoint's model")
 
     def check(self, stored: Mapping[str, Any], whose: str) -> None:
-        """Compare with the settings of another, which `whose` names."""
+        """Raise Mismatch if stored settings differ; `whose` names their owner in the message."""
         differing = [name for name, mine in self._settings.items() if stored.get(name) != mine]
         if differing:
-            told = ", ".join(f"{name}={stored.get(name)!r}, not {self._settings[name]!r}" for name in differing)
-            raise Mismatch(f"{whose} has {told}: the same weights would compute something else; set [model] to it")
+            differences = ", ".join(f"{name}={stored.get(name)!r}, not {self._settings[name]!r}" for name in differing)
+            raise Mismatch(
+                f"{whose} has {differences}: the same weights would compute different results; set [model] to match"
+            )
 
 
 def check_same_model(path: str, model: ModelConfig) -> None:
-    """Refuse the weights of another model, where a config.json beside them says what they are."""
-    said = open_checkpoint(path).config()
-    if said is not None:
-        Identity(model).check(dataclasses.asdict(ModelConfig.from_hf(said)), f"{path} (config.json)")
+    """Raise Mismatch if the config.json of a checkpoint describes a different model."""
+    config = open_checkpoint(path).config()
+    if config is not None:
+        ModelIdentity(model).check(dataclasses.asdict(ModelConfig.from_hf(config)), f"{path} (config.json)")

@@ -1,4 +1,4 @@
-"""How a process becomes a rank: under torchrun, alone, or as the parent of local ranks."""
+"""Launch of ranks: under torchrun, as a single process, or as the parent of local ranks."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from holdfast.core.errors import InvalidArgument
 
 
 def is_rank() -> bool:
-    """Whether torchrun, or something like it, started this process."""
+    """Return True if torchrun or a similar launcher started this process."""
     return "RANK" in os.environ and "WORLD_SIZE" in os.environ
 
 
 def local_ranks_command(count: int, arguments: Sequence[str]) -> list[str]:
-    """The command that runs this command line on `count` ranks of this machine, by torchrun itself."""
+    """Return the torchrun command that runs this command line on `count` ranks of this machine."""
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(count)]
     return [*launcher, "-m", "holdfast", *arguments]
 
@@ -30,37 +30,37 @@ def local_ranks_command(count: int, arguments: Sequence[str]) -> list[str]:
 def run_local_ranks(count: int, arguments: Sequence[str]) -> int:
     """Run this command line on `count` ranks of this machine; returns the exit code of torchrun."""
     if is_rank():
-        raise InvalidArgument("--nproc starts ranks, and this process is one already: leave it to torchrun")
+        raise InvalidArgument("--nproc starts ranks, but this process is already a rank; omit --nproc under torchrun")
     environment = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // count)), "TORCH_CPP_LOG_LEVEL": "ERROR"}
     command = local_ranks_command(count, arguments)
-    # In a session of its own: what ends this process is passed on below, once, and not by the terminal too.
-    process = subprocess.Popen(command, env=environment | os.environ, start_new_session=True)  # noqa: S603  (our own words)
-    with _passed_on(process, (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)) as came:
+    # In a new session, so that the child receives a signal once, forwarded below, and not from the terminal as well.
+    process = subprocess.Popen(command, env=environment | os.environ, start_new_session=True)  # noqa: S603  (our own command)
+    with _forward_signals(process, (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)) as received:
         code = process.wait()
-    return 128 + came[0] if came else code
+    return 128 + received[0] if received else code
 
 
 @contextmanager
-def _passed_on(process: subprocess.Popen[bytes], signals: Sequence[int]) -> Iterator[list[int]]:
-    """Within, signals to this process go to another, which would live on without it; those that came are listed."""
-    came: list[int] = []
+def _forward_signals(process: subprocess.Popen[bytes], signals: Sequence[int]) -> Iterator[list[int]]:
+    """Forward signals to a child process, which would otherwise outlive this one; yields the received signals."""
+    received: list[int] = []
 
-    def pass_on(number: int, frame: FrameType | None) -> None:
-        came.append(number)
+    def forward(number: int, frame: FrameType | None) -> None:
+        received.append(number)
         process.send_signal(number)
 
-    before = {number: signal.signal(number, pass_on) for number in signals}
+    before = {number: signal.signal(number, forward) for number in signals}
     try:
-        yield came
+        yield received
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
 
 
 def pick_device(wanted: str) -> torch.device:
-    """The device of this rank: a GPU of its own if there are any and none was ruled out."""
+    """Return the device of this rank: its own GPU if available, unless "cpu" is requested."""
     if wanted == "cuda" and not torch.cuda.is_available():
-        raise InvalidArgument("train.device=cuda: torch finds no GPU here; set train.device=cpu")
+        raise InvalidArgument("train.device=cuda: torch finds no GPU; set train.device=cpu")
     if wanted == "cpu" or not torch.cuda.is_available():
         return torch.device("cpu")
     device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
@@ -70,7 +70,7 @@ def pick_device(wanted: str) -> torch.device:
 
 @contextmanager
 def process_group(device: torch.device) -> Iterator[None]:
-    """The ranks' process group for as long as the run lasts; none for a process on its own."""
+    """Initialize the process group for the duration of a run; a single process needs none."""
     if not is_rank() or int(os.environ["WORLD_SIZE"]) == 1 or dist.is_initialized():
         yield
         return

@@ -1,9 +1,9 @@
-"""A layout: how many ranks each kind of parallelism takes, and what a model allows. Pure: no torch.
+"""A layout: the number of ranks of each kind of parallelism, and the constraints of a model. No torch.
 
 Ranks are numbered with pipeline stages outermost and tensor parallelism innermost. Expert
-parallelism takes no ranks of its own: `ep` neighbouring data-parallel ranks and all ranks of
-their tensor groups share the experts of a layer. A model whose data-parallel size is larger
-than `ep` has replicas, or FSDP shards, of its experts.
+parallelism uses no additional ranks: `ep` neighboring data-parallel ranks and all ranks of their
+tensor groups share the experts of a layer. If the data-parallel size exceeds `ep`, experts are
+replicated or sharded by FSDP.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ _SUGGESTED = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """Sizes of the axes. Tensor parallelism brings sequence parallelism with it.
+    """Sizes of the axes. Tensor parallelism includes sequence parallelism.
 
-    `zero1` keeps whole parameters and divides the optimizer's state over `dp_replicate`.
+    `zero1` keeps whole parameters and shards the optimizer's state over `dp_replicate`.
     """
 
     dp_replicate: int = 1
@@ -39,7 +39,7 @@ class Layout:
     def __post_init__(self) -> None:
         for name in ("dp_replicate", "dp_shard", "tp", "pp", "ep", "stages_per_rank"):
             if getattr(self, name) < 1:
-                raise InvalidArgument(f"layout {name}={getattr(self, name)}: every axis has at least 1 rank")
+                raise InvalidArgument(f"layout {name}={getattr(self, name)}: every axis needs at least 1 rank")
         if self.schedule not in SCHEDULES:
             raise InvalidArgument(f"layout schedule={self.schedule!r}: choose one of {', '.join(SCHEDULES)}")
 
@@ -57,12 +57,12 @@ class Layout:
 
     @property
     def expert_ranks(self) -> int:
-        """How many ranks share the experts of a layer."""
+        """The number of ranks that share the experts of a layer."""
         return self.ep * self.tp
 
     @property
     def expert_shard(self) -> int:
-        """How many FSDP shards the experts that a rank has are cut into."""
+        """The number of FSDP shards of each rank's experts."""
         return max(1, self.dp_shard // self.ep)
 
     @property
@@ -70,18 +70,19 @@ class Layout:
         return self.dp // (self.ep * self.expert_shard)
 
     def layers_of(self, stage: int, model: ModelConfig) -> range:
-        """The layers of one stage: as even as they come, where they do not divide."""
+        """Return the layers of one stage, distributed as evenly as possible."""
         layers = model.num_hidden_layers
         return range(stage * layers // self.stages, (stage + 1) * layers // self.stages)
 
     def stages_of(self, pp_rank: int) -> list[int]:
-        """The stages of one rank of the pipeline; interleaved, they go around."""
+        """Return the stages of one pipeline rank; interleaved stages are assigned round-robin."""
         return list(range(pp_rank, self.stages, self.pp))
 
     def takes(self, micro_batches: int) -> bool:
-        """Whether the pipeline's schedule can be made for so many micro batches of a rank; all do without one.
+        """Return True if the pipeline's schedule supports this number of micro batches per rank.
 
-        torch's interleaved schedule goes in rounds of about `pp` micro batches, all rounds alike.
+        Without a pipeline any number works. torch's interleaved schedule needs equal rounds of about
+        `pp` micro batches.
         """
         if self.pp == 1:
             return True
@@ -90,46 +91,48 @@ class Layout:
         return micro_batches >= self.stages
 
     def check(self, world: int, model: ModelConfig, sequence: int | None = None) -> None:
-        """Refuse a layout that cannot be, with the nearest that can. Nothing has started yet.
+        """Raise InvalidArgument for an invalid layout, with the nearest valid layouts.
 
-        `sequence` is the length of the sequences to train on, where it is known.
+        `sequence` is the sequence length to train on, if known.
         """
         problems = list(self._problems(world, model, sequence))
         if problems:
             nearest = nearest_layouts(self, world, model, sequence)
-            hint = "none fits this model" if not nearest else "; ".join(map(str, nearest))
-            raise InvalidArgument(f"layout {self} cannot be: {'; '.join(problems)}. Nearest for {world} ranks: {hint}")
+            hint = "none for this model" if not nearest else "; ".join(map(str, nearest))
+            raise InvalidArgument(
+                f"layout {self} is invalid: {'; '.join(problems)}. Nearest valid for {world} ranks: {hint}"
+            )
 
     def _problems(self, world: int, model: ModelConfig, sequence: int | None) -> Iterator[str]:
         if self.world != world:
             yield (
-                f"it takes {self.world} ranks (pp x dp_replicate x dp_shard x tp), but there are {world} "
-                "(--nproc, or torchrun's --nproc-per-node, says how many)"
+                f"it needs {self.world} ranks (pp x dp_replicate x dp_shard x tp), but there are {world} "
+                "(set by --nproc, or torchrun's --nproc-per-node)"
             )
         if sequence is not None and sequence % self.tp:
-            yield f"sequences of {sequence} tokens do not divide by tp={self.tp}"
+            yield f"sequences of {sequence} tokens are not divisible by tp={self.tp}"
         yield from self._tensor_problems(model)
         yield from self._expert_problems(model)
         if model.num_hidden_layers < self.stages:
             yield f"{model.num_hidden_layers} layers are too few for {self.stages} stages (pp x stages_per_rank)"
         if self.schedule == "1f1b" and self.stages_per_rank != 1:
-            yield f"schedule 1f1b has 1 stage per rank, not {self.stages_per_rank}; interleaved has several"
+            yield f"schedule 1f1b supports 1 stage per rank, not {self.stages_per_rank}; interleaved supports several"
         if self.schedule == "interleaved" and (self.stages_per_rank == 1 or self.pp == 1):
             yield "schedule interleaved needs pp of 2 or more and stages_per_rank of 2 or more"
         if self.zero1 and (self.dp_shard, self.tp, self.ep) != (1, 1, 1):
-            yield "zero1 goes with dp_replicate and pp only: dp_shard divides the optimizer's state by itself"
+            yield "zero1 supports only dp_replicate and pp; dp_shard already shards the optimizer's state"
 
     def _tensor_problems(self, model: ModelConfig) -> Iterator[str]:
         sizes = {
             "attention heads": model.num_attention_heads,
             "key-value heads": model.num_key_value_heads,
-            "words of the vocabulary": model.vocab_size,
+            "tokens of the vocabulary": model.vocab_size,
             "hidden units of the feed-forward": 0 if model.traits.experts else model.intermediate_size,
             "hidden units of the shared expert": model.shared_expert_intermediate_size,
         }
         for what, size in sizes.items():
             if size % self.tp:
-                yield f"{size} {what} do not divide by tp={self.tp}"
+                yield f"{size} {what} are not divisible by tp={self.tp}"
 
     def _expert_problems(self, model: ModelConfig) -> Iterator[str]:
         if not model.traits.experts:
@@ -137,11 +140,11 @@ class Layout:
                 yield f"ep={self.ep}, but a {model.family} has no experts"
             return
         if self.dp % self.ep:
-            yield f"ep={self.ep} does not divide the {self.dp} data-parallel ranks that it is taken from"
+            yield f"ep={self.ep} does not divide the {self.dp} data-parallel ranks"
         elif max(self.ep, self.dp_shard) % min(self.ep, self.dp_shard):
             yield f"of ep={self.ep} and dp_shard={self.dp_shard}, one must be a multiple of the other"
         if model.num_experts % self.expert_ranks:
-            yield f"{model.num_experts} experts do not divide by {self.expert_ranks} ranks (ep x tp)"
+            yield f"{model.num_experts} experts are not divisible by {self.expert_ranks} ranks (ep x tp)"
 
     def __str__(self) -> str:
         shown = [f"{name}={getattr(self, name)}" for name in ("dp_replicate", "dp_shard", "tp", "pp", "ep")]
@@ -155,9 +158,9 @@ class Layout:
 
 
 def nearest_layouts(wanted: Layout, world: int, model: ModelConfig, sequence: int | None = None) -> list[Layout]:
-    """Up to three layouts that can be, those first that change least of what was wanted."""
-    found = [layout for layout in _candidates(wanted, world) if not list(layout._problems(world, model, sequence))]
-    return sorted(found, key=lambda layout: _preference(wanted, layout))[:_SUGGESTED]
+    """Return up to three valid layouts, those closest to the wanted layout first."""
+    valid = [layout for layout in _candidates(wanted, world) if not list(layout._problems(world, model, sequence))]
+    return sorted(valid, key=lambda layout: _preference(wanted, layout))[:_SUGGESTED]
 
 
 def _candidates(wanted: Layout, world: int) -> Iterator[Layout]:
@@ -174,8 +177,8 @@ def _candidates(wanted: Layout, world: int) -> Iterator[Layout]:
 
 
 def _preference(wanted: Layout, layout: Layout) -> tuple[float, ...]:
-    """How much is changed; of equal changes, sharded data parallelism asks least of a model."""
+    """Return the sort key: the distance from the wanted layout, then preference for sharded data parallelism."""
     axes = ("dp_replicate", "dp_shard", "tp", "pp", "ep", "stages_per_rank")
-    moved = sum(abs(math.log2(getattr(layout, name) / getattr(wanted, name))) for name in axes)
-    distance = moved + (layout.zero1 != wanted.zero1)
+    changes = sum(abs(math.log2(getattr(layout, name) / getattr(wanted, name))) for name in axes)
+    distance = changes + (layout.zero1 != wanted.zero1)
     return (round(distance, 6), layout.dp_replicate, layout.tp, layout.pp, layout.ep, layout.dp_shard)

@@ -22,7 +22,7 @@ from holdfast.train.data.datasets import open_datasets
 from holdfast.train.data.feed import Feed
 from holdfast.train.data.samples import Position
 from holdfast.train.evaluation import Evaluation
-from holdfast.train.identity import Identity, check_same_model
+from holdfast.train.identity import ModelIdentity, check_same_model
 from holdfast.train.loss import LossSums, MicroBatch
 from holdfast.train.metrics import Metrics
 from holdfast.train.models.decoder import TIES
@@ -31,7 +31,7 @@ from holdfast.train.optimizer import keep_options, set_learning_rate
 from holdfast.train.parallel.meshes import AXES
 from holdfast.train.parallel.parallel_model import build
 from holdfast.train.plot import plot_metrics
-from holdfast.train.rng import DISTINCT, RandomStreams, Spot
+from holdfast.train.rng import DISTINCT, MeshPosition, RandomStreams
 from holdfast.train.schedule import learning_rate_share
 
 METRICS, PICTURE = "metrics.jsonl", "curve.png"
@@ -39,7 +39,7 @@ METRICS, PICTURE = "metrics.jsonl", "curve.png"
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """What a step was like, for whoever watches."""
+    """The numbers of one step, for a progress display."""
 
     step: int
     steps: int
@@ -51,8 +51,8 @@ class Progress:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
-    """How a run ended: its last step, the step it resumed from (0: none), and whether a signal cut it short."""
+class RunResult:
+    """The result of a run: its last step, the step it resumed from (0: none), and whether a signal ended it."""
 
     step: int
     resumed_from: int
@@ -63,43 +63,45 @@ Watcher = Callable[[Progress], None]
 
 
 class Trainer:
-    """One rank's part of a run. Every rank makes one with the same config; its methods are collective."""
+    """One rank's part of a run. Every rank creates one with the same config; the methods are collective."""
 
     def __init__(self, config: RunConfig, device: torch.device | str = "cpu") -> None:
         self.config = config
         train, layout = config.train, config.layout
         self.batches = check_run(config, dist.get_world_size() if dist.is_initialized() else 1)
-        self.trainee = build(
+        self.replica = build(
             config.model, layout, device, getattr(torch, train.dtype), train.seed, recompute=train.recompute
         )
-        self.optimizer = self.trainee.make_optimizer(torch.optim.AdamW, **config.optimizer.options())
+        self.optimizer = self.replica.make_optimizer(torch.optim.AdamW, **config.optimizer.options())
         self.ema = None
         if config.ema.decay:
-            self.ema = EMA(self.trainee.module, config.ema.decay, every=config.ema.every, device=config.ema.device)
+            self.ema = EMA(self.replica.module, config.ema.decay, every=config.ema.every, device=config.ema.device)
         dataset, evaluation = open_datasets(config.data, config.model.vocab_size)
-        self._feed = Feed(dataset, self.trainee, config.data.sequence)
+        self._feed = Feed(dataset, self.replica, config.data.sequence)
         self._evaluation = None
         if evaluation is not None:
-            feed = Feed(evaluation, self.trainee, config.data.sequence)
-            self._evaluation = Evaluation(self.trainee, feed, self.batches, len(evaluation))
+            feed = Feed(evaluation, self.replica, config.data.sequence)
+            self._evaluation = Evaluation(self.replica, feed, self.batches, len(evaluation))
         self.position = Position(len(dataset), config.data.seed, dataset.name)
-        meshes = self.trainee.meshes
-        spot = Spot({axis: getattr(layout, axis) for axis in AXES}, {axis: meshes.at(axis) for axis in AXES})
-        self.streams = RandomStreams(train.seed, spot, device)
+        meshes = self.replica.meshes
+        position = MeshPosition(
+            {axis: getattr(layout, axis) for axis in AXES}, {axis: meshes.at(axis) for axis in AXES}
+        )
+        self.streams = RandomStreams(train.seed, position, device)
         self.folder = Path(train.folder)
         self.is_first = not dist.is_initialized() or dist.get_rank() == 0
         self.metrics = Metrics(self.folder / METRICS if self.is_first else None)
 
     def state(self) -> dict[str, Any]:
-        """All that a resumed run needs, as Holdfast saves it."""
-        identity = Identity(self.config.model)
-        state = {**self.trainee.state(), "identity": identity, "data": self.position, "random": self.streams}
+        """Return everything a resumed run needs, as a state to save."""
+        identity = ModelIdentity(self.config.model)
+        state = {**self.replica.state(), "identity": identity, "data": self.position, "random": self.streams}
         return state if self.ema is None else {**state, "ema": self.ema}
 
-    def run(self, watch: Watcher | None = None) -> Outcome:
+    def run(self, watch: Watcher | None = None) -> RunResult:
         """Train to the last step, from the newest good checkpoint if there is one.
 
-        A save that fails on the way is told of and does not stop training; the last one raises.
+        A save that fails during training is reported and does not stop the run; a failed last save raises.
         """
         try:
             with self._checkpointer() as checkpointer:
@@ -110,13 +112,13 @@ class Trainer:
             plot_metrics(self.folder / METRICS, self.folder / PICTURE, f"loss: {self.config.layout}")
         return outcome
 
-    def _train(self, checkpointer: Checkpointer, watch: Watcher | None) -> Outcome:
+    def _train(self, checkpointer: Checkpointer, watch: Watcher | None) -> RunResult:
         steps, state = self.config.train.steps, self.state()
         with keep_options(self.optimizer):
             start = self._restore(checkpointer, state)
         if not start and self.config.train.start_from:
-            self._take_weights(self.config.train.start_from)
-        self._tell_start(start)
+            self._load_weights(self.config.train.start_from)
+        self._record_start(start)
         step = start
         handle = None
         for step in range(start + 1, steps + 1):
@@ -134,32 +136,32 @@ class Trainer:
                 break
         if handle is not None:
             handle.result()
-        return Outcome(step, start, checkpointer.preempted)
+        return RunResult(step, start, checkpointer.preempted)
 
     def _restore(self, checkpointer: Checkpointer, state: dict[str, Any]) -> int:
         try:
             return checkpointer.restore(state) or 0
         except Mismatch as error:
             raise Mismatch(
-                f"{error}\n{self.folder} holds a run that this config does not go on with: give this one another "
-                "train.folder; train.start_from takes the weights of a checkpoint alone"
+                f"{error}\n{self.folder} holds a run that this config cannot resume: choose another train.folder. "
+                "To load only the weights of a checkpoint, use train.start_from"
             ) from error
 
-    def _take_weights(self, path: str) -> None:
-        """Begin with another model's weights, stored in whatever layout, format or dtype."""
+    def _load_weights(self, path: str) -> None:
+        """Load initial weights from a checkpoint of any layout, format or dtype."""
         check_same_model(path, self.config.model)
-        state: dict[str, Any] = {"model": self.trainee.module}
-        load(path, state, mapping=self.trainee.load_mapping, ties=self._ties, mesh=self.trainee.meshes.dense, cast=True)
+        state: dict[str, Any] = {"model": self.replica.module}
+        load(path, state, mapping=self.replica.load_mapping, ties=self._ties, mesh=self.replica.meshes.dense, cast=True)
         self.metrics.event("took weights", 0, path=path)
 
     def step(self, step: int) -> Progress:
-        """One optimizer step on the next global batch."""
+        """Run one optimizer step on the next global batch."""
         began = time.perf_counter()
         optimizer, train = self.config.optimizer, self.config.train
         micro_batches = self._next_batch(step)
-        with self.streams.use(DISTINCT):  # nothing here draws; a module of the user's own may
-            sums = self.trainee.forward_backward(micro_batches)
-        norm = self.trainee.clip(optimizer.clip) if optimizer.clip else self.trainee.gradient_norm()
+        with self.streams.use(DISTINCT):  # the trainer draws no random numbers here; a user's module may
+            sums = self.replica.forward_backward(micro_batches)
+        norm = self.replica.clip(optimizer.clip) if optimizer.clip else self.replica.gradient_norm()
         rate = optimizer.lr * learning_rate_share(self.config.schedule, step, train.steps)
         set_learning_rate(self.optimizer, rate)
         self.optimizer.step()
@@ -167,19 +169,19 @@ class Trainer:
             self.ema.update()
         self.position.advance(self.batches)
         self.streams.step = step
-        return self._note(step, sums, norm, rate, time.perf_counter() - began)
+        return self._record_step(step, sums, norm, rate, time.perf_counter() - began)
 
     def _next_batch(self, step: int) -> list[MicroBatch]:
-        rank = self.trainee.meshes.dp_rank
+        rank = self.replica.meshes.dp_rank
         micro_batches = self._feed.micro_batches(self.position.shares(self.batches, rank))
         if not self.config.model.drops:
             return micro_batches
         first, count = self.position.first(self.batches, rank), self.batches.rank_batch
-        keys = sample_keys(self.config.train.seed, step, first, count, self.trainee.device)
+        keys = sample_keys(self.config.train.seed, step, first, count, self.replica.device)
         each = torch.split(keys, self.batches.micro_batch)
         return [replace(batch, keys=part) for batch, part in zip(micro_batches, each, strict=True)]
 
-    def _note(self, step: int, sums: LossSums, norm: float, rate: float, seconds: float) -> Progress:
+    def _record_step(self, step: int, sums: LossSums, norm: float, rate: float, seconds: float) -> Progress:
         consumed, per_s = self.position.consumed_samples, sums.tokens / seconds
         values = {"loss": sums.loss, "aux_loss": sums.aux_loss, "lr": rate, "gradient_norm": norm}
         values |= {"tokens_per_s": round(per_s, 1), "step_ms": round(seconds * 1000, 3)}
@@ -187,7 +189,7 @@ class Trainer:
         return Progress(step, self.config.train.steps, sums.loss, rate, norm, per_s, consumed)
 
     def evaluate(self) -> LossSums | None:
-        """The loss over all samples set aside; None if there are none."""
+        """Return the loss over the evaluation samples; None without evaluation samples."""
         return None if self._evaluation is None else self._evaluation.run()
 
     def _evaluate_if_due(self, step: int) -> None:
@@ -211,19 +213,19 @@ class Trainer:
         return open_checkpointer(
             self.config.checkpoint,
             self.folder,
-            mapping=self.trainee.mapping,
+            mapping=self.replica.mapping,
             ties=self._ties,
-            mesh=self.trainee.meshes.dense,
-            listener=self._hear,
+            mesh=self.replica.meshes.dense,
+            listener=self._on_event,
         )
 
-    def _hear(self, event: Event) -> None:
+    def _on_event(self, event: Event) -> None:
         log_event(event)
         if event.name in ("published", "failed", "skipped"):
             self.metrics.event(event.name, event.step, seconds=round(event.seconds, 3), detail=event.detail)
 
-    def _tell_start(self, start: int) -> None:
-        if self.is_first:  # not before: a run that was refused must leave the config of the one that is there
+    def _record_start(self, start: int) -> None:
+        if self.is_first:  # only now: a run that fails to start must not overwrite an existing run's config
             self.folder.mkdir(parents=True, exist_ok=True)
             (self.folder / FILE).write_text(self.config.to_toml(), encoding="utf-8")
         layout = str(self.config.layout)

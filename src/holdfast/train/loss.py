@@ -1,4 +1,4 @@
-"""Losses as sums, so that their mean over all tokens of a batch is the same on every layout. In fp32."""
+"""Losses as fp32 sums, so that the mean over all tokens of a batch is the same on every layout."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ IGNORED = -100
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
-    """Token ids [batch, length], and for each position the token that follows; -100 counts for nothing.
+    """Token ids [batch, length], and the next token for each position; -100 is ignored.
 
-    Nor does a sequence of which no token counts: not in the balancing loss either.
-    Pipeline stages between first and last need no values: tensors on the meta device will do.
-    `keys` [batch] is what dropout draws by (see models.dropout.sample_keys), on every stage.
+    A sequence without any counted token is ignored in the balancing loss as well. Pipeline stages between
+    the first and the last accept tensors on the meta device. `keys` [batch] determine dropout on every stage
+    (see models.dropout.sample_keys).
     """
 
     input_ids: torch.Tensor
@@ -30,7 +30,7 @@ class MicroBatch:
 
 @dataclass(frozen=True, slots=True)
 class LossSums:
-    """Sums over the global batch: token losses, tokens that count, balancing losses, sequences that count."""
+    """Sums over the global batch: token losses, counted tokens, balancing losses, counted sequences."""
 
     loss_sum: float
     tokens: int
@@ -40,17 +40,17 @@ class LossSums:
 
     @property
     def loss(self) -> float:
-        """The mean over tokens."""
+        """The mean loss per token."""
         return self.loss_sum / max(1, self.tokens)
 
     @property
     def aux_loss(self) -> float:
-        """The mean balancing loss of a sequence, before it is weighted."""
+        """The mean balancing loss per sequence, unweighted."""
         return self.aux_sum / max(1, self.sequences)
 
     @property
     def total(self) -> float:
-        """What the gradients are of."""
+        """The loss that is differentiated."""
         return self.loss + self.aux_weight * self.aux_loss
 
     def __add__(self, other: LossSums) -> LossSums:
@@ -59,38 +59,38 @@ class LossSums:
 
 
 def token_loss_sum(logits: torch.Tensor, labels: torch.Tensor, group: dist.ProcessGroup | None) -> torch.Tensor:
-    """Cross entropy summed over the tokens that count. `group`: ranks that each have a slice of the vocabulary."""
+    """Return the cross entropy summed over counted tokens; the ranks of `group` each hold a vocabulary shard."""
     flat, wanted = logits.flatten(0, 1).float(), labels.flatten()
     if group is None:
         return functional.cross_entropy(flat, wanted, ignore_index=IGNORED, reduction="sum")
     highest = flat.detach().amax(-1, keepdim=True)
     dist.all_reduce(highest, dist.ReduceOp.MAX, group=group)
     flat = flat - highest
-    normaliser = sum_shared(flat.exp().sum(-1), group).log()
+    normalizer = sum_shared(flat.exp().sum(-1), group).log()
     local = wanted - group.rank() * flat.shape[-1]
     here = (local >= 0) & (local < flat.shape[-1])
     picked = flat.gather(-1, local.where(here, 0)[:, None])[:, 0]
     target = sum_shared(picked * here, group)
-    return ((normaliser - target) * (wanted != IGNORED)).sum()
+    return ((normalizer - target) * (wanted != IGNORED)).sum()
 
 
 def counted_sequences(labels: torch.Tensor) -> torch.Tensor:
-    """Which sequences count: those with a token that does."""
+    """Return a mask of the sequences with at least one counted token."""
     return (labels != IGNORED).any(1)
 
 
 def balance_sum(chosen: torch.Tensor, config: ModelConfig, length: int) -> torch.Tensor:
-    """The load-balancing loss as transformers computes it, of each sequence, summed over sequences.
+    """Return the load-balancing loss of transformers, computed per sequence and summed over sequences.
 
-    Of each sequence and not of the batch: only so it is the same however a batch is divided.
+    Per sequence instead of per batch, so that the loss does not depend on how a batch is divided.
     """
     rows = float(length * config.num_hidden_layers)
-    how_often, how_likely = chosen.detach()[:, 0] / rows, chosen[:, 1] / rows
-    return config.num_experts * (how_often * how_likely).sum()
+    frequency, probability = chosen.detach()[:, 0] / rows, chosen[:, 1] / rows
+    return config.num_experts * (frequency * probability).sum()
 
 
 class Objective:
-    """The loss of one micro batch as a share of the global batch's, and the sums to report.
+    """The contribution of one micro batch to the loss of the global batch, and the sums to report.
 
     Called with the output of the last stage and the labels, as torch's pipeline schedules do.
     """
@@ -99,12 +99,12 @@ class Objective:
         self._config = config
         self._tp_group = tp_group
         self._totals = (torch.ones(()), torch.ones(()))
-        self._noted: list[torch.Tensor] = []
+        self._recorded: list[torch.Tensor] = []
 
     def begin(self, tokens: torch.Tensor, sequences: torch.Tensor) -> None:
-        """Start a batch that has so many tokens and sequences on all ranks together."""
+        """Start a global batch with these total numbers of tokens and sequences over all ranks."""
         self._totals = (tokens.clamp(min=1), sequences.clamp(min=1))
-        self._noted = []
+        self._recorded = []
 
     def __call__(self, output: torch.Tensor | tuple[torch.Tensor, torch.Tensor], labels: torch.Tensor) -> torch.Tensor:
         logits, chosen = output if isinstance(output, tuple) else (output, None)
@@ -112,10 +112,10 @@ class Objective:
         aux = torch.zeros_like(loss)
         if chosen is not None:
             aux = balance_sum(chosen * counted_sequences(labels)[:, None, None], self._config, labels.shape[1])
-        self._noted.append(torch.stack((loss, aux)).detach())
+        self._recorded.append(torch.stack((loss, aux)).detach())
         tokens, sequences = self._totals
         return loss / tokens + (self._config.router_aux_loss_coef / sequences) * aux
 
     def sums(self) -> torch.Tensor:
-        """Token losses and balancing losses of this rank's micro batches, in double precision."""
-        return torch.stack(self._noted).double().sum(0)
+        """Return the sums of token losses and balancing losses of this rank's micro batches, in float64."""
+        return torch.stack(self._recorded).double().sum(0)

@@ -1,4 +1,4 @@
-"""What a run measured, as JSON lines that survive a kill: one per step, one per event."""
+"""Metrics of a run as JSON lines that survive a kill: one per step, one per event."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from holdfast.core.errors import StorageError
 
 
 class Metrics:
-    """Appends lines to a run's file, from any thread; with no path it keeps nothing.
+    """Appends lines to a run's file, from any thread; without a path it writes nothing.
 
-    A run that is killed may leave half a line, and steps that its successor makes again: the
-    file is only ever added to, and `read_metrics` takes the last word on every step.
+    A killed run may leave a partial line, and steps that the resumed run repeats. The file is only ever
+    appended to, and `read_metrics` uses the last record of every step.
     """
 
     def __init__(self, path: Path | None) -> None:
@@ -26,11 +26,11 @@ class Metrics:
         self._file: TextIO | None = None
 
     def step(self, step: int, **values: float) -> None:
-        """One optimizer step's numbers."""
+        """Write the numbers of one optimizer step."""
         self._write({"step": step, **values})
 
     def event(self, name: str, step: int | None = None, **values: Any) -> None:
-        """Something that happened: a save, a resume, an evaluation."""
+        """Write an event, such as a save, a resume or an evaluation."""
         self._write({"event": name, "step": step, "at": time.time(), **values})
 
     def _write(self, record: dict[str, Any]) -> None:
@@ -38,12 +38,12 @@ class Metrics:
             if self._path is None:
                 return
             if self._file is None:
-                self._file = _open_at_a_line(self._path)
+                self._file = _open_for_append(self._path)
             self._file.write(json.dumps({key: finite_or_none(value) for key, value in record.items()}) + "\n")
             self._file.flush()
 
     def close(self) -> None:
-        """No more is written from here on."""
+        """Close the file; later records are dropped."""
         with self._lock:
             self._path = None
             if self._file is not None:
@@ -52,24 +52,25 @@ class Metrics:
 
 
 def finite_or_none(value: Any) -> Any:
-    """JSON has no word for a number that is not finite: it becomes null, as it does in a manifest."""
+    """Replace a float that is not finite by None: JSON has no such numbers, and manifests use null as well."""
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _open_at_a_line(path: Path) -> TextIO:
+def _open_for_append(path: Path) -> TextIO:
+    """Open the file at the start of a line, terminating a partial last line."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         torn = path.exists() and path.stat().st_size > 0 and not path.read_bytes().endswith(b"\n")
         file = path.open("a", encoding="utf-8")
     except OSError as error:
-        raise StorageError(f"{path}: metrics cannot be written there: {error}") from None
+        raise StorageError(f"{path}: cannot write metrics: {error}") from None
     if torn:
         file.write("\n")
     return file
 
 
 def read_metrics(path: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Steps in order, each as it was last made, and events in the order they happened."""
+    """Return the last record of each step, in step order, and the events in file order."""
     steps: dict[int, dict[str, Any]] = {}
     events = []
     for record in _records(path.read_text(encoding="utf-8", errors="replace").splitlines()):
@@ -84,7 +85,7 @@ def _records(lines: Iterable[str]) -> Iterable[dict[str, Any]]:
     for line in lines:
         try:
             record = json.loads(line)
-        except ValueError:  # the process was killed, or the power went, while it wrote this line
+        except ValueError:  # the process was killed, or power was lost, during this write
             continue
         if isinstance(record, dict):
             yield record

@@ -1,4 +1,4 @@
-"""What the training loop drives: one batch forward and backward, clipping, evaluation, the state to save."""
+"""One rank's part of a model: forward and backward, clipping, evaluation, and the state to save."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from holdfast.train.loss import IGNORED, LossSums, MicroBatch, Objective, counte
 from holdfast.train.models.config import ModelConfig
 from holdfast.train.models.decoder import Decoder
 from holdfast.train.parallel.clip import clip_gradients, gradient_norm
-from holdfast.train.parallel.gradients import Summing, finish_gradients
+from holdfast.train.parallel.gradients import GradientSums, finish_gradients
 from holdfast.train.parallel.meshes import Meshes
 from holdfast.train.parallel.pipeline import Pipeline
 
 
-class Trainee:
-    """This rank's part of a model under training. Made by `parallel.build`; its methods are collective."""
+class ModelReplica:
+    """This rank's part of a model in training. Created by `parallel_model.build`; its methods are collective."""
 
     def __init__(
         self,
@@ -34,7 +34,7 @@ class Trainee:
         module: Decoder,
         objective: Objective,
         pipeline: Pipeline | None,
-        summing: Summing,
+        gradient_sums: GradientSums,
         device: torch.device,
     ) -> None:
         self.config = config
@@ -44,7 +44,7 @@ class Trainee:
         self.optimizer: torch.optim.Optimizer | None = None
         self._objective = objective
         self._pipeline = pipeline
-        self._summing = summing
+        self._gradient_sums = gradient_sums
 
     @property
     def layout(self) -> Layout:
@@ -52,31 +52,31 @@ class Trainee:
 
     @property
     def mapping(self) -> Mapping | None:
-        """From live to stored tensors, for `holdfast.save` and `Checkpointer`; None where names are the same."""
+        """The mapping from live to stored tensors, for `holdfast.save` and `Checkpointer`; None if names match."""
         return save_mapping(self.config)
 
     @property
     def load_mapping(self) -> Mapping | None:
-        """From stored to live tensors, for `holdfast.load`."""
+        """The mapping from stored to live tensors, for `holdfast.load`."""
         return load_mapping(self.config)
 
     @property
     def needs_inputs(self) -> bool:
-        """Whether this rank has the first stage."""
+        """True if this rank has the first stage."""
         return self.meshes.at("pp") == 0
 
     @property
     def needs_labels(self) -> bool:
-        """Whether this rank has the last stage."""
+        """True if this rank has the last stage."""
         return self.meshes.at("pp") == self.layout.pp - 1
 
     def parameters(self) -> dict[str, nn.Parameter]:
         return dict(self.module.named_parameters())
 
     def make_optimizer(self, kind: type[torch.optim.Optimizer] = torch.optim.AdamW, **options: Any) -> Any:
-        """An optimizer over this rank's parameters: matrices are decayed, vectors are not.
+        """Create an optimizer over this rank's parameters, with weight decay for matrices but not for vectors.
 
-        The two groups are the same on every layout, so that one layout loads another's state.
+        The two groups are the same on every layout, so that any layout can load the state of another.
         """
         every = list(self.module.parameters())
         matrices = [p for p in every if p.ndim > 1]
@@ -90,12 +90,12 @@ class Trainee:
         return made
 
     def state(self) -> dict[str, Any]:
-        """The state to hand to `holdfast.save`, `load` and `Checkpointer`, with `mapping` beside it."""
+        """Return the state for `holdfast.save`, `load` and `Checkpointer`, to be used with `mapping`."""
         state: dict[str, Any] = {"model": self.module}
         return state if self.optimizer is None else {**state, "optimizer": self.optimizer}
 
     def forward_backward(self, micro_batches: Sequence[MicroBatch]) -> LossSums:
-        """Gradients of the mean loss over all tokens of all ranks' micro batches; earlier ones are dropped."""
+        """Compute the gradients of the mean loss over all tokens of all ranks, replacing earlier gradients."""
         self.module.train()
         for parameter in self.module.parameters():
             parameter.grad = None
@@ -105,11 +105,11 @@ class Trainee:
             self._pipeline.run(micro_batches, training=True)
         else:
             self._accumulate(micro_batches)
-        finish_gradients(self.parameters(), self._summing)
+        finish_gradients(self.parameters(), self._gradient_sums)
         return self._sums(counts)
 
     def evaluate(self, micro_batches: Sequence[MicroBatch]) -> LossSums:
-        """The losses alone, without dropout. Ranks must bring equally many micro batches, of one shape."""
+        """Compute only the losses, without dropout. Ranks must pass equally many micro batches of one shape."""
         self.module.eval()
         counts = self._begin(micro_batches)
         if self._pipeline is not None:
@@ -122,11 +122,11 @@ class Trainee:
         return self._sums(counts)
 
     def gradient_norm(self) -> float:
-        """The norm over all parameters of all ranks, each element once."""
-        return gradient_norm(self.parameters(), self.layout.dp * self.layout.tp, self._summing.copies)
+        """Return the gradient norm over all parameters of all ranks, each element counted once."""
+        return gradient_norm(self.parameters(), self.layout.dp * self.layout.tp, self._gradient_sums.copies)
 
     def clip(self, max_norm: float) -> float:
-        """Shrink the gradients to `max_norm`; returns the norm that they had."""
+        """Clip the gradients to `max_norm`; returns the norm before clipping."""
         norm = self.gradient_norm()
         clip_gradients(self.parameters(), norm, max_norm)
         return norm
@@ -134,8 +134,8 @@ class Trainee:
     def _check_keys(self, micro_batches: Sequence[MicroBatch]) -> None:
         if self.config.drops and any(batch.keys is None for batch in micro_batches):
             raise InvalidArgument(
-                "the model has dropout and a micro batch has no keys, so that nothing would be dropped: give each "
-                "MicroBatch its keys, of models.dropout.sample_keys, or set the model's dropout to 0"
+                "the model has dropout but a micro batch has no keys, so dropout would have no effect: pass keys from "
+                "models.dropout.sample_keys to each MicroBatch, or set the model's dropout to 0"
             )
 
     def _accumulate(self, micro_batches: Sequence[MicroBatch]) -> None:
@@ -146,17 +146,18 @@ class Trainee:
             loss.backward()  # type: ignore[no-untyped-call]
 
     def _begin(self, micro_batches: Sequence[MicroBatch]) -> torch.Tensor:
-        """Tokens and sequences of the global batch, before any gradient is taken.
+        """Count the tokens and sequences of the global batch, before backward.
 
-        They stay on the device: the host would wait for them behind a save's copies.
+        The counts stay on the device: reading them would make the host wait for the copies of a save.
         """
         if not micro_batches:
             raise InvalidArgument("there are no micro batches")
         if not self.layout.takes(len(micro_batches)):
-            raise InvalidArgument(f"the pipeline of layout {self.layout} takes no {len(micro_batches)} micro batches")
+            raise InvalidArgument(f"the pipeline of layout {self.layout} cannot run {len(micro_batches)} micro batches")
         for batch in micro_batches:
             if batch.input_ids.shape[1] % self.layout.tp:
-                raise InvalidArgument(f"sequences of {batch.input_ids.shape[1]} do not divide by tp={self.layout.tp}")
+                length = batch.input_ids.shape[1]
+                raise InvalidArgument(f"sequences of {length} tokens are not divisible by tp={self.layout.tp}")
         counts = torch.zeros(2, dtype=torch.int64, device=self.device)
         if self._counts:
             counts[0] = torch.stack([(batch.labels != IGNORED).sum() for batch in micro_batches]).sum()
@@ -173,7 +174,7 @@ class Trainee:
 
     @property
     def _counts(self) -> bool:
-        """Whether this rank's losses count: on the last stage, one of each tensor group."""
+        """True if this rank's losses are summed: on the last stage, for one rank of each tensor group."""
         return self.needs_labels and self.meshes.at("tp") == 0
 
     def _summed(self, values: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""The optimizer's settings, and the learning rate of a step put into it."""
+"""The optimizer's settings, and setting the learning rate of a step."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from holdfast.core.errors import InvalidArgument
 
 @dataclass(frozen=True, slots=True)
 class OptimizerConfig:
-    """AdamW. `clip` is the gradient norm that no step goes beyond; 0 does not clip."""
+    """AdamW. `clip` is the maximum gradient norm; 0 disables clipping."""
 
     lr: float = 3e-4
     beta1: float = 0.9
@@ -23,21 +23,23 @@ class OptimizerConfig:
 
     def __post_init__(self) -> None:
         if not self.lr > 0:
-            raise InvalidArgument(f"optimizer.lr={self.lr!r}: give a number above 0")
+            raise InvalidArgument(f"optimizer.lr={self.lr!r} must be positive")
         if not (0 <= self.beta1 < 1 and 0 <= self.beta2 < 1):
-            raise InvalidArgument(f"optimizer.beta1={self.beta1!r}, beta2={self.beta2!r}: from 0 to below 1")
+            raise InvalidArgument(
+                f"optimizer.beta1={self.beta1!r} and beta2={self.beta2!r} must be at least 0 and less than 1"
+            )
         if self.eps < 0 or self.weight_decay < 0 or self.clip < 0:
-            raise InvalidArgument("optimizer.eps, weight_decay and clip are numbers from 0 on")
+            raise InvalidArgument("optimizer.eps, weight_decay and clip must be at least 0")
 
     def options(self) -> dict[str, Any]:
-        """What torch.optim.AdamW takes."""
+        """Return the arguments of torch.optim.AdamW."""
         betas = (self.beta1, self.beta2)
         return {"lr": self.lr, "betas": betas, "eps": self.eps, "weight_decay": self.weight_decay}
 
 
 @contextmanager
 def keep_options(optimizer: Any) -> Iterator[None]:
-    """Within, a state may be restored; afterwards the options are those of the config again, not the stored ones."""
+    """Reset the options to their current values on exit, so that a restore does not override the config."""
     before = [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
     yield
     for group, options in zip(optimizer.param_groups, before, strict=True):
@@ -45,6 +47,6 @@ def keep_options(optimizer: Any) -> Iterator[None]:
 
 
 def set_learning_rate(optimizer: Any, rate: float) -> None:
-    """Every group's rate: the schedule is a function of the step, so what was restored does not matter."""
+    """Set the learning rate of every group; the schedule is a function of the step, not of restored state."""
     for group in optimizer.param_groups:
         group["lr"] = rate

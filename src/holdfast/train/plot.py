@@ -1,4 +1,4 @@
-"""A run as a picture: its loss, other runs' beside it, and what each save cost."""
+"""A plot of a run: its loss, the losses of other runs, and the stall of each save."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _TICKS = 5
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """One run's loss by step. A thick one lies under the thin ones drawn after it."""
+    """One run's loss by step. Later curves are drawn over earlier ones."""
 
     name: str
     points: Sequence[tuple[int, float]]
@@ -30,7 +30,7 @@ class Curve:
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """A part of the picture with axes: steps to the right, values upwards."""
+    """A part of the plot with axes: steps to the right, values upwards."""
 
     canvas: Canvas
     top: float
@@ -61,7 +61,7 @@ class Panel:
 
 
 def ticks(low: float, high: float) -> list[float]:
-    """Round numbers between two others, about five of them."""
+    """Return about five round numbers between two numbers."""
     if not high > low:
         return [low]
     rough = (high - low) / _TICKS
@@ -79,7 +79,7 @@ def draw_run(
     marks: Sequence[tuple[int, str]] = (),
     title: str = "loss",
 ) -> None:
-    """Draw curves over a panel of saves (step, stall_ms); marks are steps with a word, as upright lines."""
+    """Draw curves above a panel of saves (step, stall_ms); marks are labeled vertical lines at steps."""
     finite = [(step, value) for curve in curves for step, value in curve.points if math.isfinite(value)]
     canvas = Canvas(_WIDTH, _HEIGHT)
     if not finite:
@@ -114,7 +114,7 @@ def _draw_curves(panel: Panel, curves: Sequence[Curve]) -> None:
 def _draw_saves(canvas: Canvas, above: Panel, saves: Sequence[tuple[int, float]]) -> None:
     highest = max((stall for _, stall in saves), default=1.0)
     lower = Panel(canvas, 450, 550, above.steps, (0.0, highest * 1.15))
-    lower.axes(f"{len(saves)} saves: ms that training waited for each")
+    lower.axes(f"{len(saves)} saves: stall of training in ms")
     for step, stall in saves:
         if above.steps[0] <= step <= above.steps[1]:
             x = lower.x(step)
@@ -125,7 +125,7 @@ def _draw_saves(canvas: Canvas, above: Panel, saves: Sequence[tuple[int, float]]
 
 
 def plot_metrics(metrics: Path, picture: Path, title: str = "loss") -> None:
-    """Draw a run's metrics file."""
+    """Plot a run's metrics file."""
     steps, events = read_metrics(metrics)
     curve = Curve("training", [(record["step"], record["loss"]) for record in steps if _has_loss(record)])
     tested = [(event["step"], event["loss"]) for event in events if event["event"] == "evaluated" and _has_loss(event)]
@@ -135,4 +135,4 @@ def plot_metrics(metrics: Path, picture: Path, title: str = "loss") -> None:
 
 
 def _has_loss(record: dict[str, Any]) -> bool:
-    return isinstance(record.get("loss"), int | float)  # null is a loss that was not finite
+    return isinstance(record.get("loss"), int | float)  # null stands for a loss that was not finite

@@ -1,4 +1,4 @@
-"""A picture of pixels: lines, boxes and text, written as PNG with numpy and zlib alone."""
+"""A bitmap canvas with lines, boxes and text, written as PNG with only numpy and zlib."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 Colour = tuple[int, int, int]
-_FINE = 3  # drawn this much larger and averaged, so that lines are smooth
+_SCALE = 3  # supersampling factor, for smooth lines
 
-# Each letter is seven rows of five pixels; a row is one digit of base 32.
+# Each glyph is seven rows of five pixels; a row is one base-32 digit.
 _COLUMNS = 5
 _DRAWN = """
 0|ehjlphe 1|4c4444e 2|eh1248v 3|v2421he 4|26aiv22 5|vgu11he 6|68guhhe 7|v124888 8|ehhehhe 9|ehhf12c
@@ -28,21 +28,21 @@ LETTER_WIDTH = _COLUMNS + 1
 
 
 class Canvas:
-    """A white picture; places are in pixels from the upper left."""
+    """A white bitmap; coordinates are in pixels from the upper left."""
 
     def __init__(self, width: int, height: int) -> None:
         self.width, self.height = width, height
-        self._pixels = np.full((height * _FINE, width * _FINE, 3), 255, np.uint8)
+        self._pixels = np.full((height * _SCALE, width * _SCALE, 3), 255, np.uint8)
 
     def box(self, x: float, y: float, width: float, height: float, colour: Colour) -> None:
-        """A filled box; what is outside of the picture is left out."""
+        """Draw a filled box, clipped to the canvas."""
         left, right = sorted((_whole(x), _whole(x + width)))
         top, bottom = sorted((_whole(y), _whole(y + height)))
         self._pixels[max(0, top) : max(0, bottom), max(0, left) : max(0, right)] = colour
 
     def line(self, points: list[tuple[float, float]], colour: Colour, thickness: float = 1.5) -> None:
-        """A line through the points; one point alone is a dot."""
-        places = np.array(points, dtype=np.float64).reshape(-1, 2) * _FINE
+        """Draw a line through the points; a single point is a dot."""
+        places = np.array(points, dtype=np.float64).reshape(-1, 2) * _SCALE
         if len(places) == 1:
             self._stamp(places, colour, thickness)
         for begin, end in itertools.pairwise(places):
@@ -50,16 +50,16 @@ class Canvas:
             self._stamp(begin + (end - begin) * np.linspace(0, 1, count + 1)[:, None], colour, thickness)
 
     def _stamp(self, places: NDArray[np.float64], colour: Colour, thickness: float) -> None:
-        radius = max(1, round(thickness * _FINE / 2))
+        radius = max(1, round(thickness * _SCALE / 2))
         reach = np.arange(-radius, radius + 1)
         disc = [(dx, dy) for dx in reach for dy in reach if dx * dx + dy * dy <= radius * radius]
         for dx, dy in disc:
             xs, ys = np.rint(places + np.array((dx, dy))).astype(int).T
-            inside = (xs >= 0) & (ys >= 0) & (xs < self.width * _FINE) & (ys < self.height * _FINE)
+            inside = (xs >= 0) & (ys >= 0) & (xs < self.width * _SCALE) & (ys < self.height * _SCALE)
             self._pixels[ys[inside], xs[inside]] = colour
 
     def text(self, x: float, y: float, words: str, colour: Colour, size: int = 2) -> None:
-        """Letters whose upper left is at (x, y); what has no letter is left blank."""
+        """Draw text with its upper left at (x, y); characters without a glyph are blank."""
         for position, letter in enumerate(words.upper()):
             for row, digit in enumerate(_LETTERS.get(letter, "")):
                 for column in range(_COLUMNS):
@@ -68,8 +68,8 @@ class Canvas:
                         self.box(left, y + row * size, size, size, colour)
 
     def write(self, path: Path) -> None:
-        """Write the picture as a PNG file."""
-        fine = self._pixels.reshape(self.height, _FINE, self.width, _FINE, 3)
+        """Write the canvas as a PNG file."""
+        fine = self._pixels.reshape(self.height, _SCALE, self.width, _SCALE, 3)
         pixels = fine.mean(axis=(1, 3)).round().astype(np.uint8)
         rows = np.concatenate([np.zeros((self.height, 1), np.uint8), pixels.reshape(self.height, -1)], axis=1)
         head = struct.pack(">IIBBBBB", self.width, self.height, 8, 2, 0, 0, 0)
@@ -80,7 +80,7 @@ class Canvas:
 
 
 def _whole(place: float) -> int:
-    return round(place * _FINE)
+    return round(place * _SCALE)
 
 
 def _chunk(kind: bytes, data: bytes) -> bytes:

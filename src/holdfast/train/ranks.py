@@ -1,4 +1,4 @@
-"""Local ranks as processes one can watch and kill: what torchrun does, with their ids in hand."""
+"""Local ranks as processes that can be watched and killed individually, unlike under torchrun."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _TAIL = 30
 
 
 class LocalRanks:
-    """Runs a `holdfast` command line on ranks of this machine; their output goes to a log, a file for each."""
+    """Runs a `holdfast` command line on ranks of this machine; each rank has its own log file."""
 
     def __init__(self, count: int, arguments: Sequence[str], logs: Path) -> None:
         logs.mkdir(parents=True, exist_ok=True)
@@ -31,14 +31,14 @@ class LocalRanks:
                 self._processes.append(_start(rank, count, port, arguments, file))
 
     def kill(self, rank: int) -> None:
-        """kill -9: the process gets no chance to say or write anything."""
+        """Send SIGKILL to a rank."""
         self._processes[rank].send_signal(signal.SIGKILL)
 
     def alive(self) -> bool:
         return any(process.poll() is None for process in self._processes)
 
     def finish(self, deadline_s: float) -> None:
-        """Wait until all are done; raises PeerFailed with the last words of one that failed."""
+        """Wait until all ranks exit; raises PeerFailed with the last log lines of a failed rank."""
         end = time.monotonic() + deadline_s
         while self.alive():
             if any(process.poll() not in (None, 0) for process in self._processes):
@@ -46,15 +46,15 @@ class LocalRanks:
                 break
             if time.monotonic() > end:
                 self.end(0.0)
-                raise TimedOut(f"the ranks were not done within {deadline_s:.0f} s: see {self._logs[0].parent}")
+                raise TimedOut(f"the ranks did not finish within {deadline_s:.0f} s: see {self._logs[0].parent}")
             time.sleep(_LOOK_S)
         for rank, process in enumerate(self._processes):
             if process.returncode:
-                words = self._logs[rank].read_text(errors="replace").splitlines()[-_TAIL:]
-                raise PeerFailed(f"rank {rank} ended with {process.returncode}:\n" + "\n".join(words))
+                tail = self._logs[rank].read_text(errors="replace").splitlines()[-_TAIL:]
+                raise PeerFailed(f"rank {rank} exited with {process.returncode}:\n" + "\n".join(tail))
 
     def end(self, grace_s: float) -> None:
-        """Give them a while to find out that one of them is gone, then end those that are left."""
+        """Wait up to `grace_s` for the ranks to notice a failed peer and exit, then kill the rest."""
         end = time.monotonic() + grace_s
         while self.alive() and time.monotonic() < end:
             time.sleep(_LOOK_S)

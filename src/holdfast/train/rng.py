@@ -1,4 +1,4 @@
-"""Random streams by purpose and by place in the mesh: saved where they are, derived anew where the mesh changed."""
+"""Random streams by purpose and mesh coordinate: saved per coordinate, derived again if the mesh changes."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from holdfast.core.errors import InvalidArgument, Mismatch
 
 _LOG = logging.getLogger("holdfast")
 
-SHARED = "shared"  # for activations that every rank of a tensor group has whole
-DISTINCT = "distinct"  # for activations that a tensor group has cut between its ranks
-EXPERT = "expert"  # within experts, whose number of draws follows the routing and must disturb no other stream
-# What each purpose does not depend on: ranks along that axis draw the same numbers.
+SHARED = "shared"  # for activations replicated over a tensor group
+DISTINCT = "distinct"  # for activations sharded over a tensor group
+EXPERT = "expert"  # within experts: their number of draws depends on routing and must not affect other streams
+# Axes along which all ranks draw the same numbers, by purpose.
 _SAME_ALONG: dict[str, frozenset[str]] = {
     SHARED: frozenset({"tp"}),
     DISTINCT: frozenset(),
@@ -28,42 +28,42 @@ PURPOSES = tuple(_SAME_ALONG)
 
 
 @dataclass(frozen=True, slots=True)
-class Spot:
-    """Where a rank stands: the size of each axis of the mesh and the rank's place on it."""
+class MeshPosition:
+    """A rank's coordinate on the mesh, with the size of each axis."""
 
     sizes: Mapping[str, int]
     place: Mapping[str, int]
 
     def fields(self) -> dict[str, Any]:
-        """Axes of size 1 say nothing: a mesh with and without them is the same."""
+        """Return the JSON form, without axes of size 1."""
         axes = [axis for axis, size in self.sizes.items() if size > 1]
         return {axis: [self.place[axis], self.sizes[axis]] for axis in axes}
 
 
-def derive_seed(seed: int, step: int, purpose: str, spot: Spot) -> int:
-    """The seed of a stream that begins at `step`, by all that it may depend on."""
-    axes = sorted(axis for axis, size in spot.sizes.items() if size > 1 and axis not in _SAME_ALONG[purpose])
-    text = f"{seed}/{step}/{purpose}/" + ",".join(f"{axis}={spot.place[axis]}" for axis in axes)
+def derive_seed(seed: int, step: int, purpose: str, position: MeshPosition) -> int:
+    """Return the seed of a stream that begins at `step`."""
+    axes = sorted(axis for axis, size in position.sizes.items() if size > 1 and axis not in _SAME_ALONG[purpose])
+    text = f"{seed}/{step}/{purpose}/" + ",".join(f"{axis}={position.place[axis]}" for axis in axes)
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") >> 1
 
 
 class RandomStreams:
-    """One random stream per purpose. Within `use(purpose)`, torch's own generator draws from it.
+    """One random stream per purpose. Within `use(purpose)`, torch's generator uses that stream.
 
-    For modules of the user's own: the trainer's dropout draws from none (see models/dropout.py).
-    The trainer's forward passes run within `use(DISTINCT)`; another purpose may be used inside.
-    A block that is computed again finds the outer stream as it was, but one used inside has gone on.
+    Intended for user modules: the trainer's dropout uses no stream (see models/dropout.py). The trainer's
+    forward passes run within `use(DISTINCT)`; another purpose may be used inside. Recomputing a block
+    restores the outer stream, but not a stream used inside.
 
-    Put it into the state: every rank's streams are saved under its place in the mesh. On the
-    same mesh they go on bit for bit; on another they are derived anew from (seed, step, place),
-    and `derived` says so. `step` is to be kept up to date by the loop.
+    Add it to the state: each rank's streams are saved by mesh coordinate. On the same mesh they continue
+    bit for bit. On another mesh they are derived again from (seed, step, coordinate), and `derived` says
+    so. The loop must keep `step` up to date.
     """
 
-    def __init__(self, seed: int, spot: Spot, device: torch.device | str = "cpu") -> None:
+    def __init__(self, seed: int, position: MeshPosition, device: torch.device | str = "cpu") -> None:
         self.step = 0
         self.derived = ""
         self._seed = seed
-        self._spot = spot
+        self._mesh_position = position
         self._device = torch.device(device)
         self._states: dict[str, torch.Tensor] = {}
         self._derive()
@@ -71,12 +71,12 @@ class RandomStreams:
     def _derive(self) -> None:
         for purpose in PURPOSES:
             generator = torch.Generator(self._device)
-            generator.manual_seed(derive_seed(self._seed, self.step, purpose, self._spot))
+            generator.manual_seed(derive_seed(self._seed, self.step, purpose, self._mesh_position))
             self._states[purpose] = generator.get_state()
 
     @contextmanager
     def use(self, purpose: str) -> Iterator[None]:
-        """Within, whatever draws from torch's generator of the device draws from this stream."""
+        """Use this stream as torch's generator of the device within the context."""
         if purpose not in self._states:
             raise InvalidArgument(f"there is no random stream {purpose!r}: choose one of {', '.join(PURPOSES)}")
         outer = self._current()
@@ -98,8 +98,14 @@ class RandomStreams:
 
     def state_dict(self) -> dict[str, Any]:
         streams = {purpose: state.clone() for purpose, state in self._states.items()}
-        spot = self._spot.fields()
-        return {"seed": self._seed, "step": self.step, "spot": spot, "device": self._device.type, "streams": streams}
+        position = self._mesh_position.fields()
+        return {
+            "seed": self._seed,
+            "step": self.step,
+            "spot": position,
+            "device": self._device.type,
+            "streams": streams,
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.step = int(state["step"])
@@ -113,17 +119,19 @@ class RandomStreams:
         self._states = {purpose: stream.clone() for purpose, stream in state["streams"].items()}
 
     def _difference(self, state: Mapping[str, Any]) -> str:
-        mine, saved = self._spot.fields(), state["spot"]
+        mine, saved = self._mesh_position.fields(), state["spot"]
         if state["seed"] != self._seed:
-            return f"random streams derived anew: saved with seed {state['seed']}, the run has {self._seed}"
+            return f"random streams derived again: saved with seed {state['seed']}, but the run has seed {self._seed}"
         if saved == mine and state["device"] == self._device.type:
             return ""
-        told = [", ".join(f"{axis}={size}" for axis, (_, size) in spot.items()) or "one rank" for spot in (saved, mine)]
+        meshes = [
+            ", ".join(f"{axis}={size}" for axis, (_, size) in fields.items()) or "one rank" for fields in (saved, mine)
+        ]
         return (
-            f"random streams derived anew from (seed, step {self.step}, place in the mesh): they were saved on "
-            f"{told[0]} ({state['device']}) and the run is on {told[1]} ({self._device.type}) now"
+            f"random streams derived again from (seed, step {self.step}, mesh coordinate): they were saved on "
+            f"{meshes[0]} ({state['device']}), but the run is now on {meshes[1]} ({self._device.type})"
         )
 
     def holdfast_reshard(self, states: Mapping[tuple[int, ...], Any], rank: int, world: int) -> Any:
-        """Any place's state will do: it is not this rank's own, and says at which step to derive."""
+        """Return the state of any coordinate: it only provides the step to derive from."""
         return states[min(states)]

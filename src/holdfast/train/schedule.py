@@ -1,4 +1,4 @@
-"""Learning rates as pure functions of the step: nothing to save, nothing to restore."""
+"""Learning rates as pure functions of the step, with no state to save or restore."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ _KINDS = ("cosine", "linear", "constant")
 
 @dataclass(frozen=True, slots=True)
 class ScheduleConfig:
-    """How the learning rate goes: up over `warmup_steps`, then down to `floor` of its peak at the last step.
+    """Linear warm-up over `warmup_steps`, then decay to the fraction `floor` of the peak at the last step.
 
-    kind: "cosine", "linear" or "constant". `steps` is where it ends, the length of the run if 0.
+    kind: "cosine", "linear" or "constant". `steps` is the last step; 0 means the length of the run.
     """
 
     kind: str = "cosine"
@@ -26,15 +26,15 @@ class ScheduleConfig:
         if self.kind not in _KINDS:
             raise InvalidArgument(f"schedule.kind={self.kind!r}: choose one of {', '.join(_KINDS)}")
         if not 0.0 <= self.floor <= 1.0:
-            raise InvalidArgument(f"schedule.floor={self.floor!r}: give a share of the peak, from 0 to 1")
+            raise InvalidArgument(f"schedule.floor={self.floor!r} must be a fraction of the peak, from 0 to 1")
         if self.warmup_steps < 0 or self.steps < 0:
-            raise InvalidArgument("schedule.warmup_steps and schedule.steps are whole numbers from 0 on")
+            raise InvalidArgument("schedule.warmup_steps and schedule.steps must be at least 0")
 
 
 def learning_rate_share(config: ScheduleConfig, step: int, run_steps: int) -> float:
-    """The share of the peak learning rate at which optimizer step `step` is made; the first step is 1.
+    """Return the fraction of the peak learning rate for optimizer step `step`; the first step is 1.
 
-    The first step of a warm-up is above 0, its last is the peak; after the end the floor stays.
+    The first warm-up step is above 0, and the last one is at the peak. After the end the floor remains.
     """
     if step < 1:
         raise InvalidArgument(f"step={step}: the first optimizer step is 1")
@@ -43,6 +43,6 @@ def learning_rate_share(config: ScheduleConfig, step: int, run_steps: int) -> fl
     if config.kind == "constant":
         return 1.0
     begin, end = max(1, config.warmup_steps), config.steps or run_steps
-    way = 1.0 if step >= end else (step - begin) / (end - begin)
-    height = 0.5 * (1.0 + math.cos(math.pi * way)) if config.kind == "cosine" else 1.0 - way
+    progress = 1.0 if step >= end else (step - begin) / (end - begin)
+    height = 0.5 * (1.0 + math.cos(math.pi * progress)) if config.kind == "cosine" else 1.0 - progress
     return config.floor + (1.0 - config.floor) * height

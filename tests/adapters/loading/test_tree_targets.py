@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import holdfast
-from holdfast.adapters.loading.tree_targets import Assembly, decoded, live_leaves
+from holdfast.adapters.loading.tree_targets import TreeAssembly, decode_references, live_leaves
 from holdfast.core.errors import LayoutError
 
 
@@ -150,7 +150,7 @@ def test_a_list_of_numbers_may_have_grown(tmp_path: Path) -> None:
 
 def test_a_tensor_is_not_taken_for_a_number(tmp_path: Path) -> None:
     holdfast.save(tmp_path / "x", {"d": {"a": torch.ones(1), "b": 5}})
-    text = r"d: a: it was saved as a tensor or array, and is int now(.|\n)*missing in the checkpoint: d: b"
+    text = r"d: a: saved as a tensor or array, but the live value is int(.|\n)*missing in the checkpoint: d: b"
     with pytest.raises(holdfast.Mismatch, match=text):
         holdfast.load(tmp_path / "x", {"d": {"a": 1, "b": torch.zeros(1)}})
 
@@ -229,8 +229,8 @@ def test_an_array_that_is_a_tensor_now_is_filled_and_noted(tmp_path: Path) -> No
     report = through(tmp_path, {"d": {"a": np.ones(2, np.float32), "b": torch.ones(2)}}, state)
     assert state["d"]["a"].tolist() == [1, 1] and state["d"]["b"].tolist() == [1, 1]
     assert report.notes == (
-        "d: a was saved as a numpy array and is a tensor now",
-        "d: b was saved as a tensor and is a numpy array now",
+        "d: a was saved as a numpy array and is now a tensor",
+        "d: b was saved as a tensor and is now a numpy array",
     )
 
 
@@ -267,10 +267,10 @@ class Position:
         (lambda: {"a": np.array([1], dtype="datetime64[s]")}, r"v\.a: a numpy array of dtype"),
         (lambda: {"a": np.ma.masked_array([1, 2], [0, 1])}, r"v\.a: a numpy\.ma.*plain numpy array"),
         (lambda: {"a": np.matrix([[1]])}, r"v\.a: a numpy\.matrix"),
-        (lambda: {"a": nn.Linear(1, 1)}, "v.*Linear.*top of the state"),
-        (lambda: [torch.ones(1), nn.Linear(1, 1)], "v.*Linear.*top of the state"),
-        (lambda: {"deep": [{"a": Position()}]}, "v.*Position.*top of the state"),
-        (lambda: {"a": torch.optim.SGD([torch.ones(1)], 0.1)}, "v.*SGD.*top of the state"),
+        (lambda: {"a": nn.Linear(1, 1)}, "v.*Linear.*top level of the state"),
+        (lambda: [torch.ones(1), nn.Linear(1, 1)], "v.*Linear.*top level of the state"),
+        (lambda: {"deep": [{"a": Position()}]}, "v.*Position.*top level of the state"),
+        (lambda: {"a": torch.optim.SGD([torch.ones(1)], 0.1)}, "v.*SGD.*top level of the state"),
         (lambda: {"a": torch.ones(2).to_sparse()}, "v: a: .*sparse"),
         (lambda: {"a": torch.nested.nested_tensor([torch.ones(1), torch.ones(2)])}, "v: a: nested"),
         (lambda: {"a": torch.empty(3, device="meta")}, "v: a.*meta"),
@@ -285,7 +285,7 @@ def test_what_cannot_come_back_is_refused_by_name(tmp_path: Path, value: Any, na
 
 def test_an_object_inside_of_a_live_dict_is_not_replaced(tmp_path: Path) -> None:
     holdfast.save(tmp_path / "x", {"v": {"a": {"at": 5}}})
-    with pytest.raises(holdfast.Unsupported, match=r"v: a .*Position inside of a dict"):
+    with pytest.raises(holdfast.Unsupported, match=r"v: a .*Position inside a dict"):
         holdfast.load(tmp_path / "x", {"v": {"a": Position()}})
 
 
@@ -326,7 +326,7 @@ def test_a_saved_module_is_not_loaded_as_a_value(tmp_path: Path) -> None:
             pass
 
     holdfast.save(tmp_path / "x", {"model": Extra(1, 1)})
-    with pytest.raises(holdfast.Mismatch, match="model: it was saved as a module"):
+    with pytest.raises(holdfast.Mismatch, match="model: saved as a module"):
         holdfast.load(tmp_path / "x", {"model": None})
 
 
@@ -335,7 +335,7 @@ def test_keys_that_other_ranks_hold_are_left_out() -> None:
     encoded, leaves = live_leaves("d", live)
     assert encoded == {"a": {"$tensor": "a"}, "n": 1}
     merged = {"a": {"$tensor": "a"}, "b": {"$tensor": "b"}, "c": {"x": {"$tensor": "c.x"}, "y": 1}, "m": 2}
-    made = Assembly(leaves, frozenset({"a"})).run(decoded(merged, "d"), live)
+    made = TreeAssembly(leaves, frozenset({"a"})).run(decode_references(merged, "d"), live)
     assert made is live and list(live) == ["a", "m"]
 
 
@@ -363,12 +363,12 @@ def test_arrays_of_one_memory_that_are_filled_by_way_of_a_copy_are_refused(tmp_p
 def test_a_tensor_whose_place_holds_another_value_now_is_reported(tmp_path: Path) -> None:
     holdfast.save(tmp_path / "c", {"s": {"a": torch.ones(2), "b": [torch.ones(3), 4], "n": 3}})
     live = {"s": {"a": 5, "b": [None, 1], "n": 1, "extra": torch.zeros(1)}}
-    with pytest.raises(holdfast.Mismatch, match="s: a: it was saved as a tensor or array, and is int now"):
+    with pytest.raises(holdfast.Mismatch, match="s: a: saved as a tensor or array, but the live value is int"):
         holdfast.load(tmp_path / "c", live, ignore=["extra"])
     live = {"s": {"a": 5, "b": [torch.zeros(3), 1], "n": 1}}
-    with pytest.warns(UserWarning, match="s: a: it was saved as a tensor or array, and is int now"):
+    with pytest.warns(UserWarning, match="s: a: saved as a tensor or array, but the live value is int"):
         report = holdfast.load(tmp_path / "c", live, strict=False)
-    assert report.mismatched == ("s: a: it was saved as a tensor or array, and is int now",)
+    assert report.mismatched == ("s: a: saved as a tensor or array, but the live value is int",)
     assert report.unexpected == ()
     assert live["s"]["a"] == 5 and live["s"]["b"][1] == 4 and live["s"]["n"] == 3
 

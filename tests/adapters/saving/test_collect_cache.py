@@ -1,4 +1,4 @@
-"""Rosters: recalled is what a look would find, and any change is noticed."""
+"""The collect cache returns what `collect` returns, and detects every change."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ import torch
 from torch import nn
 
 import holdfast
-from holdfast.adapters.live_state import sort_state
-from holdfast.adapters.saving.collect import Collected, collect
-from holdfast.adapters.saving.collect_cache import Roster
+from holdfast.adapters.live_state import classify_state
+from holdfast.adapters.saving.collect import collect
+from holdfast.adapters.saving.collect_cache import CollectCache
+from holdfast.adapters.saving.collected import Collected
 from holdfast.adapters.tensors import Holders
 
 
@@ -29,35 +30,34 @@ def make() -> dict[str, Any]:
     return {"model": model, "optimizer": optimizer, "scheduler": scheduler, "note": {"a": 1}, "w": {"t": torch.ones(2)}}
 
 
-def look(state: dict[str, Any]) -> Collected:
-    return collect(sort_state(state, {}), None)
+def collect_state(state: dict[str, Any]) -> Collected:
+    return collect(classify_state(state, {}), None)
 
 
-def learned(state: dict[str, Any]) -> Roster:
-    roster = Roster()
-    roster.learn(state, sort_state(state, {}), look(state))
-    return roster
+def cached(state: dict[str, Any]) -> CollectCache:
+    cache = CollectCache()
+    cache.store(state, classify_state(state, {}), collect_state(state))
+    return cache
 
 
 def facts(collected: Collected) -> list[Any]:
-    offers = [
-        (o.group, o.key, o.role, o.stored.name, o.holder.shape, o.holder.parts, o.holder.local)
-        for o in collected.offers
+    items = [
+        (o.group, o.key, o.role, o.stored.name, o.holder.shape, o.holder.parts, o.holder.local) for o in collected.items
     ]
-    told = {name: told.digest for name, told in collected.told(frozenset()).items()}
-    return [[offer[:6] for offer in offers], [offer[6].data_ptr() for offer in offers], told, collected.signature()]
+    reports = {name: report.digest for name, report in collected.value_reports(frozenset()).items()}
+    return [[item[:6] for item in items], [item[6].data_ptr() for item in items], reports, collected.signature()]
 
 
-def test_what_is_recalled_is_what_a_look_finds() -> None:
+def test_lookup_returns_what_collect_returns() -> None:
     state = make()
-    roster = learned(state)
+    cache = cached(state)
     for step in range(3):
         state["model"](torch.randn(3, 4)).sum().backward()
         state["optimizer"].step()
         state["scheduler"].step()
         state["note"] = {"a": step}
-        recalled = roster.recall(state, Holders(), None)
-        assert recalled is not None and facts(recalled) == facts(look(state))
+        recalled = cache.lookup(state, Holders(), None)
+        assert recalled is not None and facts(recalled) == facts(collect_state(state))
 
 
 def replace_data(state: dict[str, Any]) -> None:
@@ -135,20 +135,20 @@ CHANGES = [
 @pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
 def test_a_change_is_noticed(change: Callable[[dict[str, Any]], None]) -> None:
     state = make()
-    roster = learned(state)
-    assert roster.recall(state, Holders(), None) is not None
+    cache = cached(state)
+    assert cache.lookup(state, Holders(), None) is not None
     change(state)
-    assert roster.recall(state, Holders(), None) is None
+    assert cache.lookup(state, Holders(), None) is None
 
 
 def test_a_tied_weight_that_is_untied_is_noticed() -> None:
     model = nn.Sequential(nn.Linear(3, 3, bias=False), nn.Linear(3, 3, bias=False))
     model[1].weight.data = model[0].weight.data
     state = {"model": model}
-    roster = learned(state)
-    assert roster.recall(state, Holders(), None) is not None
+    cache = cached(state)
+    assert cache.lookup(state, Holders(), None) is not None
     model[1].weight.data = torch.ones(3, 3)
-    assert roster.recall(state, Holders(), None) is None
+    assert cache.lookup(state, Holders(), None) is None
 
 
 class Turn(nn.Module):
@@ -215,10 +215,10 @@ class Odd(nn.Linear):
 
 
 def test_modules_with_a_way_of_their_own_are_looked_at() -> None:
-    assert learned({"model": Odd(2, 2)}).recall({"model": Odd(2, 2)}, Holders(), None) is None
+    assert cached({"model": Odd(2, 2)}).lookup({"model": Odd(2, 2)}, Holders(), None) is None
     hooked = nn.Linear(2, 2)
     hooked.register_state_dict_post_hook(lambda module, state, prefix, meta: None)
-    assert learned({"model": hooked}).recall({"model": hooked}, Holders(), None) is None
+    assert cached({"model": hooked}).lookup({"model": hooked}, Holders(), None) is None
 
 
 class WithoutShards:
@@ -236,7 +236,7 @@ class WithoutShards:
 def test_an_optimizer_without_shards_is_looked_at_every_time(tmp_path: Path) -> None:
     model = nn.Linear(2, 2)
     state = {"model": model, "optimizer": WithoutShards(model.parameters())}
-    assert learned(state).recall(state, Holders(), None) is None
+    assert cached(state).lookup(state, Holders(), None) is None
     with holdfast.Checkpointer(tmp_path) as checkpointer:
         for step in (1, 2):
             checkpointer.save(step, state).result(60)
@@ -244,17 +244,17 @@ def test_an_optimizer_without_shards_is_looked_at_every_time(tmp_path: Path) -> 
 
 def test_nothing_is_kept_alive() -> None:
     state = make()
-    roster = learned(state)
+    cache = cached(state)
     weight = weakref.ref(state["model"][0].weight)
     moment = weakref.ref(next(iter(state["optimizer"].state.values()))["exp_avg"])
     state.clear()
     gc.collect()
     assert weight() is None and moment() is None
-    assert roster is not None
+    assert cache is not None
 
 
-def test_the_plan_of_a_placed_module_is_recalled() -> None:
+def test_the_plan_of_a_placed_module_is_cached() -> None:
     state = make()
     state["model"].holdfast_plan = {"version": 1}
-    recalled = learned(state).recall(state, Holders(), None)
-    assert recalled is not None and recalled.plans == look(state).plans == {"model": {"version": 1}}
+    recalled = cached(state).lookup(state, Holders(), None)
+    assert recalled is not None and recalled.plans == collect_state(state).plans == {"model": {"version": 1}}

@@ -36,10 +36,10 @@ def alone(config: ModelConfig, batch: MicroBatch) -> tuple[float, dict[str, torc
 
 def by_hand(config: ModelConfig, batch: MicroBatch) -> Listener:
     """Listen to the trainer's own tensor parallelism."""
-    trainee = build(config, Layout(tp=dist.get_world_size()))
+    replica = build(config, Layout(tp=dist.get_world_size()))
     with Listener(dist.get_world_size()) as heard:
-        trainee._objective(trainee.module(batch.input_ids), batch.labels).backward()
-        finish_gradients(trainee.parameters(), trainee._summing)
+        replica._objective(replica.module(batch.input_ids), batch.labels).backward()
+        finish_gradients(replica.parameters(), replica._summing)
     return heard
 
 

@@ -50,7 +50,7 @@ def test_evaluation_is_never_trained_on():
     [
         ({"kind": "tokens", "path": "none.bin"}, "none.bin"),
         ({"kind": "tokens"}, "data.path"),
-        ({"samples": 4, "evaluation_samples": 4}, "take 3 at most"),
+        ({"samples": 4, "evaluation_samples": 4}, "use at most 3"),
     ],
 )
 def test_what_is_wrong_is_said(config: dict[str, object], match: str):

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from holdfast.train.models.attention import Attention, rotation
-from holdfast.train.models.dropout import attention_grid, dropped, sample_keys
+from holdfast.train.models.dropout import attention_grid, dropout_mask, sample_keys
 from tests.dist.train_cases import model
 
 LENGTH, HEADS = 8, 4
@@ -33,7 +33,7 @@ def test_a_dropped_key_gives_its_query_nothing() -> None:
     """Values that are one at a single position show what weight it has."""
     attention, _ = made(0.5)
     grid = attention_grid(sample_keys(1, 1, 0, 2), 0, HEADS, LENGTH)
-    gone = dropped(grid, 0.5, "layers/3/attention")
+    gone = dropout_mask(grid, 0.5, "layers/3/attention")
     q, k = torch.zeros(2, HEADS, LENGTH, 8), torch.zeros(2, 2, LENGTH, 8)
     for key in range(LENGTH):
         v = torch.zeros(2, 2, LENGTH, 8)

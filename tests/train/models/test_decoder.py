@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM
 
 import holdfast
 from holdfast.train.layout import Layout
-from holdfast.train.model_replica import Trainee
+from holdfast.train.model_replica import ModelReplica
 from holdfast.train.models.config import FAMILIES
 from holdfast.train.parallel.parallel_model import build
 from tests.dist.train_cases import batches, keyed, model
@@ -18,9 +18,9 @@ from tests.dist.train_cases import batches, keyed, model
 IDS = batches(1)[0].input_ids
 
 
-def logits_of(trainee: Trainee) -> torch.Tensor:
+def logits_of(replica: ModelReplica) -> torch.Tensor:
     with torch.no_grad():
-        out = trainee.module.eval()(IDS)
+        out = replica.module.eval()(IDS)
     return out[0] if isinstance(out, tuple) else out
 
 
@@ -38,36 +38,36 @@ def assert_close(found: torch.Tensor, expected: torch.Tensor) -> None:
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_transformers_opens_what_is_saved(tmp_path: Path, family: str, tied: bool) -> None:
-    trainee = build(model(family, tie_word_embeddings=tied), Layout(), seed=3)
-    holdfast.save(tmp_path / "ours", trainee.state(), mapping=trainee.mapping)
+    replica = build(model(family, tie_word_embeddings=tied), Layout(), seed=3)
+    holdfast.save(tmp_path / "ours", replica.state(), mapping=replica.mapping)
     theirs = opened(tmp_path / "ours")
     assert type(theirs).__name__ == FAMILIES[family].architecture
     with torch.no_grad():
-        assert_close(logits_of(trainee), theirs(input_ids=IDS).logits)
+        assert_close(logits_of(replica), theirs(input_ids=IDS).logits)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_save_pretrained_is_loaded(tmp_path: Path, family: str) -> None:
-    trainee = build(model(family), Layout(), seed=3)
-    holdfast.save(tmp_path / "ours", trainee.state(), mapping=trainee.mapping)
+    replica = build(model(family), Layout(), seed=3)
+    holdfast.save(tmp_path / "ours", replica.state(), mapping=replica.mapping)
     opened(tmp_path / "ours").save_pretrained(tmp_path / "theirs")
     other = build(model(family), Layout(), seed=4)
-    assert not torch.equal(logits_of(other), logits_of(trainee))
+    assert not torch.equal(logits_of(other), logits_of(replica))
     holdfast.load(tmp_path / "theirs", other.state(), mapping=other.load_mapping)
-    assert torch.equal(logits_of(other), logits_of(trainee))
+    assert torch.equal(logits_of(other), logits_of(replica))
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_losses_and_gradients_are_those_of_transformers(tmp_path: Path, family: str) -> None:
     config = model(family)
-    trainee = build(config, Layout(), seed=3)
-    holdfast.save(tmp_path / "ours", trainee.state(), mapping=trainee.mapping)
+    replica = build(config, Layout(), seed=3)
+    holdfast.save(tmp_path / "ours", replica.state(), mapping=replica.mapping)
     theirs = opened(tmp_path / "ours")
     ids = IDS[:1]  # they balance experts over a batch, we over each sequence
     labels = torch.cat((ids[:, 1:], torch.full((1, 1), -100)), dim=1)
-    sums = trainee.forward_backward([type(batches(1)[0])(ids, labels)])
+    sums = replica.forward_backward([type(batches(1)[0])(ids, labels)])
     routed = {"output_router_logits": True} if config.traits.experts else {}
     out = theirs(input_ids=ids, labels=ids, **routed)
     out.loss.backward()
@@ -75,7 +75,7 @@ def test_losses_and_gradients_are_those_of_transformers(tmp_path: Path, family: 
     if config.traits.experts:
         assert sums.aux_loss == pytest.approx(float(out.aux_loss), rel=1e-5)
     gradients = {key: p.grad for key, p in theirs.named_parameters()}
-    for key, parameter in trainee.parameters().items():
+    for key, parameter in replica.parameters().items():
         expected = gradients[key]
         assert parameter.grad is not None and expected is not None
         assert float((parameter.grad - expected).norm() / expected.norm()) < 1e-5, key
@@ -85,24 +85,24 @@ def test_recomputing_blocks_gives_the_same_gradients() -> None:
     config = model("qwen3_moe", residual_dropout=0.1, attention_dropout=0.1, embedding_dropout=0.1)
     gradients = []
     for recompute in (False, True):
-        trainee = build(config, Layout(), seed=3, recompute=recompute)
-        trainee.forward_backward(keyed(batches(2)))
-        gradients.append({key: p.grad for key, p in trainee.parameters().items()})
+        replica = build(config, Layout(), seed=3, recompute=recompute)
+        replica.forward_backward(keyed(batches(2)))
+        gradients.append({key: p.grad for key, p in replica.parameters().items()})
     for key, gradient in gradients[0].items():
         assert torch.equal(gradient, gradients[1][key]), key
 
 
 def test_dropout_without_keys_is_refused() -> None:
-    trainee = build(model("llama", residual_dropout=0.1), Layout())
+    replica = build(model("llama", residual_dropout=0.1), Layout())
     with pytest.raises(holdfast.InvalidArgument, match="sample_keys"):
-        trainee.forward_backward(batches(1))
+        replica.forward_backward(batches(1))
 
 
 def test_bfloat16_computes_with_fp32_parameters_and_gradients() -> None:
     config = model("qwen3_moe")
-    trainee = build(config, Layout(), dtype=torch.bfloat16, seed=3)
+    replica = build(config, Layout(), dtype=torch.bfloat16, seed=3)
     exact = build(config, Layout(), seed=3)
-    rounded, full = trainee.forward_backward(batches(2)), exact.forward_backward(batches(2))
+    rounded, full = replica.forward_backward(batches(2)), exact.forward_backward(batches(2))
     assert rounded.loss != full.loss and rounded.loss == pytest.approx(full.loss, rel=0.02)
-    assert {p.dtype for p in trainee.module.parameters()} == {torch.float32}
-    assert {p.grad.dtype for p in trainee.module.parameters()} == {torch.float32}
+    assert {p.dtype for p in replica.module.parameters()} == {torch.float32}
+    assert {p.grad.dtype for p in replica.module.parameters()} == {torch.float32}

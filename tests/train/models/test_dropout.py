@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from holdfast.train.models.dropout import Dropout, Grid, attention_grid, dropped, feature_grid, sample_keys
+from holdfast.train.models.dropout import Dropout, Grid, attention_grid, dropout_mask, feature_grid, sample_keys
 
 SAMPLES, LENGTH, FEATURES = 16, 64, 256
 KEYS = [4172476758209173482, -6074629935774582655]
@@ -20,7 +20,7 @@ def grid(seed: int = 1, step: int = 2, first: int = 0) -> Grid:
 
 
 def mask(rate: float = 0.5, place: str = "here", **where: int) -> torch.Tensor:
-    return dropped(grid(**where), rate, place)
+    return dropout_mask(grid(**where), rate, place)
 
 
 def correlation(one: torch.Tensor, other: torch.Tensor) -> float:
@@ -102,16 +102,16 @@ def test_a_sample_is_the_same_in_every_batch_and_a_part_of_it_in_every_slice():
     keys = sample_keys(1, 2, 0, SAMPLES)
     for rank in range(4):
         part = feature_grid(keys, rank * 16, 16, FEATURES)
-        assert torch.equal(dropped(part, 0.1, "here"), whole[:, rank * 16 : (rank + 1) * 16])
+        assert torch.equal(dropout_mask(part, 0.1, "here"), whole[:, rank * 16 : (rank + 1) * 16])
 
 
 def test_heads_too_and_they_share_nothing_with_features():
     keys = sample_keys(1, 2, 0, 4)
-    whole = dropped(attention_grid(keys, 0, 8, LENGTH), 0.5, "here")
+    whole = dropout_mask(attention_grid(keys, 0, 8, LENGTH), 0.5, "here")
     assert whole.shape == (4, 8, LENGTH, LENGTH)
     assert float(whole.double().mean()) == pytest.approx(0.5, abs=0.01)
-    assert torch.equal(dropped(attention_grid(keys, 6, 2, LENGTH), 0.5, "here"), whole[:, 6:])
-    features = dropped(feature_grid(keys, 0, LENGTH, LENGTH), 0.5, "here")
+    assert torch.equal(dropout_mask(attention_grid(keys, 6, 2, LENGTH), 0.5, "here"), whole[:, 6:])
+    features = dropout_mask(feature_grid(keys, 0, LENGTH, LENGTH), 0.5, "here")
     for head in range(8):
         assert abs(correlation(whole[:, head], features)) < 5
         assert abs(correlation(whole[:, head], whole[:, (head + 1) % 8])) < 5
@@ -121,12 +121,12 @@ def test_the_numbers_stay_what_they_are():
     """A resumed run goes on with the masks of the run before it, also of an older version of this file."""
     keys = sample_keys(7, 3, 2**33, 2)
     assert keys.tolist() == KEYS
-    gone = dropped(feature_grid(keys, 5, 2, 8), 0.5, "layers/0/after mlp")
+    gone = dropout_mask(feature_grid(keys, 5, 2, 8), 0.5, "layers/0/after mlp")
     assert "".join("01"[bit] for bit in gone.flatten().tolist()) == BITS
 
 
 @pytest.mark.parametrize("make", [feature_grid, attention_grid])
 def test_drawing_disturbs_no_generator(make: Callable[..., Grid]):
     before = torch.get_rng_state()
-    dropped(make(sample_keys(1, 1, 0, 2), 0, 4, 8), 0.5, "here")
+    dropout_mask(make(sample_keys(1, 1, 0, 2), 0, 4, 8), 0.5, "here")
     assert torch.equal(torch.get_rng_state(), before)

@@ -14,8 +14,8 @@ from tests.dist.train_cases import batches, model
 def test_norm_and_gradients_are_those_of_torch(max_norm: float) -> None:
     config = model("qwen3_moe", tie_word_embeddings=True)
     ours, theirs = build(config, Layout()), build(config, Layout())
-    for trainee in (ours, theirs):
-        trainee.forward_backward(batches(2))
+    for replica in (ours, theirs):
+        replica.forward_backward(batches(2))
     expected = torch.nn.utils.clip_grad_norm_(theirs.module.parameters(), max_norm)
     assert ours.clip(max_norm) == pytest.approx(float(expected), rel=1e-6)
     for (key, one), other in zip(ours.parameters().items(), theirs.parameters().values(), strict=True):

@@ -1,1 +1,1 @@
-"""From the tensors and values of a checkpoint to live objects."""
+"""Load the tensors and values of a checkpoint into live objects."""

@@ -1,8 +1,8 @@
-"""What torch's load_state_dict would run: post-hooks run after a load, everything else is refused before it.
+"""Code that torch's load_state_dict would run: post-hooks run after a load, other code is refused before it.
 
-A load writes tensors in place and calls no load_state_dict of modules and optimizers. Code that would
-rename, convert or derive values on that way must not be skipped silently. Torch's own code, and that of
-libraries which only rename the keys of old checkpoints, has nothing to do where the keys fit.
+A load writes tensors in place and does not call load_state_dict of modules and optimizers. Code that would
+rename, convert or derive values there must not be skipped silently. Code of torch, and of libraries that
+only rename keys of old checkpoints, has no effect if the keys match.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from torch.nn.modules.module import _IncompatibleKeys, _WrappedHook
 from holdfast.adapters.module import clean_key
 from holdfast.core.errors import Unsupported
 
-# Looked through: what these run in a load of fitting keys changes nothing, or happens in place as well.
+# Reviewed: with matching keys, the load code of these packages changes nothing, or works in place as well.
 _TRUSTED = ("torch", "transformers", "accelerate", "peft", "bitsandbytes")
 _BY_HAND = (
-    "load into copies and hand them over: tensors = {k: v.clone() for k, v in module.state_dict().items() "
+    "load into copies and assign them: tensors = {k: v.clone() for k, v in module.state_dict().items() "
     "if isinstance(v, torch.Tensor)}, "
     "holdfast.load(path, {NAME: tensors}), module.load_state_dict(tensors)"
 )
 
 
 def check_module(name: str, root: nn.Module, inner: nn.Module, takes: Callable[[str], bool]) -> None:
-    """Raise Unsupported for a module with code that a load would skip and of which `takes` a key.
+    """Raise Unsupported for a module with load code that would be skipped, if the load selects any of its keys.
 
-    `takes` is asked for the prefix of a submodule's keys.
+    `takes` receives the path of a submodule and returns True if any of its keys is selected.
     """
     for path, part, what, code in _module_code(root, inner):
         if not takes(path):
@@ -38,13 +38,13 @@ def check_module(name: str, root: nn.Module, inner: nn.Module, takes: Callable[[
         label = f"{name}: {path or 'the module'} ({type(part).__name__})"
         ignored = f"{path}.*" if path else name
         raise Unsupported(
-            f"{label} has {what}, {_named(code)}, which a load does not run: it fills the tensors in place. "
-            f"Leave its keys out with ignore=[{ignored!r}], or {_BY_HAND.replace('NAME', repr(name))}"
+            f"{label} has {what}, {_qualified_name(code)}, which a load does not run because it fills the tensors in "
+            f"place. Exclude its keys with ignore=[{ignored!r}], or {_BY_HAND.replace('NAME', repr(name))}"
         )
 
 
 def _module_code(root: nn.Module, inner: nn.Module) -> Iterator[tuple[str, nn.Module, str, Any]]:
-    """Code of others that torch's load would run: its path, its module, what it is."""
+    """Yield the untrusted code that torch's load would run: path, module, description and code."""
     paths = dict(inner.named_modules(remove_duplicate=False))
     known = set(map(id, paths.values()))
     wrappers = [part for part in root.modules() if id(part) not in known]
@@ -67,7 +67,7 @@ def has_post_hooks(root: nn.Module) -> bool:
 
 
 def run_post_hooks(root: nn.Module, missing: Iterable[str], unexpected: Iterable[str]) -> tuple[list[str], list[str]]:
-    """Run the hooks of register_load_state_dict_post_hook in torch's order; the keys as they leave them."""
+    """Run the hooks of register_load_state_dict_post_hook in torch's order; returns the keys they leave."""
     keys = _IncompatibleKeys(list(missing), list(unexpected))
 
     def visit(part: nn.Module) -> None:
@@ -77,7 +77,8 @@ def run_post_hooks(root: nn.Module, missing: Iterable[str], unexpected: Iterable
         for hook in list(part._load_state_dict_post_hooks.values()):
             if hook(part, keys) is not None:
                 raise Unsupported(
-                    f"the load_state_dict post-hook {_named(hook)} returned a value; it must change the keys in place"
+                    f"the load_state_dict post-hook {_qualified_name(hook)} returned a value; it must change the keys "
+                    "in place"
                 )
 
     visit(root)
@@ -94,14 +95,14 @@ def check_optimizer_load(name: str, optimizer: Any) -> None:
                 code, what = hook, "a load_state_dict pre-hook"
         if code is not None:
             raise Unsupported(
-                f"{name}: the optimizer {type(part).__name__} has {what}, {_named(code)}, which a load does not run: "
-                f"it fills the state in place. {_WRAP.format(name=name)}"
+                f"{name}: the optimizer {type(part).__name__} has {what}, {_qualified_name(code)}, which a load does "
+                f"not run because it fills the state in place. {_WRAP.format(name=name)}"
             )
 
 
 _WRAP = (
-    "Leave it out with ignore=[{name!r}], or save and load it through an object of yours that has the "
-    "optimizer's state_dict and load_state_dict (such an object is kept as it is, not resharded)"
+    "Exclude it with ignore=[{name!r}], or save and load it through your own object with the "
+    "optimizer's state_dict and load_state_dict (such an object is stored as it is, not resharded)"
 )
 
 
@@ -117,7 +118,7 @@ def has_optimizer_post_hooks(optimizer: Any) -> bool:
 
 
 def has_plain_state_dict(optimizer: Any) -> bool:
-    """Whether the state_dict of an optimizer is torch's own, without hooks."""
+    """Return True if the state_dict of an optimizer is torch's own, without hooks."""
     for part in _layers(optimizer):
         hooks = [getattr(part, f"_optimizer_state_dict_{when}_hooks", {}) for when in ("pre", "post")]
         if any(hooks) or _override(part, "state_dict", torch.optim.Optimizer, trust=False) is not None:
@@ -126,47 +127,48 @@ def has_plain_state_dict(optimizer: Any) -> bool:
 
 
 def check_optimizer_save(name: str, optimizer: Any) -> None:
-    """Raise Unsupported where an optimizer's state_dict says more or other things than its state and param_groups.
+    """Raise Unsupported if an optimizer's state_dict differs from its state and param_groups.
 
-    Runs hooks of state_dict as torch does.
+    Runs state_dict hooks as torch does.
     """
     if not isinstance(optimizer, torch.optim.Optimizer) or has_plain_state_dict(optimizer):
         return
     problem = _difference(optimizer, optimizer.state_dict())
     if problem:
         raise Unsupported(
-            f"{name}: the state_dict of the optimizer {type(optimizer).__name__} is not torch's own, and {problem}, "
-            f"which would be lost. {_WRAP.format(name=name)}"
+            f"{name}: the optimizer {type(optimizer).__name__} overrides state_dict, and {problem}, which would be "
+            f"lost. {_WRAP.format(name=name)}"
         )
 
 
-def _difference(optimizer: Any, said: Any) -> str:
-    """What a state_dict holds that the optimizer's state and param_groups do not; "" if nothing."""
-    if not isinstance(said, Mapping) or set(said) != {"state", "param_groups"}:
-        held = sorted(map(str, said)) if isinstance(said, Mapping) else [type(said).__name__]
-        return f"it holds {', '.join(held[:6])} in place of state and param_groups"
+def _difference(optimizer: Any, state_dict: Any) -> str:
+    """Describe how a state_dict differs from the optimizer's state and param_groups; "" if it does not."""
+    if not isinstance(state_dict, Mapping) or set(state_dict) != {"state", "param_groups"}:
+        held = sorted(map(str, state_dict)) if isinstance(state_dict, Mapping) else [type(state_dict).__name__]
+        return f"it holds {', '.join(held[:6])} instead of state and param_groups"
     params = [param for group in optimizer.param_groups for param in group["params"]]
     known = {index: optimizer.state[param] for index, param in enumerate(params) if param in optimizer.state}
-    if {index for index, own in said["state"].items() if own} != {index for index, own in known.items() if own}:
+    if {index for index, own in state_dict["state"].items() if own} != {index for index, own in known.items() if own}:
         return "it holds the state of other parameters"
     for index, own in known.items():
-        told = said["state"].get(index, {})
-        if set(told) != set(own) or any(told[state] is not own[state] for state in own if torch.is_tensor(own[state])):
-            return f"its state of parameter {index} is another"
+        stored = state_dict["state"].get(index, {})
+        tensors = [state for state in own if torch.is_tensor(own[state])]
+        if set(stored) != set(own) or any(stored[state] is not own[state] for state in tensors):
+            return f"its state of parameter {index} differs"
     options = [[option for option in group if option != "params"] for group in optimizer.param_groups]
-    if [[option for option in group if option != "params"] for group in said["param_groups"]] != options:
+    if [[option for option in group if option != "params"] for group in state_dict["param_groups"]] != options:
         return "its param_groups have other options"
     return ""
 
 
 def _layers(optimizer: Any) -> list[Any]:
-    """An optimizer and the one that it wraps, as accelerate's and ZeroRedundancyOptimizer do."""
+    """Return an optimizer and the optimizer it wraps, as accelerate's and ZeroRedundancyOptimizer do."""
     inner = [getattr(optimizer, "optim", None), getattr(optimizer, "optimizer", None)]
     return [optimizer, *(part for part in inner if isinstance(part, torch.optim.Optimizer))]
 
 
 def _override(owner: Any, method: str, base: type, *, trust: bool = True) -> Any:
-    """What stands in the place of a method of torch's base class, None if nothing of others does."""
+    """Return the code that overrides a method of torch's base class; None without an untrusted override."""
     own = getattr(owner, "__dict__", {}).get(method)
     if own is None:
         own = getattr(type(owner), method, None)
@@ -181,13 +183,13 @@ def _is_trusted(code: Any) -> bool:
 
 
 def _unwrapped(code: Any) -> Any:
-    """The function inside of partials and of the objects in which torch keeps hooks."""
+    """Return the function inside partials and torch's hook wrappers."""
     while isinstance(code, partial | _WrappedHook):
         code = code.func if isinstance(code, partial) else code.hook
     return code
 
 
-def _named(code: Any) -> str:
+def _qualified_name(code: Any) -> str:
     code = _unwrapped(code)
     name = getattr(code, "__qualname__", None) or type(code).__qualname__
     return f"{getattr(code, '__module__', '?')}.{name}"

@@ -1,4 +1,4 @@
-"""Loading into optimizers: state by parameter key, made where there is none yet; options by key."""
+"""Load into optimizers: state and options by parameter key; missing state is created."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from holdfast.adapters.loading.load_hooks import (
     has_optimizer_post_hooks,
     run_optimizer_post_hooks,
 )
-from holdfast.adapters.loading.wants import Wants
+from holdfast.adapters.loading.wants import LoadRequests
 from holdfast.adapters.optimizer import (
     OptimizerView,
     assign_options,
@@ -26,7 +26,7 @@ from holdfast.adapters.optimizer import (
     state_names,
     view_optimizer,
 )
-from holdfast.adapters.saving.collect import decode_options
+from holdfast.adapters.optimizer_options import decode_options
 from holdfast.format import statejson
 from holdfast.format.names import masters_group
 from holdfast.plan.contents import StoredTensor
@@ -36,34 +36,34 @@ _ADDED = frozenset({"initial_lr", "max_lr", "min_lr", "max_momentum", "base_mome
 
 
 class OptimizerTargets:
-    """One optimizer's destinations and what is done once they are filled."""
+    """One optimizer's destinations, and the actions to run once they are filled."""
 
-    def __init__(self, name: str, optimizer: Any, live: LiveState, wants: Wants) -> None:
+    def __init__(self, name: str, optimizer: Any, live: LiveState, requests: LoadRequests) -> None:
         self._name = name
         self._optimizer = optimizer
-        self._wants = wants
+        self._requests = requests
         self._module, self._key_of = live.parameter_keys(optimizer)
-        self._entry: Mapping[str, Any] = wants.contents.state.get(name) or {}
+        self._entry: Mapping[str, Any] = requests.contents.state.get(name) or {}
         self.actions: list[Action] = []
         self.notes: list[str] = []
-        self.gives_options = False
+        self.loads_options = False
 
     @cached_property
     def _stored(self) -> dict[str, StoredTensor]:
-        """The states that are stored, by "parameter key/state name"."""
-        contents = self._wants.contents
-        found = {key: contents.find(self._name, key) for key in contents.groups[self._name].tensors}
-        return {key: tensor for key, tensor in found.items() if tensor is not None}
+        """The stored states by "parameter key/state name"."""
+        contents = self._requests.contents
+        tensors = {key: contents.find(self._name, key) for key in contents.groups[self._name].tensors}
+        return {key: tensor for key, tensor in tensors.items() if tensor is not None}
 
     def find(self) -> None:
         view = view_optimizer(self._name, self._optimizer, self._key_of)
-        if not self._entry or self._name not in self._wants.contents.groups:
-            if self._wants.choice.selects_entry(self._name):
-                self._wants.findings.missing.append(f"{self._name}: the checkpoint has no such optimizer")
+        if not self._entry or self._name not in self._requests.contents.groups:
+            if self._requests.choice.selects_entry(self._name):
+                self._requests.findings.missing.append(f"{self._name}: the checkpoint has no such optimizer")
             return
-        other = self._other_kind() if self._wants.choice.selects_entry(self._name) else ""
-        if other:
-            self._wants.findings.mismatched.append(f"{self._name}: it was saved by another kind of optimizer: {other}")
+        mismatch = self._kind_mismatch() if self._requests.choice.selects_entry(self._name) else ""
+        if mismatch:
+            self._requests.findings.mismatched.append(f"{self._name}: saved by another kind of optimizer: {mismatch}")
             return
         if not view.declared:
             self._check_load()
@@ -71,25 +71,24 @@ class OptimizerTargets:
             self._find_declared(view)
         else:
             self._find_states(view)
-        if self._wants.choice.selects(self._name, "param_groups"):
+        if self._requests.choice.selects(self._name, "param_groups"):
             self._check_split()
-            self.actions.append(self._give_options)
-            self.gives_options = True
+            self.actions.append(self._apply_options)
+            self.loads_options = True
         if has_optimizer_post_hooks(self._optimizer):
             self.actions.append(partial(run_optimizer_post_hooks, self._optimizer))
 
     def _check_load(self) -> None:
-        """Refuse code of the optimizer's load_state_dict that a load would skip, unless nothing is taken."""
+        """Raise Unsupported for load_state_dict code that would be skipped, if anything is loaded."""
         labels = ("param_groups", *self._stored)
-        if any(self._wants.choice.selects(self._name, label) for label in labels):
+        if any(self._requests.choice.selects(self._name, label) for label in labels):
             check_optimizer_load(self._name, self._optimizer)
 
-    def _other_kind(self) -> str:
-        """What tells a stored optimizer from a live one of another kind, "" if they are of one kind.
+    def _kind_mismatch(self) -> str:
+        """Describe how the stored optimizer differs in kind from the live one; "" if the kinds match.
 
-        By the names of their states, where the live one is torch's own, and of their options:
-        versions of torch add one now and then, and schedulers add their own, but another kind
-        lacks several and has several others.
+        Compares state names if the live optimizer is torch's own, and option names. Versions of torch
+        and schedulers add single options; only a different kind both lacks and adds several.
         """
         inner = inner_optimizer(self._optimizer)
         states = {key.rpartition("/")[2] for key in self._stored}
@@ -101,15 +100,15 @@ class OptimizerTargets:
             stored = set(decode_options(group["options"], self._name))
             lacking, strange = sorted(live - stored), sorted(stored - live - _ADDED)
             if len(lacking) > 1 and len(strange) > 1:
-                return f"the stored one has {', '.join(strange[:4])}, the live one {', '.join(lacking[:4])}"
+                return f"the stored optimizer has {', '.join(strange[:4])}, the live one {', '.join(lacking[:4])}"
         return ""
 
     def _find_declared(self, view: OptimizerView) -> None:
         for key, value in view.tensors:
-            if self._wants.choice.selects(self._name, key):
-                self._wants.want(self._name, key, value)
+            if self._requests.choice.selects(self._name, key):
+                self._requests.request(self._name, key, value)
         for key, value in view.masters:
-            self._wants.want_master(self._module, key, value)
+            self._requests.request_master(self._module, key, value)
 
     def _find_states(self, view: OptimizerView) -> None:
         by_param: dict[str, list[str]] = {}
@@ -121,32 +120,32 @@ class OptimizerTargets:
         group_of = {id(param): group for group in view.optimizer.param_groups for param in group["params"]}
         for key, param in view.params:
             live = dict(view.optimizer.state.get(param, {}))
-            if key in stateless and not self._wants.choice.selects(self._name, f"{key}/*"):
+            if key in stateless and not self._requests.choice.selects(self._name, f"{key}/*"):
                 continue
             if key in stateless:
                 self.actions.append(partial(view.optimizer.state.pop, param, None))
                 continue
             if key not in by_param and key not in scalars and not self._has_master(key):
-                self._miss(key, live)
+                self._report_missing(key, live)
                 continue
-            if not live and self._outgrown(key, param, by_param.get(key, [])):
+            if not live and self._shape_differs(key, param, by_param.get(key, [])):
                 continue
             new = self._states_of(key, param, live, by_param.get(key, []), group_of[id(param)])
             new |= self._master_of(key, param, live)
             stale: list[str] = []
-            if self._wants.choice.selects(self._name, f"{key}/*"):
+            if self._requests.choice.selects(self._name, f"{key}/*"):
                 plain = statejson.decode(scalars.get(key, {}), self._name)
                 stale = [n for n, value in live.items() if not isinstance(value, torch.Tensor) and n not in plain]
                 new |= plain
-            self.actions.append(partial(_give_state, view.optimizer, param, new, stale))
+            self.actions.append(partial(_apply_state, view.optimizer, param, new, stale))
 
-    def _miss(self, key: str, live: Mapping[str, Any]) -> None:
-        """No state of a parameter is stored: say which, or that any is missing."""
-        if self._wants.keeps(self._module, key):
+    def _report_missing(self, key: str, live: Mapping[str, Any]) -> None:
+        """Report the live states of a parameter as missing, or "*" if it has none yet."""
+        if self._requests.keeps(self._module, key):
             return
         for label in [f"{key}/{state_name}" for state_name in live] or [f"{key}/*"]:
-            if self._wants.choice.selects(self._name, label):
-                self._wants.findings.missing.append(f"{self._name}: {label}")
+            if self._requests.choice.selects(self._name, label):
+                self._requests.findings.missing.append(f"{self._name}: {label}")
 
     def _states_of(
         self, key: str, param: torch.Tensor, live: Mapping[str, Any], stored: Sequence[str], options: dict[str, Any]
@@ -154,64 +153,64 @@ class OptimizerTargets:
         new: dict[str, Any] = {}
         for state_name in stored:
             label = f"{key}/{state_name}"
-            if not self._wants.choice.selects(self._name, label):
+            if not self._requests.choice.selects(self._name, label):
                 continue
-            found = self._stored[label]
+            source = self._stored[label]
             tensor = live.get(state_name)
             if not isinstance(tensor, torch.Tensor):
-                dtype = self._new_dtype(key, param, found)
-                tensor = new_state(param, state_name, found.logical_shape, dtype, options)
-            if self._wants.want(self._name, label, tensor, found):
+                dtype = self._new_dtype(key, param, source)
+                tensor = new_state(param, state_name, source.logical_shape, dtype, options)
+            if self._requests.request(self._name, label, tensor, source):
                 new[state_name] = tensor
         for state_name, value in live.items():
             if isinstance(value, torch.Tensor) and state_name not in stored and not is_master(state_name):
-                self._miss(key, {state_name: value})
+                self._report_missing(key, {state_name: value})
         return new
 
-    def _new_dtype(self, key: str, param: torch.Tensor, found: StoredTensor) -> torch.dtype:
-        """The dtype of a state that the optimizer has yet to make: the stored one, or that of a parameter that is cast.
+    def _new_dtype(self, key: str, param: torch.Tensor, source: StoredTensor) -> torch.dtype:
+        """Return the dtype for a state that the optimizer has not created: the stored dtype, or a cast parameter's.
 
-        A state that was as wide as its parameter is so again, as after torch's own load.
+        A state stored in its parameter's dtype gets the live parameter's dtype, as after torch's own load.
         """
-        owner = self._wants.contents.find(self._module, key)
-        follows = owner is not None and owner.logical == found.logical and found.shape == owner.shape
-        return param.dtype if self._wants.casts and follows else getattr(torch, found.logical)
+        owner = self._requests.contents.find(self._module, key)
+        follows = owner is not None and owner.logical == source.logical and source.shape == owner.shape
+        return param.dtype if self._requests.casts and follows else getattr(torch, source.logical)
 
-    def _outgrown(self, key: str, param: torch.Tensor, stored: Sequence[str]) -> bool:
-        """Whether the live parameter has another shape than the one its stored states belong to."""
-        owner = self._wants.contents.find(self._module, key)
+    def _shape_differs(self, key: str, param: torch.Tensor, stored: Sequence[str]) -> bool:
+        """Report stored states of a parameter whose shape differs; returns True if it does."""
+        owner = self._requests.contents.find(self._module, key)
         if owner is None or owner.shape == tuple(param.shape):
             return False
         states = {f"{key}/{name}": self._stored[f"{key}/{name}"] for name in stored}
-        self._wants.findings.wanted += [f"{self._name}: {label}" for label in states]
+        self._requests.findings.wanted += [f"{self._name}: {label}" for label in states]
         shapes = f"stored {list(owner.shape)}, live {list(param.shape)}"
         for label, state in states.items():
             if state.shape == owner.shape:
-                self._wants.findings.mismatched.append(f"{self._name}: {label}: the shape differs: {shapes}")
+                self._requests.findings.mismatched.append(f"{self._name}: {label}: the shape differs: {shapes}")
         return True
 
     def _master_of(self, key: str, param: torch.Tensor, live: Mapping[str, Any]) -> dict[str, Any]:
         state_name = next((name for name in live if is_master(name)), None)
         if state_name is not None:
             tensor = live[state_name]
-            return {state_name: tensor} if self._wants.want_master(self._module, key, tensor) else {}
-        found = self._wants.contents.find(masters_group(self._module), key)
-        if found is None or not self._has_master(key):
+            return {state_name: tensor} if self._requests.request_master(self._module, key, tensor) else {}
+        source = self._requests.contents.find(masters_group(self._module), key)
+        if source is None or not self._has_master(key):
             return {}
         saved_name = str(self._entry["masters"])
-        tensor = torch.empty_like(param, dtype=getattr(torch, found.dtype.name), requires_grad=False)
-        return {saved_name: tensor} if self._wants.want_master(self._module, key, tensor) else {}
+        tensor = torch.empty_like(param, dtype=getattr(torch, source.dtype.name), requires_grad=False)
+        return {saved_name: tensor} if self._requests.request_master(self._module, key, tensor) else {}
 
     def _has_master(self, key: str) -> bool:
-        """Whether the optimizer that was saved kept a master of this parameter."""
-        found = self._wants.contents.find(masters_group(self._module), key)
-        return bool(self._entry.get("masters")) and found is not None
+        """Return True if the saved optimizer kept a master weight of this parameter."""
+        source = self._requests.contents.find(masters_group(self._module), key)
+        return bool(self._entry.get("masters")) and source is not None
 
-    def _give_options(self) -> None:
+    def _apply_options(self) -> None:
         self.notes += [f"{self._name}: {note}" for note in assign_options(self._optimizer, self._saved_options())]
 
     def _saved_options(self) -> dict[int, dict[str, Any]]:
-        """The options each live parameter was saved with, by identity; equal options are one object."""
+        """Return the saved options of each live parameter, by identity; equal options are the same object."""
         by_text: dict[str, dict[str, Any]] = {}
         by_key: dict[str, dict[str, Any]] = {}
         for group in self._entry["groups"]:
@@ -223,20 +222,20 @@ class OptimizerTargets:
         return {identity: by_key[key] for identity, key in keys.items() if key in by_key}
 
     def _check_split(self) -> None:
-        """Refuse what cannot be done: ZeroRedundancyOptimizer deals its groups out when it is made."""
+        """Report groups that ZeroRedundancyOptimizer cannot split: it partitions its groups when constructed."""
         if inner_optimizer(self._optimizer) is self._optimizer:
             return
         saved = self._saved_options()
         for index, (params, _) in enumerate(group_options(self._optimizer)):
             if len({id(saved[id(param)]) for param in params if id(param) in saved}) > 1:
-                self._wants.findings.mismatched.append(
+                self._requests.findings.mismatched.append(
                     f"{self._name}: the parameters of group {index} were saved with different options, and "
-                    "ZeroRedundancyOptimizer cannot split a group; make it with the groups it was saved with"
+                    "ZeroRedundancyOptimizer cannot split a group; create it with the groups it was saved with"
                 )
 
 
-def _give_state(optimizer: Any, param: torch.Tensor, new: dict[str, Any], stale: Sequence[str]) -> None:
-    """Put loaded states beside the live ones, without the `stale` plain values that were not saved."""
+def _apply_state(optimizer: Any, param: torch.Tensor, new: dict[str, Any], stale: Sequence[str]) -> None:
+    """Merge loaded states into the live state and drop the `stale` scalars that were not saved."""
     if new or stale:
         kept = {name: value for name, value in optimizer.state.get(param, {}).items() if name not in stale}
         optimizer.state[param] = {**kept, **new}

@@ -1,4 +1,4 @@
-"""Learning-rate schedulers: lists with a value for each param group, put in the live groups' order."""
+"""Learning-rate schedulers: reorder the lists with one value per param group to match the live groups."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _PER_GROUP = frozenset(
 
 
 def regroup(scheduler: Any, state: Any, live: LiveState, entries: Mapping[str, Any]) -> Any:
-    """A scheduler's saved state for an optimizer whose groups may have another order now.
+    """Return a scheduler's saved state for an optimizer whose groups may be in a different order now.
 
-    The optimizer's options follow parameter keys; base rates that stayed in the saved order
-    would silently be another group's.
+    The optimizer's options follow parameter keys. Base learning rates left in the saved order would
+    silently apply to the wrong group.
     """
     optimizer = getattr(scheduler, "optimizer", None)
     owner = next((own for own, value in live.optimizers.items() if value is optimizer), None)
@@ -42,12 +42,12 @@ def _reordered(state: Mapping[str, Any], order: Sequence[int], count: int) -> di
 
 
 def _saved_positions(optimizer: Any, key_of: Mapping[int, str], saved: Sequence[Mapping[str, Any]]) -> list[int] | None:
-    """For each live group, which saved group its parameters were in; None if that cannot be said."""
+    """Return the index of the saved group for each live group; None if a live group has no single saved group."""
     position_of = {key: position for position, group in enumerate(saved) for key in group["params"]}
     order = []
     for group in optimizer.param_groups:
-        found = {position_of.get(key_of.get(id(param), "")) for param in group["params"]}
-        if len(found) != 1 or None in found:
+        positions = {position_of.get(key_of.get(id(param), "")) for param in group["params"]}
+        if len(positions) != 1 or None in positions:
             return None
-        order.append(found.pop())
+        order.append(positions.pop())
     return [position for position in order if position is not None]

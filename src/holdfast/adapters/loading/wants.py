@@ -1,4 +1,4 @@
-"""Wants: where stored tensors go in live memory, and what does not fit. Touches nothing."""
+"""Load requests: the live destinations of stored tensors, and the mismatches found. Modifies no tensor."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from holdfast.plan.recipe_fill import destinations_of
 
 @dataclass(slots=True)
 class Findings:
-    """What was looked for on this rank and what does not fit; texts, so that ranks can gather them."""
+    """Keys this rank requested, and the mismatches; strings, so that ranks can gather them."""
 
     wanted: list[str] = field(default_factory=list)
     loaded: list[str] = field(default_factory=list)
@@ -58,21 +58,21 @@ class TensorDestination:
             values = torch.from_numpy(np.array(data).reshape(-1).view("u1"))
             self._view[index].copy_(values.view(self._stored).reshape(part.sizes))
 
-    def set_aside(self) -> None:
-        """Fill memory of its own instead of the live tensor, until `hand_over`."""
+    def stage(self) -> None:
+        """Fill a temporary tensor instead of the live tensor, until `copy_to_live`."""
         self._view = torch.empty_like(self._live, memory_format=torch.contiguous_format)
 
-    def hand_over(self) -> None:
+    def copy_to_live(self) -> None:
         self._live.copy_(self._view)
 
-    def holds(self) -> bool:
-        """Whether the live tensor has the bits that were loaded for it."""
+    def matches_live(self) -> bool:
+        """Return True if the live tensor has exactly the loaded bits."""
         width = RAW_DTYPES[self._live.element_size()]
         return torch.equal(self._live.view(width), self._view.view(width))
 
 
 @dataclass(frozen=True, slots=True)
-class _Filled:
+class _RequestedTensor:
     """A live tensor that a load fills: its name in messages, the stored tensor, its memory."""
 
     text: str
@@ -81,11 +81,11 @@ class _Filled:
     destinations: list[TensorDestination]
 
 
-class Wants:
-    """The destinations of one rank.
+class LoadRequests:
+    """The tensors that one rank loads, and their destinations.
 
-    `contents` is what the checkpoint holds under the keys of the live state; `kept` are the names
-    ("group: key") of tensors that are meant to keep the values they have.
+    `contents` are the checkpoint's contents under the keys of the live state; `kept` are the names
+    ("group: key") of tensors that keep their live values.
     """
 
     def __init__(
@@ -104,60 +104,60 @@ class Wants:
         self.destinations: dict[tuple[Place, Box], list[ShardDestination]] = {}
         self._cast = cast
         self._kept = kept
-        self._filled: list[_Filled] = []
-        self._shared: list[list[_Filled]] = []
+        self._filled: list[_RequestedTensor] = []
+        self._shared: list[list[_RequestedTensor]] = []
         self._quantized_of: dict[str, Mapping[str, Quantized]] = {}
 
     @property
     def casts(self) -> bool:
-        """Whether dtypes may be converted."""
+        """True if dtypes may be converted."""
         return self._cast
 
     def keeps(self, group: str, key: str) -> bool:
-        """Whether a tensor is meant to keep the values it has."""
+        """Return True if a tensor keeps its live values."""
         return f"{group}: {key}" in self._kept
 
-    def want(self, group: str, key: str, value: StateTensor, found: StoredTensor | None = None) -> bool:
-        """Add a destination; False, with a finding, if the tensor is missing or does not fit."""
+    def request(self, group: str, key: str, value: StateTensor, source: StoredTensor | None = None) -> bool:
+        """Add a destination; returns False and records a finding if the tensor is missing or mismatched."""
         text = f"{group}: {key}"
         if self.keeps(group, key):
             return False
-        found = found or self.contents.find(group, key)
-        if found is None:
+        source = source or self.contents.find(group, key)
+        if source is None:
             self.findings.missing.append(text)
             return False
-        self.findings.wanted.append(f"{group}: {found.key}")
+        self.findings.wanted.append(f"{group}: {source.key}")
         if isinstance(value, torch.Tensor) and (value.is_conj() or value.is_neg()):
             raise Unsupported(f"{text}: a load cannot fill a conjugate or negative view; resolve it first")
         holder = holder_of(value, text)
-        if not self._fits(found, holder, text):
+        if not self._fits(source, holder, text):
             return False
         if tensor_overlaps(holder.local):
             local = holder.local
             raise LayoutError(
-                f"{text}: several elements of the live tensor share memory (strides {list(local.stride())} for the "
-                f"shape {list(local.shape)}), so that it cannot hold what was saved; clone it before the load: "
-                "tensor.contiguous(), or leave it out with ignore"
+                f"{text}: several elements of the live tensor share memory (strides {list(local.stride())} for "
+                f"shape {list(local.shape)}), so it cannot hold the saved values; clone it before the load "
+                "(tensor.contiguous()), or exclude it with ignore"
             )
-        self.findings.loaded.append(f"{group}: {found.key}")
-        filled = _Filled(text, f"{found.group}: {found.key}", holder.local, [])
+        self.findings.loaded.append(f"{group}: {source.key}")
+        filled = _RequestedTensor(text, f"{source.group}: {source.key}", holder.local, [])
         for part in holder.parts:
             if part.box.volume:
-                inner = TensorDestination(holder, part, found.dtype.name)
+                inner = TensorDestination(holder, part, source.dtype.name)
                 filled.destinations.append(inner)
-                for wanted, destination in destinations_of(found.recipe, part.box, inner):
+                for wanted, destination in destinations_of(source.recipe, part.box, inner):
                     self.destinations.setdefault(wanted, []).append(destination)
         self._filled.append(filled)
         return True
 
-    def set_shared_aside(self) -> bool:
-        """Find live tensors that share memory and take different stored tensors; whether there are any.
+    def stage_shared(self) -> bool:
+        """Stage live tensors that share memory but load different stored tensors; returns True if there are any.
 
-        Each of them is loaded into memory of its own: only the values tell whether one memory can hold both.
+        Each of them is loaded into a temporary tensor: the shared memory can hold both only if the values are equal.
         """
-        # Addresses of different devices do not meet; if they did, tensors would only be compared in vain.
+        # Addresses of different devices do not overlap; if they did, the cost would be needless comparisons.
         ranges = [(*address_range(filled.local), number) for number, filled in enumerate(self._filled)]
-        members: list[_Filled] = []
+        members: list[_RequestedTensor] = []
         reach = 0
         for begin, end, number in sorted(ranges):
             if begin >= reach:
@@ -169,28 +169,28 @@ class Wants:
         self._shared = [members for members in self._shared if len({filled.stored for filled in members}) > 1]
         for filled in (filled for members in self._shared for filled in members):
             for destination in filled.destinations:
-                destination.set_aside()
+                destination.stage()
         return bool(self._shared)
 
-    def settle_shared(self) -> None:
-        """Hand over what was set aside; raises Mismatch if one memory would have to hold different values."""
+    def copy_shared(self) -> None:
+        """Copy staged tensors to the live ones; raises Mismatch if shared memory would need different values."""
         for members in self._shared:
             for filled in members:
                 for destination in filled.destinations:
-                    destination.hand_over()
-            lost = [filled.text for filled in members if not all(d.holds() for d in filled.destinations)]
+                    destination.copy_to_live()
+            lost = [filled.text for filled in members if not all(d.matches_live() for d in filled.destinations)]
             if lost:
                 others = ", ".join(filled.text for filled in members if filled.text not in lost)
                 raise Mismatch(
-                    f"{', '.join(lost)} and {others} share memory in the live state, and the checkpoint holds "
-                    "different values for them: the last one was loaded; give each a tensor of its own, or leave "
-                    "one out with ignore"
+                    f"{', '.join(lost)} and {others} share memory in the live state, but the checkpoint holds "
+                    "different values for them; the last one was loaded. Give each its own tensor, or exclude "
+                    "one with ignore"
                 )
 
-    def _fits(self, found: StoredTensor, holder: Holder, text: str) -> bool:
-        stored, live = found.logical, holder.logical.name
-        if holder.shape != found.shape:
-            shapes = f"stored {list(found.shape)}, live {list(holder.shape)}"
+    def _fits(self, source: StoredTensor, holder: Holder, text: str) -> bool:
+        stored, live = source.logical, holder.logical.name
+        if holder.shape != source.shape:
+            shapes = f"stored {list(source.shape)}, live {list(holder.shape)}"
             self.findings.mismatched.append(f"{text}: the shape differs: {shapes}")
             return False
         if stored == live:
@@ -201,58 +201,58 @@ class Wants:
             hint = "; pass cast=True to convert" if castable else ""
             self.findings.mismatched.append(f"{text}: the dtype differs: stored {stored}, live {live}{hint}")
             return False
-        problem = self._cast_problem(found, live)
+        problem = self._cast_problem(source, live)
         if problem is not None:
             self.findings.mismatched.append(f"{text}: {problem}")
             return False
         self.findings.cast.append(f"{text}: {stored} to {live}")
         return True
 
-    def _cast_problem(self, found: StoredTensor, live: str) -> str | None:
-        """Return why a cast that was asked for would give other numbers than the weight's; None if it would not."""
-        stored = found.logical
+    def _cast_problem(self, source: StoredTensor, live: str) -> str | None:
+        """Return why a cast would not preserve the weight's values; None if it would."""
+        stored = source.logical
         if stored == "uint16" and "float" in live:
             return (
-                f"stored as uint16, live {live}: a cast would take raw bits for numbers; if they are "
-                "those of bfloat16, convert the checkpoint first: holdfast convert SRC DST --uint16 bfloat16"
+                f"stored as uint16, live {live}: a cast would interpret raw bits as numbers; if they are "
+                "bfloat16 bits, convert the checkpoint first: holdfast convert SRC DST --uint16 bfloat16"
             )
-        weight = self._quantized(found.group).get(found.key)
+        weight = self._quantized(source.group).get(source.key)
         if weight is None:
             return None
         return (
-            f"{weight.what}; a cast to {live} without its scales would be wrong: load weights that are not quantized "
+            f"{weight.what}; a cast to {live} would ignore its scales; dequantize the weights before loading them "
             "(from_pretrained with dequantize, or the tool that quantized them)"
         )
 
     def _quantized(self, group: str) -> Mapping[str, Quantized]:
-        """Return the quantized weights of a group, looked for once."""
+        """Return the quantized weights of a group, cached."""
         if group not in self._quantized_of:
             members = self.contents.groups[group]
             dtypes = {key: members.logical.get(key, recipe.dtype.name) for key, recipe in members.tensors.items()}
             self._quantized_of[group] = quantized_weights(dtypes)
         return self._quantized_of[group]
 
-    def want_parameter(self, module: str, key: str, stored_key: str, tensor: torch.Tensor) -> None:
-        """A module's tensor, from the masters when only they are as wide as the live tensor."""
-        found = self.contents.find(module, stored_key) or self.contents.find(module, key)
+    def request_parameter(self, module: str, key: str, stored_key: str, tensor: torch.Tensor) -> None:
+        """Request a module's tensor, from the master weights if only they have the live tensor's dtype."""
+        source = self.contents.find(module, stored_key) or self.contents.find(module, key)
         master = self.contents.find(masters_group(module), stored_key)
         live = str(tensor.dtype).removeprefix("torch.")
-        if found is not None and master is not None and live == master.dtype.name != found.dtype.name:
-            self.findings.wanted.append(f"{module}: {found.key}")
-            self.want(masters_group(module), stored_key, tensor, master)
+        if source is not None and master is not None and live == master.dtype.name != source.dtype.name:
+            self.findings.wanted.append(f"{module}: {source.key}")
+            self.request(masters_group(module), stored_key, tensor, master)
         else:
-            self.want(module, key, tensor, found)
+            self.request(module, key, tensor, source)
 
-    def want_master(self, module: str, key: str, value: StateTensor) -> bool:
-        """A master from its own group, or from a model that was stored as wide as it is."""
+    def request_master(self, module: str, key: str, value: StateTensor) -> bool:
+        """Request a master weight from its group, or from the model if the checkpoint has no master for it."""
         group = masters_group(module)
         if not self.choice.selects(group, key):
             return False
-        return self.want(group if self.contents.find(group, key) is not None else module, key, value)
+        return self.request(group if self.contents.find(group, key) is not None else module, key, value)
 
 
 class StoredState(Protocol):
-    """A checkpoint's tensors and values; `holdfast.open` gives one."""
+    """A checkpoint's tensors and values, as returned by `holdfast.open`."""
 
     @property
     def path(self) -> str: ...

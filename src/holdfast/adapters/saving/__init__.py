@@ -1,1 +1,1 @@
-"""From live objects to the tensors and values of a save."""
+"""Collect the tensors and values to save from live objects."""

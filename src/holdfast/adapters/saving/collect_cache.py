@@ -1,8 +1,8 @@
-"""Rosters: what a state was found to hold, found again quickly as long as nothing came or went.
+"""A cache of the collected state, valid while no tensor is added, removed or moved.
 
-A save looks at every tensor of modules and optimizers. From save to save they are the same
-objects in the same memory, which is checked by identity; what is not a tensor is always read
-anew. Keeps no tensor alive.
+A save inspects every tensor of modules and optimizers. Between saves these are usually the same objects
+in the same memory, which the cache checks by identity. Values that are not tensors are always read again.
+The cache holds only weak references to tensors.
 """
 
 from __future__ import annotations
@@ -16,11 +16,14 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from holdfast.adapters.live_state import LiveState, sort_state
+from holdfast.adapters.live_state import LiveState, classify_state
 from holdfast.adapters.loading.load_hooks import has_plain_state_dict
 from holdfast.adapters.module import unwrap
 from holdfast.adapters.optimizer import DeclaresShards, inner_optimizer
-from holdfast.adapters.saving.collect import Collected, Offer, collect_values, model_files, option_groups, plan_of
+from holdfast.adapters.optimizer_options import option_groups
+from holdfast.adapters.saving.collect import collect_values, model_files, plan_of
+from holdfast.adapters.saving.collected import Collected
+from holdfast.adapters.saving.save_item import SaveItem
 from holdfast.adapters.tensors import Holder, Holders, has_memory, memory_of, without_grad
 from holdfast.format import statejson
 from holdfast.format.dtypes import DType
@@ -30,29 +33,30 @@ _HOOKS = ("_state_dict_hooks", "_state_dict_pre_hooks")
 
 
 @dataclass(frozen=True, slots=True)
-class _Seat:
-    """One tensor: who it is, what its memory is, and the offer it makes."""
+class _CachedTensor:
+    """One tensor: a weak reference, its memory, and the fields of its save item."""
 
     tensor: weakref.ref[torch.Tensor]
     memory: tuple[Any, ...]
-    offer: tuple[str, str, str, DType | None]
+    name: tuple[str, str, str, DType | None]  # group, key, role, cast
     layout: tuple[Any, ...]
 
-    def offered(self) -> Offer | None:
+    def item(self) -> SaveItem | None:
+        """Return the save item; None if the tensor is gone or has other memory."""
         value: Any = self.tensor()
         if value is None:
             return None
         if not has_memory(value, self.memory):
             return None
         local = value if self.memory[-2] is None else value._local_tensor
-        group, key, role, cast = self.offer
+        group, key, role, cast = self.name
         logical, shape, parts, how = self.layout
-        return Offer(group, key, role, Holder(logical, shape, parts, without_grad(local), how), cast, self.tensor)
+        return SaveItem(group, key, role, Holder(logical, shape, parts, without_grad(local), how), cast, self.tensor)
 
 
 @dataclass(frozen=True, slots=True)
-class _KnownOptimizer:
-    """An optimizer's parameters with their keys, the names of their states, and what of its entry stays."""
+class _CachedOptimizer:
+    """An optimizer's parameters with their keys, the names of their states, and its entry in state.json."""
 
     optimizer: weakref.ref[Any]
     groups: tuple[tuple[int, ...], ...]
@@ -60,8 +64,8 @@ class _KnownOptimizer:
     states: tuple[tuple[Any, ...], ...]
     entry: Mapping[str, Any]
 
-    def entry_now(self, optimizer: Any, name: str) -> dict[str, Any] | None:
-        """Its entry with today's options and plain values; None if it has changed otherwise."""
+    def current_entry(self, optimizer: Any, name: str) -> dict[str, Any] | None:
+        """Return the entry with current options and scalars; None if anything else has changed."""
         inner = inner_optimizer(optimizer)
         if self.optimizer() is not optimizer or _groups_of(inner) != self.groups or _states_of(inner) != self.states:
             return None
@@ -74,89 +78,91 @@ class _KnownOptimizer:
         return {**self.entry, "groups": option_groups(optimizer, name, self.keys), "scalars": scalars}
 
 
-class Roster:
-    """Remembers one state; recalls what `collect` would find, or None if it has to look."""
+class CollectCache:
+    """A cache of the result of `collect` for one state."""
 
     def __init__(self) -> None:
         self._names: list[str] = []
         self._modules: dict[str, Any] = {}
-        self._optimizers: dict[str, _KnownOptimizer] = {}
-        self._seats: list[_Seat] = []
+        self._optimizers: dict[str, _CachedOptimizer] = {}
+        self._tensors: list[_CachedTensor] = []
         self._ties: list[tuple[weakref.ref[torch.Tensor], Any]] = []
-        self._facts: Collected | None = None
+        self._collected: Collected | None = None
 
-    def learn(self, state: Mapping[str, Any], live: LiveState, collected: Collected) -> None:
-        """Remember what was just collected, if it can be recognised again."""
-        self._facts = None
+    def store(self, state: Mapping[str, Any], live: LiveState, collected: Collected) -> None:
+        """Cache the collected state, if later changes to it can be detected."""
+        self._collected = None
         plain = all(_is_plain(view.module) and not view.extra for view in live.modules.values())
         for optimizer in live.optimizers.values():
             plain = plain and has_plain_state_dict(optimizer) and not isinstance(optimizer, DeclaresShards)
-        seats = [_seat(offer) for offer in collected.offers[: collected.fixed]]
-        if not plain or live.averages or any(seat is None for seat in seats):
+        tensors = [_cached_tensor(item) for item in collected.items[: collected.fixed]]
+        if not plain or live.averages or any(tensor is None for tensor in tensors):
             return
         self._names = list(state)
         self._modules = {name: _structure(state[name]) for name in live.modules}
-        self._optimizers = {name: _known(state[name], collected.optimizers[name]) for name in live.optimizers}
-        self._seats = [seat for seat in seats if seat is not None]
-        # Tied tensors make no offer of their own; one that is untied has to be offered.
+        self._optimizers = {
+            name: _cached_optimizer(state[name], collected.optimizers[name]) for name in live.optimizers
+        }
+        self._tensors = [tensor for tensor in tensors if tensor is not None]
+        # Tied tensors have no item of their own; a tensor that is untied later needs one.
         ties = [view.tensors[alias] for view in live.modules.values() for alias in view.ties if alias in view.tensors]
         memories = [memory_of(tensor) for tensor in ties]
         if any(memory is None for memory in memories):
             return
         self._ties = [(weakref.ref(tensor), memory) for tensor, memory in zip(ties, memories, strict=True)]
-        self._facts = Collected(
+        self._collected = Collected(
             kinds={n: kind for n, kind in collected.kinds.items() if n not in live.trees},
             aliases=dict(collected.aliases),
             owners=dict(collected.owners),
             files=dict.fromkeys(collected.files, b""),
         )
 
-    def recall(self, state: Mapping[str, Any], holders: Holders, model_dtype: str | None) -> Collected | None:
-        """The same as `collect` gives, if the tensors are those that are remembered."""
-        facts = self._facts
-        if facts is None or list(state) != self._names:
+    def lookup(self, state: Mapping[str, Any], holders: Holders, model_dtype: str | None) -> Collected | None:
+        """Return the result of `collect`; None if the state is not the cached one."""
+        cached = self._collected
+        if cached is None or list(state) != self._names:
             return None
         if any(_structure(state[name]) != structure for name, structure in self._modules.items()):
             return None
         if any((tied := tensor()) is None or not has_memory(tied, memory) for tensor, memory in self._ties):
             return None
-        offers = [seat.offered() for seat in self._seats]
-        entries = {name: known.entry_now(state[name], name) for name, known in self._optimizers.items()}
-        if None in offers or None in entries.values():
+        items = [tensor.item() for tensor in self._tensors]
+        entries = {name: optimizer.current_entry(state[name], name) for name, optimizer in self._optimizers.items()}
+        if None in items or None in entries.values():
             return None
         out = Collected(
-            offers=[offer for offer in offers if offer is not None],
-            kinds=dict(facts.kinds),
-            aliases=dict(facts.aliases),
+            items=[item for item in items if item is not None],
+            kinds=dict(cached.kinds),
+            aliases=dict(cached.aliases),
             optimizers={name: entry for name, entry in entries.items() if entry is not None},
-            owners=dict(facts.owners),
+            owners=dict(cached.owners),
             live_optimizers=[state[name] for name in self._optimizers],
             holders=holders,
         )
-        if facts.files:
+        if cached.files:
             out.files |= model_files(unwrap(state["model"]), model_dtype)
         for name in self._modules:
             out.plans |= plan_of(name, unwrap(state[name]))
         known = self._modules.keys() | self._optimizers.keys()
-        collect_values(out, sort_state({name: value for name, value in state.items() if name not in known}, {}))
+        collect_values(out, classify_state({name: value for name, value in state.items() if name not in known}, {}))
         return out
 
 
-def _seat(offer: Offer) -> _Seat | None:
-    value = offer.source() if offer.source is not None else None
+def _cached_tensor(item: SaveItem) -> _CachedTensor | None:
+    value = item.source() if item.source is not None else None
     if value is None:
         return None
     local = value._local_tensor if isinstance(value, DTensor) else value
-    holder = offer.holder
+    holder = item.holder
     memory = memory_of(value)
     if memory is None or not memory[0] or memory[0] != holder.local.data_ptr() or local.dtype != holder.local.dtype:
         return None
     layout = (holder.logical, holder.shape, holder.parts, holder.how)
-    return _Seat(weakref.ref(value), memory, (offer.group, offer.key, offer.role, offer.cast), layout)
+    return _CachedTensor(weakref.ref(value), memory, (item.group, item.key, item.role, item.cast), layout)
 
 
 def _is_plain(module: nn.Module) -> bool:
-    """Whether its state_dict is its parameters and buffers: no override and no hook but torch's own."""
+    """Return True if a module's state_dict has no overrides, and no hooks other than torch's own."""
     for part in module.modules():
         own = vars(part)
         if any(name in own or getattr(type(part), name) is not getattr(nn.Module, name) for name in _PLAIN):
@@ -168,7 +174,7 @@ def _is_plain(module: nn.Module) -> bool:
 
 
 def _structure(module: Any) -> list[Any] | None:
-    """The identities of a module's parts and tensors, with their names."""
+    """Return the names and identities of a module's submodules and tensors."""
     if not isinstance(module, nn.Module):
         return None
     out = []
@@ -181,10 +187,10 @@ def _structure(module: Any) -> list[Any] | None:
     return out
 
 
-def _known(optimizer: Any, entry: Mapping[str, Any]) -> _KnownOptimizer:
+def _cached_optimizer(optimizer: Any, entry: Mapping[str, Any]) -> _CachedOptimizer:
     inner = inner_optimizer(optimizer)
     keys = tuple(tuple(group["params"]) for group in entry["groups"])
-    return _KnownOptimizer(weakref.ref(optimizer), _groups_of(inner), keys, _states_of(inner), dict(entry))
+    return _CachedOptimizer(weakref.ref(optimizer), _groups_of(inner), keys, _states_of(inner), dict(entry))
 
 
 def _groups_of(inner: Any) -> tuple[tuple[int, ...], ...]:
@@ -192,7 +198,7 @@ def _groups_of(inner: Any) -> tuple[tuple[int, ...], ...]:
 
 
 def _states_of(inner: Any) -> tuple[tuple[Any, ...], ...]:
-    """Which states there are: the names of all, and the identities of tensors."""
+    """Return the names of all states, and the identities of those that are tensors."""
     return tuple(
         (id(param), *((name, id(value) if isinstance(value, torch.Tensor) else None) for name, value in state.items()))
         for param, state in inner.state.items()

@@ -1,7 +1,7 @@
-"""Saving through a mapping: what a rank holds of live tensors, offered under the keys of the file.
+"""Mappings between the keys of live tensors and those of a file, applied in a save or a load.
 
-The live state is seen as contents whose places are live tensors. A mapping makes other contents
-of it, and every term of those is a view of a live tensor: nothing is copied.
+In a save, the live state is treated as contents whose places are live tensors. Every term of the
+mapped contents is a view of a live tensor, so nothing is copied.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from torch import nn
 
 from holdfast.adapters.live_state import LiveState
 from holdfast.adapters.module import unwrap
-from holdfast.adapters.saving.collect import Collected, Offer
+from holdfast.adapters.saving.collected import Collected
+from holdfast.adapters.saving.save_item import SaveItem
 from holdfast.adapters.tensors import Holder, holder_of, part_view
 from holdfast.adapters.tree import flatten
 from holdfast.core.errors import Unsupported
@@ -36,82 +37,82 @@ from holdfast.plan.recipe_fill import target_view_steps
 
 @dataclass(frozen=True, slots=True)
 class StoredKeys:
-    """A mapping worked out for one layout: what each live tensor becomes in the file."""
+    """A mapping resolved for one layout: the stored tensors made from each live tensor."""
 
     groups: Mapping[str, Group]
-    became: Mapping[str, Mapping[str, tuple[str, ...]]]  # by module: the targets that are made of each key
-    uses: Mapping[tuple[str, str], tuple[tuple[str, str, Recipe[Place]], ...]]  # of each live tensor
+    targets: Mapping[str, Mapping[str, tuple[str, ...]]]  # by module and live key: the stored keys
+    uses: Mapping[tuple[str, str], tuple[tuple[str, str, Recipe[Place]], ...]]  # by live tensor
 
-    def offers(self, collected: Collected) -> Collected:
-        """The same state, offered under the keys of the file."""
-        made: list[Offer] = []
+    def map_items(self, collected: Collected) -> Collected:
+        """Return the same state under the keys of the file."""
+        mapped: list[SaveItem] = []
         fixed = 0
-        for number, offer in enumerate(collected.offers):
+        for number, item in enumerate(collected.items):
             if number == collected.fixed:
-                fixed = len(made)
-            made += self._made_of(offer)
+                fixed = len(mapped)
+            mapped += self._map_item(item)
         optimizers = dict(collected.optimizers)
-        for module, params in self.became.items():
+        for module, params in self.targets.items():
             optimizers = {name: mapped_entry(name, entry, module, params) for name, entry in optimizers.items()}
         aliases = dict(collected.aliases)
         for group, members in self.groups.items():
             if group in aliases:
                 aliases[group] = dict(members.aliases)
-        fixed = len(made) if collected.fixed >= len(collected.offers) else fixed
-        return replace(collected, offers=made, optimizers=optimizers, aliases=aliases, fixed=fixed)
+        fixed = len(mapped) if collected.fixed >= len(collected.items) else fixed
+        return replace(collected, items=mapped, optimizers=optimizers, aliases=aliases, fixed=fixed)
 
-    def _made_of(self, offer: Offer) -> Iterator[Offer]:
-        name = (offer.group, offer.key)
+    def _map_item(self, item: SaveItem) -> Iterator[SaveItem]:
+        name = (item.group, item.key)
         if name not in self.uses:
-            if offer.group not in self.groups:
-                yield offer  # of a group that joined after the mapping was worked out
+            if item.group not in self.groups:
+                yield item  # its group was added after the mapping was resolved
             return
         for group, key, recipe in self.uses[name]:
             if recipe.is_whole(recipe.terms[0].source.spec.shape):
-                yield replace(offer, group=group, key=key)
+                yield replace(item, group=group, key=key)
                 continue
             for term in recipe.terms:
                 if (term.source.file, term.source.spec.key) == name:
-                    yield from _term_offers(offer, group, key, recipe, term)
+                    yield from _term_items(item, group, key, recipe, term)
 
 
-def _term_offers(offer: Offer, group: str, key: str, recipe: Recipe[Place], term: Term[Place]) -> Iterator[Offer]:
-    """What this rank holds of one term, as views of the live tensor."""
-    cast = _cast(offer, term, key)
+def _term_items(item: SaveItem, group: str, key: str, recipe: Recipe[Place], term: Term[Place]) -> Iterator[SaveItem]:
+    """Yield the parts of one term that this rank holds, as views of the live tensor."""
+    cast = _cast(item, term, key)
     if not math.prod(recipe.shape):
-        empty = Holder(offer.holder.logical, recipe.shape, (), offer.holder.local.new_empty(recipe.shape), Boxes(()))
-        yield replace(offer, group=group, key=key, holder=empty, cast=cast)
+        empty = Holder(item.holder.logical, recipe.shape, (), item.holder.local.new_empty(recipe.shape), Boxes(()))
+        yield replace(item, group=group, key=key, holder=empty, cast=cast)
         return
-    for part in offer.holder.parts:
+    for part in item.holder.parts:
         common = part.box.intersect(term.part)
         if common is None:
             continue
         dropped, moved, raised = target_view_steps(term.order, len(common.sizes))
-        view = part_view(offer.holder, part)[common.within(part.box)][dropped].permute(moved)[raised]
+        view = part_view(item.holder, part)[common.within(part.box)][dropped].permute(moved)[raised]
         box = term.target_box(common)
         parts = (ShardBox(box, Box.full(box.sizes)),)
-        holder = Holder(offer.holder.logical, recipe.shape, parts, view, Boxes((box,)))
-        yield replace(offer, group=group, key=key, holder=holder, cast=cast)
+        holder = Holder(item.holder.logical, recipe.shape, parts, view, Boxes((box,)))
+        yield replace(item, group=group, key=key, holder=holder, cast=cast)
 
 
-def _cast(offer: Offer, term: Term[Place], key: str) -> DType | None:
-    chain = [dtype for dtype in (offer.cast, *term.casts) if dtype is not None]
+def _cast(item: SaveItem, term: Term[Place], key: str) -> DType | None:
+    chain = [dtype for dtype in (item.cast, *term.casts) if dtype is not None]
     if len(chain) > 1:
         names = ", ".join(dtype.name for dtype in chain)
-        raise Unsupported(f"{key}: it would be cast to {names} in turn on its way into the file; cast it once")
+        raise Unsupported(f"{key} would be cast several times before it is written: to {names}; cast it once")
     return chain[0] if chain else None
 
 
-def work_out(ranks: Ranks, collected: Collected, given: Any, state: Mapping[str, Any]) -> StoredKeys:
-    """Work out what was given as mapping for what all ranks hold together. Collective."""
-    everyone = run_on_all_ranks(
+def resolve_mapping(ranks: Ranks, collected: Collected, mapping: Any, state: Mapping[str, Any]) -> StoredKeys:
+    """Resolve a mapping for the tensors of all ranks. Collective."""
+    answers = run_on_all_ranks(
         ranks, lambda: _describe(collected, {name: config_of(state.get(name)) for name in state})
     )
-    made: list[StoredKeys] = []
+    resolved: list[StoredKeys] = []
 
-    def work() -> None:
-        contents = _contents_of(everyone)
-        configs = {name: config for answer in everyone for name, config in answer["configs"].items() if config}
+    def resolve() -> None:
+        contents = _contents_of(answers)
+        configs = {name: config for answer in answers for name, config in answer["configs"].items() if config}
         named = {name: group for name, group in contents.groups.items() if "/" not in name}
         modules = [name for name, group in named.items() if group.kind in ("module", "tensors")]
         mapped = []
@@ -119,24 +120,24 @@ def work_out(ranks: Ranks, collected: Collected, given: Any, state: Mapping[str,
         def model_info(module: str) -> ModelInfo:
             return ModelInfo(configs.get(module), contents.groups[module].tensors)
 
-        for module, program in programs(given, modules, model_info).items():
+        for module, program in programs(mapping, modules, model_info).items():
             mapped.append((module, map_contents(contents, module, program)))
             contents = mapped[-1][1].contents
-        made.append(_stored_keys(contents, mapped))
+        resolved.append(_stored_keys(contents, mapped))
 
-    run_on_all_ranks(ranks, work)
-    return made[0]
+    run_on_all_ranks(ranks, resolve)
+    return resolved[0]
 
 
 def config_of(module: Any) -> dict[str, Any] | None:
-    """The config of a model that has one, as its config.json says it."""
+    """Return the config of a Hugging Face model, as in its config.json; None for other modules."""
     config = getattr(unwrap(module), "config", None) if isinstance(module, nn.Module) else None
     return dict(config.to_dict()) if config is not None and hasattr(config, "to_dict") else None
 
 
 def _describe(collected: Collected, configs: Mapping[str, Any]) -> dict[str, Any]:
-    tensors = [[o.group, o.key, o.stored.name, o.logical.name, list(o.holder.shape)] for o in collected.offers]
-    degrees = {tp_degree(offer.holder.how) for offer in collected.offers if offer.role in ("parameter", "value")}
+    tensors = [[o.group, o.key, o.stored.name, o.logical.name, list(o.holder.shape)] for o in collected.items]
+    degrees = {tp_degree(item.holder.how) for item in collected.items if item.role in ("parameter", "value")}
     return {
         "tensors": tensors,
         "kinds": collected.kinds,
@@ -147,19 +148,19 @@ def _describe(collected: Collected, configs: Mapping[str, Any]) -> dict[str, Any
 
 
 def tp_degree(how: RankLayout) -> int | None:
-    """The tensor-parallel degree of a live tensor; None where its mesh does not say what its axes are."""
+    """Return the tensor-parallel degree of a live tensor; None if its mesh has no meaningful axis names."""
     if not isinstance(how, OnMesh):
         return 1 if isinstance(how, Whole) else None
     return how.mesh.tp_degree
 
 
-def _contents_of(everyone: Sequence[Mapping[str, Any]]) -> Contents:
-    """The live state of all ranks as contents: each tensor a place of its own."""
+def _contents_of(answers: Sequence[Mapping[str, Any]]) -> Contents:
+    """Return the live state of all ranks as contents, with one place per tensor."""
     kinds: dict[str, str] = {}
     aliases: dict[str, dict[str, str]] = {}
     tensors: dict[str, dict[str, Recipe[Place]]] = {}
     logical: dict[str, dict[str, str]] = {}
-    for answer in everyone:
+    for answer in answers:
         kinds |= answer["kinds"]
         for group, ties in answer["aliases"].items():
             aliases.setdefault(group, {}).update(ties)
@@ -172,7 +173,7 @@ def _contents_of(everyone: Sequence[Mapping[str, Any]]) -> Contents:
         name: Group(kind, tensors.get(name, {}), aliases.get(name, {}), logical.get(name, {}))
         for name, kind in kinds.items()
     }
-    degrees = {degree for answer in everyone for degree in answer["tp_degrees"]}
+    degrees = {degree for answer in answers for degree in answer["tp_degrees"]}
     known = {degree for degree in degrees if degree is not None}
     return Contents(groups, (), tp_degree=None if None in degrees else max(known, default=1))
 
@@ -184,17 +185,17 @@ def _stored_keys(contents: Contents, mapped: Sequence[tuple[str, MappedContents]
             for place in recipe.sources():
                 uses.setdefault((place.file, place.spec.key), []).append((name, key, recipe))
     for same in (same for _, one in mapped for same in one.equal_scalars):
-        # Offered as replicas of one tensor, they are compared as replicas are.
+        # Saved as replicas of one tensor, so that the save checks them for equality.
         name, _, key = same.name.partition(": ")
         for recipe in same.recipes[1:]:
             for place in recipe.sources():
                 uses.setdefault((place.file, place.spec.key), []).append((name, key, recipe))
-    became = {module: one.params for module, one in mapped}
-    return StoredKeys(contents.groups, became, {name: tuple(found) for name, found in uses.items()})
+    targets = {module: one.params for module, one in mapped}
+    return StoredKeys(contents.groups, targets, {name: tuple(users) for name, users in uses.items()})
 
 
 def describe_targets(live: LiveState) -> dict[str, Any]:
-    """The tensors that a mapping may fill on this rank, by group: dtype, shape and TP degree by key; ties."""
+    """Return the tensors that a mapping may fill on this rank, by group: dtype, shape, TP degree and ties."""
     tensors = {name: dict(view.tensors) for name, view in live.modules.items()}
     tensors |= {name: flatten(name, value).tensors for name, value in live.trees.items()}
     out: dict[str, Any] = {}
@@ -210,20 +211,20 @@ def describe_targets(live: LiveState) -> dict[str, Any]:
 
 def map_stored(
     contents: Contents,
-    given: Any,
-    everyone: Sequence[Mapping[str, Any]],
+    mapping: Any,
+    answers: Sequence[Mapping[str, Any]],
     config: Callable[[str], Mapping[str, Any] | None],
     *,
     reverse: bool = False,
     lenient: Callable[[str, str], bool] = lambda module, key: False,
 ) -> MappedContents:
-    """What a checkpoint holds, under the keys of the live state of all ranks.
+    """Map the contents of a checkpoint to the keys of the live state of all ranks.
 
-    `lenient` says of which group and key a misfit is found later.
+    `lenient(group, key)` returns True if a mismatch of that tensor is reported later.
     """
     wanted: dict[str, dict[str, tuple[TensorSpec, int | None]]] = {}
     ties: dict[str, dict[str, str]] = {}
-    for answer in everyone:
+    for answer in answers:
         for group, members in answer.items():
             ties.setdefault(group, {}).update(members["ties"])
             for key, (dtype, shape, degree) in members["tensors"].items():
@@ -237,7 +238,7 @@ def map_stored(
         live = wanted[module]
         return ModelInfo(config(module), *((live, stored) if reverse else (stored, live)))
 
-    for module, program in programs(given, list(wanted), model_info, reverse=reverse).items():
+    for module, program in programs(mapping, list(wanted), model_info, reverse=reverse).items():
         targets = wanted[module]
         specs = {key: spec for key, (spec, _) in targets.items()}
         degrees = {key: degree for key, (_, degree) in targets.items()}

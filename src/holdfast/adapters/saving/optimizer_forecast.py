@@ -1,4 +1,4 @@
-"""Forecasts: how much state an optimizer will have once it has stepped."""
+"""Forecast of an optimizer's state: the tensors its first step will add."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch.distributed.tensor import DTensor
 
 from holdfast.adapters.optimizer import inner_optimizer
 
-# Tensors as large as the parameter that each kind of torch optimizer keeps.
+# Number of parameter-sized state tensors that each torch optimizer keeps.
 _TENSORS = {"SGD": 0, "Adagrad": 1, "Adadelta": 2, "RMSprop": 1, "Rprop": 2, "ASGD": 1, "Muon": 1, "Adafactor": 0}
 _UNKNOWN = 2
 
@@ -21,11 +21,11 @@ def params_of(optimizer: Any) -> Iterator[torch.Tensor]:
 
 
 def stepped_tensors(optimizer: Any) -> Iterator[torch.Tensor]:
-    """The local tensors that a step changes: parameters and their state."""
+    """Yield the local tensors that a step changes: parameters and their state."""
     inner = inner_optimizer(optimizer)
     for param in params_of(optimizer):
         if not param.requires_grad:
-            continue  # no step changes it, but something else may: a key encoder, a router's bias
+            continue  # a step leaves it unchanged; other code may update it, such as a key encoder or a router's bias
         yield local_tensor(param)
         for value in inner.state.get(param, {}).values():
             if isinstance(value, torch.Tensor):
@@ -36,8 +36,8 @@ def local_tensor(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
-def coming_tensors(optimizer: Any) -> int:
-    """How many tensors like each parameter will join the state with the first step; 0 if they are there."""
+def missing_state_tensors(optimizer: Any) -> int:
+    """Return how many parameter-sized tensors the first step will add per parameter; 0 if the state exists."""
     inner = inner_optimizer(optimizer)
     if not isinstance(inner, torch.optim.Optimizer) or len(inner.state):
         return 0

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from holdfast.adapters.saving.collect import decode_options
+from holdfast.adapters.optimizer_options import decode_options
 from holdfast.core.errors import Damaged
 from holdfast.format import statejson
 from holdfast.format.dtypes import DType, dtype_named

@@ -1,1 +1,1 @@
-"""From datasets to the micro batches of every rank."""
+"""Datasets, and the micro batches that every rank reads from them."""

@@ -1,6 +1,6 @@
-"""Nested batches from one rank to its group in one go: a size, then one buffer, whatever the batch holds.
+"""Broadcast of nested batches from one rank to its group, as a size and a single buffer.
 
-No pickle: the structure travels as JSON at the head of the buffer, tensors as their bytes behind it.
+No pickle: the buffer holds the structure as JSON, followed by the bytes of the tensors.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ import torch.distributed as dist
 
 from holdfast.core.errors import HoldfastError, Unsupported, error_from_record, error_record
 
-_ALIGN = 16  # so that a part of the buffer may be seen as any dtype
+_ALIGN = 16  # so that a slice of the buffer can be viewed as any dtype
 _PLAIN = (str, int, float, bool, type(None))
 
 
 def broadcast_batch(
     read: Callable[[], Any], group: dist.ProcessGroup | None, source: int, device: torch.device | str = "cpu"
 ) -> Any:
-    """What `read` returns on rank `source`, on every rank of the group; only that rank calls it.
+    """Call `read` on rank `source` and return its result on every rank of the group.
 
-    Batches are dicts, lists and tuples of tensors, texts, numbers and None. If reading fails,
-    every rank of the group raises it.
+    Batches are dicts, lists and tuples of tensors, strings, numbers and None. If `read` fails, every
+    rank of the group raises the error.
     """
     if group is None or dist.get_world_size(group) == 1:
-        return _moved(read(), device)
+        return _to_device(read(), device)
     if dist.get_rank() != source:
         return _receive(group, source, device)
     failure: Exception | None = None
@@ -36,7 +36,7 @@ def broadcast_batch(
     try:
         batch = read()
         buffer = encode(batch)
-    except Exception as error:  # noqa: BLE001  (the other ranks must hear of anything that stops this one)
+    except Exception as error:  # noqa: BLE001  (the other ranks must be notified of any failure)
         failure = error
         buffer = torch.frombuffer(bytearray(json.dumps(error_record(error)).encode()), dtype=torch.uint8)
     size = torch.tensor([-buffer.numel() if failure else buffer.numel()], device=device)
@@ -44,7 +44,7 @@ def broadcast_batch(
     dist.broadcast(buffer.to(device), source, group=group)
     if failure is not None:
         raise failure
-    return _moved(batch, device)
+    return _to_device(batch, device)
 
 
 def _receive(group: dist.ProcessGroup, source: int, device: torch.device | str) -> Any:
@@ -63,24 +63,24 @@ def _failure(record: bytes, source: int) -> HoldfastError:
 
 
 def encode(batch: Any) -> torch.Tensor:
-    """One buffer of bytes: the length of the structure, the structure, the tensors."""
+    """Encode a batch as one buffer: length of the structure, structure, tensors."""
     tensors: list[torch.Tensor] = []
     structure = json.dumps(_structure(batch, "batch", tensors)).encode()
     head = len(structure).to_bytes(8, "little") + structure
     parts = [np.frombuffer(head.ljust(_aligned(len(head)), b"\0"), np.uint8)]
     for tensor in tensors:
         whole = tensor.detach().cpu().resolve_conj().contiguous()
-        # One element counts as contiguous whatever its stride, and could not be viewed as bytes.
+        # A single element counts as contiguous whatever its stride, but cannot be viewed as bytes.
         flat = whole.as_strided((whole.numel(),), (1,)).view(torch.uint8).numpy()
         parts.append(np.pad(flat, (0, _aligned(len(flat)) - len(flat))))
     return torch.from_numpy(np.concatenate(parts))
 
 
 def decode(buffer: torch.Tensor) -> Any:
-    """The batch that `encode` made the buffer of; its tensors are parts of the buffer."""
+    """Decode a buffer of `encode`; the tensors are views of the buffer."""
     length = int.from_bytes(bytes(buffer[:8].cpu().numpy()), "little")
     structure = json.loads(bytes(buffer[8 : 8 + length].cpu().numpy()))
-    return _rebuilt(structure, buffer, [_aligned(8 + length)])
+    return _rebuild(structure, buffer, [_aligned(8 + length)])
 
 
 def _aligned(size: int) -> int:
@@ -88,7 +88,7 @@ def _aligned(size: int) -> int:
 
 
 def _structure(value: Any, where: str, tensors: list[torch.Tensor]) -> Any:
-    """A value as JSON; every container and tensor is an object with its kind, so that texts stay texts."""
+    """Return a value as JSON; containers and tensors become objects tagged with their kind."""
     if type(value) in _PLAIN:
         return value
     if isinstance(value, torch.Tensor) and value.layout == torch.strided and not value.is_quantized:
@@ -100,12 +100,12 @@ def _structure(value: Any, where: str, tensors: list[torch.Tensor]) -> Any:
     if type(value) is dict and all(type(key) in (str, int) for key in value):
         return {"dict": [[key, _structure(item, f"{where}[{key!r}]", tensors)] for key, item in value.items()]}
     raise Unsupported(
-        f"{where} is a {type(value).__name__}: a batch is made of dicts with names or numbers as keys, lists, "
-        "tuples, tensors, texts, numbers and None"
+        f"{where} is a {type(value).__name__}: a batch may contain dicts with strings or integers as keys, lists, "
+        "tuples, tensors, strings, numbers and None"
     )
 
 
-def _rebuilt(structure: Any, buffer: torch.Tensor, position: list[int]) -> Any:
+def _rebuild(structure: Any, buffer: torch.Tensor, position: list[int]) -> Any:
     if not isinstance(structure, dict):
         return structure
     kind, content = next(iter(structure.items()))
@@ -116,16 +116,16 @@ def _rebuilt(structure: Any, buffer: torch.Tensor, position: list[int]) -> Any:
         position[0] += _aligned(size)
         return buffer[begin : begin + size].view(dtype).reshape(shape)
     if kind == "dict":
-        return {key: _rebuilt(item, buffer, position) for key, item in content}
-    items = [_rebuilt(item, buffer, position) for item in content]
+        return {key: _rebuild(item, buffer, position) for key, item in content}
+    items = [_rebuild(item, buffer, position) for item in content]
     return tuple(items) if kind == "tuple" else items
 
 
-def _moved(batch: Any, device: torch.device | str) -> Any:
+def _to_device(batch: Any, device: torch.device | str) -> Any:
     if isinstance(batch, torch.Tensor):
         return batch.to(device)
     if isinstance(batch, dict):
-        return {key: _moved(item, device) for key, item in batch.items()}
+        return {key: _to_device(item, device) for key, item in batch.items()}
     if isinstance(batch, list | tuple):
-        return type(batch)([_moved(item, device) for item in batch])
+        return type(batch)([_to_device(item, device) for item in batch])
     return batch

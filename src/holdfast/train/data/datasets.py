@@ -1,4 +1,4 @@
-"""Datasets of token sequences: packed files, text as bytes, and a synthetic one; each is `len` and a read."""
+"""Datasets of token sequences: packed token files, text as bytes, and synthetic data."""
 
 from __future__ import annotations
 
@@ -17,24 +17,23 @@ _TOKEN_DTYPES = {"uint16": np.uint16, "uint32": np.uint32}
 
 
 class Dataset(Protocol):
-    """Samples of `sequence + 1` tokens each: inputs, and the same moved by one as labels."""
+    """Samples of `sequence + 1` tokens each: the inputs, and the labels shifted by one."""
 
     name: str
 
     def __len__(self) -> int: ...
 
     def read(self, indices: NDArray[np.int64]) -> Tokens:
-        """The samples as rows."""
+        """Return the samples as rows."""
 
 
 @dataclass(frozen=True, slots=True)
 class DataConfig:
-    """Where samples come from.
+    """The source of samples.
 
-    kind: "tokens" (a flat file of token ids, `dtype` uint16 or uint32, read as it is needed),
-    "text" (any file, each byte a token) or "synthetic" (`samples` sequences that are made up,
-    and that a model can learn). A part of the file is left out of training for evaluation:
-    `evaluation_samples` from its end.
+    kind: "tokens" (a flat file of token ids, `dtype` uint16 or uint32, memory-mapped), "text" (any file,
+    one token per byte) or "synthetic" (`samples` generated sequences that a model can learn). The last
+    `evaluation_samples` samples are reserved for evaluation.
     """
 
     kind: str = "synthetic"
@@ -56,20 +55,20 @@ class DataConfig:
         if self.sequence < 1 or self.samples < 1 or self.evaluation_samples < 0:
             raise InvalidArgument("data.sequence and data.samples must be 1 or more, data.evaluation_samples 0 or more")
         if self.seed < 0:
-            raise InvalidArgument(f"data.seed={self.seed}: give a whole number from 0 on")
+            raise InvalidArgument(f"data.seed={self.seed} must be at least 0")
 
 
 class PackedTokens:
-    """A flat file of token ids, cut into sequences; mapped, so that only what is read takes memory."""
+    """A flat file of token ids, split into sequences; memory-mapped."""
 
     def __init__(self, path: str | Path, sequence: int, dtype: Any) -> None:
         try:
             size = Path(path).stat().st_size
             self._tokens = np.memmap(path, dtype=dtype, mode="r") if size else np.empty(0, dtype)
         except (OSError, ValueError) as error:
-            raise NotFound(f"{path}: no file of {np.dtype(dtype).name} tokens can be read there: {error}") from None
+            raise NotFound(f"{path}: cannot read a file of {np.dtype(dtype).name} tokens: {error}") from None
         if len(self._tokens) <= sequence:
-            raise InvalidArgument(f"{path} has {len(self._tokens)} tokens: one sample needs {sequence + 1}")
+            raise InvalidArgument(f"{path} has {len(self._tokens)} tokens; one sample needs {sequence + 1}")
         self._sequence = sequence
         self.name = f"{Path(path).name}:{len(self._tokens)}x{np.dtype(dtype).name}/{sequence}"
 
@@ -82,7 +81,7 @@ class PackedTokens:
 
 
 class Synthetic:
-    """Sequences that count up by a stride of their own, with a few wrong tokens: learnable, and not at once."""
+    """Sequences that count up by a random stride, with a few wrong tokens, so that learning takes a while."""
 
     def __init__(self, samples: int, sequence: int, vocabulary: int, seed: int) -> None:
         self._samples, self._sequence, self._vocabulary, self._seed = samples, sequence, vocabulary, seed
@@ -106,7 +105,7 @@ class Synthetic:
         return np.asarray(tokens, dtype=np.int64)
 
 
-class Part:
+class DatasetSlice:
     """A range of another dataset's samples."""
 
     def __init__(self, whole: Dataset, begin: int, end: int) -> None:
@@ -121,26 +120,26 @@ class Part:
 
 
 def open_datasets(config: DataConfig, vocabulary: int) -> tuple[Dataset, Dataset | None]:
-    """The dataset to train on, and the one to evaluate with if the config sets one aside."""
+    """Return the training dataset, and the evaluation dataset if the config reserves samples for it."""
     whole = _open(config, vocabulary)
     left = len(whole) - config.evaluation_samples
     if left < 1:
         raise InvalidArgument(
             f"data.evaluation_samples={config.evaluation_samples} of {len(whole)} samples leaves none to train on: "
-            f"take {len(whole) - 1} at most"
+            f"use at most {len(whole) - 1}"
         )
     if not config.evaluation_samples:
         return whole, None
-    return Part(whole, 0, left), Part(whole, left, len(whole))
+    return DatasetSlice(whole, 0, left), DatasetSlice(whole, left, len(whole))
 
 
 def _open(config: DataConfig, vocabulary: int) -> Dataset:
     if config.kind == "synthetic":
         return Synthetic(config.samples, config.sequence, vocabulary, config.seed)
     if not config.path:
-        raise InvalidArgument(f"data.path is empty: data of kind {config.kind!r} needs the file")
+        raise InvalidArgument(f"data.path is empty: data of kind {config.kind!r} needs a file")
     if config.kind == "text" and vocabulary < 256:
-        raise InvalidArgument(f"the vocabulary has {vocabulary} tokens: text as bytes needs 256")
+        raise InvalidArgument(f"the vocabulary has {vocabulary} tokens; text as bytes needs 256")
     return PackedTokens(
         config.path, config.sequence, np.uint8 if config.kind == "text" else _TOKEN_DTYPES[config.dtype]
     )

@@ -1,4 +1,4 @@
-"""Micro batches for every rank: read where they are needed, once per tensor group, and sent to its other ranks."""
+"""Micro batches for every rank: read once per tensor-parallel group and broadcast within the group."""
 
 from __future__ import annotations
 
@@ -13,33 +13,33 @@ from holdfast.core.errors import InvalidArgument
 from holdfast.train.data.broadcast import broadcast_batch
 from holdfast.train.data.datasets import Dataset
 from holdfast.train.loss import IGNORED, MicroBatch
-from holdfast.train.model_replica import Trainee
+from holdfast.train.model_replica import ModelReplica
 
 Shares = Sequence[NDArray[np.int64]]
 
 
 class Feed:
-    """Reads a dataset for one trainee. `reads` tells whether this rank is one that opens the data at all."""
+    """Reads a dataset for one model replica. `reads` is True if this rank reads the data itself."""
 
-    def __init__(self, dataset: Dataset, trainee: Trainee, sequence: int) -> None:
+    def __init__(self, dataset: Dataset, replica: ModelReplica, sequence: int) -> None:
         self._dataset = dataset
-        self._trainee = trainee
+        self._replica = replica
         self._sequence = sequence
-        self._group = trainee.meshes.group("tp")
-        self._needs = trainee.needs_inputs or trainee.needs_labels
-        self.reads = self._needs and trainee.meshes.at("tp") == 0
+        self._group = replica.meshes.group("tp")
+        self._needs = replica.needs_inputs or replica.needs_labels
+        self.reads = self._needs and replica.meshes.at("tp") == 0
 
     def micro_batches(self, shares: Shares) -> list[MicroBatch]:
-        """This rank's micro batches: of real tokens where a stage needs them, of none between."""
+        """Return this rank's micro batches; tensors on the meta device for stages that need no tokens."""
         if not self._needs:
             empty = [torch.empty(len(share), self._sequence, dtype=torch.int64, device="meta") for share in shares]
             return [MicroBatch(tokens, tokens) for tokens in empty]
         source = 0 if self._group is None else dist.get_global_rank(self._group, 0)
-        batch = broadcast_batch(lambda: self._read(shares), self._group, source, self._trainee.device)
+        batch = broadcast_batch(lambda: self._read(shares), self._group, source, self._replica.device)
         return [MicroBatch(tokens[:, :-1], labels) for tokens, labels in zip(*batch, strict=True)]
 
     def _read(self, shares: Shares) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-        """Tokens and labels by micro batch; a sample numbered -1 fills up a batch and counts for nothing."""
+        """Return tokens and labels by micro batch; a sample of index -1 is padding and is ignored in the loss."""
         tokens = torch.from_numpy(self._dataset.read(np.maximum(np.concatenate(shares), 0)))
         self._check(tokens)
         labels = tokens[:, 1:].clone()
@@ -49,10 +49,10 @@ class Feed:
         return [tokens[these] for these in rows], [labels[these] for these in rows]
 
     def _check(self, tokens: torch.Tensor) -> None:
-        """A token that no word of the vocabulary has would be an error on one rank, and a silent zero on several."""
-        known, highest = self._trainee.config.vocab_size, int(tokens.max())
+        """Check token ids: out of range, they raise on one device but silently become zero when sharded."""
+        known, highest = self._replica.config.vocab_size, int(tokens.max())
         if highest >= known or int(tokens.min()) < 0:
             raise InvalidArgument(
-                f"{self._dataset.name} has the token {highest}, and model.vocab_size={known} goes up to {known - 1}: "
-                "give the model a larger vocabulary, or check data.path and data.dtype"
+                f"{self._dataset.name} has the token {highest}, but model.vocab_size={known} allows at most "
+                f"{known - 1}: increase model.vocab_size, or check data.path and data.dtype"
             )

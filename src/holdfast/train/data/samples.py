@@ -1,8 +1,8 @@
-"""Which samples come next: a pure function of the seed and of how many samples were consumed.
+"""The order of samples: a pure function of the seed and the number of consumed samples.
 
-`consumed_samples` counts over all ranks since the run began, and is the only position there is.
-A batch is a range of it; a rank's share is a part of that range. So the number of data-parallel
-ranks may change between any two steps, and no sample is repeated or skipped.
+`consumed_samples` counts over all ranks since the run began, and is the only position. A batch is a
+range of positions, and each rank reads part of that range. So the number of data-parallel ranks may
+change between any two steps without repeating or skipping a sample.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from holdfast.train.data.shuffle import shuffled
 
 
 def sample_indices(length: int, seed: int, first: int, count: int) -> NDArray[np.int64]:
-    """The samples at the positions [first, first + count) of a run over a dataset of `length` samples.
+    """Return the samples at positions [first, first + count) of a run over a dataset of `length` samples.
 
-    Epoch e is the positions [e x length, (e + 1) x length), shuffled by (seed, e). A batch that
-    reaches over the end of an epoch takes its remaining samples from the beginning of the next.
+    Epoch e covers the positions [e x length, (e + 1) x length), shuffled by (seed, e). A batch may span
+    the end of one epoch and the beginning of the next.
     """
     if length < 1:
-        raise InvalidArgument(f"a dataset of {length} samples: there must be one at least")
+        raise InvalidArgument(f"a dataset of {length} samples: at least one sample is needed")
     positions = np.arange(first, first + count, dtype=np.int64)
     epochs, within = np.divmod(positions, length)
     out = np.empty(count, np.int64)
@@ -36,10 +36,10 @@ def sample_indices(length: int, seed: int, first: int, count: int) -> NDArray[np
 
 
 class Position:
-    """How far a run has come in its data: saved with it, and checked when it resumes.
+    """The position of a run in its data: saved with the run, and checked when it resumes.
 
-    The same on every rank. Raises Mismatch when a checkpoint's position belongs to other data,
-    another seed, or other lengths: the order would be another, and samples would repeat.
+    The same on every rank. Raises Mismatch if a checkpoint's position belongs to a different dataset,
+    seed or length: samples would be repeated or skipped.
     """
 
     def __init__(self, length: int, seed: int, dataset: str) -> None:
@@ -49,21 +49,21 @@ class Position:
 
     @property
     def epoch(self) -> int:
-        """Whole passes over the dataset so far."""
+        """The number of complete passes over the dataset."""
         return self.consumed_samples // self._length
 
     def first(self, batches: Batches, data_rank: int) -> int:
-        """The number, among all samples of the run, of this rank's first sample of the next global batch."""
+        """Return the position of this rank's first sample in the next global batch."""
         return self.consumed_samples + data_rank * batches.rank_batch
 
     def shares(self, batches: Batches, data_rank: int) -> list[NDArray[np.int64]]:
-        """This data-parallel rank's samples of the next global batch, one array per micro batch."""
+        """Return this data-parallel rank's samples of the next global batch, one array per micro batch."""
         first = self.first(batches, data_rank)
         mine = sample_indices(self._length, self._seed, first, batches.rank_batch)
         return [mine[begin : begin + batches.micro_batch] for begin in range(0, len(mine), batches.micro_batch)]
 
     def advance(self, batches: Batches) -> None:
-        """Count the batch that was trained on."""
+        """Advance past the global batch just trained on."""
         self.consumed_samples += batches.global_batch
 
     def state_dict(self) -> dict[str, Any]:
@@ -73,10 +73,10 @@ class Position:
         for name, mine in self._order.items():
             if state.get(name) != mine:
                 raise Mismatch(
-                    f"the checkpoint's data has {name}={state.get(name)!r}, this run's has {mine!r}: its samples would "
-                    'repeat or be skipped; give the run the same data, or leave the position out with ignore=["data"]'
+                    f"the checkpoint's data has {name}={state.get(name)!r}, but this run's has {mine!r}: samples would "
+                    'be repeated or skipped; use the same data, or exclude the position with ignore=["data"]'
                 )
         consumed = state.get("consumed_samples")
         if isinstance(consumed, bool) or not isinstance(consumed, int) or consumed < 0:
-            raise Mismatch(f"the checkpoint's consumed_samples is {consumed!r}, not a whole number")
+            raise Mismatch(f"the checkpoint's consumed_samples is {consumed!r}, not an integer of at least 0")
         self.consumed_samples = consumed

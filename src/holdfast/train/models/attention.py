@@ -1,4 +1,4 @@
-"""Causal attention with grouped key-value heads and rotary positions (Hugging Face's half-turn convention)."""
+"""Causal attention with grouped key-value heads and rotary embeddings (Hugging Face's rotate_half convention)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Rotation = tuple[torch.Tensor, torch.Tensor]
 
 
 def rotation(config: ModelConfig, length: int, device: torch.device) -> Rotation:
-    """Cosines and sines of the angles by position, in fp32: [length, 1, head_dim]."""
+    """Return the cosines and sines of the rotary angles by position, in fp32: [length, 1, head_dim]."""
     exponents = torch.arange(0, config.head_dim, 2, dtype=torch.float32, device=device) / config.head_dim
     speeds = 1.0 / (config.rope_theta**exponents)
     angles = torch.arange(length, dtype=torch.float32, device=device)[:, None] * speeds
@@ -23,14 +23,14 @@ def rotation(config: ModelConfig, length: int, device: torch.device) -> Rotation
 
 
 def rotate(x: torch.Tensor, by: Rotation) -> torch.Tensor:
-    """Turn the pairs (i, i + head_dim / 2) of [batch, length, heads, head_dim]."""
+    """Rotate the pairs (i, i + head_dim / 2) of [batch, length, heads, head_dim]."""
     cos, sin = (part.to(x.dtype) for part in by)
     first, second = x.chunk(2, dim=-1)
     return x * cos + torch.cat((-second, first), dim=-1) * sin
 
 
 class Attention(nn.Module):
-    """Works on as many heads as its projections give: all, or those of one tensor-parallel rank."""
+    """Attention over the heads of its projections: all heads, or those of one tensor-parallel rank."""
 
     def __init__(self, config: ModelConfig, layer: int) -> None:
         super().__init__()
@@ -45,7 +45,7 @@ class Attention(nn.Module):
         self.k_norm = RMSNorm(size, config.rms_norm_eps) if config.traits.qk_norm else nn.Identity()
 
     def forward(self, x: torch.Tensor, by: Rotation, grid: Grid | None = None) -> torch.Tensor:
-        """`grid`: what dropout draws by; without one nothing is dropped."""
+        """Apply attention; `grid` determines dropout, and None disables it."""
         q, k, v = (self._heads(proj(x)) for proj in (self.q_proj, self.k_proj, self.v_proj))
         q, k = rotate(self.q_norm(q), by), rotate(self.k_norm(k), by)
         q, k, v = (heads.transpose(1, 2) for heads in (q, k, v))
@@ -58,7 +58,7 @@ class Attention(nn.Module):
         return projected
 
     def _attend_and_drop(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, grid: Grid) -> torch.Tensor:
-        """Attention step by step: the fused kernel would draw by a generator, and by the heads that a rank has."""
+        """Apply attention without the fused kernel, whose dropout depends on a generator and a rank's heads."""
         each = q.shape[1] // k.shape[1]
         k, v = (heads.repeat_interleave(each, dim=1) for heads in (k, v))
         scores = q @ k.transpose(2, 3) * self.head_dim**-0.5

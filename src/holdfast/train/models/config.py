@@ -1,4 +1,4 @@
-"""What a model is: sizes and habits, and the same as Hugging Face's config.json says it. Pure."""
+"""Model configs: sizes and traits of a decoder, and conversion to and from Hugging Face's config.json. No torch."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from holdfast.core.errors import InvalidArgument, Unsupported
 
 
 @dataclass(frozen=True, slots=True)
-class Family:
-    """What the models of one shape share."""
+class ModelFamily:
+    """The traits shared by models of one Hugging Face model type."""
 
     architecture: str
     qkv_bias: bool = False
@@ -21,16 +21,16 @@ class Family:
 
 
 FAMILIES = {
-    "llama": Family("LlamaForCausalLM"),
-    "qwen2": Family("Qwen2ForCausalLM", qkv_bias=True),
-    "qwen3": Family("Qwen3ForCausalLM", qk_norm=True),
-    "qwen2_moe": Family("Qwen2MoeForCausalLM", qkv_bias=True, experts=True, shared_expert=True),
-    "qwen3_moe": Family("Qwen3MoeForCausalLM", qk_norm=True, experts=True),
+    "llama": ModelFamily("LlamaForCausalLM"),
+    "qwen2": ModelFamily("Qwen2ForCausalLM", qkv_bias=True),
+    "qwen3": ModelFamily("Qwen3ForCausalLM", qk_norm=True),
+    "qwen2_moe": ModelFamily("Qwen2MoeForCausalLM", qkv_bias=True, experts=True, shared_expert=True),
+    "qwen3_moe": ModelFamily("Qwen3MoeForCausalLM", qk_norm=True, experts=True),
 }
 
 _RATES = ("attention_dropout", "residual_dropout", "embedding_dropout")
 
-# What config.json may say and this trainer does not do, with the only values that it takes.
+# Settings of config.json that this trainer does not implement, with the only supported values.
 _ONLY: dict[str, tuple[Any, ...]] = {
     "hidden_act": ("silu",),
     "attention_bias": (False, None),
@@ -45,7 +45,7 @@ _ONLY: dict[str, tuple[Any, ...]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
-    """A decoder's sizes. `family` says which of Hugging Face's model types it is."""
+    """A decoder's sizes. `family` is its Hugging Face model type."""
 
     family: str = "llama"
     vocab_size: int
@@ -80,25 +80,25 @@ class ModelConfig:
         if self.num_attention_heads % self.num_key_value_heads:
             raise InvalidArgument(
                 f"num_attention_heads={self.num_attention_heads} is not a multiple of "
-                f"num_key_value_heads={self.num_key_value_heads}: every key head serves as many query heads"
+                f"num_key_value_heads={self.num_key_value_heads}; every key head serves equally many query heads"
             )
         if self.traits.experts and not 0 < self.num_experts_per_tok <= self.num_experts:
             raise InvalidArgument(
-                f"num_experts_per_tok={self.num_experts_per_tok} of num_experts={self.num_experts}: "
-                "a token goes to at least one expert and at most to all"
+                f"num_experts_per_tok={self.num_experts_per_tok} must be at least 1 and at most "
+                f"num_experts={self.num_experts}"
             )
 
     @property
-    def traits(self) -> Family:
+    def traits(self) -> ModelFamily:
         return FAMILIES[self.family]
 
     @property
     def drops(self) -> bool:
-        """Whether there is any dropout in training."""
+        """True if training uses dropout."""
         return any(getattr(self, name) for name in _RATES)
 
     def to_hf(self) -> dict[str, Any]:
-        """The content of config.json, which transformers opens."""
+        """Return the content of a config.json that transformers can open."""
         out: dict[str, Any] = {
             "architectures": [self.traits.architecture],
             "model_type": self.family,
@@ -120,25 +120,25 @@ class ModelConfig:
 
     @classmethod
     def from_hf(cls, config: Mapping[str, Any], **changes: Any) -> ModelConfig:
-        """Read config.json's content; refuses what this trainer would compute otherwise than transformers."""
+        """Read the content of config.json; raises Unsupported for a setting that this trainer does not implement."""
         family = str(config.get("model_type"))
         if family not in FAMILIES:
-            raise Unsupported(f"config.json: model_type {family!r} is none of {', '.join(FAMILIES)}")
+            raise Unsupported(f"config.json: model_type {family!r} is not one of {', '.join(FAMILIES)}")
         for name, allowed in _ONLY.items():
             if config.get(name, allowed[0]) not in allowed:
-                raise Unsupported(f"config.json: {name}={config[name]!r} is not done here, only {allowed[0]!r}")
+                raise Unsupported(f"config.json: {name}={config[name]!r} is not supported, only {allowed[0]!r}")
         config = {"num_experts": config.get("num_local_experts"), **config}  # as transformers 5 calls it
         known = {name: config[name] for name in _shared_names(FAMILIES[family]) if config.get(name) is not None}
         rope = config.get("rope_parameters") or {}
         if rope.get("rope_type", "default") != "default":
-            raise Unsupported(f"config.json: rope_type {rope['rope_type']!r} is not done here, only 'default'")
+            raise Unsupported(f"config.json: rope_type {rope['rope_type']!r} is not supported, only 'default'")
         known["rope_theta"] = float(rope.get("rope_theta", config.get("rope_theta", 10000.0)))
         known.setdefault("num_key_value_heads", config.get("num_attention_heads"))
         return cls(**{"family": family, **known, **changes})
 
 
-def _shared_names(traits: Family) -> list[str]:
-    """The fields that config.json has under the same names."""
+def _shared_names(traits: ModelFamily) -> list[str]:
+    """Return the fields that have the same names in config.json."""
     ours = {"family", "rope_theta", "residual_dropout", "embedding_dropout"}
     if not traits.experts:
         ours |= {"num_experts", "num_experts_per_tok", "moe_intermediate_size", "norm_topk_prob"}
@@ -151,7 +151,7 @@ def _shared_names(traits: Family) -> list[str]:
 def _check_dropout(config: ModelConfig) -> None:
     for name in _RATES:
         if not 0 <= getattr(config, name) < 1:
-            raise InvalidArgument(f"model {name}={getattr(config, name)}: a share of 0 or more, and less than 1")
+            raise InvalidArgument(f"model {name}={getattr(config, name)} must be at least 0 and less than 1")
 
 
 def _check_sizes(config: ModelConfig) -> None:
@@ -171,10 +171,12 @@ def _check_sizes(config: ModelConfig) -> None:
         needed.append("shared_expert_intermediate_size")
     for name in needed:
         if getattr(config, name) < 1:
-            raise InvalidArgument(f"model {name}={getattr(config, name)}: a {config.family} needs at least 1")
+            raise InvalidArgument(
+                f"model {name}={getattr(config, name)} must be at least 1 for a {config.family} model"
+            )
     if config.rms_norm_eps < 0 or not config.rope_theta > 0:
         raise InvalidArgument(
-            f"model rms_norm_eps={config.rms_norm_eps}, rope_theta={config.rope_theta}: from 0 on, and above 0"
+            f"model rms_norm_eps={config.rms_norm_eps} must be at least 0, and rope_theta={config.rope_theta} positive"
         )
     if config.head_dim % 2:
-        raise InvalidArgument(f"model head_dim={config.head_dim}: rotary positions turn pairs, so it must be even")
+        raise InvalidArgument(f"model head_dim={config.head_dim} must be even: rotary embeddings rotate pairs")

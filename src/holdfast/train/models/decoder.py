@@ -1,4 +1,4 @@
-"""The decoder: whole, or one pipeline stage of it with the keys of the whole."""
+"""The decoder: whole, or a pipeline stage with the keys of the whole model."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 from holdfast.train.models.attention import Attention, Rotation, rotation
 from holdfast.train.models.config import ModelConfig
-from holdfast.train.models.dropout import NOTHING, Draws, Dropout, attention_grid, feature_grid
+from holdfast.train.models.dropout import NO_DROPOUT, Dropout, DropoutGrids, attention_grid, feature_grid
 from holdfast.train.models.layers import Linear, RMSNorm, SwiGLU
 from holdfast.train.models.moe import SparseMoe
 from holdfast.train.models.stored import StoredConfig
@@ -20,8 +20,8 @@ from holdfast.train.parallel.collectives import sum_shared
 TIES = {"lm_head.weight": "model.embed_tokens.weight"}
 
 
-class Block(nn.Module):
-    """One layer: attention and feed-forward, each on the normed input and added to it."""
+class DecoderBlock(nn.Module):
+    """One layer: attention and feed-forward, each with pre-norm and a residual connection."""
 
     def __init__(self, config: ModelConfig, layer: int, *, recompute: bool) -> None:
         super().__init__()
@@ -33,40 +33,42 @@ class Block(nn.Module):
         self.after_attention = Dropout(config.residual_dropout, f"layers/{layer}/after attention")
         self.after_mlp = Dropout(config.residual_dropout, f"layers/{layer}/after mlp")
 
-    def forward(self, x: torch.Tensor, by: Rotation, draws: Draws) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """The layer's output, and what its router chose if it has one."""
+    def forward(self, x: torch.Tensor, by: Rotation, grids: DropoutGrids) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Return the layer's output, and the sums of its router if it has one."""
         if self.recompute and torch.is_grad_enabled():
-            out: tuple[torch.Tensor, torch.Tensor | None] = checkpoint(self._forward, x, by, draws, use_reentrant=False)
+            out: tuple[torch.Tensor, torch.Tensor | None] = checkpoint(self._forward, x, by, grids, use_reentrant=False)
             return out
-        return self._forward(x, by, draws)
+        return self._forward(x, by, grids)
 
-    def _forward(self, x: torch.Tensor, by: Rotation, draws: Draws) -> tuple[torch.Tensor, torch.Tensor | None]:
-        attended = self.self_attn(self.input_layernorm(x), by, draws.attention)
-        x = x + self.after_attention(attended, draws.features)
+    def _forward(self, x: torch.Tensor, by: Rotation, grids: DropoutGrids) -> tuple[torch.Tensor, torch.Tensor | None]:
+        attended = self.self_attn(self.input_layernorm(x), by, grids.attention)
+        x = x + self.after_attention(attended, grids.features)
         normed = self.post_attention_layernorm(x)
         if isinstance(self.mlp, SparseMoe):
             out, sums = self.mlp(normed)
-            return x + self.after_mlp(out, draws.features), sums
-        return x + self.after_mlp(self.mlp(normed), draws.features), None
+            return x + self.after_mlp(out, grids.features), sums
+        return x + self.after_mlp(self.mlp(normed), grids.features), None
 
 
 class Body(nn.Module):
-    """What Hugging Face calls `model`: embedding, layers by number, last norm."""
+    """The `model` submodule of Hugging Face: embedding, layers by number, final norm."""
 
     def __init__(self, config: ModelConfig, layers: Iterable[int], *, first: bool, last: bool, recompute: bool) -> None:
         super().__init__()
         if first:
             self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
-        self.layers = nn.ModuleDict({str(number): Block(config, number, recompute=recompute) for number in layers})
+        self.layers = nn.ModuleDict(
+            {str(number): DecoderBlock(config, number, recompute=recompute) for number in layers}
+        )
         if last:
             self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
 
 
 class Decoder(nn.Module):
-    """Takes token ids on the first stage, hidden states on later ones; gives logits on the last.
+    """Maps token ids on the first stage, or hidden states on later stages, to hidden states or logits.
 
-    With experts, what the routers chose travels beside the hidden states, so that the
-    last stage knows the balance over all layers.
+    With experts, the sums of the routers are passed along with the hidden states, so that the last
+    stage has the balance over all layers.
     """
 
     _tied_weights_keys = TIES
@@ -101,25 +103,25 @@ class Decoder(nn.Module):
         return hasattr(self, "lm_head")
 
     def tie(self) -> None:
-        """One parameter for embedding and head, where both are here. Sharding makes two of it."""
+        """Tie embedding and head, if both are on this stage. Sharding separates them again."""
         if self.config.tie_word_embeddings and self.is_first and self.is_last:
             self.lm_head.weight = self.model.embed_tokens.weight
 
     def forward(
         self, x: torch.Tensor, chosen: torch.Tensor | None = None, *, keys: torch.Tensor | None = None
     ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-        """Logits or hidden states; with experts, also the sums of all routers up to here.
+        """Return logits or hidden states; with experts, also the sums of all routers so far.
 
-        `keys` is what dropout draws by, one for each sequence; without them nothing is dropped.
+        `keys`, one per sequence, determine dropout; None disables it.
         """
         length = x.shape[1] if self.is_first or self.tp_group is None else x.shape[1] * self.tp_group.size()
-        draws = NOTHING if keys is None else self._draws(keys, length)
+        grids = NO_DROPOUT if keys is None else self._dropout_grids(keys, length)
         if self.is_first:
-            x = self.after_embedding(self.model.embed_tokens(x).to(self.compute_dtype), draws.features)
+            x = self.after_embedding(self.model.embed_tokens(x).to(self.compute_dtype), grids.features)
         by = rotation(self.config.model, length, x.device)
         own: torch.Tensor | None = None
         for block in self.model.layers.values():
-            x, sums = block(x, by, draws)
+            x, sums = block(x, by, grids)
             if sums is not None:
                 own = sums if own is None else own + sums
         if self.is_last:
@@ -130,8 +132,8 @@ class Decoder(nn.Module):
             own = sum_shared(own, self.tp_group)
         return x, own if chosen is None else chosen + own
 
-    def _draws(self, keys: torch.Tensor, length: int) -> Draws:
-        """What this rank's part of the sequences and of the heads is dropped by."""
+    def _dropout_grids(self, keys: torch.Tensor, length: int) -> DropoutGrids:
+        """Return the dropout grids for this rank's part of the sequence and of the heads."""
         config, size, rank = self.config.model, 1, 0
         if self.tp_group is not None:
             size, rank = self.tp_group.size(), self.tp_group.rank()
@@ -141,4 +143,4 @@ class Decoder(nn.Module):
         if config.attention_dropout:
             heads = config.num_attention_heads // size
             attention = attention_grid(keys, rank * heads, heads, length)
-        return Draws(features, attention)
+        return DropoutGrids(features, attention)

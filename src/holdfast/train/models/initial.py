@@ -1,4 +1,4 @@
-"""Initial values by key and seed, the same on every layout: a rank fills its part of the whole tensor."""
+"""Initial values by key and seed, the same on every layout: each rank fills its shards of the full tensor."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from holdfast.train.models.config import ModelConfig
 
 
 def fill_initial(module: nn.Module, config: ModelConfig, seed: int, aliases: dict[str, str]) -> None:
-    """Fill every parameter that this rank has. Only one whole tensor exists at a time.
+    """Fill every parameter of this rank. Only one full tensor exists at a time.
 
-    `aliases` names the key whose values a tied parameter has.
+    `aliases` maps a tied parameter to the key whose values it takes.
     """
     with torch.no_grad():
         for key, parameter in module.named_parameters():

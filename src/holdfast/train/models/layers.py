@@ -1,4 +1,4 @@
-"""Small layers that compute in the dtype of their input, so that fp32 parameters serve bf16 work."""
+"""Small layers that compute in the dtype of their input, so that fp32 parameters work with bf16 activations."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch.nn import functional
 
 
 class Linear(nn.Linear):
-    """A linear layer whose weight is cast to the input's dtype; gradients come back in fp32."""
+    """A linear layer whose weight is cast to the input's dtype; gradients are in fp32."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         bias = None if self.bias is None else self.bias.to(x.dtype)
@@ -28,7 +28,7 @@ class RMSNorm(nn.Module):
 
 
 class SwiGLU(nn.Module):
-    """The gated feed-forward: silu(gate) * up, and down again."""
+    """The gated feed-forward: down(silu(gate) * up)."""
 
     def __init__(self, hidden: int, inner: int) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The config that a module carries so that a checkpoint gets its config.json, without transformers."""
+"""The config attribute of a module, from which a checkpoint gets its config.json without transformers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from holdfast.train.models.config import ModelConfig
 
 
 class StoredConfig:
-    """Looks to Holdfast as a Hugging Face config does: a dict, a file, and whether weights are tied."""
+    """Implements the parts of a Hugging Face config that Holdfast uses: a dict, a file, tied weights."""
 
     def __init__(self, model: ModelConfig) -> None:
         self.model = model
@@ -23,9 +23,9 @@ class StoredConfig:
         return self.model.tie_word_embeddings
 
     def to_dict(self) -> dict[str, Any]:
-        """What config.json says. The architecture is transformers' class, not the one that trains here."""
-        said = self.model.to_hf()
-        return said if self.dtype is None else {**said, "dtype": self.dtype}
+        """Return the content of config.json. The architecture is the class in transformers, not this trainer's."""
+        content = self.model.to_hf()
+        return content if self.dtype is None else {**content, "dtype": self.dtype}
 
     def save_pretrained(self, folder: str | os.PathLike[str]) -> None:
         text = json.dumps(self.to_dict(), indent=2, sort_keys=True)

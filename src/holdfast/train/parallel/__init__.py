@@ -1,1 +1,1 @@
-"""A model on a layout: meshes, sharding, pipelines, experts, gradients."""
+"""Parallelism of a model: meshes, sharding, pipelines, experts, gradients."""

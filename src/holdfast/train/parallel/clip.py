@@ -1,4 +1,4 @@
-"""The norm of a gradient that is spread over ranks in many ways: every element counts once."""
+"""Norm and clipping of sharded and replicated gradients: every element counts once."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from holdfast.train.parallel.gradients import local_gradient
 
 
 def gradient_norm(parameters: Mapping[str, nn.Parameter], stage_ranks: int, copies: Collection[str] = ()) -> float:
-    """The L2 norm over the whole model. Collective when there are ranks.
+    """Return the L2 norm over the whole model. Collective if there are several ranks.
 
-    An element that r of a stage's ranks hold counts 1/r on each. `copies` are keys that
-    another stage counts: a tied weight is one parameter, though it lives on two stages.
+    An element held by r ranks of a stage counts 1/r on each. `copies` are keys counted by another stage:
+    a tied weight is one parameter on two stages.
     """
     counted = {key: parameter for key, parameter in parameters.items() if key not in copies}
     norms = torch.stack(torch._foreach_norm([local_gradient(p).float() for p in counted.values()])).double()
@@ -29,16 +29,16 @@ def gradient_norm(parameters: Mapping[str, nn.Parameter], stage_ranks: int, copi
 
 
 def shards_of(parameter: torch.Tensor) -> int:
-    """Into how many pieces ranks cut a parameter; the rest of them hold replicas of those."""
+    """Return the number of distinct shards of a parameter."""
     if not isinstance(parameter, DTensor):
         return 1
     sizes = parameter.device_mesh.shape
-    cuts = (size for size, placement in zip(sizes, parameter.placements, strict=True) if not placement.is_replicate())
-    return math.prod(cuts)
+    sharded = (size for size, place in zip(sizes, parameter.placements, strict=True) if not place.is_replicate())
+    return math.prod(sharded)
 
 
 def clip_gradients(parameters: Mapping[str, nn.Parameter], norm: float, max_norm: float) -> None:
-    """Shrink all gradients alike so that their norm is at most `max_norm`."""
+    """Scale all gradients so that their norm is at most `max_norm`."""
     if norm <= max_norm:
         return
     torch._foreach_mul_([local_gradient(p) for p in parameters.values()], max_norm / (norm + 1e-6))

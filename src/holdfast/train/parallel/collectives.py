@@ -1,4 +1,4 @@
-"""Collectives that gradients can go through, where torch has none or one with another meaning."""
+"""Differentiable collectives that torch lacks or defines with different gradients."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class _SumShared(torch.autograd.Function):
 
 
 def sum_shared(x: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
-    """The sum over a group whose ranks all go on to compute one and the same loss from it.
+    """Sum over a group whose ranks all compute the same loss from the result.
 
-    That loss counts once, so each rank's own part gets the gradient of the sum as it is.
+    That loss counts once, so the gradient of the sum is passed unchanged to each rank's input.
     """
     out: torch.Tensor = _SumShared.apply(x, group)  # type: ignore[no-untyped-call]
     return out
@@ -42,7 +42,7 @@ class _Exchange(torch.autograd.Function):
 
 
 def exchange(x: torch.Tensor, sends: list[int], receives: list[int], group: dist.ProcessGroup) -> torch.Tensor:
-    """All to all: `sends[r]` rows go to rank r of the group, `receives[r]` rows come from it, in order."""
+    """Run an all-to-all: send `sends[r]` rows to rank r of the group, and receive `receives[r]` rows from it."""
     out: torch.Tensor = _Exchange.apply(x, sends, receives, group)  # type: ignore[no-untyped-call]
     return out
 

@@ -1,7 +1,7 @@
-"""Experts, stacked: all on one rank, or spread over the ranks of a group with tokens sent to them.
+"""Stacked experts: all on one rank, or sharded over the ranks of a group with tokens sent to them.
 
-In memory a layer's experts are two tensors; on disk every expert has keys of its own, with
-its number among all experts (see `stored.py`).
+In memory a layer's experts are two tensors. On disk every expert has its own keys, with its global
+number (see `checkpoint_mapping.py`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Weights = tuple[torch.Tensor, torch.Tensor]
 
 
 class Experts(nn.Module):
-    """Gated feed-forwards by number. `group` is set when they are spread over ranks, in rank order."""
+    """Gated feed-forwards by number. `group` is set if the experts are sharded over ranks, in rank order."""
 
     def __init__(self, count: int, hidden: int, inner: int) -> None:
         super().__init__()
@@ -31,16 +31,16 @@ class Experts(nn.Module):
         self.group: dist.ProcessGroup | None = None
 
     def forward(self, x: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-        """Every token through its chosen experts, weighted and summed: as `x`, whose last dim is the hidden one."""
+        """Return the weighted sum of each token's chosen experts, in the shape of `x`; its last dim is hidden."""
         if isinstance(x, DTensor):
-            return self._placed(x, chosen, weights)
-        return self._routed(x, chosen, weights, self._own(), self.group)
+            return self._forward_dtensor(x, chosen, weights)
+        return self._route(x, chosen, weights, self._own(), self.group)
 
     def _own(self) -> Weights:
         return _local_part(self.gate_up_proj), _local_part(self.down_proj)
 
-    def _placed(self, x: DTensor, chosen: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-        """On DTensors: tokens go to the ranks that have the experts, or every rank serves all tokens with its own."""
+    def _forward_dtensor(self, x: DTensor, chosen: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        """Forward for DTensors: send tokens to the experts' ranks, or apply each rank's experts to all tokens."""
         mesh, stacked = x.device_mesh, self.gate_up_proj
         assert isinstance(stacked, DTensor)
         axes = list(zip(x.placements, stacked.placements, strict=True))
@@ -59,10 +59,10 @@ class Experts(nn.Module):
             group = mesh.get_group(spread[0])
         elif spread:
             first = mesh.get_local_rank(spread[0]) * own[0].shape[0]
-        out = self._routed(local[0], local[1], local[2], (own[0], own[1]), group, first)
+        out = self._route(local[0], local[1], local[2], (own[0], own[1]), group, first)
         return DTensor.from_local(out, mesh, partial, run_check=False, shape=x.shape, stride=x.stride())
 
-    def _routed(
+    def _route(
         self,
         x: torch.Tensor,
         chosen: torch.Tensor,
@@ -71,7 +71,7 @@ class Experts(nn.Module):
         group: dist.ProcessGroup | None,
         first: int | None = None,
     ) -> torch.Tensor:
-        """`first` is set where only the experts from that number on are here and others serve the rest."""
+        """Apply the experts to local tokens; `first` is the number of the first local expert if all ranks see them."""
         tokens = x.flatten(0, -2)
         order = chosen.flatten().argsort(stable=True)
         counts = torch.bincount(chosen.flatten(), minlength=self.count)
@@ -80,12 +80,14 @@ class Experts(nn.Module):
             order = order[before : before + counts.sum()]
         sources = order // chosen.shape[-1]
         rows = tokens[sources]
-        done = _through(rows, counts, own) if group is None else self._spread(rows, counts, own, group)
+        done = _apply_experts(rows, counts, own) if group is None else self._dispatch(rows, counts, own, group)
         done = done * weights.flatten()[order, None]
         return torch.zeros_like(tokens).index_add(0, sources, done).view_as(x)
 
-    def _spread(self, rows: torch.Tensor, counts: torch.Tensor, own: Weights, group: dist.ProcessGroup) -> torch.Tensor:
-        """Send rows, sorted by expert, to the ranks that have the experts, and get them back."""
+    def _dispatch(
+        self, rows: torch.Tensor, counts: torch.Tensor, own: Weights, group: dist.ProcessGroup
+    ) -> torch.Tensor:
+        """Send rows, sorted by expert, to the ranks of the experts, and return the results."""
         ranks = group.size()
         arriving = torch.empty_like(counts)  # [sender, local expert]
         dist.all_to_all_single(arriving, counts, group=group)
@@ -95,13 +97,13 @@ class Experts(nn.Module):
         rows = exchange(rows, sends, receives, group)
         local = torch.arange(received.shape[1], device=rows.device).repeat(ranks)
         order = local.repeat_interleave(received.flatten()).argsort(stable=True)
-        done = _through(rows[order], received.sum(0), own)
+        done = _apply_experts(rows[order], received.sum(0), own)
         back = torch.empty_like(order)
         back[order] = torch.arange(len(order), device=order.device)
         return exchange(done[back], receives, sends, group)
 
     def placement_ways(self, x: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor) -> list[UnitWay]:
-        """How a plan may place them along one axis: for `holdfast.spmd.plan`, which does not look inside."""
+        """Return the placements a plan may use along one axis, for `holdfast.spmd.plan`, which does not trace this."""
         whole, spread = ({"gate_up_proj": place, "down_proj": place} for place in (WHOLE, 0))
         ways = [UnitWay(whole, (WHOLE,) * 3, WHOLE), UnitWay(spread, (WHOLE,) * 3, PARTIAL)]
         for dim in range(x.ndim - 1):
@@ -109,19 +111,19 @@ class Experts(nn.Module):
         return ways
 
     def rehearse(self, x: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-        """The result without its values."""
+        """Return an uninitialized result."""
         return torch.empty_like(x)
 
     def flops(self, x: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor) -> int:
-        """Of forward and backward."""
+        """Return the floating-point operations of forward and backward."""
         return 6 * chosen.numel() * (self.gate_up_proj[0].numel() + self.down_proj[0].numel())
 
 
-def _through(rows: torch.Tensor, counts: torch.Tensor, own: Weights) -> torch.Tensor:
-    """Rows sorted by local expert, each through its own; an expert without rows has a gradient of zeros."""
+def _apply_experts(rows: torch.Tensor, counts: torch.Tensor, own: Weights) -> torch.Tensor:
+    """Apply local experts to rows sorted by expert; an expert without rows gets a zero gradient."""
     gate_up, down = (weight.to(rows.dtype) for weight in own)
     if rows.is_cuda and rows.dtype == torch.bfloat16:
-        ends = counts.cumsum(0, dtype=torch.int32)  # stays on the device: nothing waits
+        ends = counts.cumsum(0, dtype=torch.int32)  # stays on the device, without a sync
         gate, up = torch._grouped_mm(rows, gate_up.transpose(1, 2), offs=ends).chunk(2, dim=-1)
         return torch._grouped_mm(functional.silu(gate) * up, down.transpose(1, 2), offs=ends)
     done = []

@@ -1,4 +1,4 @@
-"""Gradients after backward: what FSDP did not already sum is summed here, once per step."""
+"""Gradient reduction after backward, once per step, for gradients that FSDP does not reduce."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ BUCKET_ELEMENTS = 1 << 24
 
 
 @dataclass(frozen=True, slots=True)
-class Summing:
-    """By group: the keys whose gradients are each rank's own share of a sum over the group.
+class GradientSums:
+    """The keys whose gradients are partial sums over a process group, by group.
 
-    The groups come in an order that all ranks share. `ties` comes last: copies of a tied
-    weight on two pipeline stages, each with the gradient of its own use.
+    All ranks use the same order of groups. `ties` is reduced last: the copies of a tied weight on two
+    pipeline stages, each with the gradient of its own use.
     """
 
     over: tuple[tuple[dist.ProcessGroup, frozenset[str]], ...] = ()
@@ -26,24 +26,24 @@ class Summing:
     copies: frozenset[str] = field(default_factory=frozenset)  # keys that another rank counts
 
 
-def finish_gradients(parameters: Mapping[str, nn.Parameter], summing: Summing) -> None:
-    """Make every gradient the whole one of the global batch, laid out as its parameter is. Collective."""
+def finish_gradients(parameters: Mapping[str, nn.Parameter], gradient_sums: GradientSums) -> None:
+    """Reduce every gradient to that of the global batch, in the layout of its parameter. Collective."""
     for parameter in parameters.values():
         gradient = parameter.grad
         if gradient is None:
             parameter.grad = torch.zeros_like(parameter)
         elif isinstance(parameter, DTensor) and isinstance(gradient, DTensor):
-            # Of a norm or a router, which see slices of the sequence, each rank has a share of the sum.
+            # Norms and routers see a slice of the sequence, so their gradients are partial sums.
             parameter.grad = gradient.redistribute(placements=parameter.placements)
-    for group, keys in summing.over:
+    for group, keys in gradient_sums.over:
         _sum_over(group, [local_gradient(parameters[key]) for key in sorted(keys)])
-    if summing.ties is not None:
-        group, key = summing.ties
+    if gradient_sums.ties is not None:
+        group, key = gradient_sums.ties
         _sum_over(group, [local_gradient(parameters[key])])
 
 
 def local_gradient(parameter: nn.Parameter) -> torch.Tensor:
-    """This rank's own part of a gradient."""
+    """Return this rank's local gradient."""
     gradient = parameter.grad
     assert gradient is not None
     return gradient.to_local() if isinstance(gradient, DTensor) else gradient

@@ -1,4 +1,4 @@
-"""The meshes of a layout: one for dense parameters, one in which experts take ranks from data parallelism."""
+"""The meshes of a layout: one for dense parameters, and one in which experts use data-parallel ranks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ EXPERT_AXES = ("pp", "expert_replicate", "expert_shard", "expert")
 
 @dataclass(frozen=True, slots=True)
 class Meshes:
-    """Both meshes number the ranks alike; there are none for a single rank.
+    """The dense and the expert mesh, with the same rank order; both None for a single rank.
 
     The axis `expert` spans `ep` data-parallel ranks and their tensor groups.
     """
@@ -26,14 +26,14 @@ class Meshes:
     experts: DeviceMesh | None
 
     def group(self, axis: str) -> dist.ProcessGroup | None:
-        """The ranks along one axis, or None where there is only this one."""
+        """Return the process group along an axis; None if the axis has a single rank."""
         mesh = self.dense if axis in AXES else self.experts
         if mesh is None or mesh[axis].size() == 1:
             return None
         return mesh.get_group(axis)
 
     def at(self, axis: str) -> int:
-        """This rank's place along an axis."""
+        """Return this rank's coordinate along an axis."""
         mesh = self.dense if axis in AXES else self.experts
         return 0 if mesh is None else mesh.get_local_rank(axis)
 
@@ -43,7 +43,7 @@ class Meshes:
 
 
 def make_meshes(layout: Layout, device: torch.device, *, with_experts: bool) -> Meshes:
-    """Collective. Ranks that run alone need no process group."""
+    """Create the meshes of a layout. Collective; a single process needs no process group."""
     if layout.world == 1:
         return Meshes(layout, None, None)
     sizes = (layout.pp, layout.dp_replicate, layout.dp_shard, layout.tp)

@@ -1,4 +1,4 @@
-"""A model on a layout: built, trained and evaluated the same way whatever the layout is."""
+"""Build a model for a layout."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from torch import nn
 
 from holdfast.train.layout import Layout
 from holdfast.train.loss import LossSums, MicroBatch, Objective
-from holdfast.train.model_replica import Trainee
+from holdfast.train.model_replica import ModelReplica
 from holdfast.train.models.config import ModelConfig
 from holdfast.train.models.decoder import TIES, Decoder
 from holdfast.train.models.initial import fill_initial
-from holdfast.train.parallel.gradients import Summing
+from holdfast.train.parallel.gradients import GradientSums
 from holdfast.train.parallel.meshes import Meshes, make_meshes
 from holdfast.train.parallel.pipeline import Pipeline
-from holdfast.train.parallel.sharding import shard_stage, spread_experts
-from holdfast.train.parallel.tensor_parallel import cut_by_tensor
+from holdfast.train.parallel.sharding import shard_experts, shard_stage
+from holdfast.train.parallel.tensor_parallel import apply_tensor_parallel
 
-__all__ = ["Layout", "LossSums", "MicroBatch", "Trainee", "build"]
+__all__ = ["Layout", "LossSums", "MicroBatch", "ModelReplica", "build"]
 
 
 def build(
@@ -32,12 +32,11 @@ def build(
     seed: int = 0,
     *,
     recompute: bool = False,
-) -> Trainee:
-    """This rank's part of a model, with initial values that do not depend on the layout. Collective.
+) -> ModelReplica:
+    """Build this rank's part of a model, with initial values independent of the layout. Collective.
 
-    Parameters are fp32; `dtype` is what the layers compute in. `recompute` keeps only the
-    inputs of blocks for backward and computes the rest again. Raises InvalidArgument, before
-    anything is made, for a layout that cannot be.
+    Parameters are fp32; `dtype` is the compute dtype. `recompute` enables activation checkpointing of
+    blocks. Raises InvalidArgument for an invalid layout.
     """
     world = dist.get_world_size() if dist.is_initialized() else 1
     layout.check(world, config)
@@ -46,19 +45,19 @@ def build(
     stages = {number: _stage(number, config, layout, dtype, recompute) for number in layout.stages_of(meshes.at("pp"))}
     for stage in stages.values():
         if meshes.group("tp") is not None and meshes.dense is not None:
-            cut_by_tensor(stage, meshes.dense["tp"])
+            apply_tensor_parallel(stage, meshes.dense["tp"])
         if meshes.experts is not None:
-            spread_experts(stage, meshes.experts["expert"])
+            shard_experts(stage, meshes.experts["expert"])
         shard_stage(stage, meshes, dtype)
         stage.to_empty(device=device)
         stage.tie()
         fill_initial(stage, config, seed, TIES if config.tie_word_embeddings else {})
-    module = joined(list(stages.values()))
+    module = join_stages(list(stages.values()))
     objective = Objective(config, meshes.group("tp"))
     pipeline = None
     if (group := meshes.group("pp")) is not None:
         pipeline = Pipeline(layout, config, list(stages.items()), group, device, objective)
-    return Trainee(config, meshes, module, objective, pipeline, _summing(config, meshes, module), device)
+    return ModelReplica(config, meshes, module, objective, pipeline, _gradient_sums(config, meshes, module), device)
 
 
 def _stage(number: int, config: ModelConfig, layout: Layout, dtype: torch.dtype, recompute: bool) -> Decoder:
@@ -73,8 +72,8 @@ def _stage(number: int, config: ModelConfig, layout: Layout, dtype: torch.dtype,
         )
 
 
-def joined(stages: Sequence[Decoder]) -> Decoder:
-    """The stages of one rank as one module with the keys of the whole model. It is never called."""
+def join_stages(stages: Sequence[Decoder]) -> Decoder:
+    """Join the stages of one rank into one module with the keys of the whole model; it is never called."""
     if len(stages) == 1:
         return stages[0]
     with torch.device("meta"):
@@ -89,8 +88,8 @@ def joined(stages: Sequence[Decoder]) -> Decoder:
     return whole
 
 
-def _summing(config: ModelConfig, meshes: Meshes, module: nn.Module) -> Summing:
-    """Which gradients FSDP does not sum, and over which ranks they are to be summed. Collective."""
+def _gradient_sums(config: ModelConfig, meshes: Meshes, module: nn.Module) -> GradientSums:
+    """Return the gradients that FSDP does not reduce, with the groups to reduce them over. Collective."""
     keys = {key for key, _ in module.named_parameters()}
     apart = {key for key in keys if ".mlp.experts." in key} if meshes.experts is not None else set()
     over: list[tuple[Any, frozenset[str]]] = []
@@ -99,16 +98,16 @@ def _summing(config: ModelConfig, meshes: Meshes, module: nn.Module) -> Summing:
     if meshes.layout.expert_shard == 1 and (group := meshes.group("expert_replicate")) is not None:
         over.append((group, frozenset(apart)))
     if not config.tie_word_embeddings or meshes.layout.pp == 1:
-        return Summing(tuple(over))
+        return GradientSums(tuple(over))
     alias, key = next(iter(TIES.items()))
     group = _ends_group(meshes)
     here = key if key in keys else alias if alias in keys else None
     ties = (group, here) if group is not None and here is not None else None
-    return Summing(tuple(over), ties, frozenset({alias} & keys))
+    return GradientSums(tuple(over), ties, frozenset({alias} & keys))
 
 
 def _ends_group(meshes: Meshes) -> dist.ProcessGroup | None:
-    """First and last pipeline rank at this rank's other coordinates; None on ranks between. Collective."""
+    """Return the group of this rank's first and last pipeline rank; None on ranks in between. Collective."""
     assert meshes.dense is not None
     own = None
     for line in meshes.dense.mesh.flatten(1).t().tolist():

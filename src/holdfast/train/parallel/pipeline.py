@@ -1,4 +1,4 @@
-"""Pipeline stages under torch's schedules: micro batches go through, gradients add up."""
+"""Pipeline parallelism with torch's schedules."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from holdfast.train.models.decoder import Decoder
 
 @dataclass(frozen=True, slots=True)
 class _Shape:
-    """What a schedule is made for; torch's stages are for one shape each."""
+    """The shape a schedule is built for; torch's stages support one shape each."""
 
     micro_batches: int
     batch: int
@@ -28,7 +28,7 @@ class _Shape:
 
 
 class Pipeline:
-    """This rank's stages. Schedules are made at first use of a shape and kept."""
+    """This rank's stages. Schedules are created at the first use of a shape and cached."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class Pipeline:
         self._schedules: dict[_Shape, Any] = {}
 
     def run(self, micro_batches: Sequence[MicroBatch], *, training: bool) -> None:
-        """All micro batches forward, and backward when training; the objective notes the losses."""
+        """Run all micro batches forward, and backward when training; the objective records the losses."""
         shapes = {tuple(batch.input_ids.shape) for batch in micro_batches}
         if len(shapes) > 1:
             raise InvalidArgument(f"micro batches of a pipeline must have one shape, not {sorted(shapes)}")
@@ -82,7 +82,7 @@ class Pipeline:
         return self._schedules[shape]
 
     def _stage(self, number: int, module: Decoder, shape: _Shape) -> PipelineStage:
-        """A stage whose tensors are known beforehand: finding out by a trial run would cost random numbers."""
+        """Create a stage with known tensor shapes: shape inference by a trial run would consume random numbers."""
         last = self._layout.stages - 1
         return PipelineStage(
             module,
@@ -95,7 +95,7 @@ class Pipeline:
         )
 
     def _flow(self, shape: _Shape, what: str) -> tuple[torch.Tensor, ...]:
-        """What goes into or comes out of a stage, as tensors without values."""
+        """Return the inputs or outputs of a stage as meta tensors."""
         config, tp = self._config, self._layout.tp
         if what == "ids":
             return (torch.empty(shape.batch, shape.length, dtype=torch.int64, device="meta"),)

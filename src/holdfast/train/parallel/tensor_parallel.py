@@ -1,7 +1,7 @@
-"""Tensor parallelism by DTensor: projections cut by heads and hidden units, everything else by sequence.
+"""Tensor parallelism with DTensor: projections sharded by heads and hidden units, the rest by sequence.
 
-Between modules every rank has a plain tensor: its slice of the sequence. Norms and routers work
-on that slice; attention and feed-forward gather the sequence and give a slice back.
+Between modules every rank has a plain tensor: its slice of the sequence. Norms and routers work on
+that slice; attention and feed-forward gather the sequence and return a slice.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from torch.distributed.tensor.parallel import (
 from holdfast.train.models.decoder import Decoder
 from holdfast.train.models.moe import SparseMoe
 
-SEQUENCE = 1  # the dim of activations that is cut
+SEQUENCE = 1  # the sharded dim of activations
 
 
-def cut_by_tensor(stage: Decoder, mesh: DeviceMesh) -> None:
-    """Cut all of a stage but its experts, which `spread_experts` spreads."""
+def apply_tensor_parallel(stage: Decoder, mesh: DeviceMesh) -> None:
+    """Shard a stage except its experts; `shard_experts` shards those."""
     plan: dict[str, Any] = {}
     if stage.is_first:
         plan["model.embed_tokens"] = RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(SEQUENCE))
@@ -73,5 +73,5 @@ def _feed_forward_plan(name: str) -> dict[str, Any]:
 
 
 def _on_slices(dim: int) -> SequenceParallel:
-    """A module with whole parameters that sees a slice of its input along `dim`."""
+    """Return the style of a module with replicated parameters and an input sharded along `dim`."""
     return SequenceParallel(sequence_dim=dim, use_local_output=True)

@@ -1,0 +1,148 @@
+"""Load into everything that is neither a module nor an optimizer: averages, trees, stateful objects, values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, MutableMapping
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor
+
+from holdfast.adapters.live_state import LiveState, Reshards
+from holdfast.adapters.loading.optimizer_targets import Action
+from holdfast.adapters.loading.schedulers import regroup
+from holdfast.adapters.loading.state_entries import StateEntries
+from holdfast.adapters.loading.tree_targets import (
+    LiveLeaf,
+    TreeAssembly,
+    decode_references,
+    has_plain_values,
+    live_leaves,
+    replaced_tensors,
+)
+from holdfast.adapters.loading.wants import LoadRequests
+from holdfast.adapters.tree import flatten, unflatten
+from holdfast.core.errors import HoldfastError, LayoutError
+from holdfast.plan.state_references import references
+
+
+class ValueTargets:
+    """Destinations of tensors inside values, and the actions that assign the loaded values.
+
+    `loaded` names the entries whose values this rank loads; `trees_with_values` those trees that have
+    values other than tensors.
+    """
+
+    def __init__(self, live: LiveState, requests: LoadRequests, entries: StateEntries) -> None:
+        self._live = live
+        self._requests = requests
+        self._entries = entries
+        self.actions: list[Action] = []
+        self.notes: list[str] = []
+        self.loaded: list[str] = []
+        self.trees_with_values: list[str] = []
+
+    def find(self, state: MutableMapping[str, Any]) -> None:
+        for name in self._live.averages:
+            self._find_averages(name)
+        for name in self._live.trees:
+            self._find_tree(name, state)
+        for name in filter(self._requests.choice.selects_entry, self._live.statefuls):
+            self._find_stateful(name)
+        for name in filter(self._requests.choice.selects_entry, self._live.values):
+            self._find_value(name, state)
+
+    def _find_averages(self, name: str) -> None:
+        value, group = self._live.averages[name], self._live.averages_group(name)
+        for key, tensor in value.holdfast_averages().items():
+            if self._requests.choice.selects(group, key):
+                self._requests.request(group, key, tensor)
+        if self._requests.choice.selects_entry(name):
+            entry = self._entries.value(name)
+            if entry is not None:
+                count = unflatten(entry[0], {}, name)
+                self.loaded.append(name)
+                self.actions.append(lambda: value.holdfast_resume(count))
+
+    def _find_tree(self, name: str, state: MutableMapping[str, Any]) -> None:
+        live = self._live.trees[name]
+        choice, contents, findings = self._requests.choice, self._requests.contents, self._requests.findings
+        encoded, leaves = live_leaves(name, live)
+        chosen = [key for key in leaves if choice.selects(name, key)]
+        for problem in (leaves[key].problem for key in chosen if leaves[key].problem):
+            raise LayoutError(problem)
+        filled = frozenset(key for key in chosen if self._requests.request(name, key, leaves[key].tensor))
+        known = name in contents.state or name not in contents.groups
+        entry = self._entries.value(name) if known and choice.selects_entry(name) else None
+        # Without an entry only the tensors are loaded, and the result has the structure of the live tree.
+        saved = decode_references(encoded if entry is None else entry[0], name)
+        if entry is not None:
+            self.loaded.append(name)
+            self._note_kinds(name, entry[0], leaves)
+            if has_plain_values(saved):
+                self.trees_with_values.append(name)
+            for key, value in replaced_tensors(saved, live):
+                if choice.selects(name, key):
+                    kind = type(value).__name__
+                    findings.mismatched.append(
+                        f"{name}: {key}: saved as a tensor or array, but the live value is {kind}"
+                    )
+                    findings.wanted.append(f"{name}: {key}")
+
+        def assign() -> None:
+            made = TreeAssembly(leaves, filled).run(saved, live)
+            if made is not live:
+                state[name] = made
+
+        self.actions.append(assign)
+
+    def _note_kinds(self, name: str, saved: Any, leaves: Mapping[str, LiveLeaf]) -> None:
+        """Note arrays that are live as tensors, and tensors that are live as arrays; the live kind is kept."""
+        kinds = {"$array": "a numpy array", "$tensor": "a tensor"}
+        for key, tag in references(saved).items():
+            if key in leaves and leaves[key].tag != tag:
+                self.notes.append(f"{name}: {key} was saved as {kinds[tag]} and is now {kinds[leaves[key].tag]}")
+
+    def _find_stateful(self, name: str) -> None:
+        target = self._live.statefuls[name]
+        entry = self._entries.value(name)
+        if entry is not None:
+            value, suffix = entry
+            tensors = self._entries.new_tensors(name, value, suffix, _dtensors(name, target))
+            if tensors is None:
+                return
+            self.loaded.append(name)
+
+            def assign() -> None:
+                loaded = unflatten(value, tensors, name)
+                target.load_state_dict(regroup(target, loaded, self._live, self._requests.contents.state))
+
+            self.actions.append(assign)
+        elif isinstance(target, Reshards) and name in self._requests.contents.state:
+            made = self._entries.reshard(name, target)
+            self.loaded.append(name)
+            self.actions.append(lambda: target.load_state_dict(made))
+
+    def _find_value(self, name: str, state: MutableMapping[str, Any]) -> None:
+        entry = self._entries.value(name)
+        if entry is not None:
+            value, suffix = entry
+            tensors = self._entries.new_tensors(name, value, suffix, {})
+            if tensors is None:
+                return
+            self.loaded.append(name)
+
+            def assign() -> None:
+                # The program may hold a reference to a dict or list of the state, such as its position in the data.
+                state[name] = TreeAssembly({}, frozenset()).run(unflatten(value, tensors, name), state[name])
+
+            self.actions.append(assign)
+
+
+def _dtensors(name: str, target: Any) -> dict[str, torch.Tensor]:
+    """Return the sharded tensors of a stateful object, whose layout a load must follow."""
+    try:
+        tensors = flatten(name, target.state_dict()).tensors
+    except HoldfastError:
+        return {}  # the current state cannot be stored; the state to load can
+    return {key: tensor for key, tensor in tensors.items() if isinstance(tensor, DTensor)}
