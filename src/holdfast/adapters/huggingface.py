@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import functools
 import sys
 import tempfile
 import weakref
@@ -43,13 +42,11 @@ def adapter_kind(module: nn.Module) -> str:
     """
     if getattr(module, "peft_config", None):
         return type(module).__name__
-    return next((type(part).__name__ for part in module.modules() if _is_adapter(type(part))), "")
-
-
-@functools.cache
-def _is_adapter(kind: type) -> bool:
-    names = ("BaseTunerLayer", "PeftModel", "BaseTuner")
-    return any(cls.__name__ in names and cls.__module__.startswith("peft.") for cls in kind.__mro__)
+    for kind in dict.fromkeys(type(part) for part in module.modules()):  # a model has few kinds of layers
+        for cls in kind.__mro__:
+            if cls.__name__ in ("BaseTunerLayer", "PeftModel", "BaseTuner") and cls.__module__.startswith("peft."):
+                return kind.__name__
+    return ""
 
 
 def _text(config: Any) -> str:
