@@ -10,8 +10,12 @@ _RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED
 
 
 def current_device() -> int | None:
-    """The CUDA device of this thread, to hand to another; None if there is none."""
-    return torch.cuda.current_device() if torch.cuda.is_available() else None
+    """Return this thread's CUDA device, to hand to another thread; None if the process does not use CUDA.
+
+    A process that trains on the CPU, or that was forked from one that uses CUDA, must not start CUDA for a save:
+    a context takes hundreds of megabytes of a GPU, and a forked process cannot have one.
+    """
+    return torch.cuda.current_device() if torch.cuda.is_initialized() else None
 
 
 def enter_thread(device: int | None) -> None:
