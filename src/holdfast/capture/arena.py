@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
-from holdfast.capture.threads import current_device, enter_thread
+from holdfast.capture.threads import current_device, enter_thread, uses_cuda
 from holdfast.core.errors import HoldfastError, StorageError
 from holdfast.persist.arena import Arena, create_file, seal, unlink_file
 from holdfast.persist.card import card_path, has_card
@@ -108,7 +108,7 @@ class RankArena:
 
     def _pin_once(self) -> None:
         """Page-lock the arena if this process uses CUDA, unless that was tried before."""
-        if self._arena is None or self._pin_tried or not torch.cuda.is_initialized():
+        if self._arena is None or self._pin_tried or not uses_cuda():
             return
         self._pin_tried = True
         address, size = self._arena.bytes.ctypes.data, self._arena.bytes.size

@@ -9,13 +9,18 @@ import torch
 _RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED
 
 
-def current_device() -> int | None:
-    """Return this thread's CUDA device, to hand to another thread; None if the process does not use CUDA.
+def uses_cuda() -> bool:
+    """Return whether this process has started CUDA.
 
-    A process that trains on the CPU, or that was forked from one that uses CUDA, must not start CUDA for a save:
-    a context takes hundreds of megabytes of a GPU, and a forked process cannot have one.
+    A save must not start CUDA for a process that trains on the CPU: a context takes hundreds of megabytes of a GPU.
+    A process forked from one that uses CUDA cannot start it at all.
     """
-    return torch.cuda.current_device() if torch.cuda.is_initialized() else None
+    return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
+
+
+def current_device() -> int | None:
+    """Return this thread's CUDA device, to hand to another thread; None if the process does not use CUDA."""
+    return torch.cuda.current_device() if uses_cuda() else None
 
 
 def enter_thread(device: int | None) -> None:
