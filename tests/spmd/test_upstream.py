@@ -90,4 +90,4 @@ def test_every_program_is_short_and_of_torch_alone() -> None:
 def test_what_is_left_out_is_said(request: pytest.FixtureRequest) -> None:
     if not request.config.getoption("--full"):
         rest = len(REPROS) - len(AT_ONCE)
-        pytest.skip(f"{rest} of the {len(REPROS)} programs of docs/upstream.md run with --full only: about 4 s each")
+        pytest.skip(f"{rest} of the {len(REPROS)} programs of docs/upstream.md run with --full only, in half a minute")

@@ -19,7 +19,7 @@ import warnings
 from pathlib import Path
 
 import torch._dynamo
-import torch.distributed.tensor  # noqa: F401 - loaded before the ranks are forked
+import torch.distributed.tensor
 
 RANKS = 2
 
