@@ -10,7 +10,7 @@ PADDLE_NEXT_READY := $(PADDLE_NEXT_VENV)/.ready
 PADDLE_NEXT := paddlepaddle==3.3.1
 PADDLE_FORMERS := paddleformers==1.2.0
 
-.PHONY: demo test check layouts full faults power fuzz interop bench clean help spmd
+.PHONY: demo test check layouts full faults power fuzz interop bench clean help spmd spmd-test
 
 help:
 	@echo "make demo    train on 4 ranks, kill one, resume on another layout, open with transformers (sets itself up)"
@@ -24,6 +24,7 @@ help:
 	@echo "make interop with the real paddlepaddle 3.2.2 and 3.3.1, each in an environment of its own: reads and is read,"
 	@echo "             bit for bit; AOA programs of PaddleFormers (and of Paddle's tests: PADDLE_SRC=checkout) beside Paddle's engine"
 	@echo "make spmd    DTensor's operators with and without holdfast.spmd, as a table (EVERY=1 for all of them)"
+	@echo "make spmd-test  the tests of holdfast.spmd alone (sets itself up; FULL=--full for every case)"
 	@echo "make bench   save and load beside PyTorch's own checkpointing, convert beside cp, as ratios"
 
 $(READY): requirements/torch.txt requirements/dev.txt pyproject.toml
@@ -92,6 +93,9 @@ EVERY ?= 31
 spmd: $(READY)
 	$(BIN)/python -m tests.spmd --ranks threads --every $(EVERY)
 	$(BIN)/python -m benchmarks.spmd
+
+spmd-test: $(READY)
+	$(BIN)/python -m pytest -n 2 --dist loadfile $(FULL) tests/spmd
 
 bench: $(READY)
 	$(BIN)/python -m benchmarks.save_load

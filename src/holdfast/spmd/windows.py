@@ -13,9 +13,9 @@ import torch
 from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_map
 
-from holdfast.core.errors import Unsupported
 from holdfast.spmd import torch_private as private
 from holdfast.spmd.call import Call, apply, bind, replicated, whole
+from holdfast.spmd.errors import UnsupportedCall
 from holdfast.spmd.fallback import put_back
 
 
@@ -54,7 +54,7 @@ def look_through(func: Any, args: Any, kwargs: Any) -> Any:
     """A call among whose arguments are windows: on what they show, and what is written goes where it came from."""
     call = bind(func, args, kwargs)
     if torch.Tag.inplace_view in func.tags and type(call.values[0]) is Window:
-        raise Unsupported(f"{func} changes the shape of a view of a sharded dim in place: use the form without _")
+        raise UnsupportedCall(f"{func} changes the shape of a view of a sharded dim in place: use the form without _")
     plain = Call(func, tuple(tree_map(_plain, list(call.values))), call.mesh)
     result = apply(func, plain.values)
     first = call.values[0] if call.values else None
