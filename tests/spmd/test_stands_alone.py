@@ -10,6 +10,9 @@ import textwrap
 import tomllib
 from pathlib import Path
 
+import holdfast
+from holdfast import spmd
+
 REPOSITORY = Path(__file__).parents[2]
 SOURCE = REPOSITORY / "src" / "holdfast"
 
@@ -47,6 +50,7 @@ PROGRAM = """
     placed[1:3] = 7.0
     x[1:3] = 7.0
     assert torch.equal(placed.cumsum(-2).full_tensor(), x.cumsum(-2))
+    assert holdfast.spmd.SpmdError.__base__ is Exception
     print(f"{len(loaded)} modules")
     holdfast.spmd.disable()
     dist.destroy_process_group()
@@ -84,3 +88,16 @@ def test_training_does_not_load_it() -> None:
     command = [sys.executable, "-W", "ignore", "-c", program]
     ran = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert ran.stdout.strip() == "[]", ran.stderr
+
+
+def test_its_errors_are_those_of_holdfast_where_there_is_holdfast() -> None:
+    pairs = [
+        (spmd.SpmdError, holdfast.HoldfastError),
+        (spmd.SpmdArgumentError, holdfast.InvalidArgument),
+        (spmd.PlanMismatch, holdfast.Mismatch),
+        (spmd.PlanNotFound, holdfast.NotFound),
+        (spmd.UnsupportedCall, holdfast.Unsupported),
+        (spmd.SpmdWarning, holdfast.HoldfastWarning),
+    ]
+    for own, root in pairs:
+        assert issubclass(own, root), own

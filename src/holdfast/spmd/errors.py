@@ -1,4 +1,8 @@
-"""The errors and the warning of holdfast.spmd, which imports nothing else of Holdfast: one root, few leaves."""
+"""The errors and the warning of holdfast.spmd: one root, few leaves.
+
+Within Holdfast each is also the Holdfast error of its kind, so that `except holdfast.HoldfastError` catches it.
+Alone, as a package without the rest of Holdfast, each is only the builtin that a caller would expect.
+"""
 
 from __future__ import annotations
 
@@ -7,31 +11,43 @@ import sys
 import warnings
 from pathlib import Path
 from types import FrameType
+from typing import TYPE_CHECKING
 
 _PACKAGE = f"{Path(__file__).resolve().parent}{os.sep}"
 
+if TYPE_CHECKING:
+    from holdfast.core.errors import HoldfastError, InvalidArgument, Mismatch, NotFound, Unsupported
+    from holdfast.core.notices import HoldfastWarning
+else:
+    try:
+        from holdfast.core.errors import HoldfastError, InvalidArgument, Mismatch, NotFound, Unsupported
+        from holdfast.core.notices import HoldfastWarning
+    except ModuleNotFoundError:
+        HoldfastError, InvalidArgument, Mismatch = Exception, ValueError, ValueError
+        NotFound, Unsupported, HoldfastWarning = FileNotFoundError, TypeError, UserWarning
 
-class SpmdError(Exception):
+
+class SpmdError(HoldfastError):
     """Root of every error that holdfast.spmd raises on purpose."""
 
 
-class SpmdArgumentError(SpmdError, ValueError):
+class SpmdArgumentError(SpmdError, InvalidArgument):
     """A pattern, a placement, a plan or an option that makes no sense."""
 
 
-class PlanMismatch(SpmdError, ValueError):
+class PlanMismatch(SpmdError, Mismatch):
     """A plan for another mesh or another model."""
 
 
-class PlanNotFound(SpmdError, FileNotFoundError):
+class PlanNotFound(SpmdError, NotFound):
     """There is no plan where one was asked for."""
 
 
-class UnsupportedCall(SpmdError, TypeError):
+class UnsupportedCall(SpmdError, Unsupported):
     """A call that cannot be run on shards, refused on every rank instead of being guessed at."""
 
 
-class SpmdWarning(UserWarning):
+class SpmdWarning(HoldfastWarning):
     """Something that a user should know and that does not stop the work."""
 
 
