@@ -12,6 +12,7 @@ import queue
 import re
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
@@ -97,46 +98,37 @@ def _run_all(settings: Settings, jobs: list[tuple[str, bool]], at_once: int, con
     waiting: queue.SimpleQueue[tuple[str, bool]] = queue.SimpleQueue()
     for job in jobs:
         waiting.put(job)
-    columns = (
-        SpinnerColumn(),
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-    )
-    with Progress(*columns, console=console) as progress:
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    stop = threading.Event()
+    with Progress(SpinnerColumn(), *columns, console=console) as progress, ThreadPoolExecutor(at_once) as threads:
         overall = progress.add_task("files", total=len(jobs))
-        failures: list[BaseException] = []
 
         def work() -> None:
-            while not failures:
-                try:
-                    file, rules = waiting.get_nowait()
-                except queue.Empty:
-                    return
-                task = progress.add_task(f"{file} {'with' if rules else 'without'}", total=None)
-
-                def tell(record: Record, task: object = task) -> None:
-                    progress.update(task, completed=len(record.outcomes()), total=record.tests() or None)  # type: ignore[arg-type]
-
-                try:
-                    run_file(settings, file, rules, tell)
-                except BaseException as error:  # the main thread raises it
-                    failures.append(error)
-                record = settings.record(file, rules)
-                passed = sum(outcome.is_pass for outcome in record.outcomes().values())
-                way = "with" if rules else "without"
-                progress.console.print(f"{file} {way}: {passed} of {record.tests()} passed", highlight=False)
-                progress.remove_task(task)
+            while not stop.is_set() and not waiting.empty():
+                _run_one(settings, *waiting.get(), progress, stop)
                 progress.advance(overall)
 
-        threads = [threading.Thread(target=work, daemon=True) for _ in range(at_once)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        if failures:
-            raise failures[0]
+        workers = [threads.submit(work) for _ in range(at_once)]
+        try:
+            for worker in workers:
+                worker.result()
+        finally:
+            stop.set()  # of the interrupted run no test stays behind
+
+
+def _run_one(settings: Settings, file: str, rules: bool, progress: Progress, stop: threading.Event) -> None:
+    way = "with" if rules else "without"
+    task = progress.add_task(f"{file} {way}", total=None)
+
+    def go_on(record: Record) -> bool:
+        progress.update(task, completed=len(record.outcomes()), total=record.tests() or None)
+        return not stop.is_set()
+
+    run_file(settings, file, rules, go_on)
+    record = settings.record(file, rules)
+    passed = sum(outcome.is_pass for outcome in record.outcomes().values())
+    progress.console.print(f"{file} {way}: {passed} of {record.tests()} passed", highlight=False)
+    progress.remove_task(task)
 
 
 def _conclude(settings: Settings, files: list[str], ways: tuple[bool, ...], console: Console) -> int:

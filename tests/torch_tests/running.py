@@ -37,15 +37,15 @@ class Settings:
         return self.out / ("with" if rules else "without") / "ranks"
 
 
-def run_file(settings: Settings, file: str, rules: bool, tell: Callable[[Record], None]) -> None:
-    """Run what has no outcome yet; `tell` is called now and then. What is left at the deadline stays without one."""
+def run_file(settings: Settings, file: str, rules: bool, go_on: Callable[[Record], bool]) -> None:
+    """Run what has no outcome yet. What is left at the deadline, or when `go_on` says no, stays without one."""
     record = settings.record(file, rules)
     if record.has_ended():
         return
     deadline = time.monotonic() + settings.file_s
-    while time.monotonic() < deadline:
+    while time.monotonic() < deadline and go_on(record):
         before = len(record.outcomes())
-        ended = _run(settings, file, rules, record, deadline, tell)
+        ended = _run(settings, file, rules, record, deadline, go_on)
         outcomes = record.outcomes()
         if COLLECTION in outcomes or (ended and len(outcomes) >= record.tests()):
             record.end()
@@ -56,9 +56,9 @@ def run_file(settings: Settings, file: str, rules: bool, tell: Callable[[Record]
 
 
 def _run(
-    settings: Settings, file: str, rules: bool, record: Record, deadline: float, tell: Callable[[Record], None]
+    settings: Settings, file: str, rules: bool, record: Record, deadline: float, go_on: Callable[[Record], bool]
 ) -> bool:
-    """Run until the process ends, which is True, or a test or the file is past its deadline."""
+    """Run until the process ends, which is True, or a test or the file is past its deadline, or `go_on` says no."""
     with _log(record).open("a") as log:
         process = subprocess.Popen(
             _command(settings, file),
@@ -71,9 +71,8 @@ def _run(
     current: str | None = None
     since = time.monotonic()
     try:
-        while process.poll() is None and time.monotonic() < deadline:
+        while process.poll() is None and time.monotonic() < deadline and go_on(record):
             time.sleep(POLL_S)
-            tell(record)
             if (begun := record.begun()) != current:
                 current, since = begun, time.monotonic()
             taken_s = time.monotonic() - since
@@ -126,7 +125,7 @@ def _environment(settings: Settings, rules: bool, record: Record) -> dict[str, s
     return {
         **os.environ,
         "PYTHONPATH": os.pathsep.join([*map(str, path), *filter(None, [os.environ.get("PYTHONPATH")])]),
-        "PYTHONPYCACHEPREFIX": str(settings.out / "pycache"),  # nothing is written into the checkout
+        "PYTHONDONTWRITEBYTECODE": "1",  # nothing is written into the checkout
         "PYTHONHASHSEED": "0",
         "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
         "OMP_NUM_THREADS": "1",

@@ -5,8 +5,10 @@ The folder of this file is put on PYTHONPATH. The processes that torch's tests s
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import sys
+from collections.abc import Callable
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
@@ -15,37 +17,16 @@ from typing import Any
 
 RULES = "HOLDFAST_TORCH_TESTS_RULES"  # "1": with the rules
 RANKS = "HOLDFAST_TORCH_TESTS_RANKS"  # a file; each rank that joins a process group appends a line: on or off
-TRIGGER = "torch.testing._internal.common_utils"  # every test of torch imports it, and only tests do
+PRELOAD = [
+    "torch",
+    "torch._dynamo",
+    "torch.distributed.tensor",
+    "torch.testing._internal.distributed._tensor.common_dtensor",
+]
 
 
-class _Then(Loader):
-    """Load a module as its own loader does, then set the process up."""
-
-    def __init__(self, inner: Any):
-        self._inner = inner
-
-    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        return self._inner.create_module(spec)  # type: ignore[no-any-return]
-
-    def exec_module(self, module: ModuleType) -> None:
-        self._inner.exec_module(module)
-        _set_up()
-
-
-class _Finder(MetaPathFinder):
-    """Find the trigger, once."""
-
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        if name != TRIGGER:
-            return None
-        sys.meta_path.remove(self)
-        spec = find_spec(name)
-        if spec is not None:
-            spec.loader = _Then(spec.loader)
-        return spec
-
-
-def _set_up() -> None:
+def _enable(_: Any) -> None:
+    """Turn the rules on if this run is with them, and count ranks either way."""
     if os.environ[RULES] == "1":
         import holdfast.spmd
 
@@ -70,6 +51,49 @@ def _count_ranks() -> None:
 
     distributed_c10d.init_process_group = init_process_group
     dist.init_process_group = init_process_group
+
+
+def _fork_ranks(module: Any) -> None:
+    """Start the ranks of a test from a server that has torch imported: four imports per test take most of its time."""
+    if multiprocessing.get_start_method(allow_none=True) is not None:
+        return  # a rank, or the server
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(PRELOAD)
+    multiprocessing.set_start_method("forkserver")
+    module.MultiProcessTestCase._spawn_processes = lambda test: test._start_processes(context.Process)
+
+
+AFTER: dict[str, Callable[[Any], None]] = {
+    "torch.testing._internal.common_utils": _enable,  # every test of torch imports it, and only tests do
+    "torch.testing._internal.common_distributed": _fork_ranks,
+}
+
+
+class _Then(Loader):
+    """Load a module as its own loader does, then do what is to be done after it."""
+
+    def __init__(self, inner: Any, after: Callable[[Any], None]):
+        self._inner = inner
+        self._after = after
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        return self._inner.create_module(spec)  # type: ignore[no-any-return]
+
+    def exec_module(self, module: ModuleType) -> None:
+        self._inner.exec_module(module)
+        self._after(module)
+
+
+class _Finder(MetaPathFinder):
+    """Find each module of AFTER, once."""
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        if (after := AFTER.pop(name, None)) is None:
+            return None
+        spec = find_spec(name)  # asks this finder again, which no longer has the name
+        if spec is not None:
+            spec.loader = _Then(spec.loader, after)
+        return spec
 
 
 if RULES in os.environ:

@@ -1,13 +1,11 @@
 """A pytest plugin: writes each test's outcome down as it ends, and leaves out the tests whose outcome is known.
 
-torch's own test processes are forked from a server that has torch imported, since four imports per test would be most
-of the time. A test that ends in the middle (killed, or the process crashed) has a line that it began, and no other.
+A test that ends in the middle (killed, or its process crashed) has a line that it began, and no other.
 """
 
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 import time
 from typing import Any
@@ -15,29 +13,12 @@ from typing import Any
 import pytest
 
 RECORD = "HOLDFAST_TORCH_TESTS_RECORD"  # a file of JSON lines
-PRELOAD = [
-    "torch",
-    "torch._dynamo",
-    "torch.distributed.tensor",
-    "torch.testing._internal.distributed._tensor.common_dtensor",
-]
-OUTCOMES = (
-    "passed",
-    "xpassed",
-    "xfailed",
-    "skipped",
-    "failed",
-)  # of several reports on one test the last of these counts
+# of several reports on one test the last of these counts
+OUTCOMES = ("passed", "xpassed", "xfailed", "skipped", "failed")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Start ranks from a server that has imported what they need."""
-    from torch.testing._internal.common_distributed import MultiProcessTestCase
-
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(PRELOAD)
-    multiprocessing.set_start_method("forkserver")
-    MultiProcessTestCase._spawn_processes = lambda self: self._start_processes(context.Process)  # type: ignore[method-assign]
+    """Register what writes outcomes down."""
     config.pluginmanager.register(_Recorder(os.environ[RECORD]))
 
 
