@@ -10,6 +10,7 @@ import argparse
 import fnmatch
 import queue
 import re
+import signal
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -29,6 +30,7 @@ OUT = Path("out/torch-tests")
 
 def main() -> int:
     arguments = _arguments()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as an interrupt: the tests' processes are ended first
     console = Console()
     source = arguments.torch_src.resolve() / "test" / "distributed"
     problem = _misfit(arguments.torch_src)
@@ -41,7 +43,9 @@ def main() -> int:
         console.print(f"[red]no file of {source} is called {', '.join(arguments.files)}")
         return 2
     out = arguments.out.resolve() / torch.__version__.partition("+")[0]
-    settings = Settings(source, out, arguments.packages.resolve(), arguments.test_s, arguments.file_s)
+    settings = Settings(
+        source, out, arguments.packages.resolve(), arguments.test_s, arguments.file_s, tuple(arguments.tests)
+    )
     ways = {"both": (False, True), "with": (True,), "without": (False,)}[arguments.mode]
     if arguments.again:
         for way in ways:
@@ -58,6 +62,7 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="tests.torch_tests")
     parser.add_argument("torch_src", type=Path, help="a checkout of torch, of the release that is installed")
     parser.add_argument("--files", nargs="*", default=[""], help="parts of the names of files")
+    parser.add_argument("--tests", nargs="*", default=["*"], help="patterns over Class::test")
     parser.add_argument("--mode", choices=("both", "with", "without"), default="both")
     parser.add_argument("--jobs", type=int, default=2, help="files at a time")
     parser.add_argument("--test-s", type=float, default=240.0, help="how long a test may take")

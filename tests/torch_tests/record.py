@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 COLLECTION = "collection"  # stands for the tests of a file that could not be imported
 
@@ -54,6 +55,10 @@ class Record:
         """How many tests the file has; 0 before it was imported."""
         return max((line["tests"] for line in self._lines() if "tests" in line), default=0)
 
+    def left(self) -> int:
+        """How many tests were to be run when the file was last imported."""
+        return next((line["left"] for line in reversed(self._lines()) if "left" in line), 1)
+
     def begun(self) -> str | None:
         """The test that began and has not ended."""
         last = next((line for line in reversed(self._lines()) if "test" in line), None)
@@ -72,5 +77,5 @@ class Record:
         kept = [line for line in self._lines() if line.get("test") not in tests and "ended" not in line]
         self.path.write_text("".join(f"{json.dumps(line)}\n" for line in kept))
 
-    def _lines(self) -> list[dict[str, object]]:
+    def _lines(self) -> list[dict[str, Any]]:
         return [json.loads(line) for line in self.path.read_text().splitlines() if line.endswith("}")]

@@ -29,6 +29,7 @@ class Settings:
     packages: Path  # what torch's tests import beside torch
     test_s: float
     file_s: float
+    only: tuple[str, ...] = ("*",)  # patterns over Class::test
 
     def record(self, file: str, rules: bool) -> Record:
         return Record(self.out / ("with" if rules else "without") / file.replace("/", "-").replace(".py", ".jsonl"))
@@ -47,8 +48,9 @@ def run_file(settings: Settings, file: str, rules: bool, go_on: Callable[[Record
         before = len(record.outcomes())
         ended = _run(settings, file, rules, record, deadline, go_on)
         outcomes = record.outcomes()
-        if COLLECTION in outcomes or (ended and len(outcomes) >= record.tests()):
-            record.end()
+        if COLLECTION in outcomes or (ended and len(outcomes) - before >= record.left()):
+            if settings.only == ("*",):
+                record.end()
             return
         if ended and len(outcomes) == before:
             log = _log(record).read_text(errors="replace")[-2000:]
@@ -133,6 +135,7 @@ def _environment(settings: Settings, rules: bool, record: Record) -> dict[str, s
         "DISTRIBUTED_TESTS_DEFAULT_TIMEOUT": str(int(settings.test_s * 0.8)),
         "HOLDFAST_TORCH_TESTS_RULES": "1" if rules else "0",
         "HOLDFAST_TORCH_TESTS_RANKS": str(settings.ranks(rules)),
+        "HOLDFAST_TORCH_TESTS_ONLY": " ".join(settings.only),
         "HOLDFAST_TORCH_TESTS_RECORD": str(record.path),
     }
 

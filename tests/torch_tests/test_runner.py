@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from tests.torch_tests.compare import compare, read_reasons
@@ -110,6 +111,15 @@ def test_a_stopped_run_goes_on_where_it_was(tmp_path: Path) -> None:
             record.add(name, outcome, "before", 0.0)
     _run(settings, False)
     assert {name for name, outcome in record.outcomes().items() if outcome.why != "before"} == {"Ends::test_d_fails"}
+
+
+def test_chosen_tests_only(tmp_path: Path) -> None:
+    settings = replace(_settings(tmp_path, ALL_ENDS), only=("*::test_[df]_*", "Poisoned::*"))
+    record = _run(settings, False)
+    assert {name: outcome.outcome for name, outcome in record.outcomes().items()} == {
+        name: outcome for name, outcome in OUTCOMES.items() if name[6:12] in ("test_d", "test_f") or "Poisoned" in name
+    }
+    assert not record.has_ended()
 
 
 def test_a_run_that_is_stopped_leaves_no_process_behind(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ A test that ends in the middle (killed, or its process crashed) has a line that 
 
 from __future__ import annotations
 
+import fnmatch
 import json
 import os
 import time
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 
 RECORD = "HOLDFAST_TORCH_TESTS_RECORD"  # a file of JSON lines
+ONLY = "HOLDFAST_TORCH_TESTS_ONLY"  # patterns over Class::test
 # of several reports on one test the last of these counts
 OUTCOMES = ("passed", "xpassed", "xfailed", "skipped", "failed")
 
@@ -32,9 +34,15 @@ class _Recorder:
         with open(self._path) as file:
             lines = map(json.loads, file)
             known = {line["test"] for line in lines if "outcome" in line}
-        self._write({"tests": len(items)})
-        config.hook.pytest_deselected(items=[item for item in items if _name(item.nodeid) in known])
-        items[:] = [item for item in items if _name(item.nodeid) not in known]
+        only = os.environ[ONLY].split()
+        left = [
+            item
+            for item in items
+            if (name := _name(item.nodeid)) not in known and any(fnmatch.fnmatchcase(name, pattern) for pattern in only)
+        ]
+        self._write({"tests": len(items), "left": len(left)})
+        config.hook.pytest_deselected(items=[item for item in items if item not in left])
+        items[:] = left
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         if report.failed:
