@@ -7,6 +7,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from tests.dist.harness import run_ranks
+from tests.spmd.judge import place as placed
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.placement_types import _StridedShard
@@ -272,8 +273,7 @@ def _views_of_nothing() -> list[str]:
         for place in (Replicate(), Shard(0), Shard(1), Partial()):
             if isinstance(place, Shard) and place.dim >= len(before):
                 continue
-            leaf = distribute_tensor(torch.zeros(before), mesh, [Replicate()]).redistribute(mesh, [place])
-            leaf = leaf.detach().requires_grad_()
+            leaf = placed(torch.zeros(before), mesh, (place,)).requires_grad_()
             for name, call in (("view", torch.Tensor.view), ("reshape", torch.reshape)):
                 found = call(leaf, after)
                 found.sum().backward()
