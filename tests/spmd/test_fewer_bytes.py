@@ -56,6 +56,7 @@ def _check():
     found, sent = _listen(lambda: average.add_(ones).sub_(0.5))
     judge("add_ to an average", found, whole + 0.5, sent, 0)
     judge("the average itself", average, whole + 0.5, 0, 0)
+    _put_parts(mesh, judge)
     for places in (Shard(0), Replicate()), (Shard(1), Shard(1)), (Replicate(), Shard(0)):
         _bilinear(mesh, places, judge)
     ordered = torch.randn(6, 9, generator=torch.Generator().manual_seed(2)).sort().values
@@ -71,6 +72,26 @@ def _check():
     scalar, target = (distribute_tensor(torch.tensor(item), mesh, [Replicate()]) for item in (0.5, 0))
     judge("multi_margin_loss of a number", F.multi_margin_loss(scalar, target), torch.tensor(0.0), 0, 0)
     return wrong
+
+
+def _put_parts(mesh, judge):
+    """x[i] = v and x[mask] = v of two Partials alike: each rank's part is enough, but for an element written twice."""
+    for how, (part, whole) in _partials(mesh).items():
+        row = DTensor.from_local(part.to_local()[0].exp(), mesh, [Partial(how)], run_check=False)
+        filled = row.full_tensor()
+        mask = torch.arange(COLUMNS) % 2 == 0
+        for name, keys, value, given, allowed in (
+            ("row", [torch.tensor(3)], row, filled, 0),
+            ("element", [torch.tensor([-1]), torch.tensor(2)], row[:1], filled[:1], 0),
+            ("mask", [None, mask], row[:4], filled[:4], 0),
+            ("row twice", [torch.tensor([3, 3])], row, filled, 2),
+        ):
+            expected = torch.ops.aten.index_put.default(whole, keys, given)
+            found, sent = _listen(lambda p=part, k=keys, v=value: torch.ops.aten.index_put.default(p, k, v))
+            judge(f"index_put {name} of Partial({how})", found, expected, sent, allowed)
+            copy = DTensor.from_local(part.to_local().clone(), mesh, [Partial(how)], run_check=False)
+            found, sent = _listen(lambda c=copy, k=keys, v=value: torch.ops.aten.index_put_.default(c, k, v))
+            judge(f"index_put_ {name} of Partial({how})", copy, expected, sent, allowed)
 
 
 def _bilinear(mesh, places, judge):

@@ -17,14 +17,23 @@ from holdfast.spmd.fallback import GATHERED
 from holdfast.spmd.functions import install_functions
 from holdfast.spmd.lossparallel import loss_handlers
 from holdfast.spmd.methods import METHODS, install_methods, remove_methods
-from holdfast.spmd.plain import INDEXING, MASKING, take_flip, take_made, take_masks, take_plain
+from holdfast.spmd.plain import (
+    INDEXING,
+    MASKING,
+    SAMPLING,
+    take_flip,
+    take_made,
+    take_masks,
+    take_plain,
+    take_samples,
+)
 from holdfast.spmd.private_names import misfits
 from holdfast.spmd.registry import Rule, all_rules
 from holdfast.spmd.route import Switch, make_route
 from holdfast.spmd.windows import Window
 
 SWITCH = Switch()
-OURS = (take_flip, take_made, take_masks, take_plain)  # handlers that the dispatcher's own table is given
+OURS = (take_flip, take_made, take_masks, take_plain, take_samples)  # handlers that the dispatcher's own table is given
 PARTS = ("fallback", "functions", "loss_parallel", "methods", "plain")  # what may be chosen beside rules
 
 
@@ -137,7 +146,7 @@ def disable() -> None:
 
 def _accept_plain() -> None:
     """Put handlers before the dispatcher's own check, which refuses plain tensors."""
-    for names, handler in ((INDEXING, take_plain), (MASKING, take_masks)):
+    for names, handler in ((INDEXING, take_plain), (MASKING, take_masks), (SAMPLING, take_samples)):
         for name in names:
             if (op := private.operator(name)) is not None:
                 private.handlers().setdefault(op, handler)  # another's handler stays

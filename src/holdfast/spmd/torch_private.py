@@ -403,6 +403,17 @@ def simulates_ranks() -> bool:
     return module is not None and module.local_tensor_mode() is not None
 
 
+def own_coordinate(mesh: DeviceMesh) -> list[int]:
+    """This rank's place on each axis of a mesh that it is on; raises where torch simulates all ranks at once.
+
+    A coordinate is then a number for each rank, and a comparison of it with 0 is False for all, also the first.
+    """
+    coordinate = mesh.get_coordinate()
+    if coordinate is None or simulates_ranks():
+        raise RuntimeError(f"no rank of {mesh} alone runs here")
+    return list(coordinate)
+
+
 def is_composite(op: Operator) -> bool:
     """Whether `op` is made of others, and torch has no rule for it: only in inference mode does DTensor meet it."""
     known, has_kernel = dispatcher().sharding_propagator, torch._C._dispatch_has_kernel_for_dispatch_key

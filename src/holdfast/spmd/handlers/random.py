@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
+from holdfast.spmd import torch_private as private
 from holdfast.spmd.call import LEAVE, Call, moved, wrap
 from holdfast.spmd.parts import is_partial, overwrite, reduced_places
 from holdfast.spmd.registry import Rule
@@ -74,8 +75,7 @@ def leak(call: Call) -> Any:
 
 
 def _shard_number(call: Call, places: list[Any]) -> int:
-    coordinate = call.mesh.get_coordinate()
-    assert coordinate is not None
+    coordinate = private.own_coordinate(call.mesh)
     number = 0
     for axis, place in enumerate(places):
         if not place.is_replicate():
