@@ -1,4 +1,4 @@
-"""Calls that are collectives with the rules, made by one rank alone: they end at the timeout, and the error names them."""
+"""Calls that are collectives with the rules, made by one rank alone: the timeout's error names them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SHARDED_CALLS = {  # of rows that are sharded
     "nonzero": (lambda x: x.nonzero(), "aten.nonzero.default"),
     "mask": (lambda x: x[x > 1], "x[mask]"),
     "list": (lambda x: x[[0, 3]], "x[indices]"),
-    "rows": (lambda x: list(x), "a loop over the rows"),
+    "rows": (list, "a loop over the rows"),
     "slice": (lambda x: x[1:3], "x[a:b]"),
     "set": (lambda x: x.__setitem__(slice(0, 4), x + 1), "x[a:b] = v"),
     "set otherwise sharded": (lambda x: x.__setitem__(slice(0, 3), x[:, :3].t()), "is a collective"),
@@ -134,4 +134,4 @@ def _filled() -> dict[str, tuple[int, bool]]:
 
 def test_a_sum_whose_values_are_not_read_is_not_reduced():
     for found in run_ranks(2, _filled, deadline_s=120):
-        assert found == {name: (0, True) for name in FILLING}
+        assert found == dict.fromkeys(FILLING, (0, True))

@@ -66,7 +66,7 @@ def name_in(error: RuntimeError, call: str, tensors: Iterable[torch.Tensor]) -> 
     which = f"{ranks}" if len(ranks) <= LISTED_RANKS else f"of {len(ranks)} ranks, {ranks[0]} to {ranks[-1]}"
     error.add_note(
         f"{TITLE} {call} of a DTensor ({inputs}) is a collective: every rank of the mesh {which} has to make this "
-        f"call. Rank {mesh.get_rank()} made it; another rank did not, or has ended. To read a value on one rank, take it on "
-        "every rank first, with full_tensor() or item(), and use it on that one (docs/spmd.md, Calls that every rank "
-        "has to make)."
+        f"call. Rank {mesh.get_rank()} made it; another rank did not, or has ended. To read a value on one rank, take "
+        "it on every rank first, with full_tensor() or item(), and use it on that one (docs/spmd.md, Calls that every "
+        "rank has to make)."
     )
