@@ -13,6 +13,9 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Shard, distribute_tensor
 from torch.distributed.tensor.debug import CommDebugMode
 
+from holdfast.spmd.call import bind
+from holdfast.spmd.windows import window
+
 TIMEOUT_S = 1.0
 
 PARTIAL_CALLS = {  # of a number that is a sum: with torch alone each is local, or raises
@@ -33,9 +36,17 @@ SHARDED_CALLS = {  # of rows that are sharded
     "list": (lambda x: x[[0, 3]], "x[indices]"),
     "rows": (list, "a loop over the rows"),
     "slice": (lambda x: x[1:3], "x[a:b]"),
+    "stale view": (lambda x: _stale(x).to_local(), "DTensor.to_local() of a view"),
     "set": (lambda x: x.__setitem__(slice(0, 4), x + 1), "x[a:b] = v"),
     "set otherwise sharded": (lambda x: x.__setitem__(slice(0, 3), x[:, :3].t()), "is a collective"),
 }
+
+
+def _stale(x: DTensor) -> DTensor:
+    """A view of sharded rows as windows.py makes it, here without the other rank; the tensor was written since."""
+    rows = window(x * 1, bind(torch.ops.aten.slice.Tensor, (x, 0, 0, 4), {}))
+    x.add_(1.0)
+    return rows
 
 
 def _number(mesh: DeviceMesh) -> DTensor:
