@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 from tests.dist.harness import run_ranks
+from tests.spmd.listening import Listener
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.debug import CommDebugMode
@@ -115,3 +116,58 @@ def _bilinear(mesh, places, judge):
 
 def test_nothing_is_sent_that_every_rank_has():
     assert run_ranks(WORLD, _check, deadline_s=120) == [[]] * WORLD
+
+
+def _bytes_of(call):
+    """The bytes that this rank receives, forward and backward."""
+    with Listener(WORLD) as listening:
+        result = call()
+        (result * result).mean().backward()
+    return listening.bytes
+
+
+CHAIN_ROWS, HIDDEN = 64, 16
+NORMS = {
+    "layer_norm": lambda x, *affine: F.layer_norm(x, (HIDDEN,)),
+    "softmax": lambda x, *affine: x.softmax(-1),
+    "group_norm": lambda x, *affine: F.group_norm(x, 4, *affine),
+    "rms_norm": lambda x, *affine: F.rms_norm(x, (HIDDEN,)),
+    "gelu": lambda x, *affine: F.gelu(x),
+    "none": lambda x, *affine: x,
+}
+
+RAISE = (("group_norm", "S(0)"), ("group_norm", "S(1)"), ("rms_norm", "S(1)"))  # with torch alone
+
+
+def _chains():
+    """Bytes of a call before a column-wise linear, with torch alone and with the rules, by call and placement."""
+    import holdfast.spmd
+
+    mesh = init_device_mesh("cpu", (WORLD,))
+    generator = torch.Generator().manual_seed(5)
+    rows = torch.randn(CHAIN_ROWS, HIDDEN, generator=generator)
+    columns = torch.randn(4 * HIDDEN, HIDDEN, generator=generator)
+    found: dict[tuple[str, str], list[int]] = {}
+    for turn in (holdfast.spmd.disable, holdfast.spmd.enable):
+        turn()
+        for name, norm in NORMS.items():
+            for place in (Replicate(), Shard(0), Shard(1)):
+                x = distribute_tensor(rows, mesh, [place]).requires_grad_()
+                weight = distribute_tensor(columns, mesh, [Shard(0)]).requires_grad_()
+                ones = distribute_tensor(torch.ones(HIDDEN), mesh, [Replicate()])
+                affine = [ones.clone().requires_grad_() for _ in range(2)]
+                if (name, str(place)) in RAISE:
+                    continue
+                call = _bytes_of(lambda n=norm, given=(x, *affine), w=weight: F.linear(n(*given), w))
+                found.setdefault((name, str(place)), []).append(call)
+    return found
+
+
+def test_a_column_wise_linear_after_a_norm_moves_no_more_than_the_norms_own_numbers():
+    """Sharded rows stay sharded through layer_norm and softmax, for a few numbers a row; the linear gathers them."""
+    number = 4 * CHAIN_ROWS * 2 * (WORLD - 1) // WORLD  # one for each row, reduced
+    allowed = {("layer_norm", "S(1)"): 4 * number, ("softmax", "S(1)"): 3 * number}
+    for found in run_ranks(WORLD, _chains, deadline_s=180):
+        assert len(found) == len(NORMS) * 3 - len(RAISE)
+        more = {chain: ours - theirs for chain, (theirs, ours) in found.items() if ours > theirs}
+        assert more == allowed

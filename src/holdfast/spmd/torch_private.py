@@ -275,6 +275,19 @@ def wrap_as(kind: type, local: torch.Tensor, spec: Any) -> Any:
     return kind(local, spec, requires_grad=False)
 
 
+def will_count(op: Operator, view: torch.Tensor, base: torch.Tensor) -> bool:
+    """Whether torch counts what `op` writes into `view` as a write into `base`, once the call is done.
+
+    It does not for .data of a view, nor for the foreach and fused operators.
+    """
+    if not torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), torch._C.DispatchKey.ADInplaceOrView):
+        return False
+    with torch.autograd.grad_mode._unsafe_preserve_version_counter(base):
+        before = view._version
+        torch.autograd.graph.increment_version(base)
+        return view._version != before
+
+
 def is_oldest() -> bool:
     """Whether this is torch 2.11, which asks no subclass of DTensor, and some of whose rules were mended later."""
     return torch.__version__.startswith("2.11")

@@ -26,7 +26,7 @@ def draw(call: Call) -> Any:
     if call.mesh.device_type != "cpu" or not isinstance(tensor, DTensor):
         return LEAVE
     places = reduced_places(tensor)
-    local = moved(tensor, places, call.mesh)
+    local = moved(tensor, places, call.mesh) if _reads(call) else private.local_of(tensor)
     generator = call["generator"] if "generator" in call.names else None
     tensors = {
         spot: local if spot == (0,) else moved(torch.ops.aten.expand.default(other, tensor.shape), places, call.mesh)
@@ -41,6 +41,11 @@ def draw(call: Call) -> Any:
     if isinstance(result, torch.Tensor):
         return wrap(result, call.mesh, places, tensor.shape)
     return tuple(wrap(item, call.mesh, places, tensor.shape) for item in result)
+
+
+def _reads(call: Call) -> bool:
+    """Whether the numbers drawn depend on the tensor's values: a sum whose values are not read is not reduced."""
+    return not call.is_inplace and not call.op._schema.name.endswith("_like")
 
 
 def choose(call: Call) -> Any:
