@@ -10,7 +10,7 @@ PADDLE_NEXT_READY := $(PADDLE_NEXT_VENV)/.ready
 PADDLE_NEXT := paddlepaddle==3.3.1
 PADDLE_FORMERS := paddleformers==1.2.0
 
-.PHONY: demo test check layouts full faults power fuzz interop bench clean help spmd
+.PHONY: demo test check layouts full faults power fuzz interop bench clean help spmd spmd-test torch-tests
 
 help:
 	@echo "make demo    train on 4 ranks, kill one, resume on another layout, open with transformers (sets itself up)"
@@ -24,6 +24,9 @@ help:
 	@echo "make interop with the real paddlepaddle 3.2.2 and 3.3.1, each in an environment of its own: reads and is read,"
 	@echo "             bit for bit; AOA programs of PaddleFormers (and of Paddle's tests: PADDLE_SRC=checkout) beside Paddle's engine"
 	@echo "make spmd    DTensor's operators with and without holdfast.spmd, as a table (EVERY=1 for all of them)"
+	@echo "make spmd-test  the tests of holdfast.spmd alone (sets itself up; FULL=--full for every case)"
+	@echo "make torch-tests  torch's own DTensor tests without and with holdfast.spmd, from a checkout of the release that is"
+	@echo "             installed (TORCH_SRC=checkout; FILES=\"test_api test_dtensor\", MODE=with, JOBS=2; a stopped run goes on)"
 	@echo "make bench   save and load beside PyTorch's own checkpointing, convert beside cp, as ratios"
 
 $(READY): requirements/torch.txt requirements/dev.txt pyproject.toml
@@ -92,6 +95,22 @@ EVERY ?= 31
 spmd: $(READY)
 	$(BIN)/python -m tests.spmd --ranks threads --every $(EVERY)
 	$(BIN)/python -m benchmarks.spmd
+
+spmd-test: $(READY)
+	$(BIN)/python -m pytest -n 2 --dist loadfile $(FULL) tests/spmd
+
+# What torch's tests import beside torch is kept apart from what ours need.
+TORCH_TESTS := out/torch-tests
+TORCH_TESTS_READY := $(TORCH_TESTS)/packages/.ready
+MODE ?= both
+JOBS ?= 2
+$(TORCH_TESTS_READY): requirements/torch-tests.txt $(READY)
+	$(BIN)/pip install --quiet --disable-pip-version-check --upgrade --target $(TORCH_TESTS)/packages -r requirements/torch-tests.txt
+	touch $@
+
+torch-tests: $(TORCH_TESTS_READY)
+	@test -n "$(TORCH_SRC)" || (echo "give a checkout of pytorch/pytorch: make torch-tests TORCH_SRC=..." && exit 1)
+	$(BIN)/python -m tests.torch_tests $(TORCH_SRC) --mode $(MODE) --jobs $(JOBS) $(if $(FILES),--files $(FILES)) $(ARGS)
 
 bench: $(READY)
 	$(BIN)/python -m benchmarks.save_load

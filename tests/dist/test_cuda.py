@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -122,3 +124,41 @@ def test_dropout_is_the_same_on_the_device(make: Any):
         dropout_mask(make(sample_keys(7, 3, 2**33, 8, device), 5, 16, 300), 0.1, "here") for device in ("cpu", "cuda")
     ]
     assert torch.equal(masks[0], masks[1].cpu())
+
+
+def test_a_cpu_run_on_a_machine_with_a_gpu_starts_no_cuda(tmp_path: Path) -> None:
+    """In a process of its own: a context would take memory of the GPU for nothing."""
+    script = (
+        "import sys, torch, holdfast\n"
+        "with holdfast.Checkpointer(sys.argv[1]) as checkpointer:\n"
+        "    checkpointer.restore({'w': torch.zeros(8)})\n"
+        "    checkpointer.save(1, {'w': torch.ones(8)}).result(60)\n"
+        "assert not torch.cuda.is_initialized()\n"
+        "with holdfast.Checkpointer(sys.argv[1]) as checkpointer:\n"
+        "    state = {'w': torch.zeros(8)}\n"
+        "    assert checkpointer.restore(state) == 1\n"
+        "    state['w'] = state['w'].cuda() + 1\n"
+        "    checkpointer.save(2, state).result(60)\n"
+        "found = {'w': torch.zeros(8)}\n"
+        "holdfast.Checkpointer(sys.argv[1]).restore(found)\n"
+        "assert found['w'].tolist() == [2.0] * 8\n"
+    )
+    subprocess.run([sys.executable, "-c", script, str(tmp_path / "root")], check=True, timeout=120)
+
+
+def test_a_fork_of_a_process_that_uses_cuda_can_save(tmp_path: Path) -> None:
+    torch.zeros(1, device="cuda")
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            with holdfast.Checkpointer(tmp_path / "root") as checkpointer:
+                checkpointer.save(1, {"w": torch.ones(8)}).result(60)
+            code = 0
+        finally:
+            os._exit(code)
+    assert os.waitpid(child, 0)[1] == 0
+    found = {"w": torch.zeros(8)}
+    with holdfast.Checkpointer(tmp_path / "root") as checkpointer:
+        assert checkpointer.restore(found) == 1
+    assert found["w"].tolist() == [1.0] * 8

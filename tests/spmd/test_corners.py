@@ -11,6 +11,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distrib
 from torch.distributed.tensor.placement_types import _StridedShard
 
 from tests.dist.harness import run_ranks
+from tests.spmd.judge import place as placed
 
 
 def _draw(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -262,3 +263,28 @@ def _strided() -> list[str]:
 
 def test_rows_cut_as_fsdp_beside_tp_cuts_them():
     assert run_ranks(4, _strided, deadline_s=240) == [[]] * 4
+
+
+def _views_of_nothing() -> list[str]:
+    import holdfast.spmd
+
+    holdfast.spmd.enable()
+    mesh, wrong = init_device_mesh("cpu", (2,)), []
+    for before, after in (((4, 0), (4, 2, 0, 0, 0)), ((0, 3), (0, 3, 1, 2)), ((2, 0, 3), (0,)), ((4, 0), (2, 2, 0))):
+        for place in (Replicate(), Shard(0), Shard(1), Partial()):
+            if isinstance(place, Shard) and place.dim >= len(before):
+                continue
+            leaf = placed(torch.zeros(before), mesh, (place,)).requires_grad_()
+            for name, call in (("view", torch.Tensor.view), ("reshape", torch.reshape)):
+                found = call(leaf, after)
+                found.sum().backward()
+                if tuple(found.shape) != after or tuple(found.full_tensor().shape) != after:
+                    wrong.append(f"{name} {before} {after} {place}")
+                if leaf.grad is None or tuple(leaf.grad.shape) != before:
+                    wrong.append(f"gradient of {name} {before} {after} {place}")
+    return wrong
+
+
+def test_views_of_empty_tensors_end():
+    """torch alone looks for the dims of (4, 0) in (4, 2, 0, 0, 0) without end."""
+    assert run_ranks(2, _views_of_nothing, deadline_s=60) == [[], []]

@@ -11,8 +11,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from holdfast.core.errors import InvalidArgument
 from holdfast.spmd import redistribute_cost
+from holdfast.spmd.errors import SpmdArgumentError
 from tests.spmd.auto.meshes import pretended_mesh
 from tests.spmd.listening import Listener
 
@@ -84,17 +84,17 @@ def test_a_slice_is_free(tensor):
 
 
 def test_wrong_placements_are_refused(tensor):
-    with pytest.raises(InvalidArgument, match="one placement per axis"):
+    with pytest.raises(SpmdArgumentError, match="one placement per axis"):
         redistribute_cost(tensor, [Shard(0)])
-    with pytest.raises(InvalidArgument, match="nothing is redistributed to"):
+    with pytest.raises(SpmdArgumentError, match="nothing is redistributed to"):
         redistribute_cost(tensor, [Partial(), Partial()])
     for dim in (2, -3):
-        with pytest.raises(InvalidArgument, match=r"axis 1: .* of a tensor of 2 dims"):
+        with pytest.raises(SpmdArgumentError, match=r"axis 1: .* of a tensor of 2 dims"):
             redistribute_cost(tensor, [Replicate(), Shard(dim)])
     for given in (None, Shard(0), ["S0", "R"]):
-        with pytest.raises(InvalidArgument, match="give a list of Replicate"):
+        with pytest.raises(SpmdArgumentError, match="give a list of Replicate"):
             redistribute_cost(tensor, given)
-    with pytest.raises(InvalidArgument, match="a Tensor has no placements"):
+    with pytest.raises(SpmdArgumentError, match="a Tensor has no placements"):
         redistribute_cost(torch.zeros(8, 8), [Replicate(), Replicate()])
 
 

@@ -9,6 +9,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distrib
 from torch.distributed.tensor.debug import CommDebugMode
 
 from tests.dist.harness import run_ranks
+from tests.spmd.listening import Listener
 
 WORLD = 4
 ROWS, COLUMNS = 10, 7
@@ -57,6 +58,7 @@ def _check():
     found, sent = _listen(lambda: average.add_(ones).sub_(0.5))
     judge("add_ to an average", found, whole + 0.5, sent, 0)
     judge("the average itself", average, whole + 0.5, 0, 0)
+    _put_parts(mesh, judge)
     for places in (Shard(0), Replicate()), (Shard(1), Shard(1)), (Replicate(), Shard(0)):
         _bilinear(mesh, places, judge)
     ordered = torch.randn(6, 9, generator=torch.Generator().manual_seed(2)).sort().values
@@ -72,6 +74,26 @@ def _check():
     scalar, target = (distribute_tensor(torch.tensor(item), mesh, [Replicate()]) for item in (0.5, 0))
     judge("multi_margin_loss of a number", F.multi_margin_loss(scalar, target), torch.tensor(0.0), 0, 0)
     return wrong
+
+
+def _put_parts(mesh, judge):
+    """x[i] = v and x[mask] = v of two Partials alike: each rank's part is enough, but for an element written twice."""
+    for how, (part, whole) in _partials(mesh).items():
+        row = DTensor.from_local(part.to_local()[0].exp(), mesh, [Partial(how)], run_check=False)
+        filled = row.full_tensor()
+        mask = torch.arange(COLUMNS) % 2 == 0
+        for name, keys, value, given, allowed in (
+            ("row", [torch.tensor(3)], row, filled, 0),
+            ("element", [torch.tensor([-1]), torch.tensor(2)], row[:1], filled[:1], 0),
+            ("mask", [None, mask], row[:4], filled[:4], 0),
+            ("row twice", [torch.tensor([3, 3])], row, filled, 2),
+        ):
+            expected = torch.ops.aten.index_put.default(whole, keys, given)
+            found, sent = _listen(lambda p=part, k=keys, v=value: torch.ops.aten.index_put.default(p, k, v))
+            judge(f"index_put {name} of Partial({how})", found, expected, sent, allowed)
+            copy = DTensor.from_local(part.to_local().clone(), mesh, [Partial(how)], run_check=False)
+            found, sent = _listen(lambda c=copy, k=keys, v=value: torch.ops.aten.index_put_.default(c, k, v))
+            judge(f"index_put_ {name} of Partial({how})", copy, expected, sent, allowed)
 
 
 def _bilinear(mesh, places, judge):
@@ -95,3 +117,58 @@ def _bilinear(mesh, places, judge):
 
 def test_nothing_is_sent_that_every_rank_has():
     assert run_ranks(WORLD, _check, deadline_s=120) == [[]] * WORLD
+
+
+def _bytes_of(call):
+    """The bytes that this rank receives, forward and backward."""
+    with Listener(WORLD) as listening:
+        result = call()
+        (result * result).mean().backward()
+    return listening.bytes
+
+
+CHAIN_ROWS, HIDDEN = 64, 16
+NORMS = {
+    "layer_norm": lambda x, *affine: F.layer_norm(x, (HIDDEN,)),
+    "softmax": lambda x, *affine: x.softmax(-1),
+    "group_norm": lambda x, *affine: F.group_norm(x, 4, *affine),
+    "rms_norm": lambda x, *affine: F.rms_norm(x, (HIDDEN,)),
+    "gelu": lambda x, *affine: F.gelu(x),
+    "none": lambda x, *affine: x,
+}
+
+RAISE = (("group_norm", "S(0)"), ("group_norm", "S(1)"), ("rms_norm", "S(1)"))  # with torch alone
+
+
+def _chains():
+    """Bytes of a call before a column-wise linear, with torch alone and with the rules, by call and placement."""
+    import holdfast.spmd
+
+    mesh = init_device_mesh("cpu", (WORLD,))
+    generator = torch.Generator().manual_seed(5)
+    rows = torch.randn(CHAIN_ROWS, HIDDEN, generator=generator)
+    columns = torch.randn(4 * HIDDEN, HIDDEN, generator=generator)
+    found: dict[tuple[str, str], list[int]] = {}
+    for turn in (holdfast.spmd.disable, holdfast.spmd.enable):
+        turn()
+        for name, norm in NORMS.items():
+            for place in (Replicate(), Shard(0), Shard(1)):
+                x = distribute_tensor(rows, mesh, [place]).requires_grad_()
+                weight = distribute_tensor(columns, mesh, [Shard(0)]).requires_grad_()
+                ones = distribute_tensor(torch.ones(HIDDEN), mesh, [Replicate()])
+                affine = [ones.clone().requires_grad_() for _ in range(2)]
+                if (name, str(place)) in RAISE:
+                    continue
+                call = _bytes_of(lambda n=norm, given=(x, *affine), w=weight: F.linear(n(*given), w))
+                found.setdefault((name, str(place)), []).append(call)
+    return found
+
+
+def test_a_column_wise_linear_after_a_norm_moves_no_more_than_the_norms_own_numbers():
+    """Sharded rows stay sharded through layer_norm and softmax, for a few numbers a row; the linear gathers them."""
+    number = 4 * CHAIN_ROWS * 2 * (WORLD - 1) // WORLD  # one for each row, reduced
+    allowed = {("layer_norm", "S(1)"): 4 * number, ("softmax", "S(1)"): 3 * number}
+    for found in run_ranks(WORLD, _chains, deadline_s=180):
+        assert len(found) == len(NORMS) * 3 - len(RAISE)
+        more = {chain: ours - theirs for chain, (theirs, ours) in found.items() if ours > theirs}
+        assert more == allowed

@@ -201,7 +201,7 @@ def test_enable_within_loss_parallel_is_refused():
     from torch.distributed.tensor.parallel import loss_parallel
 
     import holdfast.spmd
-    from holdfast.core.errors import InvalidArgument
+    from holdfast.spmd.errors import SpmdArgumentError
 
-    with loss_parallel(), pytest.raises(InvalidArgument, match="loss_parallel"):
+    with loss_parallel(), pytest.raises(SpmdArgumentError, match="loss_parallel"):
         holdfast.spmd.enable()

@@ -10,9 +10,9 @@ PROGRAM = """
     import torch
     import torch.distributed as dist
     import torch.nn.functional as F
-    from torch.distributed._local_tensor import LocalTensorMode
+    from torch.distributed._local_tensor import LocalTensor, LocalTensorMode
     from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+    from torch.distributed.tensor import DTensor, Partial, Shard, distribute_tensor
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     import holdfast.spmd
@@ -27,6 +27,12 @@ PROGRAM = """
         "mse_loss": lambda t: F.mse_loss(t, t * 2),
         "slice": lambda t: t[2:6],
     }
+    edits = {  # of a Partial
+        "fill_": lambda t: t.fill_(8.0),
+        "add_": lambda t: t.add_(1.0),
+        "clamp_": lambda t: t.clamp_(0.0, 0.5),
+        "masked_fill_": lambda t: t.masked_fill_(torch.arange(6) % 2 == 0, 3.0),
+    }
     drawn = {
         "dropout": lambda t: F.dropout(t, 0.5),
         "rand_like": torch.rand_like,
@@ -38,6 +44,12 @@ PROGRAM = """
         for name, call in right.items():
             found = call(placed).full_tensor().reconcile()
             assert torch.allclose(found, call(whole), atol=1e-6), name
+        for name, edit in edits.items():
+            parts = LocalTensor({rank: whole * (rank + 1) / 10 for rank in range(4)})
+            part = DTensor.from_local(parts, mesh, [Partial()], run_check=False)
+            expected = whole.clone()
+            edit(part), edit(expected)
+            assert torch.allclose(part.full_tensor().reconcile(), expected, atol=1e-6), name
         for name, call in drawn.items():
             assert call(placed).shape == whole.shape, name
     print("as one device")

@@ -129,3 +129,35 @@ def _own_draws() -> list[str]:
 def test_rows_that_are_chosen_and_slopes_that_are_drawn_are_each_shards_own():
     found = run_ranks(2, _own_draws, deadline_s=120)
     assert len(found[0]) == 1 and found[0] == found[1]
+
+
+def _fractional_pools() -> list[str]:
+    import holdfast.spmd
+
+    holdfast.spmd.enable()
+    mesh, wrong = init_device_mesh("cpu", (2,)), []
+    torch.manual_seed(5)
+    for shape, pool in (
+        ((4, 2, 9, 9), nn.functional.fractional_max_pool2d),
+        ((3, 1, 9, 9), nn.functional.fractional_max_pool2d),
+        ((2, 9, 9), nn.functional.fractional_max_pool2d),
+        ((3, 2, 7, 7, 7), nn.functional.fractional_max_pool3d),
+        ((2, 7, 7, 7), nn.functional.fractional_max_pool3d),
+    ):
+        whole = torch.randn(shape, dtype=torch.float64, requires_grad=True)
+        for places in (Replicate(), Shard(0), Shard(1), Shard(len(shape) - 1), Partial()):
+            torch.manual_seed(7)
+            expected, indices = pool(whole, 2, output_size=3, return_indices=True)
+            (slope,) = torch.autograd.grad(expected.square().sum(), whole)
+            torch.manual_seed(7)
+            leaf = place(whole.detach(), mesh, (places,)).requires_grad_()
+            found, positions = pool(leaf, 2, output_size=3, return_indices=True)
+            found.square().sum().backward()
+            pairs = ((found, expected), (positions, indices), (leaf.grad, slope))
+            if not all(torch.allclose(ours.full_tensor(), theirs) for ours, theirs in pairs):
+                wrong.append(f"{pool.__name__} {shape} {places}")
+    return wrong
+
+
+def test_fractional_pools_draw_what_one_device_draws():
+    assert run_ranks(2, _fractional_pools, deadline_s=120) == [[], []]

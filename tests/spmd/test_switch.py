@@ -7,8 +7,8 @@ import torch
 from torch.distributed.tensor import DTensor
 
 import holdfast.spmd
-from holdfast.core.warnings import HoldfastWarning
 from holdfast.spmd import torch_private
+from holdfast.spmd.errors import SpmdWarning
 from holdfast.spmd.methods import stands
 from holdfast.spmd.registry import all_rules
 
@@ -71,7 +71,7 @@ def test_the_report_says_what_and_why():
 def test_an_unknown_torch_is_said_and_left_alone(monkeypatch):
     before = _state()
     monkeypatch.setattr(torch, "__version__", "9.9.0")
-    with pytest.warns(HoldfastWarning, match="9.9 is not known"):
+    with pytest.warns(SpmdWarning, match="9.9 is not known"):
         problems = holdfast.spmd.enable()
     names = [name for rule in all_rules() for name in rule.operators]
     assert problems == [f"{name}: {torch_private.check()}" for name in names]
@@ -87,7 +87,7 @@ def test_a_dispatcher_with_other_parameters_is_left_alone(monkeypatch):
     before = _state()
     dispatcher = type(torch_private.dispatcher())
     monkeypatch.setattr(dispatcher, "unwrap_to_op_info", lambda self, op_call, args: None)
-    with pytest.warns(HoldfastWarning, match=r"unwrap_to_op_info takes \(self, op_call, args\), not"):
+    with pytest.warns(SpmdWarning, match=r"unwrap_to_op_info takes \(self, op_call, args\), not"):
         problems = holdfast.spmd.enable()
     assert len(problems) > 200
     assert _state() == before
@@ -101,7 +101,7 @@ def test_a_part_whose_names_changed_is_left_out_by_name(monkeypatch):
 
     monkeypatch.setattr(clip_grad, "_get_total_norm", changed)
     monkeypatch.delattr(torch_private.utils, "is_tensor_shardable")
-    with pytest.warns(HoldfastWarning, match="_get_total_norm takes"):
+    with pytest.warns(SpmdWarning, match="_get_total_norm takes"):
         problems = holdfast.spmd.enable()
     try:
         assert [problem.partition(":")[0] for problem in problems] == ["fallback", "methods"]
@@ -132,7 +132,7 @@ def test_a_choice_that_names_nothing_is_refused_and_changes_nothing(choice, word
     holdfast.spmd.enable(only=["loss"])
     try:
         before = holdfast.spmd.report()
-        with pytest.raises(holdfast.HoldfastError, match=words):
+        with pytest.raises(holdfast.spmd.SpmdError, match=words):
             holdfast.spmd.enable(**choice)
         assert holdfast.spmd.report() == before
     finally:

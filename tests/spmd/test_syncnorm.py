@@ -97,14 +97,14 @@ def test_statistics_are_those_of_all_ranks():
 
 def _outside():
     import holdfast.spmd
-    from holdfast.core.errors import Unsupported
+    from holdfast.spmd.errors import UnsupportedCall
 
     holdfast.spmd.enable()
     half = init_device_mesh("cpu", (2, 2), mesh_dim_names=("a", "b"))["b"]
     module = nn.SyncBatchNorm(4, process_group=dist.group.WORLD)
     try:
         module(distribute_tensor(torch.randn(4, 4), half, [Shard(0)]))
-    except Unsupported as error:
+    except UnsupportedCall as error:
         return "[0, 1, 2, 3]" in str(error)
     return False
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import torch
+import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Shard, distribute_tensor
+from torch.distributed.tensor.debug import CommDebugMode
 
 from tests.dist.harness import run_ranks
 
@@ -107,6 +109,66 @@ def _all():
 def test_views_of_sharded_dims_are_views():
     for found in run_ranks(2, _all, deadline_s=120):
         assert found == {act.__name__: True for act in ACTS}
+
+
+def _first_then_second(y):
+    first, second = y[0:4], y[2:6]
+    first.mul_(3.0)
+    return first, second
+
+
+def _second_then_a_view_of_it(y):
+    first, second = y[0:4], y[2:6]
+    second[0].fill_(5.0)
+    return first, second
+
+
+def _both_in_a_list(y):
+    first, second = y[0:2], y[1:6]
+    torch._foreach_add_([y[0:1], y[5:6]], 2.0)
+    return first, second
+
+
+def _a_row_of_many(y):
+    rows = y.unbind(0)
+    rows[2].zero_()
+    return rows[2], y[1:4]
+
+
+def _without_a_count(y):
+    first, second = y[0:4], y[2:6]
+    first.data.mul_(3.0)
+    return first, second
+
+
+BESIDE = (_first_then_second, _second_then_a_view_of_it, _both_in_a_list, _a_row_of_many, _without_a_count)
+
+
+def _shows(view, expected):
+    """Whether this rank's part of a view is that of the view on one device."""
+    local = view.to_local()
+    return torch.equal(local, expected.chunk(2)[dist.get_rank()] if view.placements == (Shard(0),) else expected)
+
+
+def _read_by_one_rank():
+    """Rank 0 alone reads views that were written through a view; then every rank reads them after another write."""
+    found = {}
+    for act in BESIDE:
+        placed, whole = _pair()
+        expected, seen = act(whole), act(placed)
+        with CommDebugMode() as listening:
+            right = [dist.get_rank() == 1 or _shows(*pair) for pair in zip(seen, expected, strict=True)]
+        placed.add_(1.0)
+        whole.add_(1.0)
+        right += [_shows(*pair) for pair in zip(seen, expected, strict=True)]
+        right.append(torch.equal(placed.full_tensor(), whole))
+        found[act.__name__] = listening.get_total_counts(), right
+    return found
+
+
+def test_one_rank_alone_can_read_views_that_were_written_through_a_view():
+    for found in run_ranks(2, _read_by_one_rank, deadline_s=120):
+        assert found == {act.__name__: (0, [True] * 5) for act in BESIDE}
 
 
 def _gradients():

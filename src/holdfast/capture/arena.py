@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
-from holdfast.capture.cuda_threads import current_device, enter_thread
+from holdfast.capture.cuda_threads import current_device, enter_thread, uses_cuda
 from holdfast.checkpoint.shared_memory import Arena, create_file, seal, unlink_file
 from holdfast.core.errors import HoldfastError, StorageError
 from holdfast.storage import linux
@@ -33,9 +33,9 @@ class RankArena:
         self._deadline_s = deadline_s
         self._arena: Arena | None = None
         self._pinned: int | None = None
+        self._pin_tried = False
         self._thread: threading.Thread | None = None
         self._closed = False
-        self._device = current_device()
         self.problem = ""
         self.seconds = 0.0
 
@@ -55,7 +55,7 @@ class RankArena:
     def prepare(self, size: int, made: Callable[[], None] = lambda: None) -> None:
         """Start to allocate an arena of at least `size` bytes, unless there is one or one is in progress."""
         if self._thread is None and size > self.size and not self._too_large(size):
-            self._thread = threading.Thread(target=self._make_quietly, args=(size, made), daemon=True)
+            self._thread = threading.Thread(target=self._make_quietly, args=(size, made, current_device()), daemon=True)
             self._thread.start()
 
     def require(self, size: int) -> tuple[str, torch.Tensor]:
@@ -73,14 +73,15 @@ class RankArena:
                 )
             self._make(size)
         assert self._arena is not None
+        self._pin_once()  # CUDA may have been started since the arena was made
         return self._arena.path, self.memory
 
     def _too_large(self, size: int) -> bool:
         return self._limit_bytes is not None and size > self._limit_bytes
 
-    def _make_quietly(self, size: int, made: Callable[[], None]) -> None:
+    def _make_quietly(self, size: int, made: Callable[[], None], device: int | None) -> None:
         try:
-            enter_thread(self._device)
+            enter_thread(device)
             self._make(size)
             made()
         except (HoldfastError, OSError, RuntimeError) as error:
@@ -102,11 +103,15 @@ class RankArena:
         if self._closed:
             self.release()
             raise StorageError("the Checkpointer was closed in the meantime")
-        if torch.cuda.is_available():
-            self._pin(address, max(size, 1))
+        self._pin_once()
         self.seconds = time.monotonic() - started
 
-    def _pin(self, address: int, size: int) -> None:
+    def _pin_once(self) -> None:
+        """Page-lock the arena if this process uses CUDA, unless that was tried before."""
+        if self._arena is None or self._pin_tried or not uses_cuda():
+            return
+        self._pin_tried = True
+        address, size = self._arena.bytes.ctypes.data, self._arena.bytes.size
         code = torch.cuda.cudart().cudaHostRegister(address, size, 0)  # type: ignore[no-untyped-call]
         if int(code) == 0:
             self._pinned = address
@@ -131,6 +136,7 @@ class RankArena:
         if self._pinned is not None:
             torch.cuda.cudart().cudaHostUnregister(self._pinned)  # type: ignore[no-untyped-call]
             self._pinned = None
+        self._pin_tried = False
         self.invalidate()
         unlink_file(self._arena.path)
         self._arena.close()

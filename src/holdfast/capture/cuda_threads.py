@@ -9,9 +9,18 @@ import torch
 _RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED
 
 
+def uses_cuda() -> bool:
+    """Return whether this process has started CUDA.
+
+    A save must not start CUDA for a process that trains on the CPU: a context takes hundreds of megabytes of a GPU.
+    A process forked from one that uses CUDA cannot start it at all.
+    """
+    return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
+
+
 def current_device() -> int | None:
-    """Return the CUDA device of this thread, or None without CUDA."""
-    return torch.cuda.current_device() if torch.cuda.is_available() else None
+    """Return this thread's CUDA device, to hand to another thread; None if the process does not use CUDA."""
+    return torch.cuda.current_device() if uses_cuda() else None
 
 
 def enter_thread(device: int | None) -> None:

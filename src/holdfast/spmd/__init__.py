@@ -2,6 +2,7 @@
 
 from holdfast.spmd.auto import Pins, Plan, UnitWay, distribute, plan
 from holdfast.spmd.cost import Move, redistribute_cost
+from holdfast.spmd.errors import PlanMismatch, PlanNotFound, SpmdArgumentError, SpmdError, SpmdWarning, UnsupportedCall
 from holdfast.spmd.reporting import Line, report
 from holdfast.spmd.switch import disable, enable
 
@@ -10,7 +11,13 @@ __all__ = [
     "Move",
     "Pins",
     "Plan",
+    "PlanMismatch",
+    "PlanNotFound",
+    "SpmdArgumentError",
+    "SpmdError",
+    "SpmdWarning",
     "UnitWay",
+    "UnsupportedCall",
     "disable",
     "distribute",
     "enable",

@@ -13,9 +13,9 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Shard
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from holdfast.core.errors import InvalidArgument
 from holdfast.spmd import torch_private as private
 from holdfast.spmd.call import is_shard
+from holdfast.spmd.errors import SpmdArgumentError
 
 # What each rank receives, as a multiple of what it gives, among so many ranks.
 RECEIVED = {
@@ -49,7 +49,7 @@ def redistribute_cost(tensor: DTensor, placements: Sequence[Placement]) -> tuple
 
     The sum of their bytes is what this rank receives. An axis may have several moves where torch goes through
     other placements; where torch moves several axes at once, over a mesh that was flattened, the first of them has
-    the bytes. Nothing is sent. Raises InvalidArgument when the placements do not fit the tensor or the mesh.
+    the bytes. Nothing is sent. Raises SpmdArgumentError when the placements do not fit the tensor or the mesh.
     """
     placements = _checked(tensor, placements)
     mesh = tensor.device_mesh
@@ -70,18 +70,18 @@ def redistribute_cost(tensor: DTensor, placements: Sequence[Placement]) -> tuple
 def _checked(tensor: DTensor, placements: Sequence[Placement]) -> tuple[Placement, ...]:
     """The placements, dims counted from the first, if the tensor can be redistributed to them."""
     if not isinstance(tensor, DTensor):
-        raise InvalidArgument(f"a {type(tensor).__name__} has no placements: give a DTensor, as of distribute_tensor")
+        raise SpmdArgumentError(f"a {type(tensor).__name__} has no placements: give a DTensor, as of distribute_tensor")
     if not isinstance(placements, Sequence) or not all(isinstance(place, Placement) for place in placements):
-        raise InvalidArgument(f"placements={placements!r}: give a list of Replicate() and Shard(dim), one per axis")
+        raise SpmdArgumentError(f"placements={placements!r}: give a list of Replicate() and Shard(dim), one per axis")
     axes = tensor.device_mesh.ndim
     if len(placements) != axes:
-        raise InvalidArgument(f"{len(placements)} placements for a mesh of {axes} axes: give one placement per axis")
+        raise SpmdArgumentError(f"{len(placements)} placements for a mesh of {axes} axes: give one placement per axis")
     for axis, (before, after) in enumerate(zip(tensor.placements, placements, strict=True)):
         if isinstance(after, Partial) and before != after:
-            raise InvalidArgument(f"axis {axis}: nothing is redistributed to {after}: ask for Replicate or Shard")
+            raise SpmdArgumentError(f"axis {axis}: nothing is redistributed to {after}: ask for Replicate or Shard")
         dim = getattr(after, "dim", 0)
         if not -max(tensor.ndim, 1) <= dim < max(tensor.ndim, 1) or (is_shard(after) and not tensor.ndim):
-            raise InvalidArgument(f"axis {axis}: {after} of a tensor of {tensor.ndim} dims: name one that it has")
+            raise SpmdArgumentError(f"axis {axis}: {after} of a tensor of {tensor.ndim} dims: name one that it has")
     return tuple(Shard(place.dim % tensor.ndim) if is_shard(place) else place for place in placements)
 
 

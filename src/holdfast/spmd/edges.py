@@ -9,6 +9,7 @@ import torch
 import torch.distributed._functional_collectives as functional
 from torch.distributed.device_mesh import DeviceMesh
 
+from holdfast.spmd import torch_private as private
 from holdfast.spmd.collect import chunk_sizes
 
 
@@ -50,9 +51,7 @@ class Exchange:
 
     @property
     def here(self) -> int:
-        coordinate = self.mesh.get_coordinate()
-        assert coordinate is not None
-        return coordinate[self.axis]
+        return private.own_coordinate(self.mesh)[self.axis]
 
     @property
     def is_needed(self) -> bool:

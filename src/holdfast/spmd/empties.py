@@ -12,6 +12,7 @@ from torch.distributed.tensor import DTensor, Partial, Placement
 from holdfast.spmd import torch_private as private
 from holdfast.spmd.call import Call, is_shard
 from holdfast.spmd.collect import has_empty_shard
+from holdfast.spmd.every_rank import is_of_a_collective
 
 USES = 2  # of a result that is a sum, each of which reduces it
 IDENTITY = {"sum": 0.0, "avg": 0.0, "max": float("-inf"), "min": float("inf"), "product": 1.0}
@@ -62,8 +63,8 @@ def run_decision(call: Call, args: Any, kwargs: Any, sharding: Any) -> Any:
     call.info.output_sharding = sharding
     try:
         local = private.local_results(call.op, args, call.info)
-    except Exception:
-        if not _has_nothing(call):
+    except Exception as error:
+        if not _has_nothing(call) or is_of_a_collective(error):
             raise
         local = None
     if local is None or (_has_nothing(call) and not _fits(local, sharding.output_spec)):

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor
 
-from holdfast.core.errors import Unsupported
 from holdfast.spmd import torch_private as private
 from holdfast.spmd.call import Call, moved, replicated, whole
+from holdfast.spmd.errors import UnsupportedCall
 from holdfast.spmd.parts import overwrite, reduced_places
 
 
@@ -73,7 +73,7 @@ def _inplace(call: Call) -> Any:
     for spot, tensor in call.spots():
         if (spot in written or spot[:1] in written) and isinstance(tensor, DTensor):
             if tensors[spot].shape != tensor.shape:
-                raise Unsupported(
+                raise UnsupportedCall(
                     f"{call.op} would change the shape of a DTensor in place, from {tuple(tensor.shape)} to "
                     f"{tuple(tensors[spot].shape)}: use the form without _"
                 )

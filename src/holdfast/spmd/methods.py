@@ -10,6 +10,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from holdfast.spmd import torch_private as private
+from holdfast.spmd.every_rank import named
 from holdfast.spmd.groups import clip_with_norm, parted, parted_lists, total_norm
 from holdfast.spmd.setitem import set_item
 from holdfast.spmd.stand_ins import StandIn
@@ -18,7 +19,8 @@ from holdfast.spmd.syncnorm import forward_of
 
 
 def _tolist(self: DTensor) -> Any:
-    return self.full_tensor().tolist()
+    with named("DTensor.tolist()", self):
+        return self.full_tensor().tolist()
 
 
 def _format(self: DTensor, words: str) -> str:

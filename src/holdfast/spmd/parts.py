@@ -30,12 +30,15 @@ def overwrite(tensor: DTensor, contents: torch.Tensor) -> None:
 def share(tensor: DTensor, contents: torch.Tensor) -> torch.Tensor:
     """What this rank holds of contents that every rank of a tensor's Partial axes has."""
     for axis, place in enumerate(tensor.placements):
-        if isinstance(place, Partial) and place.reduce_op in SHARES and not is_first(tensor, axis):
+        if not isinstance(place, Partial) or place.reduce_op not in SHARES:
+            continue
+        if private.simulates_ranks() and place.reduce_op == "sum" and contents.is_floating_point():
+            contents = contents / tensor.device_mesh.size(axis)  # no rank is the first: all do the same
+        elif not is_first(tensor, axis):
             return torch.full_like(contents, SHARES[place.reduce_op])
     return contents
 
 
 def is_first(tensor: DTensor, axis: int) -> bool:
     """Whether this rank is the first along a mesh axis."""
-    coordinate = tensor.device_mesh.get_coordinate()
-    return coordinate is not None and coordinate[axis] == 0
+    return private.own_coordinate(tensor.device_mesh)[axis] == 0

@@ -1,4 +1,4 @@
-"""Plain tensors among DTensors, where they can only be indices, masks, or made by autograd: the same on every rank."""
+"""Plain tensors among DTensors, where they can only be indices, masks, or made by torch: the same on every rank."""
 
 from __future__ import annotations
 
@@ -40,6 +40,7 @@ INDEXING = (
 )
 BRACKETS = ("aten.index.", "index_put")  # whose indices may lie on the CPU beside tensors that do not
 MASKING = ("masked_fill.Scalar", "masked_fill.Tensor")
+SAMPLING = ("fractional_max_pool2d.default", "fractional_max_pool3d.default")
 
 
 def take_plain(op: Any, args: Any, kwargs: Any) -> Any:
@@ -54,6 +55,12 @@ def take_masks(op: Any, args: Any, kwargs: Any) -> Any:
         filled = op(private.local_of(tensor), private.local_of(mask), value)
         return private.wrap(filled, private.spec_of(tensor))
     _refuse_plain(op, args, masks=True)
+    return take_plain(op, args, kwargs)
+
+
+def take_samples(op: Any, args: Any, kwargs: Any) -> Any:
+    """Fractional pooling, for which torch draws plain random numbers: the same on every rank, whose seeds are."""
+    _refuse_plain(op, args[:1])
     return take_plain(op, args, kwargs)
 
 

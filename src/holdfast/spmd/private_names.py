@@ -64,6 +64,7 @@ NAMES = (
     PrivateName(RULES, "torch._C._dynamo.eval_frame:set_code_exec_strategy"),
     PrivateName(RULES, "torch.utils._mode_utils:no_dispatch", ()),
     PrivateName(RULES, "torch:_C._current_autograd_node"),
+    PrivateName(RULES, "torch.autograd.grad_mode:_unsafe_preserve_version_counter", ("tensors",)),
     PrivateName(RULES, "torch:_C._jit_get_all_schemas"),
     PrivateName(
         "plain",

@@ -17,6 +17,7 @@ from holdfast.spmd.collect import has_even_shards
 from holdfast.spmd.composites import is_whole, take_apart
 from holdfast.spmd.dims import refuse_wrong_dims
 from holdfast.spmd.empties import carry_out, has_empty, pays, run_decision, will_have_empty
+from holdfast.spmd.every_rank import name_operator
 from holdfast.spmd.fallback import gather_and_run
 from holdfast.spmd.mixed_lists import is_over_lists, places_by_mesh, run_by_mesh
 from holdfast.spmd.refused import cannot_be_done
@@ -64,6 +65,13 @@ def make_route(switch: Switch, torch_way: Callable[..., Any]) -> Callable[..., A
     known = _Known()
 
     def slow_path(op: Any, args: Any, kwargs: Any, info: Any, try_cache: bool) -> Any:
+        try:
+            return routed(op, args, kwargs, info, try_cache)
+        except RuntimeError as error:
+            name_operator(error, op, (tensor for _, tensor in bind(op, args, kwargs).spots()))
+            raise
+
+    def routed(op: Any, args: Any, kwargs: Any, info: Any, try_cache: bool) -> Any:
         if info.compute_mesh.get_coordinate() is None:
             return torch_way(op, args, kwargs, info, try_cache)
         if private.is_tracing():

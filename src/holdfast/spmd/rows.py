@@ -8,6 +8,7 @@ import torch
 import torch.distributed._functional_collectives as functional
 from torch.distributed.device_mesh import DeviceMesh
 
+from holdfast.spmd import torch_private as private
 from holdfast.spmd.collect import chunk_sizes
 
 NOTHING = -1  # the source of a row of zeros
@@ -40,9 +41,7 @@ class Order:
 
     def fetch(self, local: torch.Tensor) -> torch.Tensor:
         """This rank's rows of the result."""
-        coordinate = self.mesh.get_coordinate()
-        assert coordinate is not None
-        here, wants = coordinate[self.axis], self._wants()
+        here, wants = private.own_coordinate(self.mesh)[self.axis], self._wants()
         rows = local.movedim(self.dim, 0)
         own = wants[here]
         result = rows.new_zeros(len(own), *rows.shape[1:])

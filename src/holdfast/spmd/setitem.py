@@ -10,6 +10,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
 from holdfast.spmd import torch_private as private
 from holdfast.spmd.call import is_shard, moved, whole
+from holdfast.spmd.every_rank import named
 from holdfast.spmd.parts import is_partial, share
 from holdfast.spmd.windows import Window
 
@@ -25,7 +26,8 @@ def set_item(self: DTensor, key: Any, value: Any) -> None:
     if bounds is None or not regular or not boxed or outside or isinstance(self, Window):
         torch.Tensor.__setitem__(self, key, value)
         return
-    _Put.apply(self, value, bounds, key)  # type: ignore[no-untyped-call]
+    with named("DTensor.__setitem__, x[a:b] = v,", self):
+        _Put.apply(self, value, bounds, key)  # type: ignore[no-untyped-call]
 
 
 def _bounds(key: Any, shape: torch.Size) -> Bounds | None:

@@ -10,22 +10,30 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor
 
-from holdfast.core.errors import InvalidArgument
-from holdfast.core.warnings import warn
 from holdfast.spmd import torch_private as private
 from holdfast.spmd.agreement import LOOKUPS
+from holdfast.spmd.errors import SpmdArgumentError, warn
 from holdfast.spmd.fallback import GATHERED
 from holdfast.spmd.functions import install_functions
 from holdfast.spmd.lossparallel import loss_handlers
 from holdfast.spmd.methods import METHODS, install_methods, remove_methods
-from holdfast.spmd.plain import INDEXING, MASKING, take_flip, take_made, take_masks, take_plain
+from holdfast.spmd.plain import (
+    INDEXING,
+    MASKING,
+    SAMPLING,
+    take_flip,
+    take_made,
+    take_masks,
+    take_plain,
+    take_samples,
+)
 from holdfast.spmd.private_names import misfits
 from holdfast.spmd.registry import Rule, all_rules
 from holdfast.spmd.route import Switch, make_route
 from holdfast.spmd.windows import Window
 
 SWITCH = Switch()
-OURS = (take_flip, take_made, take_masks, take_plain)  # handlers that the dispatcher's own table is given
+OURS = (take_flip, take_made, take_masks, take_plain, take_samples)  # handlers that the dispatcher's own table is given
 PARTS = ("fallback", "functions", "loss_parallel", "methods", "plain")  # what may be chosen beside rules
 
 
@@ -33,7 +41,7 @@ def enable(only: Sequence[str] = ("*",), exclude: Sequence[str] = (), check_indi
     """Give DTensor the rules that torch lacks or gets wrong; returns what was left out, and why.
 
     `only` and `exclude` are patterns over families ("indexing") and operators ("mse_loss.default"); "fallback" is
-    the gathering of calls that torch refuses. Calling it again replaces the choice. Raises InvalidArgument for a
+    the gathering of calls that torch refuses. Calling it again replaces the choice. Raises SpmdArgumentError for a
     pattern that names nothing, and leaves the choice as it was.
 
     With `check_indices` an index out of range in a tensor of indices that is itself sharded raises on every rank, for
@@ -42,7 +50,7 @@ def enable(only: Sequence[str] = ("*",), exclude: Sequence[str] = (), check_indi
     _check("only", only)
     _check("exclude", exclude)
     if private.in_loss_parallel():
-        raise InvalidArgument("enable() within loss_parallel(): call it before, since that puts back what it found")
+        raise SpmdArgumentError("enable() within loss_parallel(): call it before, since that puts back what it found")
     disable()
     problem = private.check()
     if problem is not None:
@@ -99,11 +107,11 @@ def _check(option: str, patterns: Sequence[str]) -> None:
     """Refuse what would silently choose nothing: one word in place of a list, or a word that no rule goes by."""
     families = {rule.family for rule in all_rules()} | set(PARTS)
     if isinstance(patterns, str):
-        raise InvalidArgument(f"{option}={patterns!r}: give a list of patterns, like {option}=[{patterns!r}]")
+        raise SpmdArgumentError(f"{option}={patterns!r}: give a list of patterns, like {option}=[{patterns!r}]")
     words = [*families, *(name for rule in all_rules() for name in rule.operators)]
     for pattern in patterns:
         if not isinstance(pattern, str) or not _matches(words, [pattern]):
-            raise InvalidArgument(
+            raise SpmdArgumentError(
                 f"{option}: {pattern!r} is no family and no operator with a rule: give an operator, "
                 f"like 'mse_loss.default', or a family: {', '.join(sorted(families))}"
             )
@@ -138,7 +146,7 @@ def disable() -> None:
 
 def _accept_plain() -> None:
     """Put handlers before the dispatcher's own check, which refuses plain tensors."""
-    for names, handler in ((INDEXING, take_plain), (MASKING, take_masks)):
+    for names, handler in ((INDEXING, take_plain), (MASKING, take_masks), (SAMPLING, take_samples)):
         for name in names:
             if (op := private.operator(name)) is not None:
                 private.handlers().setdefault(op, handler)  # another's handler stays

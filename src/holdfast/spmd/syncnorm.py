@@ -11,7 +11,7 @@ from torch import nn
 from torch.autograd.function import once_differentiable
 from torch.distributed.tensor import DTensor
 
-from holdfast.core.errors import Unsupported
+from holdfast.spmd.errors import UnsupportedCall
 
 
 def forward_of(torch_way: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
@@ -41,7 +41,7 @@ def _check_ranks(group: Any, tensor: DTensor) -> None:
     ranks = set(dist.get_process_group_ranks(group)) if group is not None else set()
     here = {int(rank) for rank in tensor.device_mesh.mesh.flatten()}
     if not ranks <= here:
-        raise Unsupported(
+        raise UnsupportedCall(
             f"SyncBatchNorm: the process group has ranks {sorted(ranks)}, the mesh of the input only {sorted(here)}; "
             "give the module a group within the mesh, or none"
         )

@@ -275,6 +275,19 @@ def wrap_as(kind: type, local: torch.Tensor, spec: Any) -> Any:
     return kind(local, spec, requires_grad=False)
 
 
+def will_count(op: Operator, view: torch.Tensor, base: torch.Tensor) -> bool:
+    """Whether torch counts what `op` writes into `view` as a write into `base`, once the call is done.
+
+    It does not for .data of a view, nor for the foreach and fused operators.
+    """
+    if not torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), torch._C.DispatchKey.ADInplaceOrView):
+        return False
+    with torch.autograd.grad_mode._unsafe_preserve_version_counter(base):
+        before = view._version
+        torch.autograd.graph.increment_version(base)
+        return view._version != before
+
+
 def is_oldest() -> bool:
     """Whether this is torch 2.11, which asks no subclass of DTensor, and some of whose rules were mended later."""
     return torch.__version__.startswith("2.11")
@@ -401,6 +414,17 @@ def simulates_ranks() -> bool:
     """Whether torch's LocalTensorMode runs every rank in this process: a rank's coordinate is then no number."""
     module = sys.modules.get("torch.distributed._local_tensor")
     return module is not None and module.local_tensor_mode() is not None
+
+
+def own_coordinate(mesh: DeviceMesh) -> list[int]:
+    """This rank's place on each axis of a mesh that it is on; raises where torch simulates all ranks at once.
+
+    A coordinate is then a number for each rank, and a comparison of it with 0 is False for all, also the first.
+    """
+    coordinate = mesh.get_coordinate()
+    if coordinate is None or simulates_ranks():
+        raise RuntimeError(f"no rank of {mesh} alone runs here")
+    return list(coordinate)
 
 
 def is_composite(op: Operator) -> bool:

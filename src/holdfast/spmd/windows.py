@@ -1,21 +1,27 @@
 """Views that could not be views: a gathered copy that remembers where it came from.
 
 `y[2:6]` of a y whose rows are sharded has to be gathered, so what is written into it would be lost. A Window is that
-copy; what is written into it is put back into the tensor that it was taken from, and it is gathered again when that
-tensor has changed since.
+copy; what is written into it is put back into the tensor that it was taken from, and every live window of that tensor
+is refreshed then, from what the write has gathered on every rank. What is written beside them, into the tensor itself,
+is gathered when a window is next read: a rank may have kept a window that the others have dropped, so that to gather
+at such a write could wait for ranks that have nothing to refresh.
 """
 
 from __future__ import annotations
 
+import weakref
+from collections.abc import MutableMapping
 from typing import Any
 
 import torch
 from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_map
+from torch.utils.weak import WeakIdKeyDictionary
 
-from holdfast.core.errors import Unsupported
 from holdfast.spmd import torch_private as private
 from holdfast.spmd.call import Call, apply, bind, replicated, whole
+from holdfast.spmd.errors import UnsupportedCall
+from holdfast.spmd.every_rank import named
 from holdfast.spmd.fallback import put_back
 
 
@@ -39,8 +45,13 @@ class Window(DTensor):
 
     def to_local(self, **kwargs: Any) -> torch.Tensor:
         """As DTensor's, which reads the copy without asking the dispatcher."""
-        _refresh(self)
+        with named("DTensor.to_local() of a view of a sharded dim, whose tensor was written since,", self):
+            _refresh(self)
         return super().to_local(**kwargs)
+
+
+# The live windows of each tensor that was viewed.
+LIVE: MutableMapping[DTensor, list[weakref.ref[Window]]] = WeakIdKeyDictionary()
 
 
 def is_window(value: Any) -> bool:
@@ -54,16 +65,18 @@ def look_through(func: Any, args: Any, kwargs: Any) -> Any:
     """A call among whose arguments are windows: on what they show, and what is written goes where it came from."""
     call = bind(func, args, kwargs)
     if torch.Tag.inplace_view in func.tags and type(call.values[0]) is Window:
-        raise Unsupported(f"{func} changes the shape of a view of a sharded dim in place: use the form without _")
+        raise UnsupportedCall(f"{func} changes the shape of a view of a sharded dim in place: use the form without _")
     plain = Call(func, tuple(tree_map(_plain, list(call.values))), call.mesh)
     result = apply(func, plain.values)
     first = call.values[0] if call.values else None
     if isinstance(first, Window) and private.is_view(func):
         return _windows(result, first._base_tensor, (*first._views, call))
     written = _written(call, plain)
+    targets = [target for target, _ in written if isinstance(target, Window)]
     for target, shown in written:
         if isinstance(target, Window):
             _put_through(target, shown)
+    _expect_versions(func, targets)
     returns = func._schema.returns
     if not written or not returns or returns[0].alias_info is None:
         return result
@@ -98,7 +111,15 @@ def _window(item: Any, base: DTensor, views: tuple[Any, ...]) -> Any:
         return item
     made = private.wrap_as(Window, private.local_of(item), private.apart(private.spec_of(item)))
     made._base_tensor, made._views, made._seen = base, views, _version(base)
+    LIVE.setdefault(base, []).append(weakref.ref(made))
     return made
+
+
+def _live(base: DTensor) -> list[Window]:
+    """The windows of a tensor that something still refers to."""
+    pairs = [(reference, reference()) for reference in LIVE.get(base, ())]
+    LIVE[base] = [reference for reference, found in pairs if found is not None]
+    return [found for _, found in pairs if found is not None]
 
 
 def _version(base: DTensor) -> int | None:
@@ -111,9 +132,14 @@ def _refresh(value: Window) -> None:
     base = value._base_tensor
     version = _version(base)
     if version is None or version != value._seen:
-        fresh = replicated(_look(whole(base), value._views), value.device_mesh)
-        private.replace_contents(value, private.local_of(fresh).clone(), fresh.placements)
+        _show(value, whole(base))
         value._seen = version
+
+
+def _show(value: Window, everything: torch.Tensor) -> None:
+    """Make a window hold its part of what its base holds."""
+    fresh = replicated(_look(everything, value._views), value.device_mesh)
+    private.replace_contents(value, private.local_of(fresh).clone(), fresh.placements)
 
 
 def _plain(value: Any) -> Any:
@@ -141,5 +167,18 @@ def _put_through(written: Window, contents: DTensor) -> None:
         _put_through(base, replicated(everything, base.device_mesh))
     else:
         put_back(base, everything)
+    for other in _live(base):
+        if other is not written:
+            _show(other, everything)
     private.replace_contents(written, private.local_of(contents), contents.placements)
-    written._seen = _version(base)
+
+
+def _expect_versions(func: Any, written: list[Window]) -> None:
+    """Take the windows of what was written for fresh once torch has counted these writes, as it does after the call."""
+    for base in {id(target._base_tensor): target._base_tensor for target in written}.values():
+        version = _version(base)
+        if version is not None:
+            own = (target for target in written if target._base_tensor is base)
+            version += sum(private.will_count(func, target, base) for target in own)
+        for value in _live(base):
+            value._seen = version

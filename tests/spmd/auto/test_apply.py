@@ -13,8 +13,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
-from holdfast.core.errors import InvalidArgument, Mismatch
 from holdfast.spmd import Plan, distribute, plan
+from holdfast.spmd.errors import PlanMismatch, SpmdArgumentError
 from tests.cli.calls import call
 from tests.dist.harness import run_ranks
 from tests.spmd.auto.meshes import pretended_mesh
@@ -120,18 +120,18 @@ def test_a_call_that_fails_leaves_no_mode_behind() -> None:
 def test_a_plan_of_another_mesh_or_model_is_refused() -> None:
     with pretended_mesh("tp", 2) as mesh:
         found = plan(transformer(), mesh, [IDS])
-        with pytest.raises(Mismatch, match=r"it has .*\[1-2\].down.bias.* which this one has not"):
+        with pytest.raises(PlanMismatch, match=r"it has .*\[1-2\].down.bias.* which this one has not"):
             distribute(transformer(3), mesh, found)
-        with pytest.raises(Mismatch, match=r"lacks head.bias.*it has 0.weight"):
+        with pytest.raises(PlanMismatch, match=r"lacks head.bias.*it has 0.weight"):
             distribute(Images(), mesh, found)
         placed = distribute(transformer(), mesh, found)
-        with pytest.raises(InvalidArgument, match="placed already"):
+        with pytest.raises(SpmdArgumentError, match="placed already"):
             distribute(placed, mesh, found)
         fields = found.to_dict()
         fields["parameters"]["[1-2].norm1.weight"] = ["S3"]
-        with pytest.raises(Mismatch, match=r"shards \[1-2\].norm1.weight by dim 3, but it has 1 dim"):
+        with pytest.raises(PlanMismatch, match=r"shards \[1-2\].norm1.weight by dim 3, but it has 1 dim"):
             distribute(transformer(), mesh, fields)
-    with pretended_mesh("tp", 4) as mesh, pytest.raises(Mismatch, match=r"a mesh of \(2,\), this one is \(4,\)"):
+    with pretended_mesh("tp", 4) as mesh, pytest.raises(PlanMismatch, match=r"a mesh of \(2,\), this one is \(4,\)"):
         distribute(transformer(), mesh, found)
 
 

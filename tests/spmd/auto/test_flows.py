@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from holdfast.core.placing import PARTIAL, WHOLE
+from holdfast.spmd.auto.placing import PARTIAL, WHOLE
 from holdfast.spmd.auto.recording import record
 
 PARTS = 2

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import nn
 
-from holdfast.core.errors import InvalidArgument, Unsupported
-from holdfast.core.placing import PARTIAL, WHOLE, UnitWay
 from holdfast.spmd import Plan, plan
+from holdfast.spmd.auto.placing import PARTIAL, WHOLE, UnitWay
+from holdfast.spmd.errors import SpmdArgumentError, UnsupportedCall
 from tests.spmd.auto.meshes import pretended_mesh
 from tests.spmd.auto.models import Chooses, Images, Named, Prompted, TwoNames, transformer
 
@@ -113,7 +113,9 @@ def test_memory_is_kept_or_the_error_says_how_much_it_takes() -> None:
     allowed = roomy.held_bytes + roomy.kept_bytes
     found = proposed(transformer(), [IDS], "tp", 2, memory=allowed)
     assert found.held_bytes + found.kept_bytes <= allowed
-    with pytest.raises(InvalidArgument, match=r"memory=1000: the best plan for this mesh takes (\d+) bytes") as caught:
+    with pytest.raises(
+        SpmdArgumentError, match=r"memory=1000: the best plan for this mesh takes (\d+) bytes"
+    ) as caught:
         proposed(transformer(), [IDS], "tp", 2, memory=1000)
     least = int(str(caught.value).split(" takes ")[1].split()[0])
     assert proposed(transformer(), [IDS], "tp", 2, memory=least).held_bytes <= least
@@ -160,7 +162,7 @@ def test_images_are_planned_too() -> None:
 
 
 def test_a_module_that_looks_at_values_is_named() -> None:
-    with pytest.raises(Unsupported, match=r"cannot be planned: without contents 1 raised .*has to be a unit"):
+    with pytest.raises(UnsupportedCall, match=r"cannot be planned: without contents 1 raised .*has to be a unit"):
         proposed(nn.Sequential(nn.Linear(4, 4), Chooses()), [torch.zeros(4, 4)], "tp", 2)
 
 
@@ -187,5 +189,5 @@ def test_a_way_that_forgets_an_input_is_refused() -> None:
         def placement_ways(self, x: torch.Tensor) -> list[UnitWay]:
             return [UnitWay({"weight": WHOLE}, (), WHOLE)]
 
-    with pytest.raises(InvalidArgument, match="names every parameter and input"):
+    with pytest.raises(SpmdArgumentError, match="names every parameter and input"):
         proposed(nn.Sequential(Forgets()), [torch.zeros(4, 4)], "tp", 2)

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from holdfast.core.errors import InvalidArgument, NotFound
-from holdfast.core.placing import WHOLE
 from holdfast.spmd import Pins, Plan
+from holdfast.spmd.auto.placing import WHOLE
+from holdfast.spmd.errors import PlanNotFound, SpmdArgumentError
 
 PLAN = Plan(
     (("dp", 2), ("tp", 4)),
@@ -57,7 +57,7 @@ CHANGES: dict[str, tuple[dict[str, Any], str]] = {
 @pytest.mark.parametrize("change", CHANGES)
 def test_what_is_no_plan_is_refused(change: str) -> None:
     fields, said = CHANGES[change]
-    with pytest.raises(InvalidArgument, match="no plan") as caught:
+    with pytest.raises(SpmdArgumentError, match="no plan") as caught:
         Plan.from_dict(PLAN.to_dict() | fields)
     assert said in str(caught.value)
 
@@ -65,18 +65,18 @@ def test_what_is_no_plan_is_refused(change: str) -> None:
 @pytest.mark.parametrize("text", ["", "[]", "{", '{"version":1,"version":1}', "[" * 100_000])
 def test_a_file_that_is_no_plan_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "plan.json").write_text(text)
-    with pytest.raises(InvalidArgument, match="no plan"):
+    with pytest.raises(SpmdArgumentError, match="no plan"):
         Plan.load(tmp_path / "plan.json")
 
 
 def test_a_missing_plan_is_not_found(tmp_path: Path) -> None:
-    with pytest.raises(NotFound, match="no plan"):
+    with pytest.raises(PlanNotFound, match="no plan"):
         Plan.load(tmp_path / "nothing.json")
     (tmp_path / "holdfast.json").write_text(json.dumps({"format": "holdfast"}))
-    with pytest.raises(NotFound, match="was not placed by a plan"):
+    with pytest.raises(PlanNotFound, match="was not placed by a plan"):
         Plan.load(tmp_path)
 
 
 def test_a_path_in_place_of_a_plan_is_told_how_to_load_it() -> None:
-    with pytest.raises(InvalidArgument, match=r"Plan\.load"):
+    with pytest.raises(SpmdArgumentError, match=r"Plan\.load"):
         Plan.from_dict("runs/x/plan.json")  # type: ignore[arg-type]

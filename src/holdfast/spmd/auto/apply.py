@@ -10,13 +10,13 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, distribute_tensor
 
-from holdfast.core.errors import InvalidArgument, Mismatch
 from holdfast.spmd.auto.beside import AtWork
 from holdfast.spmd.auto.recording import own_tensors
 from holdfast.spmd.auto.roles import roles_of
 from holdfast.spmd.auto.thread import parameter_role
 from holdfast.spmd.auto.trees import each_tensor, first_tensor
 from holdfast.spmd.auto.values import Pins, Places, Plan, placements_of
+from holdfast.spmd.errors import PlanMismatch, SpmdArgumentError
 
 PLAN = "holdfast_plan"  # the attribute by which a placed module tells a save of its plan
 _SHOWN = 4
@@ -26,8 +26,8 @@ def distribute(model: nn.Module, mesh: DeviceMesh, plan: Plan | Mapping[str, Any
     """Place a model's parameters, buffers and activations as a plan says, in place; collective.
 
     Give it a model that has its values already. Its inputs may then be plain tensors, the same on every rank, and its
-    gradients come placed as its parameters are. A checkpoint of it has the plan in its manifest. Raises Mismatch for
-    a plan of another mesh or of other roles.
+    gradients come placed as its parameters are. A checkpoint of it has the plan in its manifest. Raises
+    PlanMismatch for a plan of another mesh or of other roles.
     """
     plan = plan if isinstance(plan, Plan) else Plan.from_dict(plan)
     roles = roles_of(model)
@@ -52,20 +52,20 @@ def _check(model: nn.Module, mesh: DeviceMesh, plan: Plan, roles: Mapping[str, s
     sizes = tuple(mesh.size(axis) for axis in range(mesh.ndim))
     wanted = tuple(size for _, size in plan.mesh)
     if sizes != wanted:
-        raise Mismatch(f"the plan is for a mesh of {wanted}, this one is {sizes}: plan again for it")
+        raise PlanMismatch(f"the plan is for a mesh of {wanted}, this one is {sizes}: plan again for it")
     own = {parameter_role(key, roles): parameter for key, parameter in model.named_parameters()}
     named = dict(plan.parameters)
     if own.keys() != named.keys():
         lacking, unknown = sorted(own.keys() - named.keys()), sorted(named.keys() - own.keys())
-        raise Mismatch(
+        raise PlanMismatch(
             f"the plan is for another model: of this one it lacks {_some(lacking)}; "
             f"it has {_some(unknown)}, which this one has not: plan again for it"
         )
     for role, parameter in own.items():
         if isinstance(parameter, DTensor):
-            raise InvalidArgument(f"{role} is placed already: distribute a model of plain tensors")
+            raise SpmdArgumentError(f"{role} is placed already: distribute a model of plain tensors")
         if any(place >= parameter.ndim for place in named[role]):
-            raise Mismatch(f"the plan shards {role} by dim {max(named[role])}, but it has {parameter.ndim} dims")
+            raise PlanMismatch(f"the plan shards {role} by dim {max(named[role])}, but it has {parameter.ndim} dims")
 
 
 def _some(roles: list[str]) -> str:

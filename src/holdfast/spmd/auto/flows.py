@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from holdfast.core.placing import PARTIAL, WHOLE
+from holdfast.spmd.auto.placing import PARTIAL, WHOLE
 
 Shape = tuple[int, ...]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from holdfast.core.placing import WHOLE
 from holdfast.spmd.auto.cover import Part
+from holdfast.spmd.auto.placing import WHOLE
 from holdfast.spmd.auto.recording import Recording, Step, is_under
 from holdfast.spmd.auto.thread import parameter_role
 

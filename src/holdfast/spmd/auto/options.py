@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from holdfast.core.placing import WHOLE
+from holdfast.spmd.auto.placing import WHOLE
 from holdfast.spmd.auto.recording import VIEWS, Recording
 from holdfast.spmd.auto.walk import Branch, Terms, Undecided, Walk, walk
 

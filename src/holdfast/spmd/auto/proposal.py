@@ -10,11 +10,10 @@ from dataclasses import dataclass
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from holdfast.core.errors import InvalidArgument
-from holdfast.core.placing import WHOLE
 from holdfast.spmd.auto.cover import Cover, Part
 from holdfast.spmd.auto.loose import agreeing, loose_roles
 from holdfast.spmd.auto.options import Explorer
+from holdfast.spmd.auto.placing import WHOLE
 from holdfast.spmd.auto.reasons import reasons
 from holdfast.spmd.auto.recording import Inputs, Recording, arguments_of, record
 from holdfast.spmd.auto.roles import roles_of
@@ -23,6 +22,7 @@ from holdfast.spmd.auto.thread import Threaded, parameter_role, thread
 from holdfast.spmd.auto.trees import tensors_in
 from holdfast.spmd.auto.values import Plan
 from holdfast.spmd.auto.walk import Terms
+from holdfast.spmd.errors import SpmdArgumentError
 
 FLOPS_PER_BYTE = 1000.0  # what an accelerator computes while its link brings one byte
 STREAMS = (WHOLE, 0, 1)  # between branches: whole, or by batch, or by sequence (of images: by channel)
@@ -62,8 +62,8 @@ def plan(
     to place a branch is costed by the bytes that a rank receives and by the work that it does, of which
     `flops_per_byte` weigh as much as one byte. A rank holds at most `memory` bytes of parameters, gradients and
     results kept for backward; without it, at most a quarter more than if the last axis divided every matrix evenly.
-    The model is not changed, and every rank finds the same plan. Raises InvalidArgument where no plan keeps the
-    memory, Unsupported where a module looks at values and is no unit.
+    The model is not changed, and every rank finds the same plan. Raises SpmdArgumentError where no plan keeps the
+    memory, UnsupportedCall where a module looks at values and is no unit.
     """
     recording = record(model, example_inputs)
     roles = roles_of(model)
@@ -77,7 +77,7 @@ def plan(
     best = _best(found, any(way.exchanged for step in recording.steps for way in step.ways))
     if memory is not None and best.excess:
         holds = math.ceil(best.held + best.selection.kept)
-        raise InvalidArgument(
+        raise SpmdArgumentError(
             f"memory={memory}: the best plan for this mesh takes {holds} bytes on a rank "
             f"({math.ceil(best.held)} of parameters and gradients, {math.ceil(best.selection.kept)} kept for "
             "backward): allow that much, or take a larger mesh or a smaller example"

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from holdfast.core.placing import WHOLE
 from holdfast.spmd.auto.cover import Part
 from holdfast.spmd.auto.options import Option
+from holdfast.spmd.auto.placing import WHOLE
 from holdfast.spmd.auto.selection import Selection
 from holdfast.spmd.auto.values import Places
 

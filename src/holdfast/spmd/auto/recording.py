@@ -14,11 +14,11 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from holdfast.core.errors import InvalidArgument, Unsupported
-from holdfast.core.placing import UnitWay
 from holdfast.spmd.auto.flows import Deed, Flow, Shape, flows_of
+from holdfast.spmd.auto.placing import UnitWay
 from holdfast.spmd.auto.trees import each_tensor, tensors_in
 from holdfast.spmd.auto.units import Unit, is_unit
+from holdfast.spmd.errors import SpmdArgumentError, UnsupportedCall
 
 # Kept whole: what they decompose into has fewer ways than they have.
 COMPOSITES: dict[Callable[..., Any], str] = {
@@ -90,7 +90,7 @@ def is_under(name: str, module: str) -> bool:
 def record(model: nn.Module, example_inputs: Inputs) -> Recording:
     """Run `model` on the meta device and write down what it does; the model itself is not changed.
 
-    Raises Unsupported where the forward needs values that tensors without contents do not have.
+    Raises UnsupportedCall where the forward needs values that tensors without contents do not have.
     """
     pen = _Pen()
     state = _without_contents(model, pen)
@@ -104,7 +104,7 @@ def record(model: nn.Module, example_inputs: Inputs) -> Recording:
         try:
             out = torch.func.functional_call(model, state, args, kwargs, tie_weights=False)
         except (RuntimeError, NotImplementedError) as error:
-            raise Unsupported(
+            raise UnsupportedCall(
                 f"the model cannot be planned: without contents {pen.module or 'it'} raised {type(error).__name__}: "
                 f"{error}. A module that looks at values has to be a unit: give it placement_ways and rehearse"
             ) from error
@@ -205,7 +205,7 @@ class _Pen:
         ways = []
         for way in said:
             if set(way.parameters) != set(names) or len(way.inputs) != len(given):
-                raise InvalidArgument(f"{self.module}: a way of a unit names every parameter and input, not {way}")
+                raise SpmdArgumentError(f"{self.module}: a way of a unit names every parameter and input, not {way}")
             ways.append(replace(way, parameters={name: way.parameters[name] for name in names}))
         self.recording.steps.append(
             Step("unit", self.module, (*weights, *given), outputs, (), flops, tuple(ways), len(weights))

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from holdfast.core.placing import PARTIAL, WHOLE
 from holdfast.spmd.auto.cover import Cover
 from holdfast.spmd.auto.options import Option
+from holdfast.spmd.auto.placing import PARTIAL, WHOLE
 from holdfast.spmd.auto.recording import Recording, Step, is_under
 from holdfast.spmd.auto.selection import Selection
 from holdfast.spmd.auto.values import Pins, Places

@@ -6,7 +6,7 @@ from typing import Any, Protocol, TypeGuard
 
 import torch
 
-from holdfast.core.placing import UnitWay
+from holdfast.spmd.auto.placing import UnitWay
 
 
 class Unit(Protocol):

@@ -12,8 +12,8 @@ from typing import Any
 
 from torch.distributed.tensor import Placement, Replicate, Shard
 
-from holdfast.core.errors import InvalidArgument, NotFound
-from holdfast.core.placing import WHOLE
+from holdfast.spmd.auto.placing import WHOLE
+from holdfast.spmd.errors import PlanNotFound, SpmdArgumentError
 
 VERSION = 1
 MANIFEST = "holdfast.json"  # where a checkpoint keeps the plan of its model
@@ -64,22 +64,22 @@ class Plan:
 
     @classmethod
     def from_dict(cls, value: Mapping[str, Any]) -> Plan:
-        """The plan that `to_dict` wrote; raises InvalidArgument, with what is wrong, where it is none."""
+        """The plan that `to_dict` wrote; raises SpmdArgumentError, with what is wrong, where it is none."""
         if not isinstance(value, Mapping) or value.get("version") != VERSION:
             found = value.get("version") if isinstance(value, Mapping) else type(value).__name__
-            raise InvalidArgument(
+            raise SpmdArgumentError(
                 f"no plan: expected a plan of version {VERSION}, as plan() or Plan.load(path) gives it, "
                 f"found {str(found)[:40]!r}"
             )
         expected = {"version", "mesh", "parameters", "activations", "moved_bytes", "held_bytes", "kept_bytes", "why"}
         if value.keys() != expected:
-            raise InvalidArgument(f"no plan: missing or unknown fields {sorted(value.keys() ^ expected)}")
+            raise SpmdArgumentError(f"no plan: missing or unknown fields {sorted(value.keys() ^ expected)}")
         mesh = _mesh(value["mesh"])
         parameters = _mapping(value["parameters"], "parameters")
         activations = _mapping(value["activations"], "activations")
         why = value["why"]
         if not isinstance(why, list) or not all(isinstance(line, str) for line in why):
-            raise InvalidArgument("no plan: why is not a list of texts")
+            raise SpmdArgumentError("no plan: why is not a list of texts")
         return cls(
             mesh,
             tuple((role, _required(words, len(mesh), role)) for role, words in parameters.items()),
@@ -98,23 +98,23 @@ class Plan:
     def load(cls, path: str | os.PathLike[str]) -> Plan:
         """The plan in a file that `save` wrote, or the one that a checkpoint's manifest has for its model.
 
-        Raises NotFound where there is no plan, InvalidArgument where it is not one.
+        Raises PlanNotFound where there is no plan, SpmdArgumentError where it is not one.
         """
         path = Path(path)
         is_checkpoint = path.is_dir() or path.name == MANIFEST
         file = path / MANIFEST if path.is_dir() else path
         if not file.is_file():
-            raise NotFound(f"{path}: there is no plan: give a file that Plan.save wrote, or a checkpoint's folder")
+            raise PlanNotFound(f"{path}: there is no plan: give a file that Plan.save wrote, or a checkpoint's folder")
         if not is_checkpoint and file.stat().st_size > MOST_BYTES:
-            raise InvalidArgument(f"{file}: no plan: {file.stat().st_size} bytes, more than {MOST_BYTES}")
+            raise SpmdArgumentError(f"{file}: no plan: {file.stat().st_size} bytes, more than {MOST_BYTES}")
         try:
             fields = json.loads(file.read_bytes(), object_pairs_hook=_once)
         except (ValueError, RecursionError) as error:
-            raise InvalidArgument(f"{file}: no plan: {error}") from None
+            raise SpmdArgumentError(f"{file}: no plan: {error}") from None
         if is_checkpoint:
             plans = fields.get("plans", {}) if isinstance(fields, dict) else {}
             if "model" not in plans:
-                raise NotFound(f"{file}: the model in this checkpoint was not placed by a plan")
+                raise PlanNotFound(f"{file}: the model in this checkpoint was not placed by a plan")
             fields = plans["model"]
         return cls.from_dict(fields)
 
@@ -155,26 +155,28 @@ def _mesh(value: Any) -> tuple[tuple[str, int], ...]:
         return isinstance(axis, list) and len(axis) == 2 and isinstance(axis[0], str) and type(axis[1]) is int
 
     if not isinstance(value, list) or not value or not all(is_axis(axis) and axis[1] > 0 for axis in value):
-        raise InvalidArgument(f"no plan: mesh is not a list of axes and sizes: {str(value)[:80]}")
+        raise SpmdArgumentError(f"no plan: mesh is not a list of axes and sizes: {str(value)[:80]}")
     return tuple((name, size) for name, size in value)
 
 
 def _mapping(value: Any, name: str) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise InvalidArgument(f"no plan: {name} do not map roles to placements: {str(value)[:80]}")
+        raise SpmdArgumentError(f"no plan: {name} do not map roles to placements: {str(value)[:80]}")
     return value
 
 
 def _pins(value: Any, axes: int, role: str) -> Pins:
     if not isinstance(value, dict) or value.keys() != {"takes", "gives"}:
-        raise InvalidArgument(f"no plan: the activations of {role} are not what it takes and gives: {str(value)[:80]}")
+        raise SpmdArgumentError(
+            f"no plan: the activations of {role} are not what it takes and gives: {str(value)[:80]}"
+        )
     return Pins(_places(value["takes"], axes, role), _places(value["gives"], axes, role))
 
 
 def _required(value: Any, axes: int, role: str) -> Places:
     places = _places(value, axes, role)
     if places is None:
-        raise InvalidArgument(f"no plan: {role} has no placements")
+        raise SpmdArgumentError(f"no plan: {role} has no placements")
     return places
 
 
@@ -182,17 +184,17 @@ def _places(value: Sequence[Any] | None, axes: int, role: str) -> Places | None:
     if value is None:
         return None
     if not isinstance(value, list) or len(value) != axes:
-        raise InvalidArgument(f"no plan: {role} needs {axes} placements, one for each axis, not {str(value)[:80]}")
+        raise SpmdArgumentError(f"no plan: {role} needs {axes} placements, one for each axis, not {str(value)[:80]}")
     places = []
     for word in value:
         match = _PLACE.fullmatch(word) if isinstance(word, str) else None
         if match is None:
-            raise InvalidArgument(f"no plan: {role} is placed {str(word)[:40]!r}; placements are R, S0, S1, ...")
+            raise SpmdArgumentError(f"no plan: {role} is placed {str(word)[:40]!r}; placements are R, S0, S1, ...")
         places.append(WHOLE if word == "R" else int(match[1]))
     return tuple(places)
 
 
 def _count(value: Any, name: str) -> int:
     if type(value) is not int or value < 0:
-        raise InvalidArgument(f"no plan: {name} is {str(value)[:40]!r}, not a number of bytes")
+        raise SpmdArgumentError(f"no plan: {name} is {str(value)[:40]!r}, not a number of bytes")
     return value

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from holdfast.core.placing import PARTIAL, WHOLE
 from holdfast.spmd.auto.flows import Flow
+from holdfast.spmd.auto.placing import PARTIAL, WHOLE
 from holdfast.spmd.auto.recording import PASSING, Recording, Step
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from holdfast.spmd import torch_private as private
 from holdfast.spmd.call import Call, Spot, is_shard
 from holdfast.spmd.fallback import gather_and_run
 from holdfast.spmd.handlers import halo, transposed
@@ -71,8 +72,7 @@ def _bias_fits(call: Call) -> bool:
 
 def _is_first(chosen: Chosen, position: int = 0) -> bool:
     """Whether this rank has the first of the shards of the input channels."""
-    coordinate = chosen.call.mesh.get_coordinate()
-    assert coordinate is not None
+    coordinate = private.own_coordinate(chosen.call.mesh)
     places = enumerate(chosen.inputs[position])
     return not any(is_shard(place) and place.dim == 1 and coordinate[axis] for axis, place in places)
 

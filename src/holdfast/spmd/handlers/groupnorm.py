@@ -107,10 +107,17 @@ def forward(call: Call) -> Any:
 
 
 def backward(call: Call) -> Any:
-    """The gradients of weight and bias are summed over the batch shards."""
-    source = call["input"]
+    """The gradients of weight and bias are summed over the batch shards.
+
+    All three are linear in the gradient that comes in: where that is a sum, and all else is whole, they are sums.
+    """
+    source, given = call["input"], call["grad_out"]
     places = _places(call, source)
-    tensors: dict[Spot, torch.Tensor] = {(position,): _brought(call.values[position], places) for position in range(4)}
+    sums = [axis for axis, place in enumerate(places) if place.is_replicate() and given.placements[axis] == Partial()]
+    tensors: dict[Spot, torch.Tensor] = {
+        (position,): _brought(tensor, _with_sums(places, sums) if tensor is given else places)
+        for position, tensor in enumerate(call.values[:4])
+    }
     if call["weight"] is not None:
         tensors[4,] = moved(call["weight"], _channels(places), call.mesh)
     local = tensors[1,]
@@ -124,10 +131,16 @@ def backward(call: Call) -> Any:
         Partial() if is_shard(place) and place.dim == 0 else new
         for place, new in zip(places, _channels(places), strict=True)
     ]
+    places, summed = _with_sums(places, sums), _with_sums(summed, sums)
     return (
         None if gradients[0] is None else wrap(gradients[0], call.mesh, places, source.shape),
         *(None if item is None else wrap(item, call.mesh, summed, (call["C"],)) for item in gradients[1:]),
     )
+
+
+def _with_sums(places: list[Placement], axes: list[int]) -> list[Placement]:
+    """The placements with a sum on these axes."""
+    return [Partial() if axis in axes else place for axis, place in enumerate(places)]
 
 
 WHY = "torch gathers channel groups, and its backward raises for batch shards and without weight"

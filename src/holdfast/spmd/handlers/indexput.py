@@ -23,6 +23,8 @@ def index_put(call: Call) -> Any:
     if not isinstance(target, DTensor) or not all(
         is_shard(place) or isinstance(place, Replicate) for place in target.placements
     ):
+        if isinstance(target, DTensor) and _parts_fit(call, target):
+            return _part_by_part(call, target)
         added = call["accumulate"] and not (private.is_oldest() and _has_shards(call))
         return LEAVE if added else gather_and_run(call)  # what is added may be added to a Partial
     if any(index is not None and index.dtype == torch.uint8 for index in indices):  # a mask, to torch
@@ -47,6 +49,28 @@ def index_put(call: Call) -> Any:
     if first.dtype != torch.bool:
         return _rows(call, target, first)
     return gather_and_run(call)
+
+
+def _parts_fit(call: Call, target: DTensor) -> bool:
+    """Whether target and values are Partials alike, and no element is written twice: of two, ranks may keep either."""
+    values, indices = call["values"], [index for index in call["indices"] if index is not None]
+    return (
+        isinstance(values, DTensor)
+        and not call["accumulate"]
+        and values.placements == target.placements
+        and not any(is_shard(place) for place in target.placements)
+        and not any(map(_is_sharded, indices))
+        and (all(i.dtype == torch.bool for i in indices) or all(i.numel() == 1 for i in indices))
+        and values_fit(call, target)
+    )
+
+
+def _part_by_part(call: Call, target: DTensor) -> DTensor:
+    """Each rank writes its part of the values into its part of the target."""
+    local, result = _written(call, target)
+    indices = [None if index is None else whole(index) for index in call["indices"]]
+    torch.ops.aten.index_put_.default(local, indices, private.local_of(call["values"]))
+    return result
 
 
 def _beside(call: Call, target: DTensor) -> Signature | None:

@@ -45,8 +45,9 @@ def on_parts(call: Call) -> Any:
 
 def _adds_whole(written: DTensor, other: Any) -> bool:
     """Whether all that is added is a number, or is whole where the sum or average is partial and else placed alike."""
-    if not all(place.reduce_op in ("sum", "avg") for place in written.placements if isinstance(place, Partial)):
-        return False
+    kinds = {place.reduce_op for place in written.placements if isinstance(place, Partial)}
+    if not kinds <= {"sum", "avg"} or (private.simulates_ranks() and "sum" in kinds):
+        return False  # of simulated ranks none is the first, which would add it
     return _lies_whole(written, other) if isinstance(other, DTensor) else not isinstance(other, torch.Tensor)
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
+from holdfast.spmd import torch_private as private
 from holdfast.spmd.call import LEAVE, Call, moved, wrap
 from holdfast.spmd.parts import is_partial, overwrite, reduced_places
 from holdfast.spmd.registry import Rule
@@ -25,7 +26,7 @@ def draw(call: Call) -> Any:
     if call.mesh.device_type != "cpu" or not isinstance(tensor, DTensor):
         return LEAVE
     places = reduced_places(tensor)
-    local = moved(tensor, places, call.mesh)
+    local = moved(tensor, places, call.mesh) if _reads(call) else private.local_of(tensor)
     generator = call["generator"] if "generator" in call.names else None
     tensors = {
         spot: local if spot == (0,) else moved(torch.ops.aten.expand.default(other, tensor.shape), places, call.mesh)
@@ -40,6 +41,11 @@ def draw(call: Call) -> Any:
     if isinstance(result, torch.Tensor):
         return wrap(result, call.mesh, places, tensor.shape)
     return tuple(wrap(item, call.mesh, places, tensor.shape) for item in result)
+
+
+def _reads(call: Call) -> bool:
+    """Whether the numbers drawn depend on the tensor's values: a sum whose values are not read is not reduced."""
+    return not call.is_inplace and not call.op._schema.name.endswith("_like")
 
 
 def choose(call: Call) -> Any:
@@ -74,8 +80,7 @@ def leak(call: Call) -> Any:
 
 
 def _shard_number(call: Call, places: list[Any]) -> int:
-    coordinate = call.mesh.get_coordinate()
-    assert coordinate is not None
+    coordinate = private.own_coordinate(call.mesh)
     number = 0
     for axis, place in enumerate(places):
         if not place.is_replicate():

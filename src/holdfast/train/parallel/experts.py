@@ -7,6 +7,7 @@ number (see `checkpoint_mapping.py`).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
@@ -14,8 +15,10 @@ from torch import nn
 from torch.distributed.tensor import DTensor, Partial, Placement
 from torch.nn import functional
 
-from holdfast.core.placing import PARTIAL, WHOLE, UnitWay
 from holdfast.train.parallel.collectives import exchange
+
+if TYPE_CHECKING:
+    from holdfast.spmd.auto.placing import UnitWay
 
 Weights = tuple[torch.Tensor, torch.Tensor]
 
@@ -104,6 +107,8 @@ class Experts(nn.Module):
 
     def placement_ways(self, x: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor) -> list[UnitWay]:
         """Return the placements a plan may use along one axis, for `holdfast.spmd.plan`, which does not trace this."""
+        from holdfast.spmd.auto.placing import PARTIAL, WHOLE, UnitWay  # the caller has loaded it
+
         whole, spread = ({"gate_up_proj": place, "down_proj": place} for place in (WHOLE, 0))
         ways = [UnitWay(whole, (WHOLE,) * 3, WHOLE), UnitWay(spread, (WHOLE,) * 3, PARTIAL)]
         for dim in range(x.ndim - 1):

@@ -1,0 +1,1 @@
+"""torch's own DTensor tests with and without holdfast.spmd: `python -m tests.torch_tests`."""
