@@ -16,7 +16,7 @@ import resource
 import time
 from pathlib import Path
 
-from holdfast.adapters.saving.agreement import Agreed, Agreement
+from holdfast.adapters.saving.agreement import AgreedTensor, Agreement
 from holdfast.engine.save_plan import plan_files
 from holdfast.format.dtypes import dtype_named
 from holdfast.layout.mesh import Mesh
@@ -62,7 +62,7 @@ class Layouts:
         return self._spreads.of([(OnMesh(mesh, (outer, Shard(tensor_dim))), ranks)])
 
 
-def trillion() -> tuple[dict[tuple[str, str], Agreed], int]:
+def trillion() -> tuple[dict[tuple[str, str], AgreedTensor], int]:
     """Every tensor of every rank, and the number of parameters."""
     layouts = Layouts()
     shapes: list[tuple[str, tuple[int, ...], Spread]] = []
@@ -87,10 +87,10 @@ def trillion() -> tuple[dict[tuple[str, str], Agreed], int]:
             shapes.append((key, (HIDDEN, WIDE), layouts.expert(stage, group, 1)))
     tensors = {}
     for key, shape, spread in shapes:
-        tensors["model", key] = Agreed(BF16, BF16, shape, "parameter", spread)
-        tensors["master_weights", key] = Agreed(F32, F32, shape, "state", spread)
+        tensors["model", key] = AgreedTensor(BF16, BF16, shape, "parameter", spread)
+        tensors["master_weights", key] = AgreedTensor(F32, F32, shape, "state", spread)
         for moment in ("exp_avg", "exp_avg_sq"):
-            tensors["optimizer", f"{key}/{moment}"] = Agreed(F32, F32, shape, "state", spread)
+            tensors["optimizer", f"{key}/{moment}"] = AgreedTensor(F32, F32, shape, "state", spread)
     return tensors, sum(math.prod(shape) for _, shape, _ in shapes)
 
 

@@ -454,7 +454,7 @@ def test_gc_shows_steps_that_were_passed_over_and_removes_them_when_asked(tmp_pa
         checkpointer.restore(state_of(0.0))
         checkpointer.save(5, state_of(5.0)).result()
     said = CliRunner().invoke(cli, ["gc", str(tmp_path)]).output
-    assert "step-000000000004" in said and "--damaged takes it away" in said
+    assert "step-000000000004" in said and "--damaged deletes it" in said
     CliRunner().invoke(cli, ["gc", str(tmp_path), "--damaged"])
     assert names(tmp_path) == [step_folder(step) for step in (1, 2, 3, 5)]
 

@@ -42,4 +42,4 @@ def test_a_file_that_is_no_checkpoint_is_said_to_be_none(files):
     (files / "notes.txt").write_text("nothing")
     for command in ("show", "verify"):
         done = process(command, files / "notes.txt")
-        assert done.returncode == 2 and "not a file of tensors that Holdfast reads" in done.stderr
+        assert done.returncode == 2 and "not a tensor file that Holdfast can read" in done.stderr

@@ -105,4 +105,4 @@ def _world_is_checked() -> str:
 
 def test_a_layout_for_another_world_is_refused_before_anything_starts() -> None:
     for said in run_ranks(2, _world_is_checked, deadline_s=DEADLINE_S):
-        assert "takes 4 ranks" in said and "Nearest for 2 ranks: dp_shard=2" in said
+        assert "needs 4 ranks" in said and "Nearest valid for 2 ranks: dp_shard=2" in said

@@ -39,7 +39,7 @@ def by_hand(config: ModelConfig, batch: MicroBatch) -> Listener:
     replica = build(config, Layout(tp=dist.get_world_size()))
     with Listener(dist.get_world_size()) as heard:
         replica._objective(replica.module(batch.input_ids), batch.labels).backward()
-        finish_gradients(replica.parameters(), replica._summing)
+        finish_gradients(replica.parameters(), replica._gradient_sums)
     return heard
 
 
