@@ -352,7 +352,7 @@ def test_an_arena_of_a_dead_process_with_our_number_is_removed(tmp_path: Path) -
 
 @pytest.mark.parametrize("wrong", [None, 3, b"root"])
 def test_what_is_no_root_is_refused(wrong: object) -> None:
-    with pytest.raises(holdfast.Unsupported, match="not a path"):
+    with pytest.raises(holdfast.Unsupported, match="neither a path nor a Storage"):
         holdfast.Checkpointer(wrong)  # type: ignore[arg-type]
 
 
