@@ -38,7 +38,7 @@ def test_a_plain_folder_on_an_object_store(root: str, tmp_path: Path) -> None:
 
 def test_a_dcp_folder_is_written_to_a_disk(root: str, tmp_path: Path) -> None:
     save(tmp_path / "a")
-    with pytest.raises(Unsupported, match="dcp can be written to a local folder only"):
+    with pytest.raises(Unsupported, match="the format dcp can only be written to a local folder"):
         convert(tmp_path / "a", under(root, "dcp"), ConvertOptions(to="dcp"))
     with pytest.raises(HoldfastError):
         holdfast.open(under(root, "dcp"))
