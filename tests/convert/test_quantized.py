@@ -55,7 +55,9 @@ def test_a_mapping_that_changes_fp8_weights_and_not_their_scales_is_refused(
     tmp_path: Path, name: str, scale: str
 ) -> None:
     source = llama(tmp_path / "a", scale)
-    with pytest.raises(Unsupported, match=rf"_proj\.weight' is float8_e4m3fn, quantized, stored with '.*{scale}'.*scales"):
+    with pytest.raises(
+        Unsupported, match=rf"_proj\.weight' is float8_e4m3fn, quantized, stored with '.*{scale}'.*scales"
+    ):
         convert(source, tmp_path / "b", ConvertOptions(to="hf", mapping=MappingOptions(name)))
     assert not (tmp_path / "b").exists()
 

@@ -316,7 +316,9 @@ def test_an_index_that_names_a_key_its_file_lacks_is_damage(tmp_path):
     sharded(tmp_path, [{"a": torch.ones(1)}, {"b": torch.ones(1)}])
     index = tmp_path / "pytorch_model.bin.index.json"
     index.write_text(index.read_text().replace('"a"', '"gone"'))
-    with pytest.raises(Damaged, match=r"the index lists 'gone' in pytorch_model-00001-of-00002\.bin, which has no such key"):
+    with pytest.raises(
+        Damaged, match=r"the index lists 'gone' in pytorch_model-00001-of-00002\.bin, which has no such key"
+    ):
         open_stored(tmp_path)
 
 
