@@ -98,6 +98,12 @@ def make_route(switch: Switch, torch_way: Callable[..., Any]) -> Callable[..., A
         rule = switch.rules.get(op)
         spares_even = rule is not None and rule.spares_even and private.AT_LEAST_2_13
         key = _name(op, args, kwargs, info, rule is not None) if try_cache or spares_even else None
+        if key is not None and private.is_tracing() and not _is_hashable(key):
+            key = None  # a trace with symbolic sizes
+            if spares_even:
+                answer = _decision(torch_way, bind(op, args, kwargs, info), (op, args, kwargs, info, try_cache))
+                if _stands(answer, info):
+                    return answer
         answer = known.decisions.get(key) if key is not None else None
         if answer is None and key is not None and spares_even:
             answer = _spared(known, key, torch_way, bind(op, args, kwargs, info), (op, args, kwargs, info, try_cache))
@@ -123,6 +129,14 @@ def _name(op: Any, args: Any, kwargs: Any, info: Any, ruled: bool) -> Hashable |
     if any(isinstance(item, torch.Tensor) for value in rest if isinstance(value, tuple) for item in value):
         return None
     return info.schema, tuple(rest)
+
+
+def _is_hashable(value: Hashable) -> bool:
+    try:
+        hash(value)
+    except TypeError:
+        return False
+    return True
 
 
 def _composite(known: _Known, torch_way: Callable[..., Any], given: tuple[Any, ...]) -> Any:

@@ -35,6 +35,7 @@ try:
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
     from torch.distributed.tensor.debug import _clear_sharding_prop_cache
     from torch.distributed.tensor.parallel import loss as loss_module
+    from torch.fx.experimental.symbolic_shapes import guard_or_false
     from torch.utils._mode_utils import no_dispatch
     from torch.utils._pytree import tree_leaves
 except ImportError as error:
@@ -392,6 +393,11 @@ def insist(conditions: torch.Tensor, message: str) -> None:
 def is_tracing() -> bool:
     """Whether torch.compile or export is looking: rules read values, which a trace has not."""
     return bool(_are_we_tracing())
+
+
+def is_known_true(condition: Any) -> bool:
+    """Whether a condition on symbolic sizes holds for those traced, which becomes a guard; False if nobody knows."""
+    return bool(guard_or_false(condition))
 
 
 def out_of_graph(op: Operator) -> Exception:
