@@ -91,7 +91,7 @@ def make_route(switch: Switch, torch_way: Callable[..., Any]) -> Callable[..., A
             return look_through(op, args, kwargs)
         if op not in switch.rules and private.is_composite(op):
             return _composite(known, torch_way, (op, args, kwargs, info, try_cache))
-        if op in switch.lookups:
+        if op in switch.lookups and not private.is_tracing():  # a trace has no values to look at
             refused = answer_for_all(bind(op, args, kwargs, info), switch.check_indices)
             if refused is not None:
                 return refused
@@ -101,8 +101,9 @@ def make_route(switch: Switch, torch_way: Callable[..., Any]) -> Callable[..., A
         if key is not None and private.is_tracing() and not _is_hashable(key):
             key = None  # a trace with symbolic sizes
             if spares_even:
-                answer = _decision(torch_way, bind(op, args, kwargs, info), (op, args, kwargs, info, try_cache))
-                if _stands(answer, info):
+                given = (op, args, kwargs, info, try_cache)
+                answer = _spared_symbolic(torch_way, bind(op, args, kwargs, info), given)
+                if answer is not None:
                     return answer
         answer = known.decisions.get(key) if key is not None else None
         if answer is None and key is not None and spares_even:
@@ -187,6 +188,14 @@ def _spared(known: _Known, key: Hashable, torch_way: Callable[..., Any], call: C
         if _stands(sharding, call.info):
             return sharding
     known.ruled.add(key)
+    return None
+
+
+def _spared_symbolic(torch_way: Callable[..., Any], call: Call, given: tuple[Any, ...]) -> Any:
+    """torch's decision for shards of symbolic sizes that are even, if it sends nothing and leaves no sum; else None."""
+    if all(isinstance(tensor, DTensor) and has_even_shards(tensor) for _, tensor in call.spots()):
+        sharding = _decision(torch_way, call, given)
+        return sharding if _stands(sharding, call.info) else None
     return None
 
 
