@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -203,7 +204,8 @@ def local_box(
     shape: Sequence[int], mesh: DeviceMesh, placements: Sequence[Placement]
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """The sizes and offsets of this rank's box of a tensor of `shape`."""
-    sizes, offsets = compute_local_shape_and_global_offset(torch.Size(shape), mesh, tuple(placements))
+    with no_dispatch() if is_tracing() else nullcontext():  # a trace would record the small tensors torch counts with
+        sizes, offsets = compute_local_shape_and_global_offset(torch.Size(shape), mesh, tuple(placements))
     return tuple(sizes), tuple(offsets)
 
 
@@ -393,6 +395,11 @@ def insist(conditions: torch.Tensor, message: str) -> None:
 def is_tracing() -> bool:
     """Whether torch.compile or export is looking: rules read values, which a trace has not."""
     return bool(_are_we_tracing())
+
+
+def can_be_read(tensor: torch.Tensor) -> bool:
+    """Whether the values of a tensor can be read now: not in a trace, and not on a GPU, which the CPU would wait for."""
+    return tensor.device.type == "cpu" and not is_tracing()
 
 
 def is_known_true(condition: Any) -> bool:
