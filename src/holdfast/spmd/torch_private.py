@@ -398,7 +398,7 @@ def is_tracing() -> bool:
 
 
 def can_be_read(tensor: torch.Tensor) -> bool:
-    """Whether the values of a tensor can be read now: not in a trace, and not on a GPU, which the CPU would wait for."""
+    """Whether the values of a tensor can be read now: not in a trace, nor on a GPU, which the CPU would wait for."""
     return tensor.device.type == "cpu" and not is_tracing()
 
 
