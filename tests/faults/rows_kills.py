@@ -84,7 +84,11 @@ class Victim:
 
 
 def quietly(target: Callable[..., None], *arguments: Any) -> None:
-    """What a dying process has to say on standard error is expected."""
+    """What a dying process has to say on standard error is expected; an interrupt reaches it as one that users run.
+
+    A shell starts what it runs in the background with interrupts ignored, and processes inherit that.
+    """
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
     target(*arguments)
 

@@ -27,6 +27,8 @@ counted as rings send them: (ranks - 1) / ranks of a tensor to scatter or gather
 
 def main() -> int:
     arguments = _arguments()
+    if arguments.way == "thread" and arguments.ranks == "threads":
+        sys.exit("--way thread needs --ranks processes: ranks that are threads have no group in a second thread")
     operations = all_operations()
     if unknown := [only for only in arguments.only if not fnmatch.filter(operations, only)]:
         sys.exit(f"no operation is called {', '.join(unknown)}: see tests/spmd/ops")

@@ -111,3 +111,34 @@ def _in_old_thread():
 
 def test_a_thread_that_used_dtensors_before_has_the_rules():
     assert run_ranks(2, _in_old_thread, deadline_s=120) == [[False, True, False]] * 2
+
+
+DYNAMIC = {
+    "mul": lambda x: x * x,
+    "cat": lambda x: torch.cat((x, x), dim=1),
+    "matmul": lambda x: x @ x.new_ones(x.shape[1], 3),
+    "detach": lambda x: x.detach() + x,
+}
+
+
+def _dynamic():
+    """With symbolic sizes: what torch alone has in one graph stays in one, and every size is right."""
+    import holdfast.spmd
+
+    holdfast.spmd.enable()
+    mesh, found = init_device_mesh("cpu", (2,)), {}
+    for name, call in {**DYNAMIC, **CALLS}.items():
+        torch._dynamo.reset()
+        compiled = torch.compile(call, backend="aot_eager", dynamic=True, fullgraph=name in DYNAMIC)
+        for rows in (8, 12, 7, 4):
+            whole = torch.randn(rows, 6, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+            if name == "index" and rows < 7:
+                continue
+            gap = _distance(compiled(distribute_tensor(whole, mesh, [Shard(0)])), call(whole))
+            if not gap < 1e-10:
+                found[f"{name} {rows}"] = gap
+    return found
+
+
+def test_symbolic_sizes_stay_in_the_graph_and_are_right():
+    assert run_ranks(2, _dynamic, deadline_s=240) == [{}, {}]

@@ -10,6 +10,7 @@ import torch.distributed._functional_collectives as functional
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement
 
+from holdfast.spmd import torch_private as private
 from holdfast.spmd.call import is_shard
 
 ALL_GATHER = getattr(functional, "all_gather_single", None) or functional.all_gather_tensor  # older torch has no other
@@ -62,8 +63,14 @@ def sharded_axes(placements: Sequence[Placement], dims: Iterable[int] | None = N
 def has_empty_shard(shape: Sequence[int], mesh: DeviceMesh, placements: Sequence[Placement]) -> bool:
     """Whether some rank's shard of a tensor of `shape` is empty though the tensor is not."""
     for dim, size in enumerate(shape):
+        axes = sharded_axes(placements, (dim,))
+        if type(size) is not int:  # symbolic, in a trace
+            ranks = math.prod(mesh.size(axis) for axis in axes)
+            if axes and private.is_known_true(-(-size // ranks) * (ranks - 1) >= size):
+                return True
+            continue
         sizes = {size}
-        for axis in sharded_axes(placements, (dim,)):
+        for axis in axes:
             sizes = {part for whole in sizes for part in chunk_sizes(whole, mesh.size(axis))}
         if size and 0 in sizes:
             return True

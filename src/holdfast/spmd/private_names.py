@@ -61,6 +61,7 @@ NAMES = (
     PrivateName(RULES, f"{TENSOR}.debug:_clear_sharding_prop_cache", ()),
     PrivateName(RULES, "torch.distributed._functional_collectives:_are_we_tracing", ()),
     PrivateName(RULES, "torch._subclasses.fake_tensor:UnsupportedOperatorException"),
+    PrivateName(RULES, "torch.fx.experimental.symbolic_shapes:guard_or_false", ("a",)),
     PrivateName(RULES, "torch._C._dynamo.eval_frame:set_code_exec_strategy"),
     PrivateName(RULES, "torch.utils._mode_utils:no_dispatch", ()),
     PrivateName(RULES, "torch:_C._current_autograd_node"),

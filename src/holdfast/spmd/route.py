@@ -91,13 +91,20 @@ def make_route(switch: Switch, torch_way: Callable[..., Any]) -> Callable[..., A
             return look_through(op, args, kwargs)
         if op not in switch.rules and private.is_composite(op):
             return _composite(known, torch_way, (op, args, kwargs, info, try_cache))
-        if op in switch.lookups:
+        if op in switch.lookups and not private.is_tracing():  # a trace has no values to look at
             refused = answer_for_all(bind(op, args, kwargs, info), switch.check_indices)
             if refused is not None:
                 return refused
         rule = switch.rules.get(op)
         spares_even = rule is not None and rule.spares_even and private.AT_LEAST_2_13
         key = _name(op, args, kwargs, info, rule is not None) if try_cache or spares_even else None
+        if key is not None and private.is_tracing() and not _is_hashable(key):
+            key = None  # a trace with symbolic sizes
+            if spares_even:
+                given = (op, args, kwargs, info, try_cache)
+                answer = _spared_symbolic(torch_way, bind(op, args, kwargs, info), given)
+                if answer is not None:
+                    return answer
         answer = known.decisions.get(key) if key is not None else None
         if answer is None and key is not None and spares_even:
             answer = _spared(known, key, torch_way, bind(op, args, kwargs, info), (op, args, kwargs, info, try_cache))
@@ -123,6 +130,14 @@ def _name(op: Any, args: Any, kwargs: Any, info: Any, ruled: bool) -> Hashable |
     if any(isinstance(item, torch.Tensor) for value in rest if isinstance(value, tuple) for item in value):
         return None
     return info.schema, tuple(rest)
+
+
+def _is_hashable(value: Hashable) -> bool:
+    try:
+        hash(value)
+    except TypeError:
+        return False
+    return True
 
 
 def _composite(known: _Known, torch_way: Callable[..., Any], given: tuple[Any, ...]) -> Any:
@@ -173,6 +188,14 @@ def _spared(known: _Known, key: Hashable, torch_way: Callable[..., Any], call: C
         if _stands(sharding, call.info):
             return sharding
     known.ruled.add(key)
+    return None
+
+
+def _spared_symbolic(torch_way: Callable[..., Any], call: Call, given: tuple[Any, ...]) -> Any:
+    """torch's decision for shards of symbolic sizes that are even, if it sends nothing and leaves no sum; else None."""
+    if all(isinstance(tensor, DTensor) and has_even_shards(tensor) for _, tensor in call.spots()):
+        sharding = _decision(torch_way, call, given)
+        return sharding if _stands(sharding, call.info) else None
     return None
 
 

@@ -19,6 +19,8 @@ Bounds = tuple[tuple[int, int, int, bool], ...]  # start, stop, step, and whethe
 
 def set_item(self: DTensor, key: Any, value: Any) -> None:
     """DTensor.__setitem__: what is no plain region goes torch's way, through windows."""
+    if private.is_tracing() and any(type(size) is not int for size in self.shape):
+        raise private.out_of_graph(torch.ops.aten.copy_.default)  # which part of a symbolic size is whose is not known
     bounds = _bounds(key, self.shape)
     regular = isinstance(value, (int, float, bool, torch.Tensor))
     boxed = all(is_shard(place) or isinstance(place, (Replicate, Partial)) for place in self.placements)

@@ -20,7 +20,7 @@ def kept_in_order(torch_way: Callable[..., Any]) -> Callable[..., Any]:
     def redistribute_local_tensor(local: torch.Tensor, present: Any, wanted: Any, **options: Any) -> torch.Tensor:
         moved: torch.Tensor = torch_way(local, present, wanted, **options)
         meta = present.tensor_meta
-        if moved is local or meta is None or _is_row_major(meta.stride) or private.is_tracing():
+        if moved is local or meta is None or private.is_tracing() or _is_row_major(meta.stride):
             return moved
         return _laid(moved, meta.stride, local.stride())
 

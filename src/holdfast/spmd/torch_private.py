@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -35,6 +36,7 @@ try:
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
     from torch.distributed.tensor.debug import _clear_sharding_prop_cache
     from torch.distributed.tensor.parallel import loss as loss_module
+    from torch.fx.experimental.symbolic_shapes import guard_or_false
     from torch.utils._mode_utils import no_dispatch
     from torch.utils._pytree import tree_leaves
 except ImportError as error:
@@ -202,7 +204,8 @@ def local_box(
     shape: Sequence[int], mesh: DeviceMesh, placements: Sequence[Placement]
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """The sizes and offsets of this rank's box of a tensor of `shape`."""
-    sizes, offsets = compute_local_shape_and_global_offset(torch.Size(shape), mesh, tuple(placements))
+    with no_dispatch() if is_tracing() else nullcontext():  # a trace would record the small tensors torch counts with
+        sizes, offsets = compute_local_shape_and_global_offset(torch.Size(shape), mesh, tuple(placements))
     return tuple(sizes), tuple(offsets)
 
 
@@ -392,6 +395,16 @@ def insist(conditions: torch.Tensor, message: str) -> None:
 def is_tracing() -> bool:
     """Whether torch.compile or export is looking: rules read values, which a trace has not."""
     return bool(_are_we_tracing())
+
+
+def can_be_read(tensor: torch.Tensor) -> bool:
+    """Whether the values of a tensor can be read now: not in a trace, nor on a GPU, which the CPU would wait for."""
+    return tensor.device.type == "cpu" and not is_tracing()
+
+
+def is_known_true(condition: Any) -> bool:
+    """Whether a condition on symbolic sizes holds for those traced, which becomes a guard; False if nobody knows."""
+    return bool(guard_or_false(condition))
 
 
 def out_of_graph(op: Operator) -> Exception:

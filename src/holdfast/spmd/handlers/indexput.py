@@ -97,7 +97,7 @@ def _slices(call: Call, target: DTensor) -> Any:
 
     def local(chosen: Chosen, tensors: dict[Spot, torch.Tensor]) -> Any:
         for dim, index in enumerate(call["indices"]):
-            if index is not None and index.device.type == "cpu":  # to read an index of a GPU would make the CPU wait
+            if index is not None and private.can_be_read(index):
                 _refuse_outside(tensors[1, dim], dim, target.shape[dim])
         return call.run(tensors)
 

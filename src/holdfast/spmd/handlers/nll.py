@@ -31,6 +31,7 @@ def _letters(call: Call) -> tuple[str, str, str]:
 
 def forward(call: Call) -> Any:
     """The loss and the total weight; the mean needs one scalar summed over the shards."""
+    weights = _known_weights(call)
     call = _with_weight_beside(call)
     scores, target, free = _letters(call)
     inputs = (scores, target, "c") if call["weight"] is not None else (scores, target)
@@ -54,17 +55,34 @@ def forward(call: Call) -> Any:
         if not mean:
             return loss.to(call["self"].dtype), weight.to(call["self"].dtype)
         axes = sharded_axes(chosen.inputs[0])
-        if call["weight"] is None:  # then every shard of the classes can count for itself
-            weight = (tensors[1,] != call["ignore_index"]).sum().to(loss.dtype)
+        if call["weight"] is None or weights is not None:  # then every shard of the classes can count for itself
+            weight = _total(tensors[1,], call["ignore_index"], chosen.size("c"), weights).to(loss.dtype)
             axes = sharded_axes(chosen.inputs[1])
         weight = reduced(weight * math.nan if wrong.numel() else weight, call.mesh, axes)
-        if tells and weight.device.type == "cpu" and bool(weight.isnan()):
+        if tells and private.can_be_read(weight) and bool(weight.isnan()):
             all_wrong = _out_of_range(whole(call["target"]), chosen.size("c"), call["ignore_index"])
             if all_wrong.numel():  # else the class weights themselves are no numbers
                 raise _refusal(all_wrong, chosen.size("c"), call["ignore_index"])
         return (loss / weight).to(call["self"].dtype), weight.to(call["self"].dtype)
 
     return _run(call, signature, local)
+
+
+def _known_weights(call: Call) -> torch.Tensor | None:
+    """The weights of all classes if every rank has them."""
+    weight = call["weight"]
+    if isinstance(weight, DTensor):
+        return private.local_of(weight) if all(place.is_replicate() for place in weight.placements) else None
+    return weight  # type: ignore[no-any-return]
+
+
+def _total(target: torch.Tensor, ignore: int, classes: int, weights: torch.Tensor | None) -> torch.Tensor:
+    """The weight of all targets, of which those out of range are told elsewhere."""
+    valid = target != ignore
+    if weights is None:
+        return valid.sum()
+    inside = valid & (target >= 0) & (target < classes)
+    return torch.where(inside, weights[torch.where(inside, target, 0)], 0).sum()
 
 
 def _sum(call: Call, tensors: dict[Spot, torch.Tensor]) -> torch.Tensor:
@@ -116,13 +134,13 @@ def _own_targets(chosen: Chosen, tensors: dict[Spot, torch.Tensor], ignore: int,
     dim = letters.index("c")
     classes = chosen.size("c")
     valid = target != ignore
-    if target.device.type == "cpu":
+    if private.can_be_read(target):
         valid &= (target >= 0) & (target < classes)
     if not any(is_shard(placement) and placement.dim == dim for placement in scores):
         return torch.where(valid, target, IGNORED)
     shape = [chosen.size(letter) for letter in letters]
     sizes, offsets = private.local_box(shape, chosen.call.mesh, scores)
-    if target.device.type != "cpu":  # no shard has such a class, so that no kernel would notice
+    if not private.can_be_read(target):  # no shard has such a class, so that no kernel would notice
         private.insist(~valid | ((target >= 0) & (target < classes)), "a target is out of bounds")
     inside = valid & (target >= offsets[dim]) & (target < offsets[dim] + sizes[dim])
     return torch.where(inside, target - offsets[dim], IGNORED)
@@ -130,7 +148,7 @@ def _own_targets(chosen: Chosen, tensors: dict[Spot, torch.Tensor], ignore: int,
 
 def _out_of_range(target: torch.Tensor, classes: int, ignore: int) -> torch.Tensor:
     """The targets that no class is for; a GPU's kernels look for themselves, later and without waiting."""
-    if target.device.type != "cpu":
+    if not private.can_be_read(target):
         return target.new_empty(0)
     return target[(target != ignore) & ((target < 0) | (target >= classes))]
 
