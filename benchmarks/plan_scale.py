@@ -17,7 +17,8 @@ import time
 from pathlib import Path
 
 from holdfast.adapters.saving.agreement import AgreedTensor, Agreement
-from holdfast.engine.save_plan import plan_files
+from holdfast.engine.options import SaveOptions
+from holdfast.engine.save_plan import plan_checkpoint
 from holdfast.format.dtypes import dtype_named
 from holdfast.layout.mesh import Mesh
 from holdfast.layout.placement import Placement, Replicate, Shard, StridedShard
@@ -123,15 +124,14 @@ def main() -> None:
     started = time.perf_counter()
     host = arguments.rank // GPUS_PER_HOST
     neighbours = list(range(host * GPUS_PER_HOST, (host + 1) * GPUS_PER_HOST))
-    planned = plan_files(agreement, 5 * 10**9, 32 << 20, only=neighbours, all_files=arguments.rank == 0)
-    layouts = {rank: ArenaLayout(planned.plan, rank) for rank in neighbours}
-    job = writer_job(planned.plan, "", arguments.rank, layouts)
+    options = SaveOptions(max_shard_size=5 * 10**9, block_bytes=32 << 20)
+    plan = plan_checkpoint(agreement, options, only=neighbours, all_files=arguments.rank == 0)
+    layouts = {rank: ArenaLayout(plan.save, rank) for rank in neighbours}
+    job = writer_job(plan.save, "", arguments.rank, layouts)
     seconds = time.perf_counter() - started
     figures = {"seconds": seconds, "megabytes": peak_mb() - before}
     print(f"{parameters / 1e12:.2f} trillion parameters, {len(tensors)} tensors, {world} ranks")
-    print(
-        f"{len(planned.plan.files)} files of this host, {sum(file.size for file in planned.plan.files) / 1e12:.1f} TB"
-    )
+    print(f"{len(plan.save.files)} files of this host, {sum(file.size for file in plan.save.files) / 1e12:.1f} TB")
     print(
         f"rank {arguments.rank}: arena {layouts[arguments.rank].size / 1e9:.2f} GB, "
         f"{len(job.blocks)} blocks of {job.bytes / 1e9:.2f} GB, gives {sum(t.size for t in job.travel) / 1e6:.2f} MB "

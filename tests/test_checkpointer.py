@@ -275,7 +275,7 @@ def test_arguments_are_checked_where_they_are_given(tmp_path: Path) -> None:
             holdfast.Checkpointer(tmp_path, **wrong)  # type: ignore[arg-type]
     with pytest.raises(holdfast.InvalidArgument, match="empty"):
         holdfast.Checkpointer("")
-    with holdfast.Checkpointer(tmp_path) as checkpointer, pytest.raises(holdfast.InvalidArgument, match="last step"):
+    with holdfast.Checkpointer(tmp_path) as checkpointer, pytest.raises(holdfast.InvalidArgument, match="largest step"):
         checkpointer.save(10**20, {"w": torch.ones(3)})
 
 
@@ -292,7 +292,7 @@ def test_a_first_save_that_cannot_begin_is_a_failed_save(tmp_path: Path) -> None
 def test_an_interrupt_while_capturing_fails_that_save_alone(tmp_path: Path) -> None:
     with holdfast.Checkpointer(tmp_path) as checkpointer:
         checkpointer.save(1, {"w": torch.ones(3)}).result(60)
-        copier = checkpointer._background._capturer.copier
+        copier = checkpointer._engine.background._capturer.copier
         start = copier.start
         copier.start = lambda *arguments: (_ for _ in ()).throw(KeyboardInterrupt)
         with pytest.raises(KeyboardInterrupt):
@@ -364,7 +364,7 @@ def test_states_that_are_none_are_refused(tmp_path: Path) -> None:
         with pytest.raises(holdfast.InvalidArgument, match="whole number"):
             checkpointer.restore({"w": torch.ones(1)}, step="3")  # type: ignore[arg-type]
         checkpointer.save(1, {"w": torch.ones(3)}).result(60)
-        writer = checkpointer._background._writer.pid
+        writer = checkpointer._engine.background.writer.pid
         os.kill(writer, signal.SIGSTOP)
         try:
             with pytest.raises(holdfast.TimedOut):

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from holdfast.core.events import Event
     from holdfast.core.warnings import HoldfastWarning
     from holdfast.ema import EMA
-    from holdfast.engine.load import LoadReport
+    from holdfast.engine.load_report import LoadReport
     from holdfast.engine.save_handle import SaveHandle
     from holdfast.mapping.program import Mapping
 
@@ -45,7 +45,7 @@ _HOMES = {
     "Checkpoint": ("holdfast.checkpoint.checkpoint", "Checkpoint"),
     "Checkpointer": ("holdfast.checkpointer", "Checkpointer"),
     "SaveHandle": ("holdfast.engine.save_handle", "SaveHandle"),
-    "LoadReport": ("holdfast.engine.load", "LoadReport"),
+    "LoadReport": ("holdfast.engine.load_report", "LoadReport"),
     "Mapping": ("holdfast.mapping.program", "Mapping"),
     "EMA": ("holdfast.ema", "EMA"),
     "Event": ("holdfast.core.events", "Event"),

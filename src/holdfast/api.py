@@ -12,16 +12,15 @@ from holdfast.core import limits
 from holdfast.core.errors import InvalidArgument
 from holdfast.core.ranks import run_on_all_ranks
 from holdfast.core.warnings import warn
-from holdfast.engine.blocking_save import Saver
-from holdfast.engine.load import LoadOptions, LoadReport, load_checkpoint
-from holdfast.engine.survey import SaveOptions
+from holdfast.engine.blocking_save import BlockingSaver
+from holdfast.engine.load import load_checkpoint
+from holdfast.engine.load_report import LoadReport
+from holdfast.engine.options import DEADLINE_S, LoadOptions, SaveOptions
 from holdfast.format.names import folder_step
 from holdfast.mapping.per_module import MappingLike
 from holdfast.sources import open_stored
 from holdfast.sources.paddle.optimizer_names import as_torch
 from holdfast.storage import locate, refuse_link
-
-DEADLINE_S = 1800.0
 
 
 def save(
@@ -53,13 +52,21 @@ def save(
     from holdfast.adapters.comm import current_ranks
 
     ranks = current_ranks(deadline_s)
-    made: list[tuple[Saver, str]] = []
+    made: list[tuple[BlockingSaver, str]] = []
 
     def prepare() -> None:
-        options = SaveOptions(max_shard_size, block_bytes, model_dtype, ties or {}, replicas, mesh, mapping)
+        options = SaveOptions(
+            max_shard_size=max_shard_size,
+            block_bytes=block_bytes,
+            model_dtype=model_dtype,
+            ties=ties or {},
+            replicas=replicas,
+            mesh=mesh,
+            mapping=mapping,
+        )
         storage, folder = locate(path)
         refuse_link(storage, folder)
-        made.append((Saver(storage, options), folder))
+        made.append((BlockingSaver(storage, options), folder))
 
     run_on_all_ranks(ranks, prepare)
     saver, folder = made[0]
@@ -100,7 +107,16 @@ def load(
     """
     from holdfast.adapters.comm import current_ranks
 
-    options = LoadOptions(strict, verify, cast, only, ignore, ties or {}, mesh, mapping)
+    options = LoadOptions(
+        strict=strict,
+        verify=verify,
+        cast=cast,
+        only=only,
+        ignore=ignore,
+        ties=ties or {},
+        mesh=mesh,
+        mapping=mapping,
+    )
     ranks = current_ranks(deadline_s)
 
     def opener() -> Checkpoint:

@@ -35,7 +35,7 @@ with holdfast.Checkpointer(sys.argv[1], on_event=lambda event: events.append(eve
         state["note"] = {"step": step}
         checkpointer.save(step, state).result(60)
         gc.collect()
-        writer = checkpointer._background._writer.pid
+        writer = checkpointer._engine.background.writer.pid
         facts.append([resident(os.getpid()), resident(writer), files(os.getpid()), files(writer)])
 print(json.dumps({"start": start, "facts": facts, "events": events}))
 """

@@ -436,7 +436,7 @@ def test_going_back_before_a_step_that_cannot_be_read_is_refused(tmp_path: Path)
     fields["digest"] = digest_hex(strictjson.dumps(fields))
     newest.write_bytes(strictjson.dumps(fields) + b"\n")
     checkpointer = holdfast.Checkpointer(tmp_path)
-    with pytest.raises(holdfast.StorageError, match="step 3 cannot be read just now"):
+    with pytest.raises(holdfast.StorageError, match="step 3 cannot be read now"):
         checkpointer.restore(state_of(0.0), step=1)
     with pytest.raises(holdfast.Unsupported, match="move step-000000000003 away"):
         checkpointer.restore(state_of(0.0))

@@ -27,8 +27,8 @@ def test_committed_steps_are_shown_with_how_long_they_took(tmp_path):
 def test_a_save_in_flight_is_followed(tmp_path):
     with holdfast.Checkpointer(tmp_path) as checkpointer:
         checkpointer.save(1, {"w": torch.ones(10)}).result()
-        writer = checkpointer._background._writer.pid
-        checkpointer._background._arena.seal = lambda attempt: None  # the capture seems to go on
+        writer = checkpointer._engine.background.writer.pid
+        checkpointer._engine.background._arena.seal = lambda attempt: None  # the capture seems to go on
         handle = checkpointer.save(2, {"w": torch.ones(10)})
         end = time.monotonic() + 120
         while not (flights := json.loads(call("top", "--json", tmp_path).output)["in_flight"]):
@@ -38,7 +38,7 @@ def test_a_save_in_flight_is_followed(tmp_path):
         assert "saving step 2" in call("top", "--once", tmp_path).output
         os.kill(writer, signal.SIGKILL)
         assert handle.wait(120) and handle.error is not None
-        checkpointer._background.warnings_due.clear()
+        checkpointer._warnings.clear()
     assert not find_files(run_id(LocalStorage(tmp_path))), "a dead writer leaves no memory behind"
 
 

@@ -177,13 +177,13 @@ def skip(root: str) -> list[Any]:
     with holdfast.Checkpointer(root, on_busy="skip", deadline_s=60) as checkpointer:
         checkpointer.save(0, {"w": weights(0)}).result(60)
         if dist.get_rank() == 1:
-            os.kill(checkpointer._background._writer.pid, 19)  # SIGSTOP: its part stays unwritten
+            os.kill(checkpointer._engine.background.writer.pid, 19)  # SIGSTOP: its part stays unwritten
         first = checkpointer.save(1, {"w": weights(0)})
         second = checkpointer.save(2, {"w": weights(0)})
         out.append((first.done(), second.skipped, repr(second)))
         dist.barrier()
         if dist.get_rank() == 1:
-            os.kill(checkpointer._background._writer.pid, 18)
+            os.kill(checkpointer._engine.background.writer.pid, 18)
         first.result(60)
         dist.barrier()
         out.append(checkpointer.save(3, {"w": weights(0)}).result(60).step)
@@ -201,7 +201,7 @@ def lose_writer(root: str, victim: int) -> list[Any]:
     events: list[str] = []
     with holdfast.Checkpointer(root, on_event=lambda event: events.append(event.name)) as checkpointer:
         checkpointer.save(1, {"w": weights(0)}).result(60)
-        pid = checkpointer._background._writer.pid
+        pid = checkpointer._engine.background.writer.pid
         if dist.get_rank() == victim:
             os.kill(pid, 19)
         handle = checkpointer.save(2, {"w": weights(0)})
@@ -243,7 +243,7 @@ def too_slow(root: str) -> tuple[list[Any], list[int]]:
     with holdfast.Checkpointer(root, deadline_s=8.0) as checkpointer:
         big = torch.zeros(1 << 20)
         checkpointer.save(0, {"w": {"big": big}}).result(30)
-        os.kill(checkpointer._background._writer.pid, 19)
+        os.kill(checkpointer._engine.background.writer.pid, 19)
         first = checkpointer.save(1, {"w": {"big": big + 1}})
         second = checkpointer.save(2, {"w": {"big": big + 2}})
         out.append(type(first.error).__name__)
@@ -261,7 +261,7 @@ def fail_on_one(root: str) -> list[Any]:
     """One rank fails between the plan and the capture, once; the ranks are not out of step afterwards."""
     with holdfast.Checkpointer(root, deadline_s=30) as checkpointer:
         checkpointer.save(1, {"w": weights(0)}).result(30)
-        background: Any = checkpointer._background
+        background: Any = checkpointer._engine.background
         if dist.get_rank() == 1:
             start = background._capturer.copier.start
             background._capturer.copier.start = lambda *arguments: (_ for _ in ()).throw(RuntimeError("out of luck"))

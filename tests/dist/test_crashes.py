@@ -53,9 +53,9 @@ def save_and_wait(root: str, hold: str) -> None:
     checkpointer = holdfast.Checkpointer(root, block_bytes=1 << 16)
     checkpointer.save(1, state(1)).result(60)
     if hold:
-        os.kill(checkpointer._background._writer.pid, signal.SIGSTOP)
+        os.kill(checkpointer._engine.background.writer.pid, signal.SIGSTOP)
     checkpointer.save(2, state(2))
-    tell_parent(checkpointer._background._writer.pid)
+    tell_parent(checkpointer._engine.background.writer.pid)
     time.sleep(600)
 
 
@@ -102,7 +102,7 @@ def test_sigterm_is_heard_while_a_save_waits_for_the_one_before(tmp_path: Path) 
         "import os, signal, torch, holdfast\n"
         f"ck = holdfast.Checkpointer({str(tmp_path)!r}, grace_s=1)\n"
         "ck.save(1, {'w': torch.ones(1000)}).result(60)\n"
-        "writer = ck._background._writer.pid\n"
+        "writer = ck._engine.background.writer.pid\n"
         "os.kill(writer, signal.SIGSTOP)\n"
         "ck.save(2, {'w': torch.ones(1000)})\n"
         "print(writer, flush=True)\n"
@@ -125,7 +125,7 @@ def die_before_capture(root: str, rank_that_dies: int) -> None:
     checkpointer = holdfast.Checkpointer(root, block_bytes=1 << 16)
     checkpointer.save(1, state(1)).result(60)
     if dist.get_rank() == rank_that_dies:
-        background: Any = checkpointer._background
+        background: Any = checkpointer._engine.background
         background._hand_over = lambda flight, pending: None  # as if the copy were still going on
     checkpointer.save(2, state(2))
     tell_parent(True)
@@ -348,7 +348,7 @@ def get_ready_and_wait(root: str) -> None:
     state = {"model": model, "optimizer": torch.optim.AdamW(model.parameters())}
     checkpointer = holdfast.Checkpointer(root)
     checkpointer.prepare(state)
-    checkpointer._background._arena._thread.join(60)
+    checkpointer._engine.background._arena._thread.join(60)
     tell_parent(True)
     time.sleep(600)
 
@@ -457,9 +457,9 @@ def test_sigterm_finishes_the_save_in_flight(tmp_path: Path) -> None:
         "import torch, holdfast, time, sys, os, signal\n"
         f"ck = holdfast.Checkpointer({str(tmp_path)!r}, grace_s=120)\n"
         "ck.save(1, {'w': torch.ones(1000)}).result()\n"
-        "os.kill(ck._background._writer.pid, signal.SIGSTOP)\n"
+        "os.kill(ck._engine.background.writer.pid, signal.SIGSTOP)\n"
         "ck.save(2, {'w': torch.ones(1000)})\n"
-        "print(ck._background._writer.pid, flush=True); time.sleep(600)\n"
+        "print(ck._engine.background.writer.pid, flush=True); time.sleep(600)\n"
     )
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -490,11 +490,11 @@ def lose_one_of_two(root: str) -> None:
     """Rank 1 and its writer die before its capture; rank 0 dies later, its writer waits for what will not come."""
     checkpointer = holdfast.Checkpointer(root, block_bytes=1 << 16, silence_s=3.0)
     checkpointer.save(1, state(1)).result(60)
-    background: Any = checkpointer._background
+    background: Any = checkpointer._engine.background
     if dist.get_rank() == 1:
         background._hand_over = lambda flight, pending: None
     checkpointer.save(2, state(2))
-    tell_parent(background._writer.pid)
+    tell_parent(background.writer.pid)
     time.sleep(600)
 
 

@@ -95,7 +95,7 @@ def answers(root: str, deeds: list[str], line: Any) -> Iterator[tuple[Any, ...]]
             else:
                 state["w"].fill_(float(number))
                 if name == "fly":
-                    os.kill(checkpointer._background._writer.pid, signal.SIGSTOP)
+                    os.kill(checkpointer._engine.background.writer.pid, signal.SIGSTOP)
                 handle = checkpointer.save(int(number), state)
                 yield name, int(number), None if name == "fly" else type(handle.wait(60) and handle.error).__name__
 

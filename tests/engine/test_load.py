@@ -70,7 +70,7 @@ def test_only_and_ignore_choose_keys(saved: Path) -> None:
     assert torch.equal(model[1].weight, before)
     report = holdfast.load(saved, {"model": model}, ignore=["*.weight"])
     assert report.loaded == ("model: 0.bias", "model: 1.bias", "model: 2.bias")
-    with pytest.raises(holdfast.InvalidArgument, match="list of texts"):
+    with pytest.raises(holdfast.InvalidArgument, match="list of strings"):
         holdfast.load(saved, {"model": model}, only="0.*")  # type: ignore[arg-type]
 
 

@@ -171,7 +171,7 @@ def test_what_a_full_disk_leaves_in_memory_is_named_and_can_be_freed(small: Path
         (kept,) = arenas(small)
         assert f"{kept}, {kept.stat().st_size} bytes" in str(handle.error)
         checkpointer.steps()
-        checkpointer._say_warnings()  # as any later call does
+        checkpointer._warnings.emit()  # as any later call does
         checkpointer.close()
     assert sum("step 4 was not saved" in text for text in texts) == 1
     assert kept.exists() and Path(card_path(str(kept))).exists()
@@ -234,7 +234,7 @@ def test_starts_that_cannot_write_do_not_add_up_in_memory(small: Path) -> None:
         "warnings.simplefilter('ignore')\n"
         "ck = holdfast.Checkpointer(sys.argv[1])\n"
         "assert ck.restore({'w': torch.zeros(50_000)}) == 2\n"
-        "ck._rewriting.wait(60); ck._background._writer.kill(); os._exit(9)\n"
+        "ck._engine._memory._rewriting.wait(60); ck._engine.background.writer.kill(); os._exit(9)\n"
     )
     for _ in range(2):
         assert subprocess.run([sys.executable, "-c", code, str(small)], check=False, timeout=120).returncode == 9

@@ -48,8 +48,8 @@ class Full:
 
     @property
     def writer(self) -> int:
-        background: Any = self.checkpointer._background
-        return int(background._writer.pid)
+        background: Any = self.checkpointer._engine.background
+        return int(background.writer.pid)
 
     def try_to_save(self) -> bool:
         """Whether a save fails; then the error must say why."""

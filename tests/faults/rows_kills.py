@@ -105,8 +105,8 @@ def train(line: Any, root: str, wait: bool) -> None:
     for step in range(_STEPS):
         pending.append(checkpointer.save(step, state_of(step)))
         if not step:
-            background: Any = checkpointer._background
-            line.send(("writer", background._writer.pid))
+            background: Any = checkpointer._engine.background
+            line.send(("writer", background.writer.pid))
         if wait or len(pending) > 1:
             done = pending.pop(0)
             done.result(DEADLINE_S)

@@ -53,8 +53,8 @@ class Blow:
         return self.phase in _TRAINER
 
 
-# Functions of the BackgroundSaver that a trainer is struck in.
-_TRAINER = {"planning": "_make_draft", "agreeing": "_decide", "capturing": "_hand_over"}
+# Functions of the BackgroundSaver and its Planner that a trainer is struck in.
+_TRAINER = {"planning": "plan_layout", "agreeing": "_agree", "capturing": "_hand_over"}
 # Calls of the writer: `os.call` of a path with the text in it.
 _WRITER = {
     "beginning": "mkdir:.attempt-",
@@ -76,7 +76,8 @@ def _arm(blow: Blow, background: Any, when: Path) -> None:
         when.touch()
         return
     if blow.phase == "planning":
-        background._draft = background._standing = None
+        background = background._planner
+        background.drop()
     setattr(background, _TRAINER[blow.phase], lambda *arguments, **options: _strike(blow.action))
 
 
@@ -89,10 +90,10 @@ def save_under(root: str, blow: Blow) -> None:
     checkpointer = holdfast.Checkpointer(root, deadline_s=SAVE_S, silence_s=SILENCE_S, block_bytes=BLOCK_BYTES)
     with faulty_writers(fault, str(when)):
         checkpointer.save(1, state_of(1)).result(START_S)
-    background: Any = checkpointer._background
+    background: Any = checkpointer._engine.background
     if own:
         _arm(blow, background, when)
-    tell_parent(background._writer.pid)
+    tell_parent(background.writer.pid)
     started = time.monotonic()
     handle = checkpointer.save(2, state_of(2))
     known = handle.wait(SAVE_S + SLACK_S)

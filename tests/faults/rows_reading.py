@@ -10,7 +10,8 @@ from typing import Any
 from holdfast.adapters.comm import current_ranks
 from holdfast.checkpoint.checkpoint import Checkpoint
 from holdfast.core.errors import HoldfastError
-from holdfast.engine.load import LoadOptions, load_checkpoint
+from holdfast.engine.load import load_checkpoint
+from holdfast.engine.options import LoadOptions
 from holdfast.format.names import step_folder
 from holdfast.storage.base import Storage
 from holdfast.storage.local import LocalStorage

@@ -54,8 +54,8 @@ class Run:
 
     @property
     def writer(self) -> int:
-        background: Any = self.checkpointer._background
-        return int(background._writer.pid)
+        background: Any = self.checkpointer._engine.background
+        return int(background.writer.pid)
 
     def save(self) -> None:
         """A save that nothing disturbs: training goes on."""

@@ -42,8 +42,8 @@ def _save_with(root: Path, fault: Fault, wait_s: float) -> None:
         raise
     finally:
         checkpointer.close(min(wait_s, 1.0) if fault.do == "hang" else wait_s)
-        if fault.do == "hang" and checkpointer._background is not None:
-            checkpointer._background._writer.kill()  # it would wait for a storage that never answers
+        if fault.do == "hang" and checkpointer._engine.background is not None:
+            checkpointer._engine.background.writer.kill()  # it would wait for a storage that never answers
 
 
 def _save_again(checkpointer: holdfast.Checkpointer, wait_s: float) -> None:

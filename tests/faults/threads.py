@@ -59,5 +59,5 @@ class ThreadEnd(WriterEnd):
 @contextmanager
 def writers_on_threads() -> Iterator[None]:
     """While it lasts, Checkpointers start their writers as threads."""
-    with patch("holdfast.engine.background_save.WriterEnd", ThreadEnd):
+    with patch("holdfast.engine.flight.WriterEnd", ThreadEnd):
         yield

@@ -25,8 +25,8 @@ from holdfast.checkpoint.catalog import committed_steps
 from holdfast.checkpoint.checkpoint import Checkpoint
 from holdfast.checkpoint.lineage import Lineage
 from holdfast.core.errors import HoldfastError, NotFound
-from holdfast.engine.blocking_save import Saver
-from holdfast.engine.survey import SaveOptions
+from holdfast.engine.blocking_save import BlockingSaver
+from holdfast.engine.options import SaveOptions
 from holdfast.format.names import step_folder
 from holdfast.storage.base import Storage
 from holdfast.storage.local import LocalStorage
@@ -48,7 +48,7 @@ def state(number: int) -> dict[str, Any]:
 
 def save(storage: Storage, step: int, number: int) -> None:
     """Save in the foreground."""
-    saver = Saver(storage, SaveOptions(block_bytes=BLOCK_BYTES))
+    saver = BlockingSaver(storage, SaveOptions(block_bytes=BLOCK_BYTES))
     saver.save(current_ranks(DEADLINE_S), step_folder(step), state(number), Lineage(step))
 
 

@@ -15,7 +15,8 @@ from holdfast.adapters.comm import current_ranks
 from holdfast.checkpoint.catalog import committed_steps
 from holdfast.checkpoint.checkpoint import Checkpoint
 from holdfast.core.errors import HoldfastError
-from holdfast.engine.load import LoadOptions, load_checkpoint
+from holdfast.engine.load import load_checkpoint
+from holdfast.engine.options import LoadOptions
 from holdfast.storage.objects.store import ObjectStorage
 from tests.faults.row import HUNG, LOST, SURVIVED, WRONG, Tally
 from tests.faults.world import JOBS, Allowed, Job, attempt, same, save, state, told

@@ -23,3 +23,35 @@ def warn(text: str) -> None:
         level += 1
         frame = frame.f_back
     warnings.warn(text, HoldfastWarning, stacklevel=level)
+
+
+class PendingWarnings:
+    """Warnings to emit at the end of a call, where the user sees them. Threads may add to them.
+
+    A warning that a filter turns into an error must not leave other ranks waiting, so that none
+    is emitted between two collectives.
+    """
+
+    def __init__(self) -> None:
+        self._texts: list[str] = []
+        self._added: set[str] = set()
+
+    def add(self, text: str) -> None:
+        self._texts.append(text)
+
+    def add_once(self, text: str) -> None:
+        """Add a text unless it was added this way before."""
+        if text not in self._added:
+            self._added.add(text)
+            self._texts.append(text)
+
+    def mentions(self, text: str) -> bool:
+        """Return True if a warning that was not emitted yet contains the text."""
+        return any(text in other for other in self._texts)
+
+    def emit(self) -> None:
+        while self._texts:
+            warn(self._texts.pop(0))
+
+    def clear(self) -> None:
+        self._texts.clear()

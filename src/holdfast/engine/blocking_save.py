@@ -1,87 +1,144 @@
-"""The way of a blocking save: survey, plan, write, publish. Collective over all ranks."""
+"""A blocking save, phase by phase: survey, plan, write, commit. Collective over all ranks.
+
+    survey   Surveyor        -> Survey           the state of every rank, and the layout that all agreed on
+    plan     plan_checkpoint -> CheckpointPlan   files, blocks, and which rank writes which block
+    write    write_blocks    -> [BlockReport]    every rank writes its blocks into a hidden attempt folder
+    commit   publish         -> Checkpoint       rank 0 writes the manifest and renames the folder
+
+background_save.py shares the survey and the plan. Its writer processes do the rest.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, MutableMapping
+from collections.abc import MutableMapping
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
+from holdfast.checkpoint import retention
 from holdfast.checkpoint.checkpoint import Checkpoint
+from holdfast.checkpoint.commit import BlockReport
 from holdfast.checkpoint.lineage import Lineage
 from holdfast.checkpoint.publish import begin, new_attempt, publish
+from holdfast.checkpoint.retention_index import RetentionIndex
 from holdfast.checkpoint.writing import drop_travel_files, write_blocks
+from holdfast.core.errors import HoldfastError
+from holdfast.core.events import Event, Listener
 from holdfast.core.ranks import Ranks, run_on_all_ranks
-from holdfast.engine.save_plan import plan_files
-from holdfast.engine.survey import SaveOptions, Survey
-from holdfast.format.manifest import Manifest
-from holdfast.plan.save import SavePlan
+from holdfast.engine.options import SaveOptions
+from holdfast.engine.save_plan import CheckpointPlan, plan_checkpoint
+from holdfast.engine.survey import Survey, Surveyor
+from holdfast.keep import Policy
 from holdfast.plan.state_values import value_fields
-from holdfast.storage.base import SharedStorage, Storage
+from holdfast.storage.base import SharedStorage, Storage, Tracked
 from holdfast.writer.heartbeat import shown
 
 
-class Saver:
-    """Saves states to one storage and waits for it; every rank takes part."""
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """A hidden folder with the files of a plan, to become `folder` when it is committed."""
+
+    name: str
+    folder: str
+    plan: CheckpointPlan
+    lineage: Lineage
+
+
+class BlockingSaver:
+    """Saves states to one storage and waits for the commit; every rank takes part."""
 
     def __init__(self, storage: Storage, options: SaveOptions) -> None:
         self._storage = storage
         self._options = options = replace(options, whole_files=storage.whole_files)
-        self._survey = Survey(options)
-        self._stack = ExitStack()  # what shows others that a save is in flight
+        self._surveyor = Surveyor(options)
 
     def save(self, ranks: Ranks, folder: str, state: MutableMapping[str, Any], lineage: Lineage) -> Checkpoint:
         """Save the state as `folder`; every rank returns the committed checkpoint or raises the same error."""
-        from holdfast.adapters.saving.live_sources import LiveSources
+        survey = self._surveyor.survey(ranks, state, f"{self._storage.name}/{folder} at step {lineage.step}")
+        plan = plan_checkpoint(survey.agreement, self._options, survey.first_replica)
+        values = run_on_all_ranks(ranks, lambda: value_fields(survey.values, survey.agreement.reporters, ranks.rank))
+        with ExitStack() as in_flight:
+            attempt = self._begin(ranks, in_flight, folder, plan, lineage)
+            try:
+                reports = self._write(ranks, attempt, survey)
+                self._commit(ranks, attempt, reports, values)
+            except BaseException:
+                if ranks.rank == 0:
+                    self._storage.discard(attempt.name)
+                raise
+        checkpoint = self._open(ranks, folder)
+        self._surveyor.warn(ranks)
+        return checkpoint
 
-        seen = self._survey.take(ranks, state, f"{self._storage.name}/{folder} at step {lineage.step}")
-        options = self._options
-        sizes = options.max_shard_bytes, options.block_bytes
-        planned = plan_files(seen.agreement, *sizes, seen.first_replica, whole_files=options.whole_files)
-        values = run_on_all_ranks(ranks, lambda: value_fields(seen.told, seen.agreement.reporters, ranks.rank))
-        attempt = self._begin(ranks, folder, planned.plan, lineage.step)
-        try:
-            sources = LiveSources(seen.collected.by_name(), planned.group_of)
-            reports = write_blocks(planned.plan, ranks, self._storage, attempt, sources)
-            manifest, small = planned.commit(options.block_bytes).manifest(attempt, lineage, reports, values)
-            run_on_all_ranks(ranks, lambda: self._publish(ranks, attempt, folder, manifest, small, planned.plan))
-        except BaseException:
-            if ranks.rank == 0:
-                self._storage.discard(attempt)
-            raise
-        finally:
-            self._stack.close()
-        opened: list[Checkpoint] = []
-        run_on_all_ranks(ranks, lambda: opened.append(Checkpoint(self._storage, folder)))
-        self._survey.warn(ranks)
-        return opened[0]
+    def _begin(
+        self, ranks: Ranks, in_flight: ExitStack, folder: str, plan: CheckpointPlan, lineage: Lineage
+    ) -> Attempt:
+        """Create the attempt's folder and files on rank 0; the other ranks receive its name."""
+        name = new_attempt()
 
-    def _begin(self, ranks: Ranks, folder: str, plan: SavePlan, step: int | None) -> str:
-        """Rank 0 makes the attempt's folder and files; the others learn its name."""
-        attempt = new_attempt()
-
-        def work() -> str | None:
+        def create() -> str | None:
             if ranks.rank:
                 return None
-            files = [(file.name, file.size) for file in plan.files]
+            files = [(file.name, file.size) for file in plan.save.files]
             if isinstance(self._storage, SharedStorage):
-                begun = {"step": step, "world": ranks.world, "bytes": sum(size for _, size in files)}
-                self._stack.enter_context(shown(self._storage, attempt, begun))
-            begin(self._storage, attempt, folder, files)
-            return attempt
+                begun = {"step": lineage.step, "world": ranks.world, "bytes": sum(size for _, size in files)}
+                in_flight.enter_context(shown(self._storage, name, begun))
+            begin(self._storage, name, folder, files)
+            return name
 
         try:
-            return str(run_on_all_ranks(ranks, work)[0])
+            return Attempt(str(run_on_all_ranks(ranks, create)[0]), folder, plan, lineage)
         except BaseException:
             if ranks.rank == 0:
-                self._storage.discard(attempt)
-            self._stack.close()
+                self._storage.discard(name)
             raise
 
-    def _publish(
-        self, ranks: Ranks, attempt: str, folder: str, manifest: Manifest, small: Mapping[str, bytes], plan: SavePlan
-    ) -> None:
-        if ranks.rank:
-            return
-        drop_travel_files(plan, self._storage, attempt)
-        publish(self._storage, attempt, folder, manifest, small)
+    def _write(self, ranks: Ranks, attempt: Attempt, survey: Survey) -> list[BlockReport]:
+        """Write this rank's blocks; return the reports of all ranks."""
+        from holdfast.adapters.saving.live_sources import LiveSources
+
+        sources = LiveSources(survey.collected.by_name(), attempt.plan.group_of)
+        return write_blocks(attempt.plan.save, ranks, self._storage, attempt.name, sources)
+
+    def _commit(self, ranks: Ranks, attempt: Attempt, reports: list[BlockReport], values: list[dict[str, Any]]) -> None:
+        """Write the manifest on rank 0 and rename the attempt: from then on the checkpoint exists."""
+        commit = attempt.plan.commit(self._options.block_bytes)
+        manifest, small = commit.manifest(attempt.name, attempt.lineage, reports, values)
+
+        def publish_attempt() -> None:
+            if ranks.rank == 0:
+                drop_travel_files(attempt.plan.save, self._storage, attempt.name)
+                publish(self._storage, attempt.name, attempt.folder, manifest, small)
+
+        run_on_all_ranks(ranks, publish_attempt)
+
+    def _open(self, ranks: Ranks, folder: str) -> Checkpoint:
+        opened: list[Checkpoint] = []
+        run_on_all_ranks(ranks, lambda: opened.append(Checkpoint(self._storage, folder)))
+        return opened[0]
+
+
+class BlockingRetention:
+    """Retention after the blocking saves of a run. In the background, rank 0's writer does this."""
+
+    def __init__(self, storage: Storage, keep: Policy | None, listener: Listener) -> None:
+        self._storage = storage
+        self._keep = keep
+        self._listener = listener
+        self._index: RetentionIndex | None = None
+
+    def apply(self, ranks: Ranks, step: int) -> None:
+        """Remove the checkpoints that no policy keeps, on rank 0. Collective."""
+        run_on_all_ranks(ranks, lambda: self._apply(step) if ranks.rank == 0 else None)
+
+    def _apply(self, step: int) -> None:
+        self._index = self._index or RetentionIndex(self._storage)
+        for event in retention.apply(self._storage, self._keep, step, self._index).events(step):
+            self._listener(event)
+        try:
+            if isinstance(self._storage, Tracked):
+                self._storage.sweep_some()
+            else:
+                self._storage.sweep()
+        except (HoldfastError, OSError) as error:  # the step is committed: the next save tries again
+            self._listener(Event("failed", step, detail=f"deleting what was removed: {error}"))

@@ -1,4 +1,4 @@
-"""Drafts: one rank's share of a plan, before there is an arena to capture into."""
+"""The rank plan: one rank's share of a save plan, before there is an arena to capture into."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from holdfast.checkpoint.commit import Commit
 from holdfast.core.ranks import Ranks
-from holdfast.engine.save_plan import plan_files
-from holdfast.engine.survey import SaveOptions, Seen
+from holdfast.engine.options import SaveOptions
+from holdfast.engine.save_plan import plan_checkpoint
+from holdfast.engine.survey import LayoutSurvey, Survey
 from holdfast.format.digest import digest_hex
-from holdfast.plan.writer_job import ArenaLayout, ArenaSpan, writer_job
+from holdfast.plan.writer_job import ArenaLayout, ArenaSpan, WriterJob, writer_job
 
 if TYPE_CHECKING:
     import torch
@@ -20,8 +22,8 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
-    """A span of the arena and what is captured into it: the numbers of the item and of its part."""
+class CaptureSource:
+    """A span of the arena and its source: the indices of the collected item and of its part."""
 
     item: int
     part: int
@@ -30,65 +32,76 @@ class Source:
 
 
 @dataclass(frozen=True, slots=True)
-class Draft:
-    """A plan of one layout: what it was made for, what the writer does, and where this rank's bytes go."""
+class RankPlan:
+    """The plan of one layout for one rank: its writer's job, and the sources of its arena.
+
+    The plan is valid as long as the state has the same `signature` on every rank.
+    """
 
     signature: Any
     agreement: Agreement
-    owners: dict[str, list[str]]
+    owners: Mapping[str, list[str]]
     digest: str
     arena_bytes: int
-    job: dict[str, Any]
-    commit: dict[str, Any] | None  # rank 0's
-    neighbours: list[int]
-    sources: tuple[Source, ...]
+    job: WriterJob
+    commit: Commit | None  # rank 0's
+    neighbours: tuple[int, ...]  # the ranks of this host
+    sources: tuple[CaptureSource, ...]
+
+    @property
+    def captured_bytes(self) -> int:
+        return sum(source.span.bytes for source in self.sources)
+
+    @property
+    def total_bytes(self) -> int:
+        """The size of all files on rank 0, 0 on other ranks."""
+        return sum(file.size for file in self.commit.files) if self.commit else 0
 
 
-def make_draft(ranks: Ranks, seen: Seen, options: SaveOptions) -> Draft:
-    """Plan what the ranks of this host do for a state that all ranks agreed on."""
-    agreement, first = seen.agreement, seen.first_replica
+def plan_rank(ranks: Ranks, survey: Survey, options: SaveOptions) -> RankPlan:
+    """Plan the work of this host's ranks for a surveyed state."""
+    agreement, first = survey.agreement, survey.first_replica
     here = agreement.hosts[ranks.rank]
-    neighbours = [rank for rank, host in enumerate(agreement.hosts) if host == here]
-    sizes = options.max_shard_bytes, options.block_bytes
-    whole = options.whole_files
-    planned = plan_files(agreement, *sizes, first, only=neighbours, all_files=ranks.rank == 0, whole_files=whole)
-    layouts = {rank: ArenaLayout(planned.plan, rank) for rank in neighbours}
+    neighbours = tuple(rank for rank, host in enumerate(agreement.hosts) if host == here)
+    plan = plan_checkpoint(agreement, options, first, only=neighbours, all_files=ranks.rank == 0)
+    layouts = {rank: ArenaLayout(plan.save, rank) for rank in neighbours}
     own = layouts[ranks.rank]
-    digest = digest_hex(repr([agreement.digest, agreement.hosts, *sizes, first, whole]).encode())
-    return Draft(
-        signature=seen.collected.signature(),
+    sizes = options.max_shard_bytes, options.block_bytes
+    digest = digest_hex(repr([agreement.digest, agreement.hosts, *sizes, first, options.whole_files]).encode())
+    return RankPlan(
+        signature=survey.collected.signature(),
         agreement=agreement,
-        owners=dict(seen.owners),
+        owners=dict(survey.layout.owners),
         digest=digest,
         arena_bytes=own.size,
-        job=writer_job(planned.plan, digest, ranks.rank, layouts).fields(),
-        commit=planned.commit(options.block_bytes).fields() if ranks.rank == 0 else None,
+        job=writer_job(plan.save, digest, ranks.rank, layouts),
+        commit=plan.commit(options.block_bytes) if ranks.rank == 0 else None,
         neighbours=neighbours,
-        sources=tuple(_sources(seen.collected, own.spans, planned.group_of)),
+        sources=tuple(_sources(survey.collected, own.spans, plan.group_of)),
     )
 
 
-def coming_arena_bytes(ranks: Ranks, collected: Collected, agreement: Agreement, options: SaveOptions) -> int:
-    """The size of this rank's arena once its optimizers have stepped, and a little more."""
+def forecast_arena_bytes(ranks: Ranks, layout: LayoutSurvey, options: SaveOptions) -> int:
+    """Return the size of this rank's arena once its optimizers have stepped, with a small margin."""
     from holdfast.adapters.saving.optimizer_forecast import missing_state_tensors, params_of
 
-    sizes = options.max_shard_bytes, options.block_bytes
-    planned = plan_files(agreement, *sizes, only=[ranks.rank], all_files=False, whole_files=options.whole_files)
-    layout = ArenaLayout(planned.plan, ranks.rank)
-    coming: dict[int, int] = {}
+    collected = layout.collected
+    plan = plan_checkpoint(layout.agreement, options, only=[ranks.rank], all_files=False)
+    arena = ArenaLayout(plan.save, ranks.rank)
+    missing: dict[int, int] = {}
     for optimizer in collected.live_optimizers:
         for param in params_of(optimizer):
-            coming[id(param)] = coming.get(id(param), 0) + missing_state_tensors(optimizer)
-    size = layout.size
-    for source in _sources(collected, layout.spans, planned.group_of):
+            missing[id(param)] = missing.get(id(param), 0) + missing_state_tensors(optimizer)
+    size = arena.size
+    for source in _sources(collected, arena.spans, plan.group_of):
         item = collected.items[source.item]
         if item.role == "parameter" and item.cast is None and item.source is not None:
-            size += source.span.bytes * coming.get(id(item.source()), 0)
-    return size + min(size, options.block_bytes) + size // 50  # owners of blocks take turns anew when tensors join
+            size += source.span.bytes * missing.get(id(item.source()), 0)
+    return size + min(size, options.block_bytes) + size // 50  # blocks get other owners when tensors are added
 
 
-def _sources(collected: Collected, spans: list[ArenaSpan], group_of: Mapping[str, str]) -> list[Source]:
-    """For each span of the arena the item and part that it is copied from."""
+def _sources(collected: Collected, spans: list[ArenaSpan], group_of: Mapping[str, str]) -> list[CaptureSource]:
+    """Return the item and part that each span of the arena is copied from."""
     by_box: dict[tuple[str, str, Any], tuple[int, int]] = {}
     for number, item in enumerate(collected.items):
         for index, part in enumerate(item.holder.parts):
@@ -96,5 +109,5 @@ def _sources(collected: Collected, spans: list[ArenaSpan], group_of: Mapping[str
     sources = []
     for span in spans:
         number, index = by_box[group_of[span.place.file], span.place.spec.key, span.held]
-        sources.append(Source(number, index, span, collected.items[number].holder.local.device))
+        sources.append(CaptureSource(number, index, span, collected.items[number].holder.local.device))
     return sources

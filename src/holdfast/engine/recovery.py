@@ -1,12 +1,12 @@
-"""Leftovers: what an earlier life of a run left on its hosts. Writers at work, attempts, captured states."""
+"""Recovery: what earlier starts of a run left on its hosts. Writers at work, attempts, captured states."""
 
 from __future__ import annotations
 
 import contextlib
 import queue
 import time
-from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from holdfast.checkpoint import retention
@@ -23,7 +23,7 @@ from holdfast.writer.client import Message, WriterEnd
 from holdfast.writer.coordinator import Order
 from holdfast.writer.processes import Process
 
-_OF_DEADLINE = 0.8  # who writes gives up before the others give up waiting for it
+_OF_DEADLINE = 0.8  # the writing rank gives up before the other ranks stop waiting for it
 _LEAVE_S = 1.0
 
 
@@ -35,8 +35,8 @@ class Captured:
     lineage: Lineage
     plan: str
     cards: list[Card]
-    is_here: bool  # all of it, for every rank that asks
-    is_whole: bool  # on the hosts that run now
+    is_here: bool  # every rank's host has the cards of all ranks
+    is_whole: bool  # the hosts that run now have the cards of all ranks
 
     @property
     def step(self) -> int:
@@ -44,21 +44,76 @@ class Captured:
 
 
 @dataclass(frozen=True, slots=True)
-class Cleaned:
-    """What was done about an earlier life: attempts that nobody held, and the wait for its writers.
+class CapturedSet:
+    """The captured arenas of one attempt, as the ranks exchange them."""
 
-    `strangers` are living processes that save under the same root and are not of this run.
-    `older` are arenas that a version without identities left for this path.
+    attempt: str
+    lineage: Lineage
+    plan: str
+    world: int
+    hosts: int
+    ranks: tuple[int, ...]
+    arenas: tuple[str, ...]
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the arenas of all ranks are there."""
+        return sorted(self.ranks) == list(range(self.world))
+
+    @staticmethod
+    def of(attempt: str, cards: Sequence[Card]) -> CapturedSet:
+        job = cards[0].job
+        return CapturedSet(
+            attempt,
+            Lineage.from_fields(cards[0].lineage),
+            job["plan"],
+            job["world"],
+            job["hosts"],
+            tuple(card.rank for card in cards),
+            tuple(card.arena for card in cards),
+        )
+
+    def joined(self, other: CapturedSet) -> CapturedSet:
+        """Return the arenas of two hosts together."""
+        return replace(self, ranks=self.ranks + other.ranks, arenas=self.arenas + other.arenas)
+
+    def fields(self) -> list[Any]:
+        """Return the JSON form."""
+        lineage = self.lineage.fields()
+        return [self.attempt, lineage, self.plan, self.world, self.hosts, list(self.ranks), list(self.arenas)]
+
+    @staticmethod
+    def from_fields(fields: Sequence[Any]) -> CapturedSet:
+        attempt, lineage, plan, world, hosts, ranks, arenas = fields
+        return CapturedSet(attempt, Lineage.from_fields(lineage), plan, world, hosts, tuple(ranks), tuple(arenas))
+
+
+@dataclass(frozen=True, slots=True)
+class Cleaned:
+    """The result of a cleanup on this rank, or on all ranks.
+
+    `attempts` counts the attempts that nobody held. `strangers` are living processes that save
+    under the same root and are not of this run. `older` are arenas that a version without
+    identities left for this path.
     """
 
     attempts: int
     waited_s: float
-    strangers: list[str]
-    older: list[str]
+    strangers: tuple[str, ...]
+    older: tuple[str, ...]
+
+    def fields(self) -> list[Any]:
+        """Return the JSON form."""
+        return [self.attempts, self.waited_s, list(self.strangers), list(self.older)]
+
+    @staticmethod
+    def from_fields(fields: Sequence[Any]) -> Cleaned:
+        attempts, waited_s, strangers, older = fields
+        return Cleaned(attempts, waited_s, tuple(strangers), tuple(older))
 
 
 class Leftovers:
-    """Finds, cleans and adopts what the lives of a run before this one left. Calls are collective."""
+    """Finds, cleans and adopts what earlier starts of a run left. Calls are collective unless they say so."""
 
     def __init__(self, storage: SharedStorage, run: str, deadline_s: float) -> None:
         self._storage = storage
@@ -70,7 +125,7 @@ class Leftovers:
 
     @property
     def catalog(self) -> Catalog:
-        """What is known of the steps under the root since the start, on rank 0."""
+        """The catalog of the root's steps since the start, on rank 0."""
         return self._index.catalog
 
     def clean(self, ranks: Ranks, silence_s: float) -> Cleaned:
@@ -88,32 +143,41 @@ class Leftovers:
 
         run_on_all_ranks(ranks, wait)
         waited_s = time.monotonic() - started
+        processes = self._meet(ranks)
+        captured = self._captured_sets(ranks)
+
+        def clean() -> list[Any]:
+            removed = self._clean_storage(dead) if ranks.rank == 0 else []
+            if not self._leads:
+                return Cleaned(len(removed), waited_s, (), ()).fields()
+            kept = {arena for found in captured.values() for arena in found.arenas}
+            startup_cleanup.clean_arenas(self._run, kept.__contains__)
+            strangers = startup_cleanup.trainers(self._run) - processes
+            older = startup_cleanup.older_arenas(self._storage)
+            return Cleaned(len(removed), waited_s, tuple(sorted(map(str, strangers))), tuple(older)).fields()
+
+        answers = [Cleaned.from_fields(fields) for fields in run_on_all_ranks(ranks, clean)]
+        return Cleaned(
+            answers[0].attempts,
+            waited_s,
+            tuple(process for answer in answers for process in answer.strangers),
+            tuple(path for answer in answers for path in answer.older),
+        )
+
+    def _meet(self, ranks: Ranks) -> set[Process]:
+        """Learn which ranks share a host, and return the processes of all ranks."""
         own = Process.current()
         known_ranks: list[list[Any]] = run_on_all_ranks(ranks, lambda: [ranks.host(), own.number, own.space])
         hosts = [host for host, _, _ in known_ranks]
-        processes = {Process(number, space) for _, number, space in known_ranks}
         self._leads = hosts.index(hosts[ranks.rank]) == ranks.rank
         self._hosts = len(set(hosts))
-        known = self._known(ranks)
-
-        def clean() -> list[Any]:
-            gone = self._clean_storage(dead) if ranks.rank == 0 else []
-            if self._leads:
-                kept = {arena for found in known.values() for arena in found["arenas"]}
-                startup_cleanup.clean_arenas(self._run, kept.__contains__)
-            strangers = startup_cleanup.trainers(self._run) - processes if self._leads else set()
-            older = startup_cleanup.older_arenas(self._storage) if self._leads else []
-            return [len(gone), sorted(map(str, strangers)), older]
-
-        answers = run_on_all_ranks(ranks, clean)
-        strangers = [process for _, found, _ in answers for process in found]
-        return Cleaned(answers[0][0], waited_s, strangers, [path for _, _, found in answers for path in found])
+        return {Process(number, space) for _, number, space in known_ranks}
 
     def _clean_storage(self, dead: Collection[str]) -> list[str]:
-        """Attempts that are dead go, and what was removed or set aside in part is finished."""
+        """Remove dead attempts, and finish removals and renames that were interrupted."""
         gone = startup_cleanup.clean_storage(self._storage, dead)
         retention.apply(self._storage, None, index=self._index)
-        with contextlib.suppress(HoldfastError):  # it takes room, and no more; the next start tries again
+        with contextlib.suppress(HoldfastError):  # it only takes space; the next start tries again
             if isinstance(self._storage, Tracked):
                 self._storage.sweep_some(left=True)
             else:
@@ -121,62 +185,47 @@ class Leftovers:
         return gone
 
     def newest(self, ranks: Ranks) -> Captured | None:
-        """The newest captured state that is newer than every checkpoint, if there is one.
+        """Return the newest captured state that is newer than every checkpoint, None if there is none.
 
-        It may be incomplete: then other hosts have the rest, and no rank runs there now.
+        It may be incomplete: then hosts where no rank runs now have the rest.
         """
-        known = self._known(ranks)
-        if not known:
+        captured = self._captured_sets(ranks)
+        if not captured:
             return None  # on every rank alike
 
-        def look() -> list[str]:
+        def find_newer() -> list[str]:
             if ranks.rank:
                 return []
             living = [entry for entry in living_steps(self._storage) if entry.manifest]
-            return [attempt for attempt, found in known.items() if _is_newer(_lineage(found), living)]
+            return [attempt for attempt, found in captured.items() if _is_newer(found.lineage, living)]
 
-        newer = {attempt: known[attempt] for attempt in run_on_all_ranks(ranks, look)[0]}
+        newer = [captured[attempt] for attempt in run_on_all_ranks(ranks, find_newer)[0]]
         if not newer:
             return None
-        attempt = max(newer, key=lambda attempt: (newer[attempt]["whole"], newer[attempt]["lineage"]["step"]))
-        found = newer[attempt]
-        cards = startup_cleanup.captured_sets(self._run).get(attempt, [])
-        everywhere = ranks.all_max([-len(cards)])[0] == -found["world"]
-        return Captured(attempt, _lineage(found), found["plan"], cards, everywhere, found["whole"])
+        newest = max(newer, key=lambda found: (found.is_whole, found.lineage.step))
+        cards = startup_cleanup.captured_sets(self._run).get(newest.attempt, [])
+        is_here = ranks.all_max([-len(cards)])[0] == -newest.world
+        return Captured(newest.attempt, newest.lineage, newest.plan, cards, is_here, newest.is_whole)
 
-    def _known(self, ranks: Ranks) -> dict[str, dict[str, Any]]:
-        """Attempts of which all ranks' captures survived, or may have, on hosts where nobody runs now."""
+    def _captured_sets(self, ranks: Ranks) -> dict[str, CapturedSet]:
+        """Return the attempts whose captures survived on all ranks, or may have on hosts where no rank runs now."""
 
-        def look() -> dict[str, Any]:
-            if not self._leads:
-                return {}
-            if not self._storage.exists():
-                return {}  # who deletes the root begins anew
-            return {
-                attempt: {
-                    "lineage": cards[0].lineage,
-                    "plan": cards[0].job["plan"],
-                    "world": cards[0].job["world"],
-                    "hosts": cards[0].job["hosts"],
-                    "ranks": [card.rank for card in cards],
-                    "arenas": [card.arena for card in cards],
-                }
+        def find() -> list[list[Any]]:
+            if not self._leads or not self._storage.exists():  # a deleted root starts from nothing
+                return []
+            return [
+                CapturedSet.of(attempt, cards).fields()
                 for attempt, cards in startup_cleanup.captured_sets(self._run).items()
                 if {int(rank) for card in cards for rank in card.job["arena_bytes"]} == {card.rank for card in cards}
-            }
+            ]
 
-        merged: dict[str, dict[str, Any]] = {}
-        for answer in run_on_all_ranks(ranks, look):
-            for attempt, found in answer.items():
-                if attempt in merged:
-                    merged[attempt]["ranks"] += found["ranks"]
-                    merged[attempt]["arenas"] += found["arenas"]
-                else:
-                    merged[attempt] = found
-        for found in merged.values():
-            found["whole"] = sorted(found["ranks"]) == list(range(found["world"]))
-        known = {attempt: found for attempt, found in merged.items() if found["whole"] or found["hosts"] > self._hosts}
-        return _without_twins(known)
+        merged: dict[str, CapturedSet] = {}
+        for answer in run_on_all_ranks(ranks, find):
+            for found in map(CapturedSet.from_fields, answer):
+                known = merged.get(found.attempt)
+                merged[found.attempt] = found if known is None else known.joined(found)
+        usable = [found for found in merged.values() if found.is_whole or found.hosts > self._hosts]
+        return _without_twins(usable)
 
     def adopt(self, ranks: Ranks, captured: Captured, threads: int, silence_s: float) -> None:
         """Write a captured state that is spread over hosts, from their memory; every rank returns or raises alike."""
@@ -197,38 +246,33 @@ class Leftovers:
         run_on_all_ranks(ranks, write)
 
     def drop(self, ranks: Ranks) -> None:
-        """What was left in memory has been restored or is not wanted."""
-        ranks.gather(None)  # nobody reads it any more
+        """Delete the captured states of earlier starts, once no rank reads them."""
+        ranks.gather(None)
         self.forget()
 
     def forget(self) -> None:
-        """The same for this host alone, when it is known that nobody reads it. Not collective."""
+        """Delete the captured states on this host. Not collective: no rank may be reading them."""
         startup_cleanup.clean_arenas(self._run)
 
 
-def _without_twins(known: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Keep one of the whole states that are the same step of the same lineage.
+def _without_twins(captured: Iterable[CapturedSet]) -> dict[str, CapturedSet]:
+    """Keep one of the whole states that are the same step of the same lineage, the same on every rank.
 
-    A start that restores a state from memory captures it again, to write it; where that fails,
-    both are left. Every rank keeps the same one.
+    A start that restores a state from memory captures it again, to write it. If that fails, both
+    are left.
     """
-    kept: dict[str, dict[str, Any]] = {}
-    for attempt in sorted(known):
-        found = known[attempt]
-        twins = (other for other in kept.values() if other["whole"] and other["lineage"] == found["lineage"])
-        if not found["whole"] or next(twins, None) is None:
-            kept[attempt] = found
+    kept: dict[str, CapturedSet] = {}
+    for found in sorted(captured, key=lambda found: found.attempt):
+        has_twin = any(other.is_whole and other.lineage == found.lineage for other in kept.values())
+        if not found.is_whole or not has_twin:
+            kept[found.attempt] = found
     return kept
 
 
-def _lineage(found: Mapping[str, Any]) -> Lineage:
-    return Lineage.from_fields(found["lineage"])
-
-
 def _is_newer(lineage: Lineage, living: Iterable[Committed]) -> bool:
-    """Whether a captured step is newer than every checkpoint, but for those that it gives up itself.
+    """Return True if a captured step is newer than every checkpoint, except for those that it abandons.
 
-    It must have grown from the newest of them: else the run went on elsewhere since.
+    It must descend from the newest of them: otherwise the run has continued elsewhere since.
     """
     left = {*lineage.abandons, *lineage.skips}
     others = [entry.step for entry in living if not is_left(entry, left)]

@@ -1,7 +1,7 @@
-"""Restoring: the newest good checkpoint of the living branch, the same one on every rank.
+"""Restore: load the newest good checkpoint of the living branch, the same on every rank.
 
-Damage that one rank sees makes every rank go back to the step before. What was passed over,
-and what a rewind gives up, is told to the next save, which records it.
+Damage that one rank sees makes every rank go back to the step before. The next save records the
+steps that were skipped or abandoned.
 """
 
 from __future__ import annotations
@@ -24,17 +24,19 @@ from holdfast.core.errors import (
     error_record,
 )
 from holdfast.core.ranks import Ranks, run_on_all_ranks
-from holdfast.engine.load import LoadOptions, LoadReport, load_checkpoint
+from holdfast.engine.load import load_checkpoint
+from holdfast.engine.load_report import LoadReport
+from holdfast.engine.options import LoadOptions
 from holdfast.format.names import damaged_folder, step_folder
 from holdfast.storage import Storage
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
-    """One restore: which step, how, and what was found on the way.
+class RestoreRequest:
+    """The arguments of one restore, and its findings so far.
 
-    `skipped` says in words what was passed over; `touched` names the live state that a load
-    which failed has overwritten.
+    `skipped` describes the checkpoints that were skipped. `touched` names the groups of the live
+    state that a failed load has overwritten.
     """
 
     step: int | None
@@ -46,7 +48,7 @@ class Request:
     touched: set[str] = field(default_factory=set)
 
     def load(self, ranks: Ranks, opener: Callable[[], Checkpoint], state: MutableMapping[str, Any]) -> LoadReport:
-        """Load one checkpoint as was asked; every rank returns or raises alike."""
+        """Load one checkpoint with these arguments; every rank returns or raises alike."""
         return load_checkpoint(
             ranks, opener, state, self.options, self.progress, deadline_s=self.deadline_s, touched=self.touched
         )
@@ -54,7 +56,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """What was restored, and what the next save comes from."""
+    """A restored step, and the lineage of the next save."""
 
     step: int
     report: LoadReport
@@ -63,31 +65,54 @@ class Restored:
 
 @dataclass(frozen=True, slots=True)
 class _Candidate:
-    """One step to try: the attempt that wrote it, or the error for which it cannot be opened."""
+    """A step to try: the attempt that wrote it, or the error for which it cannot be opened."""
 
     step: int
     attempt: str
-    error: list[str] | None = None  # as a record, the same on every rank
+    error: tuple[str, str] | None = None  # as a record, the same on every rank
+
+    @staticmethod
+    def of(entry: Committed) -> _Candidate:
+        if entry.manifest is not None:
+            return _Candidate(entry.step, entry.manifest.attempt)
+        assert entry.problem is not None
+        name, message = error_record(entry.problem)
+        if entry.damaged:
+            return _Candidate(entry.step, "", (Damaged.__name__, message))
+        return _Candidate(entry.step, "", (name, f"{message}; move {entry.folder} away to continue without it"))
 
 
 @dataclass(frozen=True, slots=True)
 class _Choice:
-    """The steps to try, newest first, and the later ones that a rewind gives up."""
+    """The steps to try, newest first, and the later steps that a rewind abandons. Rank 0 sends it to all ranks."""
 
-    candidates: list[_Candidate]
-    later: list[LeftStep]
+    candidates: tuple[_Candidate, ...]
+    later: tuple[LeftStep, ...] = ()
+
+    def fields(self) -> list[Any]:
+        """Return the JSON form."""
+        candidates = [[entry.step, entry.attempt, entry.error and list(entry.error)] for entry in self.candidates]
+        return [candidates, [list(left) for left in self.later]]
+
+    @staticmethod
+    def from_fields(fields: Sequence[Any]) -> _Choice:
+        candidates, later = fields
+        return _Choice(
+            tuple(_Candidate(step, attempt, error and tuple(error)) for step, attempt, error in candidates),
+            tuple((step, attempt) for step, attempt in later),
+        )
 
 
 def restore_stored(
     ranks: Ranks,
     storage: Storage,
     state: MutableMapping[str, Any],
-    request: Request,
+    request: RestoreRequest,
     catalog: Catalog | None = None,
 ) -> Restored | None:
-    """Load the newest good checkpoint, or the one of the step that was asked for; None if there is none.
+    """Load the newest good checkpoint, or that of the requested step; return None if there is none.
 
-    `catalog` is what is known of the root already. Raises Damaged if every one is damaged, on every rank.
+    `catalog` is a catalog of the root, if there is one. Raises Damaged on every rank if every checkpoint is damaged.
     """
     choice = _choose(ranks, catalog or Catalog(storage), request.step)
     skips: list[LeftStep] = []
@@ -95,7 +120,7 @@ def restore_stored(
         step = candidate.step
         try:
             if candidate.error is not None:
-                raise error_from_record(candidate.error)
+                raise error_from_record(list(candidate.error))
             report = request.load(ranks, _opener(storage, step), state)
         except Damaged as error:
             if request.step is not None:
@@ -106,12 +131,12 @@ def restore_stored(
         except NotFound:
             if request.step is not None or _is_there(ranks, storage, step):
                 raise
-            continue  # retention took it away meanwhile: a newer one was committed, or an older one is good
+            continue  # retention removed it meanwhile: a newer one was committed, or an older one is good
         if request.move_damaged:
             _move_damaged(ranks, storage, skips, request)
         left = tuple((step, attempt) for step, attempt in skips if attempt)
-        return Restored(step, report, Lineage(None, step, abandons=tuple(choice.later), skips=left))
-    _require_none(storage, request)
+        return Restored(step, report, Lineage(None, step, abandons=choice.later, skips=left))
+    _require_empty(storage, request)
     return None
 
 
@@ -120,45 +145,35 @@ def _opener(storage: Storage, step: int) -> Callable[[], Checkpoint]:
 
 
 def _choose(ranks: Ranks, catalog: Catalog, step: int | None) -> _Choice:
-    """One decision for all ranks, by what rank 0 sees."""
+    """Choose the steps to try, for all ranks, by the catalog of rank 0."""
 
-    def look() -> list[Any] | None:
+    def choose() -> list[Any] | None:
         if ranks.rank:
             return None
         catalog.scan()
         committed = catalog.steps
         if step is None:
-            return [[_described(entry) for entry in reversed(living(committed))], []]
-        asked = [_described(entry) for entry in committed if entry.step == step]
+            return _Choice(tuple(_Candidate.of(entry) for entry in reversed(living(committed)))).fields()
+        requested = tuple(_Candidate.of(entry) for entry in committed if entry.step == step)
         later = [entry for entry in committed if entry.step > step]
         for entry in later:
             _require_known(entry, step)
-        return [asked, [[entry.step, entry.manifest.attempt] for entry in later if entry.manifest]]
+        left = tuple((entry.step, entry.manifest.attempt) for entry in later if entry.manifest)
+        return _Choice(requested, left).fields()
 
-    answer = run_on_all_ranks(ranks, look)[0]
-    assert answer is not None
-    candidates, later = answer
-    return _Choice([_Candidate(*fields) for fields in candidates], [(step, attempt) for step, attempt in later])
-
-
-def _described(entry: Committed) -> list[Any]:
-    if entry.manifest is not None:
-        return [entry.step, entry.manifest.attempt, None]
-    assert entry.problem is not None
-    name, message = error_record(entry.problem)
-    if entry.damaged:
-        return [entry.step, "", [Damaged.__name__, message]]
-    return [entry.step, "", [name, f"{message}; move {entry.folder} away to go on without it"]]
+    fields = run_on_all_ranks(ranks, choose)[0]
+    assert fields is not None
+    return _Choice.from_fields(fields)
 
 
 def _require_known(entry: Committed, step: int) -> None:
-    """Refuse to go back before a step that cannot be read just now: it could not be named, and would come back.
+    """Refuse to go back before a step that cannot be read now: its attempt is unknown, so it would come back.
 
-    One of another user that is not trusted does not come back by itself: restoring it is refused until it is allowed.
+    An untrusted step of another user does not come back: restoring it is refused until it is trusted.
     """
     if entry.manifest is None and not entry.damaged and not isinstance(entry.problem, Untrusted):
         raise StorageError(
-            f"step {entry.step} cannot be read just now, so that going back to {step} could not give it up: "
+            f"step {entry.step} cannot be read now, so that going back to {step} could not abandon it: "
             f"{entry.problem}; try again, or move {entry.folder} away"
         )
 
@@ -167,8 +182,8 @@ def _is_there(ranks: Ranks, storage: Storage, step: int) -> bool:
     return any(run_on_all_ranks(ranks, lambda: step_folder(step) in storage.folders()))
 
 
-def _move_damaged(ranks: Ranks, storage: Storage, skips: Sequence[LeftStep], request: Request) -> None:
-    """Set damaged checkpoints aside as `damaged-step-N`; one that cannot be moved is told of, and stays."""
+def _move_damaged(ranks: Ranks, storage: Storage, skips: Sequence[LeftStep], request: RestoreRequest) -> None:
+    """Rename damaged checkpoints to `damaged-step-N`; a checkpoint that cannot be renamed is reported and stays."""
 
     def move() -> list[str]:
         problems = []
@@ -182,8 +197,8 @@ def _move_damaged(ranks: Ranks, storage: Storage, skips: Sequence[LeftStep], req
     request.skipped.extend(run_on_all_ranks(ranks, move)[0])
 
 
-def _require_none(storage: Storage, request: Request) -> None:
-    """Nothing was restored: that is good only if there is nothing."""
+def _require_empty(storage: Storage, request: RestoreRequest) -> None:
+    """Raise unless there was no checkpoint to restore."""
     if request.step is not None:
         raise NotFound(f"{storage.name} has no checkpoint of step {request.step}")
     if request.skipped:
@@ -195,8 +210,8 @@ def _require_none(storage: Storage, request: Request) -> None:
         raise Damaged(f"{storage.name}: no checkpoint is good; {live}\n  " + "\n  ".join(request.skipped))
 
 
-def is_whole(report: LoadReport, checkpoint: Checkpoint) -> bool:
-    """Whether a load took everything that a checkpoint holds."""
+def is_complete(report: LoadReport, checkpoint: Checkpoint) -> bool:
+    """Return True if a load took everything in a checkpoint."""
     plain = [entry for entry in checkpoint.state.values() if entry["kind"] not in ("optimizer", "tensors", "module")]
     return len(report.loaded) == sum(
         len(group.tensors) for group in checkpoint.contents.groups.values()

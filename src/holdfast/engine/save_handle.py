@@ -1,27 +1,75 @@
-"""Handles: one save in flight, as its caller sees it."""
+"""One save as its caller sees it: the request that goes in, the handle that comes out."""
 
 from __future__ import annotations
 
+import operator
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, MutableMapping
+from dataclasses import dataclass, field
+from typing import Any
 
 from holdfast.checkpoint.checkpoint import Checkpoint
-from holdfast.core.errors import HoldfastError, TimedOut
+from holdfast.core.errors import HoldfastError, InvalidArgument, TimedOut, Unsupported
+from holdfast.keep import check_metrics
 
-_LATE_S = 30.0  # after the deadline, for word of it to come
+_LATE_S = 30.0  # after the deadline, for the outcome to arrive
+_LAST_STEP = 2**62  # ranks compare steps as 64-bit integers
 
 
-class Refusal(Exception):
-    """The call itself was wrong on some rank: it raises, instead of being a save that failed."""
+class InvalidCall(Exception):
+    """A call that was wrong on some rank. `save` raises its error instead of returning a failed handle."""
 
     def __init__(self, error: HoldfastError) -> None:
         super().__init__(str(error))
         self.error = error
 
 
+@dataclass(frozen=True, slots=True)
+class SaveRequest:
+    """The arguments of one call of `save`, checked on this rank; `error` is set if they are wrong.
+
+    The error is a value, because all ranks must learn of it together.
+    """
+
+    step: int
+    state: MutableMapping[str, Any]
+    metrics: Mapping[str, float | None] = field(default_factory=dict)
+    error: Exception | None = None
+
+    @staticmethod
+    def of(step: Any, state: Any, metrics: Any, closed: HoldfastError | None = None) -> SaveRequest:
+        """Check the arguments of a call; `closed` is the error of a Checkpointer that saves no more."""
+        try:
+            if closed is not None:
+                raise closed
+            check_state(state)
+            return SaveRequest(metrics=check_metrics(metrics), state=state, step=check_step(step))
+        except Exception as error:  # noqa: BLE001  (other ranks must learn of any error)
+            return SaveRequest(0, state, error=error)
+
+    def require_valid(self) -> None:
+        if self.error is not None:
+            raise self.error
+
+
+def check_state(state: Any) -> None:
+    """Raise Unsupported unless the state is a mutable mapping."""
+    if not isinstance(state, MutableMapping):
+        raise Unsupported(f"the state is a {type(state).__name__}: give a dict of objects to save, by name")
+
+
+def check_step(step: Any) -> int:
+    """Return the step as an int; raises InvalidArgument if it is not a step."""
+    if isinstance(step, bool) or not hasattr(step, "__index__") or operator.index(step) < 0:
+        raise InvalidArgument(f"step={step!r} is not a whole number of at least 0")
+    if operator.index(step) > _LAST_STEP:
+        raise InvalidArgument(f"step={step!r} is larger than the largest step, {_LAST_STEP}")
+    return operator.index(step)
+
+
 class SaveHandle:
-    """One save: whether it is done, what it gave, and how long the training loop waited for it."""
+    """One save: its outcome, and how long the training loop waited for it."""
 
     def __init__(self, step: int, deadline_s: float) -> None:
         self.step = step
@@ -41,13 +89,13 @@ class SaveHandle:
         return f"SaveHandle(step={self.step}, {outcome}, stall_ms={self.stall_ms:.0f})"
 
     def done(self) -> bool:
-        """Whether the save is over, well or not."""
+        """Return True once the save has been committed or has failed."""
         return self._over.is_set()
 
     def result(self, timeout: float | None = None) -> Checkpoint:
-        """The committed checkpoint, once it is; raises what made the save fail.
+        """Return the committed checkpoint, or raise the error of the save.
 
-        Raises TimedOut after `timeout` seconds, or if none are given after the deadline of saves.
+        Raises TimedOut after `timeout` seconds, by default after the deadline of saves.
         """
         if not self.wait(timeout):
             raise TimedOut(f"step {self.step} was not saved in time")
@@ -59,21 +107,21 @@ class SaveHandle:
         return self._checkpoint
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait until the save is over, well or not; False if it is not in time."""
+        """Wait until the save has been committed or has failed; return False after `timeout` seconds."""
         return self._over.wait(max(0.0, self._end - time.monotonic()) if timeout is None else timeout)
 
     @property
     def error(self) -> HoldfastError | None:
-        """What made the save fail, if it did."""
+        """The error of a failed save."""
         return self._error
 
     def succeed(self, opener: Callable[[], Checkpoint]) -> None:
-        """For who saves: the checkpoint is committed."""
+        """Set the outcome: the checkpoint has been committed."""
         self._opener = opener
         self._over.set()
 
     def fail(self, error: HoldfastError) -> None:
-        """For who saves: there will be no checkpoint."""
+        """Set the outcome: there will be no checkpoint."""
         if not self._over.is_set():
             self._error = error
             self._over.set()

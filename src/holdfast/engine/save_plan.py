@@ -1,4 +1,4 @@
-"""Planning a save: from what the ranks agreed on to files, blocks and the commit."""
+"""The save plan: from the layout that the ranks agreed on to files, blocks and the commit."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from holdfast.checkpoint.commit import Commit, FileFacts
+from holdfast.engine.options import SaveOptions
 from holdfast.format.manifest import GroupRecord
 from holdfast.plan.coverage import Holding
 from holdfast.plan.files import FileMembers, FilePlan, Place, TensorSpec, assign_to_files
@@ -19,12 +20,12 @@ Groups = dict[str, tuple[FilePlan, ...]]
 
 
 @dataclass(frozen=True, slots=True)
-class Planned:
-    """A plan with the files of each group, for as long as the ranks hold the same layout."""
+class CheckpointPlan:
+    """The files of each group and their blocks, valid as long as the ranks hold the same layout."""
 
     agreement: Agreement
     groups: Groups
-    plan: SavePlan
+    save: SavePlan
     first_replica: tuple[TensorName, ...]
 
     @property
@@ -33,7 +34,7 @@ class Planned:
         return {file.name: group for group, files in self.groups.items() for file in files}
 
     def commit(self, block_bytes: int) -> Commit:
-        """What every manifest of this plan has in common."""
+        """Return the part of the manifest that all saves of this plan share."""
         agreement = self.agreement
         keys = {
             group: {place.spec.key: place.file for file in files for place in file.places}
@@ -41,7 +42,7 @@ class Planned:
         }
         return Commit(
             block_bytes=block_bytes,
-            files=tuple(FileFacts.of(file) for file in self.plan.files),
+            files=tuple(FileFacts.of(file) for file in self.save.files),
             groups={group: self._record(group, files) for group, files in self.groups.items()},
             keys=keys,
             axes=agreement.axes,
@@ -64,25 +65,23 @@ class Planned:
         return GroupRecord(self.agreement.kinds[group], tuple(file.name for file in files), total, aliases, logical)
 
 
-def plan_files(
+def plan_checkpoint(
     agreement: Agreement,
-    max_shard_bytes: int,
-    block_bytes: int,
+    options: SaveOptions,
     first_replica: Collection[TensorName] = (),
     *,
     only: Collection[int] | None = None,
     all_files: bool = True,
-    whole_files: bool = False,
-) -> Planned:
-    """Split the groups into files and plan their blocks: all of them, or those that concern the ranks `only`.
+) -> CheckpointPlan:
+    """Split the groups into files and plan their blocks: all blocks, or those that concern the ranks `only`.
 
-    Without `all_files`, files in which those ranks have no bytes are left out: only who commits needs them.
-    With `whole_files`, each file is written by one rank.
+    Without `all_files`, files without bytes of those ranks are left out: only the committing rank needs them.
     """
     specs: dict[str, list[TensorSpec]] = {group: [] for group in sorted(agreement.kinds)}
     for (group, key), tensor in agreement.tensors.items():
         specs[group].append(TensorSpec(key, tensor.dtype, tensor.shape))
     ranks = None if only is None else frozenset(only)
+    block_bytes = options.block_bytes
 
     def holds(group: str, spec: TensorSpec) -> bool:
         return ranks is None or not ranks.isdisjoint(agreement.tensors[group, spec.key].spread.ranks)
@@ -90,15 +89,17 @@ def plan_files(
     def is_needed(group: str, file: FileMembers) -> bool:
         if all_files or any(holds(group, spec) for spec in file.members):
             return True
-        # A header that fills a block is written by any rank, and so is a file without bytes of tensors.
+        # Any rank may write a header that fills a block, and a file without tensor bytes.
         return file.header_limit >= block_bytes or not any(spec.bytes for spec in file.members)
 
     groups = {
-        group: tuple(file.plan() for file in assign_to_files(group, members, max_shard_bytes) if is_needed(group, file))
+        group: tuple(
+            file.plan() for file in assign_to_files(group, members, options.max_shard_bytes) if is_needed(group, file)
+        )
         for group, members in specs.items()
     }
     group_of = {file.name: group for group, files in groups.items() for file in files}
-    # A buffer may come to differ between replicas at any time: all of it comes from one rank.
+    # Replicas of a buffer may start to differ at any time: all of a buffer comes from one rank.
     first = frozenset(first_replica) | {name for name, tensor in agreement.tensors.items() if tensor.role == "buffer"}
 
     def holding_of(place: Place) -> Holding:
@@ -110,6 +111,12 @@ def plan_files(
 
     files = [file for members in groups.values() for file in members]
     plan = plan_save(
-        files, holding_of, agreement.hosts, block_bytes, only=ranks, is_relevant=concerns, whole_files=whole_files
+        files,
+        holding_of,
+        agreement.hosts,
+        block_bytes,
+        only=ranks,
+        is_relevant=concerns,
+        whole_files=options.whole_files,
     )
-    return Planned(agreement, groups, plan, tuple(first_replica))
+    return CheckpointPlan(agreement, groups, plan, tuple(first_replica))

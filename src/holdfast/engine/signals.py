@@ -1,4 +1,4 @@
-"""SIGTERM: finish the save in flight before the process goes, as preemption and launchers ask for."""
+"""SIGTERM: finish the save in flight before the process ends, as schedulers and launchers expect."""
 
 from __future__ import annotations
 
@@ -6,42 +6,60 @@ import logging
 import os
 import signal
 import threading
+import time
+import weakref
 from collections.abc import Callable, Iterable
 from types import FrameType, TracebackType
-from typing import Any
+from typing import Any, Protocol
+
+from holdfast.core.warnings import PendingWarnings
+
+_POLL_S = 0.02
+
+
+class _Saver(Protocol):
+    @property
+    def is_idle(self) -> bool: ...
 
 
 class Termination:
-    """A handler of SIGTERM that first finishes, then does what the signal did before.
+    """A handler of SIGTERM that waits for the save in flight, then acts as the signal did before.
 
-    As a context it holds the signal back until the end, so that a save is never cut in two. A
-    signal that `accept_signal` takes for a request does nothing else; `signals` are further ones that
-    may be requests.
+    The wait takes at most `grace_s`. As a context it defers the signal to the end of the block, so
+    that no save is interrupted half-way. A signal that `accept_signal` accepts is a request and has no
+    other effect; `signals` are further signals that may be requests.
     """
 
     def __init__(
         self,
-        finish: Callable[[], None],
+        warnings: PendingWarnings,
+        grace_s: float,
         accept_signal: Callable[[int], bool] = lambda number: False,
         signals: Iterable[int] = (),
     ) -> None:
-        self._finish = finish
-        self._heed = accept_signal
+        self._warnings = warnings
+        self._grace_s = grace_s
+        self._accept_signal = accept_signal
         self._signals = sorted({int(signal.SIGTERM), *signals})
+        self._saver: weakref.ref[_Saver] | None = None
         self._before: dict[int, Any] = {}
         self._owner = os.getpid()
         self._finished = False
-        self._held = False
-        self._came: int | None = None
+        self._is_deferring = False
+        self._deferred: int | None = None
+
+    def watch(self, saver: _Saver | None) -> None:
+        """Set the saver whose save in flight is waited for, None if there is none."""
+        self._saver = None if saver is None else weakref.ref(saver)
 
     def install(self) -> bool:
-        """Take the signals over; only the main thread can, so elsewhere nothing changes, and the answer is no."""
+        """Install the handlers. Only the main thread can; elsewhere return False and change nothing."""
         if not self._before and threading.current_thread() is threading.main_thread():
             self._before = {number: signal.signal(number, self._handle) for number in self._signals}
         return bool(self._before)
 
     def remove(self) -> None:
-        """Put back what was there, unless somebody has put another handler in the meantime."""
+        """Restore the previous handlers, except those that other code has replaced since."""
         if self._before and threading.current_thread() is threading.main_thread():
             for number, before in self._before.items():
                 if signal.getsignal(number) == self._handle:
@@ -49,38 +67,50 @@ class Termination:
             self._before = {}
 
     def __enter__(self) -> None:
-        self._held = True
+        self._is_deferring = True
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._held = False
-        if self._came is not None:
-            number, self._came = self._came, None
+        self._is_deferring = False
+        if self._deferred is not None:
+            number, self._deferred = self._deferred, None
             self._handle(number, None)
 
-    def _is_heeded(self, number: int) -> bool:
-        """Whether a signal is a request, of this one or of another Checkpointer in this process; each hears it."""
+    def _accepts(self, number: int) -> bool:
+        """Return True if this or another Checkpointer of the process takes a signal as a request; ask each."""
         earlier = getattr(self._before.get(number), "__self__", None)
-        theirs = isinstance(earlier, Termination) and earlier._is_heeded(number)
-        return self._heed(number) or theirs
+        accepted_earlier = isinstance(earlier, Termination) and earlier._accepts(number)
+        return self._accept_signal(number) or accepted_earlier
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        ours = self._owner == os.getpid()  # not in a forked child
-        if ours and self._is_heeded(number):
+        is_own = self._owner == os.getpid()  # False in a forked child
+        if is_own and self._accepts(number):
             return
-        if self._held:
-            self._came = number
+        if self._is_deferring:
+            self._deferred = number
             return
         before = self._before.get(number) or signal.SIG_DFL
-        if ours and number == signal.SIGTERM and self._before and not self._finished:
+        if is_own and number == signal.SIGTERM and self._before and not self._finished:
             self._finished = True
             try:
                 self._finish()
-            except Warning as warning:  # a user may have made warnings errors; the signal goes on
+            except Warning as warning:  # a filter may turn warnings into errors; the signal continues
                 logging.getLogger("holdfast").warning("%s", warning)
         if callable(before):
             before(number, frame)
         elif before != signal.SIG_IGN:
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
+
+    def _finish(self) -> None:
+        """Wait for the save in flight. Polls: the interrupted code may hold any lock."""
+        saver = None if self._saver is None else self._saver()
+        end = time.monotonic() + self._grace_s
+        while saver is not None and not saver.is_idle and time.monotonic() < end:
+            time.sleep(_POLL_S)
+        if saver is not None and not saver.is_idle:
+            self._warnings.add(
+                f"the save in flight was not written within {self._grace_s:.0f} s: its writer continues by itself"
+            )
+        self._warnings.emit()

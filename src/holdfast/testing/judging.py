@@ -15,11 +15,10 @@ from holdfast.checkpoint.lineage import Lineage
 from holdfast.checkpoint.run_identity import identify
 from holdfast.checkpoint.tags import read_tags
 from holdfast.core.errors import HoldfastError, NotFound
-from holdfast.engine.blocking_save import Saver
-from holdfast.engine.load import LoadOptions
+from holdfast.engine.blocking_save import BlockingSaver
+from holdfast.engine.options import LoadOptions, SaveOptions
 from holdfast.engine.recovery import Leftovers
-from holdfast.engine.restore import Request, restore_stored
-from holdfast.engine.survey import SaveOptions
+from holdfast.engine.restore import RestoreRequest, restore_stored
 from holdfast.format.names import step_folder
 from holdfast.storage.local import LocalStorage
 from holdfast.writer import startup_cleanup
@@ -88,7 +87,7 @@ class RunJudge:
         if step < promised:
             return f"missing: restored step {step}, but step {promised} was promised"
         try:
-            saver = Saver(storage, SaveOptions())
+            saver = BlockingSaver(storage, SaveOptions())
             saver.save(current_ranks(_DEADLINE_S), step_folder(step + 1), self.fresh(), Lineage(step + 1))
             _collect(storage)
         except HoldfastError as error:
@@ -100,7 +99,7 @@ class RunJudge:
         """Start like a Checkpointer, but without a writer process; return the step, 0 if there is none."""
         ranks = current_ranks(_DEADLINE_S)
         Leftovers(storage, identify(ranks, storage).key, _DEADLINE_S).clean(ranks, _SILENCE_S)
-        request = Request(None, LoadOptions(), no_progress, _DEADLINE_S)
+        request = RestoreRequest(None, LoadOptions(), no_progress, _DEADLINE_S)
         restored = restore_stored(ranks, storage, self.fresh(), request)
         return 0 if restored is None else restored.step
 

@@ -1,0 +1,45 @@
+"""The report of a load: which keys were loaded, missing, unexpected, cast or left unchanged."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class LoadReport:
+    """The result of a load, the same on every rank except for bytes and seconds, which are this rank's.
+
+    `non_persistent` names buffers that were registered with persistent=False: the load left them
+    unchanged. After `to_empty` they hold no values: compute them again.
+    """
+
+    step: int | None
+    path: str
+    loaded: tuple[str, ...]
+    missing: tuple[str, ...]
+    unexpected: tuple[str, ...]
+    mismatched: tuple[str, ...]
+    cast: tuple[str, ...]
+    notes: tuple[str, ...]
+    values: int
+    verified: bool
+    needed_bytes: int
+    read_bytes: int
+    seconds: float
+    non_persistent: tuple[str, ...] = ()  # buffers of the live modules that no checkpoint holds
+
+    @property
+    def is_partial(self) -> bool:
+        """Whether keys were left out, or values of param groups were changed."""
+        return bool(self.missing or self.unexpected or self.mismatched or self.notes)
+
+    def __str__(self) -> str:
+        parts = [f"loaded {len(self.loaded)} tensors and {self.values} other values of {self.path}"]
+        for name in ("missing", "unexpected", "mismatched", "cast", "notes"):
+            found = getattr(self, name)
+            if found:
+                parts.append(f"{name}: " + "; ".join(found[:5]) + (" ..." if len(found) > 5 else ""))
+        if self.non_persistent:
+            more = " ..." if len(self.non_persistent) > 5 else ""
+            parts.append(f"not stored, left as they are: {'; '.join(self.non_persistent[:5])}{more}")
+        return "\n".join(parts)

@@ -1,0 +1,113 @@
+"""Options of saves and loads: frozen, keyword-only, validated here and nowhere else."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from holdfast.core import limits
+from holdfast.core.errors import InvalidArgument
+from holdfast.format.dtypes import model_dtype_named
+from holdfast.keep import Policy
+from holdfast.mapping.per_module import check_mapping
+from holdfast.plan.key_patterns import KeySelection
+
+DEADLINE_S = 1800.0
+SILENCE_S = 60.0
+GRACE_S = 30.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SaveOptions:
+    """How a state is saved. `max_shard_size` and `block_bytes` determine the bytes of the files."""
+
+    max_shard_size: int | str = limits.MAX_SHARD_BYTES
+    block_bytes: int = limits.BLOCK_BYTES
+    model_dtype: str | None = None
+    ties: Mapping[str, str] = field(default_factory=dict)
+    replicas: str = "error"
+    mesh: Any = None
+    mapping: Any = None  # a program, or one program per module name
+    whole_files: bool = False  # required by the storage: see Storage.whole_files
+
+    @property
+    def max_shard_bytes(self) -> int:
+        return limits.parse_bytes(self.max_shard_size)
+
+    def __post_init__(self) -> None:
+        limits.parse_bytes(self.max_shard_size)
+        if self.mapping is not None:
+            check_mapping(self.mapping)
+        if (dtype := model_dtype_named(self.model_dtype)) is not None:
+            object.__setattr__(self, "model_dtype", dtype.name)
+        pairs = self.ties.items() if isinstance(self.ties, Mapping) else [(self.ties,)]
+        if not all(isinstance(text, str) for pair in pairs for text in pair):
+            raise InvalidArgument(f"ties={self.ties!r} is not a mapping of keys to keys")
+        if self.replicas not in ("error", "first"):
+            raise InvalidArgument(f"replicas={self.replicas!r}: choose 'error' or 'first'")
+        if self.block_bytes % limits.PAGE_BYTES or self.block_bytes <= 0:
+            raise InvalidArgument(f"block_bytes={self.block_bytes} is not a multiple of {limits.PAGE_BYTES}")
+
+    def require_reversible(self) -> None:
+        """Raise unless a state saved with these options can be restored through the reverse of the mapping."""
+        if self.mapping is not None:
+            check_mapping(self.mapping, reversible=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadOptions:
+    """Which keys are loaded, and how strictly. Patterns are shell-like and match a key or "group/key"."""
+
+    strict: bool = True
+    verify: bool = True
+    cast: bool = False
+    only: Sequence[str] = ()
+    ignore: Sequence[str] = ()
+    ties: Mapping[str, str] = field(default_factory=dict)
+    mesh: Any = None
+    mapping: Any = None  # a program, or one program per module name
+    reverse: bool = False  # the checkpoint was saved through this mapping
+
+    def key_selection(self) -> KeySelection:
+        """Return the selection of keys. Ranks call this collectively: a wrong pattern fails every rank."""
+        return KeySelection(_patterns(self.only), _patterns(self.ignore))
+
+
+def _patterns(patterns: Sequence[str]) -> tuple[str, ...]:
+    if isinstance(patterns, str):  # a string is a sequence of letters, too
+        raise InvalidArgument(f"patterns are a list of strings: write [{patterns!r}]")
+    return tuple(patterns)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BackgroundOptions:
+    """How a run saves in the background. No wait is longer than `deadline_s`."""
+
+    deadline_s: float = DEADLINE_S
+    silence_s: float = SILENCE_S
+    grace_s: float = GRACE_S
+    on_busy: str = "wait"
+    arena_bytes: int | str | None = None
+    writer_threads: int | None = None
+    keep: Policy | None = None
+
+    def __post_init__(self) -> None:
+        if self.keep is not None and not isinstance(self.keep, Policy):
+            raise InvalidArgument(f"keep={self.keep!r} is not a policy: write for example holdfast.keep.last(3)")
+        if self.on_busy not in ("wait", "skip"):
+            raise InvalidArgument(f"on_busy={self.on_busy!r}: choose 'wait' or 'skip'")
+        for name in ("grace_s", "deadline_s", "silence_s"):
+            seconds = getattr(self, name)
+            if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not seconds > 0:
+                raise InvalidArgument(f"{name}={seconds!r} is not a positive number of seconds")
+        threads = self.writer_threads
+        if threads is not None and (not isinstance(threads, int) or threads < 1):
+            raise InvalidArgument(f"writer_threads={threads!r} is not an integer of at least 1")
+        if self.arena_bytes is not None:
+            limits.parse_bytes(self.arena_bytes)
+
+    @property
+    def arena_limit_bytes(self) -> int | None:
+        """The largest arena of a rank; None if there is no limit."""
+        return None if self.arena_bytes is None else limits.parse_bytes(self.arena_bytes)
