@@ -1,0 +1,62 @@
+"""The engine of a run: its states, and what each of them saves."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import holdfast
+from holdfast.engine.run_engine import RunState
+from holdfast.storage.memory import MemoryStorage
+
+
+def state_of(checkpointer: holdfast.Checkpointer) -> RunState:
+    return checkpointer._engine.state
+
+
+def test_a_storage_of_one_process_saves_blocking() -> None:
+    with holdfast.Checkpointer(MemoryStorage()) as checkpointer:
+        assert state_of(checkpointer) is RunState.NEW
+        handle = checkpointer.save(1, {"w": torch.ones(3)})
+        assert handle.done() and handle.error is None
+        assert state_of(checkpointer) is RunState.BLOCKING
+        fresh = {"w": torch.zeros(3)}
+        assert checkpointer.restore(fresh) == 1 and fresh["w"].tolist() == [1.0] * 3
+        assert checkpointer.save(2, fresh).result().manifest.parent == 1
+    assert state_of(checkpointer) is RunState.CLOSED
+    with pytest.raises(holdfast.Unsupported, match="closed"):
+        checkpointer.save(3, fresh)
+
+
+def test_a_shared_storage_saves_in_the_background(tmp_path: Path) -> None:
+    with holdfast.Checkpointer(tmp_path) as checkpointer:
+        assert checkpointer.restore({"note": 0}) is None
+        assert state_of(checkpointer) is RunState.BACKGROUND
+    assert state_of(checkpointer) is RunState.CLOSED
+    checkpointer.close()  # twice does no harm
+
+
+def test_a_restore_without_an_optimizer_creates_no_root(tmp_path: Path) -> None:
+    root = tmp_path / "none"
+    with holdfast.Checkpointer(root) as checkpointer:
+        assert checkpointer.restore({"note": 0}) is None
+        assert state_of(checkpointer) is RunState.NEW and not root.exists()
+
+
+def test_without_memory_for_an_arena_saves_block(tmp_path: Path) -> None:
+    with holdfast.Checkpointer(tmp_path, arena_bytes=10) as checkpointer:
+        with pytest.warns(holdfast.HoldfastWarning, match="saves block until they are written"):
+            checkpointer.save(1, {"w": torch.ones(3)})
+        assert state_of(checkpointer) is RunState.BLOCKING and checkpointer._engine.background is None
+        assert checkpointer.save(2, {"w": torch.ones(3)}).result().manifest.parent == 1
+
+
+def test_the_report_is_that_of_the_last_restore(tmp_path: Path) -> None:
+    with holdfast.Checkpointer(MemoryStorage()) as checkpointer:
+        assert checkpointer.last_report is None
+        checkpointer.save(1, {"w": torch.ones(3)})
+        checkpointer.restore({"w": torch.zeros(3)})
+        assert checkpointer.last_report is not None and checkpointer.last_report.step == 1
+        assert not checkpointer.last_report.is_partial
