@@ -56,3 +56,7 @@ def test_a_plan_for_some_ranks_leaves_out_the_rest() -> None:
     assert {entry for entry in kept if entry[2] == 0} == {
         (block.file, block.offset, 0) for block in whole.save.blocks if block.owner == 0
     }
+    all_files = plan_checkpoint(agreement, SMALL, only=[0])
+    assert all_files.groups == whole.groups, "the committing rank names every file"
+    theirs = {file.name for file in whole.groups["own1"]}
+    assert not any(block.file in theirs for block in all_files.save.blocks), "and plans only its own blocks"

@@ -82,3 +82,13 @@ def test_replicas_that_differ_are_an_error_or_the_first_counts() -> None:
 def test_shapes_that_differ_between_ranks_are_refused() -> None:
     with pytest.raises(holdfast.LayoutError, match="w"):
         on_ranks(2, lambda ranks: Surveyor(SaveOptions()).survey(ranks, {"w": torch.ones(3 + ranks.rank)}, "here"))
+
+
+def test_every_tensor_of_this_rank_must_be_covered(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(agreement: agreement_module.Agreement, name: tuple[str, str]) -> None:
+        if name == ("model", "bias"):
+            raise holdfast.LayoutError("no rank holds row 1 of model: bias")
+
+    monkeypatch.setattr(agreement_module.Agreement, "holding", refuse)
+    with pytest.raises(holdfast.LayoutError, match="model: bias"):
+        Surveyor(SaveOptions()).survey_layout(SingleProcess(), {"model": nn.Linear(3, 2)}, "here")

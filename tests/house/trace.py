@@ -48,32 +48,31 @@ def traced_modules() -> Iterator[dict[str, set[str]]]:
 
 def toy_state() -> dict[str, Any]:
     """Return a model and an optimizer that has stepped."""
-    model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Linear(16, 4))
+    model = torch.nn.Linear(8, 4)
     optimizer = torch.optim.AdamW(model.parameters())
     model(torch.ones(2, 8)).sum().backward()
     optimizer.step()
     return {"model": model, "optimizer": optimizer, "step": 1}
 
 
-def save_in_background(root: Path) -> None:
-    with holdfast.Checkpointer(root) as checkpointer:
-        checkpointer.save(1, toy_state()).result(120)
-
-
 def measure() -> dict[str, dict[str, set[str]]]:
     """Return the functions that each operation enters, by module."""
+    state = toy_state()
     with tempfile.TemporaryDirectory(prefix="holdfast-trace-") as name:
         folder = Path(name)
+        runs = [holdfast.Checkpointer(folder / f"run-{turn}") for turn in range(2)]
         operations: dict[str, Callable[[int], object]] = {
-            "blocking save": lambda turn: holdfast.save(folder / f"saved-{turn}", toy_state()),
-            "load": lambda turn: holdfast.load(folder / "saved-0", toy_state()),
-            "first background save": lambda turn: save_in_background(folder / f"run-{turn}"),
+            "blocking save": lambda turn: holdfast.save(folder / f"saved-{turn}", state),
+            "load": lambda turn: holdfast.load(folder / "saved-0", state),
+            "first background save": lambda turn: runs[turn].save(1, state).wait(120),
         }
         found = {}
         for what, work in operations.items():
             work(0)
             with traced_modules() as found[what]:
                 work(1)
+        for run in runs:
+            run.close()
         return found
 
 
