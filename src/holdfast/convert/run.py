@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from holdfast.checkpoint.checkpoint import Checkpoint, no_progress
 from holdfast.checkpoint.commit import BlockReport
@@ -45,8 +46,10 @@ from holdfast.sources.paddle.to_paddle import as_paddle
 from holdfast.sources.raw_bits import as_bfloat16, reject_unknown_uint16
 from holdfast.storage.base import SharedStorage, Storage
 from holdfast.storage.local import LocalStorage
-from holdfast.writer import startup_cleanup
-from holdfast.writer.heartbeat import shown
+from holdfast.writer.earlier_writers import dead_attempts
+from holdfast.writer.heartbeat import heartbeat
+from holdfast.writer.messages import SaveStarted
+from holdfast.writer.startup_cleanup import clean_storage
 
 _SILENCE_S = 60.0
 
@@ -171,12 +174,12 @@ class Conversion:
         own = spans_of_rank(spans, ranks.rank, ranks.world, whole_files=storage.whole_files)
         stream = ConversionStream(self.source, stored, progress, verify=self.options.verify)
 
-        def work() -> list[list[object]]:
+        def work() -> list[list[Any]]:
             reports = stream.run([spans[n] for n in own], [fresh[n] for n in own], storage, attempt)
-            return [[report.file, report.offset, report.size, report.digest] for report in reports]
+            return [report.fields() for report in reports]
 
         answers = run_on_all_ranks(ranks, work)
-        return [BlockReport(*report) for answer in answers for report in answer]  # type: ignore[arg-type]
+        return [BlockReport.from_fields(report) for answer in answers for report in answer]
 
     def _write_by_sink(self, ranks: Ranks, storage: Storage, attempt: str, progress: Progress) -> None:
         assert self.output.write is not None
@@ -260,10 +263,10 @@ def _begin(conversion: Conversion, ranks: Ranks, storage: SharedStorage, stack: 
         if ranks.rank:
             return None
         if storage.exists():
-            startup_cleanup.clean_storage(storage, startup_cleanup.dead_attempts(storage, _SILENCE_S))
+            clean_storage(storage, dead_attempts(storage, _SILENCE_S))
         files = conversion.output.files if conversion.output.write is None else ()
-        note = {"step": conversion.contents.step, "world": ranks.world, "bytes": conversion.bytes}
-        stack.enter_context(shown(storage, attempt, note))
+        begun = SaveStarted(conversion.contents.step, ranks.world, conversion.bytes)
+        stack.enter_context(heartbeat(storage, attempt, begun))
         storage.begin(attempt)
         for file in files:
             storage.create(attempt, file.plan.name, file.plan.size)

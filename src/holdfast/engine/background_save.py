@@ -19,7 +19,6 @@ from holdfast.core.errors import (
     NoArena,
     PeerFailed,
     Skipped,
-    error_from_record,
 )
 from holdfast.core.events import Event, Listener
 from holdfast.core.ranks import Ranks, run_on_all_ranks
@@ -31,10 +30,10 @@ from holdfast.format.names import step_folder
 from holdfast.plan.state_values import value_text
 from holdfast.storage.base import SharedStorage
 from holdfast.writer.arena_card import card_path
-from holdfast.writer.client import Message, WriterEnd
-from holdfast.writer.coordinator import Order
-from holdfast.writer.dead_writer import StandIn
-from holdfast.writer.startup_cleanup import arena_prefix
+from holdfast.writer.arena_owner import arena_prefix
+from holdfast.writer.client import WriterClient
+from holdfast.writer.dead_writer import DeadWriterProxy
+from holdfast.writer.messages import AssignJob, Failure, Outcome, Report, SaveEnded, SaveOrder, WriterEvent, WriterGone
 
 if TYPE_CHECKING:
     import torch
@@ -76,7 +75,7 @@ class _Looked:
 class _Flight:
     """A save in flight."""
 
-    order: Order
+    order: SaveOrder
     handle: SaveHandle
     started: float
     values: bytes  # as JSON
@@ -109,7 +108,7 @@ class BackgroundSaver:
         self._listener = listener
         self._capturer = Capturer()
         self._arena: Any = None
-        self._writer: WriterEnd | None = None
+        self._writer: WriterClient | None = None
         self._draft: Draft | None = None
         self._standing: _Standing | None = None
         self._ahead: threading.Thread | None = None
@@ -121,7 +120,7 @@ class BackgroundSaver:
         self._root = ""
         self._number = 0
         self._rank = 0
-        self._stand_in = StandIn(storage, 0, 1)
+        self._stand_in = DeadWriterProxy(storage, 0, 1)
         self._notices: dict[str, bool | None] = {}
         self._owner = os.getpid()
         self.warnings_due: list[str] = []
@@ -134,7 +133,7 @@ class BackgroundSaver:
         from holdfast.capture.arena import RankArena
 
         self._rank = ranks.rank
-        self._stand_in = StandIn(self._storage, ranks.rank, ranks.world)
+        self._stand_in = DeadWriterProxy(self._storage, ranks.rank, ranks.world)
         self._life = life
         self._root = run.card_key
         prefix = arena_prefix(run.key, ranks.rank)
@@ -204,10 +203,10 @@ class BackgroundSaver:
         self._ahead = threading.Thread(target=plan, name="holdfast-plan", daemon=True)
         self._ahead.start()
 
-    def _need_writer(self) -> WriterEnd:
+    def _need_writer(self) -> WriterClient:
         if self._writer is None or not self._writer.alive():
             self._standing = None  # a new writer knows no plan
-            self._writer = WriterEnd(self._hear)
+            self._writer = WriterClient(self._hear)
             self._tell_writer(self._arena.path)
         return self._writer
 
@@ -215,7 +214,7 @@ class BackgroundSaver:
         """Name the arena to the writer, which takes it away should this process die before the first save."""
         if self._writer is not None and arena is not None:
             with contextlib.suppress(HoldfastError):  # a dead writer is found, and another made, by the save
-                self._writer.arena(arena)
+                self._writer.add_arena(arena)
 
     # The save.
 
@@ -380,15 +379,9 @@ class BackgroundSaver:
         if len({digest for _, digest in answers}) != 1:
             raise LayoutError("the ranks made different plans of one layout")
         threads = self._background.threads or max(1, min(8, (os.cpu_count() or 1) // len(draft.neighbours)))
-        fields = {
-            "storage": self._storage.address,
-            "job": draft.job,
-            "commit": draft.commit,
-            "arenas": {str(rank): answers[rank][0] for rank in draft.neighbours},
-            "threads": threads,
-            "root": self._root,
-        }
-        run_on_all_ranks(ranks, lambda: self._need_writer().plan(fields))
+        arenas = {rank: answers[rank][0] for rank in draft.neighbours}
+        assignment = AssignJob(self._storage.address, draft.job, draft.commit, arenas, threads, self._root)
+        run_on_all_ranks(ranks, lambda: self._need_writer().assign(assignment))
         spans = [(source.span, source.device) for source in draft.sources]
         spots = CopyTargets.lay_out(arena[0], spans, self._capturer.copier.stream)
         self._standing = _Standing(draft, spots)
@@ -406,7 +399,7 @@ class BackgroundSaver:
         assert standing is not None and writer is not None
         self._number += 1
         name = f"{self._life}/{self._number}/{handle.step}"
-        order = Order(
+        order = SaveOrder(
             f".attempt-{digest_hex(name.encode())[:16]}",
             step_folder(handle.step),
             lineage,
@@ -418,7 +411,7 @@ class BackgroundSaver:
         values = value_text(looked.told, standing.draft.agreement.reporters, ranks.rank)
         draft = standing.draft
         own_bytes = sum(source.span.bytes for source in draft.sources)
-        total_bytes = sum(file["size"] for file in draft.commit["files"]) if draft.commit else 0
+        total_bytes = sum(file.size for file in draft.commit.files) if draft.commit else 0
         flight = _Flight(order, handle, started, values, own_bytes, total_bytes)
         self._flight = flight
         self._arena.invalidate()
@@ -459,26 +452,26 @@ class BackgroundSaver:
 
     # The outcome.
 
-    def _hear(self, end: WriterEnd, message: Message) -> None:
+    def _hear(self, end: WriterClient, report: Report) -> None:
         """What the writer tells, on its own thread; one that was given up is not listened to."""
         flight = self._flight
         if end is not self._writer:
             return
-        if message["tell"] == "event":
-            self._listener(Event(**message["event"]))
-        elif message["tell"] == "outcome" and flight is not None and message["attempt"] == flight.order.attempt:
-            self._conclude(flight, message["outcome"], kept=message["kept"])
-        elif message["tell"] == "gone" and flight is not None and not flight.handle.done():
-            self._lost(flight, PeerFailed(f"the writer process died: {message['why']}"))
+        if isinstance(report, WriterEvent):
+            self._listener(report.event)
+        elif isinstance(report, SaveEnded) and flight is not None and report.attempt == flight.order.attempt:
+            self._conclude(flight, report.outcome, kept=report.kept)
+        elif isinstance(report, WriterGone) and flight is not None and not flight.handle.done():
+            self._lost(flight, PeerFailed(f"the writer process died: {report.why}"))
 
-    def _conclude(self, flight: _Flight, outcome: Mapping[str, Any], *, kept: bool) -> None:
+    def _conclude(self, flight: _Flight, outcome: Outcome, *, kept: bool) -> None:
         step = flight.order.step
         seconds = time.perf_counter() - flight.started
-        if outcome["error"] is not None:
-            name, message = outcome["error"]
+        if outcome.failure is not None:
+            message = outcome.failure.message
             if kept and self._arena.path is not None:
                 message = f"{message}; {self._how_to_free(self._arena.path, self._arena.size)}"
-            self._failed(flight, error_from_record([name, message]))
+            self._failed(flight, Failure(outcome.failure.kind, message).error())
             return
         self.last_published = step
         flight.handle.seconds = seconds
@@ -502,7 +495,7 @@ class BackgroundSaver:
             assert self._writer is not None
             self._writer.abandon(flight.order.attempt, failure)
         except (HoldfastError, AssertionError):
-            self._stand_in.speak(flight.order, failure)
+            self._stand_in.report(flight.order, failure)
         self._failed(flight, failure)
 
     def _failed(self, flight: _Flight, failure: HoldfastError) -> None:

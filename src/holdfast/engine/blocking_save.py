@@ -18,7 +18,8 @@ from holdfast.format.manifest import Manifest
 from holdfast.plan.save import SavePlan
 from holdfast.plan.state_values import value_fields
 from holdfast.storage.base import SharedStorage, Storage
-from holdfast.writer.heartbeat import shown
+from holdfast.writer.heartbeat import heartbeat
+from holdfast.writer.messages import SaveStarted
 
 
 class Saver:
@@ -65,8 +66,8 @@ class Saver:
                 return None
             files = [(file.name, file.size) for file in plan.files]
             if isinstance(self._storage, SharedStorage):
-                begun = {"step": step, "world": ranks.world, "bytes": sum(size for _, size in files)}
-                self._stack.enter_context(shown(self._storage, attempt, begun))
+                begun = SaveStarted(step, ranks.world, sum(size for _, size in files))
+                self._stack.enter_context(heartbeat(self._storage, attempt, begun))
             begin(self._storage, attempt, folder, files)
             return attempt
 

@@ -6,11 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from holdfast.checkpoint.commit import Commit
 from holdfast.core.ranks import Ranks
 from holdfast.engine.save_plan import plan_files
 from holdfast.engine.survey import SaveOptions, Seen
 from holdfast.format.digest import digest_hex
-from holdfast.plan.writer_job import ArenaLayout, ArenaSpan, writer_job
+from holdfast.plan.writer_job import ArenaLayout, ArenaSpan, WriterJob, writer_job
 
 if TYPE_CHECKING:
     import torch
@@ -38,8 +39,8 @@ class Draft:
     owners: dict[str, list[str]]
     digest: str
     arena_bytes: int
-    job: dict[str, Any]
-    commit: dict[str, Any] | None  # rank 0's
+    job: WriterJob
+    commit: Commit | None  # rank 0's
     neighbours: list[int]
     sources: tuple[Source, ...]
 
@@ -61,8 +62,8 @@ def make_draft(ranks: Ranks, seen: Seen, options: SaveOptions) -> Draft:
         owners=dict(seen.owners),
         digest=digest,
         arena_bytes=own.size,
-        job=writer_job(planned.plan, digest, ranks.rank, layouts).fields(),
-        commit=planned.commit(options.block_bytes).fields() if ranks.rank == 0 else None,
+        job=writer_job(planned.plan, digest, ranks.rank, layouts),
+        commit=planned.commit(options.block_bytes) if ranks.rank == 0 else None,
         neighbours=neighbours,
         sources=tuple(_sources(seen.collected, own.spans, planned.group_of)),
     )

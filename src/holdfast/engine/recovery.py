@@ -13,15 +13,16 @@ from holdfast.checkpoint import retention
 from holdfast.checkpoint.catalog import Catalog, Committed, is_left, living_steps
 from holdfast.checkpoint.lineage import Lineage
 from holdfast.checkpoint.retention_index import RetentionIndex
-from holdfast.core.errors import HoldfastError, PeerFailed, error_from_record
+from holdfast.core.errors import HoldfastError, PeerFailed
 from holdfast.core.ranks import Ranks, run_on_all_ranks
 from holdfast.format.names import step_folder
 from holdfast.storage.base import SharedStorage, Tracked
 from holdfast.writer import startup_cleanup
-from holdfast.writer.arena_card import Card
-from holdfast.writer.client import Message, WriterEnd
-from holdfast.writer.coordinator import Order
-from holdfast.writer.processes import Process
+from holdfast.writer.arena_card import Card, captured_sets
+from holdfast.writer.arena_owner import Process, trainers
+from holdfast.writer.client import WriterClient
+from holdfast.writer.earlier_writers import wait_for_writers
+from holdfast.writer.messages import AssignJob, Report, SaveEnded, SaveOrder, WriterEvent, WriterGone
 
 _OF_DEADLINE = 0.8  # who writes gives up before the others give up waiting for it
 _LEAVE_S = 1.0
@@ -80,18 +81,14 @@ class Leftovers:
 
         def wait() -> None:
             first = ranks.rank == 0
-            dead.update(
-                startup_cleanup.wait_for_writers(
-                    self._storage, self._run, self._deadline_s, silence_s, look_at_storage=first
-                )
-            )
+            dead.update(wait_for_writers(self._storage, self._run, self._deadline_s, silence_s, look_at_storage=first))
 
         run_on_all_ranks(ranks, wait)
         waited_s = time.monotonic() - started
         own = Process.current()
-        known_ranks: list[list[Any]] = run_on_all_ranks(ranks, lambda: [ranks.host(), own.number, own.space])
+        known_ranks: list[list[Any]] = run_on_all_ranks(ranks, lambda: [ranks.host(), own.pid, own.namespace])
         hosts = [host for host, _, _ in known_ranks]
-        processes = {Process(number, space) for _, number, space in known_ranks}
+        processes = {Process(pid, namespace) for _, pid, namespace in known_ranks}
         self._leads = hosts.index(hosts[ranks.rank]) == ranks.rank
         self._hosts = len(set(hosts))
         known = self._known(ranks)
@@ -101,7 +98,7 @@ class Leftovers:
             if self._leads:
                 kept = {arena for found in known.values() for arena in found["arenas"]}
                 startup_cleanup.clean_arenas(self._run, kept.__contains__)
-            strangers = startup_cleanup.trainers(self._run) - processes if self._leads else set()
+            strangers = trainers(self._run) - processes if self._leads else set()
             older = startup_cleanup.older_arenas(self._storage) if self._leads else []
             return [len(gone), sorted(map(str, strangers)), older]
 
@@ -140,7 +137,7 @@ class Leftovers:
             return None
         attempt = max(newer, key=lambda attempt: (newer[attempt]["whole"], newer[attempt]["lineage"]["step"]))
         found = newer[attempt]
-        cards = startup_cleanup.captured_sets(self._run).get(attempt, [])
+        cards = captured_sets(self._run).get(attempt, [])
         everywhere = ranks.all_max([-len(cards)])[0] == -found["world"]
         return Captured(attempt, _lineage(found), found["plan"], cards, everywhere, found["whole"])
 
@@ -154,15 +151,15 @@ class Leftovers:
                 return {}  # who deletes the root begins anew
             return {
                 attempt: {
-                    "lineage": cards[0].lineage,
-                    "plan": cards[0].job["plan"],
-                    "world": cards[0].job["world"],
-                    "hosts": cards[0].job["hosts"],
+                    "lineage": cards[0].lineage.fields(),
+                    "plan": cards[0].job.plan,
+                    "world": cards[0].job.world,
+                    "hosts": cards[0].job.hosts,
                     "ranks": [card.rank for card in cards],
                     "arenas": [card.arena for card in cards],
                 }
-                for attempt, cards in startup_cleanup.captured_sets(self._run).items()
-                if {int(rank) for card in cards for rank in card.job["arena_bytes"]} == {card.rank for card in cards}
+                for attempt, cards in captured_sets(self._run).items()
+                if {rank for card in cards for rank in card.job.arena_bytes} == {card.rank for card in cards}
             }
 
         merged: dict[str, dict[str, Any]] = {}
@@ -181,7 +178,7 @@ class Leftovers:
     def adopt(self, ranks: Ranks, captured: Captured, threads: int, silence_s: float) -> None:
         """Write a captured state that is spread over hosts, from their memory; every rank returns or raises alike."""
         deadline_s = self._deadline_s * _OF_DEADLINE
-        order = Order(
+        order = SaveOrder(
             captured.attempt,
             step_folder(captured.step),
             captured.lineage,
@@ -236,43 +233,37 @@ def _is_newer(lineage: Lineage, living: Iterable[Committed]) -> bool:
     return all(step < (lineage.step or 0) and step <= (parent or 0) for step in others)
 
 
-def _write(address: str, order: Order, cards: list[Card], threads: int) -> None:
+def _write(address: str, order: SaveOrder, cards: list[Card], threads: int) -> None:
     """Have writer processes do the jobs of the cards again, each block checked against its digest."""
-    outcomes: queue.Queue[Message] = queue.Queue()
+    outcomes: queue.Queue[SaveEnded | WriterGone] = queue.Queue()
 
-    def hear(end: WriterEnd, message: Message) -> None:
-        if message["tell"] in ("outcome", "gone"):
-            outcomes.put(message)
+    def hear(end: WriterClient, report: Report) -> None:
+        if not isinstance(report, WriterEvent):
+            outcomes.put(report)
 
-    writers = [WriterEnd(hear) for _ in cards]
+    writers = [WriterClient(hear) for _ in cards]
     try:
         for writer, card in zip(writers, cards, strict=True):
-            writer.plan(_plan(address, card, cards, max(1, threads // len(cards))))
+            writer.assign(_assignment(address, card, cards, max(1, threads // len(cards))))
             writer.order(order)
             writer.captured(order.attempt, card.values)
         end = time.monotonic() + order.deadline_s
         for _ in cards:
             try:
-                message = outcomes.get(timeout=max(0.0, end - time.monotonic()))
+                report = outcomes.get(timeout=max(0.0, end - time.monotonic()))
             except queue.Empty:
                 raise PeerFailed(f"step {order.step} was not written within {order.deadline_s:.0f} s") from None
-            if message["tell"] == "gone":
-                raise PeerFailed(f"the writer process died: {message['why']}")
-            if message["outcome"]["error"] is not None:
-                raise error_from_record(list(message["outcome"]["error"]))
+            if isinstance(report, WriterGone):
+                raise PeerFailed(f"the writer process died: {report.why}")
+            if report.outcome.failure is not None:
+                raise report.outcome.failure.error()
     finally:
         for writer in writers:
             writer.close(_LEAVE_S)  # one that has not left by then does so by itself
 
 
-def _plan(address: str, card: Card, cards: list[Card], threads: int) -> Mapping[str, Any]:
-    return {
-        "storage": address,
-        "job": card.job,
-        "commit": card.commit,
-        "arenas": {str(other.rank): other.arena for other in cards},
-        "threads": threads,
-        "reports": card.reports,
-        "arena_digest": card.arena_digest,
-        "root": card.root,
-    }
+def _assignment(address: str, card: Card, cards: list[Card], threads: int) -> AssignJob:
+    arenas = {other.rank: other.arena for other in cards}
+    return AssignJob(
+        address, card.job, card.commit, arenas, threads, card.root, reports=card.reports, arena_digest=card.arena_digest
+    )
