@@ -14,9 +14,9 @@ import pytest
 import torch
 
 import holdfast
+from holdfast.checkpoint.attempt import new_attempt
 from holdfast.checkpoint.catalog import committed_steps
 from holdfast.checkpoint.lineage import Lineage
-from holdfast.checkpoint.publish import new_attempt
 from holdfast.checkpoint.run_identity import run_id
 from holdfast.checkpoint.shared_memory import Arena, bind_private, create_file, find_files, replace_text, unlink_file
 from holdfast.checkpoint.tags import add_tag

@@ -68,3 +68,9 @@ def fill_arena(path: Path, rank: int, hosts: tuple[int, ...] = (0, 1), attempt: 
         data = bytes_of(shard)[span.begin * 4 : span.end * 4]
         memory[span.offset : span.offset + span.bytes] = np.frombuffer(data, dtype=np.uint8)
     seal(memory, attempt)
+
+
+def file_bytes() -> bytes:
+    """Return the bytes of the file that a save writes, whatever the hosts."""
+    (file,) = save_plan().files
+    return file.header + MATRIX.tobytes()

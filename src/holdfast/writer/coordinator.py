@@ -7,8 +7,9 @@ import threading
 import time
 
 from holdfast.checkpoint import retention
+from holdfast.checkpoint.attempt import Attempt
 from holdfast.checkpoint.commit import Commit
-from holdfast.checkpoint.publish import begin, publish
+from holdfast.checkpoint.publish import check_replaceable, publish
 from holdfast.checkpoint.retention_index import RetentionIndex
 from holdfast.core.errors import HoldfastError, LayoutError, StorageError
 from holdfast.core.events import Event
@@ -46,8 +47,12 @@ class Coordinator:
         self._hold = self._storage.hold(mailbox.folder)
         mailbox.post_host(host_identity())
         files = [(file.name, file.size) for file in self._commit.files]
-        begin(self._storage, order.attempt, order.folder, files)
+        check_replaceable(self._storage, order.folder)
+        self._attempt(order).create(files)
         mailbox.post_begun(SaveStarted(order.step, self._commit.world, sum(size for _, size in files)))
+
+    def _attempt(self, order: SaveOrder) -> Attempt:
+        return Attempt(self._storage, order.attempt, order.folder)
 
     def finish(self, order: SaveOrder) -> None:
         """Wait for every rank's report, commit and publish."""
@@ -62,7 +67,7 @@ class Coordinator:
         for name in self._storage.files(order.attempt) if self._commit.hosts > 1 else ():
             if is_travel_file(name):
                 self._storage.drop(order.attempt, name)
-        publish(self._storage, order.attempt, order.folder, manifest, small)
+        publish(self._attempt(order), manifest, small)
         keep = None if order.keep is None else Policy.from_fields(order.keep)
         applied = retention.apply(self._storage, keep, order.step, self._retention)
         self.retention_events += applied.events(order.step)
@@ -94,7 +99,7 @@ class Coordinator:
         """Post the outcome for every rank. Of a failed attempt, only the outcome remains."""
         outcome = Outcome(None if failure is None else Failure.of(failure))
         if failure is not None:
-            self._storage.discard(order.attempt)
+            self._attempt(order).discard()
         self._last_mailbox = Mailbox(self._storage, order.attempt)
         try:
             self._last_mailbox.post_outcome(outcome)

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from holdfast.checkpoint.block_writer import BlockWriter
+from holdfast.checkpoint.attempt import Attempt
 from holdfast.checkpoint.commit import BlockReport
 from holdfast.checkpoint.shared_memory import Arena, sealed_attempt, unlink_file
 from holdfast.core.errors import Damaged, HoldfastError, PeerFailed
@@ -187,7 +187,8 @@ class AttemptWriter:
         """Write blocks on a few threads and sync their files. In a storage of whole files, each has one thread."""
         local = threading.local()
         storage = self._workspace.storage
-        writer = BlockWriter(storage, self._order.attempt, (block.file for block in blocks))
+        attempt = Attempt(storage, self._order.attempt, self._order.folder)
+        writer = attempt.block_writer(block.file for block in blocks)
         files = _by_file(blocks)
         tasks = list(files) if storage.whole_files else [[block] for file in files for block in file]
 
