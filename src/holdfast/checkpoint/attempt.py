@@ -79,5 +79,5 @@ class BlockWriter:
         return BlockReport(file, offset, size, digest.hex())
 
     def close(self) -> None:
-        """Close unfinished files. Without a failure there are none."""
+        """Close the files that a failure left unfinished."""
         self._writers.close()
