@@ -155,20 +155,7 @@ class WriterProcess:
         with Heartbeat(mailbox, rank, workspace.job.bytes) as heartbeat:
             failure = self._begin(workspace, order)
             writer = AttemptWriter(workspace, order, mailbox, heartbeat)
-            captured = False
-            try:
-                values = self._captured_values(order.attempt)
-                captured = True
-                if failure is not None:
-                    raise failure
-                if order.plan != workspace.job.plan:
-                    raise LayoutError("the state was captured by another plan than the one its writer has")
-                writer.run(values)
-            except (HoldfastError, OSError, TrainerGone) as error:
-                if captured:
-                    self._unpublished = writer.keep_in_memory(values)
-                failure = failure or _as_failure(error)
-                writer.report_failure(failure)
+            values, failure = self._write(writer, order, failure)
             seconds = time.monotonic() - started
             self._trainer.send(WriterEvent(Event("written", order.step, rank, heartbeat.written, seconds)))
             heartbeat.phase = "waiting for the others"
@@ -177,16 +164,44 @@ class WriterProcess:
         if workspace.coordinator is None:  # the coordinator waits until the other ranks have read the outcome
             with contextlib.suppress(HoldfastError):  # the mailbox is deleted anyway, a little later
                 mailbox.post_seen(rank)
-        if outcome.failure is None or outcome.failure.kind == LayoutError.__name__:
-            self._unpublished = False  # published, or not restorable
-        elif captured and not self._unpublished:
-            self._unpublished = writer.keep_in_memory(values)
-        if not self._unpublished:
-            unlink_file(card_path(workspace.arena_path))
+        self._keep_or_delete(writer, values, outcome)
         if workspace.coordinator is not None:
             workspace.coordinator.sweep(_SEEN_S)
             self._send_retention_events(workspace.coordinator)
         self._trainer.send(SaveEnded(order.attempt, outcome, self._unpublished))
+
+    def _write(
+        self, writer: AttemptWriter, order: SaveOrder, failure: HoldfastError | None
+    ) -> tuple[Values | None, HoldfastError | None]:
+        """Wait for the capture, and write this rank's share unless the attempt has failed to begin.
+
+        Returns the captured values, None if there are none, and the failure.
+        """
+        assert self._workspace is not None
+        values = None
+        try:
+            values = self._captured_values(order.attempt)
+            if failure is not None:
+                raise failure
+            if order.plan != self._workspace.job.plan:
+                raise LayoutError("the state was captured by another plan than the one its writer has")
+            writer.run(values)
+        except (HoldfastError, OSError, TrainerGone) as error:
+            if values is not None:
+                self._unpublished = writer.keep_in_memory(values)
+            failure = failure or _as_failure(error)
+            writer.report_failure(failure)
+        return values, failure
+
+    def _keep_or_delete(self, writer: AttemptWriter, values: Values | None, outcome: Outcome) -> None:
+        """Keep the captured state of a failed save in memory; delete the card of any other."""
+        assert self._workspace is not None
+        if outcome.failure is None or outcome.failure.kind == LayoutError.__name__:
+            self._unpublished = False  # published, or not restorable
+        elif values is not None and not self._unpublished:
+            self._unpublished = writer.keep_in_memory(values)
+        if not self._unpublished:
+            unlink_file(card_path(self._workspace.arena_path))
 
     def _send_retention_events(self, coordinator: Coordinator) -> None:
         """Report what retention did. Removed checkpoints are deleted while the next save begins."""
