@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,7 +16,7 @@ from holdfast.writer.arena_owner import pid_namespace
 from holdfast.writer.mailbox import Mailbox
 from tests.writer.two_hosts import ATTEMPT
 
-RUN = "0123456789abcdef" * 2
+RUN = secrets.token_hex(16)  # other test runs share the memory of this host
 HOLD = "import sys\nfrom holdfast.checkpoint.shared_memory import Arena\na = Arena(sys.argv[1], 1, hold=True)\nprint('held', flush=True)\nsys.stdin.read()\n"  # noqa: E501
 
 
