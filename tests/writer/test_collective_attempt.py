@@ -60,13 +60,17 @@ def test_nothing_is_created_if_it_must_not_begin(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_other_ranks_get_the_attempt_of_rank_0_and_create_nothing(tmp_path: Path) -> None:
+def test_other_ranks_get_the_attempt_of_rank_0_and_leave_it_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    discarded: list[str] = []
+    monkeypatch.setattr(LocalStorage, "discard", lambda self, folder: discarded.append(folder))
     ranks = SecondOfTwo({"value": ".attempt-of-rank-0"})
     with pytest.raises(ValueError, match="rank 1 fails"), attempt_at(tmp_path, refuse, ranks) as attempt:
         assert attempt.name == ".attempt-of-rank-0"
         (tmp_path / attempt.name).mkdir()
         raise ValueError("rank 1 fails")
-    assert [path.name for path in tmp_path.iterdir()] == [".attempt-of-rank-0"], "only rank 0 discards it"
+    assert [path.name for path in tmp_path.iterdir()] == [".attempt-of-rank-0"] and discarded == []
 
 
 def test_the_failure_of_rank_0_is_raised_on_every_rank(tmp_path: Path) -> None:
