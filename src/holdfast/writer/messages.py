@@ -49,7 +49,7 @@ def _failure(record: Any) -> Failure | None:
 
 @dataclass(frozen=True, slots=True)
 class SaveStarted:
-    """The note `begun`: the files of the attempt exist. Sizes that a note lacks are None."""
+    """The note `begun`: the files of the attempt exist. A note may lack any of the fields."""
 
     step: int | None
     world: int | None

@@ -175,7 +175,7 @@ class WriterProcess:
     ) -> tuple[Values | None, HoldfastError | None]:
         """Wait for the capture, and write this rank's share unless the attempt has failed to begin.
 
-        Returns the captured values, None if there are none, and the failure.
+        Returns the captured values, or None after a failed capture, and the failure.
         """
         assert self._workspace is not None
         values = None
