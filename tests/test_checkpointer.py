@@ -22,7 +22,7 @@ from holdfast.format.digest import digest_hex
 from holdfast.storage.identity import IDENTITY
 from holdfast.storage.local import LocalStorage
 from holdfast.storage.memory import MemoryStorage
-from holdfast.writer.processes import pid_space
+from holdfast.writer.arena_owner import pid_namespace
 
 
 def state_of(value: float) -> dict[str, object]:
@@ -344,7 +344,7 @@ def test_a_last_save_that_failed_stays_in_memory(tmp_path: Path) -> None:
 def test_an_arena_of_a_dead_process_with_our_number_is_removed(tmp_path: Path) -> None:
     identity = LocalStorage(tmp_path).identity(make=True)
     assert identity is not None
-    path = Path(create_file(4096, f"{key_of(identity)}-0-{os.getpid()}-1-{pid_space()}-", in_memory=True))
+    path = Path(create_file(4096, f"{key_of(identity)}-0-{os.getpid()}-1-{pid_namespace()}-", in_memory=True))
     with holdfast.Checkpointer(tmp_path) as checkpointer:
         checkpointer.save(1, {"w": torch.ones(3)}).result(60)
     assert not path.exists()

@@ -14,15 +14,17 @@ import pytest
 import torch
 
 import holdfast
+from holdfast.checkpoint.attempt import new_attempt
 from holdfast.checkpoint.catalog import committed_steps
 from holdfast.checkpoint.lineage import Lineage
-from holdfast.checkpoint.publish import new_attempt
 from holdfast.checkpoint.run_identity import run_id
 from holdfast.checkpoint.shared_memory import Arena, bind_private, create_file, find_files, replace_text, unlink_file
 from holdfast.checkpoint.tags import add_tag
+from holdfast.plan.writer_job import WriterJob
 from holdfast.storage.local import LocalStorage
 from holdfast.writer.arena_card import Card, card_path
 from holdfast.writer.mailbox import Mailbox
+from holdfast.writer.messages import SaveStarted
 
 
 def state() -> dict[str, object]:
@@ -101,7 +103,7 @@ def test_notes_mailboxes_and_tags_are_private(tmp_path: Path) -> None:
         storage = LocalStorage(root)
         mailbox = Mailbox(storage, new_attempt())
         mailbox.make()
-        mailbox.post("begun", {"step": 1})
+        mailbox.post_begun(SaveStarted(1, 1, 9))
         (entry,) = committed_steps(storage)
         add_tag(storage, "best", entry)
     assert (root / ".tags" / "best").is_file() and (root / mailbox.folder / "begun").is_file()
@@ -111,7 +113,9 @@ def test_notes_mailboxes_and_tags_are_private(tmp_path: Path) -> None:
 def test_shared_memory_and_cards_are_private_under_names_nobody_can_guess() -> None:
     with umask(0):
         paths = [create_file(4096, "test-modes-") for _ in range(2)]
-        card = Card(".attempt-0", Lineage(1).fields(), 0, paths[0], {"plan": "p"}, None, [], {}, "", "here")
+        card = Card(
+            ".attempt-0", Lineage(1), 0, paths[0], WriterJob("p", 0, 1, 0, 1, {}, (), ()), None, (), {}, "", "here"
+        )
         card.write()
     try:
         for path in (*paths, card_path(paths[0])):

@@ -24,8 +24,7 @@ from holdfast.checkpoint.shared_memory import find_files
 from holdfast.engine.recovery import Leftovers
 from holdfast.storage.identity import IDENTITY
 from holdfast.storage.local import LocalStorage
-from holdfast.writer import startup_cleanup
-from holdfast.writer.arena_card import read_cards
+from holdfast.writer.arena_card import captured_sets, read_cards
 from tests.dist.harness import Victims, run_ranks, tell_parent
 from tests.dist.test_background import weights
 
@@ -407,11 +406,11 @@ def test_spoiled_memory_gets_no_new_card(tmp_path: Path) -> None:
     run = run_id(LocalStorage(tmp_path))
     wait_until(lambda: sum(path.name.endswith(".card") for path in find_files(run)) == 4)
     for card in read_cards([path for path in find_files(run) if path.name.endswith(".card")]):
-        for _, _, copies in card.job["travel"]:
+        for travel in card.job.travel:
             with Path(card.arena).open("r+b") as file:
-                file.seek(copies[0][1])
+                file.seek(travel.copies[0].source)
                 byte = file.read(1)[0]
-                file.seek(copies[0][1])
+                file.seek(travel.copies[0].source)
                 file.write(bytes([byte ^ 1]))
     shutil.rmtree(tmp_path / "step-000000000002")
     second = Victims(4, spoil_and_die, str(tmp_path), hosts=HOSTS)
@@ -437,7 +436,7 @@ def test_memory_that_was_spoiled_is_not_restored_from(tmp_path: Path) -> None:
     victims.kill()
     run = run_id(LocalStorage(tmp_path))
     arenas = [path for path in find_files(run) if not path.name.endswith(".card")]
-    wait_until(lambda: len(startup_cleanup.captured_sets(run)) == 1)
+    wait_until(lambda: len(captured_sets(run)) == 1)
     with arenas[0].open("r+b") as file:
         file.seek(5000)
         byte = file.read(1)[0]

@@ -13,7 +13,7 @@ import torch
 import holdfast
 from holdfast.checkpoint.lineage import Lineage
 from holdfast.checkpoint.run_identity import RunKey
-from holdfast.core.errors import NoArena, PeerFailed, StorageError, error_record
+from holdfast.core.errors import NoArena, PeerFailed, StorageError
 from holdfast.core.events import Event
 from holdfast.core.ranks import SingleProcess
 from holdfast.core.warnings import PendingWarnings
@@ -24,6 +24,7 @@ from holdfast.engine.options import BackgroundOptions, SaveOptions
 from holdfast.engine.planner import PlanState
 from holdfast.engine.save_handle import InvalidCall, SaveHandle, SaveRequest
 from holdfast.storage.local import LocalStorage
+from holdfast.writer.messages import Failure, Outcome, SaveEnded, WriterGone
 
 
 class FakeWriter:
@@ -46,10 +47,10 @@ class FakeWriter:
     def alive(self) -> bool:
         return not self.dead
 
-    def plan(self, fields: Any) -> None:
+    def assign(self, assignment: Any) -> None:
         self._note("plan")
 
-    def arena(self, path: str) -> None:
+    def add_arena(self, path: str) -> None:
         self._note("arena")
 
     def order(self, order: Any) -> None:
@@ -70,13 +71,12 @@ class FakeWriter:
 
     def conclude(self, error: Exception | None = None, kept: bool = False) -> None:
         """Send the outcome of the last order."""
-        record = None if error is None else list(error_record(error))
-        attempt = self.orders[-1].attempt
-        self._receive(self, {"tell": "outcome", "attempt": attempt, "outcome": {"error": record}, "kept": kept})
+        outcome = Outcome(None if error is None else Failure.of(error))
+        self._receive(self, SaveEnded(self.orders[-1].attempt, outcome, kept))
 
     def die(self) -> None:
         self.dead = True
-        self._receive(self, {"tell": "gone", "why": "exit code 9"})
+        self._receive(self, WriterGone("exit code 9"))
 
 
 class Bench:
@@ -112,7 +112,7 @@ class Bench:
 
 @pytest.fixture
 def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Bench]]:
-    monkeypatch.setattr(flight_module, "WriterEnd", FakeWriter)
+    monkeypatch.setattr(flight_module, "WriterClient", FakeWriter)
     FakeWriter.made = []
     benches: list[Bench] = []
 

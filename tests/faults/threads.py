@@ -10,8 +10,9 @@ from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
 
-from holdfast.writer.client import Message, WriterEnd
-from holdfast.writer.process import Trainer, WriterProcess
+from holdfast.writer.client import WriterClient
+from holdfast.writer.messages import Report
+from holdfast.writer.process import TrainerConnection, WriterProcess
 
 
 class _Thread:
@@ -34,11 +35,11 @@ class _Thread:
         raise AssertionError("a thread cannot be killed")
 
 
-class ThreadEnd(WriterEnd):
+class ThreadClient(WriterClient):
     """A writer on a thread: the same messages on the same line."""
 
-    def __init__(self, hear: Callable[[WriterEnd, Message], None]) -> None:
-        self._hear = hear
+    def __init__(self, on_report: Callable[[WriterClient, Report], None]) -> None:
+        self._on_report = on_report
         self._lock = threading.Lock()
         self._owner = os.getpid()
         self._closing = False
@@ -50,14 +51,14 @@ class ThreadEnd(WriterEnd):
     @staticmethod
     def _work(line: socket.socket) -> None:
         with line:
-            WriterProcess(Trainer(line)).run()
+            WriterProcess(TrainerConnection(line)).run()
 
-    def last_words(self) -> str:
+    def exit_reason(self) -> str:
         return "the thread ended"
 
 
 @contextmanager
 def writers_on_threads() -> Iterator[None]:
     """While it lasts, Checkpointers start their writers as threads."""
-    with patch("holdfast.engine.flight.WriterEnd", ThreadEnd):
+    with patch("holdfast.engine.flight.WriterClient", ThreadClient):
         yield

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from holdfast.checkpoint.checkpoint import Checkpoint
-from holdfast.checkpoint.commit import small_file_record
+from holdfast.checkpoint.commit import BlockReport, small_file_record
 from holdfast.checkpoint.lineage import Lineage
 from holdfast.checkpoint.retention import saved_policy
 from holdfast.checkpoint.tags import read_tags
@@ -23,6 +23,7 @@ from holdfast.format.dtypes import dtype_named
 from holdfast.format.header import LENGTH_BYTES, TensorEntry, decode_header, encode_header, header_bytes
 from holdfast.format.index import decode_index, encode_index
 from holdfast.format.manifest import BlockRecord, FileRecord, GroupRecord, Manifest, decode_manifest, encode_manifest
+from holdfast.plan.writer_job import BlockJob, Copy, TravelJob, WriterJob
 from holdfast.writer.arena_card import Card, card_path
 from holdfast.writer.in_flight import saves_in_flight
 from tests.fuzz.foreign import foreign_targets
@@ -125,9 +126,13 @@ def _card_path() -> str:
 
 
 def _card_seed() -> bytes:
-    lineage = Lineage(3, None, {"loss": 1.5}, ((6, ".attempt-1"),)).fields()
-    card = Card(".attempt-0", lineage, 0, "ARENA", {"world": 1, "plan": "p"}, None, [], {}, "", "here")
-    return strictjson.dumps({name: getattr(card, name) for name in Card.__slots__})
+    lineage = Lineage(3, None, {"loss": 1.5}, ((6, ".attempt-1"),))
+    strided, flat = Copy(0, 0, 0, 4, (2, 2), (8, 4), (16, 4)), Copy(1, 0, 0, 1, (4,), (1,), (1,))
+    block = BlockJob("f", 0, 4, b"head", (strided,), (flat,))
+    job = WriterJob("p", 0, 1, 0, 1, {0: 4096}, (block,), (TravelJob(1, 4, (flat,)),))
+    report = BlockReport("f", 0, 4, "0" * 32)
+    card = Card(".attempt-0", lineage, 0, "ARENA", job, None, (report,), {}, "", "here")
+    return strictjson.dumps(card.fields())
 
 
 def _parse_card(data: bytes) -> object:
@@ -138,7 +143,7 @@ def _parse_card(data: bytes) -> object:
         with os.fdopen(descriptor, "wb") as file:
             file.write(data.replace(b"ARENA", arena.encode()))
         card = Card.read(path)
-        return sorted([card.rank, 0]), {card.job["plan"], card.attempt, card.host}
+        return sorted([card.rank, 0]), {card.job.plan, card.attempt, card.host}
     finally:
         path.unlink()
 

@@ -20,8 +20,9 @@ from holdfast.storage.local import LocalStorage
 from holdfast.testing.disk import Sync, recorded
 from holdfast.testing.judging import RunJudge
 from holdfast.testing.powerloss import PowerLossResult, judge_all, legal_states
-from holdfast.writer.heartbeat import shown
+from holdfast.writer.heartbeat import heartbeat
 from holdfast.writer.mailbox import Mailbox
+from holdfast.writer.messages import SaveStarted
 
 FILES = {"a": b"a" * 1000, "b": b"b" * 1000, "c": b"c" * 1000, "marker": b"complete"}
 
@@ -201,8 +202,9 @@ def test_a_run_goes_on_from_every_state_of_its_notes(
 ) -> None:
     """Notes are never synced. A reader that insists on them is found by the judge; ours is not stuck once."""
     storage = LocalStorage(tmp_path)
-    with recorded(tmp_path) as recording, shown(storage, ".attempt-0123456789abcdef", {"step": 1, "bytes": 9}):
-        storage.begin(".attempt-0123456789abcdef")
+    attempt = ".attempt-0123456789abcdef"
+    with recorded(tmp_path) as recording, heartbeat(storage, attempt, SaveStarted(1, 1, 9)):
+        storage.begin(attempt)
     if insists:
         monkeypatch.setattr(Mailbox, "read", insist)
     outcome = judge_all(recording, RunJudge(state), every=9)

@@ -11,19 +11,21 @@ import pytest
 from holdfast.checkpoint.lineage import Lineage
 from holdfast.checkpoint.shared_memory import find_files, read_private
 from holdfast.core.errors import HoldfastError
+from holdfast.plan.writer_job import WriterJob
 from holdfast.writer.arena_card import Card, card_path, read_cards
 
 
 @pytest.fixture
 def card(tmp_path: Path) -> Path:
     arena = str(tmp_path / "arena")
-    Card(".attempt-0", Lineage(3).fields(), 0, arena, {"world": 1, "plan": "p"}, None, [], {}, "", "here").write()
+    job = WriterJob("p", 0, 1, 0, 1, {0: 4096}, (), ())
+    Card(".attempt-0", Lineage(3), 0, arena, job, None, (), {}, "", "here").write()
     return Path(card_path(arena))
 
 
 def test_a_card_is_read_as_it_was_written(card: Path) -> None:
     (found,) = read_cards([card])
-    assert (found.step, found.rank, found.host, found.job["plan"]) == (3, 0, "here", "p")
+    assert (found.step, found.rank, found.host, found.job.plan) == (3, 0, "here", "p")
 
 
 def test_links_pipes_and_files_of_others_are_refused(card: Path, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from pathlib import Path
 
@@ -13,17 +14,11 @@ from holdfast.cli import gc
 from holdfast.core.errors import PeerFailed
 from holdfast.storage.local import LocalStorage
 from holdfast.writer import mailbox as mail
-from holdfast.writer import startup_cleanup
+from holdfast.writer.earlier_writers import dead_attempts, wait_for_writers
 from holdfast.writer.in_flight import saves_in_flight
 from holdfast.writer.mailbox import Mailbox, Watch
+from holdfast.writer.messages import Outcome, RankReport
 from tests.cli.calls import call
-
-
-@pytest.fixture
-def mailbox(tmp_path: Path) -> Mailbox:
-    box = Mailbox(LocalStorage(tmp_path), ".attempt-0123456789abcdef")
-    box.make()
-    return box
 
 
 @pytest.mark.parametrize(("waited_s", "expected_s"), [(0.0, 4.0), (1.0, 3.0), (3.9, 2.0), (60.0, 2.0)])
@@ -37,7 +32,7 @@ def test_the_deadline_counts_from_the_beginning_of_the_save(
 
 
 def test_who_comes_late_still_hears_what_is_there(mailbox: Mailbox) -> None:
-    mailbox.post(mail.OUTCOME, {"error": None})
+    mailbox.post_outcome(Outcome())
     watch = Watch(mailbox, 0.1, 60.0, time.monotonic() - 60)
     watch.wait(lambda names: mail.OUTCOME in names, lambda names: [0], "the outcome")
     with pytest.raises(PeerFailed, match="not there after"):
@@ -63,21 +58,28 @@ def test_a_note_that_cannot_be_read_is_a_note_that_is_not_there(mailbox: Mailbox
     for name in NOTES:
         (tmp_path / mailbox.folder / name).write_bytes(data)
     assert mailbox.host() is None and mailbox.outcome() is None and mailbox.report_of(0) is None
-    assert mailbox.fields(mail.BEGUN) is None
+    assert mailbox.begun() is None
     assert saves_in_flight(storage) == []
-    assert startup_cleanup.dead_attempts(storage, 0.01) == {mailbox.folder}
-    assert startup_cleanup.wait_for_writers(storage, "run", 5.0, 0.01, look_at_storage=True) == {mailbox.folder}
+    assert dead_attempts(storage, 0.01) == {mailbox.folder}
+    assert wait_for_writers(storage, "run", 5.0, 0.01, look_at_storage=True) == {mailbox.folder}
 
 
 @pytest.mark.parametrize(
     "report",
-    [{}, {"plan": 1}, {"plan": "p"}, {"plan": "p", "blocks": [], "values": 3}, {"plan": "p", "error": ["only one"]}],
+    [
+        {},
+        {"plan": 1},
+        {"plan": "p"},
+        {"plan": "p", "blocks": [], "values": 3},
+        {"plan": "p", "blocks": [["file", 0]], "values": {}},
+        {"plan": "p", "error": ["only one"]},
+    ],
 )
 def test_a_report_of_another_shape_is_not_there(mailbox: Mailbox, report: dict[str, object]) -> None:
-    mailbox.post(mail.report(3), report)
+    mailbox._post(mail.report(3), json.dumps(report).encode())
     assert mailbox.report_of(3) is None
-    mailbox.post(mail.report(3), {"plan": "p", "blocks": [], "values": {}})
-    assert mailbox.report_of(3) is not None
+    mailbox._post(mail.report(3), b'{"plan":"p","blocks":[],"values":{}}')
+    assert mailbox.report_of(3) == RankReport("p", (), {})
 
 
 @pytest.mark.parametrize("data", [b"", b"\0\0\0", b'"half'], ids=["empty", "zeros", "torn"])

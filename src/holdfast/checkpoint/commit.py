@@ -31,6 +31,16 @@ class BlockReport:
     size: int
     digest: str
 
+    def fields(self) -> list[Any]:
+        """Return the JSON form."""
+        return [self.file, self.offset, self.size, self.digest]
+
+    @staticmethod
+    def from_fields(fields: Sequence[Any]) -> BlockReport:
+        """Decode the JSON form; raises TypeError or ValueError if it is invalid."""
+        file, offset, size, digest = fields
+        return BlockReport(file, offset, size, digest)
+
 
 @dataclass(frozen=True, slots=True)
 class FileFacts:

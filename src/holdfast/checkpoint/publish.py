@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import secrets
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
+from holdfast.checkpoint.attempt import Attempt
 from holdfast.checkpoint.catalog import committed_steps, left_steps
 from holdfast.checkpoint.checkpoint import Checkpoint
 from holdfast.checkpoint.retention import unused_name
@@ -13,11 +13,6 @@ from holdfast.core.errors import Damaged, HoldfastError, StorageError
 from holdfast.format.manifest import Manifest, decode_manifest, encode_manifest
 from holdfast.format.names import MANIFEST, abandoned_folder, is_holdfast_name
 from holdfast.storage.base import Storage
-
-
-def new_attempt() -> str:
-    """Return a unique hidden folder name."""
-    return f".attempt-{secrets.token_hex(8)}"
 
 
 def check_replaceable(storage: Storage, folder: str) -> None:
@@ -44,27 +39,18 @@ def check_replaceable(storage: Storage, folder: str) -> None:
         )
 
 
-def begin(storage: Storage, attempt: str, folder: str, files: Iterable[tuple[str, int]]) -> None:
-    """Create the attempt's folder with its files at full size, if `folder` may be replaced."""
-    check_replaceable(storage, folder)
-    storage.begin(attempt)
-    for name, size in files:
-        storage.create(attempt, name, size)
-
-
-def publish(storage: Storage, attempt: str, folder: str, manifest: Manifest, small: Mapping[str, bytes]) -> bool:
-    """Make the attempt the checkpoint `folder`; return False if the same content is already there."""
+def publish(attempt: Attempt, manifest: Manifest, small: Mapping[str, bytes]) -> bool:
+    """Make the attempt a checkpoint; return False if its folder already has the same content."""
+    storage, folder = attempt.storage, attempt.folder
     try:
         replaced = storage.read(folder, MANIFEST, limits.JSON_BYTES)
     except HoldfastError:
         replaced = b""
     if replaced and _same_as_committed(storage, folder, manifest):
-        storage.discard(attempt)
+        attempt.discard()
         return False
-    for name, data in small.items():
-        storage.put(attempt, name, data)
-    storage.put(attempt, MANIFEST, encode_manifest(manifest))
-    storage.publish(attempt, folder, _set_aside_name(storage, folder, manifest) if replaced else "")
+    attempt.put({**small, MANIFEST: encode_manifest(manifest)})
+    attempt.publish(_set_aside_name(storage, folder, manifest) if replaced else "")
     return True
 
 

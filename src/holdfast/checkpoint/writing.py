@@ -12,34 +12,33 @@ from typing import Any
 
 import numpy as np
 
+from holdfast.checkpoint.attempt import Attempt
 from holdfast.checkpoint.commit import BlockReport
 from holdfast.checkpoint.shared_memory import create_file, open_reader, open_writer, unlink_file
-from holdfast.core.errors import HoldfastError
 from holdfast.core.ranks import Ranks, run_on_all_ranks
-from holdfast.format.digest import Digest
 from holdfast.plan.arrays import RawArray, Sources, aligned_buffer, bytes_of, part_of, piece_in_run, raw_dtype
 from holdfast.plan.pieces import ShardPiece, TensorRun
 from holdfast.plan.save import BlockPlan, Export, SavePlan
 from holdfast.plan.writer_job import travel_file
-from holdfast.storage.base import Reader, Storage, Writer
-from holdfast.storage.open_files import BlockWriters, LazyReaders
+from holdfast.storage.base import Reader, Writer
+from holdfast.storage.open_files import LazyReaders
 
 
-def write_blocks(plan: SavePlan, ranks: Ranks, storage: Storage, attempt: str, sources: Sources) -> list[BlockReport]:
+def write_blocks(plan: SavePlan, ranks: Ranks, attempt: Attempt, sources: Sources) -> list[BlockReport]:
     """Write every block of the plan; return the reports of all ranks, on all ranks."""
     with ExitStack() as stack:
-        readers = _exchange(plan, ranks, storage, attempt, sources, stack)
-        reports = run_on_all_ranks(ranks, lambda: _write_own(plan, ranks.rank, storage, attempt, sources, readers))
-    return [BlockReport(*report) for rank_reports in reports for report in rank_reports]
+        readers = _exchange(plan, ranks, attempt, sources, stack)
+        reports = run_on_all_ranks(ranks, lambda: _write_own(plan, ranks.rank, attempt, sources, readers))
+    return [BlockReport.from_fields(report) for rank_reports in reports for report in rank_reports]
 
 
 def _exchange(
-    plan: SavePlan, ranks: Ranks, storage: Storage, attempt: str, sources: Sources, stack: ExitStack
+    plan: SavePlan, ranks: Ranks, attempt: Attempt, sources: Sources, stack: ExitStack
 ) -> Mapping[int, Reader]:
     """Write the pieces that other ranks need to files; return readers of the pieces for this rank, by rank."""
     if all(piece.rank == block.owner for block in plan.blocks for piece in block.pieces):
         return {}
-    rank, host = ranks.rank, plan.hosts[ranks.rank]
+    rank, host, storage = ranks.rank, plan.hosts[ranks.rank], attempt.storage
 
     def export() -> str | None:
         name = None
@@ -50,8 +49,8 @@ def _exchange(
                 _copy_out(exports, sources, open_writer(name), whole=False)
             else:
                 file = travel_file(rank, receiver)
-                storage.create(attempt, file, exports[-1].end)
-                _copy_out(exports, sources, storage.writer(attempt, file), whole=storage.whole_files)
+                storage.create(attempt.name, file, exports[-1].end)
+                _copy_out(exports, sources, storage.writer(attempt.name, file), whole=storage.whole_files)
         return name
 
     names = run_on_all_ranks(ranks, export)
@@ -59,7 +58,7 @@ def _exchange(
     def open_export(source_rank: int) -> Reader:
         if plan.hosts[source_rank] == host:
             return open_reader(str(names[source_rank]))
-        return storage.take(attempt, travel_file(source_rank, host))
+        return storage.take(attempt.name, travel_file(source_rank, host))
 
     wanted = {piece.rank for block in plan.blocks if block.owner == rank for piece in block.pieces} - {rank}
     readers = LazyReaders(sorted(wanted), open_export)
@@ -84,15 +83,15 @@ def _copy_out(exports: Sequence[Export], sources: Sources, writer: Writer, *, wh
         writer.close()
 
 
-def drop_travel_files(plan: SavePlan, storage: Storage, attempt: str) -> None:
+def drop_travel_files(plan: SavePlan, attempt: Attempt) -> None:
     """Delete the travel files between hosts: they are not part of the checkpoint."""
     pairs = {(piece.rank, plan.hosts[block.owner]) for block in plan.blocks for piece in block.pieces}
     for source_rank, host in sorted(pairs):
         if plan.hosts[source_rank] != host:
-            storage.drop(attempt, travel_file(source_rank, host))
+            attempt.storage.drop(attempt.name, travel_file(source_rank, host))
 
 
-class _Gatherer:
+class _LiveGatherer:
     """Assembles blocks from live memory and from the exports of other ranks."""
 
     def __init__(self, plan: SavePlan, rank: int, sources: Sources, readers: Mapping[int, Reader], size: int) -> None:
@@ -148,25 +147,13 @@ def _by_run(pieces: Sequence[ShardPiece]) -> Iterator[tuple[TensorRun, list[Shar
 
 
 def _write_own(
-    plan: SavePlan, rank: int, storage: Storage, attempt: str, sources: Sources, readers: Mapping[int, Reader]
+    plan: SavePlan, rank: int, attempt: Attempt, sources: Sources, readers: Mapping[int, Reader]
 ) -> list[list[Any]]:
     own = [block for block in plan.blocks if block.owner == rank]
-    gatherer = _Gatherer(plan, rank, sources, readers, max((block.size for block in own), default=0))
-    writers = BlockWriters(lambda file: storage.writer(attempt, file), (block.file for block in own))
-    reports: list[list[Any]] = []
+    gatherer = _LiveGatherer(plan, rank, sources, readers, max((block.size for block in own), default=0))
+    writer = attempt.block_writer(block.file for block in own)
     try:
-        for block in own:
-            digest = Digest()
-            buffers = []
-            for data in gatherer.block(block):
-                digest.update(data)
-                buffers.append(data)
-            size = sum(data.nbytes for data in buffers)
-            if size != block.size:
-                raise HoldfastError(f"{block.file} at {block.offset}: gathered {size} of {block.size} bytes")
-            with writers.block(block.file) as writer:
-                writer.write(block.offset, buffers)
-            reports.append([block.file, block.offset, block.size, digest.hex()])
+        reports = [writer.write(block.file, block.offset, block.size, gatherer.block(block)) for block in own]
     finally:
-        writers.close()
-    return reports
+        writer.close()
+    return [report.fields() for report in reports]

@@ -16,7 +16,9 @@ from holdfast.core.errors import Damaged
 from holdfast.format.names import set_aside_kind
 from holdfast.keep import Policy, parse
 from holdfast.storage.base import SharedStorage, Storage
-from holdfast.writer import startup_cleanup
+from holdfast.writer.arena_card import kept_states
+from holdfast.writer.earlier_writers import dead_attempts
+from holdfast.writer.startup_cleanup import clean_arenas, clean_storage
 
 _SILENCE_S = 60.0
 
@@ -56,7 +58,7 @@ def command(
     storage = open_run(root)
     policy, problems = _policy(storage, keep_text)
     aside = {kind for kind, asked in (("abandoned", abandoned), ("damaged", damaged)) if asked}
-    dead = startup_cleanup.dead_attempts(storage, _SILENCE_S)
+    dead = dead_attempts(storage, _SILENCE_S)
     try:
         items = [*_steps(storage, policy), *_set_aside(storage, aside)]
     except Damaged as error:  # an unreadable tag may protect any of them
@@ -69,7 +71,7 @@ def command(
     if not dry_run:
         items = _collect(storage, policy, dead, items)
         if memory:
-            startup_cleanup.clean_arenas(run)
+            clean_arenas(run)
     items += in_memory
     if as_json:
         print_json(_fields(policy, dry_run, items))
@@ -119,13 +121,13 @@ def _in_memory(run: str, *, deleted: bool) -> list[_Item]:
     why = (
         "--memory was given" if deleted else "captured but not written: the next start restores it; --memory deletes it"
     )
-    states = startup_cleanup.kept_states(run)
+    states = kept_states(run)
     return [_Item(" ".join(kept.paths), deleted, f"step {kept.step}, {why}", kept.size) for kept in states]
 
 
 def _collect(storage: SharedStorage, policy: Policy | None, dead: set[str], items: list[_Item]) -> list[_Item]:
     """Delete the items. Returns them with the reason of each that could not be deleted."""
-    startup_cleanup.clean_storage(storage, dead)
+    clean_storage(storage, dead)
     outcome = retention.apply(storage, policy)
     for item in items:
         if item.deleted and item.is_aside:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
+from typing import Any
 
+from holdfast.checkpoint.attempt import Attempt
 from holdfast.checkpoint.checkpoint import Checkpoint, no_progress
 from holdfast.checkpoint.commit import BlockReport
 from holdfast.checkpoint.equal_scalars import require_same
-from holdfast.checkpoint.publish import new_attempt
 from holdfast.checkpoint.reading import Progress
 from holdfast.convert.boxes_for_sink import BoxReader
 from holdfast.convert.check_transposes import check_transposes
@@ -43,10 +44,11 @@ from holdfast.sources.foreign import Foreign
 from holdfast.sources.paddle.optimizer_names import as_torch
 from holdfast.sources.paddle.to_paddle import as_paddle
 from holdfast.sources.raw_bits import as_bfloat16, reject_unknown_uint16
-from holdfast.storage.base import SharedStorage, Storage
 from holdfast.storage.local import LocalStorage
-from holdfast.writer import startup_cleanup
-from holdfast.writer.heartbeat import shown
+from holdfast.writer.collective_attempt import collective_attempt
+from holdfast.writer.earlier_writers import dead_attempts
+from holdfast.writer.messages import SaveStarted
+from holdfast.writer.startup_cleanup import clean_storage
 
 _SILENCE_S = 60.0
 
@@ -159,32 +161,33 @@ class Conversion:
         source_notes = self.source.notes if isinstance(self.source, Foreign) else ()
         return (*source_notes, *self.output.notes, *self._notes)
 
-    def write(self, ranks: Ranks, storage: Storage, attempt: str, progress: Progress) -> list[BlockReport]:
+    def write(self, ranks: Ranks, attempt: Attempt, progress: Progress) -> list[BlockReport]:
         """Write this rank's share of the tensor files. Returns the reports of all ranks."""
         run_on_all_ranks(ranks, lambda: require_same(self.source, self.same))
         stored = self.source.contents.files
         if self.output.write is not None:
-            run_on_all_ranks(ranks, lambda: self._write_by_sink(ranks, storage, attempt, progress))
+            run_on_all_ranks(ranks, lambda: self._write_by_sink(ranks, attempt, progress))
             return []
         spans = plan_spans(self.output.files, stored, self.options.block_bytes)
         fresh = first_touches(spans)
-        own = spans_of_rank(spans, ranks.rank, ranks.world, whole_files=storage.whole_files)
+        own = spans_of_rank(spans, ranks.rank, ranks.world, whole_files=attempt.storage.whole_files)
         stream = ConversionStream(self.source, stored, progress, verify=self.options.verify)
 
-        def work() -> list[list[object]]:
-            reports = stream.run([spans[n] for n in own], [fresh[n] for n in own], storage, attempt)
-            return [[report.file, report.offset, report.size, report.digest] for report in reports]
+        def work() -> list[list[Any]]:
+            reports = stream.run([spans[n] for n in own], [fresh[n] for n in own], attempt)
+            return [report.fields() for report in reports]
 
         answers = run_on_all_ranks(ranks, work)
-        return [BlockReport(*report) for answer in answers for report in answer]  # type: ignore[arg-type]
+        return [BlockReport.from_fields(report) for answer in answers for report in answer]
 
-    def _write_by_sink(self, ranks: Ranks, storage: Storage, attempt: str, progress: Progress) -> None:
+    def _write_by_sink(self, ranks: Ranks, attempt: Attempt, progress: Progress) -> None:
         assert self.output.write is not None
+        storage = attempt.storage
         if not isinstance(storage, LocalStorage):
             raise Unsupported(f"{storage.name}: the format {self.options.to} can only be written to a local folder")
         reader = BoxReader(self.source, self.source.contents.files, verify=self.options.verify)
         with reader.running():
-            self.output.write(SinkContext(ranks, storage.root / attempt, reader.read, progress))
+            self.output.write(SinkContext(ranks, storage.root / attempt.name, reader.read, progress))
 
 
 def _with_uint16_as(source: Checkpoint, dtype: str | None) -> Checkpoint:
@@ -230,48 +233,22 @@ def convert(
 
 
 def _write(conversion: Conversion, ranks: Ranks, target: DestinationFolder, progress: Progress) -> None:
-    """Write an attempt and publish it. On failure the attempt is discarded."""
-    storage = target.storage
-    with ExitStack() as stack:
-        attempt = _begin(conversion, ranks, storage, stack)
+    """Write an attempt and publish it, after dead attempts are deleted. On failure the attempt is discarded."""
+    storage, output = target.storage, conversion.output
+    files = [(file.plan.name, file.plan.size) for file in output.files] if output.write is None else []
+    begun = SaveStarted(conversion.contents.step, ranks.world, conversion.bytes)
 
-        def publish(reports: Sequence[BlockReport]) -> None:
-            if ranks.rank:
-                return
-            for name, data in conversion.output.small_files(attempt, reports).items():
-                storage.put(attempt, name, data)
-            target.check_free(force=conversion.options.force)  # again, because writing took a while
-            storage.publish(attempt, target.folder)
-
-        try:
-            reports = conversion.write(ranks, storage, attempt, progress)
-            run_on_all_ranks(ranks, lambda: publish(reports))
-        except BaseException:
-            if ranks.rank == 0:
-                storage.discard(attempt)
-            raise
-
-
-def _begin(conversion: Conversion, ranks: Ranks, storage: SharedStorage, stack: ExitStack) -> str:
-    """Create an attempt on rank 0 after deleting dead ones. Returns its name on every rank."""
-    attempt = new_attempt()
-
-    def work() -> str | None:
-        if ranks.rank:
-            return None
+    def clean() -> None:
         if storage.exists():
-            startup_cleanup.clean_storage(storage, startup_cleanup.dead_attempts(storage, _SILENCE_S))
-        files = conversion.output.files if conversion.output.write is None else ()
-        note = {"step": conversion.contents.step, "world": ranks.world, "bytes": conversion.bytes}
-        stack.enter_context(shown(storage, attempt, note))
-        storage.begin(attempt)
-        for file in files:
-            storage.create(attempt, file.plan.name, file.plan.size)
-        return attempt
+            clean_storage(storage, dead_attempts(storage, _SILENCE_S))
 
-    try:
-        return str(run_on_all_ranks(ranks, work)[0])
-    except BaseException:
-        if ranks.rank == 0:
-            storage.discard(attempt)
-        raise
+    with collective_attempt(ranks, storage, target.folder, files, begun, clean) as attempt:
+        reports = conversion.write(ranks, attempt, progress)
+
+        def publish() -> None:
+            if ranks.rank == 0:
+                attempt.put(output.small_files(attempt.name, reports))
+                target.check_free(force=conversion.options.force)  # again, because writing took a while
+                attempt.publish()
+
+        run_on_all_ranks(ranks, publish)

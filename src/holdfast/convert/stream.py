@@ -9,17 +9,15 @@ import queue
 import threading
 from collections.abc import Callable, Sequence
 
+from holdfast.checkpoint.attempt import Attempt, BlockWriter
 from holdfast.checkpoint.commit import BlockReport
 from holdfast.checkpoint.reading import Progress
 from holdfast.convert.assemble import AssembledBlock, assemble_blocks
 from holdfast.convert.source_files import SourceCheckpoint, SourceFiles
 from holdfast.convert.spans import SPAN_BLOCKS, BlockSpan, SourceBlock
 from holdfast.convert.verifying import Verifier
-from holdfast.format.digest import Digest
 from holdfast.plan.arrays import RawArray, aligned_buffer
 from holdfast.plan.load import StoredFile
-from holdfast.storage.base import Storage, Writer
-from holdfast.storage.open_files import BlockWriters
 
 _POLL_S = 0.2
 
@@ -71,7 +69,7 @@ class ConversionStream:
         self._reports: list[BlockReport] = []
 
     def run(
-        self, spans: Sequence[BlockSpan], touches: Sequence[Sequence[SourceBlock]], storage: Storage, attempt: str
+        self, spans: Sequence[BlockSpan], touches: Sequence[Sequence[SourceBlock]], attempt: Attempt
     ) -> list[BlockReport]:
         """Write the spans. `touches` are the source blocks to verify with each span.
 
@@ -82,13 +80,13 @@ class ConversionStream:
             self._free.put(aligned_buffer(largest))
         workers, lock = Workers(), threading.Lock()
         written = (block.file.plan.name for span in spans for block in span.blocks)
-        writers = BlockWriters(lambda name: storage.writer(attempt, name), written)
+        writer = attempt.block_writer(written)
         files = SourceFiles(self._source, lock)
         try:
             if self._verify:
                 verifier = Verifier(self._source, self._stored, lock)
                 workers.start("verify", lambda: verifier.run(self._touched, workers.stop))
-            workers.start("write", lambda: self._write(writers, workers.stop))
+            workers.start("write", lambda: self._write(writer, workers.stop))
             for span, fresh in zip(spans, touches, strict=True):
                 self._assemble(span, fresh, files, workers)
             self._end()
@@ -99,7 +97,7 @@ class ConversionStream:
             self._end()
             workers.join()
             files.close()
-            writers.close()
+            writer.close()
         return self._reports
 
     def _end(self) -> None:
@@ -122,17 +120,9 @@ class ConversionStream:
             except queue.Empty:
                 continue
 
-    def _write(self, writers: BlockWriters, stop: threading.Event) -> None:
+    def _write(self, writer: BlockWriter, stop: threading.Event) -> None:
         while not stop.is_set() and (filled := self._filled.get()) is not None:
-            with writers.block(filled.block.file.plan.name) as writer:
-                self._write_block(filled, writer)
-
-    def _write_block(self, assembled: AssembledBlock, writer: Writer) -> None:
-        block, digest = assembled.block, Digest()
-        parts = assembled.parts()  # the views are released when this call returns
-        for part in parts:
-            digest.update(part)
-        writer.write(block.offset, parts)
-        self._reports.append(BlockReport(block.file.plan.name, block.offset, block.size, digest.hex()))
-        self._progress(block.size)
-        self._free.put(assembled.buffer)
+            block = filled.block  # the views of its parts are released when `write` returns
+            self._reports.append(writer.write(block.file.plan.name, block.offset, block.size, filled.parts()))
+            self._progress(block.size)
+            self._free.put(filled.buffer)

@@ -31,9 +31,9 @@ from holdfast.engine.save_handle import InvalidCall, SaveHandle, SaveRequest
 from holdfast.format.digest import digest_hex
 from holdfast.format.names import step_folder
 from holdfast.plan.state_values import value_text
-from holdfast.writer.client import WriterEnd
-from holdfast.writer.coordinator import Order
-from holdfast.writer.startup_cleanup import arena_prefix
+from holdfast.writer.arena_owner import arena_prefix
+from holdfast.writer.client import WriterClient
+from holdfast.writer.messages import SaveOrder
 
 _SWEEP_S = 5.0
 _CAPTURE_S = 10.0
@@ -83,7 +83,7 @@ class BackgroundSaver:
         self._flights.name_arena(path)
 
     @property
-    def writer(self) -> WriterEnd | None:
+    def writer(self) -> WriterClient | None:
         """The trainer's end of its writer process."""
         return self._flights.writer
 
@@ -208,7 +208,7 @@ class BackgroundSaver:
         published = self._flights.last_published
         parent = origin.parent if published is None else published
         background = self._background
-        order = Order(
+        order = SaveOrder(
             attempt=f".attempt-{digest_hex(name.encode())[:16]}",
             folder=step_folder(request.step),
             lineage=replace(origin, step=request.step, parent=parent, metrics=request.metrics),

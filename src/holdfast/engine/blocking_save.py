@@ -11,15 +11,16 @@ background_save.py shares the survey and the plan. Its writer processes do the r
 from __future__ import annotations
 
 from collections.abc import MutableMapping
-from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import Any
 
 from holdfast.checkpoint import retention
+from holdfast.checkpoint.attempt import Attempt
 from holdfast.checkpoint.checkpoint import Checkpoint
 from holdfast.checkpoint.commit import BlockReport
 from holdfast.checkpoint.lineage import Lineage
-from holdfast.checkpoint.publish import begin, new_attempt, publish
+from holdfast.checkpoint.publish import check_replaceable, publish
 from holdfast.checkpoint.retention_index import RetentionIndex
 from holdfast.checkpoint.writing import drop_travel_files, write_blocks
 from holdfast.core.errors import HoldfastError
@@ -30,18 +31,9 @@ from holdfast.engine.save_plan import CheckpointPlan, plan_checkpoint
 from holdfast.engine.survey import Survey, Surveyor
 from holdfast.keep import Policy
 from holdfast.plan.state_values import value_fields
-from holdfast.storage.base import SharedStorage, Storage, Tracked
-from holdfast.writer.heartbeat import shown
-
-
-@dataclass(frozen=True, slots=True)
-class Attempt:
-    """A hidden folder with the files of a plan, to become `folder` when it is committed."""
-
-    name: str
-    folder: str
-    plan: CheckpointPlan
-    lineage: Lineage
+from holdfast.storage.base import Storage, Tracked
+from holdfast.writer.collective_attempt import collective_attempt
+from holdfast.writer.messages import SaveStarted
 
 
 class BlockingSaver:
@@ -57,58 +49,45 @@ class BlockingSaver:
         survey = self._surveyor.survey(ranks, state, f"{self._storage.name}/{folder} at step {lineage.step}")
         plan = plan_checkpoint(survey.agreement, self._options, survey.first_replica)
         values = run_on_all_ranks(ranks, lambda: value_fields(survey.values, survey.agreement.reporters, ranks.rank))
-        with ExitStack() as in_flight:
-            attempt = self._begin(ranks, in_flight, folder, plan, lineage)
-            try:
-                reports = self._write(ranks, attempt, survey)
-                self._commit(ranks, attempt, reports, values)
-            except BaseException:
-                if ranks.rank == 0:
-                    self._storage.discard(attempt.name)
-                raise
+        with self._attempt(ranks, folder, plan, lineage) as attempt:
+            reports = self._write(ranks, attempt, plan, survey)
+            self._commit(ranks, attempt, plan, lineage, reports, values)
         checkpoint = self._open(ranks, folder)
         self._surveyor.warn(ranks)
         return checkpoint
 
-    def _begin(
-        self, ranks: Ranks, in_flight: ExitStack, folder: str, plan: CheckpointPlan, lineage: Lineage
-    ) -> Attempt:
-        """Create the attempt's folder and files on rank 0; the other ranks receive its name."""
-        name = new_attempt()
+    def _attempt(
+        self, ranks: Ranks, folder: str, plan: CheckpointPlan, lineage: Lineage
+    ) -> AbstractContextManager[Attempt]:
+        """Create the attempt's folder and files on rank 0; a failure discards them."""
+        storage = self._storage
+        files = [(file.name, file.size) for file in plan.save.files]
+        started = SaveStarted(lineage.step, ranks.world, sum(size for _, size in files))
+        return collective_attempt(ranks, storage, folder, files, started, lambda: check_replaceable(storage, folder))
 
-        def create() -> str | None:
-            if ranks.rank:
-                return None
-            files = [(file.name, file.size) for file in plan.save.files]
-            if isinstance(self._storage, SharedStorage):
-                begun = {"step": lineage.step, "world": ranks.world, "bytes": sum(size for _, size in files)}
-                in_flight.enter_context(shown(self._storage, name, begun))
-            begin(self._storage, name, folder, files)
-            return name
-
-        try:
-            return Attempt(str(run_on_all_ranks(ranks, create)[0]), folder, plan, lineage)
-        except BaseException:
-            if ranks.rank == 0:
-                self._storage.discard(name)
-            raise
-
-    def _write(self, ranks: Ranks, attempt: Attempt, survey: Survey) -> list[BlockReport]:
+    def _write(self, ranks: Ranks, attempt: Attempt, plan: CheckpointPlan, survey: Survey) -> list[BlockReport]:
         """Write this rank's blocks; return the reports of all ranks."""
         from holdfast.adapters.saving.live_sources import LiveSources
 
-        sources = LiveSources(survey.collected.by_name(), attempt.plan.group_of)
-        return write_blocks(attempt.plan.save, ranks, self._storage, attempt.name, sources)
+        return write_blocks(plan.save, ranks, attempt, LiveSources(survey.collected.by_name(), plan.group_of))
 
-    def _commit(self, ranks: Ranks, attempt: Attempt, reports: list[BlockReport], values: list[dict[str, Any]]) -> None:
+    def _commit(
+        self,
+        ranks: Ranks,
+        attempt: Attempt,
+        plan: CheckpointPlan,
+        lineage: Lineage,
+        reports: list[BlockReport],
+        values: list[dict[str, Any]],
+    ) -> None:
         """Write the manifest on rank 0 and rename the attempt: from then on the checkpoint exists."""
-        commit = attempt.plan.commit(self._options.block_bytes)
-        manifest, small = commit.manifest(attempt.name, attempt.lineage, reports, values)
+        commit = plan.commit(self._options.block_bytes)
+        manifest, small = commit.manifest(attempt.name, lineage, reports, values)
 
         def publish_attempt() -> None:
             if ranks.rank == 0:
-                drop_travel_files(attempt.plan.save, self._storage, attempt.name)
-                publish(self._storage, attempt.name, attempt.folder, manifest, small)
+                drop_travel_files(plan.save, attempt)
+                publish(attempt, manifest, small)
 
         run_on_all_ranks(ranks, publish_attempt)
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from holdfast.checkpoint.checkpoint import Checkpoint
 from holdfast.checkpoint.run_identity import RunKey
-from holdfast.core.errors import HoldfastError, PeerFailed, error_from_record
+from holdfast.core.errors import HoldfastError, PeerFailed
 from holdfast.core.events import Event, Listener
 from holdfast.core.ranks import Ranks
 from holdfast.core.warnings import PendingWarnings
@@ -23,9 +23,9 @@ from holdfast.engine.save_handle import SaveHandle
 from holdfast.engine.state_machine import StateMachine
 from holdfast.storage.base import SharedStorage
 from holdfast.writer.arena_card import card_path
-from holdfast.writer.client import Message, WriterEnd
-from holdfast.writer.coordinator import Order
-from holdfast.writer.dead_writer import StandIn
+from holdfast.writer.client import WriterClient
+from holdfast.writer.dead_writer import DeadWriterProxy
+from holdfast.writer.messages import AssignJob, Failure, Outcome, Report, SaveEnded, SaveOrder, WriterEvent, WriterGone
 
 if TYPE_CHECKING:
     from holdfast.capture.arena import RankArena
@@ -71,7 +71,7 @@ class Cargo:
 class Flight:
     """One save in flight; its handle is done once the state is final."""
 
-    def __init__(self, order: Order, handle: SaveHandle, cargo: Cargo, started: float) -> None:
+    def __init__(self, order: SaveOrder, handle: SaveHandle, cargo: Cargo, started: float) -> None:
         self.order = order
         self.handle = handle
         self.cargo = cargo
@@ -100,9 +100,9 @@ class FlightControl:
         self._warnings = session.warnings
         self._rank = ranks.rank
         self._arena = arena
-        self._stand_in = StandIn(session.storage, ranks.rank, ranks.world)
+        self._dead_writer = DeadWriterProxy(session.storage, ranks.rank, ranks.world)
         self._flight: Flight | None = None
-        self.writer: WriterEnd | None = None
+        self.writer: WriterClient | None = None
         self.last_published: int | None = None
 
     @property
@@ -121,7 +121,7 @@ class FlightControl:
         """Start a writer process unless one is alive; return True if it is new and knows no plan."""
         if self.writer is not None and self.writer.alive():
             return False
-        self.writer = WriterEnd(self._receive)
+        self.writer = WriterClient(self._receive)
         self.name_arena(self._arena.path)
         return True
 
@@ -129,18 +129,18 @@ class FlightControl:
         """Name the arena to the writer, which deletes it if this process dies before the first save."""
         if self.writer is not None and path is not None:
             with contextlib.suppress(HoldfastError):  # the next save replaces a dead writer
-                self.writer.arena(path)
+                self.writer.add_arena(path)
 
-    def send_plan(self, fields: Mapping[str, Any]) -> None:
-        """Give the plan to the writer, a new one if the writer is dead; raises PeerFailed if it dies."""
+    def assign(self, assignment: AssignJob) -> None:
+        """Give a job to the writer, a new one if the writer is dead; raises PeerFailed if it dies."""
         self.ensure_writer()
         assert self.writer is not None
-        self.writer.plan(fields)
+        self.writer.assign(assignment)
 
     def launch(self, flight: Flight) -> None:
         """Make a save the one in flight, and give the order to the writer; raises PeerFailed if it is dead."""
         self._flight = flight
-        self._stand_in.sweep()
+        self._dead_writer.sweep()
         self._arena.invalidate()
         assert self.writer is not None
         self.writer.order(flight.order)
@@ -166,7 +166,7 @@ class FlightControl:
             assert self.writer is not None
             self.writer.abandon(flight.order.attempt, failure)
         except (HoldfastError, AssertionError):
-            self._stand_in.speak(flight.order, failure)
+            self._dead_writer.report(flight.order, failure)
         self._fail(flight, failure)
 
     def expire(self, deadline_s: float) -> None:
@@ -179,25 +179,25 @@ class FlightControl:
         self._arena.release()
         self._fail(flight, PeerFailed(f"step {flight.step} was not written within {deadline_s:.0f} s"))
 
-    def _receive(self, end: WriterEnd, message: Message) -> None:
-        """Handle a message of the writer, on the thread that listens to it. A replaced writer is ignored."""
+    def _receive(self, writer: WriterClient, report: Report) -> None:
+        """Handle a report of the writer, on the thread that listens to it. A replaced writer is ignored."""
         flight = self._flight
-        if end is not self.writer:
+        if writer is not self.writer:
             return
-        if message["tell"] == "event":
-            self._listener(Event(**message["event"]))
-        elif message["tell"] == "outcome" and flight is not None and message["attempt"] == flight.order.attempt:
-            self._conclude(flight, message["outcome"]["error"], kept=message["kept"])
-        elif message["tell"] == "gone" and flight is not None and not flight.handle.done():
-            self.abandon(flight, PeerFailed(f"the writer process died: {message['why']}"))
+        if isinstance(report, WriterEvent):
+            self._listener(report.event)
+        elif isinstance(report, SaveEnded) and flight is not None and report.attempt == flight.order.attempt:
+            self._conclude(flight, report.outcome, kept=report.kept)
+        elif isinstance(report, WriterGone) and flight is not None and not flight.handle.done():
+            self.abandon(flight, PeerFailed(f"the writer process died: {report.why}"))
 
-    def _conclude(self, flight: Flight, error: list[str] | None, *, kept: bool) -> None:
+    def _conclude(self, flight: Flight, outcome: Outcome, *, kept: bool) -> None:
         """Commit the handle, or fail it with the writer's error."""
-        if error is not None:
-            name, message = error
+        if outcome.failure is not None:
+            message = outcome.failure.message
             if kept and self._arena.path is not None:
                 message = f"{message}; {self._how_to_free(self._arena.path, self._arena.size)}"
-            self._fail(flight, error_from_record([name, message]))
+            self._fail(flight, Failure(outcome.failure.kind, message).error())
             return
         if not flight.move(FlightState.COMMITTED):
             return
@@ -243,7 +243,7 @@ class FlightControl:
 
     def close(self, timeout_s: float, sweep_s: float, *, finished: bool, keep: bool) -> None:
         """Free the arena, leave it to a writer at work, or `keep` it for the next start if it was not written."""
-        self._stand_in.sweep(sweep_s)
+        self._dead_writer.sweep(sweep_s)
         kept = self._arena.close(timeout_s, leave=not finished, keep=keep)
         if kept is not None and finished and not self._warnings.mentions(kept[0]):
             self._warnings.add(self._how_to_free(*kept))

@@ -18,6 +18,7 @@ from holdfast.engine.options import BackgroundOptions, SaveOptions
 from holdfast.engine.rank_plan import RankPlan, forecast_arena_bytes, plan_rank
 from holdfast.engine.state_machine import StateMachine
 from holdfast.engine.survey import Surveyor
+from holdfast.writer.messages import AssignJob
 
 if TYPE_CHECKING:
     import torch
@@ -227,23 +228,17 @@ class Planner:
         answers = run_on_all_ranks(ranks, require_arena)
         if len({digest for _, digest in answers}) != 1:
             raise LayoutError("the ranks made different plans of one layout")
-        fields = self._writer_plan(plan, {rank: answers[rank][0] for rank in plan.neighbours})
-        run_on_all_ranks(ranks, lambda: self._flights.send_plan(fields))
+        assignment = self._assignment(plan, {rank: answers[rank][0] for rank in plan.neighbours})
+        run_on_all_ranks(ranks, lambda: self._flights.assign(assignment))
         spans = [(source.span, source.device) for source in plan.sources]
         targets = CopyTargets.lay_out(memory[0], spans, self._capturer.copier.stream)
         self._move(PlanState.READY, plan, ReadyPlan(plan, targets))
 
-    def _writer_plan(self, plan: RankPlan, arenas: Mapping[int, str]) -> dict[str, Any]:
-        """Return the plan as the writer receives it; `arenas` are the paths of this host's arenas, by rank."""
+    def _assignment(self, plan: RankPlan, arenas: Mapping[int, str]) -> AssignJob:
+        """Return the message that gives the writer its job; `arenas` are the paths of this host's arenas, by rank."""
         threads = self._background.writer_threads or max(1, min(8, (os.cpu_count() or 1) // len(arenas)))
-        return {
-            "storage": self._session.storage.address,
-            "job": plan.job.fields(),
-            "commit": plan.commit.fields() if plan.commit else None,
-            "arenas": {str(rank): path for rank, path in arenas.items()},
-            "threads": threads,
-            "root": self._session.run.card_key,
-        }
+        session = self._session
+        return AssignJob(session.storage.address, plan.job, plan.commit, arenas, threads, session.run.card_key)
 
     def _emit(self, name: str, **fields: Any) -> None:
         self._session.listener(Event(name, None, self._rank, **fields))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import queue
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,15 +13,16 @@ from holdfast.checkpoint import retention
 from holdfast.checkpoint.catalog import Catalog, Committed, is_left, living_steps
 from holdfast.checkpoint.lineage import Lineage
 from holdfast.checkpoint.retention_index import RetentionIndex
-from holdfast.core.errors import HoldfastError, PeerFailed, error_from_record
+from holdfast.core.errors import HoldfastError, PeerFailed
 from holdfast.core.ranks import Ranks, run_on_all_ranks
 from holdfast.format.names import step_folder
 from holdfast.storage.base import SharedStorage, Tracked
 from holdfast.writer import startup_cleanup
-from holdfast.writer.arena_card import Card
-from holdfast.writer.client import Message, WriterEnd
-from holdfast.writer.coordinator import Order
-from holdfast.writer.processes import Process
+from holdfast.writer.arena_card import Card, captured_sets
+from holdfast.writer.arena_owner import Process, trainers
+from holdfast.writer.client import WriterClient
+from holdfast.writer.earlier_writers import wait_for_writers
+from holdfast.writer.messages import AssignJob, Report, SaveEnded, SaveOrder, WriterEvent, WriterGone
 
 _OF_DEADLINE = 0.8  # the writing rank gives up before the other ranks stop waiting for it
 _LEAVE_S = 1.0
@@ -65,10 +66,10 @@ class CapturedSet:
         job = cards[0].job
         return CapturedSet(
             attempt,
-            Lineage.from_fields(cards[0].lineage),
-            job["plan"],
-            job["world"],
-            job["hosts"],
+            cards[0].lineage,
+            job.plan,
+            job.world,
+            job.hosts,
             tuple(card.rank for card in cards),
             tuple(card.arena for card in cards),
         )
@@ -135,11 +136,7 @@ class Leftovers:
 
         def wait() -> None:
             first = ranks.rank == 0
-            dead.update(
-                startup_cleanup.wait_for_writers(
-                    self._storage, self._run, self._deadline_s, silence_s, look_at_storage=first
-                )
-            )
+            dead.update(wait_for_writers(self._storage, self._run, self._deadline_s, silence_s, look_at_storage=first))
 
         run_on_all_ranks(ranks, wait)
         waited_s = time.monotonic() - started
@@ -152,7 +149,7 @@ class Leftovers:
                 return Cleaned(len(removed), waited_s, (), ()).fields()
             kept = {arena for found in captured.values() for arena in found.arenas}
             startup_cleanup.clean_arenas(self._run, kept.__contains__)
-            strangers = startup_cleanup.trainers(self._run) - processes
+            strangers = trainers(self._run) - processes
             older = startup_cleanup.older_arenas(self._storage)
             return Cleaned(len(removed), waited_s, tuple(sorted(map(str, strangers))), tuple(older)).fields()
 
@@ -167,11 +164,11 @@ class Leftovers:
     def _meet(self, ranks: Ranks) -> set[Process]:
         """Learn which ranks share a host, and return the processes of all ranks."""
         own = Process.current()
-        known_ranks: list[list[Any]] = run_on_all_ranks(ranks, lambda: [ranks.host(), own.number, own.space])
+        known_ranks: list[list[Any]] = run_on_all_ranks(ranks, lambda: [ranks.host(), own.pid, own.namespace])
         hosts = [host for host, _, _ in known_ranks]
         self._leads = hosts.index(hosts[ranks.rank]) == ranks.rank
         self._hosts = len(set(hosts))
-        return {Process(number, space) for _, number, space in known_ranks}
+        return {Process(pid, namespace) for _, pid, namespace in known_ranks}
 
     def _clean_storage(self, dead: Collection[str]) -> list[str]:
         """Remove dead attempts, and finish removals and renames that were interrupted."""
@@ -203,7 +200,7 @@ class Leftovers:
         if not newer:
             return None
         newest = max(newer, key=lambda found: (found.is_whole, found.lineage.step))
-        cards = startup_cleanup.captured_sets(self._run).get(newest.attempt, [])
+        cards = captured_sets(self._run).get(newest.attempt, [])
         is_here = ranks.all_max([-len(cards)])[0] == -newest.world
         return Captured(newest.attempt, newest.lineage, newest.plan, cards, is_here, newest.is_whole)
 
@@ -215,8 +212,8 @@ class Leftovers:
                 return []
             return [
                 CapturedSet.of(attempt, cards).fields()
-                for attempt, cards in startup_cleanup.captured_sets(self._run).items()
-                if {int(rank) for card in cards for rank in card.job["arena_bytes"]} == {card.rank for card in cards}
+                for attempt, cards in captured_sets(self._run).items()
+                if {rank for card in cards for rank in card.job.arena_bytes} == {card.rank for card in cards}
             ]
 
         merged: dict[str, CapturedSet] = {}
@@ -230,7 +227,7 @@ class Leftovers:
     def adopt(self, ranks: Ranks, captured: Captured, threads: int, silence_s: float) -> None:
         """Write a captured state that is spread over hosts, from their memory; every rank returns or raises alike."""
         deadline_s = self._deadline_s * _OF_DEADLINE
-        order = Order(
+        order = SaveOrder(
             captured.attempt,
             step_folder(captured.step),
             captured.lineage,
@@ -280,43 +277,37 @@ def _is_newer(lineage: Lineage, living: Iterable[Committed]) -> bool:
     return all(step < (lineage.step or 0) and step <= (parent or 0) for step in others)
 
 
-def _write(address: str, order: Order, cards: list[Card], threads: int) -> None:
+def _write(address: str, order: SaveOrder, cards: list[Card], threads: int) -> None:
     """Have writer processes do the jobs of the cards again, each block checked against its digest."""
-    outcomes: queue.Queue[Message] = queue.Queue()
+    outcomes: queue.Queue[SaveEnded | WriterGone] = queue.Queue()
 
-    def hear(end: WriterEnd, message: Message) -> None:
-        if message["tell"] in ("outcome", "gone"):
-            outcomes.put(message)
+    def hear(end: WriterClient, report: Report) -> None:
+        if not isinstance(report, WriterEvent):
+            outcomes.put(report)
 
-    writers = [WriterEnd(hear) for _ in cards]
+    writers = [WriterClient(hear) for _ in cards]
     try:
         for writer, card in zip(writers, cards, strict=True):
-            writer.plan(_plan(address, card, cards, max(1, threads // len(cards))))
+            writer.assign(_assignment(address, card, cards, max(1, threads // len(cards))))
             writer.order(order)
             writer.captured(order.attempt, card.values)
         end = time.monotonic() + order.deadline_s
         for _ in cards:
             try:
-                message = outcomes.get(timeout=max(0.0, end - time.monotonic()))
+                report = outcomes.get(timeout=max(0.0, end - time.monotonic()))
             except queue.Empty:
                 raise PeerFailed(f"step {order.step} was not written within {order.deadline_s:.0f} s") from None
-            if message["tell"] == "gone":
-                raise PeerFailed(f"the writer process died: {message['why']}")
-            if message["outcome"]["error"] is not None:
-                raise error_from_record(list(message["outcome"]["error"]))
+            if isinstance(report, WriterGone):
+                raise PeerFailed(f"the writer process died: {report.why}")
+            if report.outcome.failure is not None:
+                raise report.outcome.failure.error()
     finally:
         for writer in writers:
             writer.close(_LEAVE_S)  # one that has not left by then does so by itself
 
 
-def _plan(address: str, card: Card, cards: list[Card], threads: int) -> Mapping[str, Any]:
-    return {
-        "storage": address,
-        "job": card.job,
-        "commit": card.commit,
-        "arenas": {str(other.rank): other.arena for other in cards},
-        "threads": threads,
-        "reports": card.reports,
-        "arena_digest": card.arena_digest,
-        "root": card.root,
-    }
+def _assignment(address: str, card: Card, cards: list[Card], threads: int) -> AssignJob:
+    arenas = {other.rank: other.arena for other in cards}
+    return AssignJob(
+        address, card.job, card.commit, arenas, threads, card.root, reports=card.reports, arena_digest=card.arena_digest
+    )

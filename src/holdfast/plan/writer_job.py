@@ -105,11 +105,19 @@ class BlockJob:
 
 @dataclass(frozen=True, slots=True)
 class TravelJob:
-    """A file with what this rank gives to the writers of another host."""
+    """A file with the bytes that this rank passes to the writers of another host."""
 
     host: int
     size: int
     copies: tuple[Copy, ...]
+
+    def fields(self) -> list[Any]:
+        return [self.host, self.size, [copy.fields() for copy in self.copies]]
+
+    @staticmethod
+    def from_fields(fields: Sequence[Any]) -> TravelJob:
+        host, size, copies = fields
+        return TravelJob(host, size, tuple(map(Copy.from_fields, copies)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +155,7 @@ class WriterJob:
             "hosts": self.hosts,
             "arena_bytes": {str(rank): size for rank, size in self.arena_bytes.items()},
             "blocks": [block.fields() for block in self.blocks],
-            "travel": [[t.host, t.size, [copy.fields() for copy in t.copies]] for t in self.travel],
+            "travel": [travel.fields() for travel in self.travel],
         }
 
     @staticmethod
@@ -160,9 +168,7 @@ class WriterJob:
             hosts=fields["hosts"],
             arena_bytes={int(rank): size for rank, size in fields["arena_bytes"].items()},
             blocks=tuple(map(BlockJob.from_fields, fields["blocks"])),
-            travel=tuple(
-                TravelJob(host, size, tuple(map(Copy.from_fields, copies))) for host, size, copies in fields["travel"]
-            ),
+            travel=tuple(map(TravelJob.from_fields, fields["travel"])),
         )
 
 
@@ -228,9 +234,16 @@ def _joined(hulls: list[tuple[int, int]]) -> Iterator[tuple[int, int]]:
         yield begin, end
 
 
+_TRAVEL = "travel-"
+
+
 def travel_file(rank: int, host: int) -> str:
     """Return the name of the file in which `rank` passes bytes to the writers of `host`."""
-    return f"travel-{rank}-{host}"
+    return f"{_TRAVEL}{rank}-{host}"
+
+
+def is_travel_file(name: str) -> bool:
+    return name.startswith(_TRAVEL)
 
 
 def writer_job(plan: SavePlan, digest: str, rank: int, arenas: Mapping[int, ArenaLayout]) -> WriterJob:

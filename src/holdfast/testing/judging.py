@@ -21,8 +21,9 @@ from holdfast.engine.recovery import Leftovers
 from holdfast.engine.restore import RestoreRequest, restore_stored
 from holdfast.format.names import step_folder
 from holdfast.storage.local import LocalStorage
-from holdfast.writer import startup_cleanup
+from holdfast.writer.earlier_writers import dead_attempts
 from holdfast.writer.in_flight import saves_in_flight
+from holdfast.writer.startup_cleanup import clean_storage
 
 _DEADLINE_S = 30.0
 _SILENCE_S = 0.005  # no other process works in a generated state
@@ -112,11 +113,11 @@ def _list(storage: LocalStorage) -> None:
 
 
 def _find_dead(storage: LocalStorage) -> set[str]:
-    return startup_cleanup.dead_attempts(storage, _SILENCE_S)
+    return dead_attempts(storage, _SILENCE_S)
 
 
 def _collect(storage: LocalStorage) -> None:
     """Do what `holdfast gc` does."""
-    startup_cleanup.clean_storage(storage, _find_dead(storage))
+    clean_storage(storage, _find_dead(storage))
     retention.apply(storage, None)
     storage.sweep()

@@ -1,7 +1,7 @@
-"""The memory tier: arenas that survived their trainers, read as the checkpoint they were to become.
+"""The memory tier: arenas that survived their trainers, read as the checkpoint that they were captured for.
 
-Files are put together from the arenas as they are read; every block has its digest in the
-cards, so what was changed in memory since is found like damage on a disk.
+Files are assembled from the arenas as they are read. Every block has its digest in the cards, so
+a change of memory since is found like damage on a disk.
 """
 
 from __future__ import annotations
@@ -13,19 +13,17 @@ from typing import Self
 import numpy as np
 
 from holdfast.checkpoint.checkpoint import Checkpoint
-from holdfast.checkpoint.commit import BlockReport, Commit
-from holdfast.checkpoint.lineage import Lineage
 from holdfast.checkpoint.shared_memory import Arena, sealed_attempt
 from holdfast.core.errors import Damaged, NotFound
 from holdfast.format.manifest import encode_manifest
 from holdfast.format.names import MANIFEST, step_folder
-from holdfast.plan.writer_job import BlockJob, WriterJob
+from holdfast.plan.writer_job import BlockJob
 from holdfast.writer.arena_card import Card
 from holdfast.writer.gather import Bytes, Gatherer
 
 
 class CapturedFile:
-    """A tensor file that exists only as blocks to be gathered."""
+    """A tensor file that exists only as blocks of arenas."""
 
     mappable = False
 
@@ -62,12 +60,12 @@ class CapturedFile:
         return self._last[1]
 
     def close(self) -> None:
-        """Let go of the last block."""
+        """Free the last block."""
         self._last = None
 
 
 class SmallFile:
-    """A file that is known whole."""
+    """A file whose bytes are in this process."""
 
     mappable = False
 
@@ -84,36 +82,31 @@ class SmallFile:
             offset += buffer.nbytes
 
     def close(self) -> None:
-        """Nothing is held open."""
+        """Do nothing: no file is open."""
 
 
 class CapturedStorage:
-    """One folder, the step that the arenas hold. It is only read."""
+    """A read-only storage with one folder: the step that the arenas hold."""
 
     name = "the memory of this host"
 
     def __init__(self, cards: Sequence[Card]) -> None:
-        jobs = [WriterJob.from_fields(card.job) for card in cards]
         commit = next((card.commit for card in cards if card.commit is not None), None)
         if commit is None:
-            raise Damaged("the arenas of this host do not say what they hold")
-        arenas = {
-            card.rank: Arena(card.arena, job.arena_bytes[card.rank], writable=False).bytes
-            for card, job in zip(cards, jobs, strict=True)
-        }
+            raise Damaged("the arenas of this host lack the card of rank 0, which describes them")
+        arenas = {card.rank: Arena(card.arena, card.job.arena_bytes[card.rank], writable=False).bytes for card in cards}
         if any(sealed_attempt(memory) != cards[0].attempt for memory in arenas.values()):
             raise Damaged("an arena of this host was filled anew since its card was written")
-        reports = [BlockReport(*report) for card in cards for report in card.reports]
+        reports = [report for card in cards for report in card.reports]
         values = [card.values for card in cards]
         first = cards[0]
-        lineage = Lineage.from_fields(first.lineage)
-        manifest, small = Commit.from_fields(commit).manifest(first.attempt, lineage, reports, values)
+        manifest, small = commit.manifest(first.attempt, first.lineage, reports, values)
         self.folder = step_folder(first.step)
         self._small = {**small, MANIFEST: encode_manifest(manifest)}
         self._arenas = arenas
         self._blocks: dict[str, list[BlockJob]] = {}
-        for job in jobs:
-            for block in job.blocks:
+        for card in cards:
+            for block in card.job.blocks:
                 self._blocks.setdefault(block.file, []).append(block)
 
     def pin(self, folder: str) -> Self:
@@ -123,7 +116,7 @@ class CapturedStorage:
         return self
 
     def release(self) -> None:
-        """Nobody takes the arenas away while this run lives."""
+        """Do nothing: no process deletes the arenas while this run lives."""
 
     def open(self, name: str) -> CapturedFile | SmallFile:
         if name in self._blocks:
@@ -140,6 +133,6 @@ class CapturedStorage:
 
 
 def captured_checkpoint(cards: Sequence[Card]) -> Checkpoint:
-    """The checkpoint that the arenas of these cards hold; raises Damaged if they hold none."""
+    """Open the checkpoint that the arenas of these cards hold; raises Damaged if they hold none."""
     storage = CapturedStorage(cards)
     return Checkpoint(storage, storage.folder)

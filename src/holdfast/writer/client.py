@@ -1,9 +1,8 @@
-"""The trainer's end of its writer process: start it, give it orders, hear of outcomes."""
+"""The trainer's end of its writer process: start the process, send commands, receive reports."""
 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import socket
 import struct
@@ -13,21 +12,32 @@ import tempfile
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from holdfast.core.errors import HoldfastError, PeerFailed, error_record
-from holdfast.writer.coordinator import Order
+from holdfast.core.errors import HoldfastError, PeerFailed
+from holdfast.writer.messages import (
+    AbandonSave,
+    AddArena,
+    AssignJob,
+    CaptureDone,
+    CloseWriter,
+    Command,
+    Failure,
+    Report,
+    SaveOrder,
+    Values,
+    WriterGone,
+    decode_report,
+    encode_command,
+)
 
 _PACKAGE_ROOT = str(Path(__file__).resolve().parents[2])
 _START = "import sys; sys.path.insert(0, sys.argv[1]); from {} import main; main(int(sys.argv[2]), *sys.argv[3:])"
 
 _SEND_S = 10
-_WORDS_BYTES = 2000
-
-Message = Mapping[str, Any]
+_STDERR_BYTES = 2000
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +55,7 @@ _program = WriterProgram()
 def writers_running(program: WriterProgram) -> Iterator[None]:
     """Start another program as the writers of this process, for tests of whole runs.
 
-    Only code in this process can ask for it. An environment variable would also reach production jobs.
+    Only code in this process can do so. An environment variable would also reach production jobs.
     """
     global _program  # noqa: PLW0603  (the Checkpointer that starts a writer has no argument for this)
     before, _program = _program, program
@@ -55,20 +65,19 @@ def writers_running(program: WriterProgram) -> Iterator[None]:
         _program = before
 
 
-class WriterEnd:
-    """One writer process as its trainer sees it.
+class WriterClient:
+    """One writer process, as its trainer sees it.
 
-    `hear` is called on a thread of its own with this object and every message, and with {"tell": "gone"} when
-    the process has ended.
+    `on_report` is called on a thread with this object and every report. The last report is WriterGone.
     """
 
-    def __init__(self, hear: Callable[[WriterEnd, Message], None]) -> None:
-        self._hear = hear
+    def __init__(self, on_report: Callable[[WriterClient, Report], None]) -> None:
+        self._on_report = on_report
         self._lock = threading.Lock()
         self._owner = os.getpid()
         self._closing = False
         with tempfile.TemporaryFile() as log:
-            self._log = os.dup(log.fileno())  # it lives as long as this object, closed or not
+            self._log = os.dup(log.fileno())  # open as long as this object exists, closed or not
         weakref.finalize(self, os.close, self._log)
         ours, theirs = socket.socketpair()
         ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", _SEND_S, 0))
@@ -83,7 +92,7 @@ class WriterEnd:
         command = [sys.executable, "-P", "-c", _START.format(program.module), _PACKAGE_ROOT, str(line)]
         environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
         try:
-            # A session of its own: launchers kill process groups. Its output must not keep pipes open.
+            # A new session, because launchers kill process groups. Its output must not keep pipes open.
             return subprocess.Popen(  # noqa: S603  (this interpreter, running this package)
                 [*command, *program.arguments],
                 pass_fds=[line],
@@ -107,68 +116,65 @@ class WriterEnd:
     def alive(self) -> bool:
         return self._process.poll() is None and self._owner == os.getpid()
 
-    def plan(self, fields: Mapping[str, Any]) -> None:
-        """Hand over a job. It may be large, but nothing else is on the line then."""
-        self._send({"do": "plan", "fields": dict(fields)})
+    def assign(self, assignment: AssignJob) -> None:
+        """Send a job. It may be large, but no other command is on its way then."""
+        self._send(assignment)
 
-    def arena(self, path: str) -> None:
-        """Name an arena that the process takes away when it leaves, whether it was ever used or not."""
-        self._send({"do": "arena", "path": path})
+    def add_arena(self, path: str) -> None:
+        """Name an arena that the process deletes when it exits, used or not."""
+        self._send(AddArena(path))
 
-    def order(self, order: Order) -> None:
-        self._send({"do": "order", "order": asdict(order)})
+    def order(self, order: SaveOrder) -> None:
+        self._send(order)
 
-    def captured(self, attempt: str, values: Mapping[str, Any] | bytes) -> None:
-        """Say that all is captured. `values` may be their JSON text already."""
-        text = values if isinstance(values, bytes) else json.dumps(dict(values)).encode()
-        self._write(b'{"do":"captured","attempt":%b,"values":%b}' % (json.dumps(attempt).encode(), text))
+    def captured(self, attempt: str, values: Values | bytes) -> None:
+        """Report a complete capture. `values` may be JSON text already."""
+        self._send(CaptureDone(attempt, values))
 
     def abandon(self, attempt: str, failure: HoldfastError) -> None:
-        self._send({"do": "abandon", "attempt": attempt, "error": error_record(failure)})
+        self._send(AbandonSave(attempt, Failure.of(failure)))
 
-    def _send(self, message: Message) -> None:
-        self._write(json.dumps(message).encode())
-
-    def _write(self, text: bytes) -> None:
+    def _send(self, command: Command) -> None:
+        line = encode_command(command)
         try:
             with self._lock:
-                self._line.sendall(text)
+                self._line.sendall(line)
                 self._line.sendall(b"\n")
         except OSError as error:
-            raise PeerFailed(f"the writer process is gone: {self.last_words()}") from error
+            raise PeerFailed(f"the writer process is gone: {self.exit_reason()}") from error
 
     def _listen(self) -> None:
         with self._line.makefile("rb") as lines:
             try:
-                for text in lines:
-                    self._hear(self, json.loads(text))
+                for line in lines:
+                    self._on_report(self, decode_report(line))
             except (OSError, ValueError):
-                pass  # the line broke in the middle of a word: the same as its end
+                pass  # a line that breaks off is treated as the end
         self._process.wait()
         self._line.close()
-        self._hear(self, {"tell": "gone", "why": self.last_words()})
+        self._on_report(self, WriterGone(self.exit_reason()))
 
-    def last_words(self) -> str:
-        """Why the process ended, as far as it could say."""
+    def exit_reason(self) -> str:
+        """Return the exit code of the process and the last line that it printed."""
         code = self._process.poll()
-        begin = max(0, os.fstat(self._log).st_size - _WORDS_BYTES)
-        text = os.pread(self._log, _WORDS_BYTES, begin).decode(errors="replace").strip().splitlines()
+        begin = max(0, os.fstat(self._log).st_size - _STDERR_BYTES)
+        text = os.pread(self._log, _STDERR_BYTES, begin).decode(errors="replace").strip().splitlines()
         return f"exit code {code}" + (f": {text[-1]}" if text else "")
 
     def kill(self) -> None:
-        """End the process at once: what it is about is not known any more."""
+        """Kill the process, because its state is unknown."""
         if self._owner == os.getpid():
             self._process.kill()
             self._process.wait()
 
     def close(self, timeout_s: float) -> bool:
-        """Ask the process to leave when it is done; False if it has not left in time."""
+        """Ask the process to exit when its work is done; return False if it has not exited in time."""
         if self._owner != os.getpid():
-            return True  # a forked child: the writer is not its own
+            return True  # a forked child does not own the writer
         if not self._closing:
             self._closing = True
-            with contextlib.suppress(PeerFailed):  # it has left already
-                self._send({"do": "close"})
+            with contextlib.suppress(PeerFailed):  # the process has exited already
+                self._send(CloseWriter())
         end = time.monotonic() + timeout_s
         try:
             self._process.wait(max(0.0, timeout_s))

@@ -1,8 +1,9 @@
-"""Gathering: blocks put together from the arenas of a host, and from what other hosts have given."""
+"""Gathering: blocks assembled from the arenas of a host and the travel files of other hosts."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,20 +18,20 @@ Bytes = npt.NDArray[np.uint8]
 
 
 def is_direct(block: BlockJob) -> bool:
-    """Whether a block is runs of bytes that lie ready in arenas, so that no buffer is needed."""
+    """Return whether a block consists of contiguous byte ranges of arenas, so that it needs no buffer."""
     return not block.remote and all(copy.flat for copy in block.local)
 
 
 class Gatherer:
-    """Gathers blocks one after another, through one buffer that is made when it is needed."""
+    """Gathers blocks one after another, through one buffer that is created on demand."""
 
-    def __init__(self, arenas: Mapping[int, Bytes], travelled: Mapping[int, Reader]) -> None:
+    def __init__(self, arenas: Mapping[int, Bytes], travel_files: Mapping[int, Reader]) -> None:
         self._arenas = arenas
-        self._travelled = travelled
+        self._travel_files = travel_files
         self._buffer: Bytes | None = None
 
     def block(self, block: BlockJob) -> list[memoryview]:
-        """The bytes of a block in order, valid until the next call."""
+        """Return the bytes of a block in order, valid until the next call."""
         buffers = self._direct(block) if is_direct(block) else [self._gathered(block)]
         size = sum(buffer.nbytes for buffer in buffers)
         if size != block.size:
@@ -42,7 +43,7 @@ class Gatherer:
         position = len(block.header)
         for copy in sorted(block.local, key=lambda copy: copy.target):
             if copy.target != position:
-                raise HoldfastError(f"{block.file} at {block.offset + position}: nobody gives these bytes")
+                raise HoldfastError(f"{block.file} at {block.offset + position}: no rank provides these bytes")
             buffers.append(self._arenas[copy.source_rank][copy.source : copy.source + copy.bytes].data)
             position += copy.bytes
         return buffers
@@ -55,16 +56,13 @@ class Gatherer:
             copy_bytes(copy, self._arenas[copy.source_rank], self._buffer)
         for copy in block.remote:
             piece = aligned_buffer(copy.bytes)
-            self._travelled[copy.source_rank].read_into(copy.source, [piece.data])
-            moved = Copy(
-                copy.source_rank, 0, copy.target, copy.item, copy.sizes, copy.source_strides, copy.target_strides
-            )
-            copy_bytes(moved, piece, self._buffer)
+            self._travel_files[copy.source_rank].read_into(copy.source, [piece.data])
+            copy_bytes(replace(copy, source=0), piece, self._buffer)
         return self._buffer[: block.size].data
 
 
 def copy_bytes(copy: Copy, source: Bytes, target: Bytes) -> None:
-    """Do one copy between two spans of memory."""
+    """Copy bytes from one array of memory to another."""
     _view(target, copy.target, copy, copy.target_strides)[...] = _view(source, copy.source, copy, copy.source_strides)
 
 

@@ -1,11 +1,11 @@
-"""Mailboxes: how the writers of a save talk, by small files in a folder of the storage.
+"""Mailboxes: the writers of a save communicate through small files in a folder of the storage.
 
-No process group is needed, so trainers may die and writers go on. The notes of an attempt:
-`host` (where rank 0's writer is), `begun` (files are there), `gave-R` (rank R's travel files are
-whole), `status-R` (R is alive), `report-R` (what R wrote, or its error), `outcome` (published or
-not), `seen-R` (R knows it).
+No process group is needed, so writers go on after their trainers die. The notes of an attempt:
+`host` (the host of rank 0's writer), `begun` (the files exist), `gave-R` (rank R's travel files are
+complete), `status-R` (R is alive), `report-R` (the blocks that R wrote, or its error), `outcome`
+(published or not), `seen-R` (R has read the outcome).
 
-Notes are renamed into place and never synced: they speak to processes that are alive. After a
+Notes are renamed into place and never synced: they are for processes that are alive. After a
 power loss one may be empty, torn or full of zeros, so a note that cannot be read counts as absent.
 """
 
@@ -19,29 +19,41 @@ from holdfast.core import limits
 from holdfast.core.errors import Damaged, NotFound, PeerFailed
 from holdfast.format import strictjson
 from holdfast.storage.base import SharedStorage
+from holdfast.writer.messages import Outcome, RankReport, SaveStarted, WriterStatus
 
 _ATTEMPT, _MAIL = ".attempt-", ".mail-"
 _FIRST_POLL_S = 0.002
-_LOOK_S = 2.0
-_LATE_S = 2.0  # for the word of who gave up at the same deadline
+_STATUS_POLL_S = 2.0
+_LATE_S = 2.0  # for the outcome of a coordinator that gave up at the same deadline
 
-HOST, BEGUN, OUTCOME, SEEN = "host", "begun", "outcome", "seen-"
+HOST, BEGUN, OUTCOME = "host", "begun", "outcome"
+_GAVE, _STATUS, _REPORT, _SEEN = "gave-", "status-", "report-", "seen-"
 
 
 def gave(rank: int) -> str:
-    return f"gave-{rank}"
+    return f"{_GAVE}{rank}"
 
 
 def status(rank: int) -> str:
-    return f"status-{rank}"
+    return f"{_STATUS}{rank}"
 
 
 def report(rank: int) -> str:
-    return f"report-{rank}"
+    return f"{_REPORT}{rank}"
 
 
 def seen(rank: int) -> str:
-    return f"{SEEN}{rank}"
+    return f"{_SEEN}{rank}"
+
+
+def statuses(names: Collection[str]) -> list[str]:
+    """Return the names of the status notes."""
+    return sorted(name for name in names if name.startswith(_STATUS))
+
+
+def reports(names: Collection[str]) -> list[str]:
+    """Return the names of the report notes."""
+    return sorted(name for name in names if name.startswith(_REPORT))
 
 
 def mail_folder(attempt: str) -> str:
@@ -49,7 +61,7 @@ def mail_folder(attempt: str) -> str:
 
 
 def attempt_of(folder: str) -> str | None:
-    """The attempt of a mailbox's folder, None for other folders."""
+    """Return the attempt of a mailbox's folder, None for other folders."""
     return _ATTEMPT + folder.removeprefix(_MAIL) if folder.startswith(_MAIL) else None
 
 
@@ -64,8 +76,29 @@ class Mailbox:
     def make(self) -> None:
         self._storage.begin(self.folder)
 
-    def post(self, name: str, value: Any) -> None:
-        self._storage.note(self.folder, name, strictjson.dumps(value))
+    def post_host(self, host: str) -> None:
+        self._post(HOST, strictjson.dumps(host))
+
+    def post_begun(self, begun: SaveStarted) -> None:
+        self._post(BEGUN, begun.note())
+
+    def post_status(self, rank: int, writer: WriterStatus) -> None:
+        self._post(status(rank), writer.note())
+
+    def post_gave(self, rank: int, plan: str) -> None:
+        self._post(gave(rank), strictjson.dumps(plan))
+
+    def post_report(self, rank: int, written: RankReport) -> None:
+        self._post(report(rank), written.note())
+
+    def post_outcome(self, outcome: Outcome) -> None:
+        self._post(OUTCOME, outcome.note())
+
+    def post_seen(self, rank: int) -> None:
+        self._post(seen(rank), strictjson.dumps(True))
+
+    def _post(self, name: str, note: bytes) -> None:
+        self._storage.note(self.folder, name, note)
 
     def names(self) -> set[str]:
         try:
@@ -74,55 +107,41 @@ class Mailbox:
             return set()
 
     def read(self, name: str) -> Any | None:
-        """Return the value of a note, None if there is no note that can be read."""
+        """Return the JSON value of a note, None if there is no note that can be read."""
         try:
             data = self._storage.read(self.folder, name, limits.JSON_BYTES)
             return strictjson.loads(data, f"{self.folder}/{name}")
         except (NotFound, Damaged):
             return None
 
-    def fields(self, name: str) -> dict[str, Any] | None:
-        """Return the fields of a note, None if there is no note with fields."""
-        value = self.read(name)
-        return value if isinstance(value, dict) else None
-
     def host(self) -> str | None:
-        """Return the host of rank 0's writer, None if that is not known."""
+        """Return the host of rank 0's writer, None if it is unknown."""
         value = self.read(HOST)
         return value if isinstance(value, str) and value else None
 
-    def report_of(self, rank: int) -> dict[str, Any] | None:
-        """Return a rank's report: its plan with its blocks and values, or with its error."""
-        found = self.fields(report(rank))
-        if found is None or not isinstance(found.get("plan"), str):
-            return None
-        if found.get("error"):
-            return found if _is_error(found["error"]) else None
-        whole = isinstance(found.get("blocks"), list) and isinstance(found.get("values"), dict)
-        return found if whole else None
+    def begun(self) -> SaveStarted | None:
+        return SaveStarted.decode(self.read(BEGUN))
 
-    def outcome(self) -> dict[str, Any] | None:
-        """Return how the save ended: its "error", None if it was published."""
-        found = self.fields(OUTCOME)
-        if found is None or "error" not in found:
-            return None
-        return found if found["error"] is None or _is_error(found["error"]) else None
+    def report_of(self, rank: int) -> RankReport | None:
+        return RankReport.decode(self.read(report(rank)))
+
+    def outcome(self) -> Outcome | None:
+        return Outcome.decode(self.read(OUTCOME))
+
+    def count_seen(self) -> int:
+        """Return how many ranks have read the outcome."""
+        return sum(name.startswith(_SEEN) for name in self.names())
 
     def discard(self) -> None:
         self._storage.discard(self.folder)
 
 
-def _is_error(record: Any) -> bool:
-    """Return whether a value is an error as `error_record` writes it."""
-    return isinstance(record, list) and len(record) == 2 and all(isinstance(text, str) for text in record)
-
-
 class Watch:
-    """Waits for notes, with a deadline, and notices writers that have fallen silent.
+    """Waits for notes, with a deadline, and notices silent writers.
 
-    A writer renews its status every second or so. What counts is that the note changes, by
-    this process's own clock, so that the clocks of hosts need not agree. The deadline counts from
-    when the save `began`, whatever was waited for before; who comes late looks for a moment all the same.
+    A writer renews its status about every second. A status counts as new if the note changed since
+    this process last read it, so the clocks of hosts need not agree. The deadline counts from when
+    the save `began`. A rank that starts to wait after the deadline still waits for a moment.
     """
 
     def __init__(self, mailbox: Mailbox, deadline_s: float, silence_s: float, began: float | None = None) -> None:
@@ -132,14 +151,14 @@ class Watch:
         self._deadline_s = deadline_s
         self._silence_s = silence_s
         self._heard: dict[int, tuple[Any, float]] = {}
-        self._look_at = time.monotonic() + _LOOK_S
+        self._check_at = time.monotonic() + _STATUS_POLL_S
 
     def wait(
         self, done: Callable[[set[str]], bool], waited_for: Callable[[set[str]], Collection[int]], what: str
     ) -> None:
-        """Return once `done` of the notes that are there; raises PeerFailed at the deadline.
+        """Wait until `done` is true for the names of the notes; raises PeerFailed at the deadline.
 
-        `waited_for` says which ranks have to do something yet: if one is silent, they are not waited for.
+        `waited_for` returns the ranks that still have work to do. If one falls silent, PeerFailed is raised early.
         """
         pause = _FIRST_POLL_S
         while True:
@@ -151,19 +170,19 @@ class Watch:
             pause = min(pause * 1.5, self._mailbox.poll_s)
 
     def check(self, waited_for: Collection[int], what: str) -> None:
-        """Raise PeerFailed at the deadline, or if a rank that is waited for has fallen silent."""
+        """Raise PeerFailed at the deadline, or if one of the ranks has fallen silent."""
         now = time.monotonic()
         if now > self._end:
             raise PeerFailed(f"waiting for {what}: not there after {self._deadline_s:.0f} s")
-        if now > self._look_at:
-            self._look_at = now + _LOOK_S
-            self._listen(waited_for, now, what)
+        if now > self._check_at:
+            self._check_at = now + _STATUS_POLL_S
+            self._check_silence(waited_for, now, what)
 
-    def _listen(self, ranks: Collection[int], now: float, what: str) -> None:
+    def _check_silence(self, ranks: Collection[int], now: float, what: str) -> None:
         for rank in ranks:
-            text = self._mailbox.read(status(rank))
+            note = self._mailbox.read(status(rank))
             known, since = self._heard.get(rank, (None, now))
-            if text != known or rank not in self._heard:
-                self._heard[rank] = (text, now)
+            if note != known or rank not in self._heard:
+                self._heard[rank] = (note, now)
             elif now - since > self._silence_s:
                 raise PeerFailed(f"waiting for {what}: the writer of rank {rank} is silent for {now - since:.0f} s")

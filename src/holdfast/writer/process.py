@@ -1,21 +1,19 @@
-"""The writer process: one per rank, without torch. Takes orders from its trainer, and outlives it.
+"""The writer process: one per rank, without torch. It takes commands from its trainer, and outlives it.
 
-It maps the arenas of its host, gathers, digests and writes the blocks it owns, and reports
-through the storage. When its trainer is gone, it finishes what was captured and leaves.
+It maps the arenas of its host, gathers, digests and writes the blocks that it owns, and reports
+through the storage. When its trainer is gone, it finishes what was captured and exits.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import select
 import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
 
 from holdfast.checkpoint.shared_memory import unlink_file
 from holdfast.core.errors import HoldfastError, LayoutError, PeerFailed, error_from_record, error_record
@@ -23,195 +21,229 @@ from holdfast.core.events import Event
 from holdfast.storage import Storage, storage_at
 from holdfast.writer import mailbox as mail
 from holdfast.writer.arena_card import card_path
-from holdfast.writer.coordinator import Coordinator, Order
+from holdfast.writer.coordinator import Coordinator
+from holdfast.writer.heartbeat import Heartbeat
 from holdfast.writer.mailbox import Mailbox, Watch
-from holdfast.writer.write_attempt import Beat, Desk, Save
+from holdfast.writer.messages import (
+    AbandonSave,
+    AddArena,
+    AssignJob,
+    CaptureDone,
+    CloseWriter,
+    Command,
+    Failure,
+    Outcome,
+    SaveEnded,
+    SaveOrder,
+    Values,
+    WriterEvent,
+    decode_command,
+    encode_report,
+)
+from holdfast.writer.write_attempt import AttemptWriter, Workspace
 
 _ORPHAN_POLL_S = 0.2
 _NICE = 5  # training comes first
-_STUCK_S = 30.0  # after the deadline a writer is stuck in a call that never returns: it must not stay for ever
-_SEEN_S, _LAST_WORD_S = 1.0, 10.0  # how long other ranks may take to notice an outcome
+_STUCK_S = 30.0  # a writer in a call that never returns exits this long after the deadline
+_SEEN_S, _LAST_SEEN_S = 1.0, 10.0  # how long other ranks may take to read an outcome
 
 
 class TrainerGone(Exception):
-    """The trainer closed its end or died."""
+    """The trainer closed its end of the socket or died."""
 
 
-class Trainer:
-    """The line to the trainer: one JSON message on each line."""
+class TrainerConnection:
+    """The writer's end of the socket: commands come in, reports go out, one on each line."""
 
     def __init__(self, line: socket.socket) -> None:
         self._line = line
         self._parent = os.getppid()
-        self._rest = bytearray()
+        self._received = bytearray()
         self._ready = select.poll()
         self._ready.register(line, select.POLLIN | select.POLLHUP)
 
-    def receive(self) -> dict[str, Any]:
-        """The next message; raises TrainerGone when there will be none."""
+    def receive(self) -> Command:
+        """Wait for the next command; raises TrainerGone when there will be none."""
         searched = 0
-        while (end := self._rest.find(b"\n", searched)) < 0:
-            searched = len(self._rest)
+        while (end := self._received.find(b"\n", searched)) < 0:
+            searched = len(self._received)
             if self._ready.poll(_ORPHAN_POLL_S * 1000):
-                self._rest += self._read()
+                self._received += self._read()
             elif os.getppid() != self._parent:
-                raise TrainerGone  # its forked children may still keep the line open
-        message: dict[str, Any] = json.loads(self._rest[:end])
-        del self._rest[: end + 1]
-        return message
+                raise TrainerGone  # forked children of the trainer may keep the socket open
+        command = decode_command(self._received[:end])
+        del self._received[: end + 1]
+        return command
 
     def _read(self) -> bytes:
         try:
             data = self._line.recv(1 << 20)
         except ConnectionResetError:
-            raise TrainerGone from None  # it died before it read all that it was told
+            raise TrainerGone from None  # the trainer died before it read all reports
         if not data:
             raise TrainerGone
         return data
 
-    def tell(self, **message: Any) -> None:
-        with contextlib.suppress(OSError):  # nobody listens any more: the work goes on
-            self._line.sendall(json.dumps(message).encode() + b"\n")
+    def send(self, report: WriterEvent | SaveEnded) -> None:
+        with contextlib.suppress(OSError):  # the trainer is gone: the work goes on
+            self._line.sendall(encode_report(report) + b"\n")
 
 
 class WriterProcess:
-    """The process's life: plans, orders, captures, until the trainer is gone and all is done."""
+    """The main loop: commands are carried out until the trainer is gone and all work is done."""
 
-    def __init__(self, trainer: Trainer, open_storage: Callable[[str], Storage] = storage_at) -> None:
+    def __init__(self, trainer: TrainerConnection, open_storage: Callable[[str], Storage] = storage_at) -> None:
         self._trainer = trainer
         self._open_storage = open_storage
-        self._desk: Desk | None = None
-        self._unpublished = False
+        self._workspace: Workspace | None = None
+        self._unpublished = False  # whether the arena holds a captured state that was not published
         self._closing = False
         self._arenas: set[str] = set()
 
     def run(self) -> None:
         try:
             while not self._closing:
-                message = self._trainer.receive()
-                self._hear(message)
-                if message["do"] == "plan":
-                    self._plan(message["fields"])
-                elif message["do"] == "order":
-                    self._order(Order.from_fields(message["order"]))
+                command = self._trainer.receive()
+                if isinstance(command, AssignJob):
+                    self._assign(command)
+                elif isinstance(command, SaveOrder):
+                    self._save(command)
+                else:
+                    self._accept(command)
         except TrainerGone:
-            pass  # what was captured is written by now; what was not was reported as lost
+            pass  # captured states are written by now; the others were reported as failed
         self._leave()
 
-    def _hear(self, message: Mapping[str, Any]) -> None:
-        """What the trainer may say at any time."""
-        if message["do"] == "close":
+    def _accept(self, command: Command) -> None:
+        """Carry out a command that may come at any time."""
+        if isinstance(command, CloseWriter):
             self._closing = True
-        elif message["do"] == "arena":
-            self._arenas.add(message["path"])
+        elif isinstance(command, AddArena):
+            self._arenas.add(command.path)
 
-    def _plan(self, fields: Mapping[str, Any]) -> None:
-        if self._desk is not None:
-            if self._desk.coordinator is not None:
-                self._desk.coordinator.sweep(_SEEN_S, give_up=True)
-            self._desk.close()
-        self._desk = Desk(fields, self._open_storage)
+    def _assign(self, assignment: AssignJob) -> None:
+        if self._workspace is not None:
+            if self._workspace.coordinator is not None:
+                self._workspace.coordinator.sweep(_SEEN_S, give_up=True)
+            self._workspace.close()
+        self._workspace = Workspace(assignment, self._open_storage)
 
     def _leave(self) -> None:
-        """Take the arenas away, but for one that holds what was captured and never published."""
-        if self._desk is not None:
-            if self._desk.coordinator is not None:
-                self._desk.coordinator.sweep(_LAST_WORD_S, give_up=True)
-                self._desk.coordinator.join()
-            self._desk.close()
-            self._arenas.add(self._desk.arena_path)
+        """Delete the arenas, except one with a captured state that was not published."""
+        if self._workspace is not None:
+            if self._workspace.coordinator is not None:
+                self._workspace.coordinator.sweep(_LAST_SEEN_S, give_up=True)
+                self._workspace.coordinator.join()
+            self._workspace.close()
+            self._arenas.add(self._workspace.arena_path)
             if self._unpublished:
-                self._arenas.remove(self._desk.arena_path)
+                self._arenas.remove(self._workspace.arena_path)
         for arena in self._arenas:
             unlink_file(card_path(arena))
             unlink_file(arena)
 
-    def _order(self, order: Order) -> None:
-        """One save, from the order to its outcome."""
-        assert self._desk is not None
-        desk, rank = self._desk, self._desk.job.rank
-        mailbox = Mailbox(desk.storage, order.attempt)
+    def _save(self, order: SaveOrder) -> None:
+        """Carry out one save, from the order to the outcome."""
+        assert self._workspace is not None
+        workspace, rank = self._workspace, self._workspace.job.rank
+        mailbox = Mailbox(workspace.storage, order.attempt)
         self._unpublished = False
         started = time.monotonic()
         stuck = threading.Timer(order.deadline_s + _STUCK_S, os._exit, (1,))
         stuck.daemon = True
         stuck.start()
-        with Beat(mailbox, rank, desk.job.bytes) as beat:
-            failure = self._begin(desk, order)
-            save = Save(desk, order, mailbox, beat)
-            captured = False
-            try:
-                values = self._captured(order.attempt)
-                captured = True
-                if failure is not None:
-                    raise failure
-                if order.plan != desk.job.plan:
-                    raise LayoutError("the state was captured by another plan than the one its writer has")
-                save.run(values)
-            except (HoldfastError, OSError, TrainerGone) as error:
-                if captured:
-                    self._unpublished = save.keep_in_memory(values)
-                failure = failure or _as_failure(error)
-                save.report_failure(failure)
+        with Heartbeat(mailbox, rank, workspace.job.bytes) as heartbeat:
+            failure = self._begin(workspace, order)
+            writer = AttemptWriter(workspace, order, mailbox, heartbeat)
+            values, failure = self._write(writer, order, failure)
             seconds = time.monotonic() - started
-            self._trainer.tell(tell="event", event=Event("written", order.step, rank, beat.written, seconds).fields())
-            beat.phase = "waiting for the others"
-            outcome = self._conclude(desk, order, mailbox, failure, started)
+            self._trainer.send(WriterEvent(Event("written", order.step, rank, heartbeat.written, seconds)))
+            heartbeat.phase = "waiting for the others"
+            outcome = self._conclude(workspace, order, mailbox, failure, started)
         stuck.cancel()
-        if desk.coordinator is None:  # which waits for the other ranks to have seen it
-            with contextlib.suppress(HoldfastError):  # the mailbox goes anyway, a little later
-                mailbox.post(mail.seen(rank), True)
-        if outcome["error"] is None or outcome["error"][0] == LayoutError.__name__:
-            self._unpublished = False  # published, or no state that could be restored
-        elif captured and not self._unpublished:
-            self._unpublished = save.keep_in_memory(values)
+        if workspace.coordinator is None:  # the coordinator waits until the other ranks have read the outcome
+            with contextlib.suppress(HoldfastError):  # the mailbox is deleted anyway, a little later
+                mailbox.post_seen(rank)
+        self._keep_or_delete(writer, values, outcome)
+        if workspace.coordinator is not None:
+            workspace.coordinator.sweep(_SEEN_S)
+            self._send_retention_events(workspace.coordinator)
+        self._trainer.send(SaveEnded(order.attempt, outcome, self._unpublished))
+
+    def _write(
+        self, writer: AttemptWriter, order: SaveOrder, failure: HoldfastError | None
+    ) -> tuple[Values | None, HoldfastError | None]:
+        """Wait for the capture, and write this rank's share unless the attempt has failed to begin.
+
+        Returns the captured values, or None after a failed capture, and the failure.
+        """
+        assert self._workspace is not None
+        values = None
+        try:
+            values = self._captured_values(order.attempt)
+            if failure is not None:
+                raise failure
+            if order.plan != self._workspace.job.plan:
+                raise LayoutError("the state was captured by another plan than the one its writer has")
+            writer.run(values)
+        except (HoldfastError, OSError, TrainerGone) as error:
+            if values is not None:
+                self._unpublished = writer.keep_in_memory(values)
+            failure = failure or _as_failure(error)
+            writer.report_failure(failure)
+        return values, failure
+
+    def _keep_or_delete(self, writer: AttemptWriter, values: Values | None, outcome: Outcome) -> None:
+        """Keep the captured state of a failed save in memory; delete the card of any other."""
+        assert self._workspace is not None
+        if outcome.failure is None or outcome.failure.kind == LayoutError.__name__:
+            self._unpublished = False  # published, or not restorable
+        elif values is not None and not self._unpublished:
+            self._unpublished = writer.keep_in_memory(values)
         if not self._unpublished:
-            unlink_file(card_path(desk.arena_path))
-        if desk.coordinator is not None:
-            desk.coordinator.sweep(_SEEN_S)
-            self._tell_news(desk.coordinator)
-        self._trainer.tell(tell="outcome", attempt=order.attempt, outcome=outcome, kept=self._unpublished)
+            unlink_file(card_path(self._workspace.arena_path))
 
-    def _tell_news(self, coordinator: Coordinator) -> None:
-        """What retention did; what it took away is deleted while the next save begins."""
-        for event in coordinator.news:
-            self._trainer.tell(tell="event", event=event.fields())
-        if any(event.name == "removed" for event in coordinator.news):
+    def _send_retention_events(self, coordinator: Coordinator) -> None:
+        """Report what retention did. Removed checkpoints are deleted while the next save begins."""
+        for event in coordinator.retention_events:
+            self._trainer.send(WriterEvent(event))
+        if any(event.name == "removed" for event in coordinator.retention_events):
             coordinator.delete_removed()
-        coordinator.news.clear()
+        coordinator.retention_events.clear()
 
-    def _begin(self, desk: Desk, order: Order) -> HoldfastError | None:
-        if desk.coordinator is None:
+    def _begin(self, workspace: Workspace, order: SaveOrder) -> HoldfastError | None:
+        if workspace.coordinator is None:
             return None
         try:
-            desk.coordinator.begin(order)
+            workspace.coordinator.begin(order)
         except (HoldfastError, OSError) as error:
             return _as_failure(error)
         return None
 
-    def _captured(self, attempt: str) -> dict[str, Any]:
-        """The values that were captured with the tensors; raises what made the capture fail."""
+    def _captured_values(self, attempt: str) -> Values:
+        """Wait for the values that were captured with the tensors; raises the error of a failed capture."""
         while True:
-            message = self._trainer.receive()
-            if message["do"] == "captured" and message["attempt"] == attempt:
-                return dict(message["values"])
-            if message["do"] == "abandon" and message["attempt"] == attempt:
-                raise error_from_record(message["error"])
-            self._hear(message)
+            command = self._trainer.receive()
+            if isinstance(command, CaptureDone) and command.attempt == attempt:
+                assert not isinstance(command.values, bytes)
+                return command.values
+            if isinstance(command, AbandonSave) and command.attempt == attempt:
+                raise command.failure.error()
+            self._accept(command)
 
     def _conclude(
-        self, desk: Desk, order: Order, mailbox: Mailbox, failure: HoldfastError | None, began: float
-    ) -> dict[str, Any]:
-        if desk.coordinator is not None:
+        self, workspace: Workspace, order: SaveOrder, mailbox: Mailbox, failure: HoldfastError | None, began: float
+    ) -> Outcome:
+        if workspace.coordinator is not None:
             if failure is None:
                 try:
-                    desk.coordinator.finish(order)
+                    workspace.coordinator.finish(order)
                 except (HoldfastError, OSError) as error:
                     failure = _as_failure(error)
             try:
-                return desk.coordinator.conclude(order, failure)
+                return workspace.coordinator.conclude(order, failure)
             except (HoldfastError, OSError) as error:
-                return {"error": error_record(failure or _as_failure(error))}
+                return Outcome(Failure.of(failure or _as_failure(error)))
         try:
             watch = Watch(mailbox, order.deadline_s, order.silence_s, began)
             watch.wait(lambda names: mail.OUTCOME in names, lambda names: [0], "the coordinator's outcome")
@@ -220,7 +252,7 @@ class WriterProcess:
                 raise PeerFailed("the outcome of the save was removed before this rank read it, or cannot be read")
             return outcome
         except (HoldfastError, OSError) as error:
-            return {"error": error_record(failure or _as_failure(error))}
+            return Outcome(Failure.of(failure or _as_failure(error)))
 
 
 def _as_failure(error: BaseException) -> HoldfastError:
@@ -232,9 +264,9 @@ def _as_failure(error: BaseException) -> HoldfastError:
 
 
 def main(line: int, open_storage: Callable[[str], Storage] = storage_at) -> None:
-    """Run the writer whose trainer holds the other end of `line`."""
+    """Run the writer of the trainer that holds the other end of the socket `line`."""
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)  # it leaves when its work is done, not when launchers tidy up
+        signal.signal(number, signal.SIG_IGN)  # the writer exits when its work is done, not when a launcher tells it to
     os.nice(_NICE)
     with socket.socket(fileno=line) as connection:
-        WriterProcess(Trainer(connection), open_storage).run()
+        WriterProcess(TrainerConnection(connection), open_storage).run()

@@ -1,0 +1,79 @@
+"""The attempt and its block writer: bytes in place, digests for the manifest, one publication."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from holdfast.checkpoint.attempt import Attempt, new_attempt
+from holdfast.checkpoint.commit import BlockReport
+from holdfast.core.errors import HoldfastError
+from holdfast.format.digest import digest_hex
+from holdfast.storage.local import LocalStorage, LocalWriter
+
+
+@pytest.fixture
+def attempt(tmp_path: Path) -> Attempt:
+    made = Attempt(LocalStorage(tmp_path), new_attempt(), "step-000000000001")
+    made.create([("a", 8), ("b", 4)])
+    return made
+
+
+def views(*parts: bytes) -> Iterator[memoryview]:
+    return (memoryview(part) for part in parts)
+
+
+def test_a_block_is_written_from_its_parts_and_reported_with_its_digest(attempt: Attempt, tmp_path: Path) -> None:
+    writer = attempt.block_writer(["a", "a"])
+    assert writer.write("a", 4, 4, views(b"ef", b"gh")) == BlockReport("a", 4, 4, digest_hex(b"efgh"))
+    assert writer.write("a", 0, 4, views(b"abcd")) == BlockReport("a", 0, 4, digest_hex(b"abcd"))
+    assert (tmp_path / attempt.name / "a").read_bytes() == b"abcdefgh"
+
+
+@pytest.mark.parametrize("parts", [(b"abc",), (b"abc", b"de"), ()])
+def test_a_block_of_another_size_is_not_written(attempt: Attempt, tmp_path: Path, parts: tuple[bytes, ...]) -> None:
+    size = sum(map(len, parts))
+    with pytest.raises(HoldfastError, match=f"a at 4: gathered {size} of 4 bytes"):
+        attempt.block_writer(["a"]).write("a", 4, 4, views(*parts))
+    assert (tmp_path / attempt.name / "a").read_bytes() == bytes(8)
+
+
+def test_a_file_is_synced_after_its_last_block(attempt: Attempt, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[str] = []
+    for name in ("sync", "close"):
+        monkeypatch.setattr(LocalWriter, name, lambda self, name=name: calls.append(name))
+    writer = attempt.block_writer(["a", "b", "a"])
+    writer.write("a", 0, 4, views(b"abcd"))
+    assert calls == []
+    writer.write("b", 0, 4, views(b"abcd"))
+    assert calls == ["sync", "close"]
+    writer.write("a", 4, 4, views(b"efgh"))
+    writer.close()
+    assert calls == ["sync", "close"] * 2
+
+
+def test_blocks_may_come_from_several_threads(tmp_path: Path) -> None:
+    attempt = Attempt(LocalStorage(tmp_path), new_attempt(), "step-000000000001")
+    attempt.create([("a", 64)])
+    writer = attempt.block_writer(["a"] * 64)
+    with ThreadPoolExecutor(4) as pool:
+        reports = list(pool.map(lambda at: writer.write("a", at, 1, views(bytes([at]))), range(64)))
+    assert (tmp_path / attempt.name / "a").read_bytes() == bytes(range(64))
+    assert [report.offset for report in reports] == list(range(64))
+
+
+def test_it_is_hidden_until_it_is_published(attempt: Attempt, tmp_path: Path) -> None:
+    assert [path.name for path in tmp_path.iterdir() if not path.name.startswith(".")] == []
+    assert (tmp_path / attempt.name / "a").stat().st_size == 8
+    attempt.put({"config.json": b"{}", "holdfast.json": b"{}"})
+    attempt.publish()
+    assert (tmp_path / attempt.folder / "config.json").read_bytes() == b"{}"
+    assert not (tmp_path / attempt.name).exists()
+
+
+def test_nothing_remains_of_what_is_discarded(attempt: Attempt, tmp_path: Path) -> None:
+    attempt.discard()
+    assert not (tmp_path / attempt.name).exists() and not (tmp_path / attempt.folder).exists()
