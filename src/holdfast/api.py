@@ -37,17 +37,16 @@ def save(
     mesh: Any = None,
     deadline_s: float = DEADLINE_S,
 ) -> Checkpoint:
-    """Save a state as one checkpoint folder, durable when this returns; `path` may be an `s3://` address.
+    """Save a state as one checkpoint folder, durable on return; `path` may be an `s3://` address.
 
     Collective when torch.distributed is initialised: every rank calls it, with its own
-    live objects and the same path. `model_dtype` rounds the model and keeps fp32 masters
-    beside it; `ties` says which key is a copy of which, where the model does not; `mesh`
-    is the DeviceMesh by which values that differ between ranks are kept. `mapping` says what the
-    live tensors are called and look like in the file: statements, a file of them, or the name of
-    a built-in one; with several modules, a dict of mappings by name.
+    live objects and the same path. `model_dtype` rounds the model and saves fp32 master weights
+    as well. `ties` maps keys to the keys they are copies of, where the model does not know. `mesh`
+    is the DeviceMesh whose coordinates index values that differ between ranks. `mapping` defines
+    the names and shapes of the live tensors in the file: statements, a file of them, or the name of
+    a built-in mapping; with several modules, a dict of mappings by name.
 
-    Raises the same HoldfastError on every rank; an earlier checkpoint at `path` then stands
-    as it was.
+    Raises the same HoldfastError on every rank; an earlier checkpoint at `path` is then unchanged.
     """
     from holdfast.adapters.comm import current_ranks
 
@@ -74,7 +73,7 @@ def save(
 
 
 def _step_at(folder: str, step: int | None) -> int | None:
-    """The step of a checkpoint: a folder that has a step's name holds that step, or a run would take it for damaged."""
+    """Return the step of a checkpoint. A folder with a step's name must hold that step, or a run rejects it."""
     named = folder_step(folder)
     if step is not None and named is not None and step != named:
         raise InvalidArgument(f"step={step}, and the folder {folder} is that of step {named}")
@@ -99,11 +98,11 @@ def load(
     """Load a checkpoint into live objects, in place, whatever layout wrote it.
 
     `strict` raises a Mismatch that lists every missing and unexpected key and every shape
-    and dtype that differs; otherwise they are in the report, with a warning if something of
+    and dtype that differs. Otherwise they are in the report, with a warning if part of
     the state was not filled, and a Mismatch if nothing was. `only` and `ignore` are
-    patterns of keys. `cast` allows dtypes to be converted. `verify` checks the digest of
-    every block that is read. `mapping` says how the stored tensors make up the live ones: statements,
-    a file of them, or the name of a built-in one. Nothing is touched before all of it is known to fit.
+    patterns of keys. `cast` allows conversion of dtypes. `verify` checks the digest of
+    every block that is read. `mapping` defines how the stored tensors become the live ones: statements,
+    a file of them, or the name of a built-in mapping. No tensor is changed before everything is known to fit.
     """
     from holdfast.adapters.comm import current_ranks
 
@@ -131,7 +130,7 @@ def load(
 def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
     """Open a checkpoint for reading, without a process group and without torch.
 
-    Takes a Holdfast checkpoint, and what other tools wrote: Hugging Face folders, torch DCP,
+    Reads Holdfast checkpoints and those of other tools: Hugging Face folders, torch DCP,
     `.pt` and `.bin` files, Paddle's unified and flex checkpoints, `.pdparams`, `.pdiparams`.
     """
     return open_stored(path)

@@ -25,6 +25,7 @@ from holdfast.engine.planner import PlanState
 from holdfast.engine.save_handle import InvalidCall, SaveHandle, SaveRequest
 from holdfast.storage.local import LocalStorage
 from holdfast.writer.messages import Failure, Outcome, SaveEnded, WriterGone
+from tests.engine.ranks import ThreadRanks, on_ranks
 
 
 class FakeWriter:
@@ -295,3 +296,68 @@ def test_an_unfinished_save_reports_after_close(make: Callable[..., Bench]) -> N
     assert not bench.saver.close(0.0)
     bench.writer.conclude()
     assert handle.done() and handle.error is None
+
+
+class RankOf2:
+    """One rank of two, with its own writer."""
+
+    def __init__(self, root: Path, ranks: ThreadRanks) -> None:
+        self.ranks = ranks
+        self.events: list[Event] = []
+        session = RunSession(LocalStorage(root), RunKey("bench", True), "token", self.events.append, PendingWarnings())
+        self.saver = BackgroundSaver(ranks, session, SaveOptions(), BackgroundOptions())
+
+    def save(self, step: int, **state: Any) -> str:
+        """Save and commit; return the name of the attempt."""
+        request = SaveRequest.of(step, {"w": torch.ones(3), **state}, None)
+        self.saver.save(self.ranks, request, Lineage(None))
+        writer: Any = self.saver.writer
+        writer.conclude()
+        return str(writer.orders[-1].attempt)
+
+    @property
+    def plans(self) -> int:
+        return sum(event.name == "planned" for event in self.events)
+
+    def close(self) -> None:
+        self.saver.close(0.0, keep=False)
+
+
+def test_ranks_decide_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flight_module, "WriterClient", FakeWriter)
+
+    def run(ranks: ThreadRanks) -> list[Any]:
+        one = RankOf2(tmp_path, ranks)
+        attempts, plans = [], []
+        try:
+            for step, note in enumerate([0, 0, ranks.rank, ranks.rank]):
+                attempts.append(one.save(step, note=note))
+                plans.append(one.plans)
+            return [attempts, plans]
+        finally:
+            one.close()
+
+    (first, plans), (second, others) = on_ranks(2, run)
+    assert first == second and len(set(first)) == 4, "every rank writes the same attempt"
+    assert plans == others == [1, 1, 2, 2], "a value that differs on one rank is planned anew on both"
+
+
+def test_a_wrong_call_on_one_rank_fails_every_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flight_module, "WriterClient", FakeWriter)
+
+    def run(ranks: ThreadRanks) -> list[str]:
+        one = RankOf2(tmp_path, ranks)
+        errors = []
+        try:
+            for step in (-ranks.rank, ranks.rank):
+                with pytest.raises((InvalidCall, holdfast.LayoutError)) as caught:
+                    one.save(step)
+                errors.append(str(caught.value))
+            return errors
+        finally:
+            one.close()
+
+    first, second = on_ranks(2, run)
+    assert first == second
+    assert "rank 1" in first[0] and "step=-1" in first[0]
+    assert "different steps, from 0 to 1" in first[1]
