@@ -151,6 +151,8 @@ def test_the_same_layout_needs_no_other_plan(make: Callable[..., Bench]) -> None
     first, second = bench.writer.orders
     assert first.plan == second.plan and first.attempt != second.attempt
     assert (first.lineage.parent, second.lineage.parent) == (None, 1)
+    bench.save(2)
+    assert bench.writer.orders[-1].attempt != second.attempt, "a step that is saved again is another attempt"
 
 
 def test_another_layout_is_planned_again(make: Callable[..., Bench]) -> None:
