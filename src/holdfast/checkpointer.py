@@ -238,7 +238,7 @@ class Checkpointer:
         move_damaged: bool = False,
         progress: Callable[[int], None] = no_progress,
     ) -> int | None:
-        """Load the newest good checkpoint, or that of `step`; return its step, None if there is none.
+        """Load the newest good checkpoint, or that of `step`; return its step, None if none exists.
 
         A damaged checkpoint is skipped with a warning, on every rank even if only one sees the
         damage; `move_damaged` renames it to `damaged-step-N`. If all are damaged, raises

@@ -230,7 +230,7 @@ class FlightControl:
 
     @property
     def in_flight(self) -> Flight | None:
-        """The save in flight, None if there is none."""
+        """The save in flight, None if none exists."""
         return None if self.is_idle else self._flight
 
     def wait(self, timeout_s: float) -> bool:

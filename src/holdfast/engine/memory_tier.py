@@ -105,7 +105,7 @@ class MemoryTier:
     ) -> RestoredFromMemory | None:
         """Load the newest captured state, if it is complete and newer than every checkpoint. Collective.
 
-        Return None if there is none. A state that is spread over several hosts is written from their
+        Return None if none exists. A state that is spread over several hosts is written from their
         memory instead: it is then the newest checkpoint.
         """
         if self._leftovers is None or request.step is not None:

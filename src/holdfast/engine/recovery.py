@@ -182,7 +182,7 @@ class Leftovers:
         return gone
 
     def newest(self, ranks: Ranks) -> Captured | None:
-        """Return the newest captured state that is newer than every checkpoint, None if there is none.
+        """Return the newest captured state that is newer than every checkpoint, None if none exists.
 
         It may be incomplete: then hosts where no rank runs now have the rest.
         """

@@ -110,7 +110,7 @@ def restore_stored(
     request: RestoreRequest,
     catalog: Catalog | None = None,
 ) -> Restored | None:
-    """Load the newest good checkpoint, or that of the requested step; return None if there is none.
+    """Load the newest good checkpoint, or that of the requested step; return None if none exists.
 
     `catalog` is a catalog of the root, if there is one. Raises Damaged on every rank if every checkpoint is damaged.
     """

@@ -192,7 +192,7 @@ class RunEngine:
     # Restore.
 
     def restore(self, ranks: Ranks, state: MutableMapping[str, Any], request: RestoreRequest) -> int | None:
-        """Load a state from memory or from the newest good checkpoint; return its step, None if there is none."""
+        """Load a state from memory or from the newest good checkpoint; return its step, None if none exists."""
         has_optimizer = _has_optimizer(ranks, state)
         self._begin(ranks, create_root=has_optimizer)
         self._memory.begin_restore(request)

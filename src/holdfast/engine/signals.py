@@ -49,7 +49,7 @@ class Termination:
         self._deferred: int | None = None
 
     def watch(self, saver: _Saver | None) -> None:
-        """Set the saver whose save in flight is waited for, None if there is none."""
+        """Set the saver whose save in flight is waited for, None if none exists."""
         self._saver = None if saver is None else weakref.ref(saver)
 
     def install(self) -> bool:
