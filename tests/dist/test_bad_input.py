@@ -358,3 +358,15 @@ def test_restore_falls_back_on_every_rank_when_one_sees_damage(tmp_path: Path) -
     assert (first, second) == (2, 2)
     assert (value, other) == (2.0, 2.0)
     assert "step 3" in said and "digest" in said
+
+
+def _restore_nothing(root: str) -> tuple[str, str]:
+    state = {"weights": sharded(9.0), "note": "live"}
+    return caught(lambda: holdfast.Checkpointer(root).restore(state))
+
+
+def test_when_no_step_is_good_every_rank_raises(tmp_path: Path) -> None:
+    run_ranks(2, _save_steps, str(tmp_path))
+    for step in (1, 2, 3):
+        flip(tmp_path / f"step-{step:012d}" / TENSORS, -1)  # in rank 1's rows
+    one_error(run_ranks(2, _restore_nothing, str(tmp_path)), "Damaged", "no checkpoint is good", "overwritten", "step 1")

@@ -64,6 +64,10 @@ def test_a_power_loss_after_every_operation_of_a_step_saved_again() -> None:
     assert rows_powerloss.power_loss(1, rows_powerloss.again, 1).good
 
 
+def test_a_power_loss_after_an_fsync_that_failed() -> None:
+    assert rows_powerloss.power_loss_after_failed_sync(0, rows_powerloss.fresh, 1, every=4).good
+
+
 @pytest.mark.parametrize("name", rows_races.RACES)
 def test_a_race_in_turns(here: World, name: str) -> None:
     with here.root() as root:
