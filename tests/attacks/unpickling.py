@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from .attack import Attack
+from tests.attacks.attack import Attack
 
 PROOF = "the pickle was run"
 TOP = b"\x80\x02"

@@ -18,6 +18,8 @@ import holdfast
 from holdfast.storage.identity import IDENTITY
 from tests.dist.harness import run_ranks
 
+pytestmark = pytest.mark.sliced(3)
+
 ROWS, COLUMNS = 1000, 257
 
 

@@ -21,6 +21,8 @@ from torch.distributed.tensor import DTensor, Shard
 import holdfast
 from tests.dist.harness import run_ranks
 
+pytestmark = pytest.mark.sliced(3)
+
 
 def sharded(value: float = 1.0, rows: int = 8) -> dict[str, Any]:
     mesh = init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("tp",))
@@ -369,4 +371,6 @@ def test_when_no_step_is_good_every_rank_raises(tmp_path: Path) -> None:
     run_ranks(2, _save_steps, str(tmp_path))
     for step in (1, 2, 3):
         flip(tmp_path / f"step-{step:012d}" / TENSORS, -1)  # in rank 1's rows
-    one_error(run_ranks(2, _restore_nothing, str(tmp_path)), "Damaged", "no checkpoint is good", "overwritten", "step 1")
+    one_error(
+        run_ranks(2, _restore_nothing, str(tmp_path)), "Damaged", "no checkpoint is good", "overwritten", "step 1"
+    )

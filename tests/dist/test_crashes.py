@@ -29,6 +29,8 @@ from holdfast.writer.arena_card import read_cards
 from tests.dist.harness import Victims, run_ranks, tell_parent
 from tests.dist.test_background import weights
 
+pytestmark = pytest.mark.sliced(3)
+
 
 def leftovers(root: Path) -> list[str]:
     """What is under the root beside committed steps, and in shared memory for it."""

@@ -11,6 +11,8 @@ import holdfast
 from tests.dist.harness import run_ranks
 from tests.dist.layouts import LAYOUTS, local_values, scramble
 
+pytestmark = pytest.mark.sliced(3)
+
 # Small blocks and files: many blocks, several files, cuts in the middle of tensors.
 CUT = {"block_bytes": 4096, "max_shard_size": 30_000}
 

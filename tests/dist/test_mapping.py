@@ -17,6 +17,8 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 import holdfast
 from tests.dist.harness import run_ranks
 
+pytestmark = pytest.mark.sliced(3)
+
 HEADS, GROUPS, HEAD, HIDDEN, FEED, VOCAB, LAYERS = 6, 3, 5, 22, 53, 37, 2
 PROGRAM = """
 # what the file calls q, k and v is one weight in memory, group by group

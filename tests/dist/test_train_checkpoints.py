@@ -18,6 +18,8 @@ from holdfast.train.parallel.parallel_model import build
 from tests.dist.harness import run_ranks
 from tests.dist.train_cases import LAYOUTS, assemble, batches, model, pieces, share
 
+pytestmark = pytest.mark.sliced(12)
+
 DEADLINE_S = 200.0
 CUT = {"block_bytes": 4096, "max_shard_size": 30_000}  # many blocks and files, cuts in the middle of tensors
 MODELS = {"qwen3_moe": model("qwen3_moe"), "qwen2_moe": model("qwen2_moe", tie_word_embeddings=True)}

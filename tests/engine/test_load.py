@@ -294,7 +294,14 @@ def test_kinds_of_optimizer_that_share_their_options_take_each_others_state(tmp_
     model(torch.ones(2, 4)).sum().backward()
     optimizer.step()
     holdfast.save(tmp_path / "x", {"model": model, "optimizer": optimizer})
-    holdfast.load(tmp_path / "x", {"model": model, "optimizer": torch.optim.AdamW(model.parameters())})
+    live = torch.optim.AdamW(model.parameters())
+    report = holdfast.load(tmp_path / "x", {"model": model, "optimizer": live})
+    assert not report.missing and not report.unexpected and not report.mismatched
+    for param in model.parameters():
+        assert live.state[param]["step"] == 1
+        for name in ("exp_avg", "exp_avg_sq"):
+            assert live.state[param][name].any() and torch.equal(live.state[param][name], optimizer.state[param][name])
+    assert live.param_groups[0]["lr"] == optimizer.param_groups[0]["lr"]
 
 
 def test_tied_weights_that_are_stored_twice_load_into_a_tied_model(tmp_path: Path) -> None:

@@ -40,7 +40,9 @@ def find() -> Iterator[str]:
 
 def _problem(proof: str) -> str:
     if ROWS.fullmatch(proof):
-        return "" if (sources.REPOSITORY / "tests/faults" / f"{proof}.py").exists() else "no such module of tests/faults"
+        return (
+            "" if (sources.REPOSITORY / "tests/faults" / f"{proof}.py").exists() else "no such module of tests/faults"
+        )
     if target := TARGET.fullmatch(proof):
         makefile = (sources.REPOSITORY / "Makefile").read_text()
         return "" if re.search(rf"^{target[1]}:", makefile, re.MULTILINE) else "no such target of the Makefile"
@@ -62,7 +64,7 @@ def _functions(scope: ast.Module | ast.ClassDef) -> set[str]:
 
 
 def _methods(path: Path, name: str) -> set[str]:
-    """Return the methods of a class, with those that it inherits from classes of its file or of the conformance suite."""
+    """Return the methods of a class, with those inherited from its file's classes or from the conformance suite."""
     classes = {**_conformance_classes(), **_classes(path)}
     waiting, found = [name], set()
     while waiting:

@@ -176,6 +176,7 @@ def test_a_file_with_a_number_and_no_neighbour_is_whole(tmp_path: Path) -> None:
     for name in ("consolidated.00.pth", "step_100.pt", "step_200.pt"):
         torch.save({"w": torch.ones(2)}, tmp_path / name)
         convert(tmp_path / name, tmp_path / f"{name}.out", ConvertOptions(to="hf"))
+        assert open_stored(tmp_path / f"{name}.out").read("w").tolist() == [1, 1]
 
 
 def test_a_part_can_be_loaded_by_its_rank(tmp_path: Path) -> None:

@@ -8,8 +8,7 @@ import transformers
 from safetensors.torch import load_file
 
 import holdfast
-
-from .models import CASES, assert_same, stored
+from tests.mapping.families.models import CASES, assert_same, stored
 
 
 def fresh(case: str) -> torch.nn.Module:
