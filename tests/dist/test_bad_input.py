@@ -181,7 +181,8 @@ def test_options_that_differ_between_ranks(tmp_path: Path) -> None:
 
 def _odd_argument(root: str) -> tuple[str, str]:
     first = dist.get_rank() == 0
-    step = caught(lambda: holdfast.Checkpointer(root).save(7 if first else 7.5, {"weights": sharded()}))
+    odd: Any = 7 if first else 7.5
+    step = caught(lambda: holdfast.Checkpointer(root).save(odd, {"weights": sharded()}))
     option = caught(lambda: holdfast.save(f"{root}/x", {"weights": sharded()}, replicas="oops" if first else "error"))
     assert "replicas='oops'" in option[1]
     return step

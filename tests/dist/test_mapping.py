@@ -195,10 +195,10 @@ def _run(root: str, layout: str) -> int:
             checkpointer.save(step, state).result(60)
     state = held(layout, fused=True, values=None)
     with holdfast.Checkpointer(root, mapping=back) as checkpointer:
-        step = checkpointer.restore(state)
+        restored = checkpointer.restore(state)
     check(state, fused=True)
-    assert step is not None
-    return step
+    assert restored is not None
+    return restored
 
 
 @pytest.mark.parametrize("layout", ["one", "mesh", "fsdp"])

@@ -80,7 +80,8 @@ def _ep_4(path: Path) -> Any:
 
 
 def opened(folder: Path) -> Any:
-    theirs, info = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
+    model_class: Any = AutoModelForCausalLM
+    theirs, info = model_class.from_pretrained(folder, output_loading_info=True)
     assert not info["missing_keys"] and not info["unexpected_keys"] and not info["mismatched_keys"]
     return theirs.eval()
 

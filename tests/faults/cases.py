@@ -80,7 +80,7 @@ def _try(limit_s: float, case: Case) -> tuple[str, Exception | None]:
     return name, None
 
 
-def afterwards(fault: str, seed: int, case: Callable[[], None]) -> Tally:
+def afterwards(fault: str, seed: int, case: Callable[[], object]) -> Tally:
     """What must be true when all is over: no fault of its own, so it counts only if it fails."""
     tally = run_cases(fault, seed, [("afterwards", case)])
     return Tally() if tally.good else tally

@@ -113,7 +113,7 @@ def _changes(node: ast.expr | ast.stmt, scope: str) -> Iterator[tuple[str, str]]
         case ast.Constant(value=int()):
             yield "off by one", str(node.value + 1)
         case ast.Constant(value=str()) if node.value.isidentifier() and scope:
-            yield "constant", repr(f"{node.value}x")
+            yield "constant", repr(str(node.value) + "x")
         case ast.Call(args=[first, second, *rest]) if not isinstance(first, ast.Starred | ast.GeneratorExp):
             if not isinstance(second, ast.Starred) and ast.dump(first) != ast.dump(second):
                 swapped = [second, first, *rest]

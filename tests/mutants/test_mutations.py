@@ -55,6 +55,7 @@ def test_a_message_keeps_its_numbers_and_names() -> None:
     assert made("assert a < 3, 'too large'") == set()
 
 
+@pytest.mark.slow
 def test_every_mutation_of_a_real_file_compiles_and_changes_it() -> None:
     source = Path(__file__).with_name("mutations.py").read_bytes()
     found = mutations("mutations.py", source)

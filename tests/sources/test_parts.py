@@ -70,7 +70,9 @@ def test_a_tensor_parallel_model_file_of_deepspeed_is_refused(tmp_path: Path) ->
 
 @pytest.mark.parametrize("prefix", ["", "bf16_"])
 def test_an_optimizer_file_of_zero_is_refused_by_name(tmp_path: Path, prefix: str) -> None:
-    state = {"optimizer_state_dict": {"zero_stage": 3, "partition_count": 2, "fp32_flat_groups": [torch.ones(5)]}}
+    state: dict[str, Any] = {
+        "optimizer_state_dict": {"zero_stage": 3, "partition_count": 2, "fp32_flat_groups": [torch.ones(5)]}
+    }
     state |= {"ds_config": {}, "ds_version": "0.19.8"}
     refused(write(tmp_path / "step" / f"{prefix}zero_pp_rank_0_mp_rank_00_optim_states.pt", state), TOOLS)
     refused(write(tmp_path / "step" / "other.pt", state), TOOLS)

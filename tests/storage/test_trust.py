@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -212,9 +213,16 @@ def test_checking_a_closed_root_costs_one_call_for_each_folder(tmp_path: Path, m
         (tmp_path / f"step-{number}").mkdir()
     require = trust_check(LocalStorage(tmp_path))
     calls: list[object] = []
+
+    def counted(original: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any, **options: Any) -> Any:
+            calls.append(arguments)
+            return original(*arguments, **options)
+
+        return call
+
     for name in ("stat", "lstat"):
-        original = getattr(os, name)
-        monkeypatch.setattr(os, name, lambda *a, original=original, **k: (calls.append(a), original(*a, **k))[1])
+        monkeypatch.setattr(os, name, counted(getattr(os, name)))
     for number in range(50):
         require(f"step-{number}")
     assert len(calls) <= 50

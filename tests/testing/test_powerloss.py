@@ -23,6 +23,9 @@ from holdfast.testing.powerloss import PowerLossResult, judge_all, legal_states
 from holdfast.writer.heartbeat import shown
 from holdfast.writer.mailbox import Mailbox
 
+pytestmark = pytest.mark.slow  # thousands of states of a disk
+
+
 FILES = {"a": b"a" * 1000, "b": b"b" * 1000, "c": b"c" * 1000, "marker": b"complete"}
 
 

@@ -15,6 +15,9 @@ from holdfast.mapping.families import FAMILIES, builtin_program, family_of, name
 from tests.mapping.families import references
 from tests.mapping.families.models import CASES, assert_same, mapped, mapping_of, sized, stored
 
+pytestmark = pytest.mark.slow  # models of transformers
+
+
 ROUND_TRIPS = [
     (case, variant)
     for case in CASES

@@ -10,6 +10,8 @@ from safetensors.torch import load_file
 import holdfast
 from tests.mapping.families.models import CASES, assert_same, stored
 
+pytestmark = pytest.mark.slow  # models of transformers
+
 
 def fresh(case: str) -> torch.nn.Module:
     config_class, options = CASES[case]

@@ -90,7 +90,7 @@ def test_a_long_text_stays_in_the_file_too():
 
 
 class Thing:
-    pass
+    size = 0
 
 
 def test_a_named_class_is_a_record_of_what_it_was_given():
