@@ -21,7 +21,8 @@ from tests.dist.train_cases import LAYOUTS, assemble, batches, model, pieces, sh
 pytestmark = pytest.mark.sliced(12)
 
 DEADLINE_S = 200.0
-CUT = {"block_bytes": 4096, "max_shard_size": 30_000}  # many blocks and files, cuts in the middle of tensors
+# Many blocks and files, cuts in the middle of tensors.
+CUT: dict[str, Any] = {"block_bytes": 4096, "max_shard_size": 30_000}
 MODELS = {"qwen3_moe": model("qwen3_moe"), "qwen2_moe": model("qwen2_moe", tie_word_embeddings=True)}
 MICRO_BATCHES = 4
 

@@ -28,7 +28,7 @@ DEADLINE_S = 20.0  # of a start or a save that nothing disturbs
 BLOCK_BYTES = 4096
 _TOLD = 5  # failures of one row; the rest is counted
 
-Case = tuple[str, Callable[[], None]]
+Case = tuple[str, Callable[[], object]]
 
 
 class Lost(AssertionError):

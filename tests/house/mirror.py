@@ -65,9 +65,9 @@ def find() -> Iterator[str]:
         module = package / place.parent / place.stem.removeprefix("test_")
         if not module.is_dir() and not module.with_suffix(".py").exists():
             yield f"tests/{place} mirrors no module: rename it, or give its reason in tests/house/mirror.py"
-    for place in sorted(SEVERAL):
-        if not (tests / place).exists():
-            yield f"tests/{place} is gone: remove it from tests/house/mirror.py"
+    for listed in sorted(SEVERAL):
+        if not (tests / listed).exists():
+            yield f"tests/{listed} is gone: remove it from tests/house/mirror.py"
 
 
 def _folders(top: Path) -> set[str]:

@@ -98,7 +98,7 @@ def write_nested(folder: Path) -> None:
         for key, found in optimizer.state_dict().items()
         if isinstance(found, paddle.Tensor)
     }
-    np.savez(folder.parent / "truth_nested.npz", **truth)  # type: ignore[arg-type]
+    np.savez(folder.parent / "truth_nested.npz", **truth)
 
 
 def main(folder: Path) -> None:

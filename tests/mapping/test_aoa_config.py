@@ -70,7 +70,7 @@ def test_a_load_and_a_save_take_a_config(tmp_path: Path) -> None:
     holdfast.save(tmp_path / "a", {"model": {"w": value}})
     holdfast.load(tmp_path / "a", {"model": module}, mapping=forward)
     assert torch.equal(module["linear"].weight, value.T)
-    holdfast.save(tmp_path / "b", {"model": module}, mapping={**forward, "aoa_config_reverse": True})
+    holdfast.save(tmp_path / "b", {"model": module}, mapping=forward | {"aoa_config_reverse": True})
     assert torch.equal(torch.from_numpy(holdfast.open(tmp_path / "b").read("w")), value)
 
 

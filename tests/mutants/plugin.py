@@ -59,7 +59,7 @@ class Recorder:
             return (yield)
         finally:
             sys.settrace(None)
-            threading.settrace(None)  # type: ignore[arg-type]
+            threading.settrace(None)
             seconds = time.monotonic() - started
             lines = sorted(f"{os.path.relpath(file, PACKAGE)}:{line}" for file, line in self._lines)
             self._reach[item.nodeid] = {"seconds": round(seconds, 3), "lines": lines}

@@ -192,7 +192,7 @@ def save_and_load(root):
     from tests.dist.test_background import weights
 
     resource.setrlimit(resource.RLIMIT_NOFILE, (96, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
-    state = {"w": {f"t{number}": weights(0)["w"] * number for number in range(60)}}
+    state: dict[str, Any] = {"w": {f"t{number}": weights(0)["w"] * number for number in range(60)}}
     with holdfast.Checkpointer(root, max_shard_size=1024) as run:
         run.save(1, state).result(60)
         back: dict[str, Any] = {"w": {key: torch.zeros_like(tensor) for key, tensor in state["w"].items()}}
