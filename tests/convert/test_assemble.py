@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from holdfast.convert import assemble
 from holdfast.convert.assemble import AssembledBlock, assemble_blocks, fill, tiles
 from holdfast.convert.sinks.base import tensor_files
 from holdfast.convert.source_files import SourceFiles
