@@ -1,6 +1,8 @@
 # Two commands do everything on a fresh machine: `make demo` and `make test`.
 PYTHON ?= python3
 VENV := .venv
+# Checks of tests/house that `make check` runs: all of them once the last findings of lengths, nouns and phrases are gone.
+HOUSE ?= proofs mirror assertions
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 PADDLE_VENV := .venv-paddle
@@ -10,17 +12,20 @@ PADDLE_NEXT_READY := $(PADDLE_NEXT_VENV)/.ready
 PADDLE_NEXT := paddlepaddle==3.3.1
 PADDLE_FORMERS := paddleformers==1.2.0
 
-.PHONY: demo test check layouts full faults power fuzz interop bench clean help spmd spmd-test torch-tests
+.PHONY: demo test quick check mutants layouts full faults power fuzz interop bench clean help spmd spmd-test torch-tests
 
 help:
 	@echo "make demo    train on 4 ranks, kill one, resume on another layout, open with transformers (sets itself up)"
 	@echo "make test    checks and tests (sets itself up)"
-	@echo "make check   lint, types, layers"
+	@echo "make quick   unit tests without ranks, servers and long runs: a first answer within a minute (sets itself up)"
+	@echo "make check   lint, types, layers, and the rules of tests/house"
 	@echo "make layouts every layout of the trainer: gradients, checkpoints, exact resume (make test runs a slice)"
 	@echo "make full    every case of every test (make test runs a slice of the layouts and faults)"
 	@echo "make faults  every fault at its full count, as a table: lost, wrong and hung must be 0"
 	@echo "make power   cuts the power of ext4 and xfs in the middle of 200 saves each (root, loop devices, FUSE; xfsprogs)"
 	@echo "make fuzz    ten minutes of mutated headers, indexes, manifests and states (MINUTES=, SEED=)"
+	@echo "make mutants changes one thing at a time in a copy of the code, and sees whether a test notices: a night's work"
+	@echo "             (PACKAGES=\"plan core\", COUNT=300, SEED=0, JOBS=2, ARGS=--again; a stopped run goes on)"
 	@echo "make interop with the real paddlepaddle 3.2.2 and 3.3.1, each in an environment of its own: reads and is read,"
 	@echo "             bit for bit; AOA programs of PaddleFormers (and of Paddle's tests: PADDLE_SRC=checkout) beside Paddle's engine"
 	@echo "make spmd    DTensor's operators with and without holdfast.spmd, as a table (EVERY=1 for all of them)"
@@ -45,6 +50,12 @@ check: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
+	$(BIN)/python -m tests.house $(HOUSE)
+
+# The folders whose tests need neither ranks nor servers; what is slow in them is marked so.
+QUICK := adapters checkpoint core format house layout mapping mutants plan storage testing
+quick: $(READY)
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow" $(addprefix tests/,$(QUICK))
 
 test: check
 	$(BIN)/python -m pytest -n 2 --dist loadfile
@@ -67,6 +78,11 @@ power: $(READY)
 MINUTES ?= 10
 fuzz: $(READY)
 	$(BIN)/python -m tests.fuzz --minutes $(MINUTES) $(if $(SEED),--seed $(SEED))
+
+PACKAGES ?= plan engine writer checkpoint core mapping
+COUNT ?= 300
+mutants: $(READY)
+	$(BIN)/python -m tests.mutants $(PACKAGES) --count $(COUNT) --seed $(or $(SEED),0) --jobs $(JOBS) $(ARGS)
 
 # PaddleFormers is read, never imported: without its many dependencies.
 $(PADDLE_READY): requirements/paddle.txt

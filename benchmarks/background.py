@@ -79,7 +79,7 @@ def run_rank(arguments: argparse.Namespace) -> None:
     def plain_write() -> None:
         descriptor = os.open(root / f"plain-{rank}", os.O_CREAT | os.O_TRUNC | os.O_WRONLY, 0o600)
         for tensor in locals_:
-            os.write(descriptor, memoryview(tensor.numpy()).cast("B"))
+            os.write(descriptor, memoryview(tensor.numpy().data).cast("B"))
         os.fsync(descriptor)
         os.close(descriptor)
 

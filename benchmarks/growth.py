@@ -138,10 +138,10 @@ def _runs(root: Path, policy: Any, last: int) -> dict[str, float]:
         for number in range(-5, SAVES):
             step += 1
             state = _state(float(step))
-            before = _cpu() + (_cpu_of(run._engine.background.writer.pid) if number > -5 else 0.0)  # type: ignore[union-attr]
+            before = _cpu() + (_cpu_of(run._engine.background.writer.pid) if number > -5 else 0.0)
             run.save(step, state, metrics={"loss": 2.0}).result(600)
             if number >= 0:
-                spent += _cpu() + _cpu_of(run._engine.background.writer.pid) - before  # type: ignore[union-attr]
+                spent += _cpu() + _cpu_of(run._engine.background.writer.pid) - before
     return {"save_ms": round(spent / SAVES * 1000, 2), "restore_s": round(restore_s, 3)}
 
 

@@ -19,6 +19,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -201,6 +202,9 @@ def measure(arguments: argparse.Namespace, contest: Contest, rows: Any, columns:
             for tensor in module.parameters():
                 tensor.to_local().zero_()
 
+    def load_dcp(module: Any) -> None:
+        dcp.load(module.state_dict(), checkpoint_id=str(root / "dcp"))
+
     def check(module: Any, expected: list[Any]) -> None:
         for tensor, value in zip(module.state_dict().values(), expected, strict=True):
             assert torch.equal(tensor.to_local(), value), "a load gave other values than were saved"
@@ -229,12 +233,12 @@ def measure(arguments: argparse.Namespace, contest: Contest, rows: Any, columns:
         contest.run("save column", lambda: holdfast.save(root / "save-column", {"model": columns}))
         fresh("save-column")
         for module, suffix in ((rows, ""), (columns, " column")):
-            contest.run(f"dcp.load{suffix}", lambda m=module: dcp.load(m.state_dict(), checkpoint_id=str(root / "dcp")))
+            contest.run(f"dcp.load{suffix}", partial(load_dcp, module))
             for verify, label in ((False, ""), (True, " verified")):
                 spoil(module)
                 result = contest.run(
                     f"load{suffix}{label}",
-                    lambda m=module, v=verify: holdfast.load(root / "row", {"model": m}, verify=v),
+                    partial(holdfast.load, root / "row", {"model": module}, verify=verify),
                 )
                 facts = torch.tensor([result.read_bytes, result.needed_bytes], dtype=torch.float64)
                 dist.all_reduce(facts)

@@ -17,30 +17,6 @@ settings.register_profile("holdfast", deadline=None, print_blob=True, suppress_h
 settings.load_profile("holdfast")
 
 
-# Of each test on many layouts, hosts or faults, `make test` runs the first case and every so-manieth
-# after it, or none (0), and nothing marked `full`; `make full` and `--full` run all of them.
-SLICED = {
-    "dist/test_background.py": 3,
-    "dist/test_bad_input.py": 3,
-    "dist/test_crashes.py": 3,
-    "dist/test_dcp.py": 3,
-    "dist/test_hosts.py": 4,
-    "dist/test_layouts.py": 3,
-    "dist/test_mapping.py": 3,
-    "dist/test_reading.py": 3,
-    "dist/test_resume_elsewhere.py": 0,  # five layouts in a chain
-    "dist/test_resume_exactly.py": 9,
-    "dist/test_stacked.py": 2,
-    "dist/test_train_checkpoints.py": 12,
-    "dist/test_train_dropout.py": 20,
-    "dist/test_train_evaluation.py": 0,
-    "dist/test_train_gradients.py": 12,
-    "dist/test_train_options.py": 4,
-    "dist/test_train_sizes.py": 9,
-    "dist/test_train_start.py": 0,  # transformers' folders of five families
-    "objects/test_faults.py": 3,
-    "objects/test_runs.py": 2,
-}
 TESTS = Path(__file__).parent
 
 
@@ -65,12 +41,13 @@ def _check_all_are_collected(items: list[pytest.Item]) -> None:
 
 
 def _left_out(items: list[pytest.Item]) -> list[pytest.Item]:
+    """Return what `make test` leaves out: tests marked `full`, and cases of tests marked `sliced`."""
     seen: Counter[str] = Counter()
     left_out = []
     for item in items:
-        every = SLICED.get(item.path.relative_to(TESTS).as_posix(), 1)
         test = item.nodeid.partition("[")[0]
-        if not every or seen[test] % every or item.get_closest_marker("full"):
+        sliced = item.get_closest_marker("sliced")
+        if item.get_closest_marker("full") or (sliced and seen[test] % sliced.args[0]):
             left_out.append(item)
         seen[test] += 1
     return left_out

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -131,8 +132,8 @@ def test_odd_steps_are_refused(tmp_path: Path, step: object) -> None:
 
 def test_numbers_that_are_whole_are_steps(tmp_path: Path) -> None:
     checkpointer = holdfast.Checkpointer(tmp_path)
-    assert checkpointer.save(np.int64(3), state_of(1.0)).result().step == 3
-    assert checkpointer.save(torch.tensor(4), state_of(1.0)).result().step == 4
+    whole: list[Any] = [np.int64(3), torch.tensor(4)]
+    assert [checkpointer.save(step, state_of(1.0)).result().step for step in whole] == [3, 4]
 
 
 def test_the_root_is_fixed_when_the_checkpointer_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -272,7 +273,7 @@ def test_warnings_point_to_the_users_line(tmp_path: Path) -> None:
 def test_arguments_are_checked_where_they_are_given(tmp_path: Path) -> None:
     for wrong in ({"model_dtype": "float33"}, {"ties": {"a": 1}}, {"ties": ["a"]}):
         with pytest.raises(holdfast.HoldfastError):
-            holdfast.Checkpointer(tmp_path, **wrong)  # type: ignore[arg-type]
+            holdfast.Checkpointer(tmp_path, **wrong)
     with pytest.raises(holdfast.InvalidArgument, match="empty"):
         holdfast.Checkpointer("")
     with holdfast.Checkpointer(tmp_path) as checkpointer, pytest.raises(holdfast.InvalidArgument, match="largest step"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -90,7 +91,7 @@ def test_it_resumes_bit_for_bit(tmp_path: Path, device: str) -> None:
             ema.update()
         handle.result(30)
         fresh = model_of(1)
-        again = {
+        again: dict[str, Any] = {
             "model": fresh,
             "optimizer": torch.optim.AdamW(fresh.parameters()),
             "ema": holdfast.EMA(fresh, 0.95, every=3, device=device),
@@ -143,7 +144,7 @@ def test_nothing_is_saved_or_averaged_while_the_average_is_swapped_in(tmp_path: 
 
 
 def test_a_model_that_is_cast_between_updates_is_averaged_unrounded() -> None:
-    model = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3)).to(torch.bfloat16)
+    model: Any = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3)).to(torch.bfloat16)
     ema = holdfast.EMA(model, 0.5, device="cpu")
     ema.update()
     ema.settle()

@@ -17,7 +17,7 @@ def llama() -> Any:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)
-    sizes = {"vocab_size": 16, "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1}
+    sizes: dict[str, Any] = {"vocab_size": 16, "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1}
     return LlamaForCausalLM(LlamaConfig(**sizes, num_attention_heads=1))
 
 
@@ -55,6 +55,7 @@ def check_saves(tmp_path: Path, make: Any) -> None:
     assert not list((tmp_path / "run").rglob("*config.json"))
 
 
+@pytest.mark.slow
 def test_a_model_with_adapters_is_not_called_a_plain_model(tmp_path: Path) -> None:
     check_saves(tmp_path, Adapted)
 
@@ -68,6 +69,7 @@ def test_a_plain_model_has_its_config_and_no_warning(tmp_path: Path) -> None:
     assert adapter_kind(model) == ""
 
 
+@pytest.mark.slow
 def test_peft_models_are_known(tmp_path: Path) -> None:
     peft = pytest.importorskip("peft", reason="peft is not installed: make setup")
 

@@ -13,7 +13,7 @@ import holdfast
 from holdfast.core.warnings import HoldfastWarning
 
 
-def model_of(seed: int = 0) -> nn.Sequential:
+def model_of(seed: int = 0) -> Any:
     torch.manual_seed(seed)
     return nn.Sequential(nn.Linear(4, 6), nn.Linear(6, 2))
 
@@ -185,7 +185,7 @@ class WithMasters(torch.optim.SGD):
     """bf16 parameters, fp32 masters in the state, as mixed-precision optimizers keep them."""
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:
+    def step(self, closure: Any = None) -> Any:
         for group in self.param_groups:
             for p in group["params"]:
                 master = self.state[p].setdefault("master_param", p.detach().float())
@@ -215,7 +215,7 @@ def test_masters_are_a_group_of_their_own(tmp_path: Path) -> None:
 def test_schedulers_resume(tmp_path: Path) -> None:
     model = model_of()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    make = [
+    make: list[Any] = [
         lambda o: torch.optim.lr_scheduler.MultiStepLR(o, [2, 3]),
         lambda o: torch.optim.lr_scheduler.OneCycleLR(o, 0.5, total_steps=20),
         torch.optim.lr_scheduler.ReduceLROnPlateau,

@@ -17,9 +17,8 @@ from pathlib import Path
 from types import FrameType
 
 import holdfast
+from tests.attacks.forge import OUTSIDE, examine, tensor, tensor_file
 from tests.effort import excess
-
-from .forge import OUTSIDE, examine, tensor, tensor_file
 
 DEADLINE_S = 120.0  # of the clock: only what waits for ever takes that long, however busy the machine is
 WORKING_S = 30.0  # of the processor: only what works for ever takes that long

@@ -9,9 +9,8 @@ from pathlib import Path
 
 from holdfast.core import limits
 from holdfast.format.digest import digest_hex
-
-from .attack import Attack
-from .forge import INDEX, MODEL, forge_file, forge_manifest, index, tensor, tensor_file
+from tests.attacks.attack import Attack
+from tests.attacks.forge import INDEX, MODEL, forge_file, forge_manifest, index, tensor, tensor_file
 
 SINGLE = "model.safetensors"
 LARGEST = (2**50, 2**46, 2**43, 2**40)  # a petabyte, or what the file system can hold

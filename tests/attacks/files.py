@@ -8,8 +8,8 @@ import stat
 from collections.abc import Callable
 from pathlib import Path
 
-from .attack import Attack
-from .forge import INDEX, MODEL, OUTSIDE, index, tensor, tensor_file
+from tests.attacks.attack import Attack
+from tests.attacks.forge import INDEX, MODEL, OUTSIDE, index, tensor, tensor_file
 
 Replace = Callable[[Path], None]
 

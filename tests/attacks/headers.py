@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.core import limits
-
-from .attack import Attack
+from tests.attacks.attack import Attack
 
 
 def text_of(fields: Any) -> bytes:

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from .attack import Attack
-from .forge import INDEX, MODEL, OUTSIDE, forge_file, forge_manifest, index, tensor, tensor_file
+from tests.attacks.attack import Attack
+from tests.attacks.forge import INDEX, MODEL, OUTSIDE, forge_file, forge_manifest, index, tensor, tensor_file
 
 NAMES: tuple[str, ...] = (
     "",

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from .attack import Attack
-from .forge import INDEX, MODEL, forge_file, index
+from tests.attacks.attack import Attack
+from tests.attacks.forge import INDEX, MODEL, forge_file, index
 
 PROOF = "the pickle was loaded"
 

@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -27,12 +28,12 @@ from tests.users import require_root, shared_folder
 STRANGER = 54321
 
 
-def state(step: int) -> dict[str, object]:
+def state(step: int) -> dict[str, Any]:
     return {"w": torch.full((3,), float(step)), "note": step}
 
 
-def restored(root: Path, **options: object) -> tuple[int | None, list[float]]:
-    live = {"w": torch.zeros(3), "note": 0}
+def restored(root: Path, **options: Any) -> tuple[int | None, list[float]]:
+    live: dict[str, Any] = {"w": torch.zeros(3), "note": 0}
     with holdfast.Checkpointer(root) as checkpointer:
         return checkpointer.restore(live, **options), live["w"].tolist()
 
@@ -179,7 +180,7 @@ def shared(run: Path) -> Iterator[Path]:
         yield root
 
 
-def plant(root: Path, step: int, **fields: object) -> Path:
+def plant(root: Path, step: int, **fields: Any) -> Path:
     """A step of another user, with every digest right."""
     folder = root / step_folder(step)
     holdfast.save(folder, state(step), step=step)
@@ -218,7 +219,7 @@ def test_a_strangers_older_step_is_in_nobodys_way(shared: Path) -> None:
 
 
 def test_a_step_that_is_named_by_its_path_is_read(shared: Path) -> None:
-    live = {"w": torch.zeros(3), "note": 0}
+    live: dict[str, Any] = {"w": torch.zeros(3), "note": 0}
     holdfast.load(shared / step_folder(9), live)
     assert live["w"].tolist() == [9.0] * 3
     assert holdfast.open(shared / step_folder(9)).verify().good

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from .attack import Attack
+from tests.attacks.attack import Attack
 
 PROOF = "the pickle was run"
 TOP = b"\x80\x02"
@@ -131,11 +131,12 @@ def legacy(payload: bytes) -> bytes:
 
 def metadata(item: bytes, value: bytes = b"") -> bytes:
     """The .metadata of a checkpoint of one tensor, whose bytes are `item`, and one value behind it."""
+    import torch
     from torch.distributed.checkpoint import metadata as dcp
     from torch.distributed.checkpoint.filesystem import _StorageInfo
 
-    chunk = dcp.ChunkStorageMetadata(offsets=(0,), sizes=(4,))
-    entries: dict[str, Any] = {"w": dcp.TensorStorageMetadata(dcp.TensorProperties(), (4,), [chunk])}
+    chunk = dcp.ChunkStorageMetadata(offsets=torch.Size((0,)), sizes=torch.Size((4,)))
+    entries: dict[str, Any] = {"w": dcp.TensorStorageMetadata(dcp.TensorProperties(), torch.Size((4,)), [chunk])}
     places = {dcp.MetadataIndex("w", [0]): _StorageInfo("__0_0.distcp", 0, len(item))}
     if value:
         entries["note"] = dcp.BytesStorageMetadata()

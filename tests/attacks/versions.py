@@ -6,8 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from .attack import Attack
-from .forge import MODEL, forge_manifest
+from tests.attacks.attack import Attack
+from tests.attacks.forge import MODEL, forge_manifest
 
 FUTURE: tuple[Any, ...] = ([2, 0], [2, 1], [3, 0], [10**6, 0], [2**63, 0], [10**300, 1])
 NEVER: tuple[Any, ...] = ([0, 0], [0, 9], [-1, 0], [1, -1], [1], [], [1, 0, 0], None, 1, "1.0", [1.0, 0], [True, 1])

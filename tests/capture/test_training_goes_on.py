@@ -97,7 +97,7 @@ def test_the_published_bytes_are_the_state_at_the_call(tmp_path: Path, device: s
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_optimizers_that_were_compiled_are_saved_right(tmp_path: Path, device: str) -> None:
-    model = torch.compile(nn.Linear(8, 8).to(device), backend="eager")
+    model: Any = torch.compile(nn.Linear(8, 8).to(device), backend="eager")
     optimizer = torch.optim.AdamW(model.parameters())
 
     def step() -> None:
@@ -121,7 +121,7 @@ def test_optimizers_that_were_compiled_are_saved_right(tmp_path: Path, device: s
 @pytest.mark.parametrize("before", [True, False])
 def test_steps_inside_a_cuda_graph_are_captured_at_the_call(tmp_path: Path, before: bool) -> None:
     weight = torch.ones(4 << 20, device="cuda", requires_grad=True)
-    module = nn.Module()
+    module: Any = nn.Module()
     module.weight = nn.Parameter(weight.detach().clone())
     optimizer = torch.optim.AdamW(module.parameters(), capturable=True)
     checkpointer = holdfast.Checkpointer(tmp_path)

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -185,6 +186,7 @@ def test_what_many_steps_give_up_is_stored_once(tmp_path: Path, monkeypatch: pyt
     assert storage.reads == 0
 
 
+@pytest.mark.slow
 def test_a_save_among_many_steps_reads_as_many_manifests_as_among_few(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -261,7 +263,8 @@ def act(root: Path, draw: random.Random, number: int, present: list[int], top: i
             for entry in living_steps(LocalStorage(root))
             if entry.manifest and entry.step > some
         )
-        commit(root, top + 1, number, loss=draw.random(), **{"abandons" if kind == "rewind" else "skips": later[:3]})
+        given_up: dict[str, Any] = {"abandons" if kind == "rewind" else "skips": later[:3]}
+        commit(root, top + 1, number, loss=draw.random(), **given_up)
         return top + 1
     if kind == "remove" and present:
         shutil.rmtree(root / step_folder(some))
@@ -287,6 +290,7 @@ def act(root: Path, draw: random.Random, number: int, present: list[int], top: i
     return 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(6))
 def test_histories_come_out_the_same_with_and_without_a_catalogue(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
@@ -339,6 +343,7 @@ def test_a_summary_has_what_a_manifest_says(tmp_path: Path) -> None:
     assert datetime.fromisoformat(summary.created).tzinfo == UTC
 
 
+@pytest.mark.slow
 def test_changes_among_very_many_steps_are_noticed_at_the_latest_after_some_saves(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

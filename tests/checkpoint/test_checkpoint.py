@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -114,7 +115,8 @@ def test_only_intact_tensors_are_loaded_when_they_are_all_that_is_wanted(folder:
     live = {f"layers.{index}.w": torch.zeros(40, 30) for index in (1, 9, 10)}
     holdfast.load(folder, {"model": live}, only=["model/layers.1.w"], strict=False)
     assert (live["layers.1.w"].numpy() == weights).all() and not live["layers.10.w"].any()
-    for options in ({}, {"only": ["layers.10.w"]}, {"ignore": ["layers.1.w"]}):
+    choices: list[dict[str, Any]] = [{}, {"only": ["layers.10.w"]}, {"ignore": ["layers.1.w"]}]
+    for options in choices:
         with pytest.raises(holdfast.Damaged):
             holdfast.load(folder, {"model": live}, strict=False, **options)
 

@@ -6,6 +6,7 @@ import shutil
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -25,6 +26,9 @@ from holdfast.format.names import abandoned_folder, step_folder
 from holdfast.storage.identity import IDENTITY
 from holdfast.storage.local import LocalStorage
 from holdfast.storage.memory import MemoryStorage
+
+pytestmark = pytest.mark.slow  # most tests run a Checkpointer with its writer process
+
 
 NOW = datetime.now(UTC)
 
@@ -108,7 +112,7 @@ def test_durations_are_written_as_people_do(text: str) -> None:
         lambda: keep.check_metrics([1]),
         lambda: keep.check_metrics({"loss": "low"}),
         lambda: keep.check_metrics({"loss": [1, 2]}),
-        lambda: holdfast.Checkpointer(MemoryStorage(), keep=3),
+        lambda: holdfast.Checkpointer(MemoryStorage(), keep=3),  # type: ignore[arg-type]
     ],
 )
 def test_what_makes_no_sense_is_refused(wrong) -> None:
@@ -116,7 +120,7 @@ def test_what_makes_no_sense_is_refused(wrong) -> None:
         wrong()
 
 
-def run(root: object, policy: keep.Policy, steps: range, **save) -> list[int]:
+def run(root: Any, policy: keep.Policy, steps: range, **save) -> list[int]:
     with holdfast.Checkpointer(root, keep=policy) as checkpointer:
         for step in steps:
             checkpointer.save(step, state_of(step), metrics={"loss": abs(step - 4.5)}).result()
@@ -350,7 +354,7 @@ def test_gc_does_not_take_what_was_saved_under_the_name_since_it_looked(tmp_path
     run(tmp_path, keep.last(9), range(1, 4))
     decide = retention.decide
 
-    def decide_and_wait(*arguments: object) -> list[retention.Decision]:
+    def decide_and_wait(*arguments: Any) -> list[retention.Decision]:
         decisions = decide(*arguments)
         with holdfast.Checkpointer(tmp_path) as checkpointer:
             checkpointer.restore(state_of(0.0), step=1)

@@ -16,10 +16,13 @@ from holdfast.core.errors import Damaged
 from holdfast.storage.local import LocalStorage
 from tests.cli.calls import call
 
+pytestmark = pytest.mark.slow  # runs of a Checkpointer, and commands
+
+
 BAD = {"empty": b"", "zeros": bytes(30), "torn": b'[["last"', "not text": b"\xff\xfe", "another kind": b"17"}
 
 
-@pytest.fixture(scope="module", params=BAD.values(), ids=BAD.keys())
+@pytest.fixture(scope="module", params=list(BAD.values()), ids=list(BAD))
 def data(request: pytest.FixtureRequest) -> bytes:
     found: bytes = request.param
     return found

@@ -1,5 +1,7 @@
 """States that conversions are tested on: a small model with an optimizer that has stepped, and odd tensors."""
 
+from typing import Any
+
 import torch
 
 import holdfast
@@ -14,7 +16,7 @@ def trained(seed: int = 3) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
     return model, optimizer
 
 
-def state() -> dict[str, object]:
+def state() -> dict[str, Any]:
     model, optimizer = trained()
     odd = {
         "half": torch.randn(7, 5).to(torch.bfloat16),

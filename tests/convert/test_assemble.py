@@ -11,7 +11,7 @@ from holdfast.convert import assemble
 from holdfast.convert.assemble import AssembledBlock, assemble_blocks, fill, tiles
 from holdfast.convert.sinks.base import tensor_files
 from holdfast.convert.source_files import SourceFiles
-from holdfast.convert.spans import OutputBlock
+from holdfast.convert.spans import OutputBlock, byte_hull
 from holdfast.format.dtypes import dtype_named, numpy_dtype
 from holdfast.layout.box import Box
 from holdfast.plan.arrays import ArrayDestination
@@ -122,6 +122,6 @@ def test_tiles_fill_a_part_and_none_reaches_further_than_it_may(shape, limit_byt
     counts = np.zeros(shape, int)
     for tile in tiles(part, place, limit_bytes):
         counts[tile.within(Box.full(tuple(shape)))] += 1
-        begin, end = assemble.byte_hull(place, tile)
+        begin, end = byte_hull(place, tile)
         assert end - begin <= max(limit_bytes, 4)
     assert counts.sum() == part.volume and (counts[part.within(Box.full(tuple(shape)))] == 1).all()

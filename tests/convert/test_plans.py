@@ -25,7 +25,7 @@ def plan(roles: list[str]) -> dict[str, Any]:
 @pytest.fixture
 def saved(tmp_path: Path) -> Path:
     torch.manual_seed(0)
-    state = {"model": torch.nn.Linear(4, 6), "critic": torch.nn.Linear(4, 1)}
+    state: dict[str, Any] = {"model": torch.nn.Linear(4, 6), "critic": torch.nn.Linear(4, 1)}
     for module in state.values():
         module.holdfast_plan = plan(["weight", "bias"])
     holdfast.save(tmp_path / "a", state, step=3)

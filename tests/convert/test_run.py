@@ -5,6 +5,7 @@ import subprocess
 import sys
 import threading
 import time
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,7 +19,7 @@ from holdfast.core.errors import Damaged, HoldfastError, InvalidArgument, Mismat
 from holdfast.storage.local import LocalWriter
 from tests.convert.states import save, state, tensor_files
 
-SMALL = {"block_bytes": 4096, "max_shard_size": 20_000}
+SMALL: dict[str, Any] = {"block_bytes": 4096, "max_shard_size": 20_000}
 
 
 def content(folder):

@@ -2,6 +2,7 @@
 
 import json
 import warnings
+from typing import Any
 
 import pytest
 import torch
@@ -40,7 +41,7 @@ def test_plain_dicts_follow_renamed_and_removed_keys(tmp_path, to):
 def test_a_renamed_dict_is_given_whole_to_who_has_none(tmp_path):
     holdfast.save(tmp_path / "a", dicts())
     convert(tmp_path / "a", tmp_path / "b", ConvertOptions(mapping=MappingOptions(["weight -> w"])))
-    live = {"model": None, "odd": None}
+    live: dict[str, Any] = {"model": None, "odd": None}
     holdfast.load(tmp_path / "b", live)
     assert set(live["model"]) == {"w", "bias"} and torch.equal(live["model"]["w"], torch.ones(2, 3))
 

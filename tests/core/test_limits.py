@@ -1,6 +1,31 @@
 import pytest
 
+from holdfast.core import limits
 from holdfast.core.limits import GB, KIB, MIB, parse_bytes
+
+# Bounds of the format: a reader that lowers one refuses checkpoints that others wrote.
+FORMAT = {
+    "HEADER_BYTES": 16 * 2**20,
+    "HEADER_TENSORS": 200_000,
+    "TENSOR_RANK": 64,
+    "KEY_BYTES": 1024,
+    "FILE_NAME_BYTES": 200,
+    "JSON_DEPTH": 128,
+    "JSON_BYTES": 256 * 2**20,
+    "JSON_CONTAINERS": 4_000_000,
+    "MANIFEST_FILES": 100_000,
+    "BLOCKS_PER_FILE": 1_000_000,
+    "MAPPING_BYTES": 16 * 2**20,
+    "MAPPING_STATEMENTS": 100_000,
+    "MAPPING_WORK": 4_000_000,
+}
+# What a save writes unless told otherwise: these decide the bytes of a checkpoint.
+DEFAULTS = {"PAGE_BYTES": 4096, "BLOCK_BYTES": 32 * 2**20, "MAX_SHARD_BYTES": 5 * 10**9, "WINDOWS_BYTES": 128 * 2**20}
+
+
+@pytest.mark.parametrize(("name", "value"), (FORMAT | DEFAULTS).items())
+def test_the_bounds_of_the_format_and_the_defaults_of_a_save(name, value):
+    assert getattr(limits, name) == value
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -89,7 +90,7 @@ def test_the_picture_shows_both_curves(tmp_path: Path):
 
 
 @pytest.mark.parametrize("layout", [{}, story.FIRST, story.SECOND])
-def test_its_layouts_can_be(layout: dict[str, int]):
+def test_its_layouts_can_be(layout: dict[str, Any]):
     sets = ["data.path=text.txt", *(f"layout.{axis}={size}" for axis, size in layout.items())]
     config = parse_config(story._CONFIG, sets)
     config.layout.check(Layout(**layout).world, config.model)

@@ -111,7 +111,7 @@ def ddp(salt: str, tied: bool) -> Held:
     return with_moments(nn.parallel.DistributedDataParallel, lambda: Llama(tied=tied), salt, tied=tied)
 
 
-def _fsdp(model: nn.Module, mesh: Any) -> nn.Module:
+def _fsdp(model: Any, mesh: Any) -> Any:
     for layer in model.model.layers.values():
         fully_shard(layer, mesh=mesh)
     return fully_shard(model, mesh=mesh)
@@ -192,7 +192,7 @@ class FlatAdamW(torch.optim.Optimizer):
     def holdfast_shards(self) -> list[holdfast.FlatShard]:
         return self.shards
 
-    def step(self, closure: Any = None) -> None:
+    def step(self, closure: Any = None) -> Any:
         raise AssertionError("the tests only move its state")
 
 
@@ -260,4 +260,4 @@ def scramble(held: Held) -> None:
 
 
 def _local(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.detach().to_local() if isinstance(tensor, DTensor) else tensor.detach()
+    return tensor.to_local().detach() if isinstance(tensor, DTensor) else tensor.detach()

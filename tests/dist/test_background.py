@@ -18,6 +18,8 @@ import holdfast
 from holdfast.storage.identity import IDENTITY
 from tests.dist.harness import run_ranks
 
+pytestmark = pytest.mark.sliced(3)
+
 ROWS, COLUMNS = 1000, 257
 
 
@@ -30,7 +32,7 @@ def weights(dim: int) -> dict[str, DTensor]:
         local = whole.chunk(dist.get_world_size(), dim)
         mine = local[dist.get_rank()] if dist.get_rank() < len(local) else whole.narrow(dim, 0, 0)
         out[name] = DTensor.from_local(
-            mine.contiguous(), mesh, [Shard(dim)], run_check=False, shape=shape, stride=whole.stride()
+            mine.contiguous(), mesh, [Shard(dim)], run_check=False, shape=whole.shape, stride=whole.stride()
         )
     return out
 

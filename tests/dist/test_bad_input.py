@@ -21,6 +21,8 @@ from torch.distributed.tensor import DTensor, Shard
 import holdfast
 from tests.dist.harness import run_ranks
 
+pytestmark = pytest.mark.sliced(3)
+
 
 def sharded(value: float = 1.0, rows: int = 8) -> dict[str, Any]:
     mesh = init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("tp",))
@@ -179,7 +181,8 @@ def test_options_that_differ_between_ranks(tmp_path: Path) -> None:
 
 def _odd_argument(root: str) -> tuple[str, str]:
     first = dist.get_rank() == 0
-    step = caught(lambda: holdfast.Checkpointer(root).save(7 if first else 7.5, {"weights": sharded()}))
+    odd: Any = 7 if first else 7.5
+    step = caught(lambda: holdfast.Checkpointer(root).save(odd, {"weights": sharded()}))
     option = caught(lambda: holdfast.save(f"{root}/x", {"weights": sharded()}, replicas="oops" if first else "error"))
     assert "replicas='oops'" in option[1]
     return step
@@ -358,3 +361,17 @@ def test_restore_falls_back_on_every_rank_when_one_sees_damage(tmp_path: Path) -
     assert (first, second) == (2, 2)
     assert (value, other) == (2.0, 2.0)
     assert "step 3" in said and "digest" in said
+
+
+def _restore_nothing(root: str) -> tuple[str, str]:
+    state = {"weights": sharded(9.0), "note": "live"}
+    return caught(lambda: holdfast.Checkpointer(root).restore(state))
+
+
+def test_when_no_step_is_good_every_rank_raises(tmp_path: Path) -> None:
+    run_ranks(2, _save_steps, str(tmp_path))
+    for step in (1, 2, 3):
+        flip(tmp_path / f"step-{step:012d}" / TENSORS, -1)  # in rank 1's rows
+    one_error(
+        run_ranks(2, _restore_nothing, str(tmp_path)), "Damaged", "no checkpoint is good", "overwritten", "step 1"
+    )

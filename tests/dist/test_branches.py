@@ -26,7 +26,7 @@ def _state(value: float) -> dict[str, object]:
 
 
 def _value(state: dict[str, object]) -> float:
-    return float(state["weights"]["w"].to_local()[0, 0])  # type: ignore[index]
+    return float(state["weights"]["w"].to_local()[0, 0])
 
 
 def _rewind(root: str) -> tuple[int | None, float, list[int], int | None, float]:

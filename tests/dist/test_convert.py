@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import warnings
+from typing import Any
 
 import pytest
 import torch
@@ -23,7 +24,7 @@ from holdfast.core.errors import Damaged
 from tests.convert.states import tensor_files
 from tests.dist.harness import run_ranks
 
-SMALL = {"block_bytes": 4096, "max_shard_size": 30_000}
+SMALL: dict[str, Any] = {"block_bytes": 4096, "max_shard_size": 30_000}
 STATEMENTS = ["up.weight^T -> up.kernel", "down.weight -> down.a, down.b, axis=1"]
 
 

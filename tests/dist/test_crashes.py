@@ -28,6 +28,8 @@ from holdfast.writer.arena_card import captured_sets, read_cards
 from tests.dist.harness import Victims, run_ranks, tell_parent
 from tests.dist.test_background import weights
 
+pytestmark = pytest.mark.sliced(3)
+
 
 def leftovers(root: Path) -> list[str]:
     """What is under the root beside committed steps, and in shared memory for it."""
@@ -392,9 +394,14 @@ def test_who_asks_for_an_older_step_leaves_memory_alone(tmp_path: Path) -> None:
     wait_until(lambda: not leftovers(tmp_path))
 
 
+def tell_and_wait(self: Leftovers, ranks: Any) -> None:
+    tell_parent(True)
+    time.sleep(600)
+
+
 def spoil_and_die(root: str) -> None:
     """Adopt memory that was spoiled, and die before it is given back."""
-    Leftovers.drop = lambda self, ranks: (tell_parent(True), time.sleep(600))  # type: ignore
+    Leftovers.drop = tell_and_wait
     holdfast.Checkpointer(root, deadline_s=60).restore(row_state(0))
 
 

@@ -91,7 +91,7 @@ def _save_in_background(root: str, device: str) -> bool:
     mesh = init_device_mesh(device, (world,), mesh_dim_names=("x",))
     full = torch.arange(3000 * 257.0).reshape(3000, 257)
     local = full.chunk(world)[rank].contiguous().to(device)
-    module = nn.Module()
+    module: Any = nn.Module()
     shard = DTensor.from_local(local, mesh, [Shard(0)], run_check=False, shape=full.shape, stride=full.stride())
     module.register_parameter("w", nn.Parameter(shard))
     optimizer = torch.optim.AdamW(module.parameters(), fused=device == "cuda")

@@ -13,6 +13,8 @@ import holdfast
 from tests.dist.harness import run_ranks
 from tests.dist.layouts import LAYOUTS, local_values, plain, scramble
 
+pytestmark = pytest.mark.sliced(3)
+
 FROM = ("fsdp-tp-2x2", "fsdp-3", "hsdp-2x2")
 
 

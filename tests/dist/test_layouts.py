@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,8 +12,10 @@ import holdfast
 from tests.dist.harness import run_ranks
 from tests.dist.layouts import LAYOUTS, local_values, scramble
 
+pytestmark = pytest.mark.sliced(3)
+
 # Small blocks and files: many blocks, several files, cuts in the middle of tensors.
-CUT = {"block_bytes": 4096, "max_shard_size": 30_000}
+CUT: dict[str, Any] = {"block_bytes": 4096, "max_shard_size": 30_000}
 
 
 def _save(layout: str, tied: bool, path: str) -> list[str]:

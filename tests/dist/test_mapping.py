@@ -17,6 +17,8 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 import holdfast
 from tests.dist.harness import run_ranks
 
+pytestmark = pytest.mark.sliced(3)
+
 HEADS, GROUPS, HEAD, HIDDEN, FEED, VOCAB, LAYERS = 6, 3, 5, 22, 53, 37, 2
 PROGRAM = """
 # what the file calls q, k and v is one weight in memory, group by group
@@ -193,10 +195,10 @@ def _run(root: str, layout: str) -> int:
             checkpointer.save(step, state).result(60)
     state = held(layout, fused=True, values=None)
     with holdfast.Checkpointer(root, mapping=back) as checkpointer:
-        step = checkpointer.restore(state)
+        restored = checkpointer.restore(state)
     check(state, fused=True)
-    assert step is not None
-    return step
+    assert restored is not None
+    return restored
 
 
 @pytest.mark.parametrize("layout", ["one", "mesh", "fsdp"])

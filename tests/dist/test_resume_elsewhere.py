@@ -15,6 +15,8 @@ from holdfast.train.metrics import read_metrics
 from tests.dist.harness import run_ranks
 from tests.dist.resume_cases import Routing, config, losses
 
+pytestmark = pytest.mark.full  # five layouts in a chain
+
 EACH, BATCH, LENGTH, LAYERS = 5, 8, 8, 8
 CHAIN: list[tuple[str, int, dict[str, Any]]] = [
     ("fsdp-4", 4, {"dp_shard": 4}),

@@ -11,6 +11,8 @@ from holdfast.train.config import RunConfig
 from tests.dist.harness import Victims, run_ranks, tell_parent
 from tests.dist.resume_cases import config, finish, finish_then_train, losses
 
+pytestmark = pytest.mark.sliced(9)
+
 STEPS, SAVED, HELD_AT = 20, 9, 12
 LAYOUTS: dict[str, tuple[dict[str, Any], bool]] = {
     "one-rank": ({}, False),

@@ -17,6 +17,8 @@ import holdfast
 from tests.dist.harness import run_ranks
 from tests.dist.test_mapping import digests, fill
 
+pytestmark = pytest.mark.sliced(2)
+
 EXPERTS, HIDDEN, WIDE, LAYERS = 5, 64, 48, 2
 
 

@@ -18,8 +18,11 @@ from holdfast.train.parallel.parallel_model import build
 from tests.dist.harness import run_ranks
 from tests.dist.train_cases import LAYOUTS, assemble, batches, model, pieces, share
 
+pytestmark = pytest.mark.sliced(12)
+
 DEADLINE_S = 200.0
-CUT = {"block_bytes": 4096, "max_shard_size": 30_000}  # many blocks and files, cuts in the middle of tensors
+# Many blocks and files, cuts in the middle of tensors.
+CUT: dict[str, Any] = {"block_bytes": 4096, "max_shard_size": 30_000}
 MODELS = {"qwen3_moe": model("qwen3_moe"), "qwen2_moe": model("qwen2_moe", tie_word_embeddings=True)}
 MICRO_BATCHES = 4
 
@@ -78,7 +81,8 @@ def _ep_4(path: Path) -> Any:
 
 
 def opened(folder: Path) -> Any:
-    theirs, info = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
+    model_class: Any = AutoModelForCausalLM
+    theirs, info = model_class.from_pretrained(folder, output_loading_info=True)
     assert not info["missing_keys"] and not info["unexpected_keys"] and not info["mismatched_keys"]
     return theirs.eval()
 

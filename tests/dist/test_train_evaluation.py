@@ -12,6 +12,8 @@ from holdfast.train.loop import Trainer
 from tests.dist.harness import run_ranks
 from tests.dist.resume_cases import config
 
+pytestmark = pytest.mark.full
+
 LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {
     "fsdp-2": (2, {"dp_shard": 2}),
     "tp-2-pp-2": (4, {"tp": 2, "pp": 2}),

@@ -12,6 +12,8 @@ from holdfast.train.layout import Layout
 from tests.dist.harness import run_ranks
 from tests.dist.train_cases import DENSE, LAYOUTS, assemble, model, one_step
 
+pytestmark = pytest.mark.sliced(12)
+
 MICRO_BATCHES = 4  # of the global batch: what a rank has more than one of, it accumulates
 DEADLINE_S = 200.0
 SPARSE_MODELS = {"qwen3_moe": model("qwen3_moe"), "qwen2_moe-tied": model("qwen2_moe", tie_word_embeddings=True)}

@@ -14,6 +14,8 @@ from holdfast.train.parallel.parallel_model import build
 from tests.dist.harness import run_ranks
 from tests.dist.train_cases import LAYOUTS, assemble, batches, model, pieces, share
 
+pytestmark = pytest.mark.sliced(4)
+
 DEADLINE_S = 200.0
 CONFIG = model("qwen3_moe")
 MICRO_BATCHES = 4

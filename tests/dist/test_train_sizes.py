@@ -15,6 +15,8 @@ from holdfast.train.parallel.parallel_model import build
 from tests.dist.harness import run_ranks
 from tests.dist.train_cases import assemble, model, pieces, share
 
+pytestmark = pytest.mark.sliced(9)
+
 ODD = {"hidden_size": 20, "num_attention_heads": 2, "num_key_value_heads": 1, "vocab_size": 37}
 
 

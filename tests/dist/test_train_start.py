@@ -18,6 +18,8 @@ from holdfast.train.models.config import ModelConfig
 from tests.dist.harness import run_ranks
 from tests.dist.train_cases import model
 
+pytestmark = pytest.mark.full  # transformers' folders of five families
+
 SAMPLES, LENGTH = 8, 8
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {"tie_word_embeddings": True},

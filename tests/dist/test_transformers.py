@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -61,7 +62,8 @@ def _save(path: str, tied: bool) -> list[list[list[float]]]:
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_from_pretrained_gives_the_live_models_logits(tmp_path: Path, tied: bool) -> None:
     live = torch.tensor(run_ranks(4, _save, str(tmp_path / "model"), tied)[0])
-    model, info = AutoModelForCausalLM.from_pretrained(tmp_path / "model", output_loading_info=True)
+    model_class: Any = AutoModelForCausalLM
+    model, info = model_class.from_pretrained(tmp_path / "model", output_loading_info=True)
     assert not info["missing_keys"] and not info["unexpected_keys"] and not info["mismatched_keys"]
     assert type(model) is LlamaForCausalLM
     assert json.loads((tmp_path / "model" / "config.json").read_text())["architectures"] == ["LlamaForCausalLM"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -31,8 +32,10 @@ def build() -> Many:
 
 def _round_trip(root: str, sizes: tuple[int, int]) -> None:
     mesh = init_device_mesh("cpu", sizes, mesh_dim_names=("dp", "tp"))
-    model = build()
-    plan = {name: ColwiseParallel() if name[0] == "c" else RowwiseParallel() for name, _ in model.named_children()}
+    model: Any = build()
+    plan: dict[str, Any] = {
+        name: ColwiseParallel() if name[0] == "c" else RowwiseParallel() for name, _ in model.named_children()
+    }
     parallelize_module(model, mesh["tp"], plan)
     fully_shard(model, mesh=mesh["dp"])
     holdfast.save(f"{root}/{sizes[0]}x{sizes[1]}", {"model": model}, block_bytes=4096)

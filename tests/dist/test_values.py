@@ -134,7 +134,10 @@ def test_what_is_advised_for_values_of_each_rank_works(tmp_path: Path) -> None:
 
 def _drift_apart(root: str, count: int) -> list[str]:
     """Ranks begin with one seed, and draw differently later."""
-    state = {"rng": {"torch": torch.manual_seed(0).get_state(), "numpy": np.zeros(count)}, "model": nn.Linear(2, 2)}
+    state: dict[str, Any] = {
+        "rng": {"torch": torch.manual_seed(0).get_state(), "numpy": np.zeros(count)},
+        "model": nn.Linear(2, 2),
+    }
     torch.distributed.broadcast(state["model"].weight.data, 0)
     torch.distributed.broadcast(state["model"].bias.data, 0)
     out = []
@@ -179,7 +182,10 @@ def test_plain_values_beside_tensors_come_back_on_their_rank(tmp_path: Path) -> 
 class Dtypes(Loader):
     def __init__(self, position: int) -> None:
         super().__init__(position)
-        self.state |= {"half": torch.full((2,), position).bfloat16(), "complex": torch.full((1,), 1j).cdouble()}
+        self.state |= {
+            "half": torch.full((2,), position).bfloat16(),
+            "complex": torch.full((1,), 1j).to(torch.complex128),
+        }
 
     def holdfast_reshard(self, states: dict[tuple[int, ...], Any], rank: int, world: int) -> dict[str, Any]:
         return states[0,]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -92,10 +93,11 @@ def share(replica: Any, whole: list[MicroBatch]) -> list[MicroBatch]:
     return whole[first : first + each]
 
 
-def pieces(tensors: dict[str, torch.Tensor]) -> dict[str, list[tuple[Box, Any]]]:
+def pieces(tensors: Mapping[str, torch.Tensor | None]) -> dict[str, list[tuple[Box, Any]]]:
     """What this rank holds of tensors, by key and box."""
     out = {}
     for key, tensor in tensors.items():
+        assert tensor is not None, key
         holder = holder_of(tensor, key)
         out[key] = [(part.box, part_view(holder, part).numpy().copy()) for part in holder.parts]
     return out

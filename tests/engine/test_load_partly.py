@@ -68,7 +68,7 @@ def test_values_and_options_count_as_filled(tmp_path: Path) -> None:
     model = nn.Linear(2, 2)
     holdfast.save(tmp_path / "x", {"model": model, "optimizer": torch.optim.SGD(model.parameters(), lr=0.5), "n": 3})
     live = nn.Linear(3, 3)
-    state = {"model": live, "n": None}
+    state: dict[str, Any] = {"model": live, "n": None}
     with pytest.warns(holdfast.HoldfastWarning, match="model: weight: the shape differs"):
         holdfast.load(tmp_path / "x", state, strict=False)
     assert state["n"] == 3
@@ -108,11 +108,12 @@ def test_extra_state_follows_patterns(tmp_path: Path) -> None:
         def set_extra_state(self, state: Any) -> None:
             self.extra = state["n"]
 
-    source = nn.Sequential(Extra(1, 1), Extra(1, 1))
+    source: Any = nn.Sequential(Extra(1, 1), Extra(1, 1))
     source[0].extra, source[1].extra = 5, 6
     holdfast.save(tmp_path / "x", {"model": source})
-    for options, extras in (({"only": ["model"]}, (5, 6)), ({"only": ["0.*"]}, (5, 0)), ({"ignore": ["0.*"]}, (0, 6))):
-        live = nn.Sequential(Extra(1, 1), Extra(1, 1))
+    cases: list[Any] = [({"only": ["model"]}, (5, 6)), ({"only": ["0.*"]}, (5, 0)), ({"ignore": ["0.*"]}, (0, 6))]
+    for options, extras in cases:
+        live: Any = nn.Sequential(Extra(1, 1), Extra(1, 1))
         holdfast.load(tmp_path / "x", {"model": live}, **options)
         assert (live[0].extra, live[1].extra) == extras
 

@@ -28,7 +28,7 @@ DEADLINE_S = 20.0  # of a start or a save that nothing disturbs
 BLOCK_BYTES = 4096
 _TOLD = 5  # failures of one row; the rest is counted
 
-Case = tuple[str, Callable[[], None]]
+Case = tuple[str, Callable[[], object]]
 
 
 class Lost(AssertionError):
@@ -80,7 +80,7 @@ def _try(limit_s: float, case: Case) -> tuple[str, Exception | None]:
     return name, None
 
 
-def afterwards(fault: str, seed: int, case: Callable[[], None]) -> Tally:
+def afterwards(fault: str, seed: int, case: Callable[[], object]) -> Tally:
     """What must be true when all is over: no fault of its own, so it counts only if it fails."""
     tally = run_cases(fault, seed, [("afterwards", case)])
     return Tally() if tally.good else tally

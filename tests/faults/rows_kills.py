@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -201,11 +201,12 @@ _ERRORS = [
 ]
 
 
-def endings(seed: int) -> Tally:
+def endings(seed: int, chosen: Sequence[str] = ()) -> Tally:
+    """End trainers in each way, and fail each call of a writer once; `chosen` names some of these cases."""
     ways = ("SIGTERM", "SIGINT", "exit", "raise", "del", "os._exit")
     cases = [(way, partial(end_one_way, way)) for way in ways]
     cases += [(f"{call} of {text}", partial(fail_in_writer, call, text, number)) for call, text, number in _ERRORS]
-    return run_cases(ENDINGS, seed, cases)
+    return run_cases(ENDINGS, seed, [case for case in cases if not chosen or case[0] in chosen])
 
 
 ROWS = (Row(RANDOM, random_kills), Row(ENDINGS, endings))

@@ -132,11 +132,11 @@ def failing_sync(steps: int, work: Work, number: int, storage: LocalStorage, rec
         work(storage, recording)
 
 
-def power_loss_after_failed_sync(steps: int, work: Work, seed: int) -> Tally:
+def power_loss_after_failed_sync(steps: int, work: Work, seed: int, every: int = 1) -> Tally:
     with record(steps, work) as (recording, _):
         syncs = sum(type(operation).__name__ == "Sync" for operation in recording.operations)
     total = Tally()
-    for number in range(1, syncs + 1):
+    for number in range(1, syncs + 1, every):
         with record(steps, partial(failing_sync, steps, work, number)) as (recording, folder):
             total += judged(recording, folder)
     return total

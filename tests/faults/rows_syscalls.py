@@ -123,7 +123,7 @@ def _saver(root: Path, *expressions: str, again: int) -> tuple[list[strace.Call]
     theirs.close()
     if not ours.poll(DEADLINE_S) or not ours.recv():
         raise Lost("the first save failed")
-    with strace.attached(process.pid, *expressions) as traced:
+    with strace.attached(process.pid or 0, *expressions) as traced:
         ours.send(again)
         process.join(DEADLINE_S)
         if process.is_alive():

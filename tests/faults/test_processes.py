@@ -20,6 +20,7 @@ SLICES: dict[str, Callable[[], Tally]] = {
     "system calls": lambda: rows_syscalls.kill_at_system_calls(SEED, writers=2, savers=2),
     "order": lambda: rows_syscalls.order_of_system_calls(SEED),
     "random kills": lambda: rows_kills.random_kills(SEED, 3),
+    "endings": lambda: rows_kills.endings(SEED, ["SIGINT", "fsync of safetensors"]),
     "ranks": lambda: rows_ranks.strike_ranks(SEED, [Blow(2, "capturing", "rank")]),
     "size limit": lambda: rows_disk.file_size_limit(SEED, every=6),
     "damage": lambda: rows_damage.damage(SEED, every=40),

@@ -17,7 +17,7 @@ from holdfast.testing.faults import Fault, FaultGate, faulty
 from tests.faults import rows_powerloss, rows_races, rows_reading, rows_storage, rows_writer
 from tests.faults.__main__ import find_rows, main, print_table
 from tests.faults.row import HUNG, LOST, SURVIVED, WRONG, Row, Tally
-from tests.faults.world import DEADLINE_S, JOBS, Hung, World, in_child, judge, save, world
+from tests.faults.world import DEADLINE_S, JOBS, Hung, Job, World, in_child, judge, save, world
 
 ONE = {1: frozenset({1})}
 
@@ -33,21 +33,21 @@ def here() -> Iterator[World]:
 
 @pytest.mark.parametrize("job", JOBS, ids=lambda job: job.name)
 @pytest.mark.parametrize("number", [1, 8, 20])
-def test_a_save_killed_at_a_storage_call(here: World, job: rows_storage.Job, number: int) -> None:
+def test_a_save_killed_at_a_storage_call(here: World, job: Job, number: int) -> None:
     with here.root() as root:
         assert rows_storage.killed_at_storage_call(root, job, number, "slice") == SURVIVED
 
 
 @pytest.mark.parametrize("job", JOBS, ids=lambda job: job.name)
 @pytest.mark.parametrize("number", [3, 10, 16])
-def test_a_save_killed_at_a_system_call(here: World, job: rows_storage.Job, number: int) -> None:
+def test_a_save_killed_at_a_system_call(here: World, job: Job, number: int) -> None:
     with here.root() as root:
         assert rows_storage.killed_at_system_call(root, job, number, "slice") == SURVIVED
 
 
 @pytest.mark.parametrize("job", JOBS, ids=lambda job: job.name)
 @pytest.mark.parametrize("number", [2, 11, 19])
-def test_a_save_on_a_full_disk(here: World, job: rows_storage.Job, number: int) -> None:
+def test_a_save_on_a_full_disk(here: World, job: Job, number: int) -> None:
     for lasting in (False, True):
         with here.root() as root:
             case = partial(rows_storage.failing_storage_call, "enospc", lasting)
@@ -62,6 +62,10 @@ def test_a_load_from_a_bad_disk(here: World, fault: Fault) -> None:
 
 def test_a_power_loss_after_every_operation_of_a_step_saved_again() -> None:
     assert rows_powerloss.power_loss(1, rows_powerloss.again, 1).good
+
+
+def test_a_power_loss_after_an_fsync_that_failed() -> None:
+    assert rows_powerloss.power_loss_after_failed_sync(0, rows_powerloss.fresh, 1, every=4).good
 
 
 @pytest.mark.parametrize("name", rows_races.RACES)
@@ -143,8 +147,13 @@ def test_a_table_with_anything_bad_in_it_is_not_good(tally: Tally) -> None:
 
 
 def test_a_row_that_breaks_is_wrong_and_the_rest_is_run(capsys: pytest.CaptureFixture[str]) -> None:
-    seeds = []
-    rows = [Row("breaks", lambda seed: Tally(1 // 0)), Row("good", lambda seed: seeds.append(seed) or SURVIVED)]
+    seeds: list[int] = []
+
+    def survive(seed: int) -> Tally:
+        seeds.append(seed)
+        return SURVIVED
+
+    rows = [Row("breaks", lambda seed: Tally(1 // 0)), Row("good", survive)]
     assert not print_table(rows, 7, Console(file=io.StringIO()))
     assert seeds == [7]
     assert "ZeroDivisionError" in capsys.readouterr().err

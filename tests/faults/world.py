@@ -180,7 +180,7 @@ class Hung(Exception):
     """A child did not end in time."""
 
 
-def in_child(work: Callable[[], None], deadline_s: float = DEADLINE_S) -> tuple[bool, int]:
+def in_child(work: Callable[[], object], deadline_s: float = DEADLINE_S) -> tuple[bool, int]:
     """Do work in a fork of this process: whether it came to its end, and how the child ended (as waitpid has it)."""
     return in_children([work], deadline_s)[0]
 

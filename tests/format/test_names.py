@@ -104,6 +104,7 @@ def test_a_refused_key_names_its_place_without_raw_control_characters():
 @pytest.mark.parametrize(
     "group", ["model", "optimizer", "ema/model", "critic.optimizer", "a-b_c.d", "console", "g" * 100]
 )
+@pytest.mark.raises_nothing
 def test_group_names_that_may_become_file_names(group):
     check_group(group)
 

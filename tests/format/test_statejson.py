@@ -2,6 +2,7 @@ import math
 from collections import Counter, OrderedDict, defaultdict, deque
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import Any
 
 import numpy as np
 import pytest
@@ -76,6 +77,7 @@ VALUES = st.recursive(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=400)
 @given(VALUES)
 def test_any_value_comes_back_with_its_types(value):
@@ -236,7 +238,7 @@ def test_a_value_that_contains_itself_is_refused():
 
 
 def nested(depth):
-    value = 1
+    value: Any = 1
     for _ in range(depth):
         value = [value]
     return value
@@ -336,7 +338,7 @@ def test_text_that_is_not_unicode_is_refused_with_its_path():
 
 
 def test_values_that_json_has_are_told_apart_from_those_it_has_not():
-    value = {
+    value: dict[str, Any] = {
         "small": [0, -1, True, None, 1.5, "text", "", 2**61, -(2**61)],
         "odd": [float("nan"), float("inf"), 2**62, -(2**100), "ä", "\x00"],
         "nested": {"a": {"b": [(1, 2), {3: 4}, b"x"]}},
@@ -358,7 +360,7 @@ def test_what_json_cannot_have_is_refused_wherever_it_is(bad, wrap):
 
 
 def test_scalars_count_as_a_level_of_nesting():
-    value = 1
+    value: Any = 1
     for _ in range(limits.JSON_DEPTH // 4):
         value = {"k": value}
     statejson.encode(value, "state")

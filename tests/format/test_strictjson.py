@@ -1,3 +1,5 @@
+import json
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -68,12 +70,13 @@ def test_the_limit_is_checked_before_parsing():
         strictjson.loads(b"[1,]", "w", limit_bytes=3)
 
 
-@given(st.binary(max_size=60))
-def test_random_bytes_parse_or_are_damage(data):
+@given(st.binary(max_size=60) | st.text('[]{}:,"01 ', max_size=12).map(str.encode))
+def test_random_bytes_parse_as_json_does_or_are_damage(data):
     try:
-        strictjson.loads(data, "w")
+        value = strictjson.loads(data, "w")
     except Damaged:
-        pass
+        return
+    assert value == json.loads(data)
 
 
 def test_more_lists_than_the_limit_are_refused_before_they_are_made(monkeypatch):

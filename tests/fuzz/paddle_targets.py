@@ -75,7 +75,10 @@ def _unified() -> dict[str, bytes]:
     bits = {key: (value.T.copy().view(np.uint32) >> 16).astype(np.uint16) for key, value in masters.items()}
     states = {f"{key}/{name}_0": value for key, value in masters.items() for name in ("moment1", "moment2")}
     for key in masters:
-        states |= {f"{key}/beta1_pow_acc_0": np.float32([0.9]), f"{key}/beta2_pow_acc_0": np.float32([0.999])}
+        states |= {
+            f"{key}/beta1_pow_acc_0": np.array([0.9], np.float32),
+            f"{key}/beta2_pow_acc_0": np.array([0.999], np.float32),
+        }
     files = {}
     for stem, tensors in (("model", bits), ("master_weights", masters), ("optimizer", states)):
         name = f"{stem}-00001-of-00001.safetensors"

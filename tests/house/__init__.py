@@ -1,1 +1,1 @@
-"""Checks of how the code reads: unique nouns, phrases to avoid, and the length of files. `make check` runs them."""
+"""Checks of how the code reads, and of what tests and documents claim. `make check` runs them."""

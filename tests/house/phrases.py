@@ -15,7 +15,7 @@ LIST = Path(__file__).with_name("phrases.toml")
 def find() -> Iterator[str]:
     """Yield a line for each place that has a listed phrase."""
     listed = tomllib.loads(LIST.read_text())
-    patterns = [(re.compile(rf"\b{phrase}\b", re.IGNORECASE), better) for phrase, better in listed["phrases"].items()]
+    patterns = [(_pattern(phrase), better) for phrase, better in listed["phrases"].items()]
     allowed = listed.get("allowed", {})
     for path in files():
         for number, line in enumerate(path.read_text().splitlines(), 1):
@@ -23,3 +23,8 @@ def find() -> Iterator[str]:
                 found = pattern.search(line)
                 if found and not any(use in line for use in allowed.get(place(path), ())):
                     yield f"{place(path)}:{number}: {found[0]!r}: write {better}"
+
+
+def _pattern(phrase: str) -> re.Pattern[str]:
+    """Return the pattern of a phrase, which may begin a sentence. `is None` is code, and no phrase."""
+    return re.compile(rf"\b(?i:{phrase[0]}){phrase[1:]}\b")

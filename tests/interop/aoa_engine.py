@@ -117,7 +117,7 @@ def index(shard: Any) -> tuple[slice, ...]:
 
 def main(folder: str, cases: str, results: str) -> None:
     engine_class, desc = open_engine(Path(folder))
-    found = []
+    found: list[dict[str, Any]] = []
     for case in json.loads(Path(cases).read_text()):
         try:
             found.append({"targets": run_case(engine_class, desc, case)})

@@ -64,7 +64,7 @@ def main(folder: str) -> None:
     dist.save_state_dict(state, f"{folder}_safetensors", safetensors=True)
     dist.barrier()
     if rank == 0:
-        np.savez(os.path.join(os.path.dirname(folder), "truth_flex_two_ranks.npz"), **truth)
+        np.savez(os.path.join(os.path.dirname(folder), "truth_flex_two_ranks.npz"), **truth)  # type: ignore[arg-type]
 
 
 if __name__ == "__main__":

@@ -109,7 +109,7 @@ def main(folder: Path) -> None:
         own = folder / f"params_{name}"
         paddle.save(net.state_dict(), str(own / "model_state.pdparams"))
         paddle.save(optimizer.state_dict(), str(own / "optimizer.pdopt"))
-        np.savez(folder / f"truth_params_{name}.npz", **truth_of(net, optimizer))
+        np.savez(folder / f"truth_params_{name}.npz", **truth_of(net, optimizer))  # type: ignore[arg-type]
         if not narrow:
             paddle.save(net.state_dict(), str(folder / "protocol2.pdparams"), protocol=2)
             both = {"model": net.state_dict(), "optimizer": optimizer.state_dict(), "epoch": 3}

@@ -82,7 +82,7 @@ def main(folder: Path, out: Path) -> None:
             owner = max((own for own in keys if name.startswith(own + "_")), key=len)
             short = name.removeprefix(owner).removeprefix("_fp32_master_0").removeprefix("_")
             found[f"optimizer::{keys[owner]}/{short}"] = dumped(tensor)
-    np.savez(out, **found)
+    np.savez(out, **found)  # type: ignore[arg-type]
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch.distributed.tensor.placement_types as torch_placements
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -11,12 +12,13 @@ from holdfast.layout.placement import Replicate, Shard, StridedShard, shard_boxe
 from holdfast.testing.strategies import shapes, shardings
 
 
-def to_torch(placement: object) -> object:
+def to_torch(placement: object) -> torch_placements.Placement:
     if isinstance(placement, StridedShard):
         return torch_placements._StridedShard(placement.dim, split_factor=placement.split_factor)
     return torch_placements.Shard(placement.dim) if isinstance(placement, Shard) else torch_placements.Replicate()
 
 
+@pytest.mark.slow
 @settings(max_examples=300)
 @given(st.data())
 def test_left_to_right_is_what_dtensor_computes(data: st.DataObject) -> None:

@@ -65,12 +65,12 @@ def test_a_config_is_read_from_a_file_too(tmp_path: Path) -> None:
 
 def test_a_load_and_a_save_take_a_config(tmp_path: Path) -> None:
     forward = config("w^T -> linear.weight", "nothing.$LAYER_ID.w -> linear.$LAYER_ID.weight")
-    module = torch.nn.ModuleDict({"linear": torch.nn.Linear(3, 2, bias=False)})
+    module: Any = torch.nn.ModuleDict({"linear": torch.nn.Linear(3, 2, bias=False)})
     value = torch.arange(6.0).reshape(3, 2)
     holdfast.save(tmp_path / "a", {"model": {"w": value}})
     holdfast.load(tmp_path / "a", {"model": module}, mapping=forward)
     assert torch.equal(module["linear"].weight, value.T)
-    holdfast.save(tmp_path / "b", {"model": module}, mapping={**forward, "aoa_config_reverse": True})
+    holdfast.save(tmp_path / "b", {"model": module}, mapping=forward | {"aoa_config_reverse": True})
     assert torch.equal(torch.from_numpy(holdfast.open(tmp_path / "b").read("w")), value)
 
 

@@ -7,6 +7,7 @@ import sys
 from collections import Counter
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -57,6 +58,7 @@ def check_reverse(program: Drawn, mapping: Mapping) -> None:
     assert same(outputs(alone, stored), wanted)
 
 
+@pytest.mark.slow
 def test_programs_do_what_numpy_does_forward_on_shards_and_back() -> None:
     seen: Counter[str] = Counter()
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -14,7 +16,7 @@ def back(text: str) -> str:
     return str(Mapping.parse(text + "\n").reverse()).strip()
 
 
-def there_and_back(text: str, arrays: dict[str, Array], **options: int) -> dict[str, Array]:
+def there_and_back(text: str, arrays: dict[str, Array], **options: Any) -> dict[str, Array]:
     """What the reverse makes of what the program makes, with the sources as known targets."""
     mapping = Mapping.parse(text + "\n")
     made = outputs(mapping.compile(specs_of(arrays), **options), arrays)

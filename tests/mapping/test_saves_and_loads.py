@@ -13,6 +13,9 @@ from torch import nn
 import holdfast
 from holdfast.core.warnings import HoldfastWarning
 
+pytestmark = pytest.mark.slow  # models of transformers
+
+
 SIZES: dict[str, Any] = {
     "vocab_size": 64,
     "hidden_size": 32,
@@ -31,9 +34,8 @@ def llama(**more: Any) -> Any:
 
 def moe() -> Any:
     torch.manual_seed(0)
-    config = transformers.Qwen3MoeConfig(
-        **SIZES, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=24, head_dim=8
-    )
+    config_class: Any = transformers.Qwen3MoeConfig
+    config = config_class(**SIZES, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=24, head_dim=8)
     return transformers.Qwen3MoeForCausalLM(config)
 
 
@@ -47,7 +49,7 @@ class Fused(nn.Module):
         for number, tensor in enumerate(tensors.values()):
             self.register_parameter(f"p{number}", nn.Parameter(tensor))
 
-    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
         found = super().state_dict(*args, **kwargs)
         return {self.names[int(key[1:])]: value for key, value in found.items()}
 
@@ -176,7 +178,7 @@ def stepped(model: nn.Module) -> torch.optim.Optimizer:
 
 @pytest.mark.parametrize("names", [("E", "H"), ("H", "E")], ids=["as stored", "the other way round"])
 def test_a_tied_model_has_one_state_through_a_mapping(tmp_path: Path, names: tuple[str, str]) -> None:
-    model = Tied("e", "h")
+    model: Any = Tied("e", "h")
     optimizer = stepped(model)
     holdfast.save(tmp_path / "plain", {"model": model, "optimizer": optimizer})
     program = "e.weight -> E.weight\nh.weight -> H.weight"
@@ -185,7 +187,7 @@ def test_a_tied_model_has_one_state_through_a_mapping(tmp_path: Path, names: tup
     assert moments == ["E.weight/exp_avg"]
     ways = [(tmp_path / "plain", program), (tmp_path / "mapped", "E.weight -> E.weight\nH.weight -> H.weight")]
     for path, mapping in ways:
-        live = Tied(*names)
+        live: Any = Tied(*names)
         again = torch.optim.AdamW(live.parameters())
         holdfast.load(path, {"model": live, "optimizer": again}, mapping=mapping)
         assert torch.equal(live.E.weight, model.e.weight)

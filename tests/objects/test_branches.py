@@ -16,7 +16,7 @@ def state_of(value: float) -> dict[str, object]:
 
 
 def value_of(state: dict[str, object]) -> float:
-    return float(state["weights"]["w"][0, 0])  # type: ignore[index]
+    return float(state["weights"]["w"][0, 0])
 
 
 def under(root: str, folder: str) -> str:

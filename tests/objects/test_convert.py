@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,7 +14,7 @@ from holdfast.core.errors import HoldfastError, InvalidArgument, Unsupported
 from tests.convert.states import save, tensor_files
 from tests.objects.test_branches import under
 
-SMALL = {"block_bytes": 4096, "max_shard_size": 20_000}
+SMALL: dict[str, Any] = {"block_bytes": 4096, "max_shard_size": 20_000}
 
 
 def test_there_with_a_mapping_and_back_to_the_same_bytes(root: str, tmp_path: Path) -> None:

@@ -13,6 +13,8 @@ from tests.objects.faults import AGAIN, NEW, Arena, arena, load_with, save_with
 from tests.objects.proxy import FAULTS, Plan
 from tests.objects.server import Server
 
+pytestmark = pytest.mark.sliced(3)
+
 
 @pytest.fixture(scope="module")
 def here(server: Server) -> Iterator[Arena]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -31,7 +32,7 @@ def test_a_foreign_folder_is_opened_by_its_address(root: str, tmp_path: Path, fo
     storage = ObjectStorage(root)
     for name, data in files.items():
         storage._calls.put(f"theirs/{name}", data)
-    found = holdfast.open(_address(root, "theirs"))
+    found: Any = holdfast.open(_address(root, "theirs"))
     assert found.format == format_name and found.keys("model") == ["a", "b"]
     assert torch.equal(torch.from_numpy(found.read("a")), TENSORS["a"])
     live = {key: torch.zeros_like(tensor) for key, tensor in TENSORS.items()}

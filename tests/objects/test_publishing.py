@@ -72,13 +72,13 @@ def test_a_loser_leaves_nothing_and_the_winner_stays(root: str) -> None:
     storage = ObjectStorage(root)
     write(storage, FIRST, b"first")
     write(storage, SECOND, b"second")
-    storage._committed = lambda folder: None  # type: ignore[method-assign]  # as if both had looked before
+    storage._committed = lambda folder: None  # as if both had looked before
     storage.publish(FIRST, "step-1")
     del storage._committed
     stale = ObjectStorage(root)
     looks = iter([None])
     look = stale._committed
-    stale._committed = lambda folder: next(looks, look(folder))  # type: ignore[method-assign]
+    stale._committed = lambda folder: next(looks, look(folder))
     with pytest.raises(StorageError, match=FIRST):
         stale.publish(SECOND, "step-1")
     stale.discard(SECOND)
@@ -163,7 +163,7 @@ def test_a_file_that_is_not_completed_leaves_no_object_and_no_upload(root: str) 
     assert abort_uploads(storage._address, _now(storage), set()) == 0
 
 
-def _now(storage: ObjectStorage):  # type: ignore[no-untyped-def]
+def _now(storage: ObjectStorage):
     return storage._sweeper._now()
 
 

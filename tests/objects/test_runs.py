@@ -20,6 +20,8 @@ from tests.cli.calls import call
 from tests.dist.harness import Victims, tell_parent
 from tests.objects.server import Server
 
+pytestmark = pytest.mark.sliced(2)
+
 
 def state(number: int, elements: int = 3000) -> dict[str, Any]:
     return {"model": {"a": torch.full((elements,), float(number))}, "number": number}

@@ -46,7 +46,7 @@ def restore(root: str, dim: int) -> int | None:
         step = run.restore(found)
     for name in ("w", "more"):
         for key, value in wanted[name].items():  # type: ignore[attr-defined]
-            assert torch.equal(found[name][key].to_local(), value.to_local()), (dist.get_rank(), name, key)  # type: ignore[index]
+            assert torch.equal(found[name][key].to_local(), value.to_local()), (dist.get_rank(), name, key)
     assert found["note"] == {"step": 2}
     return step
 

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -99,6 +100,7 @@ def applied(draw: st.DrawFn, step: str, twin: Twin, parts: list[Twin]) -> Twin:
     return Twin(Recipe.concat([recipe, recipe], dim), np.concatenate([array, array], dim))
 
 
+@pytest.mark.slow
 @settings(max_examples=600)
 @given(st.data(), st.booleans())
 def test_any_chain_of_steps_gives_what_numpy_gives_on_any_box(data: st.DataObject, direct: bool) -> None:

@@ -38,7 +38,7 @@ def is_state_of(state: dict[str, Any], step: int) -> bool:
 
 def save_some(root: Path, log: Path, steps: range, way: int) -> None:
     """Save the steps in one way, each with its line."""
-    memory = {} if way == 0 else {"arena_bytes": 1}
+    memory: dict[str, Any] = {} if way == 0 else {"arena_bytes": 1}
     with holdfast.Checkpointer(root, keep=keep.last(3), block_bytes=1 << 16, silence_s=1.0, **memory) as checkpointer:
         checkpointer.restore(state_of(0))
         for step in steps:

@@ -150,14 +150,14 @@ class Derived(nn.Module):
         self.register_buffer("gone", torch.zeros(2), persistent=False)
         array = random_array(Spec("array", "float32", (2,)), rng, live=False)
         self.note = {"plain": random_plain(rng, 1), "array": array}
-        self.double = torch.zeros(3)
+        self.twice = torch.zeros(3)
         for tensor in (*self.parameters(), *self.norm.buffers()):
             raw = random_bytes(rng, tensor.numel() * tensor.element_size())
             tensor.data.copy_(torch.from_numpy(raw).view(tensor.dtype).reshape(tensor.shape))
         self.register_load_state_dict_post_hook(Derived.derive)
 
     def derive(self, keys: Any = None) -> None:
-        self.double = self.inner.bias.detach() * 2
+        self.twice = self.inner.bias.detach() * 2
 
     def get_extra_state(self) -> Any:
         return self.note
@@ -199,7 +199,7 @@ class StateSpec:
     optimizer: str
 
     @staticmethod
-    def random(rng: random.Random) -> StateSpec:
+    def drawn(rng: random.Random) -> StateSpec:
         trees = {f"tree{number}": random_spec(rng, 3) for number in range(rng.randint(1, 3))}
         statefuls = {f"object{number}": random_spec(rng, 2) for number in range(rng.choice([0, 0, 1]))}
         module = rng.random() < 0.25

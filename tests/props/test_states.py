@@ -32,7 +32,7 @@ def check_loaded(saved: dict[str, Any], live: dict[str, Any], seed: int) -> None
         assert canonical(live[name]) == canonical(value), f"seed {seed}: {name} differs"
         if isinstance(live[name], Derived):
             bias = live[name].inner.bias.detach() * 2
-            assert torch.equal(torch.nan_to_num(live[name].double), torch.nan_to_num(bias)), f"seed {seed}: no hook"
+            assert torch.equal(torch.nan_to_num(live[name].twice), torch.nan_to_num(bias)), f"seed {seed}: no hook"
 
 
 def kept_objects(state: dict[str, Any]) -> list[tuple[Any, ...]]:
@@ -63,7 +63,7 @@ def misfit(spec: Spec, rng: random.Random) -> Spec:
 
 def check_fits(path: Path, seed: int) -> None:
     rng = random.Random(seed)
-    spec = StateSpec.random(rng)
+    spec = StateSpec.drawn(rng)
     saved, live = spec.fill(rng, live=False), spec.fill(rng, live=True)
     before = canonical(dict(saved.items()))
     holdfast.save(path, saved)
@@ -79,7 +79,7 @@ def check_fits(path: Path, seed: int) -> None:
 def check_misfit(path: Path, seed: int) -> None:
     """One tensor does not fit: a strict load raises and touches nothing, another one reports what differs."""
     rng = random.Random(seed)
-    spec = StateSpec.random(rng)
+    spec = StateSpec.drawn(rng)
     name = rng.choice(list(spec.trees))
     saved = spec.fill(rng, live=False)
     holdfast.save(path, saved)
@@ -134,7 +134,7 @@ def check_through_checkpointer(path: Path, seeds: range) -> None:
     with holdfast.Checkpointer(path, keep=holdfast.keep.last(1)) as checkpointer:
         for step, seed in enumerate(seeds, 1):
             rng = random.Random(seed)
-            spec = StateSpec.random(rng)
+            spec = StateSpec.drawn(rng)
             saved, live = spec.fill(rng, live=False), spec.fill(rng, live=True)
             expected = {name: canonical(value) for name, value in saved.items()}
             handle = checkpointer.save(step, saved)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import struct
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -80,7 +81,7 @@ def test_a_snapshot_of_the_cache_is_read_through_its_links(tmp_path):
     folder, _ = snapshot(tmp_path)
     (tmp_path / "blobs" / ("f" * 40)).write_text('{"model_type": "llama"}')
     (folder / "config.json").symlink_to("../../blobs/" + "f" * 40)
-    found = open_stored(folder)
+    found: Any = open_stored(folder)
     same(found, A)
     assert found.config() == {"model_type": "llama"} and found.side_files() == ["config.json"]
     same(open_stored(folder / "model.safetensors"), A)
@@ -125,7 +126,7 @@ def test_small_files_beside_the_weights_are_told(tmp_path):
     for name in ("config.json", "tokenizer.json", "tokenizer.model", "merges.txt", "chat_template.jinja", "x.bin"):
         (tmp_path / name).write_text("{}")
     (tmp_path / "model.safetensors.index.json").write_text("{}")
-    found = open_stored(tmp_path)
+    found: Any = open_stored(tmp_path)
     assert found.side_files() == [
         "chat_template.jinja",
         "config.json",

@@ -70,7 +70,9 @@ def test_a_tensor_parallel_model_file_of_deepspeed_is_refused(tmp_path: Path) ->
 
 @pytest.mark.parametrize("prefix", ["", "bf16_"])
 def test_an_optimizer_file_of_zero_is_refused_by_name(tmp_path: Path, prefix: str) -> None:
-    state = {"optimizer_state_dict": {"zero_stage": 3, "partition_count": 2, "fp32_flat_groups": [torch.ones(5)]}}
+    state: dict[str, Any] = {
+        "optimizer_state_dict": {"zero_stage": 3, "partition_count": 2, "fp32_flat_groups": [torch.ones(5)]}
+    }
     state |= {"ds_config": {}, "ds_version": "0.19.8"}
     refused(write(tmp_path / "step" / f"{prefix}zero_pp_rank_0_mp_rank_00_optim_states.pt", state), TOOLS)
     refused(write(tmp_path / "step" / "other.pt", state), TOOLS)
@@ -176,6 +178,7 @@ def test_a_file_with_a_number_and_no_neighbour_is_whole(tmp_path: Path) -> None:
     for name in ("consolidated.00.pth", "step_100.pt", "step_200.pt"):
         torch.save({"w": torch.ones(2)}, tmp_path / name)
         convert(tmp_path / name, tmp_path / f"{name}.out", ConvertOptions(to="hf"))
+        assert open_stored(tmp_path / f"{name}.out").read("w").tolist() == [1, 1]
 
 
 def test_a_part_can_be_loaded_by_its_rank(tmp_path: Path) -> None:

@@ -87,6 +87,7 @@ def test_every_program_is_short_and_of_torch_alone() -> None:
         assert "holdfast" not in repro.program, repro.title
 
 
+@pytest.mark.raises_nothing
 def test_what_is_left_out_is_said(request: pytest.FixtureRequest) -> None:
     if not request.config.getoption("--full"):
         rest = len(REPROS) - len(AT_ONCE)

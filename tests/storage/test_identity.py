@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from holdfast.core.errors import StorageError
-from holdfast.storage import identity
 from holdfast.storage.base import IdentifiedStorage
 from holdfast.storage.identity import IDENTITY, id_in, make_identity, new_identity, read_identity
 from holdfast.storage.local import LocalStorage
@@ -85,7 +84,7 @@ def test_a_file_system_without_links_will_do(tmp_path: Path, monkeypatch: pytest
     def link(*_: Any) -> None:
         raise PermissionError(1, "Operation not permitted")
 
-    monkeypatch.setattr(identity.os, "link", link)
+    monkeypatch.setattr(os, "link", link)
     assert make_identity(tmp_path) == read_identity(tmp_path) is not None
 
 

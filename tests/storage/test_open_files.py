@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
@@ -72,6 +73,7 @@ else:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["background", "blocking", "convert"])
 def test_a_checkpoint_of_more_files_than_may_be_open(tmp_path, kind):
     work = WORK.replace("OPEN_FILES", str(LIMIT)).replace("FILES", str(FILES))
@@ -109,6 +111,9 @@ class File:
             File.now -= 1
 
 
+opened: Any = File
+
+
 @pytest.fixture(autouse=True)
 def _none_open():
     File.now = File.most = 0
@@ -117,7 +122,7 @@ def _none_open():
 
 
 def test_readers_are_closed_when_others_are_needed():
-    readers = LazyReaders(map(str, range(500)), File)
+    readers = LazyReaders(map(str, range(500)), opened)
     for name in [*map(str, range(500)), "3", "499", "3"]:
         found = bytearray(8)
         readers[name].read_into(0, [memoryview(found)])
@@ -127,7 +132,7 @@ def test_readers_are_closed_when_others_are_needed():
 
 
 def test_a_reader_in_use_stays_open():
-    readers = OpenReaders(File, limit=2)
+    readers = OpenReaders(opened, limit=2)
     with readers.using("a") as first:
         for name in "bcdef":
             with readers.using(name):
@@ -170,9 +175,11 @@ def test_a_writer_is_synced_and_closed_after_its_last_block():
 
 def test_a_writer_that_fails_is_closed_and_not_synced():
     writers = BlockWriters(File, ["a", "a"])
+    seen: list[Any] = []
     with pytest.raises(OSError, match="full"), writers.block("a") as writer:
+        seen.append(writer)
         raise OSError("full")
-    assert not writer.synced
+    assert not seen[0].synced
     writers.close()
 
 
@@ -185,13 +192,14 @@ def save_and_load(root):
     from tests.dist.test_background import weights
 
     resource.setrlimit(resource.RLIMIT_NOFILE, (96, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
-    state = {"w": {f"t{number}": weights(0)["w"] * number for number in range(60)}}
+    state: dict[str, Any] = {"w": {f"t{number}": weights(0)["w"] * number for number in range(60)}}
     with holdfast.Checkpointer(root, max_shard_size=1024) as run:
         run.save(1, state).result(60)
-        back = {"w": {key: torch.zeros_like(tensor) for key, tensor in state["w"].items()}}
+        back: dict[str, Any] = {"w": {key: torch.zeros_like(tensor) for key, tensor in state["w"].items()}}
         assert run.restore(back) == 1
     assert all(torch.equal(back["w"][key].to_local(), tensor.to_local()) for key, tensor in state["w"].items())
 
 
+@pytest.mark.slow
 def test_several_ranks_write_more_files_than_may_be_open(tmp_path):
     run_ranks(2, save_and_load, str(tmp_path))

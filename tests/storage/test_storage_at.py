@@ -1,5 +1,6 @@
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -29,10 +30,11 @@ def test_an_unknown_address_is_refused_and_never_becomes_a_folder(root):
 
 def test_an_address_is_an_object_store_and_says_how_to_make_it_again():
     pytest.importorskip("obstore")
-    storage = storage_at("s3://bucket//some/run/?grace_s=60&deadline_s=2.5")
+    storage: Any = storage_at("s3://bucket//some/run/?grace_s=60&deadline_s=2.5")
     assert storage.name == "s3://bucket/some/run"
     assert storage.address == "s3://bucket/some/run?deadline_s=2.5&grace_s=60"
-    assert storage_at(storage.address).address == storage.address
+    again: Any = storage_at(storage.address)
+    assert again.address == storage.address
     assert storage.whole_files
 
 

@@ -88,7 +88,8 @@ def test_a_broken_storage_does_not_pass(kind: type[MemoryStorage], name: str, op
 
 def test_without_a_storage_the_suite_says_what_it_needs() -> None:
     with pytest.raises(NotImplementedError, match="must define a fixture `storage`"):
-        StorageConformance.storage.__wrapped__(StorageConformance())
+        fixture: Any = StorageConformance.storage
+        fixture.__wrapped__(StorageConformance())
 
 
 def test_its_helper_publishes() -> None:

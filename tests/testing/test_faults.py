@@ -6,6 +6,7 @@ import signal
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -19,7 +20,7 @@ from holdfast.testing.faults import Fault, faulty, writer_faults
 from holdfast.testing.watched import WatchedStorage
 
 
-def committed(fault: Fault | str | None = None) -> WatchedStorage:
+def committed(fault: Fault | str | None = None) -> Any:
     """A storage with the file `f` in step-1, and a fault in what comes next."""
     inner = MemoryStorage()
     inner.begin(".a")
@@ -151,6 +152,7 @@ def test_a_wrapped_storage_is_shared_only_if_it_was(tmp_path: Path) -> None:
     assert not isinstance(faulty(MemoryStorage(), None), SharedStorage)
 
 
+@pytest.mark.slow
 def test_a_fault_reaches_the_writer_process(tmp_path: Path) -> None:
     with writer_faults("enospc@1:publish"), holdfast.Checkpointer(tmp_path) as checkpointer:
         with pytest.raises(StorageError, match=r"publish .*No space left"):
@@ -159,6 +161,7 @@ def test_a_fault_reaches_the_writer_process(tmp_path: Path) -> None:
             assert checkpointer.save(2, {"w": torch.ones(3)}).result(60).verify().good
 
 
+@pytest.mark.slow
 def test_writers_started_after_the_block_have_no_fault(tmp_path: Path) -> None:
     with writer_faults(Fault("enospc", 1, "publish", lasting=True)):
         pass
@@ -171,6 +174,7 @@ def test_an_invalid_fault_is_refused_before_any_writer_starts() -> None:
         pass
 
 
+@pytest.mark.slow
 def test_no_environment_variable_changes_a_writer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("HOLDFAST_TESTING_FAULTS", "HOLDFAST_FAULTS", "HOLDFAST_FAULT"):
         monkeypatch.setenv(name, "enospc@1+:")

@@ -24,6 +24,9 @@ from holdfast.writer.heartbeat import heartbeat
 from holdfast.writer.mailbox import Mailbox
 from holdfast.writer.messages import SaveStarted
 
+pytestmark = pytest.mark.slow  # thousands of states of a disk
+
+
 FILES = {"a": b"a" * 1000, "b": b"b" * 1000, "c": b"c" * 1000, "marker": b"complete"}
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import find, given, settings
 
@@ -12,6 +13,8 @@ import holdfast
 from holdfast.format.names import key_problem
 from holdfast.layout.placement import StridedShard
 from holdfast.testing.strategies import arrays, keys, shapes, shardings, states
+
+pytestmark = pytest.mark.slow  # saves of random states
 
 
 def as_torch(array: np.ndarray) -> torch.Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -153,7 +154,7 @@ def test_supervised_training_has_one_mini_batch():
 
 
 @pytest.mark.parametrize("size", [0, -1, 1.5, True, "4"])
-def test_only_whole_numbers(size: object):
+def test_only_whole_numbers(size: Any):
     with pytest.raises(holdfast.InvalidArgument, match="micro_batch="):
         derive_batches(global_batch=8, micro_batch=size, data_parallel=1)
 

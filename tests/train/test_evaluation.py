@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -38,7 +39,7 @@ def test_what_fills_up_a_batch_counts_in_no_loss(tmp_path: Path):
     """Nor in the balance of experts: seven sequences, whatever the rounds are."""
     found = []
     for batch in (8, 7, 3):
-        sets = {"train__global_batch": batch, "train__micro_batch": 1, "data__evaluation_samples": 7}
+        sets: dict[str, Any] = {"train__global_batch": batch, "train__micro_batch": 1, "data__evaluation_samples": 7}
         sums = Trainer(config(tmp_path, {}, sparse=True, **sets)).evaluate()
         assert sums is not None
         assert (sums.tokens, sums.sequences) == (7 * 8, 7)

@@ -46,7 +46,7 @@ def test_nor_does_it_begin_with_the_weights_of_one(run: Path, tmp_path: Path, ot
 
 def test_how_it_is_trained_may_change(tmp_path: Path):
     Trainer(config(tmp_path, {}, train__steps=1)).run()
-    others = {"model__residual_dropout": 0.1, "model__initializer_range": 0.5, "optimizer__lr": 1e-3}
+    others: dict[str, Any] = {"model__residual_dropout": 0.1, "model__initializer_range": 0.5, "optimizer__lr": 1e-3}
     assert Trainer(config(tmp_path, {}, train__steps=2, **others)).run().resumed_from == 1
 
 

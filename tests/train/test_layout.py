@@ -74,6 +74,7 @@ def test_wrong_layouts_are_refused_with_the_nearest(
         (SPARSE, {"dp_replicate": 2, "dp_shard": 2, "ep": 4, "tp": 2, "pp": 2}),
     ],
 )
+@pytest.mark.raises_nothing
 def test_right_layouts_pass(model: ModelConfig, sizes: dict[str, Any]) -> None:
     layout = Layout(**sizes)
     layout.check(layout.world, model)

@@ -51,10 +51,15 @@ def test_what_is_not_finite_is_null_and_the_line_is_still_json(tmp_path: Path):
     assert (tmp_path / "m.png").exists()
 
 
-def test_without_a_path_nothing_is_kept():
+def test_without_a_path_nothing_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    opened: list[object] = []
+    monkeypatch.setattr("holdfast.train.metrics._open_for_append", opened.append)
     metrics = Metrics(None)
     metrics.step(1, loss=1.0)
+    metrics.event("save", 1)
     metrics.close()
+    assert opened == [] and list(tmp_path.iterdir()) == []
 
 
 def test_a_path_that_cannot_be(tmp_path: Path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from holdfast.train.loop import Trainer
 from tests.dist.resume_cases import config
@@ -10,7 +11,7 @@ from tests.dist.resume_cases import config
 
 def test_settings_that_were_changed_between_two_starts_are_taken(tmp_path: Path):
     Trainer(config(tmp_path, {}, train__steps=1)).run()
-    changed = {"optimizer__beta1": 0.5, "optimizer__eps": 1e-3, "optimizer__weight_decay": 0.3}
+    changed: dict[str, Any] = {"optimizer__beta1": 0.5, "optimizer__eps": 1e-3, "optimizer__weight_decay": 0.3}
     trainer = Trainer(config(tmp_path, {}, train__steps=2, **changed))
     assert trainer.run().resumed_from == 1
     matrices, vectors = trainer.optimizer.param_groups

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import pytest
 import torch
@@ -57,7 +58,7 @@ def test_the_end_may_be_given_and_one_step_is_enough():
 
 
 @pytest.mark.parametrize("wrong", [{"kind": "step"}, {"floor": 1.5}, {"warmup_steps": -1}])
-def test_what_makes_no_sense_is_refused(wrong: dict[str, object]):
+def test_what_makes_no_sense_is_refused(wrong: dict[str, Any]):
     with pytest.raises(holdfast.InvalidArgument):
         ScheduleConfig(**wrong)
 

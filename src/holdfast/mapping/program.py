@@ -57,7 +57,7 @@ class Mapping:
     def __str__(self) -> str:
         return "".join(f"{statement}\n" for statement in self.statements)
 
-    def reverse(self, shapes: abc.Mapping[str, Sequence[int]] | None = None) -> Mapping:
+    def reverse(self, shapes: abc.Mapping[str, Any] | None = None) -> Mapping:
         """Return the mapping that rebuilds the sources from the targets.
 
         Joined tensors are split by `sizes=`, by the `shapes` of the sources, or by the target shapes known when

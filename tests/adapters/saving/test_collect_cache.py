@@ -194,13 +194,14 @@ def test_saves_follow_what_the_bytes_mean_now(tmp_path: Path) -> None:
     assert checkpoint.read("weight/momentum_buffer", "optimizer").tolist() == moment.tolist()
 
 
+@pytest.mark.slow
 def test_config_files_follow_a_cast_of_the_model(tmp_path: Path) -> None:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     config = LlamaConfig(
         vocab_size=16, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1, dtype="float32"
     )
-    model = LlamaForCausalLM(config)
+    model: Any = LlamaForCausalLM(config)
     with holdfast.Checkpointer(tmp_path) as checkpointer:
         checkpointer.save(1, {"model": model}).result(60)
         for step, dtype in ((2, torch.bfloat16), (3, torch.float16)):

@@ -1,5 +1,6 @@
 import os
 import warnings
+from typing import Any
 
 import pytest
 import torch
@@ -55,7 +56,7 @@ def test_odd_dtypes_shapes_and_ties(tmp_path):
     load(state, tmp_path / "b")
     assert state["odd"]["one"] == 3.5 and state["odd"]["wave"].tolist() == [3 + 4j, 1j]
     assert state["odd"]["bits"].tolist() == [number % 2 == 0 for number in range(11)]
-    tied = torch.nn.ModuleDict({"embed": torch.nn.Embedding(5, 3), "head": torch.nn.Linear(3, 5, bias=False)})
+    tied: Any = torch.nn.ModuleDict({"embed": torch.nn.Embedding(5, 3), "head": torch.nn.Linear(3, 5, bias=False)})
     tied["head"].weight = tied["embed"].weight
     holdfast.save(tmp_path / "t", {"model": tied})
     convert(tmp_path / "t", tmp_path / "u", ConvertOptions(to="dcp"))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -17,7 +19,7 @@ A = numbered((4, 6))
 F32 = dtype_named("float32")
 
 
-def compiled(text: str, sources: str, targets: str | None = None, **options: int) -> Compiled:
+def compiled(text: str, sources: str, targets: str | None = None, **options: Any) -> Compiled:
     """Compile over keys that all have one shape."""
     wanted = None if targets is None else dict.fromkeys(targets.split())
     return Mapping.parse([text]).compile({key: spec_of(A) for key in sources.split()}, wanted, **options)
@@ -45,7 +47,12 @@ def test_a_source_that_a_statement_used_is_still_the_target_of_its_name() -> Non
 
 def test_kept_and_removed() -> None:
     found = compiled("a -> _\n_ -> z\n_ -> b", "a b", "z b")
-    assert (found.kept, found.removed, found.unused, found.missing) == ({"z", "b"}, {"a", "b"}, (), ())
+    assert (found.kept, found.removed, found.unused, found.missing) == (
+        frozenset({"z", "b"}),
+        frozenset({"a", "b"}),
+        (),
+        (),
+    )
     found = compiled("a -> b\na -> _", "a", "b")
     assert (found.removed, found.unused) == (frozenset(), ())
     found = compiled("a -> _", "a", "a")
@@ -209,6 +216,7 @@ def test_a_short_program_cannot_ask_for_endless_work(statements: list[str]) -> N
         compile_program(Mapping.parse(statements).statements, sources, None, max_work=50_000)
 
 
+@pytest.mark.slow
 def test_the_keys_of_a_very_large_model_are_mapped_in_seconds() -> None:
     """61 layers of 256 experts of three weights: joined, stacked and turned, and back."""
     shapes = {"gate": (2048, 7168), "up": (2048, 7168), "down": (7168, 2048)}

@@ -100,8 +100,8 @@ def _attention(layer: State, config: dict[str, Any], *, engine: bool) -> State:
         return out | {f"self_attention.{new}": layer[f"self_attn.{old}.weight"] for old, new in names.items()}
     for kind in ("weight", "bias"):
         if f"self_attn.q_proj.{kind}" in layer:
-            parts = [layer[f"self_attn.{x}_proj.{kind}"] for x in "qkv"]
-            out[f"self_attention.linear_qkv.{kind}"] = grouped(*parts, config)
+            q, k, v = (layer[f"self_attn.{x}_proj.{kind}"] for x in "qkv")
+            out[f"self_attention.linear_qkv.{kind}"] = grouped(q, k, v, config)
     for x in "qk":
         if f"self_attn.{x}_norm.weight" in layer:
             out[f"self_attention.{x}_layernorm.weight"] = layer[f"self_attn.{x}_norm.weight"]
@@ -195,9 +195,9 @@ def gpt2_megatron(state: State, config: dict[str, Any], *, engine: bool) -> Stat
     out: State = {}
     for key, value in state.items():
         if ".q_proj." in key:
-            parts = [state[key.replace("q_proj", f"{x}_proj")] for x in "qkv"]
+            q, k, v = (state[key.replace("q_proj", f"{x}_proj")] for x in "qkv")
             out[key.replace("transformer.h", "decoder.layers").replace("attn.q_proj", "self_attention.linear_qkv")] = (
-                grouped(*parts, config)
+                grouped(q, k, v, config)
             )
         elif ".k_proj." not in key and ".v_proj." not in key:
             out[replaced(key, words)] = value

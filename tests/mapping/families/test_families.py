@@ -12,9 +12,11 @@ from holdfast.convert.run import ConvertOptions, convert
 from holdfast.core.errors import InvalidArgument, Mismatch
 from holdfast.mapping import Mapping
 from holdfast.mapping.families import FAMILIES, builtin_program, family_of, names
+from tests.mapping.families import references
+from tests.mapping.families.models import CASES, assert_same, mapped, mapping_of, sized, stored
 
-from . import references
-from .models import CASES, assert_same, mapped, mapping_of, sized, stored
+pytestmark = pytest.mark.slow  # models of transformers
+
 
 ROUND_TRIPS = [
     (case, variant)

@@ -8,8 +8,9 @@ import transformers
 from safetensors.torch import load_file
 
 import holdfast
+from tests.mapping.families.models import CASES, assert_same, stored
 
-from .models import CASES, assert_same, stored
+pytestmark = pytest.mark.slow  # models of transformers
 
 
 def fresh(case: str) -> torch.nn.Module:

@@ -6,6 +6,9 @@ from holdfast.format.dtypes import dtype_named
 from holdfast.mapping import Mapping, Sized
 from tests.effort import at_most
 
+pytestmark = pytest.mark.slow  # 61 layers of 256 experts
+
+
 CONFIG = {
     "model_type": "deepseek_v3",
     "num_hidden_layers": 61,

@@ -172,6 +172,7 @@ MARKS = "ab_.$*-/^T[]:,=>'\"\\#{}0123 \n\té\0"
 ALPHABET = st.sampled_from([*MARKS, "->", "$LAYER_ID", "axis=", "fused_ffn"])
 
 
+@pytest.mark.slow
 @settings(max_examples=1500)
 @given(st.one_of(st.text(max_size=60), st.lists(ALPHABET, max_size=30).map("".join)))
 def test_any_text_is_read_or_refused_and_prints_as_it_reads(text: str) -> None:

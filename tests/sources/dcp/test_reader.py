@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import pickle
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -31,7 +33,7 @@ def moments(model, optimizer) -> dict[str, torch.Tensor]:
     return {f"{names[p]}/{n}": v for p, states in optimizer.state.items() for n, v in states.items()}
 
 
-def same(found, group: str, tensors: dict[str, torch.Tensor]) -> None:
+def same(found, group: str, tensors: Mapping[str, Any]) -> None:
     assert set(found.keys(group)) == set(tensors)
     for key, tensor in tensors.items():
         assert np.array_equal(found.read(key, group), tensor.detach().numpy()), key
@@ -44,7 +46,7 @@ def test_model_optimizer_and_values(tmp_path, flat, wrapped):
     options = StateDictOptions(flatten_optimizer_state_dict=flat)
     model_state, optimizer_state = get_state_dict(model, optimizer, options=options)
     state = {"model": model_state, "optimizer": optimizer_state, "step": 9, "list": [1, torch.ones(2), {"x": None}]}
-    found = open_stored(save_dcp(tmp_path / "c", {"app": state} if wrapped else state))
+    found: Any = open_stored(save_dcp(tmp_path / "c", {"app": state} if wrapped else state))
     assert (found.format, found.step, found.notes) == ("torch DCP", 9, ())
     same(found, "model", model_state)
     same(found, "optimizer", moments(model, optimizer))
@@ -159,11 +161,12 @@ def flattened(folder: Path, shape=(4, 6), grid=(2, 2)) -> np.ndarray:
         for begin, stop in ((0, 4), (4, volume)):
             item = torch_file(torch.from_numpy(part[begin:stop].copy()).reshape(*(1,) * len(grid), -1))
             offsets = (*index, begin)
-            chunks.append(dcp_metadata.ChunkStorageMetadata(offsets, (*(1,) * len(grid), stop - begin)))
+            sizes = torch.Size((*(1,) * len(grid), stop - begin))
+            chunks.append(dcp_metadata.ChunkStorageMetadata(torch.Size(offsets), sizes))
             places[dcp_metadata.MetadataIndex("k", offsets)] = _StorageInfo("__0_0.distcp", len(data), len(item))
             data += item
-    entry = dcp_metadata.TensorStorageMetadata(dcp_metadata.TensorProperties(), (*grid, volume), chunks)
-    top = dcp_metadata.Metadata({"k": entry}, None, places)
+    entry = dcp_metadata.TensorStorageMetadata(dcp_metadata.TensorProperties(), torch.Size((*grid, volume)), chunks)
+    top: Any = dcp_metadata.Metadata({"k": entry}, None, places)
     top.mcore_data = {"k": {"nd_reformulated_orig_global_shape": shape}}
     folder.mkdir()
     (folder / ".metadata").write_bytes(pickle.dumps(top))
@@ -250,7 +253,7 @@ def _stepped() -> tuple[torch.nn.Module, torch.optim.Optimizer]:
     return model, optimizer
 
 
-def _at_root(form: str, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, object]:
+def _at_root(form: str, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Any:
     weights = get_model_state_dict(model)
     nested = get_optimizer_state_dict(model, optimizer)
     flat = get_optimizer_state_dict(model, optimizer, options=StateDictOptions(flatten_optimizer_state_dict=True))

@@ -15,23 +15,28 @@ from holdfast.sources.paddle.optimizer_names import as_torch
 from tests.sources.paddle.folders import GOLDEN, random_matrix, states_of, write_group
 
 
+def pair(step: int, betas: tuple[float, float]) -> tuple[float, float]:
+    first, second = powers_at(step, betas)
+    return float(first), float(second)
+
+
 @pytest.mark.parametrize("betas", [(0.9, 0.999), (0.9, 0.95), (0.8, 0.99)])
 @pytest.mark.parametrize("step", [0, 1, 2, 17, 300, 1200, 30_000])
 def test_the_step_is_found_from_the_powers(betas: tuple[float, float], step: int) -> None:
-    powers = tuple(map(float, powers_at(step, betas)))
+    powers = pair(step, betas)
     found = find_steps([powers], noted=step)
     assert found is not None and found.by_powers[powers] == step
     assert found.betas == (betas if min(powers) > 1e-37 else None)
 
 
 def test_steps_that_differ_between_parameters() -> None:
-    early, late = (tuple(map(float, powers_at(step, (0.9, 0.999)))) for step in (3, 50))
+    early, late = (pair(step, (0.9, 0.999)) for step in (3, 50))
     found = find_steps([late, early])
     assert found is not None and found.by_powers == {early: 3, late: 50}
 
 
 def test_parameters_with_betas_of_their_own() -> None:
-    pairs = [tuple(map(float, powers_at(step, betas))) for step, betas in ((4, (0.9, 0.999)), (6, (0.8, 0.95)))]
+    pairs = [pair(step, betas) for step, betas in ((4, (0.9, 0.999)), (6, (0.8, 0.95)))]
     found = find_steps(pairs)
     assert found is not None and found.betas is None
     assert found.by_powers == dict(zip(pairs, (4, 6), strict=True))

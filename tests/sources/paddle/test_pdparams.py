@@ -66,7 +66,7 @@ def test_arrays_of_every_protocol_and_order(tmp_path: Path, protocol: int) -> No
 def test_a_tensor_that_was_cut_for_an_old_protocol_is_whole_again(tmp_path: Path) -> None:
     whole = random_matrix(1, 5, 4)
     cut = {"OriginShape": (5, 4), "slices": ["w@@.0", "w@@.1", "w@@.2"]}
-    value = {"UnpackBigParamInfor@@": {"w": cut}}
+    value: dict[str, Any] = {"UnpackBigParamInfor@@": {"w": cut}}
     value |= {f"w@@.{n}": whole.ravel()[n * 7 : n * 7 + 7] for n in range(3)}
     assert np.array_equal(open_stored(pickled(tmp_path / "m.pdparams", value)).read("w"), whole)
     value["w@@.2"] = whole.ravel()[14:19]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from holdfast.core.errors import Damaged
+from holdfast.sources.pickles import bounds
 from holdfast.sources.pickles.bounds import DEPTH, check_traversal
 from holdfast.sources.pickles.values import Name, Record
 
@@ -46,6 +47,9 @@ def test_shared_values_are_counted_as_often_as_they_are_seen():
     check_traversal([[1] * 10] * 1000, 100, "test")
 
 
-def test_what_is_no_container_is_walked():
+def test_what_is_no_container_is_no_visit(monkeypatch):
+    monkeypatch.setattr(bounds, "_ALWAYS", 0)
     check_traversal("text", 0, "test")
-    check_traversal({1: {2, 3}, "a": frozenset()}, 0, "test")
+    with pytest.raises(Damaged, match="repeats shared values"):
+        check_traversal({1: {2, 3}, "a": frozenset()}, 0, "test")
+    check_traversal({1: {2, 3}, "a": frozenset()}, 1, "test")

@@ -90,7 +90,7 @@ def test_a_long_text_stays_in_the_file_too():
 
 
 class Thing:
-    pass
+    size = 0
 
 
 def test_a_named_class_is_a_record_of_what_it_was_given():
@@ -128,6 +128,7 @@ def test_every_operation_is_known_or_refused_on_purpose():
     assert known == {code.name for code in pickletools.opcodes} - refused
 
 
+@pytest.mark.raises_nothing
 @settings(max_examples=300, deadline=None)
 @given(st.binary(max_size=60), st.sampled_from(PROTOCOLS), st.integers(0, 200), values)
 def test_any_other_bytes_are_refused_or_read(noise, protocol, cut, value):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -40,7 +41,7 @@ def moments(model, optimizer) -> dict[str, torch.Tensor]:
 def test_a_flat_dict_is_the_model(tmp_path, zipped):
     model, _ = trained()
     (tmp_path / "x.bin").write_bytes(torch_file(model.state_dict(), zipped=zipped))
-    found = open_stored(tmp_path / "x.bin")
+    found: Any = open_stored(tmp_path / "x.bin")
     assert found.groups == ("model",) and found.format == "torch"
     same(found, "model", model.state_dict())
     assert dict(found.contents.groups["model"].aliases) == {"3.weight": "2.weight"}
@@ -53,7 +54,7 @@ def test_a_flat_dict_is_the_model(tmp_path, zipped):
 def test_a_training_checkpoint_has_all_its_parts(tmp_path, zipped, names):
     model, optimizer = trained()
     first, second = names
-    state = {
+    state: dict[str, Any] = {
         first: model.state_dict(),
         second: optimizer.state_dict(),
         "step": 12,
@@ -124,7 +125,10 @@ def test_numbers_are_those_of_the_live_optimizer(tmp_path):
 
 
 def decayed(model) -> torch.optim.AdamW:
-    groups = [{"params": [model["b"].weight]}, {"params": [model["a"].weight, model["c"].weight], "weight_decay": 0.5}]
+    groups: list[dict[str, Any]] = [
+        {"params": [model["b"].weight]},
+        {"params": [model["a"].weight, model["c"].weight], "weight_decay": 0.5},
+    ]
     optimizer = torch.optim.AdamW(groups)
     for number, param in enumerate(model.parameters()):
         param.grad = torch.full_like(param, number + 1.0)
@@ -147,7 +151,7 @@ def test_two_groups_are_loaded_as_torch_does(tmp_path):
 def test_other_groups_are_refused_and_the_reason_is_said(tmp_path):
     saved_with(tmp_path / "x.pt", decayed)
     live = twins()
-    state = {"model": live, "optimizer": torch.optim.AdamW(live.parameters())}
+    state: dict[str, Any] = {"model": live, "optimizer": torch.optim.AdamW(live.parameters())}
     with pytest.raises(Mismatch, match=r"stored by number.*\[1, 2\] parameters.*\[3\]") as caught:
         holdfast.load(tmp_path / "x.pt", state)
     assert "0/exp_avg" not in str(caught.value), "one reason, not a list of all states"
@@ -187,7 +191,7 @@ SWAPPED = ["a.weight -> x", "b.weight -> a.weight", "x -> b.weight"]
 def test_numbers_are_not_taken_through_a_mapping(tmp_path, mapping):
     saved_with(tmp_path / "x.pt", lambda model: in_order(model, "a.weight", "b.weight", "c.weight"))
     live = twins()
-    state = {"model": live, "optimizer": torch.optim.AdamW(live.parameters())}
+    state: dict[str, Any] = {"model": live, "optimizer": torch.optim.AdamW(live.parameters())}
     with pytest.raises(Mismatch, match="a mapping does not preserve parameter numbers"):
         holdfast.load(tmp_path / "x.pt", state, mapping=mapping)
     holdfast.load(tmp_path / "x.pt", state, mapping=mapping, ignore=["optimizer"])
@@ -260,7 +264,7 @@ def test_a_key_in_two_files_is_damage(tmp_path):
 
 
 def test_parameters_subclasses_and_attributes(tmp_path):
-    tagged = torch.nn.Parameter(torch.arange(3.0))
+    tagged: Any = torch.nn.Parameter(torch.arange(3.0))
     tagged.note = "mine"
     buffer = torch.nn.Buffer(torch.ones(2))
     torch.save({"p": tagged, "q": torch.nn.Parameter(torch.zeros(2)), "b": buffer}, tmp_path / "x.pt")

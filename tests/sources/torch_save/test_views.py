@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -36,7 +37,7 @@ VIEWS = {
 }
 
 
-def read_all(tmp_path: Path, tensors: dict[str, torch.Tensor], *, zipped: bool):
+def read_all(tmp_path: Path, tensors: dict[str, Any], *, zipped: bool):
     torch.save(tensors, tmp_path / "x.pt", _use_new_zipfile_serialization=zipped)
     return open_stored(tmp_path / "x.pt")
 

@@ -80,8 +80,9 @@ def test_names_are_taken_where_they_are_the_models():
 
 def test_numbers_are_positions_over_the_groups():
     found = optimizer_in({"state": {7: {"m": leaf(2)}}, "param_groups": [{"params": [7]}, {"params": [3]}]})
-    assert numbers_of(found) == {7: "0", 3: "1"}
-    assert numbers_of(optimizer_in({"state": {"3": {"m": leaf(2)}}})) == {3: "3"}, "a file without groups"
+    assert found is not None and numbers_of(found) == {7: "0", 3: "1"}
+    found = optimizer_in({"state": {"3": {"m": leaf(2)}}})
+    assert found is not None and numbers_of(found) == {3: "3"}, "a file without groups"
 
 
 def test_the_entry_says_what_is_no_tensor():
@@ -91,6 +92,7 @@ def test_the_entry_says_what_is_no_tensor():
             "param_groups": [{"params": ["w", "b"], "lr": 0.5, "betas": (0.1, 0.2), "odd": object()}],
         }
     )
+    assert found is not None
     entry = optimizer_entry(found, {"w": "w", "b": "b"}, "optimizer")
     assert entry["scalars"] == {"w": {"step": 5}} and entry["stateless"] == ["b"]
     assert entry["groups"] == [{"params": ["w", "b"], "options": {"lr": 0.5, "betas": {"$tuple": [0.1, 0.2]}}}]

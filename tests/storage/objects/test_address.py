@@ -114,7 +114,8 @@ def test_an_address_with_a_secret_is_refused_and_never_repeated(text):
     for open_it in (Address.parse, shared_storage_at, locate, holdfast.Checkpointer, holdfast.open):
         with pytest.raises(HoldfastError) as caught:
             open_it(text)
-        seen, error = [], caught.value
+        seen: list[str] = []
+        error: BaseException | None = caught.value
         while error is not None:
             seen.append(f"{error!r} {error}")
             error = error.__cause__ or error.__context__
@@ -137,6 +138,7 @@ def test_the_error_says_where_credentials_belong(text, names):
     assert all(name in str(caught.value) for name in names)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["ls", "show", "verify", "gc", "tag", "top"])
 def test_commands_do_not_repeat_a_secret(command):
     done = subprocess.run(

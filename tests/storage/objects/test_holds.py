@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -85,7 +86,7 @@ def test_a_name_that_another_user_took_first_stops_nobody(memory: Path, plant) -
     require_root()
     names = [memory / PREFIX, memory / f"{PREFIX}-0", memory / f"{PREFIX}-{'0' * 32}"]
     for name in names:
-        assert as_user(NOBODY, lambda name=name: plant(name)) == "None"
+        assert as_user(NOBODY, partial(plant, name)) == "None"
     check_works()
     assert not {folder.name for folder in own(memory)} & {name.name for name in names}
     assert all(list(name.iterdir()) == [] for name in names if name.is_dir() and not name.is_symlink())

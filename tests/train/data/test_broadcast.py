@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import namedtuple
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -49,11 +50,14 @@ def test_small_ones_too(batch: Any):
     assert same(decode(encode(batch)), batch)
 
 
+Pair = namedtuple("Pair", "a b")
+
+
 def test_what_cannot_travel_is_named():
     for batch, where in [
         ({"a": [1, {2}]}, r"batch\['a'\]\[1\] is a set"),
         ({"a": np.zeros(3)}, "ndarray"),
-        ([namedtuple("Pair", "a b")(1, 2)], "Pair"),
+        ([Pair(1, 2)], "Pair"),
         ({(1, 2): 3}, "dict"),
         ([torch.eye(2).to_sparse()], "Tensor"),
     ]:
@@ -92,7 +96,7 @@ def _failing() -> list[str]:
     said = []
     for trouble in (holdfast.NotFound("no such file"), ValueError("odd")):
         try:
-            broadcast_batch(lambda trouble=trouble: _raise(trouble), dist.group.WORLD, source=0)
+            broadcast_batch(partial(_raise, trouble), dist.group.WORLD, source=0)
         except (holdfast.HoldfastError, ValueError) as error:
             said.append(f"{type(error).__name__}: {error}")
     return said

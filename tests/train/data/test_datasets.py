@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -53,7 +54,7 @@ def test_evaluation_is_never_trained_on():
         ({"samples": 4, "evaluation_samples": 4}, "use at most 3"),
     ],
 )
-def test_what_is_wrong_is_said(config: dict[str, object], match: str):
+def test_what_is_wrong_is_said(config: dict[str, Any], match: str):
     with pytest.raises(holdfast.HoldfastError, match=match):
         open_datasets(DataConfig(**config), 256)
 
@@ -70,6 +71,6 @@ def test_a_file_that_is_too_short_or_ragged(tmp_path: Path):
 
 
 @pytest.mark.parametrize("wrong", [{"kind": "csv"}, {"dtype": "int8"}, {"sequence": 0}])
-def test_settings_that_make_no_sense(wrong: dict[str, object]):
+def test_settings_that_make_no_sense(wrong: dict[str, Any]):
     with pytest.raises(holdfast.InvalidArgument):
         DataConfig(**wrong)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -25,7 +26,8 @@ def logits_of(replica: ModelReplica) -> torch.Tensor:
 
 
 def opened(folder: Path) -> torch.nn.Module:
-    theirs, info = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
+    model_class: Any = AutoModelForCausalLM
+    theirs, info = model_class.from_pretrained(folder, output_loading_info=True)
     assert not info["missing_keys"] and not info["unexpected_keys"] and not info["mismatched_keys"]
     return theirs.eval()
 
@@ -83,7 +85,7 @@ def test_losses_and_gradients_are_those_of_transformers(tmp_path: Path, family: 
 
 def test_recomputing_blocks_gives_the_same_gradients() -> None:
     config = model("qwen3_moe", residual_dropout=0.1, attention_dropout=0.1, embedding_dropout=0.1)
-    gradients = []
+    gradients: list[dict[str, Any]] = []
     for recompute in (False, True):
         replica = build(config, Layout(), seed=3, recompute=recompute)
         replica.forward_backward(keyed(batches(2)))
