@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from holdfast.spmd import torch_private as private
+from holdfast.spmd.base import torch_private as private
 from tests.spmd.judge import RAISES_TOO
 from tests.spmd.raises import reason
 from tests.spmd.team import Finding

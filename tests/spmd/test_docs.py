@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 import holdfast.spmd
-from holdfast.spmd import torch_private
-from holdfast.spmd.registry import all_rules
+from holdfast.spmd.base import torch_private
+from holdfast.spmd.base.registry import all_rules
 from tests.spmd.raises import RAISES
 
 REPOSITORY = Path(__file__).parents[2]

@@ -185,7 +185,7 @@ def test_sync_batch_norm_on_one_rank():
 @pytest.mark.parametrize("name", ["cat.default", "gather.default"])
 def test_another_librarys_handler_stays(name):
     import holdfast.spmd
-    from holdfast.spmd import torch_private as private
+    from holdfast.spmd.base import torch_private as private
 
     op, theirs = private.operator(name), lambda *_: None
     private.handlers()[op] = theirs
@@ -201,7 +201,7 @@ def test_enable_within_loss_parallel_is_refused():
     from torch.distributed.tensor.parallel import loss_parallel
 
     import holdfast.spmd
-    from holdfast.spmd.errors import SpmdArgumentError
+    from holdfast.spmd.base.spmd_errors import SpmdArgumentError
 
     with loss_parallel(), pytest.raises(SpmdArgumentError, match="loss_parallel"):
         holdfast.spmd.enable()

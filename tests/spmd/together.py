@@ -15,7 +15,7 @@ from torch.distributed.tensor._op_schema import OpSchema, OutputSharding
 from torch.distributed.tensor._sharding_prop import ShardingPropagator
 from torch.utils._pytree import tree_flatten, tree_map
 
-from holdfast.spmd import torch_private as private
+from holdfast.spmd.base import torch_private as private
 
 KEPT = 500  # decisions: cases come one by one, and their ranks are never far apart
 

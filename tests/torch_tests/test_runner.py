@@ -58,7 +58,7 @@ from torch.testing._internal.common_distributed import MultiProcessTestCase, Mul
 from torch.testing._internal.common_utils import TestCase
 
 def check(test):
-    switch = sys.modules.get("holdfast.spmd.switch")
+    switch = sys.modules.get("holdfast.spmd.enable")
     test.assertTrue(switch is not None and switch.SWITCH.is_on)
 
 class Here(TestCase):

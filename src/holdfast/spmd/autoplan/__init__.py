@@ -1,0 +1,8 @@
+"""Placements for a model's parameters and activations: proposed, printed, applied, written and read."""
+
+from holdfast.spmd.autoplan.apply_plan import distribute
+from holdfast.spmd.autoplan.placement_plan import Pins, Plan
+from holdfast.spmd.autoplan.placing import UnitWay
+from holdfast.spmd.autoplan.proposal import plan
+
+__all__ = ["Pins", "Plan", "UnitWay", "distribute", "plan"]

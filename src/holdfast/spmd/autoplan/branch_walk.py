@@ -1,0 +1,210 @@
+"""A walk: where every tensor of a branch lies along one mesh axis, and what moves at the branch's pins.
+
+Inside of a branch nothing communicates: a choice of placements that would make it so is no choice. What moves does
+so at pins: the input of the branch, the result of a leaf that is a sum, the result of the branch; and the gradients
+of what every rank has whole but used for shards of the work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from holdfast.spmd.autoplan.op_flows import Flow
+from holdfast.spmd.autoplan.placing import PARTIAL, WHOLE
+from holdfast.spmd.autoplan.recording import PASSING, Recording, Step
+
+
+@dataclass(frozen=True, slots=True)
+class Branch:
+    """A module that is planned by itself: its steps, the results of its leaves, its way in and its way out."""
+
+    name: str
+    steps: tuple[Step, ...]
+    leaves: frozenset[int]  # results of modules that have parameters
+    first: int
+    result: int
+    is_last: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """One axis: its ranks, where the stream between branches is sharded, and what a shard-to-shard move is."""
+
+    ranks: int
+    stream: int
+    swap: float  # of a whole tensor, received by each rank: an all-to-all, or the gather that stands in for it
+
+
+@dataclass(slots=True)
+class Walk:
+    """The outcome: places by value, moves in units of a value's bytes, and which steps were divided."""
+
+    takes: int
+    parameters: dict[str, int]
+    places: dict[int, int] = field(default_factory=dict)
+    moves: list[tuple[int, float]] = field(default_factory=list)
+    divided: list[bool] = field(default_factory=list)
+    gives: int = WHOLE
+
+
+class Stuck(Exception):
+    """The branch cannot run this way without communicating inside."""
+
+
+class Undecided(Exception):
+    """The walk came to a matrix that has no place yet."""
+
+    def __init__(self, key: str) -> None:
+        super().__init__(key)
+        self.key = key
+
+
+def walk(recording: Recording, branch: Branch, terms: Terms, takes: int, parameters: Mapping[str, int]) -> Walk | None:
+    """Go through a branch along one axis; None where it cannot run that way.
+
+    Raises Undecided at the first matrix that `parameters` do not name.
+    """
+    done = Walk(takes, dict(parameters))
+    try:
+        _Walker(recording, branch, terms, done).run()
+    except Stuck:
+        return None
+    return done
+
+
+class _Walker:
+    def __init__(self, recording: Recording, branch: Branch, terms: Terms, done: Walk) -> None:
+        self._recording, self._branch, self._terms, self._done = recording, branch, terms, done
+        self._values = recording.values
+        self._partial: set[int] = set()  # whole values whose gradients are sums over the ranks
+        self._within = {number for step in branch.steps for number in step.outputs}
+
+    def run(self) -> None:
+        for step in self._branch.steps:
+            self._take(step)
+        self._leave()
+        for step, divided in zip(reversed(self._branch.steps), reversed(self._done.divided), strict=True):
+            self._return(step, divided)
+        self._enter()
+        for number in sorted(self._partial - self._within - {self._branch.first}):
+            self._done.moves.append((number, 2.0))  # of parameters, and of what else comes from outside
+
+    def _place(self, number: int) -> int:
+        value, places = self._values[number], self._done.places
+        if value.key is not None:
+            if len(value.shape) > 1 and value.key not in self._done.parameters:
+                raise Undecided(value.key)
+            return self._done.parameters.get(value.key, WHOLE)
+        if number not in places:
+            if number == self._branch.first:
+                places[number] = self._done.takes
+            else:  # what stands beside the input is laid out as the stream is, where it has gradients
+                places[number] = self._fitting(number) if value.has_gradient else WHOLE
+        return places[number]
+
+    def _fitting(self, number: int) -> int:
+        """The stream's place, where this value has such a dim."""
+        return self._terms.stream if self._divides(number, self._terms.stream) else WHOLE
+
+    def _divides(self, number: int, place: int) -> bool:
+        shape = self._values[number].shape
+        return place < 0 or (place < len(shape) and shape[place] % self._terms.ranks == 0 and shape[place] > 0)
+
+    def _take(self, step: Step) -> None:
+        present = tuple(self._place(number) for number in step.inputs)
+        if step.ways:
+            self._take_unit(step, present)
+            return
+        flow = settle(step, present, self._divides, self._can_slice)
+        divided = any(place >= 0 for place in flow.inputs)
+        sums = divided and PARTIAL not in flow.outputs  # else the gradient that comes back is whole on every rank
+        for number, place, wanted in zip(step.inputs, present, flow.inputs, strict=True):
+            if sums and place == wanted == WHOLE and self._values[number].has_gradient:
+                self._partial.add(number)
+        self._finish(step, flow.outputs, divided)
+
+    def _can_slice(self, number: int) -> bool:
+        return not self._values[number].has_gradient
+
+    def _take_unit(self, step: Step, present: tuple[int, ...]) -> None:
+        weights, given = present[: step.weights], present[step.weights :]
+        for way in step.ways:
+            fits = all(
+                place == wanted or (place == WHOLE and self._can_slice(number))
+                for number, place, wanted in zip(step.inputs[step.weights :], given, way.inputs, strict=True)
+            )
+            dims = zip(step.inputs, (*way.parameters.values(), *way.inputs), strict=True)
+            if fits and weights == tuple(way.parameters.values()) and all(self._divides(*dim) for dim in dims):
+                break
+        else:
+            raise Stuck
+        divided = any(place >= 0 for place in (*weights, *way.inputs))
+        for number, place in zip(step.inputs, present, strict=True):
+            if divided and place == WHOLE and self._values[number].has_gradient:
+                self._partial.add(number)
+        if way.exchanged:
+            self._done.moves.append((step.inputs[step.weights], way.exchanged / self._terms.ranks))
+        self._finish(step, (way.output,) * len(step.outputs), divided)
+
+    def _finish(self, step: Step, places: Sequence[int], divided: bool) -> None:
+        self._done.divided.append(divided)
+        for number, place in zip(step.outputs, places, strict=False):
+            is_pinned = place == PARTIAL and number in self._branch.leaves
+            if is_pinned:
+                self._done.moves.append((number, 2.0))  # reduced to all; or scattered, and the gradients gathered
+            self._done.places[number] = self._fitting(number) if is_pinned else place
+
+    def _leave(self) -> None:
+        number = self._branch.result
+        place = self._done.gives = self._done.places.get(number, self._place(number))
+        wanted = self._fitting(number)
+        if self._branch.is_last and place != PARTIAL:
+            return
+        if place == PARTIAL:
+            self._done.moves.append((number, 2.0))
+        elif place != wanted:
+            self._done.moves.append((number, 2 * self._terms.swap if min(place, wanted) >= 0 else 1.0))
+        self._done.places[number] = self._done.gives = wanted
+
+    def _return(self, step: Step, divided: bool) -> None:
+        """Backward: partial gradients pass where nothing but they are needed, and are summed elsewhere."""
+        for number in step.outputs:
+            if number not in self._partial:
+                continue
+            if step.name in PASSING and not divided and number not in self._branch.leaves:
+                self._partial |= {n for n in step.inputs if self._values[n].has_gradient and self._place(n) == WHOLE}
+            else:
+                self._done.moves.append((number, 2.0))
+
+    def _enter(self) -> None:
+        number = self._branch.first
+        if not self._values[number].has_gradient:
+            return
+        moves_both_ways = number in self._partial
+        if moves_both_ways or self._fitting(number) != self._done.takes:
+            self._done.moves.append((number, 2.0 if moves_both_ways else 1.0))
+
+
+def settle(
+    step: Step,
+    present: tuple[int, ...],
+    divides: Callable[[int, int], bool],
+    can_slice: Callable[[int], bool],
+) -> Flow:
+    """The flow that a step takes when its inputs lie so; raises Stuck where there is none."""
+    if PARTIAL in present:
+        if step.name not in PASSING or any(place != PARTIAL for place in present):
+            raise Stuck
+        return Flow(present, (PARTIAL,) * len(step.outputs))
+    if all(place == WHOLE for place in present):
+        return Flow(present, (WHOLE,) * len(step.outputs))
+    for flow in step.flows:
+        fits = all(
+            place == wanted or (place == WHOLE and can_slice(number))
+            for number, place, wanted in zip(step.inputs, present, flow.inputs, strict=True)
+        )
+        values, places = (*step.inputs, *step.outputs), (*flow.inputs, *flow.outputs)
+        if fits and all(divides(*dim) for dim in zip(values, places, strict=False)):
+            return flow
+    raise Stuck

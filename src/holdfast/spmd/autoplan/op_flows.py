@@ -1,0 +1,223 @@
+"""Flows: how an operator may work on shards along one mesh axis without communicating.
+
+A flow names for each tensor of a call the dim that is sharded, or says that the tensor is whole; a result may also be
+a partial sum. That every tensor is whole always goes, and is not listed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from holdfast.spmd.autoplan.placing import PARTIAL, WHOLE
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Flow:
+    """The sharded dim of every tensor that goes in and of every one that comes out."""
+
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Deed:
+    """One call of an operator on whole tensors: its arguments, and the shapes that go in and come out."""
+
+    arguments: tuple[Any, ...]
+    inputs: tuple[Shape, ...]
+    outputs: tuple[Shape, ...]
+
+
+def flows_of(name: str, tags: Sequence[Any], deed: Deed) -> tuple[Flow, ...]:
+    """The flows of a call; none where nothing is known, and then everything has to be whole."""
+    rule = RULES.get(name)
+    if rule is None and torch.Tag.pointwise in tags:
+        rule = _pointwise
+    return tuple(rule(deed)) if rule is not None and deed.inputs and deed.outputs else ()
+
+
+def _pointwise(deed: Deed) -> list[Flow]:
+    out = deed.outputs[0]
+    found = []
+    for dim, size in enumerate(out):
+        if size == 1:
+            continue
+        inputs = []
+        for shape in deed.inputs:
+            own = dim - len(out) + len(shape)
+            inputs.append(own if own >= 0 and shape[own] == size else WHOLE)
+        if any(place >= 0 for place in inputs):
+            found.append(Flow(tuple(inputs), (dim,) * len(deed.outputs)))
+    return found
+
+
+def _view(deed: Deed) -> list[Flow]:
+    """A dim stays sharded where it leads the dims that it is joined with or split into."""
+    before, after = deed.inputs[0], deed.outputs[0]
+    found: list[Flow] = []
+    left = right = 0
+    while left < len(before) and right < len(after):
+        begin, end = left, right
+        have, want = before[left], after[right]
+        left, right = left + 1, right + 1
+        while have != want:
+            if have < want and left < len(before):
+                have, left = have * before[left], left + 1
+            elif want < have and right < len(after):
+                want, right = want * after[right], right + 1
+            else:
+                return found
+        source = next((dim for dim in range(begin, left) if before[dim] > 1), None)
+        target = next((dim for dim in range(end, right) if after[dim] > 1), None)
+        if source is not None and target is not None:
+            found.append(Flow((source,), (target,)))
+    return found
+
+
+def _permute(deed: Deed) -> list[Flow]:
+    order = [dim % len(deed.inputs[0]) for dim in deed.arguments[1]]
+    return [Flow((source,), (target,)) for target, source in enumerate(order)]
+
+
+def _transpose(deed: Deed) -> list[Flow]:
+    dims = len(deed.inputs[0])
+    first, second = (deed.arguments[1] % dims, deed.arguments[2] % dims) if len(deed.arguments) > 2 else (0, dims - 1)
+    turned = {first: second, second: first}
+    return [Flow((dim,), (turned.get(dim, dim),)) for dim in range(dims)]
+
+
+def _except(position: int, default: int | None = 0) -> Callable[[Deed], list[Flow]]:
+    """Every dim but those that the argument at `position` names; results keep their number of dims or lose those."""
+
+    def rule(deed: Deed) -> list[Flow]:
+        dims = len(deed.inputs[0])
+        told = deed.arguments[position] if len(deed.arguments) > position else default
+        named = {dim % dims for dim in ([told] if isinstance(told, int) else told or range(dims))}
+        found = []
+        for dim in range(dims):
+            if dim not in named:
+                lost = sum(other < dim for other in named)
+                places = tuple(dim if len(shape) == dims else dim - lost for shape in deed.outputs)
+                found.append(Flow((dim,) * len(deed.inputs), places))
+        return found
+
+    return rule
+
+
+def _sum(deed: Deed) -> list[Flow]:
+    dims = len(deed.inputs[0])
+    told = deed.arguments[1] if len(deed.arguments) > 1 else None
+    named = {dim % dims for dim in (told or range(dims))}
+    kept = _except(1)(Deed((None, tuple(named)), deed.inputs, deed.outputs))
+    return [*kept, *(Flow((dim,), (PARTIAL,)) for dim in named)]
+
+
+def _stack(deed: Deed) -> list[Flow]:
+    dims = len(deed.inputs[0])
+    at = (deed.arguments[1] if len(deed.arguments) > 1 else 0) % (dims + 1)
+    return [Flow((dim,) * len(deed.inputs), (dim + (dim >= at),)) for dim in range(dims)]
+
+
+def _product(letters: str) -> Callable[[Deed], list[Flow]]:
+    """Matrix products by letters, as in "ik,kj->ij": a letter that the result lacks leaves partial sums."""
+    words, _, out = letters.partition("->")
+
+    def rule(deed: Deed) -> list[Flow]:
+        inputs = words.split(",")[-len(deed.inputs) :] if len(deed.inputs) < len(words.split(",")) else words.split(",")
+        found = []
+        for letter in sorted(set("".join(inputs))):
+            places = tuple(word.find(letter) for word in inputs)  # find gives WHOLE where the letter is not
+            summed = letter not in out
+            if summed and len(inputs) > 2:
+                continue  # the addend would be added by every rank
+            found.append(Flow(places, (PARTIAL if summed else out.index(letter),)))
+        return found
+
+    return rule
+
+
+def _linear(deed: Deed) -> list[Flow]:
+    x = deed.inputs[0]
+    has_bias = len(deed.inputs) > 2
+    last = len(x) - 1
+    tail = (WHOLE,) if has_bias else ()
+    found = [Flow((dim, WHOLE, *tail), (dim,)) for dim in range(last)]
+    return [*found, Flow((WHOLE, 0, *((0,) if has_bias else ())), (last,)), Flow((last, 1, *tail), (PARTIAL,))]
+
+
+def _embedding(deed: Deed) -> list[Flow]:
+    ids = len(deed.inputs[1])
+    found = [Flow((WHOLE, dim), (dim,)) for dim in range(ids)]
+    return [*found, Flow((1, WHOLE), (ids,)), Flow((0, WHOLE), (PARTIAL,))]
+
+
+def _leading(deed: Deed) -> list[Flow]:
+    """Norms over the last dims, which their weights have."""
+    normed = len(deed.arguments[1])
+    rest = (WHOLE,) * (len(deed.inputs) - 1)
+    return [Flow((dim, *rest), (dim,)) for dim in range(len(deed.inputs[0]) - normed)]
+
+
+def _attention(deed: Deed) -> list[Flow]:
+    """Batch and heads; a mask that is there has to be whole, or to have the dim."""
+    found = []
+    for dim in range(len(deed.inputs[0]) - 2):
+        places = [dim, dim, dim]
+        for mask in deed.inputs[3:]:
+            places.append(dim if len(mask) == len(deed.inputs[0]) and mask[dim] > 1 else WHOLE)
+        found.append(Flow(tuple(places), (dim,)))
+    return found
+
+
+def _convolution(deed: Deed) -> list[Flow]:
+    has_bias, groups = len(deed.inputs) > 2, deed.arguments[8]
+    tail = (WHOLE,) if has_bias else ()
+    found = [Flow((0, WHOLE, *tail), (0,))]
+    if groups == 1:
+        found.append(Flow((WHOLE, 0, *((0,) if has_bias else ())), (1,)))
+        found += [] if has_bias else [Flow((1, 1), (PARTIAL,))]
+    return found
+
+
+def _channels(deed: Deed) -> list[Flow]:
+    """Work on each image and channel by itself."""
+    return [Flow((dim,), (dim,) * len(deed.outputs)) for dim in (0, 1)]
+
+
+def _images(deed: Deed) -> list[Flow]:
+    rest = (WHOLE,) * (len(deed.inputs) - 1)
+    return [Flow((0, *rest), (0,) * len(deed.outputs))]
+
+
+RULES: dict[str, Callable[[Deed], list[Flow]]] = {
+    **dict.fromkeys(("view", "_unsafe_view", "reshape", "squeeze", "unsqueeze"), _view),
+    **dict.fromkeys(("_to_copy", "clone", "detach", "alias", "expand", "native_dropout", "zeros_like"), _pointwise),
+    **dict.fromkeys(("ones_like", "empty_like", "lift_fresh", "where", "masked_fill"), _pointwise),
+    "permute": _permute,
+    **dict.fromkeys(("transpose", "t"), _transpose),
+    **dict.fromkeys(("slice", "select", "unbind", "_softmax", "_log_softmax", "cumsum", "cat"), _except(1)),
+    **dict.fromkeys(("gather", "scatter", "scatter_"), _except(1)),
+    **dict.fromkeys(("mean", "amax", "amin", "logsumexp"), _except(1, None)),
+    **dict.fromkeys(("split", "split_with_sizes"), _except(2)),
+    **dict.fromkeys(("topk",), _except(2, -1)),
+    **dict.fromkeys(("sort", "argmax"), _except(1, -1)),
+    "sum": _sum,
+    "stack": _stack,
+    "mm": _product("ik,kj->ij"),
+    "bmm": _product("bik,bkj->bij"),
+    "addmm": _product("j,ik,kj->ij"),
+    "linear": _linear,
+    "embedding": _embedding,
+    **dict.fromkeys(("rms_norm", "layer_norm"), _leading),
+    "scaled_dot_product_attention": _attention,
+    "convolution": _convolution,
+    **dict.fromkeys(("max_pool2d_with_indices", "avg_pool2d", "_adaptive_avg_pool2d", "constant_pad_nd"), _channels),
+    **dict.fromkeys(("upsample_nearest2d", "upsample_bilinear2d"), _channels),
+    **dict.fromkeys(("group_norm", "native_group_norm"), _images),
+}

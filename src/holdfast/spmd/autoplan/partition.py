@@ -1,0 +1,116 @@
+"""A cover: the branches that a model is planned by, each role once, with how often it occurs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from torch import nn
+
+from holdfast.spmd.autoplan.branch_walk import Branch, Terms
+from holdfast.spmd.autoplan.placement_options import Explorer, Option
+from holdfast.spmd.autoplan.recording import Recording
+from holdfast.spmd.autoplan.units import is_unit
+
+SLACK = 1.05  # how much more than the least a rank may hold, where branches of different cut are compared
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A branch that stands for all of its role."""
+
+    branch: Branch
+    role: str
+    names: tuple[str, ...]
+    options: tuple[Option, ...]
+
+    @property
+    def times(self) -> int:
+        return len(self.names)
+
+
+class Cover:
+    """Cuts a model into branches: a module as one, or its children each by themselves, whichever is cheaper."""
+
+    def __init__(self, model: nn.Module, roles: Mapping[str, str], explorer: Explorer) -> None:
+        self._modules = dict(model.named_modules())
+        self._roles = roles
+        self._explorer = explorer
+        self._recording = explorer.recording
+        self.leaves = _leaf_results(self._modules, self._recording)
+
+    def parts(self, terms: tuple[Terms, ...]) -> list[Part]:
+        """The parts of the model; what is in none of them is loose, and its parameters stay whole."""
+        return self._best("", terms)
+
+    def _best(self, name: str, terms: tuple[Terms, ...]) -> list[Part]:
+        own, below = self._own(name, terms), self._below(name, terms)
+        if own is None:
+            return below
+        if self._is_undivided(name):
+            return own
+        most = SLACK * min(_least_held(cut) for cut in (own, below))
+        return min((own, below), key=lambda cut: (_least_held(cut) > most, *_cost(cut)))
+
+    def _own(self, name: str, terms: tuple[Terms, ...]) -> list[Part] | None:
+        names = [other for other, role in self._roles.items() if role == self._roles[name]]
+        names = [other for other in names if other in self._recording.calls]
+        # The first may stand at the model's input, which has no gradients: the second stands for all.
+        branch = self.branch(names[1] if len(names) > 1 else name)
+        if branch is None:
+            return None
+        options = self._explorer.options(branch, terms)
+        return [Part(branch, self._roles[name], tuple(names), tuple(options))] if options else None
+
+    def branch(self, name: str) -> Branch | None:
+        """A module as a branch; None where it was not called with a tensor."""
+        call = self._recording.calls.get(name)
+        if call is None or call.first is None or call.result is None:
+            return None
+        steps = tuple(self._recording.under(name))
+        is_last = call.result in self._recording.outputs[:1]  # left as it comes: what uses it is not known here
+        return Branch(name, steps, self.leaves, call.first, call.result, is_last)
+
+    def _is_undivided(self, name: str) -> bool:
+        """Whether a module is a leaf, or computes with parameters beside those that its children compute with."""
+        module = self._modules[name]
+        if is_unit(module) or not any(True for _ in module.children()):
+            return True
+        values = self._recording.values
+        own = [step for step in self._recording.steps if step.module == name]
+        return any(values[number].key is not None for step in own for number in step.inputs)
+
+    def _below(self, name: str, terms: tuple[Terms, ...]) -> list[Part]:
+        """The children's parts."""
+        if is_unit(self._modules[name]):
+            return []
+        seen: dict[str, list[Part]] = {}
+        for child, below in self._modules[name].named_children():
+            full = f"{name}.{child}" if name else child
+            role = self._roles.get(full)  # none where it stands in another place too
+            if role is not None and role not in seen and any(True for _ in below.parameters()):
+                seen[role] = self._best(full, terms)
+        return [part for found in seen.values() for part in found]
+
+
+def _least_held(cut: list[Part]) -> float:
+    return sum(part.times * min(option.held for option in part.options) for part in cut)
+
+
+def _cost(cut: list[Part]) -> tuple[float, int]:
+    """The score at about the least memory, and then the number of parts."""
+    total = 0.0
+    for part in cut:
+        least = min(option.held for option in part.options)
+        total += part.times * min(option.score for option in part.options if option.held <= least * SLACK)
+    return total, len(cut)
+
+
+def _leaf_results(modules: Mapping[str, nn.Module], recording: Recording) -> frozenset[int]:
+    found = set()
+    for name, call in recording.calls.items():
+        module = modules[name]
+        has_own = is_unit(module) or any(True for _ in module.parameters(recurse=False))
+        if has_own and call.result is not None:
+            found.add(call.result)
+    return frozenset(found)

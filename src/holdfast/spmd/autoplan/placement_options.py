@@ -1,0 +1,157 @@
+"""The options of a branch: every way to place its parameters over the axes of a mesh, with what each costs."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from holdfast.spmd.autoplan.branch_walk import Branch, Terms, Undecided, Walk, walk
+from holdfast.spmd.autoplan.placing import WHOLE
+from holdfast.spmd.autoplan.recording import VIEWS, Recording
+
+MOST_MATRICES = 6  # of one branch: their choices are tried together
+MOST_PER_AXIS = 48  # walks of one axis that are tried with those of the others
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One way to run a branch: a walk for each axis, and what a rank moves, computes, holds and keeps."""
+
+    walks: tuple[Walk, ...]
+    moved: float  # bytes received
+    flops: float
+    held: float  # bytes of parameters and their gradients
+    kept: float  # bytes of results that backward may need
+    score: float
+
+    @property
+    def memory(self) -> float:
+        return self.held + self.kept
+
+    def places(self, key: str) -> tuple[int, ...]:
+        return tuple(one.parameters.get(key, WHOLE) for one in self.walks)
+
+
+class Explorer:
+    """Finds the options of branches under given terms, and remembers them."""
+
+    def __init__(self, recording: Recording, biases: Mapping[str, str], flops_per_byte: float) -> None:
+        self.recording = recording
+        self._biases = biases  # by the weight whose rows they belong to
+        self._flops_per_byte = flops_per_byte
+        uses = {(number, step.module) for step in recording.steps for number in step.inputs}
+        self._users = Counter(number for number, _ in uses)  # modules that share a tied parameter hold it together
+        self._known: dict[tuple[str, tuple[Terms, ...]], list[Option]] = {}
+        self._walks: dict[tuple[str, Terms], list[Walk]] = {}
+
+    def matrices(self, branch: Branch) -> list[int]:
+        """The parameters, by value, that may be sharded."""
+        values = self.recording.values
+        used = dict.fromkeys(number for step in branch.steps for number in step.inputs)
+        return [number for number in used if values[number].key is not None and len(values[number].shape) > 1]
+
+    def options(self, branch: Branch, terms: tuple[Terms, ...]) -> list[Option]:
+        """Every option that is not worse than another in both cost and memory."""
+        known = self._known.get((branch.name, terms))
+        if known is None:
+            known = self._known[branch.name, terms] = self._explore(branch, terms)
+        return known
+
+    def _explore(self, branch: Branch, terms: tuple[Terms, ...]) -> list[Option]:
+        if len(self.matrices(branch)) > MOST_MATRICES:
+            return []
+        axes = [self._along(branch, one) for one in terms]
+        if len(axes) > 1:
+            axes = [sorted(walks, key=self._bytes)[:MOST_PER_AXIS] for walks in axes]
+        found = [self._option(branch, terms, walks) for walks in itertools.product(*axes) if not self._doubled(walks)]
+        return _worthwhile(found)
+
+    def _bytes(self, one: Walk) -> float:
+        return sum(units * self.recording.values[number].bytes for number, units in one.moves)
+
+    def _doubled(self, walks: Sequence[Walk]) -> bool:
+        """Whether a dim of a parameter is sharded by two axes."""
+        for key in walks[0].parameters:
+            dims = [one.parameters[key] for one in walks if one.parameters[key] >= 0]
+            if len(dims) != len(set(dims)):
+                return True
+        return False
+
+    def _along(self, branch: Branch, terms: Terms) -> list[Walk]:
+        if (branch.name, terms) not in self._walks:
+            shape = self.recording.values[branch.first].shape
+            fits = 0 <= terms.stream < len(shape) and shape[terms.stream] % terms.ranks == 0
+            inputs = (terms.stream, WHOLE) if fits else (WHOLE,)
+            found = [one for takes in inputs for one in self._from(branch, terms, takes, {})]
+            self._walks[branch.name, terms] = found
+        return self._walks[branch.name, terms]
+
+    def _from(self, branch: Branch, terms: Terms, takes: int, parameters: dict[str, int]) -> Iterator[Walk]:
+        """Every walk that begins with these places: what is stuck early is not tried further."""
+        try:
+            one = walk(self.recording, branch, terms, takes, parameters)
+        except Undecided as at:
+            shape = next(value.shape for value in self.recording.values if value.key == at.key)
+            for place in (WHOLE, *_dims(shape, terms.ranks)):
+                places = {**parameters, at.key: place}
+                if at.key in self._biases:
+                    places[self._biases[at.key]] = 0 if place == 0 else WHOLE
+                yield from self._from(branch, terms, takes, places)
+        else:
+            if one is not None:
+                yield one
+
+    def _option(self, branch: Branch, terms: tuple[Terms, ...], walks: tuple[Walk, ...]) -> Option:
+        values = self.recording.values
+        ranks = [one.ranks for one in terms]
+        places = [dict(one.places) | self._of_parameters(branch, one) for one in walks]
+
+        def part(number: int, but: int = -1) -> float:
+            size = float(values[number].bytes)
+            for axis, own in enumerate(places):
+                if axis != but and own.get(number, WHOLE) >= 0:
+                    size /= ranks[axis]
+            return size
+
+        moved = sum(
+            units * part(number, axis) * (ranks[axis] - 1) / ranks[axis]
+            for axis, one in enumerate(walks)
+            for number, units in one.moves
+        )
+        flops = 0.0
+        for place, step in enumerate(branch.steps):
+            shared = [ranks[axis] for axis, one in enumerate(walks) if one.divided[place]]
+            flops += step.flops / _product(shared)
+        uses = {(n, step.module) for step in branch.steps for n in step.inputs if values[n].key is not None}
+        held = 2 * sum(part(number) / self._users[number] for number, _ in uses)
+        kept = sum(part(number) for step in branch.steps if step.name not in VIEWS for number in step.outputs)
+        return Option(walks, moved, flops, held, kept, moved + flops / self._flops_per_byte)
+
+    def _of_parameters(self, branch: Branch, one: Walk) -> dict[int, int]:
+        values = self.recording.values
+        used = {number for step in branch.steps for number in step.inputs}
+        return {n: one.parameters.get(str(values[n].key), WHOLE) for n in used if values[n].key is not None}
+
+
+def _product(numbers: Sequence[int]) -> int:
+    out = 1
+    for number in numbers:
+        out *= number
+    return out
+
+
+def _dims(shape: tuple[int, ...], ranks: int) -> list[int]:
+    return [dim for dim, size in enumerate(shape) if size >= ranks and size % ranks == 0]
+
+
+def _worthwhile(options: Sequence[Option]) -> list[Option]:
+    """Without those that another, with the same placements of parameters or fewer bytes held, beats."""
+    best: dict[tuple[tuple[tuple[str, int], ...], ...], Option] = {}
+    for option in options:
+        name = tuple(tuple(sorted(one.parameters.items())) for one in option.walks)
+        other = best.get(name)
+        if other is None or (option.score, option.memory) < (other.score, other.memory):
+            best[name] = option
+    return sorted(best.values(), key=lambda option: (option.score, option.memory))

@@ -1,0 +1,184 @@
+"""Proposing a plan: the stream between branches is tried every way, and each branch is placed best under it."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from holdfast.spmd.autoplan.branch_walk import Terms
+from holdfast.spmd.autoplan.nested_tensors import tensors_in
+from holdfast.spmd.autoplan.partition import Cover, Part
+from holdfast.spmd.autoplan.placement_options import Explorer
+from holdfast.spmd.autoplan.placement_plan import Plan
+from holdfast.spmd.autoplan.placing import WHOLE
+from holdfast.spmd.autoplan.reasons import reasons
+from holdfast.spmd.autoplan.recording import Inputs, Recording, arguments_of, record
+from holdfast.spmd.autoplan.roles import roles_of
+from holdfast.spmd.autoplan.selection import Limit, Selection, select
+from holdfast.spmd.autoplan.unassigned import agreeing, loose_roles
+from holdfast.spmd.autoplan.whole_model import Threaded, parameter_role, thread
+from holdfast.spmd.base.spmd_errors import SpmdArgumentError
+
+FLOPS_PER_BYTE = 1000.0  # what an accelerator computes while its link brings one byte
+STREAMS = (WHOLE, 0, 1)  # between branches: whole, or by batch, or by sequence (of images: by channel)
+SLACK = 1.25  # over an even division of the matrices, where no memory is given: small ones may stay whole
+NEAR = 1.1  # estimates of what goes where at run time, as tokens to experts do, say no more than this
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The best selection under one stream."""
+
+    terms: tuple[Terms, ...]
+    selection: Selection
+    threaded: Threaded
+    loose: tuple[str, ...]
+    held: float
+    excess: float
+
+    @property
+    def rank(self) -> tuple[float, float, float]:
+        work = self.selection.score - self.selection.moved
+        return self.excess, work + self.threaded.moved, self.selection.kept
+
+
+def plan(
+    model: nn.Module,
+    mesh: DeviceMesh,
+    example_inputs: Inputs,
+    *,
+    memory: int | None = None,
+    flops_per_byte: float = FLOPS_PER_BYTE,
+) -> Plan:
+    """Propose placements for a model's parameters and activations over a mesh, and say why.
+
+    `example_inputs` are what the model is called with: a list, a dict where they are named, or one tensor alone.
+    Nothing is computed and nothing communicated: the forward is recorded on tensors without contents, and every way
+    to place a branch is costed by the bytes that a rank receives and by the work that it does, of which
+    `flops_per_byte` weigh as much as one byte. A rank holds at most `memory` bytes of parameters, gradients and
+    results kept for backward; without it, at most a quarter more than if the last axis divided every matrix evenly.
+    The model is not changed, and every rank finds the same plan. Raises SpmdArgumentError where no plan keeps the
+    memory, UnsupportedCall where a module looks at values and is no unit.
+    """
+    recording = record(model, example_inputs)
+    roles = roles_of(model)
+    explorer = Explorer(recording, _biases(model), flops_per_byte)
+    cover = Cover(model, roles, explorer)
+    limit = _even_limit(recording, mesh) if memory is None else Limit(math.inf, memory)
+    found = []
+    for terms in _terms(mesh, example_inputs):
+        one = _found(recording, cover, terms, roles, limit)
+        found += [] if one is None else [one]
+    best = _best(found, any(way.exchanged for step in recording.steps for way in step.ways))
+    if memory is not None and best.excess:
+        holds = math.ceil(best.held + best.selection.kept)
+        raise SpmdArgumentError(
+            f"memory={memory}: the best plan for this mesh takes {holds} bytes on a rank "
+            f"({math.ceil(best.held)} of parameters and gradients, {math.ceil(best.selection.kept)} kept for "
+            "backward): allow that much, or take a larger mesh or a smaller example"
+        )
+    return _plan(recording, mesh, best, found, roles)
+
+
+def _best(found: Sequence[Found], is_estimate: bool) -> Found:
+    """The cheapest; of those that an estimate cannot tell apart the one that keeps least, by sequence if it can be.
+
+    There is always one: under a whole stream all parameters may stay whole.
+    """
+    best = min(found, key=lambda one: one.rank)
+    if not is_estimate:
+        return best
+    near = [one for one in found if one.excess <= best.excess and one.rank[1] <= NEAR * best.rank[1]]
+    return min(near, key=lambda one: (round(one.selection.kept), [-term.stream for term in one.terms], one.rank))
+
+
+def _found(
+    recording: Recording, cover: Cover, terms: tuple[Terms, ...], roles: Mapping[str, str], limit: Limit
+) -> Found | None:
+    """The best selection that the rest of the model goes along with: what is used there too may have to stay whole."""
+    parts = cover.parts(terms)
+    nothing: list[list[Part]] = [[]] if all(term.stream == WHOLE for term in terms) else []
+    for some in itertools.chain([parts], agreeing(recording, parts, roles), nothing):
+        loose = loose_roles(recording, some, roles)
+        taken = 2 * sum(loose.values())
+        selection = select(some, Limit(limit.held - taken, limit.memory - taken))
+        threaded = thread(recording, cover, selection, terms, roles)
+        if threaded is not None:
+            held = _held(recording, threaded, terms, roles)
+            return Found(terms, selection, threaded, tuple(loose), held, limit.excess(held, selection.kept))
+    return None
+
+
+def _held(recording: Recording, threaded: Threaded, terms: tuple[Terms, ...], roles: Mapping[str, str]) -> float:
+    """Bytes of parameters and gradients on each rank."""
+    total = 0.0
+    for value in recording.values:
+        if value.key is not None:
+            places = threaded.parameters.get(parameter_role(value.key, roles), ())
+            cut = math.prod(term.ranks for term, place in zip(terms, places, strict=False) if place != WHOLE)
+            total += 2 * value.bytes / cut
+    return total
+
+
+def _terms(mesh: DeviceMesh, example_inputs: Inputs) -> Iterator[tuple[Terms, ...]]:
+    """Every stream: for each axis a dim, or none; a dim may serve several axes where the example divides."""
+    sizes = [mesh.size(axis) for axis in range(mesh.ndim)]
+    inputs = tensors_in(arguments_of(example_inputs))
+    shape = tuple(inputs[0].shape) if inputs else ()
+    for streams in itertools.product(*(STREAMS if size > 1 else (WHOLE,) for size in sizes)):
+        for dim in (0, 1):
+            together = math.prod(size for size, stream in zip(sizes, streams, strict=True) if stream == dim)
+            if together > 1 and (len(shape) <= dim or shape[dim] % together):
+                break
+        else:
+            yield tuple(
+                Terms(size, stream, 1.0 if mesh.device_type == "cpu" else 1 / size)  # no all-to-all on CPU meshes
+                for size, stream in zip(sizes, streams, strict=True)
+            )
+
+
+def _even_limit(recording: Recording, mesh: DeviceMesh) -> Limit:
+    sizes = [mesh.size(axis) for axis in range(mesh.ndim) if mesh.size(axis) > 1]
+    ranks = sizes[-1] if sizes else 1
+    total = 0.0
+    for value in recording.values:
+        if value.key is not None:
+            divides = len(value.shape) > 1 and any(size % ranks == 0 for size in value.shape)
+            total += 2 * (SLACK * value.bytes / ranks if divides else value.bytes)
+    return Limit(total, math.inf)
+
+
+def _biases(model: nn.Module) -> dict[str, str]:
+    """Biases by the weights whose rows they belong to."""
+    found = {}
+    for name, module in model.named_modules():
+        own = dict(module.named_parameters(recurse=False))
+        weight, bias = own.get("weight"), own.get("bias")
+        if weight is not None and bias is not None and weight.ndim > 1 and bias.shape == weight.shape[:1]:
+            prefix = f"{name}." if name else ""
+            found[f"{prefix}weight"] = f"{prefix}bias"
+    return found
+
+
+def _plan(
+    recording: Recording, mesh: DeviceMesh, best: Found, found: Sequence[Found], roles: Mapping[str, str]
+) -> Plan:
+    names = mesh.mesh_dim_names or tuple(f"axis{axis}" for axis in range(mesh.ndim))
+    streams = [(tuple(term.stream for term in one.terms), one.threaded.moved, one.excess) for one in found]
+    keys = dict.fromkeys(value.key for value in recording.values if value.key is not None)
+    whole = {parameter_role(key, roles): (WHOLE,) * mesh.ndim for key in keys}
+    parameters = whole | best.threaded.parameters
+    return Plan(
+        tuple((name, mesh.size(axis)) for axis, name in enumerate(names)),
+        tuple(parameters.items()),
+        tuple(best.threaded.activations.items()),
+        round(best.threaded.moved),
+        round(best.held),
+        round(best.selection.kept),
+        reasons(best.selection, tuple(term.stream for term in best.terms), streams, best.loose),
+    )

@@ -1,0 +1,306 @@
+"""A recording: every operator that a model's forward calls, on tensors without contents and on one device."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from holdfast.spmd.autoplan.nested_tensors import each_tensor, tensors_in
+from holdfast.spmd.autoplan.op_flows import Deed, Flow, Shape, flows_of
+from holdfast.spmd.autoplan.placing import UnitWay
+from holdfast.spmd.autoplan.units import Unit, is_unit
+from holdfast.spmd.base.spmd_errors import SpmdArgumentError, UnsupportedCall
+
+# Kept whole: what they decompose into has fewer ways than they have.
+COMPOSITES: dict[Callable[..., Any], str] = {
+    functional.linear: "linear",
+    functional.scaled_dot_product_attention: "scaled_dot_product_attention",
+    functional.rms_norm: "rms_norm",
+    functional.layer_norm: "layer_norm",
+    functional.group_norm: "group_norm",
+}
+# Gradients of these are linear in the gradient and need nothing else, so partial sums pass.
+PASSING = frozenset({"add", "sub", "neg", "view", "_unsafe_view", "reshape", "squeeze", "unsqueeze", "transpose", "t"})
+PASSING |= {"permute", "_to_copy", "clone", "alias", "sum", "stack", "expand", "slice", "select", "unbind", "cat"}
+VIEWS = frozenset({"view", "squeeze", "unsqueeze", "transpose", "t", "permute", "slice", "select", "unbind", "expand"})
+Inputs = Sequence[Any] | Mapping[str, Any] | torch.Tensor
+VIEWS |= {"split", "split_with_sizes", "alias", "detach", "_unsafe_view"}
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """One tensor: a parameter if it has a key."""
+
+    shape: Shape
+    bytes: int
+    has_gradient: bool
+    key: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One call: the values by number, and the innermost module that made it."""
+
+    name: str
+    module: str
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    flows: tuple[Flow, ...]
+    flops: int
+    ways: tuple[UnitWay, ...] = ()  # of a unit, instead of flows
+    weights: int = 0  # how many of the inputs of a unit are its parameters
+
+
+@dataclass(frozen=True, slots=True)
+class ModuleCall:
+    """A module's first tensor, and its first result."""
+
+    first: int | None
+    result: int | None
+
+
+@dataclass(slots=True)
+class Recording:
+    """All of one forward pass, in order."""
+
+    values: list[Value] = field(default_factory=list)
+    steps: list[Step] = field(default_factory=list)
+    calls: dict[str, ModuleCall] = field(default_factory=dict)
+    outputs: tuple[int, ...] = ()
+
+    def under(self, module: str) -> list[Step]:
+        """The steps that a module and its children made."""
+        return [step for step in self.steps if is_under(step.module, module)]
+
+
+def is_under(name: str, module: str) -> bool:
+    """Whether a module is another one or inside of it."""
+    return not module or name == module or name.startswith(f"{module}.")
+
+
+def record(model: nn.Module, example_inputs: Inputs) -> Recording:
+    """Run `model` on the meta device and write down what it does; the model itself is not changed.
+
+    Raises UnsupportedCall where the forward needs values that tensors without contents do not have.
+    """
+    pen = _Pen()
+    state = _without_contents(model, pen)
+    args, kwargs = (_meta(value) for value in arguments_of(example_inputs))
+    with ExitStack() as stack:
+        stack.enter_context(_listening(model, pen))
+        stack.enter_context(torch.no_grad())
+        stack.enter_context(torch.device("meta"))
+        stack.enter_context(_Functions(pen))
+        stack.enter_context(_Operators(pen))
+        try:
+            out = torch.func.functional_call(model, state, args, kwargs, tie_weights=False)
+        except (RuntimeError, NotImplementedError) as error:
+            raise UnsupportedCall(
+                f"the model cannot be planned: without contents {pen.module or 'it'} raised {type(error).__name__}: "
+                f"{error}. A module that looks at values has to be a unit: give it placement_ways and rehearse"
+            ) from error
+    pen.recording.outputs = tuple(pen.number(tensor) for tensor in tensors_in(out))
+    return pen.recording
+
+
+def arguments_of(example_inputs: Inputs) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """What a model is called with: a dict names its inputs, a tensor is the only one."""
+    if isinstance(example_inputs, Mapping):
+        return (), dict(example_inputs)
+    return ((example_inputs,) if isinstance(example_inputs, torch.Tensor) else tuple(example_inputs)), {}
+
+
+def _without_contents(model: nn.Module, pen: _Pen) -> dict[str, torch.Tensor]:
+    """Empty parameters and buffers by name; one that has several names has one empty tensor.
+
+    Each module is gone through once: torch would put back the empty tensors of one that has several names.
+    """
+    made: dict[int, torch.Tensor] = {}
+    state: dict[str, torch.Tensor] = {}
+    for name, module in model.named_modules():
+        for key, tensor in own_tensors(module):
+            full = f"{name}.{key}" if name else key
+            if id(tensor) not in made:
+                made[id(tensor)] = torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
+                pen.note(made[id(tensor)], full if isinstance(tensor, nn.Parameter) else None, tensor.requires_grad)
+            state[full] = made[id(tensor)]
+    return state
+
+
+def own_tensors(module: nn.Module) -> list[tuple[str, torch.Tensor]]:
+    """The parameters and buffers of a module itself, each under all of its names."""
+    parameters = module.named_parameters(recurse=False, remove_duplicate=False)
+    return [*parameters, *module.named_buffers(recurse=False, remove_duplicate=False)]
+
+
+def _meta(value: Any) -> Any:
+    """The same tensors without contents, in lists, tuples and dicts too."""
+    return each_tensor(value, lambda tensor: torch.empty_like(tensor, device="meta"))
+
+
+class _Pen:
+    """Writes a recording: knows the tensors by number and the modules that are at work."""
+
+    def __init__(self) -> None:
+        self.recording = Recording()
+        self.stack: list[str] = []
+        self.is_quiet = False
+        self._numbers: dict[int, int] = {}
+        self._alive: list[torch.Tensor] = []
+        self._strays: dict[int, torch.Tensor] = {}
+
+    @property
+    def module(self) -> str:
+        return self.stack[-1] if self.stack else ""
+
+    def note(self, tensor: torch.Tensor, key: str | None = None, has_gradient: bool = False) -> int:
+        """A tensor is new, or has new contents."""
+        shape = tuple(tensor.shape)
+        self._alive.append(tensor)
+        self._numbers[id(tensor)] = len(self.recording.values)
+        self.recording.values.append(Value(shape, math.prod(shape) * tensor.itemsize, has_gradient, key))
+        return len(self.recording.values) - 1
+
+    def number(self, tensor: torch.Tensor) -> int:
+        known = self._numbers.get(id(tensor))
+        return self.note(tensor) if known is None else known
+
+    def without_contents(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A tensor that a model has beside its buffers, as the recording knows it."""
+        if tensor.is_meta:
+            return tensor
+        if id(tensor) not in self._strays:
+            self._alive.append(tensor)
+            self._strays[id(tensor)] = torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
+        return self._strays[id(tensor)]
+
+    def step(self, name: str, tags: Sequence[Any], args: tuple[Any, ...], given: list[torch.Tensor], out: Any) -> None:
+        inputs = tuple(self.number(tensor) for tensor in given)
+        results = tensors_in(out)
+        grows = any(self.recording.values[number].has_gradient for number in inputs)
+        outputs = tuple(self.note(tensor, None, grows and tensor.is_floating_point()) for tensor in results)
+        deed = Deed(args, *(tuple(self.recording.values[n].shape for n in numbers) for numbers in (inputs, outputs)))
+        flows = flows_of(name, tags, deed)
+        self.recording.steps.append(Step(name, self.module, inputs, outputs, flows, _flops(name, deed)))
+
+    def unit(self, module: Unit, args: tuple[Any, ...]) -> Any:
+        """A unit is one step: its inside is not looked at."""
+        self.is_quiet = True
+        out, said, flops = module.rehearse(*args), module.placement_ways(*args), module.flops(*args)
+        self.is_quiet = False
+        assert isinstance(module, nn.Module)
+        weights = [self.number(parameter) for _, parameter in module.named_parameters()]
+        given = [self.number(tensor) for tensor in tensors_in(args)]
+        outputs = tuple(self.note(tensor, None, True) for tensor in tensors_in(out))
+        names = [key for key, _ in module.named_parameters()]
+        ways = []
+        for way in said:
+            if set(way.parameters) != set(names) or len(way.inputs) != len(given):
+                raise SpmdArgumentError(f"{self.module}: a way of a unit names every parameter and input, not {way}")
+            ways.append(replace(way, parameters={name: way.parameters[name] for name in names}))
+        self.recording.steps.append(
+            Step("unit", self.module, (*weights, *given), outputs, (), flops, tuple(ways), len(weights))
+        )
+        return out
+
+
+def _flops(name: str, deed: Deed) -> int:
+    """Forward and backward: a product's gradients cost twice as much as itself."""
+    if name in ("mm", "addmm", "bmm", "linear"):
+        inner = deed.inputs[0][-1] if name != "addmm" else deed.inputs[1][-1]
+        return 6 * math.prod(deed.outputs[0]) * inner
+    if name == "convolution":
+        return 6 * math.prod(deed.outputs[0]) * math.prod(deed.inputs[1][1:])
+    if name == "scaled_dot_product_attention":
+        return 12 * math.prod(deed.inputs[0]) * deed.inputs[1][-2]
+    return 0
+
+
+class _Functions(TorchFunctionMode):
+    """Writes down composite functions as one step."""
+
+    def __init__(self, pen: _Pen) -> None:
+        super().__init__()
+        self._pen = pen
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        args, kwargs = each_tensor((tuple(args), kwargs or {}), self._pen.without_contents)
+        name = COMPOSITES.get(func)
+        if name is None or self._pen.is_quiet:
+            return func(*args, **kwargs)
+        self._pen.is_quiet = True
+        try:
+            out = func(*args, **kwargs)
+        finally:
+            self._pen.is_quiet = False
+        self._pen.step(name, (), args, tensors_in((*args, *kwargs.values())), out)
+        return out
+
+
+class _Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Writes down every operator that is not inside of a composite."""
+
+    def __init__(self, pen: _Pen) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._pen = pen
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if not self._pen.is_quiet:
+            given = tensors_in((*args, *(kwargs or {}).values()))
+            self._pen.step(func._schema.name.split("::")[1], func.tags, args, given, out)
+        return out
+
+
+@contextmanager
+def _listening(model: nn.Module, pen: _Pen) -> Iterator[None]:
+    """Hooks that tell the pen which module is at work; units are played instead of run."""
+    with ExitStack() as stack:
+        for name, module in model.named_modules():
+            before = module.register_forward_pre_hook(_entering(pen, name), prepend=True)
+            after = module.register_forward_hook(_leaving(pen, name), with_kwargs=True)
+            stack.callback(before.remove)
+            stack.callback(after.remove)
+            if is_unit(module):
+                stack.enter_context(_played(module, pen))
+        yield
+
+
+def _entering(pen: _Pen, name: str) -> Callable[..., None]:
+    def hook(module: nn.Module, args: Any) -> None:
+        pen.stack.append(name)
+
+    return hook
+
+
+def _leaving(pen: _Pen, name: str) -> Callable[..., None]:
+    def hook(module: nn.Module, args: Any, kwargs: Any, out: Any) -> None:
+        first, result = tensors_in((args, kwargs))[:1], tensors_in(out)[:1]
+        numbers = [pen.number(tensor) for tensor in (*first, *result)]
+        call = ModuleCall(numbers[0] if first else None, numbers[-1] if result else None)
+        pen.recording.calls.setdefault(name, call)
+        pen.stack.pop()
+
+    return hook
+
+
+@contextmanager
+def _played(module: Unit, pen: _Pen) -> Iterator[None]:
+    before = vars(module).get("forward")  # some wrappers set it on the instance
+    object.__setattr__(module, "forward", lambda *args: pen.unit(module, args))
+    try:
+        yield
+    finally:
+        if before is None:
+            object.__delattr__(module, "forward")
+        else:
+            object.__setattr__(module, "forward", before)

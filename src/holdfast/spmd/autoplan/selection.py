@@ -1,0 +1,91 @@
+"""Which option each part takes: the least cost within the memory of a rank, tied parameters alike."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from holdfast.spmd.autoplan.partition import Part
+from holdfast.spmd.autoplan.placement_options import Option
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """An option for each part."""
+
+    parts: tuple[Part, ...]
+    options: tuple[Option, ...]
+
+    @property
+    def score(self) -> float:
+        return sum(part.times * option.score for part, option in zip(self.parts, self.options, strict=True))
+
+    @property
+    def moved(self) -> float:
+        return sum(part.times * option.moved for part, option in zip(self.parts, self.options, strict=True))
+
+    @property
+    def held(self) -> float:
+        return sum(part.times * option.held for part, option in zip(self.parts, self.options, strict=True))
+
+    @property
+    def kept(self) -> float:
+        return sum(part.times * option.kept for part, option in zip(self.parts, self.options, strict=True))
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """Bytes that a rank may have: of parameters and gradients, and with what backward needs beside them."""
+
+    held: float
+    memory: float
+
+    def excess(self, held: float, kept: float) -> float:
+        return max(0.0, held - self.held, held + kept - self.memory)
+
+
+def select(parts: Sequence[Part], limit: Limit) -> Selection:
+    """The best selection; the one nearest to the limit where none keeps it."""
+    found = [_within(parts, options, limit) for options in _tied(parts)]
+    return min(found, key=lambda selection: (limit.excess(selection.held, selection.kept), selection.score))
+
+
+def _within(parts: Sequence[Part], options: Sequence[Sequence[Option]], limit: Limit) -> Selection:
+    """From the cheapest of all, the least costly changes for the memory that they free, until it is enough."""
+    chosen = [min(some, key=lambda option: (option.score, option.memory)) for some in options]
+    selection = Selection(tuple(parts), tuple(chosen))
+    while limit.excess(selection.held, selection.kept):
+        best: tuple[float, int, Option] | None = None
+        for place, some in enumerate(options):
+            present = chosen[place]
+            for option in some:
+                freed = min(present.held - option.held, present.memory - option.memory)
+                if freed <= 0:
+                    continue
+                price = (option.score - present.score) / freed
+                if best is None or price < best[0]:
+                    best = (price, place, option)
+        if best is None:
+            return selection
+        chosen[best[1]] = best[2]
+        selection = Selection(tuple(parts), tuple(chosen))
+    return selection
+
+
+def _tied(parts: Sequence[Part]) -> Iterator[list[list[Option]]]:
+    """The options of every part, for each way to place the parameters that several parts share."""
+    users: dict[str, list[int]] = {}
+    for place, part in enumerate(parts):
+        for key in part.options[0].walks[0].parameters:
+            users.setdefault(key, []).append(place)
+    shared = [key for key, places in users.items() if len(places) > 1]
+    ways = [{option.places(key) for option in parts[users[key][0]].options} for key in shared]
+    for chosen in itertools.product(*(sorted(some) for some in ways)):
+        wanted = dict(zip(shared, chosen, strict=True))
+        options = [
+            [o for o in part.options if all(o.places(key) == wanted[key] for key in wanted if place in users[key])]
+            for place, part in enumerate(parts)
+        ]
+        if all(options):
+            yield options

@@ -1,0 +1,57 @@
+"""Plain tensors that a model makes as it runs: every rank makes the same, so beside placed ones they are replicas."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor
+from torch.overrides import TorchFunctionMode
+
+from holdfast.spmd.autoplan.nested_tensors import each_tensor, tensors_in
+
+
+class Beside(TorchFunctionMode):
+    """While it is entered: a plain tensor that meets a DTensor in a call becomes a replica.
+
+    Masks, positions and first states of recurrent layers are made in `forward`, where nobody can place them.
+    """
+
+    def __init__(self, replica: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self._replica = replica
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        given = tensors_in((args, kwargs))
+        if any(_is_plain(tensor) for tensor in given) and any(isinstance(tensor, DTensor) for tensor in given):
+            args, kwargs = each_tensor((tuple(args), kwargs), lambda t: self._replica(t) if _is_plain(t) else t)
+        return func(*args, **kwargs)
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    return not isinstance(tensor, DTensor)
+
+
+class AtWork(threading.local):
+    """The modules that are at work on this thread, outermost first; the mode is on while there are any."""
+
+    def __init__(self) -> None:
+        self.modules: list[object] = []
+        self.mode: Beside | None = None
+
+    def enter(self, module: object, replica: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        if not self.modules and not torch.compiler.is_compiling():
+            self.mode = Beside(replica)
+            self.mode.__enter__()  # type: ignore[no-untyped-call]
+        self.modules.append(module)
+
+    def leave(self, module: object) -> None:
+        """The module is done, or has failed; and so, whatever they did not tell, are those within it."""
+        while module in self.modules and self.modules.pop() is not module:
+            pass
+        if not self.modules and self.mode is not None:
+            self.mode.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+            self.mode = None

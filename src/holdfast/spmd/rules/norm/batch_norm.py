@@ -1,0 +1,181 @@
+"""batch_norm over any shards: the statistics are summed over the ranks, the activations stay where they are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
+
+from holdfast.spmd.base import torch_private as private
+from holdfast.spmd.base.call import LEAVE, Call, cut_first, is_shard, moved, wrap
+from holdfast.spmd.base.registry import Rule
+from holdfast.spmd.rules.pointwise.nonlinear import boxed, paddings
+from holdfast.spmd.sharding.mesh_collectives import reduced
+
+
+class Laid:
+    """How a tensor with channels in dim 1 lies on the mesh, and what follows for one value per channel."""
+
+    def __init__(self, source: DTensor, beside: Sequence[Any]):
+        self.mesh = source.device_mesh
+        self.shape = source.shape
+        self.places = _places(source, [given for given in beside if _shares_mesh(given, source)])
+        self.channels: list[Placement] = [
+            Shard(0) if is_shard(place) and place.dim == 1 else Replicate() for place in self.places
+        ]
+        self.summed_axes = [axis for axis, place in enumerate(self.places) if is_shard(place) and place.dim != 1]
+        self.count = source.numel() // max(source.shape[1], 1)
+
+    def local(self, tensor: Any) -> torch.Tensor:
+        return moved(cut_first(tensor, self.places), self.places, self.mesh)
+
+    def per_channel(self, tensor: Any) -> torch.Tensor | None:
+        return None if tensor is None else moved(tensor, self.channels, self.mesh)
+
+    def total(self, local: torch.Tensor) -> torch.Tensor:
+        """Sum over everything but channels, over all ranks."""
+        own = local.sum([dim for dim in range(local.ndim) if dim != 1])
+        return reduced(own, self.mesh, self.summed_axes)
+
+    def wrap(self, local: torch.Tensor) -> DTensor:
+        return wrap(local, self.mesh, self.places, self.shape)
+
+    def wrap_channels(self, local: torch.Tensor) -> DTensor:
+        return wrap(local, self.mesh, self.channels, (self.shape[1],))
+
+
+BESIDE = ("weight", "running_mean", "save_mean")  # tensors of one value per channel
+SUMS = 4  # two of each channel, each sent twice
+ON_ALL = 2  # what it costs to reduce a tensor on all ranks, where into shards it is 1
+
+
+def _shares_mesh(given: Any, source: DTensor) -> bool:
+    return isinstance(given, DTensor) and given.device_mesh == source.device_mesh
+
+
+def _places(source: DTensor, beside: Sequence[DTensor]) -> list[Placement]:
+    """Shards stay, unless they hold less than the sums would send; a Partial goes where it and the sums cost least.
+
+    What is whole is cut by channels, which sends nothing, where the weights or statistics beside it are.
+    """
+    sums = SUMS * source.shape[1] / source.numel()  # as a multiple of what the tensor itself is
+    places = boxed(source.placements)
+    for axis, place in enumerate(source.placements):
+        by_channels = any(
+            given.device_mesh == source.device_mesh and given.placements[axis] == Shard(0) for given in beside
+        )
+        if place.is_replicate() and by_channels and 1 in paddings(source.shape, source.device_mesh, places, axis):
+            places[axis] = Shard(1)
+    if sums > 1 and not any(isinstance(place, Partial) for place in places):
+        return [Replicate() if is_shard(place) and place.dim != 1 else place for place in places]
+    for axis, place in enumerate(source.placements):
+        if isinstance(place, Partial):
+            found = paddings(source.shape, source.device_mesh, places, axis) if place.reduce_op == "sum" else {}
+            costs = {dim: padding + (0 if dim == 1 else sums) for dim, (padding, _, _) in found.items()}
+            dim = min(costs, key=lambda dim: costs[dim], default=None)
+            places[axis] = Replicate() if dim is None or costs[dim] > ON_ALL else Shard(dim)
+    return places
+
+
+def _any(call: Call, *names: str) -> Any:
+    """The argument that goes by one of these names, which differ between the kernels."""
+    return next(call[name] for name in names if name in call.names)
+
+
+def _wide(values: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    return values.view([1, -1] + [1] * (like.ndim - 2))
+
+
+def forward(call: Call) -> Any:
+    """Normalise with the statistics of all ranks, and update the running ones."""
+    source = call["input"]
+    training = call["training"] if "training" in call.names else True
+    if not isinstance(source, DTensor) or source.ndim < 2 or source.numel() == 0:
+        return LEAVE
+    laid = Laid(source, [call[name] for name in BESIDE if name in call.names])
+    local = laid.local(source)
+    if training:
+        exact = local if local.dtype == torch.float64 else local.float()
+        mean = laid.total(exact) / laid.count
+        centred = exact - _wide(mean, local)
+        variance = laid.total(centred * centred) / laid.count
+        _update(call, laid, mean, variance)
+        saved = (mean, torch.rsqrt(variance + _any(call, "eps", "epsilon")))
+    else:
+        mean, variance = laid.per_channel(call["running_mean"]), laid.per_channel(call["running_var"])  # type: ignore[assignment]
+        centred = local - _wide(mean, local)
+        saved = (mean.new_empty(0), mean.new_empty(0))
+    out = centred * _wide(torch.rsqrt(variance + _any(call, "eps", "epsilon")), local)
+    weight, bias = laid.per_channel(call["weight"]), laid.per_channel(call["bias"])
+    out = out if weight is None else out * _wide(weight, local)
+    out = out if bias is None else out + _wide(bias, local)
+    everywhere = [Replicate()] * call.mesh.ndim
+    rest = [laid.wrap_channels(item) if training else wrap(item, call.mesh, everywhere, (0,)) for item in saved]
+    if len(call.op._schema.returns) == 4:  # cuDNN's notes to itself, which the backward here does not read
+        rest.append(wrap(local.new_empty(0, dtype=torch.uint8), call.mesh, everywhere, (0,)))
+    return laid.wrap(out.to(local.dtype)), *rest
+
+
+def _update(call: Call, laid: Laid, mean: torch.Tensor, variance: torch.Tensor) -> None:
+    """Move the running statistics, wherever they are, towards this batch's."""
+    momentum = _any(call, "momentum", "exponential_average_factor")
+    unbiased = variance * (laid.count / max(laid.count - 1, 1))
+    for name, value in (("running_mean", mean), ("running_var", unbiased)):
+        running = call[name] if name in call.names else None
+        if running is None:
+            continue
+        own = _lying_as(running, laid.wrap_channels(value))
+        local = private.local_of(running) if isinstance(running, DTensor) else running
+        local.mul_(1 - momentum).add_(own.to(local.dtype), alpha=momentum)
+
+
+def _lying_as(running: Any, value: DTensor) -> torch.Tensor:
+    """This rank's part of `value` as other statistics lie; where they are a Partial it is made whole before."""
+    mesh = value.device_mesh
+    places = list(running.placements) if isinstance(running, DTensor) else [Replicate()] * mesh.ndim
+    first = [Replicate() if isinstance(place, Partial) else place for place in places]
+    own = moved(value, first, mesh)
+    return own if first == places else moved(wrap(own, mesh, first, value.shape), places, mesh)
+
+
+def backward(call: Call) -> Any:
+    """Two sums per channel over all ranks; then every rank works alone."""
+    source = call["input"]
+    if not isinstance(source, DTensor) or source.ndim < 2 or source.numel() == 0:
+        return LEAVE
+    laid = Laid(source, [call[name] for name in BESIDE if name in call.names])
+    gradient, local = laid.local(_any(call, "grad_out", "grad_output")), laid.local(source)
+    weight = laid.per_channel(call["weight"])
+    train = _any(call, "train", "update") if {"train", "update"} & set(call.names) else True  # cuDNN's is for training
+    if train:
+        mean, scale = laid.per_channel(call["save_mean"]), laid.per_channel(_any(call, "save_invstd", "save_var"))
+    else:
+        mean, running = laid.per_channel(call["running_mean"]), laid.per_channel(call["running_var"])
+        scale = None if running is None else torch.rsqrt(running + _any(call, "eps", "epsilon"))
+    assert mean is not None and scale is not None
+    normal = (local - _wide(mean, local)) * _wide(scale, local)
+    total, total_normal = laid.total(gradient), laid.total(gradient * normal)
+    inner = gradient
+    if train:
+        inner = gradient - _wide(total / laid.count, local) - normal * _wide(total_normal / laid.count, local)
+    factor = scale if weight is None else scale * weight
+    wanted = call["output_mask"] if "output_mask" in call.names else (True, weight is not None, weight is not None)
+    return (
+        laid.wrap((inner * _wide(factor, local)).to(local.dtype)) if wanted[0] else None,
+        laid.wrap_channels(total_normal) if wanted[1] else None,
+        laid.wrap_channels(total) if wanted[2] else None,
+    )
+
+
+WHY = "torch gathers the activations, forgets running statistics of channel shards, and hangs on empty shards"
+FORWARD = (
+    *("native_batch_norm.default", "cudnn_batch_norm.default", "_batch_norm_with_update.default"),
+    *("_native_batch_norm_legit.default", "_native_batch_norm_legit.no_stats"),
+)
+BACKWARD = ("native_batch_norm_backward.default", "cudnn_batch_norm_backward.default", "batch_norm_backward.default")
+RULES = [
+    Rule("norm", FORWARD, "batch, channels, space", WHY, forward),
+    Rule("norm", BACKWARD, "batch, channels, space", WHY, backward),
+]

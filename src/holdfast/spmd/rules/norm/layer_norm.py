@@ -1,0 +1,123 @@
+"""layer_norm over sharded dims: a mean and a variance per row are reduced, the rows stay where they are."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.distributed.tensor import Partial, Placement, Replicate, Shard
+
+from holdfast.spmd.base import torch_private as private
+from holdfast.spmd.base.call import LEAVE, Call, is_shard, moved, wrap
+from holdfast.spmd.base.registry import Rule
+from holdfast.spmd.rules import torch_2_11
+from holdfast.spmd.sharding.byte_costs import exact_dtype, is_cut, reducing_pays
+from holdfast.spmd.sharding.mesh_collectives import reduced, sharded_axes
+
+NUMBERS = 2  # per row, each way: the mean and the squares about it; two sums of the gradient
+
+
+def _or_leave(run: Callable[[Call, int], Any]) -> Callable[[Call], Any]:
+    """Where a normalised dim is sharded and long enough; elsewhere torch's own way."""
+
+    def sharded(call: Call) -> Any:
+        source = call["input"]
+        first = source.ndim - len(call["normalized_shape"])
+        dims = range(first, source.ndim)
+        if _fits(call, first) and is_cut(source, dims) and reducing_pays(source, dims, NUMBERS):
+            return run(call, first)
+        return torch_2_11.layer_norm(call) if private.is_oldest() else LEAVE
+
+    return sharded
+
+
+def _fits(call: Call, first: int) -> bool:
+    """Whether the sizes are those that one device takes; it says best why not."""
+    shape = tuple(call["normalized_shape"])
+    weights = [call[name] for name in ("weight", "bias") if call[name] is not None]
+    return (
+        bool(shape)
+        and first >= 0
+        and all(tuple(sizes) == shape for sizes in (call["input"].shape[first:], *(weight.shape for weight in weights)))
+    )
+
+
+def forward(call: Call, first: int) -> Any:
+    """The normalised tensor, sharded as it was, and the mean and the inverse deviation of each row."""
+    source, places = call["input"], list(call["input"].placements)
+    dims, axes = list(range(first, source.ndim)), sharded_axes(places, range(first, source.ndim))
+    own = moved(source, places, call.mesh)
+    exact, count = own.to(exact_dtype(own.dtype)), math.prod(source.shape[first:])
+    mean = reduced(exact.sum(dims, keepdim=True), call.mesh, axes) / count
+    centred = exact - mean
+    variance = reduced((centred * centred).sum(dims, keepdim=True), call.mesh, axes) / count
+    scale = (variance + call["eps"]).rsqrt()
+    out = centred * scale
+    if call["weight"] is not None:
+        out = out * moved(call["weight"], _of_weight(places, first), call.mesh)
+    if call["bias"] is not None:
+        out = out + moved(call["bias"], _of_weight(places, first), call.mesh)
+    kind = _statistics_dtype(call, own)
+    rows = [*source.shape[:first], *[1] * len(dims)]
+    whole_rows = [Replicate() if axis in axes else place for axis, place in enumerate(places)]
+    return (
+        wrap(out.to(own.dtype), call.mesh, places, source.shape),
+        wrap(mean.to(kind), call.mesh, whole_rows, rows),
+        wrap(scale.to(kind), call.mesh, whole_rows, rows),
+    )
+
+
+def backward(call: Call, first: int) -> Any:
+    """The gradients of input, weight and bias, sharded as these are; weight and bias are summed over the rows."""
+    source, places = call["input"], list(call["input"].placements)
+    dims, axes = list(range(first, source.ndim)), sharded_axes(places, range(first, source.ndim))
+    whole_rows = [Replicate() if axis in axes else place for axis, place in enumerate(places)]
+    own = moved(source, places, call.mesh)
+    exact = exact_dtype(own.dtype)
+    mean, scale = (moved(call[name], whole_rows, call.mesh).to(exact) for name in ("mean", "rstd"))
+    normal, given = (own.to(exact) - mean) * scale, moved(call["grad_out"], places, call.mesh).to(exact)
+    wanted = call["output_mask"]
+    gradient = None
+    if wanted[0]:
+        weight = call["weight"]
+        slope = given if weight is None else given * moved(weight, _of_weight(places, first), call.mesh).to(exact)
+        sums = torch.stack([slope.sum(dims, keepdim=True), (slope * normal).sum(dims, keepdim=True)])
+        straight, along = reduced(sums, call.mesh, axes) / math.prod(source.shape[first:])
+        gradient = wrap((scale * (slope - straight - normal * along)).to(own.dtype), call.mesh, places, source.shape)
+    return gradient, *(
+        _summed(call, first, places, part) if wanted[place] and call[name] is not None else None
+        for place, name, part in ((1, "weight", given * normal), (2, "bias", given))
+    )
+
+
+def _summed(call: Call, first: int, places: list[Placement], part: torch.Tensor) -> Any:
+    """The gradient of weight or bias: over the shards of the rows it is a sum of the ranks' parts."""
+    rows = list(range(first))
+    total = part.sum(rows) if rows else part
+    summed = [
+        Partial() if is_shard(place) and place.dim < first else new
+        for place, new in zip(places, _of_weight(places, first), strict=True)
+    ]
+    return wrap(total.to(call["input"].dtype), call.mesh, summed, call["input"].shape[first:])
+
+
+def _of_weight(places: list[Placement], first: int) -> list[Placement]:
+    """Where a tensor of the normalised shape goes."""
+    return [Shard(place.dim - first) if is_shard(place) and place.dim >= first else Replicate() for place in places]
+
+
+def _statistics_dtype(call: Call, own: torch.Tensor) -> torch.dtype:
+    """As one device has it: CPUs keep means of halves as halves, unless the weight is wider."""
+    weight = call["weight"]
+    alike = weight is None or weight.dtype == own.dtype
+    return own.dtype if own.device.type == "cpu" and alike else exact_dtype(own.dtype)
+
+
+PLACES = "every dim; a Partial is reduced first"
+WHY = "torch gathers the rows, forward and backward, where they are sharded"
+RULES = [
+    Rule("norm", ("native_layer_norm.default",), PLACES, WHY, _or_leave(forward)),
+    Rule("norm", ("native_layer_norm_backward.default",), PLACES, WHY, _or_leave(backward)),
+]

@@ -1,0 +1,86 @@
+"""argmin and argmax: each rank's best and where it is, and among equals the first of all."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
+
+from holdfast.spmd.base import torch_private as private
+from holdfast.spmd.base.call import LEAVE, Call, is_shard, moved, wrap
+from holdfast.spmd.base.registry import Rule
+from holdfast.spmd.rules.reduction.minmax import worst
+from holdfast.spmd.sharding.mesh_collectives import gathered
+
+NOWHERE = 2**62
+
+
+def position(call: Call) -> Any:
+    """The position of the extreme along `dim`, or in the flattened tensor."""
+    tensor, dim = call.values[0], call["dim"]
+    largest = "max" in call.op._schema.name
+    if not isinstance(tensor, DTensor) or not tensor.ndim or not tensor.numel():
+        return LEAVE
+    over = set(range(tensor.ndim)) if dim is None else {dim % tensor.ndim}
+    kept: list[Placement] = [place if is_shard(place) else Replicate() for place in tensor.placements]
+    axes = [axis for axis, place in enumerate(kept) if is_shard(place) and place.dim in over]
+    if not axes and not call.mesh.ndim:
+        return LEAVE
+    _, place = best_of_all(tensor, kept, axes, dim, largest)
+    return _result(call, tensor, kept, over, place)
+
+
+def best_of_all(
+    tensor: DTensor, kept: list[Placement], axes: list[int], dim: int | None, largest: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The extreme of all ranks along `axes`, and the first position that has it; a NaN is beyond every number."""
+    mesh = tensor.device_mesh
+    value, place = _own_best(tensor, moved(tensor, kept, mesh), kept, dim, largest)
+    for axis in axes:
+        values, places = gathered(value, mesh, axis), gathered(place, mesh, axis)
+        best = (values.argmax if largest else values.argmin)(0, keepdim=True)
+        value = values.gather(0, best)[0]
+        equal = (values == value) | (values.isnan() & value.isnan())
+        place = torch.where(equal, places, NOWHERE).amin(0)
+    return value, place
+
+
+def _own_best(
+    tensor: DTensor, local: torch.Tensor, kept: list[Placement], dim: int | None, largest: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """This rank's extreme, and its position in the whole tensor; reduced dims are kept as ones."""
+    _, offsets = private.local_box(tensor.shape, tensor.device_mesh, kept)
+    shape = [1] * local.ndim if dim is None else [1 if d == dim % local.ndim else n for d, n in enumerate(local.shape)]
+    if local.numel() == 0:
+        nothing = torch.full(shape, worst(local.dtype, largest), dtype=local.dtype, device=local.device)
+        return nothing, torch.full(shape, NOWHERE, dtype=torch.int64, device=local.device)
+    found = (torch.argmax if largest else torch.argmin)(local, dim, keepdim=dim is not None)
+    if dim is not None:
+        return local.gather(dim, found), found + offsets[dim % local.ndim]
+    flat = torch.zeros_like(found)
+    where = torch.unravel_index(found, local.shape)
+    for here, offset, size in zip(where, offsets, tensor.shape, strict=True):
+        flat = flat * size + here + offset
+    return local.reshape(-1)[found].reshape(shape), flat.reshape(shape)
+
+
+def _result(call: Call, tensor: DTensor, kept: list[Placement], over: set[int], place: torch.Tensor) -> DTensor:
+    places: list[Placement] = [Replicate() if is_shard(p) and p.dim in over else p for p in kept]
+    if call["keepdim"]:
+        return wrap(place, call.mesh, places, [1 if d in over else size for d, size in enumerate(tensor.shape)])
+    places = [Shard(p.dim - sum(d < p.dim for d in over)) if is_shard(p) else p for p in places]
+    rest = [size for d, size in enumerate(place.shape) if d not in over]
+    return wrap(place.reshape(rest), call.mesh, places, [n for d, n in enumerate(tensor.shape) if d not in over])
+
+
+RULES = [
+    Rule(
+        "reduction",
+        ("argmin.default", "argmax.default"),
+        "every dim",
+        "torch picks another than the first of equals, and hangs when a shard is empty",
+        position,
+        spares_even=True,
+    ),
+]

@@ -1,0 +1,115 @@
+"""Rows that kernels reach over the edges of a shard: asked of the ranks that have them, and given back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.distributed._functional_collectives as functional
+from torch.distributed.device_mesh import DeviceMesh
+
+from holdfast.spmd.base import torch_private as private
+from holdfast.spmd.sharding.mesh_collectives import chunk_sizes
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Rows from `start` up to, not including, `stop`."""
+
+    start: int
+    stop: int
+
+    @property
+    def size(self) -> int:
+        return max(0, self.stop - self.start)
+
+    def within(self, other: Span) -> Span:
+        """What both have in common."""
+        start = max(self.start, other.start)
+        return Span(start, max(start, min(self.stop, other.stop)))
+
+
+def spans_of(size: int, ranks: int) -> list[Span]:
+    """The rows of each shard of a dim."""
+    spans, start = [], 0
+    for length in chunk_sizes(size, ranks):
+        spans.append(Span(start, start + length))
+        start += length
+    return spans
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """Which rows each rank along one mesh axis has of a dim, and which it wants."""
+
+    mesh: DeviceMesh
+    axis: int
+    dim: int
+    has: tuple[Span, ...]
+    wants: tuple[Span, ...]
+
+    @property
+    def here(self) -> int:
+        return private.own_coordinate(self.mesh)[self.axis]
+
+    @property
+    def is_needed(self) -> bool:
+        """Whether any rank wants what it has not; the same answer on every rank."""
+        return any(want.within(has).size < want.size for has, want in zip(self.has, self.wants, strict=True))
+
+    def fetch(self, local: torch.Tensor) -> torch.Tensor:
+        """The rows that this rank wants."""
+        own, want = self.has[self.here], self.wants[self.here]
+        given = [self._cut(local, own, self._asked(own, other)) for other in range(len(self.has))]
+        sources = [self._asked(has, self.here, place) for place, has in enumerate(self.has)]
+        pieces = self._swap(given, [span.size for span in sources], local)
+        pieces[self.here] = self._cut(local, own, want.within(own))
+        return torch.cat(pieces, self.dim)
+
+    def give_back(self, gradient: torch.Tensor) -> torch.Tensor:
+        """The gradient of this rank's rows: its own findings, and those of every rank that had fetched some."""
+        own, want = self.has[self.here], self.wants[self.here]
+        given = [self._cut(gradient, want, self._asked(has, self.here, place)) for place, has in enumerate(self.has)]
+        sources = [self._asked(own, other) for other in range(len(self.has))]
+        pieces = self._swap(given, [span.size for span in sources], gradient)
+        shape = list(gradient.shape)
+        shape[self.dim] = own.size
+        total = gradient.new_zeros(shape)
+        kept = want.within(own)
+        for piece, span in [*zip(pieces, sources, strict=True), (self._cut(gradient, want, kept), kept)]:
+            if span.size:
+                total.narrow(self.dim, span.start - own.start, span.size).add_(piece)
+        return total
+
+    def _asked(self, has: Span, asker: int, owner: int | None = None) -> Span:
+        """What `asker` wants of another's rows; nothing of its own."""
+        owner = self.here if owner is None else owner
+        return Span(0, 0) if asker == owner else self.wants[asker].within(has)
+
+    def _cut(self, tensor: torch.Tensor, rows: Span, wanted: Span) -> torch.Tensor:
+        start = wanted.start - rows.start if wanted.size else 0
+        return tensor.narrow(self.dim, start, wanted.size)
+
+    def _swap(self, given: Sequence[torch.Tensor], sizes: Sequence[int], like: torch.Tensor) -> list[torch.Tensor]:
+        """Send each rank its piece; returns what each rank sent, along the dim."""
+        if not self.is_needed:
+            return [like.narrow(self.dim, 0, 0) for _ in given]
+        sent = torch.cat([piece.movedim(self.dim, 0) for piece in given]).contiguous()
+        counts = [piece.shape[self.dim] for piece in given]
+        received = functional.all_to_all_single(sent, list(sizes), counts, (self.mesh, self.axis))
+        if isinstance(received, functional.AsyncCollectiveTensor):
+            received = received.wait()
+        return [piece.movedim(0, self.dim) for piece in torch.split(received, list(sizes))]
+
+
+def filled(tensor: torch.Tensor, dim: int, before: int, after: int, value: float) -> torch.Tensor:
+    """`tensor` between so many rows of one value."""
+    if not before and not after:
+        return tensor
+    parts = [tensor]
+    for count, place in ((before, 0), (after, -1)):
+        shape = list(tensor.shape)
+        shape[dim] = count
+        parts.insert(place if place == 0 else len(parts), tensor.new_full(shape, value))
+    return torch.cat(parts, dim)

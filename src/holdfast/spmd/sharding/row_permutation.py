@@ -1,0 +1,78 @@
+"""Results whose rows are rows of a sharded dim in another order: each rank asks the ranks that have them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.distributed._functional_collectives as functional
+from torch.distributed.device_mesh import DeviceMesh
+
+from holdfast.spmd.base import torch_private as private
+from holdfast.spmd.sharding.mesh_collectives import chunk_sizes
+
+NOTHING = -1  # the source of a row of zeros
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """Which row of a sharded dim each row of the result is; every rank knows all of it."""
+
+    mesh: DeviceMesh
+    axis: int
+    dim: int
+    size: int  # of the source along the dim
+    source: torch.Tensor  # for each row of the result, on the CPU
+    everywhere: bool = False  # whether every rank has the whole result, and not even shards of it
+
+    @property
+    def ranks(self) -> int:
+        return self.mesh.size(self.axis)
+
+    @property
+    def longest(self) -> int:
+        """The rows of the longest shard of the source."""
+        return chunk_sizes(self.size, self.ranks)[0]
+
+    @property
+    def received(self) -> int:
+        """The rows that a rank receives, at most; the same on every rank."""
+        return max(self._count(want, rank) for rank, want in enumerate(self._wants()))
+
+    def fetch(self, local: torch.Tensor) -> torch.Tensor:
+        """This rank's rows of the result."""
+        here, wants = private.own_coordinate(self.mesh)[self.axis], self._wants()
+        rows = local.movedim(self.dim, 0)
+        own = wants[here]
+        result = rows.new_zeros(len(own), *rows.shape[1:])
+        kept = self._of(own, here)
+        result[kept] = rows[own[kept] - here * self.longest]
+        if self.received:
+            given = [want[self._of(want, here)] if rank != here else want[:0] for rank, want in enumerate(wants)]
+            places = [self._of(own, rank) if rank != here else own[:0] for rank in range(self.ranks)]
+            sent = rows[torch.cat(given) - here * self.longest]
+            counts = [len(place) for place in places], [len(piece) for piece in given]
+            result[torch.cat(places)] = self._exchanged(sent, *counts)
+        return result.movedim(0, self.dim)
+
+    def _exchanged(self, sent: torch.Tensor, receives: list[int], gives: list[int]) -> torch.Tensor:
+        """Rows for rows, as bytes: not every backend sends every dtype."""
+        row = sent.shape[1:]
+        wire = sent.resolve_conj().reshape(len(sent), row.numel()).contiguous().view(torch.uint8)
+        received = functional.all_to_all_single(wire, receives, gives, (self.mesh, self.axis))
+        if isinstance(received, functional.AsyncCollectiveTensor):
+            received = received.wait()
+        return received.flatten().view(sent.dtype).reshape(sum(receives), *row)  # flat: a row may have no bytes
+
+    def _wants(self) -> list[torch.Tensor]:
+        if self.everywhere:
+            return [self.source] * self.ranks
+        return list(torch.split(self.source, chunk_sizes(len(self.source), self.ranks)))
+
+    def _of(self, want: torch.Tensor, rank: int) -> torch.Tensor:
+        """The places in `want` of the rows that a rank has."""
+        start = rank * self.longest
+        return ((want >= start) & (want < start + self.longest)).nonzero().flatten()
+
+    def _count(self, want: torch.Tensor, rank: int) -> int:
+        return len(want) - len(self._of(want, rank)) - int((want == NOTHING).sum())
