@@ -7,18 +7,18 @@ import torch
 from torch.distributed.tensor import DTensor
 
 import holdfast.spmd
-from holdfast.spmd.base import torch_private
+from holdfast.spmd.base import torch_dispatch, torch_versions
 from holdfast.spmd.base.registry import all_rules
 from holdfast.spmd.base.spmd_errors import SpmdWarning
-from holdfast.spmd.patches.methods import stands
+from holdfast.spmd.patches.methods import replacements
 
 
 def _state():
-    dispatcher = torch_private.dispatcher()
-    functions = [getattr(stand.owner, stand.name) for stand in stands()]
+    dispatcher = torch_dispatch.dispatcher()
+    functions = [getattr(stand.owner, stand.name) for stand in replacements()]
     functions += [torch.nn.functional.pad, torch.nn.functional.instance_norm]
-    functions += [torch_private.utils.is_tensor_shardable, torch_private._matrix_ops.is_tensor_shardable]
-    losses = dict(torch_private.loss_parallel_table())
+    functions += [torch_versions.utils.is_tensor_shardable, torch_versions._matrix_ops.is_tensor_shardable]
+    losses = dict(torch_dispatch.loss_parallel_table())
     return dict(vars(dispatcher)), dict(dispatcher._custom_op_handlers), dict(vars(DTensor)), functions, losses
 
 
@@ -74,7 +74,7 @@ def test_an_unknown_torch_is_said_and_left_alone(monkeypatch):
     with pytest.warns(SpmdWarning, match="9.9 is not known"):
         problems = holdfast.spmd.enable()
     names = [name for rule in all_rules() for name in rule.operators]
-    assert problems == [f"{name}: {torch_private.check()}" for name in names]
+    assert problems == [f"{name}: {torch_versions.unsupported_reason()}" for name in names]
     assert _state() == before
     lines = holdfast.spmd.report()
     assert sorted(line.operator for line in lines) == sorted(names)
@@ -85,7 +85,7 @@ def test_an_unknown_torch_is_said_and_left_alone(monkeypatch):
 
 def test_a_dispatcher_with_other_parameters_is_left_alone(monkeypatch):
     before = _state()
-    dispatcher = type(torch_private.dispatcher())
+    dispatcher = type(torch_dispatch.dispatcher())
     monkeypatch.setattr(dispatcher, "unwrap_to_op_info", lambda self, op_call, args: None)
     with pytest.warns(SpmdWarning, match=r"unwrap_to_op_info takes \(self, op_call, args\), not"):
         problems = holdfast.spmd.enable()
@@ -100,7 +100,7 @@ def test_a_part_whose_names_changed_is_left_out_by_name(monkeypatch):
         raise AssertionError("must not be called")
 
     monkeypatch.setattr(clip_grad, "_get_total_norm", changed)
-    monkeypatch.delattr(torch_private.utils, "is_tensor_shardable")
+    monkeypatch.delattr(torch_versions.utils, "is_tensor_shardable")
     with pytest.warns(SpmdWarning, match="_get_total_norm takes"):
         problems = holdfast.spmd.enable()
     try:

@@ -1,4 +1,4 @@
-"""What a redistribution will move, before it is made: torch's own steps, gone through on a tensor without contents."""
+"""The cost of a redistribution, without making it: torch's own steps, run on a meta tensor."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Shard
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from holdfast.spmd.base import torch_private as private
-from holdfast.spmd.base.call import is_shard
+from holdfast.spmd.base import torch_dispatch
 from holdfast.spmd.base.spmd_errors import SpmdArgumentError
+from holdfast.spmd.sharding.shard_sizes import is_shard
 
-# What each rank receives, as a multiple of what it gives, among so many ranks.
+# What each rank receives, as a multiple of its input, by the number of ranks.
 RECEIVED = {
     "all_gather_into_tensor": lambda ranks: ranks - 1,
     "reduce_scatter_tensor": lambda ranks: (ranks - 1) / ranks,
@@ -25,7 +25,7 @@ RECEIVED = {
     "all_to_all_single": lambda ranks: (ranks - 1) / ranks,
     "shard_dim_alltoall": lambda ranks: (ranks - 1) / ranks,
 }
-WORDS = {
+NAMES = {
     "all_gather_into_tensor": "all_gather",
     "reduce_scatter_tensor": "reduce_scatter",
     "all_to_all_single": "all_to_all",
@@ -35,7 +35,7 @@ WORDS = {
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """What happens on one mesh axis, and the bytes that this rank receives."""
+    """One collective on one mesh axis, and the bytes that this rank receives."""
 
     axis: int
     present: Placement
@@ -45,11 +45,11 @@ class Move:
 
 
 def redistribute_cost(tensor: DTensor, placements: Sequence[Placement]) -> tuple[Move, ...]:
-    """The moves that take `tensor` to `placements`, in their order; empty when it is there already.
+    """Return the moves that redistribute `tensor` to `placements`, in order; empty if it has them already.
 
-    The sum of their bytes is what this rank receives. An axis may have several moves where torch goes through
-    other placements; where torch moves several axes at once, over a mesh that was flattened, the first of them has
-    the bytes. Nothing is sent. Raises SpmdArgumentError when the placements do not fit the tensor or the mesh.
+    The sum of their bytes is what this rank receives. An axis may have several moves if torch goes through other
+    placements. If torch moves several axes at once, over a flattened mesh, the first of them has the bytes. Nothing is
+    sent. Raises SpmdArgumentError if the placements do not fit the tensor or the mesh.
     """
     placements = _checked(tensor, placements)
     mesh = tensor.device_mesh
@@ -62,13 +62,13 @@ def redistribute_cost(tensor: DTensor, placements: Sequence[Placement]) -> tuple
             shape=tensor.shape,
             stride=tensor.stride(),
         )
-        with _Listener(mesh) as heard:
+        with _CollectiveRecorder(mesh) as recorder:
             empty.redistribute(placements=placements)
-    return _moves(tensor.placements, placements, mesh, heard.heard)
+    return _moves(tensor.placements, placements, mesh, recorder.recorded)
 
 
 def _checked(tensor: DTensor, placements: Sequence[Placement]) -> tuple[Placement, ...]:
-    """The placements, dims counted from the first, if the tensor can be redistributed to them."""
+    """Return the placements with non-negative dims; raises if the tensor cannot be redistributed to them."""
     if not isinstance(tensor, DTensor):
         raise SpmdArgumentError(f"a {type(tensor).__name__} has no placements: give a DTensor, as of distribute_tensor")
     if not isinstance(placements, Sequence) or not all(isinstance(place, Placement) for place in placements):
@@ -86,22 +86,25 @@ def _checked(tensor: DTensor, placements: Sequence[Placement]) -> tuple[Placemen
 
 
 def _moves(
-    present: Sequence[Placement], wanted: Sequence[Placement], mesh: DeviceMesh, heard: Sequence[tuple[int, str, int]]
+    present: Sequence[Placement],
+    wanted: Sequence[Placement],
+    mesh: DeviceMesh,
+    recorded: Sequence[tuple[int, str, int]],
 ) -> tuple[Move, ...]:
-    found = [Move(axis, present[axis], wanted[axis], word, count) for axis, word, count in heard]
-    talked = {axis for axis, _, _ in heard}
+    found = [Move(axis, present[axis], wanted[axis], word, count) for axis, word, count in recorded]
+    communicating = {axis for axis, _, _ in recorded}
     for axis, (before, after) in enumerate(zip(present, wanted, strict=True)):
-        if before != after and axis not in talked and mesh.size(axis) > 1:
+        if before != after and axis not in communicating and mesh.size(axis) > 1:
             found.append(Move(axis, before, after, "slice", 0))
     return tuple(found)
 
 
-class _Listener(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Writes down collectives: the axis, the word for it, and the bytes that this rank would receive."""
+class _CollectiveRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Records collectives: the axis, the name, and the bytes that this rank would receive."""
 
     def __init__(self, mesh: DeviceMesh) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.heard: list[tuple[int, str, int]] = []
+        self.recorded: list[tuple[int, str, int]] = []
         self._axes = {mesh.get_group(axis).group_name: (axis,) for axis in range(mesh.ndim)}
         self._mesh = mesh
 
@@ -110,14 +113,14 @@ class _Listener(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return NotImplemented
         name = func._opname
         if name in RECEIVED:
-            axes = self._axes.get(args[-1]) or self._together(args[-1])
+            axes = self._axes.get(args[-1]) or self._flattened_axes(args[-1])
             ranks = math.prod(self._mesh.size(axis) for axis in axes)
             count = round(args[0].nbytes * RECEIVED[name](ranks))
-            self.heard += [(axis, WORDS.get(name, name), 0 if place else count) for place, axis in enumerate(axes)]
+            self.recorded += [(axis, NAMES.get(name, name), 0 if place else count) for place, axis in enumerate(axes)]
         return func(*args, **(kwargs or {}))
 
-    def _together(self, name: str) -> tuple[int, ...]:
-        """The axes that the group of a flattened mesh spans."""
-        ranks = dist.get_process_group_ranks(private.group_named(name))
+    def _flattened_axes(self, name: str) -> tuple[int, ...]:
+        """Return the axes that the group of a flattened mesh spans."""
+        ranks = dist.get_process_group_ranks(torch_dispatch.process_group(name))
         places = [(self._mesh.mesh == rank).nonzero()[0].tolist() for rank in ranks]
         return tuple(axis for axis in range(self._mesh.ndim) if len({place[axis] for place in places}) > 1)

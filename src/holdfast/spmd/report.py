@@ -1,12 +1,12 @@
-"""What is installed, in words."""
+"""A report of what is installed."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from holdfast.spmd.enable import SWITCH
+from holdfast.spmd.enable import INSTALLED
 from holdfast.spmd.patches.functions import WHY
-from holdfast.spmd.patches.methods import METHODS, stands
+from holdfast.spmd.patches.methods import METHODS, replacements
 from holdfast.spmd.sharding.gather_fallback import GATHERED
 
 LOSSES = (
@@ -16,7 +16,7 @@ LOSSES = (
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One operator: its rule, what may stay sharded, and why the rule exists; or why it was left out."""
+    """One operator: its family, the dims that may stay sharded, and why the rule exists or was left out."""
 
     operator: str
     family: str
@@ -26,8 +26,8 @@ class Line:
 
 
 def report() -> list[Line]:
-    """Every rule that is on, every operator that fell back to gathering, and what was left out, with the reason."""
-    lines = [Line(str(op), rule.family, rule.placements, rule.why, True) for op, rule in SWITCH.rules.items()]
+    """Return a line for every installed rule, every operator that was gathered so far, and everything left out."""
+    lines = [Line(str(op), rule.family, rule.placements, rule.why, True) for op, rule in INSTALLED.rules.items()]
     lines += [
         Line(
             name,
@@ -38,15 +38,14 @@ def report() -> list[Line]:
         )
         for name, found in GATHERED.items()
     ]
-    if SWITCH.methods:
-        lines += [Line(stand.title, "methods", "any", stand.why, True) for stand in stands()]
+    if INSTALLED.methods:
+        lines += [Line(item.title, "methods", "any", item.why, True) for item in replacements()]
         lines += [Line(f"DTensor.{name}", "methods", "any", why, True) for name, (_, why) in METHODS.items()]
     lines += [
-        Line(f"functional.{name}", "functions", "as its rule", WHY[name], True) for name in WHY if SWITCH.functions
+        Line(f"functional.{name}", "functions", "as its rule", WHY[name], True) for name in WHY if INSTALLED.functions
     ]
     lines += [
-        Line(f"loss_parallel: {op}", "loss", "classes, by any axes; batch beside them", LOSSES, True)
-        for op in SWITCH.losses
+        Line(f"loss_parallel: {op}", "loss", "classes, by any axes; batch too", LOSSES, True) for op in INSTALLED.losses
     ]
-    lines += [Line(name, "", "", why, False) for name, why in SWITCH.left_out]
+    lines += [Line(name, "", "", why, False) for name, why in INSTALLED.left_out]
     return sorted(lines, key=lambda line: (not line.is_installed, line.family, line.operator))

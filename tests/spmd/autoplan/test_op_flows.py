@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from holdfast.spmd.autoplan.placing import PARTIAL, WHOLE
 from holdfast.spmd.autoplan.recording import record
+from holdfast.spmd.autoplan.units import PARTIAL, WHOLE
 
 PARTS = 2
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from holdfast.spmd import Pins, Plan
-from holdfast.spmd.autoplan.placing import WHOLE
+from holdfast.spmd.autoplan.units import WHOLE
 from holdfast.spmd.base.spmd_errors import PlanNotFound, SpmdArgumentError
 
 PLAN = Plan(

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from holdfast.spmd import Plan, plan
-from holdfast.spmd.autoplan.placing import PARTIAL, WHOLE, UnitWay
+from holdfast.spmd.autoplan.units import PARTIAL, WHOLE, UnitWay
 from holdfast.spmd.base.spmd_errors import SpmdArgumentError, UnsupportedCall
 from tests.spmd.autoplan.meshes import pretended_mesh
 from tests.spmd.autoplan.models import Chooses, Images, Named, Prompted, TwoNames, transformer

@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor, Partial, Shard, distribute_tensor
 from torch.distributed.tensor.debug import CommDebugMode
 
 from holdfast.spmd.base.call import bind
-from holdfast.spmd.sharding.gathered_views import window
+from holdfast.spmd.sharding.gathered_views import gathered_view
 from tests.dist.harness import run_ranks
 
 TIMEOUT_S = 1.0
@@ -44,7 +44,7 @@ SHARDED_CALLS = {  # of rows that are sharded
 
 def _stale(x: DTensor) -> DTensor:
     """A view of sharded rows as windows.py makes it, here without the other rank; the tensor was written since."""
-    rows = window(x * 1, bind(torch.ops.aten.slice.Tensor, (x, 0, 0, 4), {}))
+    rows = gathered_view(x * 1, bind(torch.ops.aten.slice.Tensor, (x, 0, 0, 4), {}))
     x.add_(1.0)
     return rows
 

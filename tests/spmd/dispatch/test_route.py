@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
+from holdfast.spmd.base import torch_dispatch
 from tests.dist.harness import run_ranks
 from tests.spmd.judge import place
 
@@ -26,17 +27,16 @@ CALLS: dict[str, Callable[[Any, Any], Any]] = {
 def _asked() -> dict[str, dict[str, int]]:
     """How often the slow path is asked in three calls, by operation and how its input lies."""
     import holdfast.spmd
-    from holdfast.spmd.base import torch_private as private
 
     holdfast.spmd.enable()
-    route, asked = private.slow_path(), 0
+    route, asked = torch_dispatch.slow_path(), 0
 
     def counted(*args: Any) -> Any:
         nonlocal asked
         asked += 1
         return route(*args)
 
-    private.override(private.SLOW_PATH, counted)
+    torch_dispatch.override(torch_dispatch.SLOW_PATH, counted)
     mesh, counts = init_device_mesh("cpu", (2,)), {}
     kernel = place(KERNEL, mesh, (Replicate(),))
     inputs = {"even": (4, Shard(0)), "uneven": (3, Shard(0)), "a sum": (4, Partial())}

@@ -10,15 +10,15 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from torch.distributed.tensor._op_schema import OutputSharding
 
-from holdfast.spmd.base import torch_private
-from holdfast.spmd.sharding.infeasible_decisions import cannot_be_done
+from holdfast.spmd.base import torch_versions
+from holdfast.spmd.sharding.infeasible_decisions import is_infeasible
 
 ATEN = torch.ops.aten
 
 
 @pytest.fixture(autouse=True)
 def _before_2_13(monkeypatch):
-    monkeypatch.setattr(torch_private, "AT_LEAST_2_13", False)
+    monkeypatch.setattr(torch_versions, "AT_LEAST_2_13", False)
 
 
 def _spec(place):
@@ -29,7 +29,7 @@ def _asked(op, before, after, result):
     """Whether a call on `before`, moved to `after`, with this result, is refused."""
     info = SimpleNamespace(schema=SimpleNamespace(args_schema=before))
     wanted = None if after == before else SimpleNamespace(args_schema=after)
-    return cannot_be_done(OutputSharding(result, wanted, wanted is not None), op, info)
+    return is_infeasible(OutputSharding(result, wanted, wanted is not None), op, info)
 
 
 def test_a_decision_that_moves_nothing_stands():
@@ -65,7 +65,7 @@ def test_a_written_tensor_of_a_list_stays_where_it_is():
 
 
 def test_torch_2_13_moves_what_is_written_but_makes_no_parts(monkeypatch):
-    monkeypatch.setattr(torch_private, "AT_LEAST_2_13", True)
+    monkeypatch.setattr(torch_versions, "AT_LEAST_2_13", True)
     shard, whole, part = _spec(Shard(0)), _spec(Replicate()), _spec(Partial())
     assert not _asked(ATEN.clamp_min_.default, (shard, 0), (whole, 0), whole)
     assert _asked(ATEN.cat.default, ([shard, part],), ([part, part],), part)

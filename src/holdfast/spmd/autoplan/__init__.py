@@ -2,7 +2,7 @@
 
 from holdfast.spmd.autoplan.apply_plan import distribute
 from holdfast.spmd.autoplan.placement_plan import Pins, Plan
-from holdfast.spmd.autoplan.placing import UnitWay
 from holdfast.spmd.autoplan.proposal import plan
+from holdfast.spmd.autoplan.units import UnitWay
 
 __all__ = ["Pins", "Plan", "UnitWay", "distribute", "plan"]

@@ -10,11 +10,11 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, distribute_tensor
 
-from holdfast.spmd.autoplan.nested_tensors import each_tensor, first_tensor
+from holdfast.spmd.autoplan.nested_tensors import map_first_tensor, map_tensors
 from holdfast.spmd.autoplan.placement_plan import Pins, Places, Plan, placements_of
 from holdfast.spmd.autoplan.recording import own_tensors
 from holdfast.spmd.autoplan.roles import roles_of
-from holdfast.spmd.autoplan.unsharded_inputs import AtWork
+from holdfast.spmd.autoplan.unsharded_inputs import ActiveModules
 from holdfast.spmd.autoplan.whole_model import parameter_role
 from holdfast.spmd.base.spmd_errors import PlanMismatch, SpmdArgumentError
 
@@ -41,9 +41,9 @@ def distribute(model: nn.Module, mesh: DeviceMesh, plan: Plan | Mapping[str, Any
                 made = _placed(tensor, mesh, plan.placements(role)) if is_parameter else _replica(tensor, mesh)
                 placed[id(tensor)] = made
             setattr(module, key, placed[id(tensor)])
-    pins, at_work = dict(plan.activations), AtWork()
+    pins, active = dict(plan.activations), ActiveModules()
     for name, module in model.named_modules():
-        _hook(module, mesh, pins.get(roles[name], Pins(None, None)), at_work, is_root=not name)
+        _hook(module, mesh, pins.get(roles[name], Pins(None, None)), active, is_root=not name)
     setattr(model, PLAN, plan.to_dict())
     return model
 
@@ -91,7 +91,7 @@ def _replica(tensor: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
     return DTensor.from_local(tensor, mesh, [Replicate()] * mesh.ndim, run_check=False)
 
 
-def _hook(module: nn.Module, mesh: DeviceMesh, pins: Pins, at_work: AtWork, *, is_root: bool) -> None:
+def _hook(module: nn.Module, mesh: DeviceMesh, pins: Pins, active: ActiveModules, *, is_root: bool) -> None:
     # Whole numbers that a model computes with before it calls its modules, as masks and keys are, stay plain.
     leaves_numbers = is_root and pins.takes is None
 
@@ -99,16 +99,16 @@ def _hook(module: nn.Module, mesh: DeviceMesh, pins: Pins, at_work: AtWork, *, i
         return tensor if leaves_numbers and not tensor.is_floating_point() else _replica(tensor, mesh)
 
     def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        at_work.enter(module, lambda tensor: _replica(tensor, mesh))
-        return first_tensor(each_tensor((args, kwargs), given), _pin(pins.takes))
+        active.enter(module, lambda tensor: _replica(tensor, mesh))
+        return map_first_tensor(map_tensors((args, kwargs), given), _pin(pins.takes))
 
     def after(module: nn.Module, args: tuple[Any, ...], out: Any) -> Any:
-        out = first_tensor(out, _pin(pins.gives))
-        return each_tensor(out, _summed) if is_root else out
+        out = map_first_tensor(out, _pin(pins.gives))
+        return map_tensors(out, _summed) if is_root else out
 
     module.register_forward_pre_hook(before, with_kwargs=True)
     module.register_forward_hook(after)
-    module.register_forward_hook(lambda module, args, out: at_work.leave(module), always_call=True)
+    module.register_forward_hook(lambda module, args, out: active.leave(module), always_call=True)
 
 
 def _pin(places: Places | None) -> Callable[[torch.Tensor], torch.Tensor]:

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from holdfast.spmd.autoplan.op_flows import Flow
-from holdfast.spmd.autoplan.placing import PARTIAL, WHOLE
+from holdfast.spmd.autoplan.op_flows import OpFlow
 from holdfast.spmd.autoplan.recording import PASSING, Recording, Step
+from holdfast.spmd.autoplan.units import PARTIAL, WHOLE
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class Branch:
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
+class AxisTerms:
     """One axis: its ranks, where the stream between branches is sharded, and what a shard-to-shard move is."""
 
     ranks: int
@@ -48,11 +48,11 @@ class Walk:
     gives: int = WHOLE
 
 
-class Stuck(Exception):
+class NeedsCommunication(Exception):
     """The branch cannot run this way without communicating inside."""
 
 
-class Undecided(Exception):
+class UnplacedParameter(Exception):
     """The walk came to a matrix that has no place yet."""
 
     def __init__(self, key: str) -> None:
@@ -60,7 +60,9 @@ class Undecided(Exception):
         self.key = key
 
 
-def walk(recording: Recording, branch: Branch, terms: Terms, takes: int, parameters: Mapping[str, int]) -> Walk | None:
+def walk(
+    recording: Recording, branch: Branch, terms: AxisTerms, takes: int, parameters: Mapping[str, int]
+) -> Walk | None:
     """Go through a branch along one axis; None where it cannot run that way.
 
     Raises Undecided at the first matrix that `parameters` do not name.
@@ -68,13 +70,13 @@ def walk(recording: Recording, branch: Branch, terms: Terms, takes: int, paramet
     done = Walk(takes, dict(parameters))
     try:
         _Walker(recording, branch, terms, done).run()
-    except Stuck:
+    except NeedsCommunication:
         return None
     return done
 
 
 class _Walker:
-    def __init__(self, recording: Recording, branch: Branch, terms: Terms, done: Walk) -> None:
+    def __init__(self, recording: Recording, branch: Branch, terms: AxisTerms, done: Walk) -> None:
         self._recording, self._branch, self._terms, self._done = recording, branch, terms, done
         self._values = recording.values
         self._partial: set[int] = set()  # whole values whose gradients are sums over the ranks
@@ -94,7 +96,7 @@ class _Walker:
         value, places = self._values[number], self._done.places
         if value.key is not None:
             if len(value.shape) > 1 and value.key not in self._done.parameters:
-                raise Undecided(value.key)
+                raise UnplacedParameter(value.key)
             return self._done.parameters.get(value.key, WHOLE)
         if number not in places:
             if number == self._branch.first:
@@ -116,7 +118,7 @@ class _Walker:
         if step.ways:
             self._take_unit(step, present)
             return
-        flow = settle(step, present, self._divides, self._can_slice)
+        flow = choose_flow(step, present, self._divides, self._can_slice)
         divided = any(place >= 0 for place in flow.inputs)
         sums = divided and PARTIAL not in flow.outputs  # else the gradient that comes back is whole on every rank
         for number, place, wanted in zip(step.inputs, present, flow.inputs, strict=True):
@@ -138,7 +140,7 @@ class _Walker:
             if fits and weights == tuple(way.parameters.values()) and all(self._divides(*dim) for dim in dims):
                 break
         else:
-            raise Stuck
+            raise NeedsCommunication
         divided = any(place >= 0 for place in (*weights, *way.inputs))
         for number, place in zip(step.inputs, present, strict=True):
             if divided and place == WHOLE and self._values[number].has_gradient:
@@ -186,19 +188,19 @@ class _Walker:
             self._done.moves.append((number, 2.0 if moves_both_ways else 1.0))
 
 
-def settle(
+def choose_flow(
     step: Step,
     present: tuple[int, ...],
     divides: Callable[[int, int], bool],
     can_slice: Callable[[int], bool],
-) -> Flow:
+) -> OpFlow:
     """The flow that a step takes when its inputs lie so; raises Stuck where there is none."""
     if PARTIAL in present:
         if step.name not in PASSING or any(place != PARTIAL for place in present):
-            raise Stuck
-        return Flow(present, (PARTIAL,) * len(step.outputs))
+            raise NeedsCommunication
+        return OpFlow(present, (PARTIAL,) * len(step.outputs))
     if all(place == WHOLE for place in present):
-        return Flow(present, (WHOLE,) * len(step.outputs))
+        return OpFlow(present, (WHOLE,) * len(step.outputs))
     for flow in step.flows:
         fits = all(
             place == wanted or (place == WHOLE and can_slice(number))
@@ -207,4 +209,4 @@ def settle(
         values, places = (*step.inputs, *step.outputs), (*flow.inputs, *flow.outputs)
         if fits and all(divides(*dim) for dim in zip(values, places, strict=False)):
             return flow
-    raise Stuck
+    raise NeedsCommunication

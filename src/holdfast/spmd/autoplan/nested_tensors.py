@@ -18,15 +18,15 @@ def tensors_in(value: Any) -> list[torch.Tensor]:
     return [tensor for item in value for tensor in tensors_in(item)] if isinstance(value, (list, tuple)) else []
 
 
-def each_tensor(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+def map_tensors(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
     """The same with every tensor changed."""
     if isinstance(value, torch.Tensor):
         return change(value)
     if isinstance(value, dict):
-        return _like(value, {key: each_tensor(item, change) for key, item in value.items()})
+        return _like(value, {key: map_tensors(item, change) for key, item in value.items()})
     if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(each_tensor(item, change) for item in value))
-    return type(value)(each_tensor(item, change) for item in value) if isinstance(value, (list, tuple)) else value
+        return type(value)(*(map_tensors(item, change) for item in value))
+    return type(value)(map_tensors(item, change) for item in value) if isinstance(value, (list, tuple)) else value
 
 
 def _like(given: dict[Any, Any], items: dict[Any, Any]) -> dict[Any, Any]:
@@ -39,7 +39,7 @@ def _like(given: dict[Any, Any], items: dict[Any, Any]) -> dict[Any, Any]:
     return made
 
 
-def first_tensor(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+def map_first_tensor(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
     """The same with the first tensor changed."""
     done = False
 
@@ -50,4 +50,4 @@ def first_tensor(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> 
         done = True
         return change(tensor)
 
-    return each_tensor(value, once)
+    return map_tensors(value, once)

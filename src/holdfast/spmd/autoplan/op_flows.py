@@ -12,13 +12,13 @@ from typing import Any
 
 import torch
 
-from holdfast.spmd.autoplan.placing import PARTIAL, WHOLE
+from holdfast.spmd.autoplan.units import PARTIAL, WHOLE
 
 Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Flow:
+class OpFlow:
     """The sharded dim of every tensor that goes in and of every one that comes out."""
 
     inputs: tuple[int, ...]
@@ -26,7 +26,7 @@ class Flow:
 
 
 @dataclass(frozen=True, slots=True)
-class Deed:
+class OpCall:
     """One call of an operator on whole tensors: its arguments, and the shapes that go in and come out."""
 
     arguments: tuple[Any, ...]
@@ -34,33 +34,33 @@ class Deed:
     outputs: tuple[Shape, ...]
 
 
-def flows_of(name: str, tags: Sequence[Any], deed: Deed) -> tuple[Flow, ...]:
+def flows_of(name: str, tags: Sequence[Any], call: OpCall) -> tuple[OpFlow, ...]:
     """The flows of a call; none where nothing is known, and then everything has to be whole."""
     rule = RULES.get(name)
     if rule is None and torch.Tag.pointwise in tags:
         rule = _pointwise
-    return tuple(rule(deed)) if rule is not None and deed.inputs and deed.outputs else ()
+    return tuple(rule(call)) if rule is not None and call.inputs and call.outputs else ()
 
 
-def _pointwise(deed: Deed) -> list[Flow]:
-    out = deed.outputs[0]
+def _pointwise(call: OpCall) -> list[OpFlow]:
+    out = call.outputs[0]
     found = []
     for dim, size in enumerate(out):
         if size == 1:
             continue
         inputs = []
-        for shape in deed.inputs:
+        for shape in call.inputs:
             own = dim - len(out) + len(shape)
             inputs.append(own if own >= 0 and shape[own] == size else WHOLE)
         if any(place >= 0 for place in inputs):
-            found.append(Flow(tuple(inputs), (dim,) * len(deed.outputs)))
+            found.append(OpFlow(tuple(inputs), (dim,) * len(call.outputs)))
     return found
 
 
-def _view(deed: Deed) -> list[Flow]:
+def _view(call: OpCall) -> list[OpFlow]:
     """A dim stays sharded where it leads the dims that it is joined with or split into."""
-    before, after = deed.inputs[0], deed.outputs[0]
-    found: list[Flow] = []
+    before, after = call.inputs[0], call.outputs[0]
+    found: list[OpFlow] = []
     left = right = 0
     while left < len(before) and right < len(after):
         begin, end = left, right
@@ -76,126 +76,126 @@ def _view(deed: Deed) -> list[Flow]:
         source = next((dim for dim in range(begin, left) if before[dim] > 1), None)
         target = next((dim for dim in range(end, right) if after[dim] > 1), None)
         if source is not None and target is not None:
-            found.append(Flow((source,), (target,)))
+            found.append(OpFlow((source,), (target,)))
     return found
 
 
-def _permute(deed: Deed) -> list[Flow]:
-    order = [dim % len(deed.inputs[0]) for dim in deed.arguments[1]]
-    return [Flow((source,), (target,)) for target, source in enumerate(order)]
+def _permute(call: OpCall) -> list[OpFlow]:
+    order = [dim % len(call.inputs[0]) for dim in call.arguments[1]]
+    return [OpFlow((source,), (target,)) for target, source in enumerate(order)]
 
 
-def _transpose(deed: Deed) -> list[Flow]:
-    dims = len(deed.inputs[0])
-    first, second = (deed.arguments[1] % dims, deed.arguments[2] % dims) if len(deed.arguments) > 2 else (0, dims - 1)
+def _transpose(call: OpCall) -> list[OpFlow]:
+    dims = len(call.inputs[0])
+    first, second = (call.arguments[1] % dims, call.arguments[2] % dims) if len(call.arguments) > 2 else (0, dims - 1)
     turned = {first: second, second: first}
-    return [Flow((dim,), (turned.get(dim, dim),)) for dim in range(dims)]
+    return [OpFlow((dim,), (turned.get(dim, dim),)) for dim in range(dims)]
 
 
-def _except(position: int, default: int | None = 0) -> Callable[[Deed], list[Flow]]:
+def _except(position: int, default: int | None = 0) -> Callable[[OpCall], list[OpFlow]]:
     """Every dim but those that the argument at `position` names; results keep their number of dims or lose those."""
 
-    def rule(deed: Deed) -> list[Flow]:
-        dims = len(deed.inputs[0])
-        told = deed.arguments[position] if len(deed.arguments) > position else default
+    def rule(call: OpCall) -> list[OpFlow]:
+        dims = len(call.inputs[0])
+        told = call.arguments[position] if len(call.arguments) > position else default
         named = {dim % dims for dim in ([told] if isinstance(told, int) else told or range(dims))}
         found = []
         for dim in range(dims):
             if dim not in named:
                 lost = sum(other < dim for other in named)
-                places = tuple(dim if len(shape) == dims else dim - lost for shape in deed.outputs)
-                found.append(Flow((dim,) * len(deed.inputs), places))
+                places = tuple(dim if len(shape) == dims else dim - lost for shape in call.outputs)
+                found.append(OpFlow((dim,) * len(call.inputs), places))
         return found
 
     return rule
 
 
-def _sum(deed: Deed) -> list[Flow]:
-    dims = len(deed.inputs[0])
-    told = deed.arguments[1] if len(deed.arguments) > 1 else None
+def _sum(call: OpCall) -> list[OpFlow]:
+    dims = len(call.inputs[0])
+    told = call.arguments[1] if len(call.arguments) > 1 else None
     named = {dim % dims for dim in (told or range(dims))}
-    kept = _except(1)(Deed((None, tuple(named)), deed.inputs, deed.outputs))
-    return [*kept, *(Flow((dim,), (PARTIAL,)) for dim in named)]
+    kept = _except(1)(OpCall((None, tuple(named)), call.inputs, call.outputs))
+    return [*kept, *(OpFlow((dim,), (PARTIAL,)) for dim in named)]
 
 
-def _stack(deed: Deed) -> list[Flow]:
-    dims = len(deed.inputs[0])
-    at = (deed.arguments[1] if len(deed.arguments) > 1 else 0) % (dims + 1)
-    return [Flow((dim,) * len(deed.inputs), (dim + (dim >= at),)) for dim in range(dims)]
+def _stack(call: OpCall) -> list[OpFlow]:
+    dims = len(call.inputs[0])
+    at = (call.arguments[1] if len(call.arguments) > 1 else 0) % (dims + 1)
+    return [OpFlow((dim,) * len(call.inputs), (dim + (dim >= at),)) for dim in range(dims)]
 
 
-def _product(letters: str) -> Callable[[Deed], list[Flow]]:
+def _product(letters: str) -> Callable[[OpCall], list[OpFlow]]:
     """Matrix products by letters, as in "ik,kj->ij": a letter that the result lacks leaves partial sums."""
     words, _, out = letters.partition("->")
 
-    def rule(deed: Deed) -> list[Flow]:
-        inputs = words.split(",")[-len(deed.inputs) :] if len(deed.inputs) < len(words.split(",")) else words.split(",")
+    def rule(call: OpCall) -> list[OpFlow]:
+        inputs = words.split(",")[-len(call.inputs) :] if len(call.inputs) < len(words.split(",")) else words.split(",")
         found = []
         for letter in sorted(set("".join(inputs))):
             places = tuple(word.find(letter) for word in inputs)  # find gives WHOLE where the letter is not
             summed = letter not in out
             if summed and len(inputs) > 2:
                 continue  # the addend would be added by every rank
-            found.append(Flow(places, (PARTIAL if summed else out.index(letter),)))
+            found.append(OpFlow(places, (PARTIAL if summed else out.index(letter),)))
         return found
 
     return rule
 
 
-def _linear(deed: Deed) -> list[Flow]:
-    x = deed.inputs[0]
-    has_bias = len(deed.inputs) > 2
+def _linear(call: OpCall) -> list[OpFlow]:
+    x = call.inputs[0]
+    has_bias = len(call.inputs) > 2
     last = len(x) - 1
     tail = (WHOLE,) if has_bias else ()
-    found = [Flow((dim, WHOLE, *tail), (dim,)) for dim in range(last)]
-    return [*found, Flow((WHOLE, 0, *((0,) if has_bias else ())), (last,)), Flow((last, 1, *tail), (PARTIAL,))]
+    found = [OpFlow((dim, WHOLE, *tail), (dim,)) for dim in range(last)]
+    return [*found, OpFlow((WHOLE, 0, *((0,) if has_bias else ())), (last,)), OpFlow((last, 1, *tail), (PARTIAL,))]
 
 
-def _embedding(deed: Deed) -> list[Flow]:
-    ids = len(deed.inputs[1])
-    found = [Flow((WHOLE, dim), (dim,)) for dim in range(ids)]
-    return [*found, Flow((1, WHOLE), (ids,)), Flow((0, WHOLE), (PARTIAL,))]
+def _embedding(call: OpCall) -> list[OpFlow]:
+    ids = len(call.inputs[1])
+    found = [OpFlow((WHOLE, dim), (dim,)) for dim in range(ids)]
+    return [*found, OpFlow((1, WHOLE), (ids,)), OpFlow((0, WHOLE), (PARTIAL,))]
 
 
-def _leading(deed: Deed) -> list[Flow]:
+def _leading(call: OpCall) -> list[OpFlow]:
     """Norms over the last dims, which their weights have."""
-    normed = len(deed.arguments[1])
-    rest = (WHOLE,) * (len(deed.inputs) - 1)
-    return [Flow((dim, *rest), (dim,)) for dim in range(len(deed.inputs[0]) - normed)]
+    normed = len(call.arguments[1])
+    rest = (WHOLE,) * (len(call.inputs) - 1)
+    return [OpFlow((dim, *rest), (dim,)) for dim in range(len(call.inputs[0]) - normed)]
 
 
-def _attention(deed: Deed) -> list[Flow]:
+def _attention(call: OpCall) -> list[OpFlow]:
     """Batch and heads; a mask that is there has to be whole, or to have the dim."""
     found = []
-    for dim in range(len(deed.inputs[0]) - 2):
+    for dim in range(len(call.inputs[0]) - 2):
         places = [dim, dim, dim]
-        for mask in deed.inputs[3:]:
-            places.append(dim if len(mask) == len(deed.inputs[0]) and mask[dim] > 1 else WHOLE)
-        found.append(Flow(tuple(places), (dim,)))
+        for mask in call.inputs[3:]:
+            places.append(dim if len(mask) == len(call.inputs[0]) and mask[dim] > 1 else WHOLE)
+        found.append(OpFlow(tuple(places), (dim,)))
     return found
 
 
-def _convolution(deed: Deed) -> list[Flow]:
-    has_bias, groups = len(deed.inputs) > 2, deed.arguments[8]
+def _convolution(call: OpCall) -> list[OpFlow]:
+    has_bias, groups = len(call.inputs) > 2, call.arguments[8]
     tail = (WHOLE,) if has_bias else ()
-    found = [Flow((0, WHOLE, *tail), (0,))]
+    found = [OpFlow((0, WHOLE, *tail), (0,))]
     if groups == 1:
-        found.append(Flow((WHOLE, 0, *((0,) if has_bias else ())), (1,)))
-        found += [] if has_bias else [Flow((1, 1), (PARTIAL,))]
+        found.append(OpFlow((WHOLE, 0, *((0,) if has_bias else ())), (1,)))
+        found += [] if has_bias else [OpFlow((1, 1), (PARTIAL,))]
     return found
 
 
-def _channels(deed: Deed) -> list[Flow]:
+def _channels(call: OpCall) -> list[OpFlow]:
     """Work on each image and channel by itself."""
-    return [Flow((dim,), (dim,) * len(deed.outputs)) for dim in (0, 1)]
+    return [OpFlow((dim,), (dim,) * len(call.outputs)) for dim in (0, 1)]
 
 
-def _images(deed: Deed) -> list[Flow]:
-    rest = (WHOLE,) * (len(deed.inputs) - 1)
-    return [Flow((0, *rest), (0,) * len(deed.outputs))]
+def _images(call: OpCall) -> list[OpFlow]:
+    rest = (WHOLE,) * (len(call.inputs) - 1)
+    return [OpFlow((0, *rest), (0,) * len(call.outputs))]
 
 
-RULES: dict[str, Callable[[Deed], list[Flow]]] = {
+RULES: dict[str, Callable[[OpCall], list[OpFlow]]] = {
     **dict.fromkeys(("view", "_unsafe_view", "reshape", "squeeze", "unsqueeze"), _view),
     **dict.fromkeys(("_to_copy", "clone", "detach", "alias", "expand", "native_dropout", "zeros_like"), _pointwise),
     **dict.fromkeys(("ones_like", "empty_like", "lift_fresh", "where", "masked_fill"), _pointwise),

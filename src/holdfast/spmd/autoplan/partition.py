@@ -1,4 +1,4 @@
-"""A cover: the branches that a model is planned by, each role once, with how often it occurs."""
+"""A partition: the branches that a model is planned by, each role once, with how often it occurs."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from holdfast.spmd.autoplan.branch_walk import Branch, Terms
-from holdfast.spmd.autoplan.placement_options import Explorer, Option
+from holdfast.spmd.autoplan.branch_walk import AxisTerms, Branch
+from holdfast.spmd.autoplan.placement_options import Explorer, PlacementOption
 from holdfast.spmd.autoplan.recording import Recording
 from holdfast.spmd.autoplan.units import is_unit
 
@@ -16,20 +16,20 @@ SLACK = 1.05  # how much more than the least a rank may hold, where branches of 
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class PlannedBranch:
     """A branch that stands for all of its role."""
 
     branch: Branch
     role: str
     names: tuple[str, ...]
-    options: tuple[Option, ...]
+    options: tuple[PlacementOption, ...]
 
     @property
     def times(self) -> int:
         return len(self.names)
 
 
-class Cover:
+class Partition:
     """Cuts a model into branches: a module as one, or its children each by themselves, whichever is cheaper."""
 
     def __init__(self, model: nn.Module, roles: Mapping[str, str], explorer: Explorer) -> None:
@@ -39,11 +39,11 @@ class Cover:
         self._recording = explorer.recording
         self.leaves = _leaf_results(self._modules, self._recording)
 
-    def parts(self, terms: tuple[Terms, ...]) -> list[Part]:
-        """The parts of the model; what is in none of them is loose, and its parameters stay whole."""
+    def parts(self, terms: tuple[AxisTerms, ...]) -> list[PlannedBranch]:
+        """The parts of the model; what is in none of them is unassigned, and its parameters stay whole."""
         return self._best("", terms)
 
-    def _best(self, name: str, terms: tuple[Terms, ...]) -> list[Part]:
+    def _best(self, name: str, terms: tuple[AxisTerms, ...]) -> list[PlannedBranch]:
         own, below = self._own(name, terms), self._below(name, terms)
         if own is None:
             return below
@@ -52,7 +52,7 @@ class Cover:
         most = SLACK * min(_least_held(cut) for cut in (own, below))
         return min((own, below), key=lambda cut: (_least_held(cut) > most, *_cost(cut)))
 
-    def _own(self, name: str, terms: tuple[Terms, ...]) -> list[Part] | None:
+    def _own(self, name: str, terms: tuple[AxisTerms, ...]) -> list[PlannedBranch] | None:
         names = [other for other, role in self._roles.items() if role == self._roles[name]]
         names = [other for other in names if other in self._recording.calls]
         # The first may stand at the model's input, which has no gradients: the second stands for all.
@@ -60,7 +60,7 @@ class Cover:
         if branch is None:
             return None
         options = self._explorer.options(branch, terms)
-        return [Part(branch, self._roles[name], tuple(names), tuple(options))] if options else None
+        return [PlannedBranch(branch, self._roles[name], tuple(names), tuple(options))] if options else None
 
     def branch(self, name: str) -> Branch | None:
         """A module as a branch; None where it was not called with a tensor."""
@@ -80,11 +80,11 @@ class Cover:
         own = [step for step in self._recording.steps if step.module == name]
         return any(values[number].key is not None for step in own for number in step.inputs)
 
-    def _below(self, name: str, terms: tuple[Terms, ...]) -> list[Part]:
+    def _below(self, name: str, terms: tuple[AxisTerms, ...]) -> list[PlannedBranch]:
         """The children's parts."""
         if is_unit(self._modules[name]):
             return []
-        seen: dict[str, list[Part]] = {}
+        seen: dict[str, list[PlannedBranch]] = {}
         for child, below in self._modules[name].named_children():
             full = f"{name}.{child}" if name else child
             role = self._roles.get(full)  # none where it stands in another place too
@@ -93,11 +93,11 @@ class Cover:
         return [part for found in seen.values() for part in found]
 
 
-def _least_held(cut: list[Part]) -> float:
+def _least_held(cut: list[PlannedBranch]) -> float:
     return sum(part.times * min(option.held for option in part.options) for part in cut)
 
 
-def _cost(cut: list[Part]) -> tuple[float, int]:
+def _cost(cut: list[PlannedBranch]) -> tuple[float, int]:
     """The score at about the least memory, and then the number of parts."""
     total = 0.0
     for part in cut:

@@ -7,16 +7,16 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from holdfast.spmd.autoplan.branch_walk import Branch, Terms, Undecided, Walk, walk
-from holdfast.spmd.autoplan.placing import WHOLE
+from holdfast.spmd.autoplan.branch_walk import AxisTerms, Branch, UnplacedParameter, Walk, walk
 from holdfast.spmd.autoplan.recording import VIEWS, Recording
+from holdfast.spmd.autoplan.units import WHOLE
 
 MOST_MATRICES = 6  # of one branch: their choices are tried together
 MOST_PER_AXIS = 48  # walks of one axis that are tried with those of the others
 
 
 @dataclass(frozen=True, slots=True)
-class Option:
+class PlacementOption:
     """One way to run a branch: a walk for each axis, and what a rank moves, computes, holds and keeps."""
 
     walks: tuple[Walk, ...]
@@ -43,8 +43,8 @@ class Explorer:
         self._flops_per_byte = flops_per_byte
         uses = {(number, step.module) for step in recording.steps for number in step.inputs}
         self._users = Counter(number for number, _ in uses)  # modules that share a tied parameter hold it together
-        self._known: dict[tuple[str, tuple[Terms, ...]], list[Option]] = {}
-        self._walks: dict[tuple[str, Terms], list[Walk]] = {}
+        self._known: dict[tuple[str, tuple[AxisTerms, ...]], list[PlacementOption]] = {}
+        self._walks: dict[tuple[str, AxisTerms], list[Walk]] = {}
 
     def matrices(self, branch: Branch) -> list[int]:
         """The parameters, by value, that may be sharded."""
@@ -52,21 +52,21 @@ class Explorer:
         used = dict.fromkeys(number for step in branch.steps for number in step.inputs)
         return [number for number in used if values[number].key is not None and len(values[number].shape) > 1]
 
-    def options(self, branch: Branch, terms: tuple[Terms, ...]) -> list[Option]:
+    def options(self, branch: Branch, terms: tuple[AxisTerms, ...]) -> list[PlacementOption]:
         """Every option that is not worse than another in both cost and memory."""
         known = self._known.get((branch.name, terms))
         if known is None:
             known = self._known[branch.name, terms] = self._explore(branch, terms)
         return known
 
-    def _explore(self, branch: Branch, terms: tuple[Terms, ...]) -> list[Option]:
+    def _explore(self, branch: Branch, terms: tuple[AxisTerms, ...]) -> list[PlacementOption]:
         if len(self.matrices(branch)) > MOST_MATRICES:
             return []
         axes = [self._along(branch, one) for one in terms]
         if len(axes) > 1:
             axes = [sorted(walks, key=self._bytes)[:MOST_PER_AXIS] for walks in axes]
         found = [self._option(branch, terms, walks) for walks in itertools.product(*axes) if not self._doubled(walks)]
-        return _worthwhile(found)
+        return _best_per_placement(found)
 
     def _bytes(self, one: Walk) -> float:
         return sum(units * self.recording.values[number].bytes for number, units in one.moves)
@@ -79,7 +79,7 @@ class Explorer:
                 return True
         return False
 
-    def _along(self, branch: Branch, terms: Terms) -> list[Walk]:
+    def _along(self, branch: Branch, terms: AxisTerms) -> list[Walk]:
         if (branch.name, terms) not in self._walks:
             shape = self.recording.values[branch.first].shape
             fits = 0 <= terms.stream < len(shape) and shape[terms.stream] % terms.ranks == 0
@@ -88,11 +88,11 @@ class Explorer:
             self._walks[branch.name, terms] = found
         return self._walks[branch.name, terms]
 
-    def _from(self, branch: Branch, terms: Terms, takes: int, parameters: dict[str, int]) -> Iterator[Walk]:
+    def _from(self, branch: Branch, terms: AxisTerms, takes: int, parameters: dict[str, int]) -> Iterator[Walk]:
         """Every walk that begins with these places: what is stuck early is not tried further."""
         try:
             one = walk(self.recording, branch, terms, takes, parameters)
-        except Undecided as at:
+        except UnplacedParameter as at:
             shape = next(value.shape for value in self.recording.values if value.key == at.key)
             for place in (WHOLE, *_dims(shape, terms.ranks)):
                 places = {**parameters, at.key: place}
@@ -103,7 +103,7 @@ class Explorer:
             if one is not None:
                 yield one
 
-    def _option(self, branch: Branch, terms: tuple[Terms, ...], walks: tuple[Walk, ...]) -> Option:
+    def _option(self, branch: Branch, terms: tuple[AxisTerms, ...], walks: tuple[Walk, ...]) -> PlacementOption:
         values = self.recording.values
         ranks = [one.ranks for one in terms]
         places = [dict(one.places) | self._of_parameters(branch, one) for one in walks]
@@ -127,7 +127,7 @@ class Explorer:
         uses = {(n, step.module) for step in branch.steps for n in step.inputs if values[n].key is not None}
         held = 2 * sum(part(number) / self._users[number] for number, _ in uses)
         kept = sum(part(number) for step in branch.steps if step.name not in VIEWS for number in step.outputs)
-        return Option(walks, moved, flops, held, kept, moved + flops / self._flops_per_byte)
+        return PlacementOption(walks, moved, flops, held, kept, moved + flops / self._flops_per_byte)
 
     def _of_parameters(self, branch: Branch, one: Walk) -> dict[int, int]:
         values = self.recording.values
@@ -146,9 +146,9 @@ def _dims(shape: tuple[int, ...], ranks: int) -> list[int]:
     return [dim for dim, size in enumerate(shape) if size >= ranks and size % ranks == 0]
 
 
-def _worthwhile(options: Sequence[Option]) -> list[Option]:
+def _best_per_placement(options: Sequence[PlacementOption]) -> list[PlacementOption]:
     """Without those that another, with the same placements of parameters or fewer bytes held, beats."""
-    best: dict[tuple[tuple[tuple[str, int], ...], ...], Option] = {}
+    best: dict[tuple[tuple[tuple[str, int], ...], ...], PlacementOption] = {}
     for option in options:
         name = tuple(tuple(sorted(one.parameters.items())) for one in option.walks)
         other = best.get(name)

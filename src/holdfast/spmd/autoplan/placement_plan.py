@@ -12,7 +12,7 @@ from typing import Any
 
 from torch.distributed.tensor import Placement, Replicate, Shard
 
-from holdfast.spmd.autoplan.placing import WHOLE
+from holdfast.spmd.autoplan.units import WHOLE
 from holdfast.spmd.base.spmd_errors import PlanNotFound, SpmdArgumentError
 
 VERSION = 1

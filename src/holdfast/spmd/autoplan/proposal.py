@@ -10,18 +10,18 @@ from dataclasses import dataclass
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from holdfast.spmd.autoplan.branch_walk import Terms
+from holdfast.spmd.autoplan.branch_walk import AxisTerms
 from holdfast.spmd.autoplan.nested_tensors import tensors_in
-from holdfast.spmd.autoplan.partition import Cover, Part
+from holdfast.spmd.autoplan.partition import Partition, PlannedBranch
 from holdfast.spmd.autoplan.placement_options import Explorer
 from holdfast.spmd.autoplan.placement_plan import Plan
-from holdfast.spmd.autoplan.placing import WHOLE
 from holdfast.spmd.autoplan.reasons import reasons
 from holdfast.spmd.autoplan.recording import Inputs, Recording, arguments_of, record
 from holdfast.spmd.autoplan.roles import roles_of
 from holdfast.spmd.autoplan.selection import Limit, Selection, select
-from holdfast.spmd.autoplan.unassigned import agreeing, loose_roles
-from holdfast.spmd.autoplan.whole_model import Threaded, parameter_role, thread
+from holdfast.spmd.autoplan.unassigned import unassigned_roles, with_shared_placements
+from holdfast.spmd.autoplan.units import WHOLE
+from holdfast.spmd.autoplan.whole_model import WholeModelPlacement, parameter_role, place_whole_model
 from holdfast.spmd.base.spmd_errors import SpmdArgumentError
 
 FLOPS_PER_BYTE = 1000.0  # what an accelerator computes while its link brings one byte
@@ -31,20 +31,20 @@ NEAR = 1.1  # estimates of what goes where at run time, as tokens to experts do,
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class Candidate:
     """The best selection under one stream."""
 
-    terms: tuple[Terms, ...]
+    terms: tuple[AxisTerms, ...]
     selection: Selection
-    threaded: Threaded
-    loose: tuple[str, ...]
+    placement: WholeModelPlacement
+    unassigned: tuple[str, ...]
     held: float
     excess: float
 
     @property
     def rank(self) -> tuple[float, float, float]:
         work = self.selection.score - self.selection.moved
-        return self.excess, work + self.threaded.moved, self.selection.kept
+        return self.excess, work + self.placement.moved, self.selection.kept
 
 
 def plan(
@@ -68,11 +68,11 @@ def plan(
     recording = record(model, example_inputs)
     roles = roles_of(model)
     explorer = Explorer(recording, _biases(model), flops_per_byte)
-    cover = Cover(model, roles, explorer)
+    partition = Partition(model, roles, explorer)
     limit = _even_limit(recording, mesh) if memory is None else Limit(math.inf, memory)
     found = []
     for terms in _terms(mesh, example_inputs):
-        one = _found(recording, cover, terms, roles, limit)
+        one = _candidate(recording, partition, terms, roles, limit)
         found += [] if one is None else [one]
     best = _best(found, any(way.exchanged for step in recording.steps for way in step.ways))
     if memory is not None and best.excess:
@@ -85,7 +85,7 @@ def plan(
     return _plan(recording, mesh, best, found, roles)
 
 
-def _best(found: Sequence[Found], is_estimate: bool) -> Found:
+def _best(found: Sequence[Candidate], is_estimate: bool) -> Candidate:
     """The cheapest; of those that an estimate cannot tell apart the one that keeps least, by sequence if it can be.
 
     There is always one: under a whole stream all parameters may stay whole.
@@ -97,35 +97,37 @@ def _best(found: Sequence[Found], is_estimate: bool) -> Found:
     return min(near, key=lambda one: (round(one.selection.kept), [-term.stream for term in one.terms], one.rank))
 
 
-def _found(
-    recording: Recording, cover: Cover, terms: tuple[Terms, ...], roles: Mapping[str, str], limit: Limit
-) -> Found | None:
+def _candidate(
+    recording: Recording, partition: Partition, terms: tuple[AxisTerms, ...], roles: Mapping[str, str], limit: Limit
+) -> Candidate | None:
     """The best selection that the rest of the model goes along with: what is used there too may have to stay whole."""
-    parts = cover.parts(terms)
-    nothing: list[list[Part]] = [[]] if all(term.stream == WHOLE for term in terms) else []
-    for some in itertools.chain([parts], agreeing(recording, parts, roles), nothing):
-        loose = loose_roles(recording, some, roles)
-        taken = 2 * sum(loose.values())
+    parts = partition.parts(terms)
+    nothing: list[list[PlannedBranch]] = [[]] if all(term.stream == WHOLE for term in terms) else []
+    for some in itertools.chain([parts], with_shared_placements(recording, parts, roles), nothing):
+        unassigned = unassigned_roles(recording, some, roles)
+        taken = 2 * sum(unassigned.values())
         selection = select(some, Limit(limit.held - taken, limit.memory - taken))
-        threaded = thread(recording, cover, selection, terms, roles)
-        if threaded is not None:
-            held = _held(recording, threaded, terms, roles)
-            return Found(terms, selection, threaded, tuple(loose), held, limit.excess(held, selection.kept))
+        placement = place_whole_model(recording, partition, selection, terms, roles)
+        if placement is not None:
+            held = _held(recording, placement, terms, roles)
+            return Candidate(terms, selection, placement, tuple(unassigned), held, limit.excess(held, selection.kept))
     return None
 
 
-def _held(recording: Recording, threaded: Threaded, terms: tuple[Terms, ...], roles: Mapping[str, str]) -> float:
+def _held(
+    recording: Recording, placement: WholeModelPlacement, terms: tuple[AxisTerms, ...], roles: Mapping[str, str]
+) -> float:
     """Bytes of parameters and gradients on each rank."""
     total = 0.0
     for value in recording.values:
         if value.key is not None:
-            places = threaded.parameters.get(parameter_role(value.key, roles), ())
+            places = placement.parameters.get(parameter_role(value.key, roles), ())
             cut = math.prod(term.ranks for term, place in zip(terms, places, strict=False) if place != WHOLE)
             total += 2 * value.bytes / cut
     return total
 
 
-def _terms(mesh: DeviceMesh, example_inputs: Inputs) -> Iterator[tuple[Terms, ...]]:
+def _terms(mesh: DeviceMesh, example_inputs: Inputs) -> Iterator[tuple[AxisTerms, ...]]:
     """Every stream: for each axis a dim, or none; a dim may serve several axes where the example divides."""
     sizes = [mesh.size(axis) for axis in range(mesh.ndim)]
     inputs = tensors_in(arguments_of(example_inputs))
@@ -137,7 +139,7 @@ def _terms(mesh: DeviceMesh, example_inputs: Inputs) -> Iterator[tuple[Terms, ..
                 break
         else:
             yield tuple(
-                Terms(size, stream, 1.0 if mesh.device_type == "cpu" else 1 / size)  # no all-to-all on CPU meshes
+                AxisTerms(size, stream, 1.0 if mesh.device_type == "cpu" else 1 / size)  # no all-to-all on CPU meshes
                 for size, stream in zip(sizes, streams, strict=True)
             )
 
@@ -166,19 +168,19 @@ def _biases(model: nn.Module) -> dict[str, str]:
 
 
 def _plan(
-    recording: Recording, mesh: DeviceMesh, best: Found, found: Sequence[Found], roles: Mapping[str, str]
+    recording: Recording, mesh: DeviceMesh, best: Candidate, found: Sequence[Candidate], roles: Mapping[str, str]
 ) -> Plan:
     names = mesh.mesh_dim_names or tuple(f"axis{axis}" for axis in range(mesh.ndim))
-    streams = [(tuple(term.stream for term in one.terms), one.threaded.moved, one.excess) for one in found]
+    streams = [(tuple(term.stream for term in one.terms), one.placement.moved, one.excess) for one in found]
     keys = dict.fromkeys(value.key for value in recording.values if value.key is not None)
     whole = {parameter_role(key, roles): (WHOLE,) * mesh.ndim for key in keys}
-    parameters = whole | best.threaded.parameters
+    parameters = whole | best.placement.parameters
     return Plan(
         tuple((name, mesh.size(axis)) for axis, name in enumerate(names)),
         tuple(parameters.items()),
-        tuple(best.threaded.activations.items()),
-        round(best.threaded.moved),
+        tuple(best.placement.activations.items()),
+        round(best.placement.moved),
         round(best.held),
         round(best.selection.kept),
-        reasons(best.selection, tuple(term.stream for term in best.terms), streams, best.loose),
+        reasons(best.selection, tuple(term.stream for term in best.terms), streams, best.unassigned),
     )

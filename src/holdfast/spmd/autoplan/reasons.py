@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from holdfast.spmd.autoplan.partition import Part
-from holdfast.spmd.autoplan.placement_options import Option
+from holdfast.spmd.autoplan.partition import PlannedBranch
+from holdfast.spmd.autoplan.placement_options import PlacementOption
 from holdfast.spmd.autoplan.placement_plan import Places
-from holdfast.spmd.autoplan.placing import WHOLE
 from holdfast.spmd.autoplan.selection import Selection
+from holdfast.spmd.autoplan.units import WHOLE
 
 SHOWN = 8  # roles in a line
 
@@ -17,7 +17,7 @@ def reasons(
     selection: Selection,
     stream: Places,
     streams: Sequence[tuple[Places, float, float]],
-    loose: Sequence[str],
+    unassigned: Sequence[str],
 ) -> tuple[str, ...]:
     """The stream against the other streams, each branch against its next best, and what is in no branch."""
     others = [
@@ -28,13 +28,13 @@ def reasons(
     lines = [f"between branches {_words(stream)}; {'; '.join(others) or 'nothing else divides'}"]
     for part, option in zip(selection.parts, selection.options, strict=True):
         lines.append(_line(part, option))
-    if loose:
-        more = f" and {len(loose) - SHOWN} more" if len(loose) > SHOWN else ""
-        lines.append(f"whole, since they are in no branch that can be cut: {', '.join(loose[:SHOWN])}{more}")
+    if unassigned:
+        more = f" and {len(unassigned) - SHOWN} more" if len(unassigned) > SHOWN else ""
+        lines.append(f"whole, since they are in no branch that can be cut: {', '.join(unassigned[:SHOWN])}{more}")
     return tuple(lines)
 
 
-def _line(part: Part, chosen: Option) -> str:
+def _line(part: PlannedBranch, chosen: PlacementOption) -> str:
     times = f" x{part.times}" if part.times > 1 else ""
     line = f"{part.role or 'the model'}{times}: {_weights(chosen, part)}{round(chosen.moved)} bytes"
     rest = [option for option in part.options if option is not chosen]
@@ -45,7 +45,7 @@ def _line(part: Part, chosen: Option) -> str:
     return f"{line}; by {_weights(other, part)}it would be {round(other.moved)}{more}"
 
 
-def _weights(option: Option, part: Part) -> str:
+def _weights(option: PlacementOption, part: PlannedBranch) -> str:
     prefix = f"{part.branch.name}." if part.branch.name else ""
     shown = [
         f"{key.removeprefix(prefix).removesuffix('.weight')} {_words(option.places(key))}"

@@ -14,10 +14,9 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from holdfast.spmd.autoplan.nested_tensors import each_tensor, tensors_in
-from holdfast.spmd.autoplan.op_flows import Deed, Flow, Shape, flows_of
-from holdfast.spmd.autoplan.placing import UnitWay
-from holdfast.spmd.autoplan.units import Unit, is_unit
+from holdfast.spmd.autoplan.nested_tensors import map_tensors, tensors_in
+from holdfast.spmd.autoplan.op_flows import OpCall, OpFlow, Shape, flows_of
+from holdfast.spmd.autoplan.units import Unit, UnitWay, is_unit
 from holdfast.spmd.base.spmd_errors import SpmdArgumentError, UnsupportedCall
 
 # Kept whole: what they decompose into has fewer ways than they have.
@@ -54,7 +53,7 @@ class Step:
     module: str
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
-    flows: tuple[Flow, ...]
+    flows: tuple[OpFlow, ...]
     flops: int
     ways: tuple[UnitWay, ...] = ()  # of a unit, instead of flows
     weights: int = 0  # how many of the inputs of a unit are its parameters
@@ -92,24 +91,25 @@ def record(model: nn.Module, example_inputs: Inputs) -> Recording:
 
     Raises UnsupportedCall where the forward needs values that tensors without contents do not have.
     """
-    pen = _Pen()
-    state = _without_contents(model, pen)
+    recorder = _Recorder()
+    state = _without_contents(model, recorder)
     args, kwargs = (_meta(value) for value in arguments_of(example_inputs))
     with ExitStack() as stack:
-        stack.enter_context(_listening(model, pen))
+        stack.enter_context(_listening(model, recorder))
         stack.enter_context(torch.no_grad())
         stack.enter_context(torch.device("meta"))
-        stack.enter_context(_Functions(pen))
-        stack.enter_context(_Operators(pen))
+        stack.enter_context(_Functions(recorder))
+        stack.enter_context(_Operators(recorder))
         try:
             out = torch.func.functional_call(model, state, args, kwargs, tie_weights=False)
         except (RuntimeError, NotImplementedError) as error:
             raise UnsupportedCall(
-                f"the model cannot be planned: without contents {pen.module or 'it'} raised {type(error).__name__}: "
-                f"{error}. A module that looks at values has to be a unit: give it placement_ways and rehearse"
+                f"the model cannot be planned: without contents {recorder.module or 'it'} raised "
+                f"{type(error).__name__}: {error}. A module that looks at values has to be a unit: give it "
+                "placement_ways and rehearse"
             ) from error
-    pen.recording.outputs = tuple(pen.number(tensor) for tensor in tensors_in(out))
-    return pen.recording
+    recorder.recording.outputs = tuple(recorder.number(tensor) for tensor in tensors_in(out))
+    return recorder.recording
 
 
 def arguments_of(example_inputs: Inputs) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -119,7 +119,7 @@ def arguments_of(example_inputs: Inputs) -> tuple[tuple[Any, ...], dict[str, Any
     return ((example_inputs,) if isinstance(example_inputs, torch.Tensor) else tuple(example_inputs)), {}
 
 
-def _without_contents(model: nn.Module, pen: _Pen) -> dict[str, torch.Tensor]:
+def _without_contents(model: nn.Module, recorder: _Recorder) -> dict[str, torch.Tensor]:
     """Empty parameters and buffers by name; one that has several names has one empty tensor.
 
     Each module is gone through once: torch would put back the empty tensors of one that has several names.
@@ -131,7 +131,9 @@ def _without_contents(model: nn.Module, pen: _Pen) -> dict[str, torch.Tensor]:
             full = f"{name}.{key}" if name else key
             if id(tensor) not in made:
                 made[id(tensor)] = torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
-                pen.note(made[id(tensor)], full if isinstance(tensor, nn.Parameter) else None, tensor.requires_grad)
+                recorder.note(
+                    made[id(tensor)], full if isinstance(tensor, nn.Parameter) else None, tensor.requires_grad
+                )
             state[full] = made[id(tensor)]
     return state
 
@@ -144,10 +146,10 @@ def own_tensors(module: nn.Module) -> list[tuple[str, torch.Tensor]]:
 
 def _meta(value: Any) -> Any:
     """The same tensors without contents, in lists, tuples and dicts too."""
-    return each_tensor(value, lambda tensor: torch.empty_like(tensor, device="meta"))
+    return map_tensors(value, lambda tensor: torch.empty_like(tensor, device="meta"))
 
 
-class _Pen:
+class _Recorder:
     """Writes a recording: knows the tensors by number and the modules that are at work."""
 
     def __init__(self) -> None:
@@ -188,9 +190,11 @@ class _Pen:
         results = tensors_in(out)
         grows = any(self.recording.values[number].has_gradient for number in inputs)
         outputs = tuple(self.note(tensor, None, grows and tensor.is_floating_point()) for tensor in results)
-        deed = Deed(args, *(tuple(self.recording.values[n].shape for n in numbers) for numbers in (inputs, outputs)))
-        flows = flows_of(name, tags, deed)
-        self.recording.steps.append(Step(name, self.module, inputs, outputs, flows, _flops(name, deed)))
+        op_call = OpCall(
+            args, *(tuple(self.recording.values[n].shape for n in numbers) for numbers in (inputs, outputs))
+        )
+        flows = flows_of(name, tags, op_call)
+        self.recording.steps.append(Step(name, self.module, inputs, outputs, flows, _flops(name, op_call)))
 
     def unit(self, module: Unit, args: tuple[Any, ...]) -> Any:
         """A unit is one step: its inside is not looked at."""
@@ -213,90 +217,90 @@ class _Pen:
         return out
 
 
-def _flops(name: str, deed: Deed) -> int:
+def _flops(name: str, op_call: OpCall) -> int:
     """Forward and backward: a product's gradients cost twice as much as itself."""
     if name in ("mm", "addmm", "bmm", "linear"):
-        inner = deed.inputs[0][-1] if name != "addmm" else deed.inputs[1][-1]
-        return 6 * math.prod(deed.outputs[0]) * inner
+        inner = op_call.inputs[0][-1] if name != "addmm" else op_call.inputs[1][-1]
+        return 6 * math.prod(op_call.outputs[0]) * inner
     if name == "convolution":
-        return 6 * math.prod(deed.outputs[0]) * math.prod(deed.inputs[1][1:])
+        return 6 * math.prod(op_call.outputs[0]) * math.prod(op_call.inputs[1][1:])
     if name == "scaled_dot_product_attention":
-        return 12 * math.prod(deed.inputs[0]) * deed.inputs[1][-2]
+        return 12 * math.prod(op_call.inputs[0]) * op_call.inputs[1][-2]
     return 0
 
 
 class _Functions(TorchFunctionMode):
     """Writes down composite functions as one step."""
 
-    def __init__(self, pen: _Pen) -> None:
+    def __init__(self, recorder: _Recorder) -> None:
         super().__init__()
-        self._pen = pen
+        self._recorder = recorder
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        args, kwargs = each_tensor((tuple(args), kwargs or {}), self._pen.without_contents)
+        args, kwargs = map_tensors((tuple(args), kwargs or {}), self._recorder.without_contents)
         name = COMPOSITES.get(func)
-        if name is None or self._pen.is_quiet:
+        if name is None or self._recorder.is_quiet:
             return func(*args, **kwargs)
-        self._pen.is_quiet = True
+        self._recorder.is_quiet = True
         try:
             out = func(*args, **kwargs)
         finally:
-            self._pen.is_quiet = False
-        self._pen.step(name, (), args, tensors_in((*args, *kwargs.values())), out)
+            self._recorder.is_quiet = False
+        self._recorder.step(name, (), args, tensors_in((*args, *kwargs.values())), out)
         return out
 
 
 class _Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Writes down every operator that is not inside of a composite."""
 
-    def __init__(self, pen: _Pen) -> None:
+    def __init__(self, recorder: _Recorder) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._pen = pen
+        self._recorder = recorder
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
-        if not self._pen.is_quiet:
+        if not self._recorder.is_quiet:
             given = tensors_in((*args, *(kwargs or {}).values()))
-            self._pen.step(func._schema.name.split("::")[1], func.tags, args, given, out)
+            self._recorder.step(func._schema.name.split("::")[1], func.tags, args, given, out)
         return out
 
 
 @contextmanager
-def _listening(model: nn.Module, pen: _Pen) -> Iterator[None]:
-    """Hooks that tell the pen which module is at work; units are played instead of run."""
+def _listening(model: nn.Module, recorder: _Recorder) -> Iterator[None]:
+    """Hooks that tell the recorder which module is at work; units are played instead of run."""
     with ExitStack() as stack:
         for name, module in model.named_modules():
-            before = module.register_forward_pre_hook(_entering(pen, name), prepend=True)
-            after = module.register_forward_hook(_leaving(pen, name), with_kwargs=True)
+            before = module.register_forward_pre_hook(_entering(recorder, name), prepend=True)
+            after = module.register_forward_hook(_leaving(recorder, name), with_kwargs=True)
             stack.callback(before.remove)
             stack.callback(after.remove)
             if is_unit(module):
-                stack.enter_context(_played(module, pen))
+                stack.enter_context(_rehearsed(module, recorder))
         yield
 
 
-def _entering(pen: _Pen, name: str) -> Callable[..., None]:
+def _entering(recorder: _Recorder, name: str) -> Callable[..., None]:
     def hook(module: nn.Module, args: Any) -> None:
-        pen.stack.append(name)
+        recorder.stack.append(name)
 
     return hook
 
 
-def _leaving(pen: _Pen, name: str) -> Callable[..., None]:
+def _leaving(recorder: _Recorder, name: str) -> Callable[..., None]:
     def hook(module: nn.Module, args: Any, kwargs: Any, out: Any) -> None:
         first, result = tensors_in((args, kwargs))[:1], tensors_in(out)[:1]
-        numbers = [pen.number(tensor) for tensor in (*first, *result)]
+        numbers = [recorder.number(tensor) for tensor in (*first, *result)]
         call = ModuleCall(numbers[0] if first else None, numbers[-1] if result else None)
-        pen.recording.calls.setdefault(name, call)
-        pen.stack.pop()
+        recorder.recording.calls.setdefault(name, call)
+        recorder.stack.pop()
 
     return hook
 
 
 @contextmanager
-def _played(module: Unit, pen: _Pen) -> Iterator[None]:
+def _rehearsed(module: Unit, recorder: _Recorder) -> Iterator[None]:
     before = vars(module).get("forward")  # some wrappers set it on the instance
-    object.__setattr__(module, "forward", lambda *args: pen.unit(module, args))
+    object.__setattr__(module, "forward", lambda *args: recorder.unit(module, args))
     try:
         yield
     finally:

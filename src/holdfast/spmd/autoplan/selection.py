@@ -6,16 +6,16 @@ import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from holdfast.spmd.autoplan.partition import Part
-from holdfast.spmd.autoplan.placement_options import Option
+from holdfast.spmd.autoplan.partition import PlannedBranch
+from holdfast.spmd.autoplan.placement_options import PlacementOption
 
 
 @dataclass(frozen=True, slots=True)
 class Selection:
     """An option for each part."""
 
-    parts: tuple[Part, ...]
-    options: tuple[Option, ...]
+    parts: tuple[PlannedBranch, ...]
+    options: tuple[PlacementOption, ...]
 
     @property
     def score(self) -> float:
@@ -45,18 +45,18 @@ class Limit:
         return max(0.0, held - self.held, held + kept - self.memory)
 
 
-def select(parts: Sequence[Part], limit: Limit) -> Selection:
+def select(parts: Sequence[PlannedBranch], limit: Limit) -> Selection:
     """The best selection; the one nearest to the limit where none keeps it."""
     found = [_within(parts, options, limit) for options in _tied(parts)]
     return min(found, key=lambda selection: (limit.excess(selection.held, selection.kept), selection.score))
 
 
-def _within(parts: Sequence[Part], options: Sequence[Sequence[Option]], limit: Limit) -> Selection:
+def _within(parts: Sequence[PlannedBranch], options: Sequence[Sequence[PlacementOption]], limit: Limit) -> Selection:
     """From the cheapest of all, the least costly changes for the memory that they free, until it is enough."""
     chosen = [min(some, key=lambda option: (option.score, option.memory)) for some in options]
     selection = Selection(tuple(parts), tuple(chosen))
     while limit.excess(selection.held, selection.kept):
-        best: tuple[float, int, Option] | None = None
+        best: tuple[float, int, PlacementOption] | None = None
         for place, some in enumerate(options):
             present = chosen[place]
             for option in some:
@@ -73,7 +73,7 @@ def _within(parts: Sequence[Part], options: Sequence[Sequence[Option]], limit: L
     return selection
 
 
-def _tied(parts: Sequence[Part]) -> Iterator[list[list[Option]]]:
+def _tied(parts: Sequence[PlannedBranch]) -> Iterator[list[list[PlacementOption]]]:
     """The options of every part, for each way to place the parameters that several parts share."""
     users: dict[str, list[int]] = {}
     for place, part in enumerate(parts):

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from holdfast.spmd.autoplan.partition import Part
-from holdfast.spmd.autoplan.placing import WHOLE
+from holdfast.spmd.autoplan.partition import PlannedBranch
 from holdfast.spmd.autoplan.recording import Recording, Step, is_under
+from holdfast.spmd.autoplan.units import WHOLE
 from holdfast.spmd.autoplan.whole_model import parameter_role
 
 
-def loose_roles(recording: Recording, parts: Sequence[Part], roles: Mapping[str, str]) -> dict[str, int]:
+def unassigned_roles(recording: Recording, parts: Sequence[PlannedBranch], roles: Mapping[str, str]) -> dict[str, int]:
     """The roles of the parameters that no part has, and their bytes: they stay whole."""
     names = [name for part in parts for name in part.names]
     held = _roles_in([step for step in recording.steps if _is_within(step, names)], recording, roles)
@@ -22,7 +22,9 @@ def loose_roles(recording: Recording, parts: Sequence[Part], roles: Mapping[str,
     return found
 
 
-def agreeing(recording: Recording, parts: Sequence[Part], roles: Mapping[str, str]) -> Iterator[list[Part]]:
+def with_shared_placements(
+    recording: Recording, parts: Sequence[PlannedBranch], roles: Mapping[str, str]
+) -> Iterator[list[PlannedBranch]]:
     """The parts for each way to place what is used outside of them too, alike in all of them; whole comes last."""
     names = [name for part in parts for name in part.names]
     shared = _roles_in([step for step in recording.steps if not _is_within(step, names)], recording, roles)
@@ -37,7 +39,7 @@ def agreeing(recording: Recording, parts: Sequence[Part], roles: Mapping[str, st
             yield found
 
 
-def _keys(part: Part) -> list[str]:
+def _keys(part: PlannedBranch) -> list[str]:
     return list(part.options[0].walks[0].parameters)
 
 

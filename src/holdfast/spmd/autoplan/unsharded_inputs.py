@@ -10,10 +10,10 @@ import torch
 from torch.distributed.tensor import DTensor
 from torch.overrides import TorchFunctionMode
 
-from holdfast.spmd.autoplan.nested_tensors import each_tensor, tensors_in
+from holdfast.spmd.autoplan.nested_tensors import map_tensors, tensors_in
 
 
-class Beside(TorchFunctionMode):
+class ReplicatePlainTensors(TorchFunctionMode):
     """While it is entered: a plain tensor that meets a DTensor in a call becomes a replica.
 
     Masks, positions and first states of recurrent layers are made in `forward`, where nobody can place them.
@@ -27,7 +27,7 @@ class Beside(TorchFunctionMode):
         kwargs = kwargs or {}
         given = tensors_in((args, kwargs))
         if any(_is_plain(tensor) for tensor in given) and any(isinstance(tensor, DTensor) for tensor in given):
-            args, kwargs = each_tensor((tuple(args), kwargs), lambda t: self._replica(t) if _is_plain(t) else t)
+            args, kwargs = map_tensors((tuple(args), kwargs), lambda t: self._replica(t) if _is_plain(t) else t)
         return func(*args, **kwargs)
 
 
@@ -35,16 +35,16 @@ def _is_plain(tensor: torch.Tensor) -> bool:
     return not isinstance(tensor, DTensor)
 
 
-class AtWork(threading.local):
+class ActiveModules(threading.local):
     """The modules that are at work on this thread, outermost first; the mode is on while there are any."""
 
     def __init__(self) -> None:
         self.modules: list[object] = []
-        self.mode: Beside | None = None
+        self.mode: ReplicatePlainTensors | None = None
 
     def enter(self, module: object, replica: Callable[[torch.Tensor], torch.Tensor]) -> None:
         if not self.modules and not torch.compiler.is_compiling():
-            self.mode = Beside(replica)
+            self.mode = ReplicatePlainTensors(replica)
             self.mode.__enter__()  # type: ignore[no-untyped-call]
         self.modules.append(module)
 

@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from holdfast.spmd.autoplan.branch_walk import Stuck, Terms, settle, walk
-from holdfast.spmd.autoplan.partition import Cover
-from holdfast.spmd.autoplan.placement_options import Option
+from holdfast.spmd.autoplan.branch_walk import AxisTerms, NeedsCommunication, choose_flow, walk
+from holdfast.spmd.autoplan.partition import Partition
+from holdfast.spmd.autoplan.placement_options import PlacementOption
 from holdfast.spmd.autoplan.placement_plan import Pins, Places
-from holdfast.spmd.autoplan.placing import PARTIAL, WHOLE
 from holdfast.spmd.autoplan.recording import Recording, Step, is_under
 from holdfast.spmd.autoplan.selection import Selection
+from holdfast.spmd.autoplan.units import PARTIAL, WHOLE
 
 
 @dataclass(frozen=True, slots=True)
-class Threaded:
+class WholeModelPlacement:
     """The places of parameters and the pins by role, and all the bytes that a rank receives."""
 
     parameters: dict[str, Places]
@@ -30,28 +30,34 @@ def parameter_role(key: str, roles: Mapping[str, str]) -> str:
     return f"{role}.{name}" if role else name
 
 
-def thread(
-    recording: Recording, cover: Cover, selection: Selection, terms: tuple[Terms, ...], roles: Mapping[str, str]
-) -> Threaded | None:
+def place_whole_model(
+    recording: Recording,
+    partition: Partition,
+    selection: Selection,
+    terms: tuple[AxisTerms, ...],
+    roles: Mapping[str, str],
+) -> WholeModelPlacement | None:
     """Follow every tensor through the model; None where something between the branches would have to communicate."""
     parameters = _parameters(recording, selection, roles)
     options = {
         name: option for part, option in zip(selection.parts, selection.options, strict=True) for name in part.names
     }
-    followers = [_Follower(recording, cover, options, one, axis, parameters, roles) for axis, one in enumerate(terms)]
+    followers = [
+        _ModelWalk(recording, partition, options, one, axis, parameters, roles) for axis, one in enumerate(terms)
+    ]
     try:
         axes = [follower.run() for follower in followers]
-    except Stuck:
+    except NeedsCommunication:
         return None
     moved = _moved(recording, [follower.moves for follower in followers], axes, terms)
-    return Threaded(parameters, _activations(recording, cover, selection, axes, roles), moved)
+    return WholeModelPlacement(parameters, _activations(recording, partition, selection, axes, roles), moved)
 
 
 def _moved(
     recording: Recording,
     moves: Sequence[Sequence[tuple[int, float]]],
     axes: Sequence[Mapping[int, int]],
-    terms: Sequence[Terms],
+    terms: Sequence[AxisTerms],
 ) -> float:
     """Every move along its axis, of the part of the tensor that the other axes leave a rank."""
     total = 0.0
@@ -77,32 +83,36 @@ def _parameters(recording: Recording, selection: Selection, roles: Mapping[str, 
 
 
 def _activations(
-    recording: Recording, cover: Cover, selection: Selection, axes: list[dict[int, int]], roles: Mapping[str, str]
+    recording: Recording,
+    partition: Partition,
+    selection: Selection,
+    axes: list[dict[int, int]],
+    roles: Mapping[str, str],
 ) -> dict[str, Pins]:
     found: dict[str, Pins] = {}
     for part, option in zip(selection.parts, selection.options, strict=True):
         for name, call in recording.calls.items():
-            if is_under(name, part.branch.name) and call.result in cover.leaves:
+            if is_under(name, part.branch.name) and call.result in partition.leaves:
                 found[roles[name]] = Pins(None, tuple(places[call.result] for places in axes))
         takes = tuple(one.takes for one in option.walks)
         found[part.role] = Pins(takes, tuple(one.gives for one in option.walks))
     return found
 
 
-class _Follower:
+class _ModelWalk:
     """Goes through all steps along one axis."""
 
     def __init__(
         self,
         recording: Recording,
-        cover: Cover,
-        options: Mapping[str, Option],
-        terms: Terms,
+        partition: Partition,
+        options: Mapping[str, PlacementOption],
+        terms: AxisTerms,
         axis: int,
         parameters: Mapping[str, Places],
         roles: Mapping[str, str],
     ) -> None:
-        self._recording, self._cover, self._options, self._terms = recording, cover, options, terms
+        self._recording, self._partition, self._options, self._terms = recording, partition, options, terms
         self._axis, self._parameters, self._roles = axis, parameters, roles
         self._places: dict[int, int] = {}
         self.moves: list[tuple[int, float]] = []
@@ -132,7 +142,7 @@ class _Follower:
     def _between(self, step: Step) -> None:
         values = self._recording.values
         present = tuple(self._place(number) for number in step.inputs)
-        flow = settle(step, present, self._divides, lambda number: not values[number].has_gradient)
+        flow = choose_flow(step, present, self._divides, lambda number: not values[number].has_gradient)
         if any(place >= 0 for place in flow.inputs) and PARTIAL not in flow.outputs:
             for number, place, wanted in zip(step.inputs, present, flow.inputs, strict=True):
                 if place == wanted == WHOLE and values[number].has_gradient:
@@ -152,13 +162,13 @@ class _Follower:
             self.moves.append((number, 2.0))
 
     def _through(self, name: str) -> None:
-        branch = self._cover.branch(name)
+        branch = self._partition.branch(name)
         assert branch is not None
         stream = self._terms.stream if self._divides(branch.first, self._terms.stream) else WHOLE
         value = self._recording.values[branch.first]
         if value.has_gradient and (present := self._places.get(branch.first, WHOLE)) != stream:
             if present != WHOLE:
-                raise Stuck
+                raise NeedsCommunication
             self.moves.append((branch.first, 1.0))  # sliced for nothing; the gradients are gathered
         takes = self._options[name].walks[self._axis].takes
         if not value.has_gradient and self._places.get(branch.first, WHOLE) not in (WHOLE, takes):
@@ -169,7 +179,7 @@ class _Follower:
         self._places |= {n: own[k] for n in used if (k := self._recording.values[n].key) is not None}
         done = walk(self._recording, branch, self._terms, takes, own)
         if done is None:
-            raise Stuck
+            raise NeedsCommunication
         summed = {number for number, _ in self.moves if self._recording.values[number].key is not None}
         self.moves += [move for move in done.moves if move[0] not in summed]  # a tied parameter's gradient, once
         within = {number for step in branch.steps for number in step.outputs}

@@ -1,7 +1,7 @@
-"""Errors of collectives that some rank did not join: the call that every rank had to make is named in them.
+"""Errors of collectives that some rank did not join: a note names the call that every rank has to make.
 
-With the rules, calls such as `.item()` of a Partial are collectives. If one rank makes such a call alone, its
-collective times out, and the backend's error names neither the call nor the tensor. A note on the error does.
+With the rules, calls such as `.item()` of a Partial are collectives. If only one rank makes such a call, its collective
+times out, and the backend's error names neither the call nor the tensor.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
-TITLE = "holdfast.spmd:"
-# Words of gloo's errors, which are plain RuntimeErrors; other backends raise DistError.
+PREFIX = "holdfast.spmd:"
+# Texts of gloo's errors, which are plain RuntimeErrors; other backends raise DistError.
 GLOO = ("gloo", "Timed out waiting", "timeout caused pair closure", "Connection closed by", "Connection reset by")
-SPELLED = {
+PYTHON_FORMS = {
     "_local_scalar_dense": "item(), float(), int(), bool(), or a format such as f'{x:.3f}'",
     "index": "x[indices] or x[mask]",
     "index_put_": "x[indices] = v or x[mask] = v",
@@ -26,46 +26,46 @@ SPELLED = {
     "select": "x[i]",
     "unbind": "unbind(), or a loop over the rows",
 }
-LISTED_RANKS = 16  # of a larger mesh the ranks are counted, not listed
+LISTED_RANKS = 16  # the ranks of a larger mesh are counted, not listed
 
 
-def is_of_a_collective(error: BaseException) -> bool:
-    """Return True for an error by which a backend reports that a collective timed out or lost a rank."""
+def is_collective_error(error: BaseException) -> bool:
+    """Return True for an error by which a backend reports a timeout or a lost rank."""
     if isinstance(error, dist.DistError):
         return True
-    return isinstance(error, RuntimeError) and any(word in str(error) for word in GLOO)
+    return isinstance(error, RuntimeError) and any(text in str(error) for text in GLOO)
 
 
 @contextmanager
-def named(call: str, tensor: DTensor) -> Iterator[None]:
+def naming(call: str, tensor: DTensor) -> Iterator[None]:
     """Name a method that communicates in the errors of its collectives."""
     try:
         yield
     except RuntimeError as error:
-        name_in(error, call, [tensor])
+        add_note(error, call, [tensor])
         raise
 
 
 def name_operator(error: RuntimeError, op: Any, tensors: Iterable[torch.Tensor]) -> None:
-    """Name an operator in an error of one of its collectives; other errors stay as they are."""
+    """Name an operator in an error of one of its collectives; leave other errors unchanged."""
     packet = op._schema.name.partition("::")[2]
-    name_in(error, f"{op} ({SPELLED[packet]})" if packet in SPELLED else str(op), tensors)
+    add_note(error, f"{op} ({PYTHON_FORMS[packet]})" if packet in PYTHON_FORMS else str(op), tensors)
 
 
-def name_in(error: RuntimeError, call: str, tensors: Iterable[torch.Tensor]) -> None:
+def add_note(error: RuntimeError, call: str, tensors: Iterable[torch.Tensor]) -> None:
     """Add the note to an error of a collective; the outermost call, which the user made, replaces inner ones."""
-    if not is_of_a_collective(error):
+    if not is_collective_error(error):
         return
     placed = [tensor for tensor in tensors if isinstance(tensor, DTensor)]
     if not placed:
         return
-    error.__notes__ = [note for note in getattr(error, "__notes__", ()) if not note.startswith(TITLE)]
+    error.__notes__ = [note for note in getattr(error, "__notes__", ()) if not note.startswith(PREFIX)]
     inputs = "; ".join(f"{list(tensor.shape)} as {', '.join(map(str, tensor.placements))}" for tensor in placed)
     mesh = placed[0].device_mesh
     ranks = mesh.mesh.flatten().tolist()
     which = f"{ranks}" if len(ranks) <= LISTED_RANKS else f"of {len(ranks)} ranks, {ranks[0]} to {ranks[-1]}"
     error.add_note(
-        f"{TITLE} {call} of a DTensor ({inputs}) is a collective: every rank of the mesh {which} has to make this "
+        f"{PREFIX} {call} of a DTensor ({inputs}) is a collective: every rank of the mesh {which} has to make this "
         f"call. Rank {mesh.get_rank()} made it; another rank did not, or has ended. To read a value on one rank, take "
         "it on every rank first, with full_tensor() or item(), and use it on that one (docs/spmd.md, Calls that every "
         "rank has to make)."

@@ -1,7 +1,7 @@
-"""The private names of torch that the rules build on, each checked by `enable()` before anything is installed.
+"""The private names of torch that the rules build on; `enable()` checks each before it installs anything.
 
-A patch release may change any of them. A name that is missing, or takes other parameters, leaves out the part that
-needs it: all rules where the dispatcher itself differs, one family of replacements where only that does.
+A patch release may change any of them. A name that is missing, or takes other parameters, leaves out the group that
+needs it: all rules if the dispatcher differs, else one group of replacements.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from typing import Any
 TENSOR = "torch.distributed.tensor"
 DISPATCHER = f"{TENSOR}._dispatch:OpDispatcher"
 PROPAGATOR = f"{TENSOR}._sharding_prop:ShardingPropagator"
-RULES = "rules"  # without these names nothing can be installed
+RULES = "rules"  # without these names no rule can be installed
 
 
 @dataclass(frozen=True, slots=True)
 class PrivateName:
-    """A name of torch: the part that needs it, where it is, and the parameters that it is called with."""
+    """A name of torch: the group that needs it, its path, and the parameters that it is called with."""
 
     part: str
     path: str  # "module:name.name"
@@ -92,8 +92,8 @@ NAMES = (
 )
 
 
-def misfits(names: tuple[PrivateName, ...] = NAMES) -> dict[str, list[str]]:
-    """What does not fit, in words, by the part that needs it."""
+def mismatches(names: tuple[PrivateName, ...] = NAMES) -> dict[str, list[str]]:
+    """Return the names that differ from what is expected, in words, by the group that needs them."""
     found: dict[str, list[str]] = {}
     for name in names:
         problem = _problem(name)

@@ -1,4 +1,4 @@
-"""What a rule is, and the list of all of them."""
+"""The type of a rule, and the list of all rules."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ from holdfast.spmd.base.call import Run
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """How some operators run on shards, and why torch's own way does not do."""
+    """How to run some operators on shards, and why torch's own rule is not enough."""
 
     family: str
     operators: tuple[str, ...]
-    placements: str  # what may stay sharded, in words
+    placements: str  # the dims that may stay sharded, in words
     why: str
     run: Run
-    spares_even: bool = False  # whether torch 2.13 is right where shards are even, none is a sum, and nothing moves
+    # torch 2.13 is right for even shards without Partials if nothing is redistributed
+    torch_handles_even: bool = False
 
 
 def all_rules() -> Iterator[Rule]:

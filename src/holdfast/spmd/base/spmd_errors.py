@@ -1,7 +1,7 @@
 """The errors and the warning of holdfast.spmd: one root, few leaves.
 
-Within Holdfast each is also the Holdfast error of its kind, so that `except holdfast.HoldfastError` catches it.
-Alone, as a package without the rest of Holdfast, each is only the builtin that a caller would expect.
+Within Holdfast each error also derives from the Holdfast error of its kind, so `except holdfast.HoldfastError` catches
+it. Without the rest of Holdfast each derives only from the builtin that a caller would expect.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class SpmdError(HoldfastError):
 
 
 class SpmdArgumentError(SpmdError, InvalidArgument):
-    """A pattern, a placement, a plan or an option that makes no sense."""
+    """An invalid pattern, placement, plan or option."""
 
 
 class PlanMismatch(SpmdError, Mismatch):
@@ -40,19 +40,19 @@ class PlanMismatch(SpmdError, Mismatch):
 
 
 class PlanNotFound(SpmdError, NotFound):
-    """There is no plan where one was asked for."""
+    """No plan at the given place."""
 
 
 class UnsupportedCall(SpmdError, Unsupported):
-    """A call that cannot be run on shards, refused on every rank instead of being guessed at."""
+    """A call that cannot run on shards and is refused on every rank."""
 
 
 class SpmdWarning(HoldfastWarning):
-    """Something that a user should know and that does not stop the work."""
+    """A condition that the user should know about and that stops nothing."""
 
 
 def warn(text: str) -> None:
-    """Warn at the nearest line that is not in this package."""
+    """Warn at the nearest line outside of this package."""
     level = 2
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename.startswith(_PACKAGE):

@@ -1,8 +1,8 @@
 """Every thread's cache of sharding decisions.
 
-torch keeps one cache per thread and clears the calling thread's only. Autograd runs backward on threads of its own on
-a GPU, so decisions made there before `enable()` would stay. Each thread's state holds a capsule that empties its cache
-when the capsule goes: removing it clears the cache from here.
+torch keeps one cache per thread and clears only the calling thread's. Autograd runs backward on its own threads on a
+GPU, so decisions made there before `enable()` would stay. Each thread's state holds a capsule that empties the thread's
+cache when it is destroyed: removing the capsule clears the cache from here.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ INTERPRETER, FIRST, NEXT, DICT = (
 
 
 def clear_every_thread() -> bool:
-    """Empty the cache of each thread of this process; return False where this Python offers no way to."""
+    """Empty the cache of each thread of this process; return False if this Python cannot."""
     if not hasattr(ctypes.pythonapi, DICT):
         return False
     for state in list(_thread_states()):
@@ -30,7 +30,7 @@ def clear_every_thread() -> bool:
 
 
 def _thread_states() -> Iterator[dict[str, Any]]:
-    """Each thread's own dict, in which extensions keep what belongs to one thread."""
+    """Yield each thread's state dict, in which extensions keep thread-local data."""
     thread = _call(FIRST, _call(INTERPRETER))
     while thread:
         address = _call(DICT, thread)
@@ -40,7 +40,7 @@ def _thread_states() -> Iterator[dict[str, Any]]:
 
 
 def _call(name: str, *pointers: int | None) -> int | None:
-    """A function of Python's C API that takes and returns pointers."""
+    """Call a function of Python's C API that takes and returns pointers."""
     function = getattr(ctypes.pythonapi, name)
     function.restype, function.argtypes = ctypes.c_void_p, [ctypes.c_void_p] * len(pointers)
     return function(*pointers)  # type: ignore[no-any-return]

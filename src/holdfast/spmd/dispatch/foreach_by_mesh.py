@@ -1,4 +1,4 @@
-"""Operators over lists of tensors (`torch._foreach_*`) whose tensors are on several meshes: one call for each mesh."""
+"""`torch._foreach_*` over tensors of several meshes: one call for each mesh."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor
 
-from holdfast.spmd.base.call import Call, apply, replicated, whole
+from holdfast.spmd.base.call import Call, apply
+from holdfast.spmd.sharding.local_parts import full_tensor, replicated
 
 
 def is_over_lists(op: Any) -> bool:
@@ -16,14 +17,14 @@ def is_over_lists(op: Any) -> bool:
 
 
 def run_by_mesh(call: Call) -> Any:
-    """Split every list alike, by the meshes of what stands at each place; put the results back in order.
+    """Split every list by the meshes of its entries, run each group, and restore the order of the results.
 
-    A tensor beside the lists, such as the factor of `_foreach_mul_`, is moved to the mesh of each call.
+    A tensor next to the lists, such as the factor of `_foreach_mul_`, is moved to the mesh of each call.
     """
     several = len(call.op._schema.returns)
     lists: list[list[Any]] = [[None] * _length(call) for _ in range(several)]
     for chosen in places_by_mesh(call).values():
-        found = apply(call.op, [_part(call, value, chosen) for value in call.values])
+        found = apply(call.op, [_entries(call, value, chosen) for value in call.values])
         for target, part in zip(lists, (found,) if several == 1 else found or (), strict=False):
             for place, item in zip(chosen, part, strict=True):
                 target[place] = item
@@ -33,7 +34,7 @@ def run_by_mesh(call: Call) -> Any:
 
 
 def places_by_mesh(call: Call) -> dict[Hashable, list[int]]:
-    """The places of the lists, grouped by the meshes of what stands there."""
+    """Return the indices of the lists, grouped by the meshes of the entries."""
     places: dict[Hashable, list[int]] = {}
     for place in range(_length(call)):
         places.setdefault(_meshes_at(call, place), []).append(place)
@@ -49,7 +50,7 @@ def _is_list(value: Any) -> bool:
 
 
 def _meshes_at(call: Call, place: int) -> Hashable:
-    """The meshes of the tensors at one place of the lists; None stands for a plain tensor."""
+    """Return the meshes of the tensors at one index of the lists; None stands for a plain tensor."""
     items = [value[place] for value in call.values if _is_list(value) and len(value) > place]
     return frozenset(_mesh(item) for item in items if isinstance(item, torch.Tensor))
 
@@ -58,12 +59,12 @@ def _mesh(tensor: Any) -> Any:
     return tensor.device_mesh if isinstance(tensor, DTensor) else None
 
 
-def _part(call: Call, value: Any, chosen: list[int]) -> Any:
+def _entries(call: Call, value: Any, chosen: list[int]) -> Any:
     if _is_list(value) and len(value) == _length(call):
         return [value[place] for place in chosen]
     if not isinstance(value, DTensor):
         return value
     meshes = [mesh for mesh in _meshes_at(call, chosen[0]) if mesh is not None]  # type: ignore[attr-defined]
     if not meshes:
-        return whole(value)
-    return value if value.device_mesh == meshes[0] else replicated(whole(value), meshes[0])
+        return full_tensor(value)
+    return value if value.device_mesh == meshes[0] else replicated(full_tensor(value), meshes[0])

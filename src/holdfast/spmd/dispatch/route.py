@@ -1,4 +1,4 @@
-"""The way of a call that the dispatcher's cache does not know: a rule, or torch, or the whole tensors."""
+"""The path of a call that the dispatcher's cache does not answer: a rule, torch's decision, or full tensors."""
 
 from __future__ import annotations
 
@@ -10,118 +10,131 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor
 
-from holdfast.spmd.base import torch_private as private
-from holdfast.spmd.base.call import LEAVE, Call, bind, writes_first
+from holdfast.spmd.base import torch_versions
+from holdfast.spmd.base.call import USE_TORCH, Call, bind, writes_first
 from holdfast.spmd.base.collective_errors import name_operator
-from holdfast.spmd.base.patched_function import StandIn
+from holdfast.spmd.base.patched_function import PatchedFunction
 from holdfast.spmd.base.registry import Rule
-from holdfast.spmd.dispatch.composites import is_whole, take_apart
+from holdfast.spmd.base.torch_decisions import is_decision, local_decision, moves_first, needs_communication
+from holdfast.spmd.base.torch_dispatch import is_composite, is_plain_call, is_view
+from holdfast.spmd.base.torch_modes import is_tracing, keep_out_of_dynamo, simulates_ranks
+from holdfast.spmd.base.torch_specs import specs_in
+from holdfast.spmd.base.torch_versions import is_torch_2_11
+from holdfast.spmd.dispatch.composites import decompose, may_run_whole
 from holdfast.spmd.dispatch.foreach_by_mesh import is_over_lists, places_by_mesh, run_by_mesh
 from holdfast.spmd.dispatch.tracing import answer_in_trace
-from holdfast.spmd.sharding.dim_checks import refuse_wrong_dims
-from holdfast.spmd.sharding.empty_shards import carry_out, has_empty, pays, run_decision, will_have_empty
+from holdfast.spmd.sharding.dim_checks import check_dims
+from holdfast.spmd.sharding.empty_shards import (
+    execute_decision,
+    has_empty_input,
+    local_is_cheaper,
+    run_with_empty_shards,
+    will_have_empty_input,
+)
 from holdfast.spmd.sharding.gather_fallback import gather_and_run
-from holdfast.spmd.sharding.gathered_views import is_window, look_through, window
-from holdfast.spmd.sharding.index_checks import answer_for_all
-from holdfast.spmd.sharding.infeasible_decisions import cannot_be_done
-from holdfast.spmd.sharding.mesh_collectives import has_even_shards
+from holdfast.spmd.sharding.gathered_views import call_on_views, gathered_view, is_gathered_view
+from holdfast.spmd.sharding.index_checks import check_on_all_ranks
+from holdfast.spmd.sharding.infeasible_decisions import is_infeasible
+from holdfast.spmd.sharding.shard_sizes import has_even_shards
 
 
 @dataclass(slots=True)
-class Switch:
-    """What is installed, and what was there before."""
+class Installed:
+    """The rules and replacements that are installed, and what they replaced."""
 
     rules: dict[Any, Rule] = field(default_factory=dict)
     left_out: list[tuple[str, str]] = field(default_factory=list)
     displaced: dict[Any, Any] = field(default_factory=dict)
-    methods: list[StandIn] = field(default_factory=list)
-    functions: list[StandIn] = field(default_factory=list)
-    shardable: list[StandIn] = field(default_factory=list)  # torch's test of whether a dim may be sharded
-    losses: dict[Any, Any] = field(default_factory=dict)  # what loss_parallel would have installed
+    methods: list[PatchedFunction] = field(default_factory=list)
+    functions: list[PatchedFunction] = field(default_factory=list)
+    shardable: list[PatchedFunction] = field(default_factory=list)  # torch's test of whether a dim can be sharded
+    losses: dict[Any, Any] = field(default_factory=dict)  # the handlers that loss_parallel would have installed
     fallback: bool = False
     lookups: frozenset[Any] = frozenset()  # operators that take indices
-    check_indices: bool = False  # those that are sharded too
+    check_indices: bool = False  # of sharded index tensors too
     is_on: bool = False
 
 
-class _Known(threading.local):
-    """torch's decisions that stand as they are, for calls that the dispatcher's own cache cannot name.
+class _KnownDecisions(threading.local):
+    """torch's decisions that hold for calls that the dispatcher's own cache cannot key.
 
-    Of one thread, as torch's cache is: ranks may be threads, and a decision holds its rank's mesh.
+    Kept per thread, as torch's cache is: ranks may be threads, and a decision holds its rank's mesh.
     """
 
     def __init__(self) -> None:
         self.decisions: dict[Hashable, Any] = {}
-        self.apart: set[Hashable] = set()  # composites that are taken apart
-        self.ruled: set[Hashable] = set()  # calls of even shards that torch does not do right
+        self.decomposed: set[Hashable] = set()  # composites that are not run whole
+        self.needs_rule: set[Hashable] = set()  # calls with even shards that torch does not handle right
 
 
-def make_route(switch: Switch, torch_way: Callable[..., Any]) -> Callable[..., Any]:
-    """What stands between the dispatcher's cache and torch's propagation.
+def make_route(installed: Installed, original: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the function to put between the dispatcher's cache and torch's sharding propagation.
 
-    A call that torch does right is answered with torch's decision, which the dispatcher caches as ever. What is
-    returned that is no decision is the result of the call, and is not cached.
+    For a call that torch handles right, the function returns torch's decision, which the dispatcher caches. Any other
+    value that it returns is the result of the call and is not cached.
     """
-    known = _Known()
+    known = _KnownDecisions()
 
     def slow_path(op: Any, args: Any, kwargs: Any, info: Any, try_cache: bool) -> Any:
         try:
             return routed(op, args, kwargs, info, try_cache)
         except RuntimeError as error:
-            name_operator(error, op, (tensor for _, tensor in bind(op, args, kwargs).spots()))
+            name_operator(error, op, (tensor for _, tensor in bind(op, args, kwargs).tensor_args()))
             raise
 
     def routed(op: Any, args: Any, kwargs: Any, info: Any, try_cache: bool) -> Any:
         if info.compute_mesh.get_coordinate() is None:
-            return torch_way(op, args, kwargs, info, try_cache)
-        if private.is_tracing():
-            rule = switch.rules.get(op)
+            return original(op, args, kwargs, info, try_cache)
+        if is_tracing():
+            rule = installed.rules.get(op)
             call = bind(op, args, kwargs, info)
             family = None if rule is None else rule.family
             return answer_in_trace(call, family, lambda: answered(op, args, kwargs, info, try_cache))
-        if private.simulates_ranks():
+        if simulates_ranks():
             try:
                 return answered(op, args, kwargs, info, try_cache)
-            except Exception:  # noqa: BLE001 - a rule that needs to know its rank cannot run for all of them at once
-                return torch_way(op, args, kwargs, info, try_cache)
+            except Exception:  # noqa: BLE001 - a rule that needs its rank cannot run for all ranks at once
+                return original(op, args, kwargs, info, try_cache)
         return answered(op, args, kwargs, info, try_cache)
 
     def answered(op: Any, args: Any, kwargs: Any, info: Any, try_cache: bool) -> Any:
-        if private.is_oldest() and any(is_window(value) for value in (*args, *kwargs.values())):
-            return look_through(op, args, kwargs)
-        if op not in switch.rules and private.is_composite(op):
-            return _composite(known, torch_way, (op, args, kwargs, info, try_cache))
-        if op in switch.lookups and not private.is_tracing():  # a trace has no values to look at
-            refused = answer_for_all(bind(op, args, kwargs, info), switch.check_indices)
+        if is_torch_2_11() and any(is_gathered_view(value) for value in (*args, *kwargs.values())):
+            return call_on_views(op, args, kwargs)
+        if op not in installed.rules and is_composite(op):
+            return _composite(known, original, (op, args, kwargs, info, try_cache))
+        if op in installed.lookups and not is_tracing():  # a trace has no values
+            refused = check_on_all_ranks(bind(op, args, kwargs, info), installed.check_indices)
             if refused is not None:
                 return refused
-        rule = switch.rules.get(op)
-        spares_even = rule is not None and rule.spares_even and private.AT_LEAST_2_13
-        key = _name(op, args, kwargs, info, rule is not None) if try_cache or spares_even else None
-        if key is not None and private.is_tracing() and not _is_hashable(key):
+        rule = installed.rules.get(op)
+        torch_first = rule is not None and rule.torch_handles_even and torch_versions.AT_LEAST_2_13
+        key = _cache_key(op, args, kwargs, info, rule is not None) if try_cache or torch_first else None
+        if key is not None and is_tracing() and not _is_hashable(key):
             key = None  # a trace with symbolic sizes
-            if spares_even:
+            if torch_first:
                 given = (op, args, kwargs, info, try_cache)
-                answer = _spared_symbolic(torch_way, bind(op, args, kwargs, info), given)
+                answer = _decision_if_even_symbolic(original, bind(op, args, kwargs, info), given)
                 if answer is not None:
                     return answer
         answer = known.decisions.get(key) if key is not None else None
-        if answer is None and key is not None and spares_even:
-            answer = _spared(known, key, torch_way, bind(op, args, kwargs, info), (op, args, kwargs, info, try_cache))
+        if answer is None and key is not None and torch_first:
+            answer = _decision_if_even(
+                known, key, original, bind(op, args, kwargs, info), (op, args, kwargs, info, try_cache)
+            )
         if answer is None:
-            answer = _answer(switch, torch_way, bind(op, args, kwargs, info), (op, args, kwargs, info, try_cache))
-            if key is not None and private.is_decision(answer):
+            answer = _run(installed, original, bind(op, args, kwargs, info), (op, args, kwargs, info, try_cache))
+            if key is not None and is_decision(answer):
                 known.decisions[key] = answer
-        if op in switch.lookups and private.is_decision(answer) and (switch.check_indices or answer.needs_redistribute):
-            return carry_out(op, args, kwargs, info, answer)  # a decision that is cached would skip the look at indices
+        if op in installed.lookups and is_decision(answer) and (installed.check_indices or answer.needs_redistribute):
+            return execute_decision(op, args, kwargs, info, answer)  # a cached decision would skip the index checks
         return answer
 
-    private.keep_out_of_dynamo(slow_path)
+    keep_out_of_dynamo(slow_path)
     return slow_path
 
 
-def _name(op: Any, args: Any, kwargs: Any, info: Any, ruled: bool) -> Hashable | None:
-    """What a decision depends on: torch's description, and for an operator with a rule every other argument too."""
+def _cache_key(op: Any, args: Any, kwargs: Any, info: Any, ruled: bool) -> Hashable | None:
+    """Return what a decision depends on: torch's schema, and for an operator with a rule every other argument."""
     if not ruled:
         return info.schema  # type: ignore[no-any-return]
     if kwargs:
@@ -140,90 +153,92 @@ def _is_hashable(value: Hashable) -> bool:
     return True
 
 
-def _composite(known: _Known, torch_way: Callable[..., Any], given: tuple[Any, ...]) -> Any:
-    """A composite whole where torch has a decision that stands, else by its parts."""
+def _composite(known: _KnownDecisions, original: Callable[..., Any], given: tuple[Any, ...]) -> Any:
+    """Run a composite whole if torch has a decision without communication, else decompose it."""
     op, args, kwargs, info, _ = given
-    if is_whole(op, args) and info.schema not in known.apart:
-        sharding = _decision(torch_way, bind(op, args, kwargs, info), given)
-        if sharding is not None and (_stands(sharding, info) or not private.is_decision(sharding)):
+    if may_run_whole(op, args) and info.schema not in known.decomposed:
+        sharding = _decision(original, bind(op, args, kwargs, info), given)
+        if sharding is not None and (_is_local(sharding, info) or not is_decision(sharding)):
             return sharding
-        known.apart.add(info.schema)
-    return take_apart(op, args, kwargs)
+        known.decomposed.add(info.schema)
+    return decompose(op, args, kwargs)
 
 
-def _answer(switch: Switch, torch_way: Callable[..., Any], call: Call, given: tuple[Any, ...]) -> Any:
+def _run(installed: Installed, original: Callable[..., Any], call: Call, given: tuple[Any, ...]) -> Any:
     op, args, kwargs, info, _ = given
-    refuse_wrong_dims(call)
-    if _has_several_meshes(call) and (switch.fallback or is_over_lists(op)):
+    check_dims(call)
+    if _has_several_meshes(call) and (installed.fallback or is_over_lists(op)):
         return run_by_mesh(call) if _can_be_split(call) else gather_and_run(call)
-    rule = switch.rules.get(op)
+    rule = installed.rules.get(op)
     if rule is not None:
         result = rule.run(call)
-        if result is not LEAVE:
+        if result is not USE_TORCH:
             return result
-        if op in switch.displaced:
-            return switch.displaced[op](op, args, kwargs)
-    if not switch.fallback:
-        return torch_way(*given)
-    sharding = _decision(torch_way, call, given)
-    if sharding is None or cannot_be_done(sharding, call.op, info):
-        return window(gather_and_run(call), call) if private.is_view(op) else gather_and_run(call)
-    if not private.is_decision(sharding):
+        if op in installed.displaced:
+            return installed.displaced[op](op, args, kwargs)
+    if not installed.fallback:
+        return original(*given)
+    sharding = _decision(original, call, given)
+    if sharding is None or is_infeasible(sharding, call.op, info):
+        return gathered_view(gather_and_run(call), call) if is_view(op) else gather_and_run(call)
+    if not is_decision(sharding):
         return sharding
-    if writes_first(op) and private.moves_first(sharding, info):
-        return gather_and_run(call)  # what is written into a moved copy would be lost
-    if private.is_view(op) and private.moves_first(sharding, info):
-        return window(carry_out(op, args, kwargs, info, sharding), call)
-    if private.is_plain_call(op) and (has_empty(call) or will_have_empty(sharding)):
-        return run_decision(call, args, kwargs, sharding)
+    if writes_first(op) and moves_first(sharding, info):
+        return gather_and_run(call)  # a write into a redistributed copy would be lost
+    if is_view(op) and moves_first(sharding, info):
+        return gathered_view(execute_decision(op, args, kwargs, info, sharding), call)
+    if is_plain_call(op) and (has_empty_input(call) or will_have_empty_input(sharding)):
+        return run_with_empty_shards(call, args, kwargs, sharding)
     return sharding
 
 
-def _spared(known: _Known, key: Hashable, torch_way: Callable[..., Any], call: Call, given: tuple[Any, ...]) -> Any:
-    """torch's decision for even shards, if it sends nothing and leaves no sum; the dispatcher caches it."""
-    if key in known.ruled:
+def _decision_if_even(
+    known: _KnownDecisions, key: Hashable, original: Callable[..., Any], call: Call, given: tuple[Any, ...]
+) -> Any:
+    """Return torch's decision for even shards if it is local and leaves no Partial; the dispatcher caches it."""
+    if key in known.needs_rule:
         return None
-    if all(isinstance(tensor, DTensor) and has_even_shards(tensor) for _, tensor in call.spots()):
-        sharding = _decision(torch_way, call, given)
-        if _stands(sharding, call.info):
+    if all(isinstance(tensor, DTensor) and has_even_shards(tensor) for _, tensor in call.tensor_args()):
+        sharding = _decision(original, call, given)
+        if _is_local(sharding, call.info):
             return sharding
-    known.ruled.add(key)
+    known.needs_rule.add(key)
     return None
 
 
-def _spared_symbolic(torch_way: Callable[..., Any], call: Call, given: tuple[Any, ...]) -> Any:
-    """torch's decision for shards of symbolic sizes that are even, if it sends nothing and leaves no sum; else None."""
-    if all(isinstance(tensor, DTensor) and has_even_shards(tensor) for _, tensor in call.spots()):
-        sharding = _decision(torch_way, call, given)
-        return sharding if _stands(sharding, call.info) else None
+def _decision_if_even_symbolic(original: Callable[..., Any], call: Call, given: tuple[Any, ...]) -> Any:
+    """Return torch's decision for even shards of symbolic sizes, if local and without Partials; else None."""
+    if all(isinstance(tensor, DTensor) and has_even_shards(tensor) for _, tensor in call.tensor_args()):
+        sharding = _decision(original, call, given)
+        return sharding if _is_local(sharding, call.info) else None
     return None
 
 
-def _stands(sharding: Any, info: Any) -> bool:
-    """Whether torch has a decision by which every rank works on its own part alone."""
+def _is_local(sharding: Any, info: Any) -> bool:
+    """Return True for a decision of torch that sends nothing and leaves no Partial."""
     return (
-        private.is_decision(sharding)
-        and not private.needs_talk(sharding, info)
-        and not any(place.is_partial() for spec in private.specs_in(sharding.output_spec) for place in spec.placements)
+        is_decision(sharding)
+        and not needs_communication(sharding, info)
+        and not any(place.is_partial() for spec in specs_in(sharding.output_spec) for place in spec.placements)
     )
 
 
 def _has_several_meshes(call: Call) -> bool:
-    return any(isinstance(tensor, DTensor) and tensor.device_mesh != call.mesh for _, tensor in call.spots())
+    return any(isinstance(tensor, DTensor) and tensor.device_mesh != call.mesh for _, tensor in call.tensor_args())
 
 
 def _can_be_split(call: Call) -> bool:
     return is_over_lists(call.op) and len(places_by_mesh(call)) > 1
 
 
-def _decision(torch_way: Callable[..., Any], call: Call, given: tuple[Any, ...]) -> Any:
-    """torch's decision, but where some rank has an empty part a silent one if there is any; None if torch has none."""
+def _decision(original: Callable[..., Any], call: Call, given: tuple[Any, ...]) -> Any:
+    """Return torch's decision; with empty shards, a cheaper local one if there is any; None if torch has none."""
     try:
-        sharding = torch_way(*given)
-    except Exception:  # noqa: BLE001 - whatever stopped torch, the gathered call answers or raises its own error
+        sharding = original(*given)
+    except Exception:  # noqa: BLE001 - the gathered call returns a result or raises its own error
         sharding = None
     else:
-        if not private.is_decision(sharding) or not private.needs_talk(sharding, call.info):
+        if not is_decision(sharding) or not needs_communication(sharding, call.info):
             return sharding
-    quiet = private.quiet_decision(call.info) if has_empty(call) else None
-    return quiet if quiet is not None and pays(quiet, sharding, call.info) else sharding
+    local = local_decision(call.info) if has_empty_input(call) else None
+    return local if local is not None and local_is_cheaper(local, sharding, call.info) else sharding

@@ -1,4 +1,4 @@
-"""Functions that take a tensor apart before DTensor's dispatcher sees what was asked for."""
+"""Functions of torch.nn.functional that split a tensor before DTensor's dispatcher sees the call."""
 
 from __future__ import annotations
 
@@ -9,16 +9,17 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own name for it
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
-from holdfast.spmd.base import torch_private as private
-from holdfast.spmd.base.call import is_shard, replicated
-from holdfast.spmd.base.patched_function import StandIn
+from holdfast.spmd.base.patched_function import PatchedFunction
+from holdfast.spmd.base.torch_dispatch import in_loss_parallel
+from holdfast.spmd.sharding.local_parts import replicated
+from holdfast.spmd.sharding.shard_sizes import is_shard
 
 
-def _instance_norm(torch_way: Callable[..., Any]) -> Callable[..., Any]:
-    """Without running statistics it is group_norm with a group per channel, which keeps batch and channel shards.
+def _instance_norm(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Run instance_norm without running statistics as group_norm with one group per channel, which keeps shards.
 
-    torch flattens batch and channels into one dim, for which either would be gathered. Where only space is sharded
-    that does no harm, and the batch_norm that follows keeps the shards.
+    torch flattens batch and channels into one dim, for which either would be gathered. If only space is sharded,
+    torch's function is kept: its batch_norm keeps the shards.
     """
 
     def instance_norm(
@@ -34,20 +35,20 @@ def _instance_norm(torch_way: Callable[..., Any]) -> Callable[..., Any]:
         plain = running_mean is None and running_var is None and use_input_stats
         fits = isinstance(input, DTensor) and plain and input.ndim >= 3 and input.shape[2:].numel() != 1
         if not fits or _only_space(input):
-            return torch_way(input, running_mean, running_var, weight, bias, use_input_stats, momentum, eps)
+            return original(input, running_mean, running_var, weight, bias, use_input_stats, momentum, eps)
         return F.group_norm(input, input.shape[1], weight, bias, eps)
 
     return instance_norm
 
 
 def _only_space(tensor: DTensor) -> bool:
-    """Whether there are shards, and none of them of batch or channels, nor a Partial that could go there."""
+    """Return True if only spatial dims are sharded and no placement is Partial."""
     placed = [place for place in tensor.placements if not place.is_replicate()]
     return bool(placed) and all(is_shard(place) and place.dim >= 2 for place in placed)
 
 
-def _pad(torch_way: Callable[..., Any]) -> Callable[..., Any]:
-    """Circular padding as a join of slices: torch copies them into a new tensor, which has no shards."""
+def _pad(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Run circular padding as a cat of slices: torch copies them into a new tensor, which has no shards."""
 
     def pad(
         input: Any,  # noqa: A002 - torch's own name for it
@@ -56,7 +57,7 @@ def _pad(torch_way: Callable[..., Any]) -> Callable[..., Any]:
         value: float | None = None,
     ) -> Any:
         if mode != "circular" or not isinstance(input, DTensor) or not _is_circular(input, pad):
-            return torch_way(input, pad, mode, value)
+            return original(input, pad, mode, value)
         for place in range(len(pad) // 2):
             dim = input.ndim - 1 - place
             before, after, size = pad[2 * place], pad[2 * place + 1], input.shape[dim]
@@ -68,8 +69,8 @@ def _pad(torch_way: Callable[..., Any]) -> Callable[..., Any]:
     return pad
 
 
-def _attention(torch_way: Callable[..., Any]) -> Callable[..., Any]:
-    """Attention with a mask that torch has plain: of bools, or causal where no fused kernel serves."""
+def _attention(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Accept masks that are plain: bool masks, and the causal mask that torch makes without a fused kernel."""
 
     def scaled_dot_product_attention(
         query: Any,
@@ -90,7 +91,7 @@ def _attention(torch_way: Callable[..., Any]) -> Callable[..., Any]:
             attn_mask, is_causal = replicated(earlier, query.device_mesh), False
         elif isinstance(query, DTensor) and _is_plain(attn_mask, torch.bool):
             attn_mask = replicated(attn_mask, query.device_mesh)
-        return torch_way(query, key, value, attn_mask, dropout_p, is_causal, **options)
+        return original(query, key, value, attn_mask, dropout_p, is_causal, **options)
 
     return scaled_dot_product_attention
 
@@ -100,7 +101,7 @@ def _is_plain(value: Any, *dtypes: torch.dtype) -> bool:
 
 
 def _is_fused(query: DTensor, key: torch.Tensor, value: torch.Tensor, dropout_p: float) -> bool:
-    """Whether some kernel of torch knows by itself what comes later: tensors of four dims, whose last lies together.
+    """Return True if a fused kernel of torch handles causal masks: 4 dims, the last one contiguous.
 
     CPUs have none with dropout, GPUs none for float64.
     """
@@ -110,7 +111,7 @@ def _is_fused(query: DTensor, key: torch.Tensor, value: torch.Tensor, dropout_p:
 
 
 def _is_circular(tensor: DTensor, pad: Sequence[int]) -> bool:
-    """Whether these paddings are ones that torch takes, neither negative nor longer than their dim, of whole dims."""
+    """Return True if torch accepts these paddings (from 0 to the dim's length) and the padded dims are whole."""
     sizes = [tensor.shape[tensor.ndim - 1 - place // 2] for place in range(len(pad))]
     known = len(pad) % 2 == 0 and len(pad) == 2 * (tensor.ndim - 2) and len(pad) > 0
     padded = {tensor.ndim - 1 - place // 2 for place, length in enumerate(pad) if length}
@@ -118,21 +119,21 @@ def _is_circular(tensor: DTensor, pad: Sequence[int]) -> bool:
     return known and not cut and all(0 <= length <= size for length, size in zip(pad, sizes, strict=True))
 
 
-def _with_targets(torch_way: Callable[..., Any]) -> Callable[..., Any]:
-    """cross_entropy and nll_loss with plain targets, which are the same on every rank, as indices are."""
+def _with_targets(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Accept plain targets in cross_entropy and nll_loss: like indices, they are equal on every rank."""
 
     def loss(input: Any, target: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: A002 - torch's own name for it
         plain = isinstance(target, torch.Tensor) and not isinstance(target, DTensor)
         if plain and isinstance(input, DTensor) and not target.is_floating_point():
             target = replicated(target, input.device_mesh)
-        found = torch_way(input, target, *args, **kwargs)
-        return _reduced_over_classes(found, input) if private.in_loss_parallel() else found
+        found = original(input, target, *args, **kwargs)
+        return _reduced_over_classes(found, input) if in_loss_parallel() else found
 
     return loss
 
 
-def _with_lengths(torch_way: Callable[..., Any]) -> Callable[..., Any]:
-    """ctc_loss with plain targets and lengths, which are the same on every rank, as indices are."""
+def _with_lengths(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Accept plain targets and lengths in ctc_loss: like indices, they are equal on every rank."""
 
     def ctc_loss(
         log_probs: Any, targets: Any, input_lengths: Any, target_lengths: Any, *args: Any, **kwargs: Any
@@ -141,13 +142,13 @@ def _with_lengths(torch_way: Callable[..., Any]) -> Callable[..., Any]:
         if isinstance(log_probs, DTensor):
             mesh = log_probs.device_mesh
             given = [replicated(item, mesh) if _is_plain(item, torch.int64, torch.int32) else item for item in given]
-        return torch_way(log_probs, *given, *args, **kwargs)
+        return original(log_probs, *given, *args, **kwargs)
 
     return ctc_loss
 
 
 def _reduced_over_classes(loss: Any, scores: Any) -> Any:
-    """What loss_parallel promises: smoothed labels leave a sum over the classes in parts."""
+    """Reduce over the classes, as loss_parallel promises; label smoothing leaves a Partial there."""
     if not isinstance(loss, DTensor) or not isinstance(scores, DTensor):
         return loss
     classes = Shard(min(1, scores.ndim - 1))
@@ -174,5 +175,5 @@ WHY = {
 }
 
 
-def install_functions() -> list[StandIn]:
-    return [StandIn(F, name, make) for name, make in FUNCTIONS.items()]
+def install_functions() -> list[PatchedFunction]:
+    return [PatchedFunction(F, name, make) for name, make in FUNCTIONS.items()]

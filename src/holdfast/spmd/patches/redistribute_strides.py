@@ -1,4 +1,4 @@
-"""What a redistribution leaves in memory: in the order that the DTensor's strides say, which views rely on."""
+"""Redistribution that keeps the memory order which the DTensor's strides describe, and which views rely on."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ from typing import Any
 
 import torch
 
-from holdfast.spmd.base import torch_private as private
+from holdfast.spmd.base.torch_modes import is_tracing
 
 
-def kept_in_order(torch_way: Callable[..., Any]) -> Callable[..., Any]:
-    """Redistribution of a transposed or expanded tensor that gives a transposed or expanded part.
+def keep_strides(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Redistribute a transposed or expanded tensor to local tensors that are transposed or expanded.
 
-    torch's collectives and slices give a row-major part and leave the strides of the whole as they were. What is
-    computed from it lies otherwise than torch believes, and a view of that raises, on some ranks or on all.
+    torch's collectives and slices return row-major tensors and leave the global strides unchanged. Results computed
+    from them then have other strides than torch believes, and views of these raise, on some ranks or on all.
     """
 
     def redistribute_local_tensor(local: torch.Tensor, present: Any, wanted: Any, **options: Any) -> torch.Tensor:
-        moved: torch.Tensor = torch_way(local, present, wanted, **options)
+        moved: torch.Tensor = original(local, present, wanted, **options)
         meta = present.tensor_meta
-        if moved is local or meta is None or private.is_tracing() or _is_row_major(meta.stride):
+        if moved is local or meta is None or is_tracing() or _is_row_major(meta.stride):
             return moved
-        return _laid(moved, meta.stride, local.stride())
+        return _with_dim_order(moved, meta.stride, local.stride())
 
     return redistribute_local_tensor
 
@@ -36,14 +36,14 @@ def _is_row_major(strides: Sequence[int]) -> bool:
     return True
 
 
-def _laid(part: torch.Tensor, strides: Sequence[int], before: Sequence[int]) -> torch.Tensor:
-    """A part with its dims in the order of `strides`; what is one number over and over stays so."""
-    if part.ndim != len(strides) or not part.numel():
-        return part
-    shape = part.shape
+def _with_dim_order(local: torch.Tensor, strides: Sequence[int], before: Sequence[int]) -> torch.Tensor:
+    """Return a local tensor with its dims in the memory order of `strides`; expanded dims stay expanded."""
+    if local.ndim != len(strides) or not local.numel():
+        return local
+    shape = local.shape
     for dim, (stride, here) in enumerate(zip(strides, before, strict=True)):
         if stride == here == 0:
-            part = part.narrow(dim, 0, 1)
+            local = local.narrow(dim, 0, 1)
     order = sorted(range(len(strides)), key=lambda dim: -strides[dim])
     back = sorted(range(len(order)), key=order.__getitem__)
-    return part.permute(order).contiguous().permute(back).expand(shape)
+    return local.permute(order).contiguous().permute(back).expand(shape)

@@ -1,4 +1,4 @@
-"""y[1:3] = v for ints and slices: each rank writes its own part, and nothing is gathered but v."""
+"""y[1:3] = v for ints and slices: each rank writes its own rows, and only v is gathered."""
 
 from __future__ import annotations
 
@@ -8,32 +8,34 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
-from holdfast.spmd.base import torch_private as private
-from holdfast.spmd.base.call import is_shard, moved, whole
-from holdfast.spmd.base.collective_errors import named
-from holdfast.spmd.sharding.gathered_views import Window
-from holdfast.spmd.sharding.partials import is_partial, share
+from holdfast.spmd.base.collective_errors import naming
+from holdfast.spmd.base.torch_modes import is_tracing, out_of_graph, simulates_ranks
+from holdfast.spmd.base.torch_specs import local_box, local_of
+from holdfast.spmd.sharding.gathered_views import GatheredView
+from holdfast.spmd.sharding.local_parts import full_tensor, local_part
+from holdfast.spmd.sharding.partials import is_partial, own_share
+from holdfast.spmd.sharding.shard_sizes import is_shard
 
-Bounds = tuple[tuple[int, int, int, bool], ...]  # start, stop, step, and whether an int chose it: for each dim
+Bounds = tuple[tuple[int, int, int, bool], ...]  # for each dim: start, stop, step, and whether an int selects it
 
 
 def set_item(self: DTensor, key: Any, value: Any) -> None:
-    """DTensor.__setitem__: what is no plain region goes torch's way, through windows."""
-    if private.is_tracing() and any(type(size) is not int for size in self.shape):
-        raise private.out_of_graph(torch.ops.aten.copy_.default)  # which part of a symbolic size is whose is not known
+    """DTensor.__setitem__; keys other than ints and slices take torch's path, through gathered views."""
+    if is_tracing() and any(type(size) is not int for size in self.shape):
+        raise out_of_graph(torch.ops.aten.copy_.default)  # the shards of a symbolic size are unknown
     bounds = _bounds(key, self.shape)
     regular = isinstance(value, (int, float, bool, torch.Tensor))
     boxed = all(is_shard(place) or isinstance(place, (Replicate, Partial)) for place in self.placements)
-    outside = private.simulates_ranks() or self.device_mesh.get_coordinate() is None
-    if bounds is None or not regular or not boxed or outside or isinstance(self, Window):
+    outside = simulates_ranks() or self.device_mesh.get_coordinate() is None
+    if bounds is None or not regular or not boxed or outside or isinstance(self, GatheredView):
         torch.Tensor.__setitem__(self, key, value)
         return
-    with named("DTensor.__setitem__, x[a:b] = v,", self):
+    with naming("DTensor.__setitem__, x[a:b] = v,", self):
         _Put.apply(self, value, bounds, key)  # type: ignore[no-untyped-call]
 
 
 def _bounds(key: Any, shape: torch.Size) -> Bounds | None:
-    """The region that a key of ints, slices and one ellipsis names; None for any other key."""
+    """Return the region that a key of ints, slices and one ellipsis selects; None for any other key."""
     items = list(key) if isinstance(key, tuple) else [key]
     if any(not isinstance(item, (slice, EllipsisType)) and type(item) is not int for item in items):
         return None
@@ -57,8 +59,8 @@ def _bounds(key: Any, shape: torch.Size) -> Bounds | None:
 
 
 def _own(bounds: Bounds, tensor: DTensor) -> tuple[tuple[slice, ...], tuple[Any, ...]] | None:
-    """The slices of this rank's part that lie in the region, and the slices of the region that they are."""
-    sizes, offsets = private.local_box(tensor.shape, tensor.device_mesh, tensor.placements)
+    """Return the slices of this rank's shard within the region, and the same elements as slices of the region."""
+    sizes, offsets = local_box(tensor.shape, tensor.device_mesh, tensor.placements)
     here, there = [], []
     for (start, stop, step, chosen), size, offset in zip(bounds, sizes, offsets, strict=True):
         skipped = max(0, -(-(offset - start) // step))
@@ -73,15 +75,15 @@ def _own(bounds: Bounds, tensor: DTensor) -> tuple[tuple[slice, ...], tuple[Any,
 
 
 class _Put(torch.autograd.Function):
-    """Writes into a region of a DTensor in place."""
+    """Write into a region of a DTensor in place."""
 
     @staticmethod
     def forward(ctx: Any, target: DTensor, value: Any, bounds: Bounds, key: Any) -> DTensor:
         if is_partial(target):
-            own = whole(value) if isinstance(value, torch.Tensor) else private.local_of(target).new_tensor(value)
-            _write(target, share(target, own), bounds)
+            own = full_tensor(value) if isinstance(value, torch.Tensor) else local_of(target).new_tensor(value)
+            _write(target, own_share(target, own), bounds)
         else:
-            _put(target, value, bounds)
+            _write_own_region(target, value, bounds)
         ctx.bounds, ctx.key = bounds, key
         ctx.shape = value.shape if isinstance(value, torch.Tensor) else None
         ctx.is_plain = not isinstance(value, DTensor)
@@ -101,10 +103,10 @@ class _Put(torch.autograd.Function):
         return kept, inner, None, None
 
 
-def _put(target: DTensor, value: Any, bounds: Bounds) -> None:
-    """Write a value into a region; of one as large as the region a rank needs only what lies beside its own part."""
+def _write_own_region(target: DTensor, value: Any, bounds: Bounds) -> None:
+    """Write a value into a region; redistribute a value of the region's shape next to the target's shards."""
     if not isinstance(value, DTensor) or list(value.shape) != _region(bounds):
-        _write(target, whole(value) if isinstance(value, torch.Tensor) else value, bounds)
+        _write(target, full_tensor(value) if isinstance(value, torch.Tensor) else value, bounds)
         return
     kept = [dim for dim, (*_, chosen) in enumerate(bounds) if not chosen]
     entire = [dim for dim in kept if bounds[dim][:3] == (0, target.shape[dim], 1)]
@@ -112,22 +114,22 @@ def _put(target: DTensor, value: Any, bounds: Bounds) -> None:
         Shard(kept.index(place.dim)) if is_shard(place) and place.dim in entire else Replicate()
         for place in target.placements
     ]
-    beside = moved(value, places, target.device_mesh)
+    aligned = local_part(value, places, target.device_mesh)
     if (own := _own(bounds, target)) is not None:
         here, there = own
-        region = private.local_of(target)[here]
+        region = local_of(target)[here]
         wanted = tuple(slice(None) if dim in entire else part for dim, part in zip(kept, there, strict=True))
-        region.copy_(beside[wanted].reshape(region.shape))
+        region.copy_(aligned[wanted].reshape(region.shape))
 
 
 def _region(bounds: Bounds) -> list[int]:
-    """The shape of a region; a dim chosen by an int is gone."""
+    """Return the shape of a region, without the dims that an int selects."""
     return [-(-(stop - start) // step) for start, stop, step, chosen in bounds if not chosen]
 
 
 def _write(target: Any, value: Any, bounds: Bounds) -> None:
     own = _own(bounds, target)
-    if isinstance(value, torch.Tensor):  # also where this rank has no part: a value that does not fit raises on all
+    if isinstance(value, torch.Tensor):  # on ranks without a share too: a value that does not fit raises on all
         shape = _region(bounds)
         while value.ndim > len(shape) and value.shape[0] == 1:
             value = value[0]
@@ -136,7 +138,7 @@ def _write(target: Any, value: Any, bounds: Bounds) -> None:
         return
     here, there = own
     if isinstance(value, torch.Tensor):
-        region = private.local_of(target)[here]
+        region = local_of(target)[here]
         region.copy_(value[there].reshape(region.shape))
     else:
-        private.local_of(target)[here] = value
+        local_of(target)[here] = value

@@ -1,4 +1,4 @@
-"""nn.SyncBatchNorm where torch refuses it: on DTensors, and on the CPU."""
+"""nn.SyncBatchNorm on DTensors and on the CPU, where torch refuses it."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from torch.distributed.tensor import DTensor
 from holdfast.spmd.base.spmd_errors import UnsupportedCall
 
 
-def forward_of(torch_way: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    """SyncBatchNorm.forward: a DTensor's mesh says who takes part, a plain tensor's process group."""
+def forward_of(original: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """Return SyncBatchNorm.forward: a DTensor synchronises over its mesh, a plain tensor over its process group."""
 
     def forward(self: nn.SyncBatchNorm, input: torch.Tensor) -> torch.Tensor:  # noqa: A002 - torch's own name
         if isinstance(input, DTensor):
@@ -23,7 +23,7 @@ def forward_of(torch_way: Callable[..., torch.Tensor]) -> Callable[..., torch.Te
             return nn.modules.batchnorm._BatchNorm.forward(self, input)
         group = self.process_group or (dist.group.WORLD if dist.is_initialized() else None)
         if input.device.type != "cpu" or not self.training or group is None:
-            return torch_way(self, input)
+            return original(self, input)
         if dist.get_world_size(group) < 2:
             return nn.modules.batchnorm._BatchNorm.forward(self, input)
         self._check_input_dim(input)
@@ -37,7 +37,7 @@ def forward_of(torch_way: Callable[..., torch.Tensor]) -> Callable[..., torch.Te
 
 
 def _check_ranks(group: Any, tensor: DTensor) -> None:
-    """A DTensor's statistics are those of its mesh: a rank outside of it could not be heard."""
+    """Refuse a process group with ranks outside of the DTensor's mesh, whose values could not be reduced."""
     ranks = set(dist.get_process_group_ranks(group)) if group is not None else set()
     here = {int(rank) for rank in tensor.device_mesh.mesh.flatten()}
     if not ranks <= here:
@@ -55,7 +55,7 @@ def _momentum(module: nn.SyncBatchNorm) -> float:
 
 
 class _Synchronised(torch.autograd.Function):
-    """batch_norm of plain tensors with the statistics of all ranks of a group; batches may differ in size."""
+    """batch_norm of plain tensors with the statistics of all ranks of a group; batch sizes may differ."""
 
     @staticmethod
     def forward(
@@ -92,7 +92,7 @@ class _Synchronised(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:
-        """Parameters get this rank's own gradient, as torch's SyncBatchNorm gives it: DDP averages them."""
+        """Return this rank's own gradient of the parameters, as torch's SyncBatchNorm does: DDP averages them."""
         normal, weight, scale = ctx.saved_tensors
         exact = gradient.to(normal.dtype)
         own = torch.cat([_per_channel(exact), _per_channel(exact * normal)])

@@ -1,4 +1,4 @@
-"""Operators that torch 2.11 gets wrong and later versions do not: there, whole."""
+"""Operators that torch 2.11 gets wrong and later versions do not: gathered there."""
 
 from __future__ import annotations
 
@@ -7,66 +7,70 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor
 
-from holdfast.spmd.base import torch_private as private
-from holdfast.spmd.base.call import LEAVE, Call, is_shard
+from holdfast.spmd.base.call import USE_TORCH, Call
 from holdfast.spmd.base.registry import Rule
-from holdfast.spmd.rules.indexing import bounds
-from holdfast.spmd.rules.view.uneven_reshape import is_even
-from holdfast.spmd.sharding.empty_shards import has_empty
+from holdfast.spmd.base.torch_versions import is_torch_2_11
+from holdfast.spmd.sharding import index_checks
+from holdfast.spmd.sharding.empty_shards import has_empty_input
 from holdfast.spmd.sharding.gather_fallback import gather_and_run
+from holdfast.spmd.sharding.shard_sizes import is_evenly_sharded, is_shard
 
 
-def whole_if_placed(call: Call) -> Any:
-    """Gather whatever is not whole."""
-    tensors = [tensor for _, tensor in call.spots() if isinstance(tensor, DTensor)]
-    return LEAVE if all(place.is_replicate() for item in tensors for place in item.placements) else gather_and_run(call)
+def gather_if_sharded(call: Call) -> Any:
+    """Gather unless every tensor is replicated."""
+    tensors = [tensor for _, tensor in call.tensor_args() if isinstance(tensor, DTensor)]
+    return (
+        USE_TORCH
+        if all(place.is_replicate() for item in tensors for place in item.placements)
+        else gather_and_run(call)
+    )
 
 
 def layer_norm(call: Call) -> Any:
-    """Left to torch where every rank has whole rows and a whole weight, of which nothing is Partial."""
+    """Leave to torch if every rank has full rows and the full weight, and nothing is Partial."""
     source = call["input"]
     first = source.ndim - len(call["normalized_shape"])
-    places = [place for _, item in call.spots() if isinstance(item, DTensor) for place in item.placements]
+    places = [place for _, item in call.tensor_args() if isinstance(item, DTensor) for place in item.placements]
     given = [call[name] for name in ("weight", "bias") if name in call.names]
     weights = [weight.placements for weight in given if isinstance(weight, DTensor)]
-    cut = any(is_shard(place) and place.dim >= first for place in source.placements)
-    cut = cut or any(is_shard(place) for placements in weights for place in placements)
-    return gather_and_run(call) if cut or any(place.is_partial() for place in places) else LEAVE
+    sharded = any(is_shard(place) and place.dim >= first for place in source.placements)
+    sharded = sharded or any(is_shard(place) for placements in weights for place in placements)
+    return gather_and_run(call) if sharded or any(place.is_partial() for place in places) else USE_TORCH
 
 
 def index(call: Call) -> Any:
-    """A Partial beside sharded indices: torch 2.11 takes the parts for shards."""
-    answer = bounds.checked(call)
-    if answer is not LEAVE:
+    """Gather a Partial with sharded indices: torch 2.11 takes its parts for shards."""
+    answer = index_checks.with_replicated_indices(call)
+    if answer is not USE_TORCH:
         return answer
-    tensor, *indices = [item for _, item in call.spots() if isinstance(item, DTensor)]
-    parts = [axis for axis, place in enumerate(tensor.placements) if place.is_partial()]
-    cut = any(not item.placements[axis].is_replicate() for item in indices for axis in parts)
-    return gather_and_run(call) if cut else LEAVE
+    tensor, *indices = [item for _, item in call.tensor_args() if isinstance(item, DTensor)]
+    partial_axes = [axis for axis, place in enumerate(tensor.placements) if place.is_partial()]
+    differ = any(not item.placements[axis].is_replicate() for item in indices for axis in partial_axes)
+    return gather_and_run(call) if differ else USE_TORCH
 
 
 def select(call: Call) -> Any:
-    """index_select: as `index`, and where it gathers the shards: a Partial beside them is what 2.11 forgets."""
+    """Run index_select as `index`; also gather if torch would gather shards, since 2.11 forgets a Partial then."""
     answer = index(call)
-    if answer is not LEAVE:
+    if answer is not USE_TORCH:
         return answer
     tensor = call.values[0]
     dim = call["dim"] % max(tensor.ndim, 1)
-    gathers = any(is_shard(place) and place.dim == dim for place in tensor.placements) or has_empty(call)
-    return gather_and_run(call) if gathers else LEAVE
+    gathers = any(is_shard(place) and place.dim == dim for place in tensor.placements) or has_empty_input(call)
+    return gather_and_run(call) if gathers else USE_TORCH
 
 
 def extreme_along(call: Call) -> Any:
-    """min and max with their positions: torch 2.11 joins each rank's best, if all have one, and of one shape."""
+    """Run min and max with indices: torch 2.11 joins each rank's extreme if shards are even."""
     tensor = call.values[0]
     dim = call["dim"] % max(tensor.ndim, 1)
     if not any(is_shard(place) and place.dim == dim for place in tensor.placements):
-        return LEAVE
-    return LEAVE if all(is_even(tensor, dim) for dim in range(tensor.ndim)) else gather_and_run(call)
+        return USE_TORCH
+    return USE_TORCH if all(is_evenly_sharded(tensor, dim) for dim in range(tensor.ndim)) else gather_and_run(call)
 
 
 def squeeze(call: Call) -> Any:
-    """Dims that are 1 long on one device, by name: torch 2.11 also drops those of which a rank has one row."""
+    """Squeeze the dims of global size 1, by name: torch 2.11 also drops dims of which a rank has one row."""
     tensor = call.values[0]
     dims = [dim for dim, size in enumerate(tensor.shape) if size == 1]
     if not dims:
@@ -89,8 +93,8 @@ RULES = (
             "indexing",
             ("take.default",),
             "none: gathered on torch 2.11",
-            "torch 2.11 adds up what a shard has not, once for each rank of a Partial",
-            whole_if_placed,
+            "torch 2.11 also sums values that a shard lacks, once for each rank of a Partial",
+            gather_if_sharded,
         ),
         Rule(
             "batched",
@@ -107,6 +111,6 @@ RULES = (
             layer_norm,
         ),
     ]
-    if private.is_oldest()
+    if is_torch_2_11()
     else []
 )

@@ -1,4 +1,4 @@
-"""What is done where torch has no way at all: gather, compute everywhere, and keep what an in-place call must keep."""
+"""The fallback without a rule or a decision: gather, compute on every rank, and write back in-place results."""
 
 from __future__ import annotations
 
@@ -8,87 +8,88 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor
 
-from holdfast.spmd.base import torch_private as private
-from holdfast.spmd.base.call import Call, moved, replicated, whole
+from holdfast.spmd.base.call import Call
 from holdfast.spmd.base.spmd_errors import UnsupportedCall
-from holdfast.spmd.sharding.partials import overwrite, reduced_places
+from holdfast.spmd.base.torch_specs import local_of
+from holdfast.spmd.sharding.local_parts import full_tensor, local_part, replicated
+from holdfast.spmd.sharding.partials import overwrite, reduced_placements
 
 
 @dataclass(slots=True)
-class Gathered:
-    """The calls of one operator that were run on whole tensors: how many, and the inputs of the first."""
+class GatheredCalls:
+    """The calls of one operator that ran on full tensors: how many, and the inputs of the first."""
 
     calls: int
     first: str
 
 
-GATHERED: dict[str, Gathered] = {}  # by operator, for report()
+GATHERED: dict[str, GatheredCalls] = {}  # by operator, for report()
 
 
 def gather_and_run(call: Call) -> Any:
-    """The call on whole tensors: always right, whatever the operator; results are replicated.
+    """Run the call on full tensors, which is right for every operator; results are replicated.
 
-    An error of the operator itself (an index out of range) is the same on all ranks, since all have the same input.
+    An error of the operator itself (an index out of range) is equal on all ranks, since all have the same input.
     """
-    _note(call)
+    _count(call)
     if _written(call):
         return _inplace(call)
-    tensors = {spot: whole(tensor) for spot, tensor in call.spots()}
+    tensors = {slot: full_tensor(tensor) for slot, tensor in call.tensor_args()}
     return replicated(call.run(tensors), call.mesh)
 
 
-def _note(call: Call) -> None:
+def _count(call: Call) -> None:
     found = GATHERED.get(str(call.op))
     if found is not None:
         found.calls += 1
         return
-    tensors = [tensor for _, tensor in call.spots() if isinstance(tensor, DTensor)]
+    tensors = [tensor for _, tensor in call.tensor_args() if isinstance(tensor, DTensor)]
     inputs = (f"{list(tensor.shape)} as {', '.join(map(str, tensor.placements))}" for tensor in tensors)
-    GATHERED[str(call.op)] = Gathered(1, "; ".join(inputs))
+    GATHERED[str(call.op)] = GatheredCalls(1, "; ".join(inputs))
 
 
-# What these write into, their schemas do not say.
-UNSAID = {"aten::native_batch_norm": ("running_mean", "running_var")}
+# Arguments that are written though the schema does not say so.
+UNDECLARED_WRITES = {"aten::native_batch_norm": ("running_mean", "running_var")}
 
 
 def _written(call: Call) -> set[tuple[int, ...]]:
-    """The positions of the arguments that a call writes into."""
-    unsaid = UNSAID.get(call.op._schema.name, ())
+    """Return the positions of the arguments that a call writes."""
+    undeclared = UNDECLARED_WRITES.get(call.op._schema.name, ())
     return {
         (position,)
         for position, argument in enumerate(call.op._schema.arguments)
-        if argument.name in unsaid or (argument.alias_info is not None and argument.alias_info.is_write)
+        if argument.name in undeclared or (argument.alias_info is not None and argument.alias_info.is_write)
     }
 
 
 def _inplace(call: Call) -> Any:
-    """Run on whole copies, then put each rank's part back into what was written to."""
+    """Run on full copies, then write each rank's part back."""
     written = _written(call)
     tensors = {}
-    for spot, tensor in call.spots():
-        everything = whole(tensor)
-        shares = isinstance(tensor, DTensor) and everything is private.local_of(tensor)
-        tensors[spot] = everything.clone() if spot in written and not shares else everything
+    for slot, tensor in call.tensor_args():
+        everything = full_tensor(tensor)
+        shares = isinstance(tensor, DTensor) and everything is local_of(tensor)
+        tensors[slot] = everything.clone() if slot in written and not shares else everything
     result = call.run(tensors)
-    for spot, tensor in call.spots():
-        if (spot in written or spot[:1] in written) and isinstance(tensor, DTensor):
-            if tensors[spot].shape != tensor.shape:
+    for slot, tensor in call.tensor_args():
+        if (slot in written or slot[:1] in written) and isinstance(tensor, DTensor):
+            if tensors[slot].shape != tensor.shape:
                 raise UnsupportedCall(
                     f"{call.op} would change the shape of a DTensor in place, from {tuple(tensor.shape)} to "
-                    f"{tuple(tensors[spot].shape)}: use the form without _"
+                    f"{tuple(tensors[slot].shape)}: use the form without _"
                 )
-            put_back(tensor, tensors[spot])
-    return _originals(call, result)
+            write_back(tensor, tensors[slot])
+    return _returned(call, result)
 
 
-def put_back(tensor: DTensor, contents: torch.Tensor) -> None:
-    """Make `tensor` hold `contents`, which every rank has, where it lies."""
-    if private.local_of(tensor) is not contents:
-        overwrite(tensor, moved(contents, reduced_places(tensor), tensor.device_mesh))
+def write_back(tensor: DTensor, contents: torch.Tensor) -> None:
+    """Write `contents`, which every rank has, into `tensor` without moving it."""
+    if local_of(tensor) is not contents:
+        overwrite(tensor, local_part(contents, reduced_placements(tensor), tensor.device_mesh))
 
 
-def _originals(call: Call, result: Any) -> Any:
-    """An in-place call returns the tensors that it was given."""
+def _returned(call: Call, result: Any) -> Any:
+    """Return the tensors that an in-place call was given."""
     returned = [
         tensor
         for argument, tensor in zip(call.op._schema.arguments, call.values, strict=True)
@@ -97,6 +98,6 @@ def _originals(call: Call, result: Any) -> Any:
     returns = call.op._schema.returns
     if not returns:
         return None
-    if len(returns) > 1 or returns[0].alias_info is None:  # it writes into one tensor and returns another
+    if len(returns) > 1 or returns[0].alias_info is None:  # the call writes one tensor and returns another
         return replicated(result, call.mesh)
     return returned[0]

@@ -1,10 +1,9 @@
-"""Views that could not be views: a gathered copy that remembers where it came from.
+"""Gathered views: copies of rows of a sharded dim that write through to the tensor they were taken from.
 
-`y[2:6]` of a y whose rows are sharded has to be gathered, so what is written into it would be lost. A Window is that
-copy; what is written into it is put back into the tensor that it was taken from, and every live window of that tensor
-is refreshed then, from what the write has gathered on every rank. What is written beside them, into the tensor itself,
-is gathered when a window is next read: a rank may have kept a window that the others have dropped, so that to gather
-at such a write could wait for ranks that have nothing to refresh.
+`y[2:6]` of a row-sharded y is gathered, so a write into the copy would be lost. A GatheredView is that copy: a write
+into it is written back into y, and every live view of y is refreshed from what the write gathered on every rank. A
+write into y itself is gathered when a view is next read. Gathering at such a write could wait forever: one rank may
+have kept a view that the others have dropped.
 """
 
 from __future__ import annotations
@@ -18,64 +17,68 @@ from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_map
 from torch.utils.weak import WeakIdKeyDictionary
 
-from holdfast.spmd.base import torch_private as private
-from holdfast.spmd.base.call import Call, apply, bind, replicated, whole
-from holdfast.spmd.base.collective_errors import named
+from holdfast.spmd.base import torch_specs
+from holdfast.spmd.base.call import Call, apply, bind
+from holdfast.spmd.base.collective_errors import naming
 from holdfast.spmd.base.spmd_errors import UnsupportedCall
-from holdfast.spmd.sharding.gather_fallback import put_back
+from holdfast.spmd.base.torch_autograd import counts_write
+from holdfast.spmd.base.torch_dispatch import is_view
+from holdfast.spmd.base.torch_specs import cacheable_spec, local_of, replace_contents, spec_of, uncached_spec
+from holdfast.spmd.sharding.gather_fallback import write_back
+from holdfast.spmd.sharding.local_parts import full_tensor, replicated
 
 
-class Window(DTensor):
-    """A DTensor that is a view by promise, not by memory."""
+class GatheredView(DTensor):
+    """A DTensor that behaves as a view without sharing memory."""
 
-    __slots__ = ("_base_tensor", "_seen", "_views")
+    __slots__ = ("_base_tensor", "_shown_version", "_views")
 
     _base_tensor: DTensor
-    _views: tuple[Call | int, ...]  # calls, and which of the results of a call that has several
-    _seen: int | None  # the base's version that it shows
+    _views: tuple[Call | int, ...]  # calls, and the index of the result for a call with several
+    _shown_version: int | None  # the version of the base that the copy shows
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
-        return look_through(func, args, kwargs or {})
+        return call_on_views(func, args, kwargs or {})
 
     def redistribute(self, *args: Any, **kwargs: Any) -> DTensor:
-        """As DTensor's, which reads the copy without asking the dispatcher; full_tensor() comes here too."""
+        """Refresh, then redistribute; DTensor's method reads the copy without the dispatcher, as full_tensor() does."""
         _refresh(self)
         return super().redistribute(*args, **kwargs)
 
     def to_local(self, **kwargs: Any) -> torch.Tensor:
-        """As DTensor's, which reads the copy without asking the dispatcher."""
-        with named("DTensor.to_local() of a view of a sharded dim, whose tensor was written since,", self):
+        """Refresh, then return the local tensor; DTensor's method reads the copy without the dispatcher."""
+        with naming("DTensor.to_local() of a view of a sharded dim, whose tensor was written since,", self):
             _refresh(self)
         return super().to_local(**kwargs)
 
 
-# The live windows of each tensor that was viewed.
-LIVE: MutableMapping[DTensor, list[weakref.ref[Window]]] = WeakIdKeyDictionary()
+# The live views of each tensor that was viewed.
+LIVE: MutableMapping[DTensor, list[weakref.ref[GatheredView]]] = WeakIdKeyDictionary()
 
 
-def is_window(value: Any) -> bool:
-    """Whether an argument is a window, or a list with one in it."""
+def is_gathered_view(value: Any) -> bool:
+    """Return True for a gathered view, or a list that contains one."""
     if isinstance(value, (list, tuple)):
-        return any(type(item) is Window for item in value)
-    return type(value) is Window
+        return any(type(item) is GatheredView for item in value)
+    return type(value) is GatheredView
 
 
-def look_through(func: Any, args: Any, kwargs: Any) -> Any:
-    """A call among whose arguments are windows: on what they show, and what is written goes where it came from."""
+def call_on_views(func: Any, args: Any, kwargs: Any) -> Any:
+    """Run a call with gathered views among its arguments, and write through what it writes."""
     call = bind(func, args, kwargs)
-    if torch.Tag.inplace_view in func.tags and type(call.values[0]) is Window:
+    if torch.Tag.inplace_view in func.tags and type(call.values[0]) is GatheredView:
         raise UnsupportedCall(f"{func} changes the shape of a view of a sharded dim in place: use the form without _")
-    plain = Call(func, tuple(tree_map(_plain, list(call.values))), call.mesh)
+    plain = Call(func, tuple(tree_map(_as_dtensor, list(call.values))), call.mesh)
     result = apply(func, plain.values)
     first = call.values[0] if call.values else None
-    if isinstance(first, Window) and private.is_view(func):
-        return _windows(result, first._base_tensor, (*first._views, call))
+    if isinstance(first, GatheredView) and is_view(func):
+        return _gathered_views(result, first._base_tensor, (*first._views, call))
     written = _written(call, plain)
-    targets = [target for target, _ in written if isinstance(target, Window)]
-    for target, shown in written:
-        if isinstance(target, Window):
-            _put_through(target, shown)
+    targets = [target for target, _ in written if isinstance(target, GatheredView)]
+    for target, stood_for in written:
+        if isinstance(target, GatheredView):
+            _write_through(target, stood_for)
     _expect_versions(func, targets)
     returns = func._schema.returns
     if not written or not returns or returns[0].alias_info is None:
@@ -84,7 +87,7 @@ def look_through(func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _written(call: Call, plain: Call) -> list[tuple[Any, Any]]:
-    """The tensors that a call writes into, each with what stood for it."""
+    """Return the tensors that a call writes, each with the DTensor that stood for it."""
     writes = [bool(argument.alias_info and argument.alias_info.is_write) for argument in call.op._schema.arguments]
     pairs: list[tuple[Any, Any]] = []
     for target, shown, is_written in zip(call.values, plain.values, writes, strict=True):
@@ -95,90 +98,90 @@ def _written(call: Call, plain: Call) -> list[tuple[Any, Any]]:
     return pairs
 
 
-def window(result: Any, call: Call) -> Any:
-    """Results of a view call that had to gather, tied to the tensor that was viewed."""
-    return _windows(result, call.values[0], (call,))
+def gathered_view(result: Any, call: Call) -> Any:
+    """Tie the gathered results of a view operator to the tensor that was viewed."""
+    return _gathered_views(result, call.values[0], (call,))
 
 
-def _windows(result: Any, base: DTensor, views: tuple[Any, ...]) -> Any:
+def _gathered_views(result: Any, base: DTensor, views: tuple[Any, ...]) -> Any:
     if isinstance(result, (tuple, list)):
-        return type(result)(_window(item, base, (*views, place)) for place, item in enumerate(result))
-    return _window(result, base, views)
+        return type(result)(_gathered_view(item, base, (*views, place)) for place, item in enumerate(result))
+    return _gathered_view(result, base, views)
 
 
-def _window(item: Any, base: DTensor, views: tuple[Any, ...]) -> Any:
+def _gathered_view(item: Any, base: DTensor, views: tuple[Any, ...]) -> Any:
     if not isinstance(item, DTensor):
         return item
-    made = private.wrap_as(Window, private.local_of(item), private.apart(private.spec_of(item)))
-    made._base_tensor, made._views, made._seen = base, views, _version(base)
+    made = torch_specs.wrap_as(GatheredView, local_of(item), uncached_spec(spec_of(item)))
+    made._base_tensor, made._views, made._shown_version = base, views, _version(base)
     LIVE.setdefault(base, []).append(weakref.ref(made))
     return made
 
 
-def _live(base: DTensor) -> list[Window]:
-    """The windows of a tensor that something still refers to."""
+def _live(base: DTensor) -> list[GatheredView]:
+    """Return the gathered views of a tensor that are still referenced."""
     pairs = [(reference, reference()) for reference in LIVE.get(base, ())]
     LIVE[base] = [reference for reference, found in pairs if found is not None]
     return [found for _, found in pairs if found is not None]
 
 
 def _version(base: DTensor) -> int | None:
-    """How often a tensor was written; None where torch does not count."""
+    """Return a tensor's version counter; None in inference mode, where torch does not count."""
     return None if base.is_inference() else base._version
 
 
-def _refresh(value: Window) -> None:
-    """Gather a window again if its base has changed, or may have."""
+def _refresh(value: GatheredView) -> None:
+    """Gather a view again if its base has changed, or may have."""
     base = value._base_tensor
     version = _version(base)
-    if version is None or version != value._seen:
-        _show(value, whole(base))
-        value._seen = version
+    if version is None or version != value._shown_version:
+        _update(value, full_tensor(base))
+        value._shown_version = version
 
 
-def _show(value: Window, everything: torch.Tensor) -> None:
-    """Make a window hold its part of what its base holds."""
-    fresh = replicated(_look(everything, value._views), value.device_mesh)
-    private.replace_contents(value, private.local_of(fresh).clone(), fresh.placements)
+def _update(value: GatheredView, everything: torch.Tensor) -> None:
+    """Update a view from the full contents of its base."""
+    fresh = replicated(_take_views(everything, value._views), value.device_mesh)
+    replace_contents(value, local_of(fresh).clone(), fresh.placements)
 
 
-def _plain(value: Any) -> Any:
-    """The DTensor that a Window stands for."""
-    if not isinstance(value, Window):
+def _as_dtensor(value: Any) -> Any:
+    """Return the DTensor that a GatheredView stands for."""
+    if not isinstance(value, GatheredView):
         return value
     _refresh(value)
-    return private.wrap(private.local_of(value), private.common(private.spec_of(value)))
+    return torch_specs.wrap(local_of(value), cacheable_spec(spec_of(value)))
 
 
-def _look(everything: torch.Tensor, views: tuple[Any, ...]) -> Any:
+def _take_views(everything: torch.Tensor, views: tuple[Any, ...]) -> Any:
     """Take the same views of a plain tensor."""
     for view in views:
         everything = everything[view] if isinstance(view, int) else view.run({(0,): everything})
     return everything
 
 
-def _put_through(written: Window, contents: DTensor) -> None:
-    """After an in-place call on a window's copy: the same into the tensor that was viewed."""
+def _write_through(written: GatheredView, contents: DTensor) -> None:
+    """Write the contents of a view into its base, and refresh the base's other views."""
     base = written._base_tensor
-    value = whole(contents)
-    everything = whole(base).clone()
-    _look(everything, written._views).copy_(value)
-    if isinstance(base, Window):
-        _put_through(base, replicated(everything, base.device_mesh))
+    value = full_tensor(contents)
+    everything = full_tensor(base).clone()
+    _take_views(everything, written._views).copy_(value)
+    if isinstance(base, GatheredView):
+        _write_through(base, replicated(everything, base.device_mesh))
     else:
-        put_back(base, everything)
+        write_back(base, everything)
     for other in _live(base):
         if other is not written:
-            _show(other, everything)
-    private.replace_contents(written, private.local_of(contents), contents.placements)
+            _update(other, everything)
+    replace_contents(written, local_of(contents), contents.placements)
 
 
-def _expect_versions(func: Any, written: list[Window]) -> None:
-    """Take the windows of what was written for fresh once torch has counted these writes, as it does after the call."""
+def _expect_versions(func: Any, written: list[GatheredView]) -> None:
+    """Set the versions of live views to what torch will count after the call, so that they stay fresh."""
     for base in {id(target._base_tensor): target._base_tensor for target in written}.values():
         version = _version(base)
         if version is not None:
             own = (target for target in written if target._base_tensor is base)
-            version += sum(private.will_count(func, target, base) for target in own)
+            version += sum(counts_write(func, target, base) for target in own)
         for value in _live(base):
-            value._seen = version
+            value._shown_version = version

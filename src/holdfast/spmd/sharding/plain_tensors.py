@@ -1,4 +1,4 @@
-"""Plain tensors among DTensors, where they can only be indices, masks, or made by torch: the same on every rank."""
+"""Plain tensors next to DTensors that are equal on every rank: indices, masks, and tensors made by torch."""
 
 from __future__ import annotations
 
@@ -9,10 +9,14 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_leaves
 
-from holdfast.spmd.base import torch_private as private
-from holdfast.spmd.base.call import LEAVE, bind, replicated
-from holdfast.spmd.rules.scan.cumsum_gradient import turn_shards
-from holdfast.spmd.sharding.empty_shards import carry_out
+from holdfast.spmd.base import torch_dispatch, torch_specs
+from holdfast.spmd.base.call import USE_TORCH, Call, Run, bind
+from holdfast.spmd.base.torch_autograd import in_gradient
+from holdfast.spmd.base.torch_decisions import is_decision
+from holdfast.spmd.base.torch_dispatch import operator
+from holdfast.spmd.base.torch_specs import local_of, spec_of
+from holdfast.spmd.sharding.empty_shards import execute_decision
+from holdfast.spmd.sharding.local_parts import replicated
 
 INDEXING = (
     *("index.Tensor", "index_put.default", "index_put_.default", "_index_put_impl_.default", "masked_select.default"),
@@ -38,37 +42,38 @@ INDEXING = (
     ),
     *("index_reduce.default", "index_reduce_.default"),
 )
-BRACKETS = ("aten.index.", "index_put")  # whose indices may lie on the CPU beside tensors that do not
+PLAIN_IN_GRADIENT = "torch's gradient formula makes a plain tensor, which its dispatcher then refuses next to a DTensor"
+BRACKETS = ("aten.index.", "index_put")  # their indices may be on the CPU while the tensors are not
 MASKING = ("masked_fill.Scalar", "masked_fill.Tensor")
 SAMPLING = ("fractional_max_pool2d.default", "fractional_max_pool3d.default")
 
 
-def take_plain(op: Any, args: Any, kwargs: Any) -> Any:
-    """A handler that takes every plain tensor for a replicated one, and then goes the common way."""
-    return _go(op, *_replicated(op, bind(op, args, kwargs).mesh, args, kwargs))
+def accept_plain(op: Any, args: Any, kwargs: Any) -> Any:
+    """Handle a call by treating every plain tensor as replicated, then dispatch it again."""
+    return dispatch_again(op, *_replicated(op, bind(op, args, kwargs).mesh, args, kwargs))
 
 
-def take_masks(op: Any, args: Any, kwargs: Any) -> Any:
-    """masked_fill with a plain mask; where the mask lies as the tensor does, the shortest way."""
+def accept_masks(op: Any, args: Any, kwargs: Any) -> Any:
+    """Handle masked_fill with a plain mask; with equal placements of mask and tensor, run it directly."""
     tensor, mask, value = args
-    if _lie_alike(mask, tensor) and not isinstance(value, torch.Tensor):
-        filled = op(private.local_of(tensor), private.local_of(mask), value)
-        return private.wrap(filled, private.spec_of(tensor))
+    if _are_placed_alike(mask, tensor) and not isinstance(value, torch.Tensor):
+        filled = op(local_of(tensor), local_of(mask), value)
+        return torch_specs.wrap(filled, spec_of(tensor))
     _refuse_plain(op, args, masks=True)
-    return take_plain(op, args, kwargs)
+    return accept_plain(op, args, kwargs)
 
 
-def take_samples(op: Any, args: Any, kwargs: Any) -> Any:
-    """Fractional pooling, for which torch draws plain random numbers: the same on every rank, whose seeds are."""
+def accept_samples(op: Any, args: Any, kwargs: Any) -> Any:
+    """Handle fractional pooling, for which torch draws plain random numbers: equal on ranks with equal seeds."""
     _refuse_plain(op, args[:1])
-    return take_plain(op, args, kwargs)
+    return accept_plain(op, args, kwargs)
 
 
-def _lie_alike(one: Any, other: Any) -> bool:
-    """Whether two DTensors have the same shape and the same shards or replicas, whatever their dtypes; no Partial."""
+def _are_placed_alike(one: Any, other: Any) -> bool:
+    """Return True for DTensors of the same shape, strides and placements, without Partials; dtypes may differ."""
     if type(one) is not DTensor or type(other) is not DTensor:
         return False
-    here, there = private.spec_of(one), private.spec_of(other)
+    here, there = spec_of(one), spec_of(other)
     return (
         here.mesh is there.mesh
         and here.placements == there.placements
@@ -78,33 +83,33 @@ def _lie_alike(one: Any, other: Any) -> bool:
     )
 
 
-def take_made(op: Any, args: Any, kwargs: Any) -> Any:
-    """The same for what torch's gradient formulas make, which is the same on every rank; never for a user's tensors."""
-    if private.in_gradient():
-        return take_plain(op, args, kwargs)
+def accept_in_gradient(op: Any, args: Any, kwargs: Any) -> Any:
+    """Handle plain tensors that a gradient formula makes, which are equal on every rank; refuse a user's."""
+    if in_gradient():
+        return accept_plain(op, args, kwargs)
     _refuse_plain(op, args)
-    return _go(op, args, kwargs)
+    return dispatch_again(op, args, kwargs)
 
 
-def demand(*names: str) -> None:
-    """From now on let these operators take what gradient formulas make; the dispatcher's own way is faster before."""
+def accept_from_gradients(*names: str) -> None:
+    """From now on let these operators accept tensors of gradient formulas; before, the default path is faster."""
     for name in names:
-        if (op := private.operator(name)) is not None:
-            private.handlers().setdefault(op, take_made)
+        if (op := operator(name)) is not None:
+            torch_dispatch.handlers().setdefault(op, accept_in_gradient)
 
 
-def demand_flips() -> None:
-    """From now on let the gradients of scans flip shards where they lie."""
-    private.handlers().setdefault(torch.ops.aten.flip.default, take_flip)
+def with_plain_gradients(*names: str, run: Run = lambda _: USE_TORCH) -> Run:
+    """Return a rule that runs `run` and lets the gradient formula's operators, `names`, accept plain tensors."""
 
+    def rule(call: Call) -> Any:
+        accept_from_gradients(*names)
+        return run(call)
 
-def take_flip(op: Any, args: Any, kwargs: Any) -> Any:
-    turned = turn_shards(*args)
-    return _go(op, args, kwargs) if turned is LEAVE else turned
+    return rule
 
 
 def _refuse_plain(op: Any, args: Any, masks: bool = False) -> None:
-    """Raise as torch does: a plain tensor may differ from rank to rank; only masks are taken to be the same."""
+    """Raise as torch does: a plain tensor may differ from rank to rank; only masks are taken to be equal."""
     for item in tree_leaves(args):
         if not isinstance(item, torch.Tensor) or isinstance(item, DTensor) or item.numel() == 1:
             continue
@@ -120,30 +125,31 @@ def _replicated(op: Any, mesh: DeviceMesh, args: Any, kwargs: Any) -> tuple[Any,
         if isinstance(value, (list, tuple)):
             return type(value)(placed(item) for item in value)
         if isinstance(value, torch.Tensor) and not isinstance(value, DTensor):
-            return replicated(_at_home(op, value, mesh), mesh)
+            return replicated(_on_mesh_device(op, value, mesh), mesh)
         return value
 
     return placed(tuple(args)), {name: placed(value) for name, value in kwargs.items()}
 
 
-def _at_home(op: Any, value: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
-    """A plain tensor on the mesh's devices; from elsewhere only indices in brackets come, as on one device.
+def _on_mesh_device(op: Any, value: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
+    """Return a plain tensor on the mesh's device; only indices in brackets are moved there, as on one device.
 
-    Said on every rank: the kernel of one whose part is empty would not refuse it, and that rank would wait.
+    Every rank raises: the kernel of a rank with an empty shard would not, and that rank would wait.
     """
     if value.device.type == mesh.device_type or not value.ndim:
         return value
     if any(name in str(op) for name in BRACKETS):
         return value.to(mesh.device_type)
     raise RuntimeError(
-        f"{op}: a plain tensor of shape {tuple(value.shape)} lies on {value.device}, the DTensors beside it on "
+        f"{op}: a plain tensor of shape {tuple(value.shape)} is on {value.device}, the DTensors are on "
         f"{mesh.device_type}: move it there first"
     )
 
 
-def _go(op: Any, args: Any, kwargs: Any) -> Any:
-    info = private.unwrap(op, args, kwargs)
-    sharding = private.slow_path()(op, args, kwargs, info, True)
-    if not private.is_decision(sharding):
+def dispatch_again(op: Any, args: Any, kwargs: Any) -> Any:
+    """Dispatch the call through the slow path, and execute its decision."""
+    info = torch_dispatch.unwrap(op, args, kwargs)
+    sharding = torch_dispatch.slow_path()(op, args, kwargs, info, True)
+    if not is_decision(sharding):
         return sharding
-    return carry_out(op, args, kwargs, info, sharding)
+    return execute_decision(op, args, kwargs, info, sharding)

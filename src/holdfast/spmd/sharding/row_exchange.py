@@ -1,4 +1,4 @@
-"""Rows that kernels reach over the edges of a shard: asked of the ranks that have them, and given back."""
+"""Rows that ranks along one mesh axis fetch from each other, and gradients that go back to their owners."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import torch
 import torch.distributed._functional_collectives as functional
 from torch.distributed.device_mesh import DeviceMesh
 
-from holdfast.spmd.base import torch_private as private
-from holdfast.spmd.sharding.mesh_collectives import chunk_sizes
+from holdfast.spmd.base.torch_modes import own_coordinate
+from holdfast.spmd.sharding.shard_sizes import chunk_sizes
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,13 +25,13 @@ class Span:
         return max(0, self.stop - self.start)
 
     def within(self, other: Span) -> Span:
-        """What both have in common."""
+        """Return the intersection."""
         start = max(self.start, other.start)
         return Span(start, max(start, min(self.stop, other.stop)))
 
 
-def spans_of(size: int, ranks: int) -> list[Span]:
-    """The rows of each shard of a dim."""
+def shard_spans(size: int, ranks: int) -> list[Span]:
+    """Return the rows of each shard of a dim."""
     spans, start = [], 0
     for length in chunk_sizes(size, ranks):
         spans.append(Span(start, start + length))
@@ -40,8 +40,8 @@ def spans_of(size: int, ranks: int) -> list[Span]:
 
 
 @dataclass(frozen=True, slots=True)
-class Exchange:
-    """Which rows each rank along one mesh axis has of a dim, and which it wants."""
+class RowExchange:
+    """The rows of a dim that each rank along one mesh axis has, and those that it wants."""
 
     mesh: DeviceMesh
     axis: int
@@ -51,15 +51,15 @@ class Exchange:
 
     @property
     def here(self) -> int:
-        return private.own_coordinate(self.mesh)[self.axis]
+        return own_coordinate(self.mesh)[self.axis]
 
     @property
     def is_needed(self) -> bool:
-        """Whether any rank wants what it has not; the same answer on every rank."""
+        """Return True if any rank wants rows that it lacks; the same answer on every rank."""
         return any(want.within(has).size < want.size for has, want in zip(self.has, self.wants, strict=True))
 
     def fetch(self, local: torch.Tensor) -> torch.Tensor:
-        """The rows that this rank wants."""
+        """Return the rows that this rank wants."""
         own, want = self.has[self.here], self.wants[self.here]
         given = [self._cut(local, own, self._asked(own, other)) for other in range(len(self.has))]
         sources = [self._asked(has, self.here, place) for place, has in enumerate(self.has)]
@@ -68,7 +68,7 @@ class Exchange:
         return torch.cat(pieces, self.dim)
 
     def give_back(self, gradient: torch.Tensor) -> torch.Tensor:
-        """The gradient of this rank's rows: its own findings, and those of every rank that had fetched some."""
+        """Return the gradient of this rank's rows, summed over every rank that fetched some."""
         own, want = self.has[self.here], self.wants[self.here]
         given = [self._cut(gradient, want, self._asked(has, self.here, place)) for place, has in enumerate(self.has)]
         sources = [self._asked(own, other) for other in range(len(self.has))]
@@ -83,7 +83,7 @@ class Exchange:
         return total
 
     def _asked(self, has: Span, asker: int, owner: int | None = None) -> Span:
-        """What `asker` wants of another's rows; nothing of its own."""
+        """Return the rows that `asker` wants of another rank; empty for its own."""
         owner = self.here if owner is None else owner
         return Span(0, 0) if asker == owner else self.wants[asker].within(has)
 
@@ -92,7 +92,7 @@ class Exchange:
         return tensor.narrow(self.dim, start, wanted.size)
 
     def _swap(self, given: Sequence[torch.Tensor], sizes: Sequence[int], like: torch.Tensor) -> list[torch.Tensor]:
-        """Send each rank its piece; returns what each rank sent, along the dim."""
+        """Send each rank its rows; return the rows that each rank sent."""
         if not self.is_needed:
             return [like.narrow(self.dim, 0, 0) for _ in given]
         sent = torch.cat([piece.movedim(self.dim, 0) for piece in given]).contiguous()
@@ -103,13 +103,13 @@ class Exchange:
         return [piece.movedim(0, self.dim) for piece in torch.split(received, list(sizes))]
 
 
-def filled(tensor: torch.Tensor, dim: int, before: int, after: int, value: float) -> torch.Tensor:
-    """`tensor` between so many rows of one value."""
+def pad_rows(tensor: torch.Tensor, dim: int, before: int, after: int, value: float) -> torch.Tensor:
+    """Pad `tensor` along a dim with rows of one value."""
     if not before and not after:
         return tensor
-    parts = [tensor]
+    pieces = [tensor]
     for count, place in ((before, 0), (after, -1)):
         shape = list(tensor.shape)
         shape[dim] = count
-        parts.insert(place if place == 0 else len(parts), tensor.new_full(shape, value))
-    return torch.cat(parts, dim)
+        pieces.insert(place if place == 0 else len(pieces), tensor.new_full(shape, value))
+    return torch.cat(pieces, dim)

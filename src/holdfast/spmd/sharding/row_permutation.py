@@ -1,4 +1,4 @@
-"""Results whose rows are rows of a sharded dim in another order: each rank asks the ranks that have them."""
+"""Results whose rows are permuted rows of a sharded dim: each rank fetches its rows from their owners."""
 
 from __future__ import annotations
 
@@ -7,23 +7,25 @@ from dataclasses import dataclass
 import torch
 import torch.distributed._functional_collectives as functional
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
 
-from holdfast.spmd.base import torch_private as private
-from holdfast.spmd.sharding.mesh_collectives import chunk_sizes
+from holdfast.spmd.base.torch_autograd import in_gradient
+from holdfast.spmd.base.torch_modes import own_coordinate
+from holdfast.spmd.sharding.shard_sizes import chunk_sizes
 
-NOTHING = -1  # the source of a row of zeros
+ZEROS = -1  # the source of a row of zeros
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
-    """Which row of a sharded dim each row of the result is; every rank knows all of it."""
+class RowPermutation:
+    """The source row of each row of the result; every rank knows all of them."""
 
     mesh: DeviceMesh
     axis: int
     dim: int
     size: int  # of the source along the dim
     source: torch.Tensor  # for each row of the result, on the CPU
-    everywhere: bool = False  # whether every rank has the whole result, and not even shards of it
+    everywhere: bool = False  # every rank gets the full result instead of an even shard
 
     @property
     def ranks(self) -> int:
@@ -31,17 +33,17 @@ class Order:
 
     @property
     def longest(self) -> int:
-        """The rows of the longest shard of the source."""
+        """Return the rows of the longest shard of the source."""
         return chunk_sizes(self.size, self.ranks)[0]
 
     @property
     def received(self) -> int:
-        """The rows that a rank receives, at most; the same on every rank."""
+        """Return the rows that a rank receives at most; the same on every rank."""
         return max(self._count(want, rank) for rank, want in enumerate(self._wants()))
 
     def fetch(self, local: torch.Tensor) -> torch.Tensor:
-        """This rank's rows of the result."""
-        here, wants = private.own_coordinate(self.mesh)[self.axis], self._wants()
+        """Return this rank's rows of the result."""
+        here, wants = own_coordinate(self.mesh)[self.axis], self._wants()
         rows = local.movedim(self.dim, 0)
         own = wants[here]
         result = rows.new_zeros(len(own), *rows.shape[1:])
@@ -56,7 +58,7 @@ class Order:
         return result.movedim(0, self.dim)
 
     def _exchanged(self, sent: torch.Tensor, receives: list[int], gives: list[int]) -> torch.Tensor:
-        """Rows for rows, as bytes: not every backend sends every dtype."""
+        """Exchange rows as bytes: not every backend sends every dtype."""
         row = sent.shape[1:]
         wire = sent.resolve_conj().reshape(len(sent), row.numel()).contiguous().view(torch.uint8)
         received = functional.all_to_all_single(wire, receives, gives, (self.mesh, self.axis))
@@ -70,9 +72,15 @@ class Order:
         return list(torch.split(self.source, chunk_sizes(len(self.source), self.ranks)))
 
     def _of(self, want: torch.Tensor, rank: int) -> torch.Tensor:
-        """The places in `want` of the rows that a rank has."""
+        """Return the positions in `want` of the rows that a rank has."""
         start = rank * self.longest
         return ((want >= start) & (want < start + self.longest)).nonzero().flatten()
 
     def _count(self, want: torch.Tensor, rank: int) -> int:
-        return len(want) - len(self._of(want, rank)) - int((want == NOTHING).sum())
+        return len(want) - len(self._of(want, rank)) - int((want == ZEROS).sum())
+
+
+def permuting_is_cheaper(order: RowPermutation, tensor: DTensor) -> bool:
+    """Return True if fetching rows, forward and backward, moves fewer rows than gathering the dim."""
+    twice = torch.is_grad_enabled() and tensor.requires_grad and not in_gradient()
+    return order.received * (2 if twice else 1) <= order.longest * (order.ranks - 1)

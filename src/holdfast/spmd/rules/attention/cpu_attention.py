@@ -1,4 +1,4 @@
-"""Attention on the CPU: batch and heads."""
+"""Attention on the CPU: batch and heads may be sharded."""
 
 from __future__ import annotations
 
@@ -7,16 +7,17 @@ from typing import Any
 
 from torch.distributed.tensor import Shard
 
-from holdfast.spmd.base import torch_private as private
-from holdfast.spmd.base.call import LEAVE, Call, wrap
+from holdfast.spmd.base.call import USE_TORCH, Call
 from holdfast.spmd.base.registry import Rule
+from holdfast.spmd.base.torch_specs import local_of
+from holdfast.spmd.sharding.local_parts import wrap
 from holdfast.spmd.sharding.signature import FIXED, Signature, choose, run_sharded
 
 
 def attention(call: Call) -> Any:
-    """Queries, keys, values, and in the backward pass what goes with them: all by batch and head."""
-    if next(call.spots())[1].ndim != 4:
-        return LEAVE
+    """Run forward or backward of attention by batch and head."""
+    if next(call.tensor_args())[1].ndim != 4:
+        return USE_TORCH
     signature = _signature(call, "nt")
     if call["query"].shape[1] != call["key"].shape[1] and not _heads_divide(call, signature):
         signature = _signature(call, "n")
@@ -25,7 +26,7 @@ def attention(call: Call) -> Any:
         return results
     grouped = (call["query"], call["key"], call["value"])  # keys and values may have fewer heads than queries
     return tuple(
-        wrap(private.local_of(result), call.mesh, result.placements, tensor.shape)
+        wrap(local_of(result), call.mesh, result.placements, tensor.shape)
         for result, tensor in zip(results, grouped, strict=True)
     )
 
@@ -33,7 +34,7 @@ def attention(call: Call) -> Any:
 def _signature(call: Call, free: str) -> Signature:
     inputs = []
     whole = "".join(letter if letter in free else FIXED for letter in "nt")
-    for _, tensor in call.spots():
+    for _, tensor in call.tensor_args():
         letters = whole + FIXED * (tensor.ndim - 2)
         if tensor is call["attn_mask"]:
             letters = FIXED * tensor.ndim if tensor.ndim < 4 else letters
@@ -45,7 +46,7 @@ def _signature(call: Call, free: str) -> Signature:
 
 
 def _heads_divide(call: Call, signature: Signature) -> bool:
-    """Whether queries and the keys that they share come to the same ranks, where there are fewer keys."""
+    """Return True if queries and the keys that they share fall on the same ranks (grouped-query attention)."""
     places = choose(call, signature).inputs[0]
     ranks = math.prod(call.mesh.size(axis) for axis, place in enumerate(places) if place == Shard(1))
     return bool(call["key"].shape[1] % ranks == 0)

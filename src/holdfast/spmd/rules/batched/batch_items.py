@@ -1,8 +1,8 @@
-"""Operators that treat the items of a batch, and often its channels, one by one.
+"""Operators that treat the items of a batch, and often its channels, independently.
 
-Each line says the dims as letters: a letter that several tensors share is sharded in all of them together; `*` are
-dims that every rank needs whole. A result that lacks a sharded letter is a sum over its shards. A `+` stands before
-what the operator is linear in, and before its results: there a Partial may stay one.
+Each line is a signature: a letter that several tensors share is sharded in all of them; `*` are dims that stay whole. A
+result that lacks a sharded letter is a partial sum. A `+` marks linear arguments and their results, which may stay
+Partial.
 """
 
 from __future__ import annotations
@@ -12,12 +12,14 @@ from typing import Any
 
 from torch.distributed.tensor import DTensor
 
-from holdfast.spmd.base import torch_private as private
-from holdfast.spmd.base.call import LEAVE, Call, is_shard, wrap
+from holdfast.spmd.base.call import USE_TORCH, Call
 from holdfast.spmd.base.registry import Rule
-from holdfast.spmd.sharding.empty_shards import has_empty
-from holdfast.spmd.sharding.mesh_collectives import chunk_sizes, sharded_axes
-from holdfast.spmd.sharding.signature import parse, run_sharded
+from holdfast.spmd.base.torch_dispatch import global_outputs
+from holdfast.spmd.base.torch_specs import local_of
+from holdfast.spmd.sharding.empty_shards import has_empty_input
+from holdfast.spmd.sharding.local_parts import wrap
+from holdfast.spmd.sharding.shard_sizes import chunk_sizes, is_shard, sharded_axes
+from holdfast.spmd.sharding.signature import parse, run_sharded, signature_rule
 
 LINES: dict[str, str] = {
     # pooling, padding and sampling of images: batch and channels
@@ -59,7 +61,7 @@ LINES: dict[str, str] = {
     "_cdist_backward.default": "nc, n*, c*, nc -> n",
 }
 
-# what torch does well unless a shard is empty: then it gathers
+# torch handles these, but gathers if a shard is empty
 WHEN_EMPTY: dict[str, str] = {
     "avg_pool3d.default": "nc*** -> nc",
     "_adaptive_avg_pool2d.default": "nc** -> nc",
@@ -73,22 +75,8 @@ WHEN_EMPTY: dict[str, str] = {
 }
 
 
-def rule_of(text: str) -> Callable[[Call], Any]:
-    """The rule that a line says; other numbers of dims are left to torch."""
-    words = [word.strip(" +") for word in text.partition("->")[0].split(",")]
-    plain = text.replace("*", "_")
-
-    def run(call: Call) -> Any:
-        tensors = [tensor for _, tensor in call.spots()]
-        if [tensor.ndim for tensor in tensors] != [len(word) for word in words] or not _helps(tensors, words):
-            return run_sharded(call, parse(plain, call)) if "shuffle" in call.op._schema.name else LEAVE
-        return run_sharded(call, parse(plain, call))
-
-    return run
-
-
 def pixel_shuffle(call: Call) -> Any:
-    """Batch shards and parts of a sum; torch moves shards of space along, but raises where they are cut elsewhere."""
+    """Keep batch shards and Partials; torch handles spatial shards, but raises if their bounds change."""
     tensor = call.values[0]
     up = "upscale_factor" in call.names
     factor = call["upscale_factor"] if up else 1 / call["downscale_factor"]
@@ -96,15 +84,15 @@ def pixel_shuffle(call: Call) -> Any:
     if tensor.ndim != 4 or not all(
         place.is_partial() or _moves_along(tensor, place, factor) for place in tensor.placements
     ):
-        return LEAVE if tensor.ndim != 4 else run_sharded(call, parse("+n___ -> +n", call))
+        return USE_TORCH if tensor.ndim != 4 else run_sharded(call, parse("+n___ -> +n", call))
     if not partial:
-        return LEAVE
-    local = call.run({(0,): private.local_of(tensor)})
-    return wrap(local, call.mesh, tensor.placements, private.global_outputs(call.info).shape)
+        return USE_TORCH
+    local = call.run({(0,): local_of(tensor)})
+    return wrap(local, call.mesh, tensor.placements, global_outputs(call.info).shape)
 
 
 def _moves_along(tensor: DTensor, place: Any, factor: float) -> bool:
-    """Whether the shards of a dim of batch or space, by all the axes that cut it, grow or shrink each by itself."""
+    """Return True if every shard of a batch or spatial dim grows or shrinks by itself."""
     if not is_shard(place):
         return bool(place.is_replicate())
     if place.dim == 1:
@@ -118,18 +106,8 @@ def _moves_along(tensor: DTensor, place: Any, factor: float) -> bool:
 
 
 def _when_empty(text: str) -> Callable[[Call], Any]:
-    run = rule_of(text)
-    return lambda call: run(call) if has_empty(call) else LEAVE
-
-
-def _helps(tensors: list[Any], words: list[str]) -> bool:
-    """Whether some tensor is sharded along a letter."""
-    return any(
-        is_shard(place) and word[place.dim] != "*"
-        for tensor, word in zip(tensors, words, strict=True)
-        if isinstance(tensor, DTensor)
-        for place in tensor.placements
-    )
+    run = signature_rule(text)
+    return lambda call: run(call) if has_empty_input(call) else USE_TORCH
 
 
 RULES = [
@@ -139,7 +117,7 @@ RULES = [
             (name,),
             f"the letters of {text}",
             "torch has no strategy, or gathers, or hangs when a shard is empty",
-            rule_of(text),
+            signature_rule(text),
         )
         for name, text in LINES.items()
     ),

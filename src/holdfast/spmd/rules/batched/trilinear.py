@@ -1,4 +1,4 @@
-"""`torch._trilinear`, of which `F.bilinear` and its gradients are made: the sum of a product of three tensors."""
+"""`torch._trilinear`, from which `F.bilinear` and its gradients are made: the sum of a product of three tensors."""
 
 from __future__ import annotations
 
@@ -7,12 +7,11 @@ from typing import Any
 
 from holdfast.spmd.base.call import Call
 from holdfast.spmd.base.registry import Rule
-from holdfast.spmd.rules.pointwise.pointwise import LETTERS
-from holdfast.spmd.sharding.signature import Signature, run_sharded
+from holdfast.spmd.sharding.signature import LETTERS, Signature, run_sharded
 
 
 def trilinear(call: Call) -> Any:
-    """Shard any dim of the product; a summed one leaves partial sums."""
+    """Shard any dim of the product; a summed dim leaves partial sums."""
     tensors = [call["i1"], call["i2"], call["i3"]]
     added = [call["expand1"], call["expand2"], call["expand3"]]
     dims = tensors[0].ndim + len(added[0])
@@ -22,7 +21,7 @@ def trilinear(call: Call) -> Any:
 
 
 def _letters(dims: int, without: Sequence[int]) -> str:
-    """A letter for each dim of the product, but for those that a tensor lacks."""
+    """Return a letter for each dim of the product except those that a tensor lacks."""
     return "".join(LETTERS[dim] for dim in range(dims) if dim not in without)
 
 

@@ -1,7 +1,7 @@
 """Transposed convolution of images whose rows or columns are sharded.
 
-A row of the result is made of few rows of the input, as in a convolution, but the kernel gives more rows than are
-this rank's own: those that also need rows of other ranks are computed there, and cut off here.
+A row of the result needs few rows of the input, as in a convolution. But the kernel also computes rows of other ranks,
+which need their inputs too: these are computed there, and dropped here.
 """
 
 from __future__ import annotations
@@ -11,14 +11,15 @@ from typing import Any
 import torch
 from torch.distributed.tensor import Replicate
 
-from holdfast.spmd.base.call import Call, Spot, moved, wrap
-from holdfast.spmd.base.registry import Rule
-from holdfast.spmd.sharding.halo import Halo, halo_over, inner_padding, sharded_image
-from holdfast.spmd.sharding.row_exchange import Span, filled
+from holdfast.spmd.base.call import ArgSlot, Call
+from holdfast.spmd.rules.conv.sharded_image import inner_padding
+from holdfast.spmd.sharding.halo import Halo, halo_over, sharded_image
+from holdfast.spmd.sharding.local_parts import local_part, wrap
+from holdfast.spmd.sharding.row_exchange import Span, pad_rows
 
 
 def halo_of(call: Call) -> Halo | None:
-    """The halo of a transposed convolution; None where the input has to be gathered."""
+    """Return the halo of a transposed convolution; None if the input has to be gathered."""
     found = sharded_image(call["input"])
     if found is None or not call["transposed"]:
         return None
@@ -42,40 +43,40 @@ def _kernel(call: Call, dim: int) -> tuple[int, int, int]:
 
 
 def _first_row(call: Call, halo: Halo) -> int:
-    """Which row of the result this rank's kernel begins with."""
+    """Return the row of the result at which this rank's kernel starts."""
     stride, padding, _ = _kernel(call, halo.dim)
     return halo.exchange.wants[halo.exchange.here].start * stride - padding
 
 
 def forward(call: Call, halo: Halo) -> Any:
-    """Compute every row that this rank's input takes part in, and keep its own."""
+    """Compute every row that this rank's input contributes to, and keep its own."""
     source, bias = call["input"], call["bias"]
     everywhere = [Replicate()] * call.mesh.ndim
-    tensors: dict[Spot, torch.Tensor] = {
-        (0,): halo.exchange.fetch(moved(source, halo.places, call.mesh)),
-        (1,): moved(call["weight"], everywhere, call.mesh),
+    tensors: dict[ArgSlot, torch.Tensor] = {
+        (0,): halo.exchange.fetch(local_part(source, halo.places, call.mesh)),
+        (1,): local_part(call["weight"], everywhere, call.mesh),
     }
     out = call.run(tensors, bias=None, padding=inner_padding(call, halo), output_padding=_output_padding(call, halo))
-    out = _moved_rows(out, halo.dim, Span(_first_row(call, halo), 0), halo.results)
+    out = _rows_at(out, halo.dim, Span(_first_row(call, halo), 0), halo.results)
     if bias is not None:
-        out = out + moved(bias, everywhere, call.mesh).view([1, -1] + [1] * (out.ndim - 2))
+        out = out + local_part(bias, everywhere, call.mesh).view([1, -1] + [1] * (out.ndim - 2))
     shape = [source.shape[0], *out.shape[1:]]
     shape[halo.dim] = halo.size
     return wrap(out, call.mesh, halo.places, shape)
 
 
 def backward(call: Call, halo: Halo) -> Any:
-    """The gradient stands among zeros where the kernel gave rows that are not this rank's own."""
+    """Return the gradients; rows of other ranks get zeros."""
     source, weight = call["input"], call["weight"]
     stride, _, reach = _kernel(call, halo.dim)
-    own = halo.exchange.fetch(moved(source, halo.places, call.mesh))
-    gradient = moved(call["grad_output"], halo.places, call.mesh)
+    own = halo.exchange.fetch(local_part(source, halo.places, call.mesh))
+    gradient = local_part(call["grad_output"], halo.places, call.mesh)
     first = _first_row(call, halo)
     computed = Span(first, first + (own.shape[halo.dim] - 1) * stride + reach)
-    tensors: dict[Spot, torch.Tensor] = {
-        (0,): _moved_rows(gradient, halo.dim, halo.results, computed),
+    tensors: dict[ArgSlot, torch.Tensor] = {
+        (0,): _rows_at(gradient, halo.dim, halo.results, computed),
         (1,): own,
-        (2,): moved(weight, [Replicate()] * call.mesh.ndim, call.mesh),
+        (2,): local_part(weight, [Replicate()] * call.mesh.ndim, call.mesh),
     }
     changes = {"padding": inner_padding(call, halo), "output_padding": _output_padding(call, halo)}
     wanted = list(call["output_mask"])
@@ -94,15 +95,12 @@ def _output_padding(call: Call, halo: Halo) -> list[int]:
     return [0 if space == halo.dim - 2 else size for space, size in enumerate(call["output_padding"])]
 
 
-def _moved_rows(tensor: torch.Tensor, dim: int, present: Span, wanted: Span) -> torch.Tensor:
-    """Rows that begin at `present.start`, cut and filled with zeros to be `wanted`."""
+def _rows_at(tensor: torch.Tensor, dim: int, present: Span, wanted: Span) -> torch.Tensor:
+    """Return rows that start at `present.start`, sliced and padded with zeros to `wanted`."""
     rows = Span(present.start, present.start + tensor.shape[dim])
     kept = wanted.within(rows)
     if not kept.size:
         kept = Span(rows.start, rows.start)
-        return filled(tensor.narrow(dim, 0, 0), dim, 0, wanted.size, 0.0)
+        return pad_rows(tensor.narrow(dim, 0, 0), dim, 0, wanted.size, 0.0)
     part = tensor.narrow(dim, kept.start - rows.start, kept.size)
-    return filled(part, dim, kept.start - wanted.start, wanted.stop - kept.stop, 0.0)
-
-
-RULES: list[Rule] = []  # conv.py asks for a halo first
+    return pad_rows(part, dim, kept.start - wanted.start, wanted.stop - kept.stop, 0.0)

@@ -1,4 +1,4 @@
-"""batch_norm over any shards: the statistics are summed over the ranks, the activations stay where they are."""
+"""batch_norm over any shards: statistics are summed over the ranks, activations are not moved."""
 
 from __future__ import annotations
 
@@ -8,20 +8,22 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 
-from holdfast.spmd.base import torch_private as private
-from holdfast.spmd.base.call import LEAVE, Call, cut_first, is_shard, moved, wrap
+from holdfast.spmd.base.call import USE_TORCH, Call
 from holdfast.spmd.base.registry import Rule
-from holdfast.spmd.rules.pointwise.nonlinear import boxed, paddings
-from holdfast.spmd.sharding.mesh_collectives import reduced
+from holdfast.spmd.base.torch_specs import local_of
+from holdfast.spmd.sharding.local_parts import local_part, slice_replicas, wrap
+from holdfast.spmd.sharding.mesh_collectives import all_reduce
+from holdfast.spmd.sharding.partials import shardable_dims, without_strided_shards
+from holdfast.spmd.sharding.shard_sizes import is_shard
 
 
-class Laid:
-    """How a tensor with channels in dim 1 lies on the mesh, and what follows for one value per channel."""
+class ChannelLayout:
+    """The placements of a tensor with channels in dim 1, and of tensors with one value per channel."""
 
-    def __init__(self, source: DTensor, beside: Sequence[Any]):
+    def __init__(self, source: DTensor, per_channel: Sequence[Any]):
         self.mesh = source.device_mesh
         self.shape = source.shape
-        self.places = _places(source, [given for given in beside if _shares_mesh(given, source)])
+        self.places = _places(source, [given for given in per_channel if _shares_mesh(given, source)])
         self.channels: list[Placement] = [
             Shard(0) if is_shard(place) and place.dim == 1 else Replicate() for place in self.places
         ]
@@ -29,15 +31,15 @@ class Laid:
         self.count = source.numel() // max(source.shape[1], 1)
 
     def local(self, tensor: Any) -> torch.Tensor:
-        return moved(cut_first(tensor, self.places), self.places, self.mesh)
+        return local_part(slice_replicas(tensor, self.places), self.places, self.mesh)
 
     def per_channel(self, tensor: Any) -> torch.Tensor | None:
-        return None if tensor is None else moved(tensor, self.channels, self.mesh)
+        return None if tensor is None else local_part(tensor, self.channels, self.mesh)
 
     def total(self, local: torch.Tensor) -> torch.Tensor:
-        """Sum over everything but channels, over all ranks."""
+        """Return the sum over every dim but channels, over all ranks."""
         own = local.sum([dim for dim in range(local.ndim) if dim != 1])
-        return reduced(own, self.mesh, self.summed_axes)
+        return all_reduce(own, self.mesh, self.summed_axes)
 
     def wrap(self, local: torch.Tensor) -> DTensor:
         return wrap(local, self.mesh, self.places, self.shape)
@@ -46,33 +48,33 @@ class Laid:
         return wrap(local, self.mesh, self.channels, (self.shape[1],))
 
 
-BESIDE = ("weight", "running_mean", "save_mean")  # tensors of one value per channel
-SUMS = 4  # two of each channel, each sent twice
-ON_ALL = 2  # what it costs to reduce a tensor on all ranks, where into shards it is 1
+PER_CHANNEL = ("weight", "running_mean", "save_mean")  # tensors of one value per channel
+SUMS = 4  # two per channel, each sent twice
+ON_ALL = 2  # the cost of an all-reduce, where a reduce-scatter costs 1
 
 
 def _shares_mesh(given: Any, source: DTensor) -> bool:
     return isinstance(given, DTensor) and given.device_mesh == source.device_mesh
 
 
-def _places(source: DTensor, beside: Sequence[DTensor]) -> list[Placement]:
-    """Shards stay, unless they hold less than the sums would send; a Partial goes where it and the sums cost least.
+def _places(source: DTensor, per_channel: Sequence[DTensor]) -> list[Placement]:
+    """Keep shards, unless they hold less than the sums would send; reduce a Partial where the total cost is least.
 
-    What is whole is cut by channels, which sends nothing, where the weights or statistics beside it are.
+    A replicated tensor is sliced by channels, for free, if the weights or statistics are sharded.
     """
-    sums = SUMS * source.shape[1] / source.numel()  # as a multiple of what the tensor itself is
-    places = boxed(source.placements)
+    sums = SUMS * source.shape[1] / source.numel()  # relative to the size of the tensor
+    places = without_strided_shards(source.placements)
     for axis, place in enumerate(source.placements):
         by_channels = any(
-            given.device_mesh == source.device_mesh and given.placements[axis] == Shard(0) for given in beside
+            given.device_mesh == source.device_mesh and given.placements[axis] == Shard(0) for given in per_channel
         )
-        if place.is_replicate() and by_channels and 1 in paddings(source.shape, source.device_mesh, places, axis):
+        if place.is_replicate() and by_channels and 1 in shardable_dims(source.shape, source.device_mesh, places, axis):
             places[axis] = Shard(1)
     if sums > 1 and not any(isinstance(place, Partial) for place in places):
         return [Replicate() if is_shard(place) and place.dim != 1 else place for place in places]
     for axis, place in enumerate(source.placements):
         if isinstance(place, Partial):
-            found = paddings(source.shape, source.device_mesh, places, axis) if place.reduce_op == "sum" else {}
+            found = shardable_dims(source.shape, source.device_mesh, places, axis) if place.reduce_op == "sum" else {}
             costs = {dim: padding + (0 if dim == 1 else sums) for dim, (padding, _, _) in found.items()}
             dim = min(costs, key=lambda dim: costs[dim], default=None)
             places[axis] = Replicate() if dim is None or costs[dim] > ON_ALL else Shard(dim)
@@ -80,7 +82,7 @@ def _places(source: DTensor, beside: Sequence[DTensor]) -> list[Placement]:
 
 
 def _any(call: Call, *names: str) -> Any:
-    """The argument that goes by one of these names, which differ between the kernels."""
+    """Return the argument with one of these names, which differ between kernels."""
     return next(call[name] for name in names if name in call.names)
 
 
@@ -89,83 +91,83 @@ def _wide(values: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
 
 
 def forward(call: Call) -> Any:
-    """Normalise with the statistics of all ranks, and update the running ones."""
+    """Normalise with the statistics of all ranks, and update the running statistics."""
     source = call["input"]
     training = call["training"] if "training" in call.names else True
     if not isinstance(source, DTensor) or source.ndim < 2 or source.numel() == 0:
-        return LEAVE
-    laid = Laid(source, [call[name] for name in BESIDE if name in call.names])
-    local = laid.local(source)
+        return USE_TORCH
+    layout = ChannelLayout(source, [call[name] for name in PER_CHANNEL if name in call.names])
+    local = layout.local(source)
     if training:
         exact = local if local.dtype == torch.float64 else local.float()
-        mean = laid.total(exact) / laid.count
+        mean = layout.total(exact) / layout.count
         centred = exact - _wide(mean, local)
-        variance = laid.total(centred * centred) / laid.count
-        _update(call, laid, mean, variance)
+        variance = layout.total(centred * centred) / layout.count
+        _update(call, layout, mean, variance)
         saved = (mean, torch.rsqrt(variance + _any(call, "eps", "epsilon")))
     else:
-        mean, variance = laid.per_channel(call["running_mean"]), laid.per_channel(call["running_var"])  # type: ignore[assignment]
+        mean, variance = layout.per_channel(call["running_mean"]), layout.per_channel(call["running_var"])  # type: ignore[assignment]
         centred = local - _wide(mean, local)
         saved = (mean.new_empty(0), mean.new_empty(0))
     out = centred * _wide(torch.rsqrt(variance + _any(call, "eps", "epsilon")), local)
-    weight, bias = laid.per_channel(call["weight"]), laid.per_channel(call["bias"])
+    weight, bias = layout.per_channel(call["weight"]), layout.per_channel(call["bias"])
     out = out if weight is None else out * _wide(weight, local)
     out = out if bias is None else out + _wide(bias, local)
     everywhere = [Replicate()] * call.mesh.ndim
-    rest = [laid.wrap_channels(item) if training else wrap(item, call.mesh, everywhere, (0,)) for item in saved]
-    if len(call.op._schema.returns) == 4:  # cuDNN's notes to itself, which the backward here does not read
+    rest = [layout.wrap_channels(item) if training else wrap(item, call.mesh, everywhere, (0,)) for item in saved]
+    if len(call.op._schema.returns) == 4:  # cuDNN's reserve space, which the backward here does not read
         rest.append(wrap(local.new_empty(0, dtype=torch.uint8), call.mesh, everywhere, (0,)))
-    return laid.wrap(out.to(local.dtype)), *rest
+    return layout.wrap(out.to(local.dtype)), *rest
 
 
-def _update(call: Call, laid: Laid, mean: torch.Tensor, variance: torch.Tensor) -> None:
-    """Move the running statistics, wherever they are, towards this batch's."""
+def _update(call: Call, layout: ChannelLayout, mean: torch.Tensor, variance: torch.Tensor) -> None:
+    """Update the running statistics, under their own placements."""
     momentum = _any(call, "momentum", "exponential_average_factor")
-    unbiased = variance * (laid.count / max(laid.count - 1, 1))
+    unbiased = variance * (layout.count / max(layout.count - 1, 1))
     for name, value in (("running_mean", mean), ("running_var", unbiased)):
         running = call[name] if name in call.names else None
         if running is None:
             continue
-        own = _lying_as(running, laid.wrap_channels(value))
-        local = private.local_of(running) if isinstance(running, DTensor) else running
+        own = _placed_as(running, layout.wrap_channels(value))
+        local = local_of(running) if isinstance(running, DTensor) else running
         local.mul_(1 - momentum).add_(own.to(local.dtype), alpha=momentum)
 
 
-def _lying_as(running: Any, value: DTensor) -> torch.Tensor:
-    """This rank's part of `value` as other statistics lie; where they are a Partial it is made whole before."""
+def _placed_as(running: Any, value: DTensor) -> torch.Tensor:
+    """Return this rank's part of `value` under the placements of `running`; a Partial is replicated first."""
     mesh = value.device_mesh
     places = list(running.placements) if isinstance(running, DTensor) else [Replicate()] * mesh.ndim
     first = [Replicate() if isinstance(place, Partial) else place for place in places]
-    own = moved(value, first, mesh)
-    return own if first == places else moved(wrap(own, mesh, first, value.shape), places, mesh)
+    own = local_part(value, first, mesh)
+    return own if first == places else local_part(wrap(own, mesh, first, value.shape), places, mesh)
 
 
 def backward(call: Call) -> Any:
-    """Two sums per channel over all ranks; then every rank works alone."""
+    """Reduce two sums per channel over all ranks; the rest is local."""
     source = call["input"]
     if not isinstance(source, DTensor) or source.ndim < 2 or source.numel() == 0:
-        return LEAVE
-    laid = Laid(source, [call[name] for name in BESIDE if name in call.names])
-    gradient, local = laid.local(_any(call, "grad_out", "grad_output")), laid.local(source)
-    weight = laid.per_channel(call["weight"])
+        return USE_TORCH
+    layout = ChannelLayout(source, [call[name] for name in PER_CHANNEL if name in call.names])
+    gradient, local = layout.local(_any(call, "grad_out", "grad_output")), layout.local(source)
+    weight = layout.per_channel(call["weight"])
     train = _any(call, "train", "update") if {"train", "update"} & set(call.names) else True  # cuDNN's is for training
     if train:
-        mean, scale = laid.per_channel(call["save_mean"]), laid.per_channel(_any(call, "save_invstd", "save_var"))
+        mean, scale = layout.per_channel(call["save_mean"]), layout.per_channel(_any(call, "save_invstd", "save_var"))
     else:
-        mean, running = laid.per_channel(call["running_mean"]), laid.per_channel(call["running_var"])
+        mean, running = layout.per_channel(call["running_mean"]), layout.per_channel(call["running_var"])
         scale = None if running is None else torch.rsqrt(running + _any(call, "eps", "epsilon"))
     assert mean is not None and scale is not None
     normal = (local - _wide(mean, local)) * _wide(scale, local)
-    total, total_normal = laid.total(gradient), laid.total(gradient * normal)
+    total, total_normal = layout.total(gradient), layout.total(gradient * normal)
     inner = gradient
     if train:
-        inner = gradient - _wide(total / laid.count, local) - normal * _wide(total_normal / laid.count, local)
+        inner = gradient - _wide(total / layout.count, local) - normal * _wide(total_normal / layout.count, local)
     factor = scale if weight is None else scale * weight
     wanted = call["output_mask"] if "output_mask" in call.names else (True, weight is not None, weight is not None)
     return (
-        laid.wrap((inner * _wide(factor, local)).to(local.dtype)) if wanted[0] else None,
-        laid.wrap_channels(total_normal) if wanted[1] else None,
-        laid.wrap_channels(total) if wanted[2] else None,
+        layout.wrap((inner * _wide(factor, local)).to(local.dtype)) if wanted[0] else None,
+        layout.wrap_channels(total_normal) if wanted[1] else None,
+        layout.wrap_channels(total) if wanted[2] else None,
     )
 
 

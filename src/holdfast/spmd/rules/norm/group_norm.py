@@ -1,4 +1,4 @@
-"""group_norm by batch, and by channels where every shard has whole groups."""
+"""group_norm by batch, and by channels if every shard has whole groups."""
 
 from __future__ import annotations
 
@@ -9,19 +9,21 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 
-from holdfast.spmd.base.call import Call, Spot, cut_first, is_shard, moved, wrap
+from holdfast.spmd.base.call import ArgSlot, Call
 from holdfast.spmd.base.registry import Rule
-from holdfast.spmd.rules.pointwise.nonlinear import paddings
+from holdfast.spmd.sharding.local_parts import local_part, slice_replicas, wrap
+from holdfast.spmd.sharding.partials import shardable_dims
+from holdfast.spmd.sharding.shard_sizes import is_shard
 
 
 def _ranks(call: Call, places: Sequence[Placement]) -> int:
-    """How many shards the channels are in."""
+    """Return the number of shards of the channels."""
     axes = (axis for axis, place in enumerate(places) if is_shard(place) and place.dim == 1)
     return math.prod(call.mesh.size(axis) for axis in axes)
 
 
 def _places(call: Call, source: DTensor) -> list[Placement]:
-    """Batch shards stay, and channel shards of whole groups; a Partial goes into batch shards; the rest is gathered."""
+    """Keep batch shards, and channel shards of whole groups; reduce-scatter Partials; gather the rest."""
     kept: list[Placement] = [
         place if is_shard(place) and place.dim == 0 else Replicate() for place in source.placements
     ]
@@ -33,19 +35,21 @@ def _places(call: Call, source: DTensor) -> list[Placement]:
             kept[axis] = Shard(1)
     weight = call["weight"]
     for axis, place in enumerate(source.placements):
-        beside = isinstance(weight, DTensor) and weight.device_mesh == call.mesh and weight.placements[axis] == Shard(0)
-        if place.is_replicate() and beside and 1 in _dims(call, source, kept, axis):
-            kept[axis] = Shard(1)  # sends nothing, where the weights would have to be gathered
+        by_channels = (
+            isinstance(weight, DTensor) and weight.device_mesh == call.mesh and weight.placements[axis] == Shard(0)
+        )
+        if place.is_replicate() and by_channels and 1 in _dims(call, source, kept, axis):
+            kept[axis] = Shard(1)  # sends nothing, while the weights would have to be gathered
     for axis, place in enumerate(source.placements):
         if place == Partial():
-            kept[axis] = _cut(call, source, kept, axis)
+            kept[axis] = _placement_of_sum(call, source, kept, axis)
     return kept
 
 
-def _cut(call: Call, source: DTensor, places: Sequence[Placement], axis: int) -> Placement:
-    """Where a sum goes: into batch shards or whole groups, for half the bytes of having it on all ranks.
+def _placement_of_sum(call: Call, source: DTensor, places: Sequence[Placement], axis: int) -> Placement:
+    """Return the placement for a Partial sum: batch shards or whole groups, for half the bytes of an all-reduce.
 
-    What is gathered beside it is gathered later, cut by then.
+    Shards that have to be gathered are gathered later, when they are smaller.
     """
     found = _dims(call, source, places, axis)
     dim = min(found, key=lambda dim: found[dim], default=None)
@@ -55,26 +59,26 @@ def _cut(call: Call, source: DTensor, places: Sequence[Placement], axis: int) ->
 
 
 def _dims(call: Call, source: DTensor, places: Sequence[Placement], axis: int) -> dict[int, tuple[float, bool]]:
-    """The dims that the ranks of an axis can share, batch and whole groups, and how much padding makes them longer."""
+    """Return the dims that the ranks of an axis can shard, batch and whole groups, with their growth by padding."""
     channels = _ranks(call, places) * call.mesh.size(axis)
     by_groups = call["group"] == call["C"] or call["group"] % channels == 0
-    found = paddings(source.shape, call.mesh, places, axis)
+    found = shardable_dims(source.shape, call.mesh, places, axis)
     return {dim: found[dim][:2] for dim in ((0, 1) if by_groups else (0,)) if dim in found}
 
 
-def _brought(tensor: DTensor, places: Sequence[Placement]) -> torch.Tensor:
-    """This rank's part of a tensor: what is whole is cut, then sums go into shards, then the rest is gathered."""
-    tensor = cut_first(tensor, places)
+def _redistributed(tensor: DTensor, places: Sequence[Placement]) -> torch.Tensor:
+    """Return this rank's part of a tensor: slice replicas, then reduce-scatter sums, then gather the rest."""
+    tensor = slice_replicas(tensor, places)
     first = [
         new if old == Partial() and is_shard(new) else old for old, new in zip(tensor.placements, places, strict=True)
     ]
     if Shard(0) in first and first != list(tensor.placements):
-        tensor = wrap(moved(tensor, first, tensor.device_mesh), tensor.device_mesh, first, tensor.shape)
-    return moved(tensor, places, tensor.device_mesh).contiguous()
+        tensor = wrap(local_part(tensor, first, tensor.device_mesh), tensor.device_mesh, first, tensor.shape)
+    return local_part(tensor, places, tensor.device_mesh).contiguous()
 
 
 def _channels(places: list[Placement]) -> list[Placement]:
-    """Where a tensor of one value per channel goes."""
+    """Return the placements of a tensor with one value per channel."""
     return [Shard(0) if is_shard(place) and place.dim == 1 else Replicate() for place in places]
 
 
@@ -84,14 +88,14 @@ def _local_sizes(call: Call, places: list[Placement], local: torch.Tensor) -> di
 
 
 def forward(call: Call) -> Any:
-    """The normalised tensor, and the mean and deviation of each group."""
+    """Return the normalised tensor, and the mean and inverse deviation of each group."""
     source = call["input"]
     places = _places(call, source)
-    local = _brought(source, places)
-    tensors: dict[Spot, torch.Tensor] = {(0,): local}
+    local = _redistributed(source, places)
+    tensors: dict[ArgSlot, torch.Tensor] = {(0,): local}
     for position in (1, 2):
         if call.values[position] is not None:
-            tensors[position,] = moved(call.values[position], _channels(places), call.mesh)
+            tensors[position,] = local_part(call.values[position], _channels(places), call.mesh)
     sizes = _local_sizes(call, places, local)
     if local.numel():
         out, mean, deviation = call.run(tensors, **sizes)
@@ -107,19 +111,19 @@ def forward(call: Call) -> Any:
 
 
 def backward(call: Call) -> Any:
-    """The gradients of weight and bias are summed over the batch shards.
+    """Return the gradients; those of weight and bias are summed over the batch shards.
 
-    All three are linear in the gradient that comes in: where that is a sum, and all else is whole, they are sums.
+    All three are linear in the incoming gradient: if it is Partial, and all else is replicated, they are Partial.
     """
     source, given = call["input"], call["grad_out"]
     places = _places(call, source)
     sums = [axis for axis, place in enumerate(places) if place.is_replicate() and given.placements[axis] == Partial()]
-    tensors: dict[Spot, torch.Tensor] = {
-        (position,): _brought(tensor, _with_sums(places, sums) if tensor is given else places)
+    tensors: dict[ArgSlot, torch.Tensor] = {
+        (position,): _redistributed(tensor, _with_sums(places, sums) if tensor is given else places)
         for position, tensor in enumerate(call.values[:4])
     }
     if call["weight"] is not None:
-        tensors[4,] = moved(call["weight"], _channels(places), call.mesh)
+        tensors[4,] = local_part(call["weight"], _channels(places), call.mesh)
     local = tensors[1,]
     if local.numel():
         gradients = call.run(tensors, **_local_sizes(call, places, local))
@@ -139,12 +143,12 @@ def backward(call: Call) -> Any:
 
 
 def _with_sums(places: list[Placement], axes: list[int]) -> list[Placement]:
-    """The placements with a sum on these axes."""
+    """Return the placements with a Partial sum on these axes."""
     return [Partial() if axis in axes else place for axis, place in enumerate(places)]
 
 
 WHY = "torch gathers channel groups, and its backward raises for batch shards and without weight"
 RULES = [
-    Rule("norm", ("native_group_norm.default",), "batch, whole channel groups", WHY, forward, spares_even=True),
+    Rule("norm", ("native_group_norm.default",), "batch, whole channel groups", WHY, forward, torch_handles_even=True),
     Rule("norm", ("native_group_norm_backward.default",), "batch, whole channel groups", WHY, backward),
 ]

@@ -1,4 +1,4 @@
-"""Fused optimizer steps: element by element, each parameter where it lies."""
+"""Fused optimizer steps: elementwise, under each parameter's own placements."""
 
 from __future__ import annotations
 
@@ -7,15 +7,17 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor
 
-from holdfast.spmd.base import torch_private as private
-from holdfast.spmd.base.call import LEAVE, Call, Spot, moved, whole
+from holdfast.spmd.base import torch_versions
+from holdfast.spmd.base.call import USE_TORCH, ArgSlot, Call
 from holdfast.spmd.base.registry import Rule
-from holdfast.spmd.rules.optimizer.foreach import settled_lists
+from holdfast.spmd.base.torch_specs import local_of
+from holdfast.spmd.rules.optimizer.foreach import on_reduced_lists
+from holdfast.spmd.sharding.local_parts import full_tensor, local_part
 from holdfast.spmd.sharding.partials import is_partial
 
 
 def fused(call: Call) -> Any:
-    """Gradients come to their parameter's placement; what is written must be there already."""
+    """Redistribute gradients to their parameter's placements; written tensors must have these already."""
     parameters = call.values[0]
     written = {
         position
@@ -23,40 +25,40 @@ def fused(call: Call) -> Any:
         if argument.alias_info is not None and argument.alias_info.is_write
     }
     if not all(isinstance(p, DTensor) and not is_partial(p) for p in parameters):
-        return LEAVE
-    tensors: dict[Spot, torch.Tensor] = {}
-    laid: list[tuple[torch.Tensor, torch.Tensor]] = []
-    for spot, tensor in call.spots():
-        parameter = parameters[spot[1]] if len(spot) == 2 else None
+        return USE_TORCH
+    tensors: dict[ArgSlot, torch.Tensor] = {}
+    copies: list[tuple[torch.Tensor, torch.Tensor]] = []
+    for slot, tensor in call.tensor_args():
+        parameter = parameters[slot[1]] if len(slot) == 2 else None
         if parameter is None or tensor.shape != parameter.shape or not isinstance(tensor, DTensor):
-            tensors[spot] = whole(tensor)
+            tensors[slot] = full_tensor(tensor)
         elif tuple(tensor.placements) == tuple(parameter.placements):
-            tensors[spot] = private.local_of(tensor)
-        elif spot[0] in written and call.names[spot[0]] != "grads":
-            return LEAVE
+            tensors[slot] = local_of(tensor)
+        elif slot[0] in written and call.names[slot[0]] != "grads":
+            return USE_TORCH
         else:
-            tensors[spot] = moved(tensor, parameter.placements, call.mesh)
+            tensors[slot] = local_part(tensor, parameter.placements, call.mesh)
         if parameter is not None and tensor.shape == parameter.shape:
-            own, like = tensors[spot], private.local_of(parameter)
-            if own.stride() != like.stride():  # the kernels go through memory, and not by strides
-                tensors[spot] = torch.empty_like(like, dtype=own.dtype).copy_(own)
-                laid.append((own, tensors[spot]))
+            own, like = tensors[slot], local_of(parameter)
+            if own.stride() != like.stride():  # the kernels iterate over memory and ignore strides
+                tensors[slot] = torch.empty_like(like, dtype=own.dtype).copy_(own)
+                copies.append((own, tensors[slot]))
     call.run(tensors)
-    for own, stepped in laid:
+    for own, stepped in copies:
         own.copy_(stepped)
     return None
 
 
-def fused_if_turned(call: Call) -> Any:
-    """Where a parameter does not lie row by row, as channels_last weights do not; else torch does it, and remembers."""
-    turned = any(isinstance(p, DTensor) and not p.is_contiguous() for p in call.values[0])
-    return fused(call) if turned else LEAVE
+def fused_if_transposed(call: Call) -> Any:
+    """Run only for parameters that are not contiguous, such as channels_last weights; torch handles the others."""
+    transposed = any(isinstance(p, DTensor) and not p.is_contiguous() for p in call.values[0])
+    return fused(call) if transposed else USE_TORCH
 
 
-def settled_fused(call: Call) -> Any:
-    """The same where parameters may be Partial: they are reduced in place first."""
-    answer = settled_lists(call)
-    return fused(call) if answer is LEAVE else answer
+def fused_on_reduced(call: Call) -> Any:
+    """Do the same for parameters that may be Partial: they are reduced in place first."""
+    answer = on_reduced_lists(call)
+    return fused(call) if answer is USE_TORCH else answer
 
 
 RULES = [
@@ -69,9 +71,9 @@ RULES = [
     ),
 ]
 ADAM = ("_fused_adam_.default", "_fused_adam_.tensor_lr", "_fused_adamw_.default", "_fused_adamw_.tensor_lr")
-if private.AT_LEAST_2_13:
-    why = "torch takes gradients that lie in memory otherwise than a transposed parameter as if they lay alike"
-    RULES.append(Rule("optimizer", ADAM, "every dim", why, fused_if_turned))
+if torch_versions.AT_LEAST_2_13:
+    why = "torch ignores that the strides of a gradient may differ from those of a transposed parameter"
+    RULES.append(Rule("optimizer", ADAM, "every dim", why, fused_if_transposed))
 else:
     why = "torch computes each rank's part of a Partial by itself, or a copy of the parameter"
-    RULES.append(Rule("optimizer", ADAM, "every dim; a Partial is reduced first", why, settled_fused))
+    RULES.append(Rule("optimizer", ADAM, "every dim; a Partial is reduced first", why, fused_on_reduced))

@@ -1,4 +1,4 @@
-"""Conjugates: computed at once, since what sends a rank's memory knows nothing of a conjugate that is only promised."""
+"""Conjugates, computed at once: collectives send memory and ignore a lazy conjugate bit."""
 
 from __future__ import annotations
 
@@ -6,20 +6,21 @@ from typing import Any
 
 from torch.distributed.tensor import DTensor
 
-from holdfast.spmd.base import torch_private as private
-from holdfast.spmd.base.call import LEAVE, Call
+from holdfast.spmd.base import torch_specs
+from holdfast.spmd.base.call import USE_TORCH, Call
 from holdfast.spmd.base.registry import Rule
-from holdfast.spmd.sharding.gathered_views import window
+from holdfast.spmd.base.torch_specs import local_of, make_spec
+from holdfast.spmd.sharding.gathered_views import gathered_view
 
 
 def conjugate(call: Call) -> Any:
-    """Each rank its own part; a window, because torch promises a view."""
+    """Conjugate each rank's part; return a gathered view, because torch promises a view."""
     tensor = call.values[0]
     if not isinstance(tensor, DTensor):
-        return LEAVE
-    local = private.local_of(tensor).conj().resolve_conj()
-    spec = private.make_spec(tensor.device_mesh, tensor.placements, tensor.shape, tensor.stride(), tensor.dtype)
-    return window(private.wrap(local, spec), call)
+        return USE_TORCH
+    local = local_of(tensor).conj().resolve_conj()
+    spec = make_spec(tensor.device_mesh, tensor.placements, tensor.shape, tensor.stride(), tensor.dtype)
+    return gathered_view(torch_specs.wrap(local, spec), call)
 
 
 RULES = [

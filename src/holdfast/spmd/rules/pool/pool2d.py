@@ -1,4 +1,4 @@
-"""Pooling of images: by batch and channels without a word, by rows or columns with the edges of the neighbours."""
+"""Pooling of images: by batch and channels without communication, by rows or columns with halos."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from typing import Any
 
 import torch
 
-from holdfast.spmd.base.call import LEAVE, Call, moved, wrap
+from holdfast.spmd.base.call import USE_TORCH, Call
 from holdfast.spmd.base.registry import Rule
-from holdfast.spmd.rules.batched.batch_items import rule_of
-from holdfast.spmd.sharding.empty_shards import has_empty
+from holdfast.spmd.sharding.empty_shards import has_empty_input
 from holdfast.spmd.sharding.halo import Halo, Kernel, extended, halo_over, returned, sharded_image
+from holdfast.spmd.sharding.local_parts import local_part, wrap
+from holdfast.spmd.sharding.signature import signature_rule
 
 LOWEST = float("-inf")
 
@@ -21,7 +22,7 @@ def _pair(values: list[int]) -> list[int]:
 
 
 def _kernels(call: Call) -> list[Kernel]:
-    """The kernel along rows and along columns."""
+    """Return the kernel along rows and along columns."""
     sizes = _pair(call["kernel_size"])
     strides = _pair(call["stride"] or sizes)
     dilations = _pair(call["dilation"]) if "dilation" in call.names else [1, 1]
@@ -51,14 +52,14 @@ def _shape(source: Any, halo: Halo, out: torch.Tensor) -> list[int]:
 
 
 def _first_row(halo: Halo) -> int:
-    """The row of the whole image that this rank's extended part begins with; less than 0 in the padding."""
+    """Return the row of the full image at which this rank's extended part starts; negative in the padding."""
     return halo.exchange.wants[halo.exchange.here].start - halo.before
 
 
 def max_pool(call: Call, halo: Halo) -> Any:
-    """The largest of each window, and where in the whole image it is."""
+    """Return the maximum of each window, and its position in the full image."""
     source = call["self"]
-    part = extended(halo, moved(source, halo.places, call.mesh), LOWEST)
+    part = extended(halo, local_part(source, halo.places, call.mesh), LOWEST)
     out, found = call.run({(0,): part}, **_changes(call, halo), ceil_mode=_ceil(call, halo))
     out, found = _own(out, halo), _own(found, halo)
     width = part.shape[3]
@@ -73,9 +74,9 @@ def max_pool(call: Call, halo: Halo) -> Any:
 
 
 def max_pool_backward(call: Call, halo: Halo) -> Any:
-    """Each gradient goes where its largest value was."""
+    """Send each gradient to the position of its maximum."""
     source = call["self"]
-    gradient, place = (moved(call[name], halo.places, call.mesh) for name in ("grad_output", "indices"))
+    gradient, place = (local_part(call[name], halo.places, call.mesh) for name in ("grad_output", "indices"))
     batch, channels = gradient.shape[:2]
     lengths = [*source.shape[2:]]
     want = halo.exchange.wants[halo.exchange.here]
@@ -89,19 +90,19 @@ def max_pool_backward(call: Call, halo: Halo) -> Any:
 
 
 def average_pool(call: Call, halo: Halo) -> Any:
-    """Sums of each window's values, divided by what one device divides by."""
+    """Return the sum of each window, divided as one device divides."""
     source = call["self"]
-    part = extended(halo, moved(source, halo.places, call.mesh))
+    part = extended(halo, local_part(source, halo.places, call.mesh))
     sums = call.run({(0,): part}, **_changes(call, halo), ceil_mode=_ceil(call, halo), divisor_override=1)
     sums = _own(sums, halo)
     return wrap(sums / _divisor(call, halo, sums), call.mesh, halo.places, _shape(source, halo, sums))
 
 
 def average_pool_backward(call: Call, halo: Halo) -> Any:
-    """Every value of a window gets its share; the edges' shares go back to the ranks that lent them."""
+    """Return each value's share of the gradient; shares of the halo go back to their owners."""
     source = call["self"]
-    part = extended(halo, moved(source, halo.places, call.mesh))
-    gradient = moved(call["grad_output"], halo.places, call.mesh)
+    part = extended(halo, local_part(source, halo.places, call.mesh))
+    gradient = local_part(call["grad_output"], halo.places, call.mesh)
     gradient = gradient / _divisor(call, halo, gradient)
     options = {**_changes(call, halo), "ceil_mode": _ceil(call, halo), "divisor_override": 1}
     inner = call.run({(0,): gradient, (1,): part}, **options)
@@ -109,7 +110,7 @@ def average_pool_backward(call: Call, halo: Halo) -> Any:
 
 
 def _ceil(call: Call, halo: Halo) -> bool:
-    """The sharded dim fits exactly, so that rounding up changes the other dim only."""
+    """Return ceil_mode; the sharded dim fits exactly, so rounding up affects only the other dim."""
     return bool(call["ceil_mode"])
 
 
@@ -118,7 +119,7 @@ def _own(out: torch.Tensor, halo: Halo) -> torch.Tensor:
 
 
 def _divisor(call: Call, halo: Halo, like: torch.Tensor) -> torch.Tensor:
-    """How many values each window counts."""
+    """Return the number of values that each window counts."""
     if call["divisor_override"] is not None:
         return like.new_full((), float(call["divisor_override"]))
     counts = []
@@ -142,18 +143,18 @@ def _rule(run: Callable[[Call, Halo], Any], otherwise: Callable[[Call], Any]) ->
 
 
 def _if_empty(text: str) -> Callable[[Call], Any]:
-    run = rule_of(text)
-    return lambda call: run(call) if has_empty(call) else LEAVE
+    run = signature_rule(text)
+    return lambda call: run(call) if has_empty_input(call) else USE_TORCH
 
 
-WHERE = "batch, channels; one of rows and columns by its edges"
+WHERE = "batch, channels; one of rows and columns by halos"
 WHY = "torch has no strategy, or gathers the image, or hangs when a shard is empty"
 RULES = [
-    Rule("pool", (name,), WHERE, WHY, _rule(run, otherwise), spares_even=True)
+    Rule("pool", (name,), WHERE, WHY, _rule(run, otherwise), torch_handles_even=True)
     for name, run, otherwise in (
-        ("max_pool2d_with_indices.default", max_pool, rule_of("nc** -> nc, nc")),
-        ("max_pool2d_with_indices_backward.default", max_pool_backward, rule_of("nc**, nc**, nc** -> nc")),
+        ("max_pool2d_with_indices.default", max_pool, signature_rule("nc** -> nc, nc")),
+        ("max_pool2d_with_indices_backward.default", max_pool_backward, signature_rule("nc**, nc**, nc** -> nc")),
         ("avg_pool2d.default", average_pool, _if_empty("nc** -> nc")),
-        ("avg_pool2d_backward.default", average_pool_backward, rule_of("nc**, nc** -> nc")),
+        ("avg_pool2d_backward.default", average_pool_backward, signature_rule("nc**, nc** -> nc")),
     )
 ]

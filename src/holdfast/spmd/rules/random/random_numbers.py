@@ -1,7 +1,7 @@
-"""Random numbers on a CPU mesh: every shard draws its own, every replica the same.
+"""Random numbers on a CPU mesh: every shard draws its own, replicas draw the same.
 
-Ranks must have the same seed, as torch asks on GPUs too. Each draw takes one number from the rank's generator, and
-a shard's numbers depend on that number and on the shard's place alone.
+Ranks must have the same seed, as torch requires on GPUs too. Each draw takes one number from the rank's generator; a
+shard's numbers depend only on that number and on the shard's position.
 """
 
 from __future__ import annotations
@@ -11,26 +11,30 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
-from holdfast.spmd.base import torch_private as private
-from holdfast.spmd.base.call import LEAVE, Call, moved, wrap
+from holdfast.spmd.base.call import USE_TORCH, Call
 from holdfast.spmd.base.registry import Rule
-from holdfast.spmd.sharding.partials import is_partial, overwrite, reduced_places
+from holdfast.spmd.base.torch_modes import own_coordinate
+from holdfast.spmd.base.torch_specs import local_of
+from holdfast.spmd.sharding.local_parts import local_part, wrap
+from holdfast.spmd.sharding.partials import is_partial, overwrite, reduced_placements
 
 PRIME = 0x9E3779B97F4A7C15
 LARGEST = 2**63 - 1
 
 
 def draw(call: Call) -> Any:
-    """Run the operator on this rank's shard, with numbers that are the shard's own."""
+    """Run the operator on this rank's shard, with the shard's own random numbers."""
     tensor = call.values[0]
     if call.mesh.device_type != "cpu" or not isinstance(tensor, DTensor):
-        return LEAVE
-    places = reduced_places(tensor)
-    local = moved(tensor, places, call.mesh) if _reads(call) else private.local_of(tensor)
+        return USE_TORCH
+    places = reduced_placements(tensor)
+    local = local_part(tensor, places, call.mesh) if _reads(call) else local_of(tensor)
     generator = call["generator"] if "generator" in call.names else None
     tensors = {
-        spot: local if spot == (0,) else moved(torch.ops.aten.expand.default(other, tensor.shape), places, call.mesh)
-        for spot, other in call.spots()
+        slot: local
+        if slot == (0,)
+        else local_part(torch.ops.aten.expand.default(other, tensor.shape), places, call.mesh)
+        for slot, other in call.tensor_args()
     }
     with _own_numbers(_shard_number(call, places), generator):
         result = call.run(tensors)
@@ -44,43 +48,43 @@ def draw(call: Call) -> Any:
 
 
 def _reads(call: Call) -> bool:
-    """Whether the numbers drawn depend on the tensor's values: a sum whose values are not read is not reduced."""
+    """Return True if the result depends on the tensor's values: otherwise a Partial is not reduced."""
     return not call.is_inplace and not call.op._schema.name.endswith("_like")
 
 
-def choose(call: Call) -> Any:
-    """multinomial: each shard of the rows draws its own; the chances of a row come to one place."""
+def multinomial(call: Call) -> Any:
+    """Run multinomial: each shard of the rows draws its own; the probabilities of a row are gathered."""
     chances = call.values[0]
     if call.mesh.device_type != "cpu" or not isinstance(chances, DTensor):
-        return LEAVE
+        return USE_TORCH
     rows = Shard(0) if chances.ndim == 2 else None
     places: list[Placement] = [place if place == rows else Replicate() for place in chances.placements]
-    local = moved(chances, places, call.mesh)
+    local = local_part(chances, places, call.mesh)
     if local.numel() or not chances.numel():
         with _own_numbers(_shard_number(call, places), call["generator"]):
             drawn = call.run({(0,): local})
     else:
-        with _own_numbers(0, call["generator"]):  # a rank without rows goes on as the others do
+        with _own_numbers(0, call["generator"]):  # a rank without rows advances its generator too
             drawn = local.new_empty(0, call["num_samples"], dtype=torch.int64)
     return wrap(drawn, call.mesh, places, (*chances.shape[:-1], call["num_samples"]))
 
 
-def leak(call: Call) -> Any:
-    """rrelu: the slopes that are drawn are written into `noise`, for the gradient."""
+def rrelu(call: Call) -> Any:
+    """Run rrelu; the random slopes are written into `noise` for the gradient."""
     tensor, noise = call.values[:2]
     if call.mesh.device_type != "cpu" or not isinstance(tensor, DTensor) or not call["training"]:
-        return LEAVE
-    places = reduced_places(tensor)
-    local = moved(tensor, places, call.mesh)
+        return USE_TORCH
+    places = reduced_placements(tensor)
+    local = local_part(tensor, places, call.mesh)
     slopes = torch.empty_like(local)
     with _own_numbers(_shard_number(call, places), call["generator"]):
         result = call.run({(0,): local, (1,): slopes})
-    overwrite(noise, moved(wrap(slopes, call.mesh, places, tensor.shape), reduced_places(noise), call.mesh))
+    overwrite(noise, local_part(wrap(slopes, call.mesh, places, tensor.shape), reduced_placements(noise), call.mesh))
     return wrap(result, call.mesh, places, tensor.shape)
 
 
 def _shard_number(call: Call, places: list[Any]) -> int:
-    coordinate = private.own_coordinate(call.mesh)
+    coordinate = own_coordinate(call.mesh)
     number = 0
     for axis, place in enumerate(places):
         if not place.is_replicate():
@@ -89,7 +93,7 @@ def _shard_number(call: Call, places: list[Any]) -> int:
 
 
 class _own_numbers:  # noqa: N801 - used as a function
-    """Within a block the generator gives the numbers of one shard; then it goes on where it was, one draw further."""
+    """Within the block the generator gives the numbers of one shard; afterwards it is one draw further."""
 
     def __init__(self, shard: int, generator: torch.Generator | None):
         self._shard = shard
@@ -118,6 +122,6 @@ RULES = [
         f"{SAME}, or has no strategy",
         draw,
     ),
-    Rule("random", ("multinomial.default",), "rows", SAME, choose),
-    Rule("random", ("rrelu_with_noise.default",), "every dim", SAME, leak),
+    Rule("random", ("multinomial.default",), "rows", SAME, multinomial),
+    Rule("random", ("rrelu_with_noise.default",), "every dim", SAME, rrelu),
 ]

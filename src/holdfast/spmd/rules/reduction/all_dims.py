@@ -1,18 +1,18 @@
-"""Reductions over an empty list of dims, by which torch means all of them."""
+"""Reductions over an empty list of dims, which in torch means all dims."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from holdfast.spmd.base.call import LEAVE, Call, apply
+from holdfast.spmd.base.call import USE_TORCH, Call, apply
 from holdfast.spmd.base.registry import Rule
 
 
 def all_dims(call: Call) -> Any:
-    """Name the dims, so that torch's own rule sees which they are."""
+    """Call again with all dims listed, so that torch's own rule sees them."""
     tensor, dims = call.values[0], call["dim"]
     if dims is None or len(dims) or not tensor.ndim:
-        return LEAVE
+        return USE_TORCH
     values = list(call.values)
     values[call.names.index("dim")] = list(range(tensor.ndim))
     return apply(call.op, values)

@@ -1,4 +1,4 @@
-"""argmin and argmax: each rank's best and where it is, and among equals the first of all."""
+"""argmin and argmax: each rank's extreme and its index, and among equals the first."""
 
 from __future__ import annotations
 
@@ -7,38 +7,40 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
-from holdfast.spmd.base import torch_private as private
-from holdfast.spmd.base.call import LEAVE, Call, is_shard, moved, wrap
+from holdfast.spmd.base.call import USE_TORCH, Call
 from holdfast.spmd.base.registry import Rule
-from holdfast.spmd.rules.reduction.minmax import worst
-from holdfast.spmd.sharding.mesh_collectives import gathered
+from holdfast.spmd.base.torch_specs import local_box
+from holdfast.spmd.rules.reduction.minmax import worst_value
+from holdfast.spmd.sharding.local_parts import local_part, wrap
+from holdfast.spmd.sharding.mesh_collectives import all_gather
+from holdfast.spmd.sharding.shard_sizes import is_shard
 
 NOWHERE = 2**62
 
 
 def position(call: Call) -> Any:
-    """The position of the extreme along `dim`, or in the flattened tensor."""
+    """Return the index of the extreme along `dim`, or in the flattened tensor."""
     tensor, dim = call.values[0], call["dim"]
     largest = "max" in call.op._schema.name
     if not isinstance(tensor, DTensor) or not tensor.ndim or not tensor.numel():
-        return LEAVE
+        return USE_TORCH
     over = set(range(tensor.ndim)) if dim is None else {dim % tensor.ndim}
     kept: list[Placement] = [place if is_shard(place) else Replicate() for place in tensor.placements]
     axes = [axis for axis, place in enumerate(kept) if is_shard(place) and place.dim in over]
     if not axes and not call.mesh.ndim:
-        return LEAVE
-    _, place = best_of_all(tensor, kept, axes, dim, largest)
+        return USE_TORCH
+    _, place = global_extreme(tensor, kept, axes, dim, largest)
     return _result(call, tensor, kept, over, place)
 
 
-def best_of_all(
+def global_extreme(
     tensor: DTensor, kept: list[Placement], axes: list[int], dim: int | None, largest: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The extreme of all ranks along `axes`, and the first position that has it; a NaN is beyond every number."""
+    """Return the extreme of all ranks along `axes`, and its first index; NaN beats every number."""
     mesh = tensor.device_mesh
-    value, place = _own_best(tensor, moved(tensor, kept, mesh), kept, dim, largest)
+    value, place = _local_extreme(tensor, local_part(tensor, kept, mesh), kept, dim, largest)
     for axis in axes:
-        values, places = gathered(value, mesh, axis), gathered(place, mesh, axis)
+        values, places = all_gather(value, mesh, axis), all_gather(place, mesh, axis)
         best = (values.argmax if largest else values.argmin)(0, keepdim=True)
         value = values.gather(0, best)[0]
         equal = (values == value) | (values.isnan() & value.isnan())
@@ -46,14 +48,14 @@ def best_of_all(
     return value, place
 
 
-def _own_best(
+def _local_extreme(
     tensor: DTensor, local: torch.Tensor, kept: list[Placement], dim: int | None, largest: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """This rank's extreme, and its position in the whole tensor; reduced dims are kept as ones."""
-    _, offsets = private.local_box(tensor.shape, tensor.device_mesh, kept)
+    """Return this rank's extreme, and its index in the full tensor; reduced dims keep size 1."""
+    _, offsets = local_box(tensor.shape, tensor.device_mesh, kept)
     shape = [1] * local.ndim if dim is None else [1 if d == dim % local.ndim else n for d, n in enumerate(local.shape)]
     if local.numel() == 0:
-        nothing = torch.full(shape, worst(local.dtype, largest), dtype=local.dtype, device=local.device)
+        nothing = torch.full(shape, worst_value(local.dtype, largest), dtype=local.dtype, device=local.device)
         return nothing, torch.full(shape, NOWHERE, dtype=torch.int64, device=local.device)
     found = (torch.argmax if largest else torch.argmin)(local, dim, keepdim=dim is not None)
     if dim is not None:
@@ -79,8 +81,8 @@ RULES = [
         "reduction",
         ("argmin.default", "argmax.default"),
         "every dim",
-        "torch picks another than the first of equals, and hangs when a shard is empty",
+        "torch does not pick the first of equals, and hangs when a shard is empty",
         position,
-        spares_even=True,
+        torch_handles_even=True,
     ),
 ]

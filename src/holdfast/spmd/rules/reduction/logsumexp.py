@@ -1,4 +1,4 @@
-"""logsumexp over sharded dims: a maximum and a sum are reduced, the tensor stays where it is."""
+"""logsumexp over sharded dims: a maximum and a sum are reduced, the tensor is not moved."""
 
 from __future__ import annotations
 
@@ -7,31 +7,33 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
-from holdfast.spmd.base.call import LEAVE, Call, is_shard, moved, wrap
+from holdfast.spmd.base.call import USE_TORCH, Call
 from holdfast.spmd.base.registry import Rule
-from holdfast.spmd.sharding.mesh_collectives import reduced, sharded_axes
+from holdfast.spmd.sharding.local_parts import local_part, wrap
+from holdfast.spmd.sharding.mesh_collectives import all_reduce
+from holdfast.spmd.sharding.shard_sizes import is_shard, sharded_axes
 
 REDUCED = 4  # a maximum and a sum, each sent twice
 
 
 def logsumexp(call: Call) -> Any:
-    """log(sum(exp(x))) over `dim`, without overflow."""
+    """Return log(sum(exp(x))) over `dim`, without overflow."""
     tensor = call.values[0]
     if not isinstance(tensor, DTensor) or not tensor.ndim or not tensor.dtype.is_floating_point or not tensor.numel():
-        return LEAVE
+        return USE_TORCH
     over = {dim % tensor.ndim for dim in (call["dim"] or range(tensor.ndim))}
     if all(isinstance(place, Replicate) for place in tensor.placements):
-        return LEAVE
+        return USE_TORCH
     kept = _kept(tensor, over)
     axes = [axis for axis, place in enumerate(kept) if is_shard(place) and place.dim in over]
-    local = moved(tensor, kept, call.mesh)
+    local = local_part(tensor, kept, call.mesh)
     order = sorted(over)
     shape = [1 if dim in over else size for dim, size in enumerate(local.shape)]
     empty = any(local.shape[dim] == 0 for dim in order)
     top = local.new_full(shape, float("-inf")) if empty else local.amax(order, keepdim=True)
-    top = reduced(top, call.mesh, axes, "max")
+    top = all_reduce(top, call.mesh, axes, "max")
     top = torch.where(top.isinf(), 0.0, top)
-    out = reduced((local - top).exp().sum(order, keepdim=True), call.mesh, axes).log() + top
+    out = all_reduce((local - top).exp().sum(order, keepdim=True), call.mesh, axes).log() + top
     places: list[Placement] = [Replicate() if axis in axes else place for axis, place in enumerate(kept)]
     shape = [1 if dim in over else size for dim, size in enumerate(tensor.shape)]
     if not call["keepdim"]:
@@ -42,7 +44,7 @@ def logsumexp(call: Call) -> Any:
 
 
 def _kept(tensor: DTensor, over: set[int]) -> list[Placement]:
-    """Shards stay, but for a reduced dim so short that to gather it is less than two reductions."""
+    """Return the shards to keep: all, except of a reduced dim so short that gathering it is cheaper."""
     kept: list[Placement] = [place if is_shard(place) else Replicate() for place in tensor.placements]
     axes = sharded_axes(kept, over)
     if len(over) > 1 or not axes:

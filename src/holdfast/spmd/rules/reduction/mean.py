@@ -1,4 +1,4 @@
-"""Means over uneven shards: the sum of every rank's part, divided by the number of all elements."""
+"""Means over uneven shards: the sum over all ranks, divided by the number of all elements."""
 
 from __future__ import annotations
 
@@ -8,20 +8,21 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor
 
-from holdfast.spmd.base.call import LEAVE, Call, is_shard
+from holdfast.spmd.base.call import USE_TORCH, Call
 from holdfast.spmd.base.registry import Rule
 from holdfast.spmd.rules.reduction.all_dims import all_dims
+from holdfast.spmd.sharding.shard_sizes import is_shard
 
 
 def mean(call: Call) -> Any:
-    """Leave even shards, whose means torch averages; sum what it would gather."""
+    """Leave even shards to torch, which averages their means; sum the shards that torch would gather."""
     tensor = call.values[0]
     dims = call["dim"] if "dim" in call.names else None
     if not isinstance(tensor, DTensor) or not tensor.ndim or not tensor.dtype.is_floating_point:
-        return LEAVE
+        return USE_TORCH
     over = sorted({dim % tensor.ndim for dim in dims or range(tensor.ndim)})
     if not any(_is_uneven(tensor, dim) for dim in over):
-        return all_dims(call) if "dim" in call.names else LEAVE
+        return all_dims(call) if "dim" in call.names else USE_TORCH
     keepdim = call["keepdim"] if "keepdim" in call.names else False
     kind = call["dtype"] or tensor.dtype
     total = torch.ops.aten.sum.dim_IntList(tensor, over, keepdim, dtype=torch.promote_types(kind, torch.float32))

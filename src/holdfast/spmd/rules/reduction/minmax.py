@@ -1,4 +1,4 @@
-"""Smallest and largest: reduced at once, so that what compares with them, and ties, see the value of all shards."""
+"""min and max: reduced at once, so that comparisons with the result, and ties, see the global value."""
 
 from __future__ import annotations
 
@@ -7,38 +7,40 @@ from typing import Any
 import torch
 from torch.distributed.tensor import Partial, Placement, Replicate, Shard
 
-from holdfast.spmd.base.call import LEAVE, Call, is_shard, moved, wrap
+from holdfast.spmd.base.call import USE_TORCH, Call
 from holdfast.spmd.base.registry import Rule
-from holdfast.spmd.rules.pointwise.nonlinear import settled_places
-from holdfast.spmd.sharding.empty_shards import has_empty
+from holdfast.spmd.sharding.empty_shards import has_empty_input
 from holdfast.spmd.sharding.gather_fallback import gather_and_run
-from holdfast.spmd.sharding.mesh_collectives import extreme_of
+from holdfast.spmd.sharding.local_parts import local_part, wrap
+from holdfast.spmd.sharding.mesh_collectives import all_reduce_extreme
+from holdfast.spmd.sharding.partials import reduce_scatter_placements
+from holdfast.spmd.sharding.shard_sizes import is_shard
 
 
 def extreme(call: Call) -> Any:
-    """amin, amax, min, max over dims (all if none are named)."""
+    """Run amin, amax, min or max over dims (all if none are given)."""
     tensor, largest = call.values[0], "max" in call.op._schema.name
     dims = call["dim"] if "dim" in call.names else []
     keepdim = call["keepdim"] if "keepdim" in call.names else False
     over = {dim % max(tensor.ndim, 1) for dim in (dims or range(tensor.ndim))}
     if tensor.numel() == 0:
-        return LEAVE
+        return USE_TORCH
     if all(
         isinstance(place, Replicate) or (is_shard(place) and place.dim not in over) for place in tensor.placements
-    ) and not has_empty(call):
-        return LEAVE
-    settled = settled_places(tensor)  # as comparisons with the result will have it: with the same rounding
-    pairs = zip(tensor.placements, settled, strict=True)
-    kept = [place if _cuts(place, over) or _is_own_partial(place, largest) else other for place, other in pairs]
-    local = moved(tensor, kept, call.mesh)
+    ) and not has_empty_input(call):
+        return USE_TORCH
+    reduced = reduce_scatter_placements(tensor)  # as comparisons with the result reduce it: with the same rounding
+    pairs = zip(tensor.placements, reduced, strict=True)
+    kept = [place if _shards(place, over) or _is_own_partial(place, largest) else other for place, other in pairs]
+    local = local_part(tensor, kept, call.mesh)
     order = sorted(over)
     if any(local.shape[dim] == 0 for dim in order):
         shape = [1 if dim in over else size for dim, size in enumerate(local.shape)]
-        part = torch.full(shape, worst(local.dtype, largest), dtype=local.dtype, device=local.device)
+        part = torch.full(shape, worst_value(local.dtype, largest), dtype=local.dtype, device=local.device)
     else:
         part = (torch.amax if largest else torch.amin)(local, order, keepdim=True)
-    joined = [axis for axis, place in enumerate(kept) if _cuts(place, over) or place.is_partial()]
-    part = extreme_of(part, call.mesh, joined, largest)
+    joined = [axis for axis, place in enumerate(kept) if _shards(place, over) or place.is_partial()]
+    part = all_reduce_extreme(part, call.mesh, joined, largest)
     shape = [1 if dim in over else size for dim, size in enumerate(tensor.shape)]
     places: list[Any] = [Replicate() if axis in joined else place for axis, place in enumerate(kept)]
     if not keepdim:
@@ -48,18 +50,18 @@ def extreme(call: Call) -> Any:
     return wrap(part, call.mesh, places, shape)
 
 
-def _cuts(place: Placement, dims: set[int]) -> bool:
-    """Whether a placement, strided or not, shards one of these dims."""
+def _shards(place: Placement, dims: set[int]) -> bool:
+    """Return True if a placement, strided or not, shards one of these dims."""
     return getattr(place, "dim", None) in dims
 
 
 def _is_own_partial(place: Placement, largest: bool) -> bool:
-    """Whether a tensor is the largest (or smallest) of its ranks' parts: then so is what is taken of each part."""
+    """Return True for a Partial of the same reduction: the result can be computed on each rank's part."""
     return isinstance(place, Partial) and place.reduce_op == ("max" if largest else "min")
 
 
-def worst(dtype: torch.dtype, largest: bool) -> Any:
-    """What every other value beats."""
+def worst_value(dtype: torch.dtype, largest: bool) -> Any:
+    """Return the value that every other value beats."""
     if dtype.is_floating_point:
         return float("-inf") if largest else float("inf")
     if dtype == torch.bool:
@@ -67,9 +69,9 @@ def worst(dtype: torch.dtype, largest: bool) -> Any:
     return torch.iinfo(dtype).min if largest else torch.iinfo(dtype).max
 
 
-def whole_if_empty(call: Call) -> Any:
-    """Positions of extremes: where some rank has nothing to look at, every rank looks at everything."""
-    return gather_and_run(call) if has_empty(call) else LEAVE
+def gather_if_empty(call: Call) -> Any:
+    """Gather if some rank has an empty shard."""
+    return gather_and_run(call) if has_empty_input(call) else USE_TORCH
 
 
 RULES = [
@@ -85,6 +87,6 @@ RULES = [
         ("aminmax.default",),
         "as torch; whole where a shard is empty",
         "torch hangs when a shard is empty",
-        whole_if_empty,
+        gather_if_empty,
     ),
 ]

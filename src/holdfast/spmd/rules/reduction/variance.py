@@ -1,4 +1,4 @@
-"""Variances over sharded dims: the mean is reduced, then the squares about it, as exactly as one device does it."""
+"""Variances over sharded dims: the mean is reduced, then the squared deviations, as precisely as on one device."""
 
 from __future__ import annotations
 
@@ -7,21 +7,23 @@ from typing import Any
 
 from torch.distributed.tensor import DTensor
 
-from holdfast.spmd.base.call import Call, moved
+from holdfast.spmd.base.call import Call
 from holdfast.spmd.base.registry import Rule
 from holdfast.spmd.rules.reduction.all_dims import all_dims
-from holdfast.spmd.sharding.byte_costs import exact_dtype, is_cut, reducing_pays
-from holdfast.spmd.sharding.mesh_collectives import reduced, sharded_axes
-from holdfast.spmd.sharding.reduced_result import named_dims, shrunk
+from holdfast.spmd.sharding.byte_costs import accumulation_dtype, is_sharded_along, reducing_is_cheaper
+from holdfast.spmd.sharding.local_parts import local_part
+from holdfast.spmd.sharding.mesh_collectives import all_reduce
+from holdfast.spmd.sharding.reduced_result import reduced_dims, reduced_result
+from holdfast.spmd.sharding.shard_sizes import sharded_axes
 
 NUMBERS = 2  # a mean and a sum of squares
 
 
 def variance(call: Call) -> Any:
-    """var, std, var_mean and std_mean with any correction."""
+    """Run var, std, var_mean and std_mean with any correction."""
     tensor = call.values[0]
-    over = named_dims(call["dim"], tensor.ndim)
-    if over is None or not is_cut(tensor, over) or not reducing_pays(tensor, over, NUMBERS):
+    over = reduced_dims(call["dim"], tensor.ndim)
+    if over is None or not is_sharded_along(tensor, over) or not reducing_is_cheaper(tensor, over, NUMBERS):
         return all_dims(call)
     count = math.prod(tensor.shape[dim] for dim in over)
     freedom = count - (1 if call["correction"] is None else call["correction"])
@@ -30,14 +32,14 @@ def variance(call: Call) -> Any:
 
 def _reduced(call: Call, tensor: DTensor, over: list[int], count: int, freedom: float) -> Any:
     axes = sharded_axes(tensor.placements, over)
-    own = moved(tensor, tensor.placements, call.mesh)
-    exact = own.to(exact_dtype(own.dtype))
-    mean = reduced(exact.sum(over, keepdim=True), call.mesh, axes) / count
-    spread = reduced((exact - mean).square().sum(over, keepdim=True), call.mesh, axes) / freedom
+    own = local_part(tensor, tensor.placements, call.mesh)
+    exact = own.to(accumulation_dtype(own.dtype))
+    mean = all_reduce(exact.sum(over, keepdim=True), call.mesh, axes) / count
+    spread = all_reduce((exact - mean).square().sum(over, keepdim=True), call.mesh, axes) / freedom
     name = call.op._schema.name.removeprefix("aten::")
     spread = spread.sqrt() if name.startswith("std") else spread
     parts = (spread, mean) if name.endswith("_mean") else (spread,)
-    results = tuple(shrunk(part.to(own.dtype), tensor, over, call["keepdim"]) for part in parts)
+    results = tuple(reduced_result(part.to(own.dtype), tensor, over, call["keepdim"]) for part in parts)
     return results if len(results) > 1 else results[0]
 
 

@@ -1,4 +1,4 @@
-"""Norms in which an empty shard must have no say: the largest or smallest magnitude, and those of negative order."""
+"""Norms that an empty shard must not affect: the largest or smallest magnitude, and norms of negative order."""
 
 from __future__ import annotations
 
@@ -7,32 +7,32 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor
 
-from holdfast.spmd.base.call import LEAVE, Call
+from holdfast.spmd.base.call import USE_TORCH, Call
 from holdfast.spmd.base.registry import Rule
-from holdfast.spmd.sharding.empty_shards import has_empty
+from holdfast.spmd.sharding.empty_shards import has_empty_input
 from holdfast.spmd.sharding.gather_fallback import gather_and_run
 
 
 def vector_norm(call: Call) -> Any:
-    """torch.linalg.vector_norm with ord=inf or -inf; other orders are torch's, which takes a norm of nothing for 0."""
+    """Run torch.linalg.vector_norm with ord=inf or -inf; torch handles other orders, with 0 for an empty shard."""
     tensor = call.values[0]
     order = float(call["ord"])
-    if float("-inf") < order < 0 and has_empty(call):
+    if float("-inf") < order < 0 and has_empty_input(call):
         return gather_and_run(call)
     if order not in (float("inf"), float("-inf")) or tensor.numel() == 0 or not _is_placed(tensor):
-        return LEAVE
+        return USE_TORCH
     return _extreme(tensor, order, call["dim"], call["keepdim"], call["dtype"])
 
 
 def foreach_norm(call: Call) -> Any:
-    """The same for each of a list, as clip_grad_norm_ asks for it."""
+    """Do the same for each tensor of a list, as clip_grad_norm_ needs it."""
     tensors, order = call.values[0], float(call["ord"])
-    if order < 0 and has_empty(call):
+    if order < 0 and has_empty_input(call):
         return gather_and_run(call)
     if order != float("inf") or not all(isinstance(t, DTensor) and t.numel() for t in tensors):
-        return LEAVE
+        return USE_TORCH
     if not any(_is_placed(tensor) for tensor in tensors):
-        return LEAVE
+        return USE_TORCH
     return [_extreme(tensor, order, None, False, call["dtype"]) for tensor in tensors]
 
 
@@ -47,7 +47,7 @@ def _extreme(tensor: Any, order: float, dim: Any, keepdim: bool, dtype: torch.dt
 
 
 WHY = "torch leaves a Partial whose gradient forgets ties, and an empty shard spoils or hangs it"
-NEGATIVE = "whole for negative ones beside an empty shard"
+NEGATIVE = "gathered for negative ones if a shard is empty"
 RULES = [
     Rule(
         "reduction", ("linalg_vector_norm.default",), f"every dim, for ord=inf and -inf; {NEGATIVE}", WHY, vector_norm

@@ -1,21 +1,22 @@
-"""A DTensor as a number: always the number of the whole tensor."""
+"""A DTensor as a Python number: always the number of the full tensor."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from holdfast.spmd.base.call import LEAVE, Call, whole
+from holdfast.spmd.base.call import USE_TORCH, Call
 from holdfast.spmd.base.registry import Rule
+from holdfast.spmd.sharding.local_parts import full_tensor
 
 
-def number(call: Call) -> Any:
-    """`.item()`, `float()`, `bool()`: reduced first where ranks hold parts."""
+def item(call: Call) -> Any:
+    """Run `.item()`, `float()` or `bool()`; a Partial is reduced first."""
     tensor = call.values[0]
     if all(placement.is_replicate() for placement in tensor.placements):
-        return LEAVE
-    return whole(tensor).item()
+        return USE_TORCH
+    return full_tensor(tensor).item()
 
 
 RULES = [
-    Rule("scalar", ("_local_scalar_dense.default",), "any", "torch gives the rank's own part of a Partial", number),
+    Rule("scalar", ("_local_scalar_dense.default",), "any", "torch gives the rank's own part of a Partial", item),
 ]
