@@ -124,7 +124,7 @@ def test_every_operator_of_every_rule_exists_on_the_newest_known_torch():
     ("choice", "words"),
     [
         ({"only": "loss"}, "give a list"),
-        ({"only": ["losses"]}, "no family"),
+        ({"only": ["losses"]}, "neither a family nor an operator"),
         ({"exclude": ["mse_los"]}, "like 'mse_loss.default'"),
     ],
 )

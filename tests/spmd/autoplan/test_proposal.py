@@ -189,5 +189,5 @@ def test_a_way_that_forgets_an_input_is_refused() -> None:
         def placement_ways(self, x: torch.Tensor) -> list[UnitWay]:
             return [UnitWay({"weight": WHOLE}, (), WHOLE)]
 
-    with pytest.raises(SpmdArgumentError, match="names every parameter and input"):
+    with pytest.raises(SpmdArgumentError, match="has to name every parameter and input"):
         proposed(nn.Sequential(Forgets()), [torch.zeros(4, 4)], "tp", 2)

@@ -1,4 +1,4 @@
-"""Placements for a model's parameters and activations: proposed, printed, applied, written and read."""
+"""Plans: placements for a model's parameters and activations, proposed, printed, applied, saved and loaded."""
 
 from holdfast.spmd.autoplan.apply_plan import distribute
 from holdfast.spmd.autoplan.placement_plan import Pins, Plan

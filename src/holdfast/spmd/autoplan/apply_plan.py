@@ -1,4 +1,4 @@
-"""Applying a plan: parameters become DTensors, and hooks hold activations and gradients where the plan pins them."""
+"""Applying a plan: parameters become DTensors, and hooks redistribute activations and gradients to their pins."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from holdfast.spmd.autoplan.unsharded_inputs import ActiveModules
 from holdfast.spmd.autoplan.whole_model import parameter_role
 from holdfast.spmd.base.spmd_errors import PlanMismatch, SpmdArgumentError
 
-PLAN = "holdfast_plan"  # the attribute by which a placed module tells a save of its plan
+PLAN = "holdfast_plan"  # the attribute of a placed module that a save reads
 _SHOWN = 4
 
 
 def distribute(model: nn.Module, mesh: DeviceMesh, plan: Plan | Mapping[str, Any]) -> nn.Module:
     """Place a model's parameters, buffers and activations as a plan says, in place; collective.
 
-    Give it a model that has its values already. Its inputs may then be plain tensors, the same on every rank, and its
-    gradients come placed as its parameters are. A checkpoint of it has the plan in its manifest. Raises
-    PlanMismatch for a plan of another mesh or of other roles.
+    The model must be initialised. Its inputs may then be plain tensors, equal on every rank; its gradients are placed
+    as its parameters are. A checkpoint of the model has the plan in its manifest. Raises PlanMismatch for a plan of
+    another mesh or of other roles.
     """
     plan = plan if isinstance(plan, Plan) else Plan.from_dict(plan)
     roles = roles_of(model)
     _check(model, mesh, plan, roles)
-    placed: dict[int, torch.Tensor] = {}  # one that has several names stays one
+    placed: dict[int, torch.Tensor] = {}  # a tensor with several names stays one tensor
     for name, module in model.named_modules():
         for key, tensor in own_tensors(module):
             if id(tensor) not in placed:
@@ -52,14 +52,14 @@ def _check(model: nn.Module, mesh: DeviceMesh, plan: Plan, roles: Mapping[str, s
     sizes = tuple(mesh.size(axis) for axis in range(mesh.ndim))
     wanted = tuple(size for _, size in plan.mesh)
     if sizes != wanted:
-        raise PlanMismatch(f"the plan is for a mesh of {wanted}, this one is {sizes}: plan again for it")
+        raise PlanMismatch(f"the plan is for a mesh of {wanted}, this mesh is {sizes}: plan again for it")
     own = {parameter_role(key, roles): parameter for key, parameter in model.named_parameters()}
     named = dict(plan.parameters)
     if own.keys() != named.keys():
         lacking, unknown = sorted(own.keys() - named.keys()), sorted(named.keys() - own.keys())
         raise PlanMismatch(
-            f"the plan is for another model: of this one it lacks {_some(lacking)}; "
-            f"it has {_some(unknown)}, which this one has not: plan again for it"
+            f"the plan is for another model: it lacks {_some(lacking)} of this model; "
+            f"it has {_some(unknown)}, which this model lacks: plan again for it"
         )
     for role, parameter in own.items():
         if isinstance(parameter, DTensor):
@@ -92,11 +92,11 @@ def _replica(tensor: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
 
 
 def _hook(module: nn.Module, mesh: DeviceMesh, pins: Pins, active: ActiveModules, *, is_root: bool) -> None:
-    # Whole numbers that a model computes with before it calls its modules, as masks and keys are, stay plain.
-    leaves_numbers = is_root and pins.takes is None
+    # Integers that a model uses before it calls its modules, such as masks and keys, stay plain.
+    keeps_integers_plain = is_root and pins.takes is None
 
     def given(tensor: torch.Tensor) -> torch.Tensor:
-        return tensor if leaves_numbers and not tensor.is_floating_point() else _replica(tensor, mesh)
+        return tensor if keeps_integers_plain and not tensor.is_floating_point() else _replica(tensor, mesh)
 
     def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         active.enter(module, lambda tensor: _replica(tensor, mesh))
@@ -112,7 +112,7 @@ def _hook(module: nn.Module, mesh: DeviceMesh, pins: Pins, active: ActiveModules
 
 
 def _pin(places: Places | None) -> Callable[[torch.Tensor], torch.Tensor]:
-    """Move a tensor to its place, and its gradient to where the tensor came from."""
+    """Return a function that redistributes a tensor, and its gradient back."""
     if places is None:
         return lambda tensor: tensor
     placements = placements_of(places)

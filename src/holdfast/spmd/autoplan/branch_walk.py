@@ -1,8 +1,8 @@
-"""A walk: where every tensor of a branch lies along one mesh axis, and what moves at the branch's pins.
+"""A walk: the placement of every tensor of a branch along one mesh axis, and what moves at the branch's pins.
 
-Inside of a branch nothing communicates: a choice of placements that would make it so is no choice. What moves does
-so at pins: the input of the branch, the result of a leaf that is a sum, the result of the branch; and the gradients
-of what every rank has whole but used for shards of the work.
+Nothing communicates inside of a branch: placements that would are not an option. Communication happens at pins: the
+input of the branch, the result of a leaf that is a partial sum, the result of the branch; and for the gradients of
+values that every rank has whole but used for shards of the work.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from holdfast.spmd.autoplan.units import PARTIAL, WHOLE
 
 @dataclass(frozen=True, slots=True)
 class Branch:
-    """A module that is planned by itself: its steps, the results of its leaves, its way in and its way out."""
+    """A module that is planned by itself: its steps, the results of its leaves, its input and its result."""
 
     name: str
     steps: tuple[Step, ...]
@@ -29,16 +29,16 @@ class Branch:
 
 @dataclass(frozen=True, slots=True)
 class AxisTerms:
-    """One axis: its ranks, where the stream between branches is sharded, and what a shard-to-shard move is."""
+    """One axis: its ranks, the sharded dim of the stream between branches, and the cost of a shard-to-shard move."""
 
     ranks: int
     stream: int
-    swap: float  # of a whole tensor, received by each rank: an all-to-all, or the gather that stands in for it
+    swap: float  # relative to the full tensor, received by each rank: an all-to-all, or a gather in its place
 
 
 @dataclass(slots=True)
 class Walk:
-    """The outcome: places by value, moves in units of a value's bytes, and which steps were divided."""
+    """The outcome: placements by value, moves in units of a value's bytes, and which steps are divided."""
 
     takes: int
     parameters: dict[str, int]
@@ -49,11 +49,11 @@ class Walk:
 
 
 class NeedsCommunication(Exception):
-    """The branch cannot run this way without communicating inside."""
+    """The branch cannot run with these placements without communication inside."""
 
 
 class UnplacedParameter(Exception):
-    """The walk came to a matrix that has no place yet."""
+    """The walk reached a matrix without a placement."""
 
     def __init__(self, key: str) -> None:
         super().__init__(key)
@@ -63,9 +63,9 @@ class UnplacedParameter(Exception):
 def walk(
     recording: Recording, branch: Branch, terms: AxisTerms, takes: int, parameters: Mapping[str, int]
 ) -> Walk | None:
-    """Go through a branch along one axis; None where it cannot run that way.
+    """Walk through a branch along one axis; return None if the branch would communicate inside.
 
-    Raises Undecided at the first matrix that `parameters` do not name.
+    Raises UnplacedParameter at the first matrix that `parameters` do not name.
     """
     done = Walk(takes, dict(parameters))
     try:
@@ -79,7 +79,7 @@ class _Walker:
     def __init__(self, recording: Recording, branch: Branch, terms: AxisTerms, done: Walk) -> None:
         self._recording, self._branch, self._terms, self._done = recording, branch, terms, done
         self._values = recording.values
-        self._partial: set[int] = set()  # whole values whose gradients are sums over the ranks
+        self._partial: set[int] = set()  # whole values with partial gradients
         self._within = {number for step in branch.steps for number in step.outputs}
 
     def run(self) -> None:
@@ -90,7 +90,7 @@ class _Walker:
             self._return(step, divided)
         self._enter()
         for number in sorted(self._partial - self._within - {self._branch.first}):
-            self._done.moves.append((number, 2.0))  # of parameters, and of what else comes from outside
+            self._done.moves.append((number, 2.0))  # parameters, and other values from outside
 
     def _place(self, number: int) -> int:
         value, places = self._values[number], self._done.places
@@ -101,12 +101,12 @@ class _Walker:
         if number not in places:
             if number == self._branch.first:
                 places[number] = self._done.takes
-            else:  # what stands beside the input is laid out as the stream is, where it has gradients
+            else:  # other inputs with gradients are placed as the stream is
                 places[number] = self._fitting(number) if value.has_gradient else WHOLE
         return places[number]
 
     def _fitting(self, number: int) -> int:
-        """The stream's place, where this value has such a dim."""
+        """Return the stream's placement if this value has such a dim, else WHOLE."""
         return self._terms.stream if self._divides(number, self._terms.stream) else WHOLE
 
     def _divides(self, number: int, place: int) -> bool:
@@ -120,7 +120,7 @@ class _Walker:
             return
         flow = choose_flow(step, present, self._divides, self._can_slice)
         divided = any(place >= 0 for place in flow.inputs)
-        sums = divided and PARTIAL not in flow.outputs  # else the gradient that comes back is whole on every rank
+        sums = divided and PARTIAL not in flow.outputs  # else the incoming gradient is whole on every rank
         for number, place, wanted in zip(step.inputs, present, flow.inputs, strict=True):
             if sums and place == wanted == WHOLE and self._values[number].has_gradient:
                 self._partial.add(number)
@@ -154,7 +154,9 @@ class _Walker:
         for number, place in zip(step.outputs, places, strict=False):
             is_pinned = place == PARTIAL and number in self._branch.leaves
             if is_pinned:
-                self._done.moves.append((number, 2.0))  # reduced to all; or scattered, and the gradients gathered
+                self._done.moves.append(
+                    (number, 2.0)
+                )  # an all-reduce; or a reduce-scatter, and an all-gather of the gradients
             self._done.places[number] = self._fitting(number) if is_pinned else place
 
     def _leave(self) -> None:
@@ -170,7 +172,7 @@ class _Walker:
         self._done.places[number] = self._done.gives = wanted
 
     def _return(self, step: Step, divided: bool) -> None:
-        """Backward: partial gradients pass where nothing but they are needed, and are summed elsewhere."""
+        """Walk backward: partial gradients pass through linear steps, and are summed elsewhere."""
         for number in step.outputs:
             if number not in self._partial:
                 continue
@@ -194,7 +196,7 @@ def choose_flow(
     divides: Callable[[int, int], bool],
     can_slice: Callable[[int], bool],
 ) -> OpFlow:
-    """The flow that a step takes when its inputs lie so; raises Stuck where there is none."""
+    """Return the flow of a step whose inputs have these placements; raises NeedsCommunication if no flow fits."""
     if PARTIAL in present:
         if step.name not in PASSING or any(place != PARTIAL for place in present):
             raise NeedsCommunication

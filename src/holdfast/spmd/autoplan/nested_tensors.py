@@ -1,4 +1,4 @@
-"""Tensors in nested lists, tuples and dicts: what modules take and give."""
+"""Tensors in nested lists, tuples and dicts: the arguments and results of modules."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 
 def tensors_in(value: Any) -> list[torch.Tensor]:
-    """The tensors, in order."""
+    """Return the tensors, in order."""
     if isinstance(value, torch.Tensor):
         return [value]
     if isinstance(value, dict):
@@ -19,7 +19,7 @@ def tensors_in(value: Any) -> list[torch.Tensor]:
 
 
 def map_tensors(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """The same with every tensor changed."""
+    """Return the same structure with `change` applied to every tensor."""
     if isinstance(value, torch.Tensor):
         return change(value)
     if isinstance(value, dict):
@@ -30,7 +30,7 @@ def map_tensors(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> A
 
 
 def _like(given: dict[Any, Any], items: dict[Any, Any]) -> dict[Any, Any]:
-    """Of the class that was given: some models give dicts whose entries are attributes too."""
+    """Return a dict of the given class: some models return dicts whose entries are attributes too."""
     if type(given) is dict:
         return items
     made = copy.copy(given)
@@ -40,7 +40,7 @@ def _like(given: dict[Any, Any], items: dict[Any, Any]) -> dict[Any, Any]:
 
 
 def map_first_tensor(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """The same with the first tensor changed."""
+    """Return the same structure with `change` applied to the first tensor."""
     done = False
 
     def once(tensor: torch.Tensor) -> torch.Tensor:

@@ -1,7 +1,7 @@
-"""Flows: how an operator may work on shards along one mesh axis without communicating.
+"""Flows: how an operator may work on shards along one mesh axis without communication.
 
-A flow names for each tensor of a call the dim that is sharded, or says that the tensor is whole; a result may also be
-a partial sum. That every tensor is whole always goes, and is not listed.
+A flow names for each tensor of a call its sharded dim, or WHOLE; a result may also be PARTIAL. The flow in which every
+tensor is whole always exists, and is not listed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class OpFlow:
-    """The sharded dim of every tensor that goes in and of every one that comes out."""
+    """The sharded dim of every input and of every output."""
 
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
@@ -27,7 +27,7 @@ class OpFlow:
 
 @dataclass(frozen=True, slots=True)
 class OpCall:
-    """One call of an operator on whole tensors: its arguments, and the shapes that go in and come out."""
+    """A call of an operator on full tensors: its arguments, and the shapes of inputs and outputs."""
 
     arguments: tuple[Any, ...]
     inputs: tuple[Shape, ...]
@@ -35,7 +35,7 @@ class OpCall:
 
 
 def flows_of(name: str, tags: Sequence[Any], call: OpCall) -> tuple[OpFlow, ...]:
-    """The flows of a call; none where nothing is known, and then everything has to be whole."""
+    """Return the flows of a call; none for an unknown operator, whose tensors have to be whole."""
     rule = RULES.get(name)
     if rule is None and torch.Tag.pointwise in tags:
         rule = _pointwise
@@ -58,7 +58,7 @@ def _pointwise(call: OpCall) -> list[OpFlow]:
 
 
 def _view(call: OpCall) -> list[OpFlow]:
-    """A dim stays sharded where it leads the dims that it is joined with or split into."""
+    """Keep a dim sharded if it is the leading one of the dims that it is merged with or split into."""
     before, after = call.inputs[0], call.outputs[0]
     found: list[OpFlow] = []
     left = right = 0
@@ -88,17 +88,17 @@ def _permute(call: OpCall) -> list[OpFlow]:
 def _transpose(call: OpCall) -> list[OpFlow]:
     dims = len(call.inputs[0])
     first, second = (call.arguments[1] % dims, call.arguments[2] % dims) if len(call.arguments) > 2 else (0, dims - 1)
-    turned = {first: second, second: first}
-    return [OpFlow((dim,), (turned.get(dim, dim),)) for dim in range(dims)]
+    swapped = {first: second, second: first}
+    return [OpFlow((dim,), (swapped.get(dim, dim),)) for dim in range(dims)]
 
 
 def _except(position: int, default: int | None = 0) -> Callable[[OpCall], list[OpFlow]]:
-    """Every dim but those that the argument at `position` names; results keep their number of dims or lose those."""
+    """Return a rule for every dim but those that the argument at `position` names."""
 
     def rule(call: OpCall) -> list[OpFlow]:
         dims = len(call.inputs[0])
-        told = call.arguments[position] if len(call.arguments) > position else default
-        named = {dim % dims for dim in ([told] if isinstance(told, int) else told or range(dims))}
+        named_dims = call.arguments[position] if len(call.arguments) > position else default
+        named = {dim % dims for dim in ([named_dims] if isinstance(named_dims, int) else named_dims or range(dims))}
         found = []
         for dim in range(dims):
             if dim not in named:
@@ -112,8 +112,8 @@ def _except(position: int, default: int | None = 0) -> Callable[[OpCall], list[O
 
 def _sum(call: OpCall) -> list[OpFlow]:
     dims = len(call.inputs[0])
-    told = call.arguments[1] if len(call.arguments) > 1 else None
-    named = {dim % dims for dim in (told or range(dims))}
+    named_dims = call.arguments[1] if len(call.arguments) > 1 else None
+    named = {dim % dims for dim in (named_dims or range(dims))}
     kept = _except(1)(OpCall((None, tuple(named)), call.inputs, call.outputs))
     return [*kept, *(OpFlow((dim,), (PARTIAL,)) for dim in named)]
 
@@ -125,14 +125,14 @@ def _stack(call: OpCall) -> list[OpFlow]:
 
 
 def _product(letters: str) -> Callable[[OpCall], list[OpFlow]]:
-    """Matrix products by letters, as in "ik,kj->ij": a letter that the result lacks leaves partial sums."""
+    """Return a rule for matrix products by letters, as in "ik,kj->ij": a letter that the result lacks is summed."""
     words, _, out = letters.partition("->")
 
     def rule(call: OpCall) -> list[OpFlow]:
         inputs = words.split(",")[-len(call.inputs) :] if len(call.inputs) < len(words.split(",")) else words.split(",")
         found = []
         for letter in sorted(set("".join(inputs))):
-            places = tuple(word.find(letter) for word in inputs)  # find gives WHOLE where the letter is not
+            places = tuple(word.find(letter) for word in inputs)  # find returns WHOLE if the letter is missing
             summed = letter not in out
             if summed and len(inputs) > 2:
                 continue  # the addend would be added by every rank
@@ -158,14 +158,14 @@ def _embedding(call: OpCall) -> list[OpFlow]:
 
 
 def _leading(call: OpCall) -> list[OpFlow]:
-    """Norms over the last dims, which their weights have."""
+    """Shard the leading dims of norms over the last dims, which their weights have."""
     normed = len(call.arguments[1])
     rest = (WHOLE,) * (len(call.inputs) - 1)
     return [OpFlow((dim, *rest), (dim,)) for dim in range(len(call.inputs[0]) - normed)]
 
 
 def _attention(call: OpCall) -> list[OpFlow]:
-    """Batch and heads; a mask that is there has to be whole, or to have the dim."""
+    """Shard batch and heads; a mask has to be whole, or to have the dim."""
     found = []
     for dim in range(len(call.inputs[0]) - 2):
         places = [dim, dim, dim]
@@ -186,7 +186,7 @@ def _convolution(call: OpCall) -> list[OpFlow]:
 
 
 def _channels(call: OpCall) -> list[OpFlow]:
-    """Work on each image and channel by itself."""
+    """Shard images and channels, which are independent."""
     return [OpFlow((dim,), (dim,) * len(call.outputs)) for dim in (0, 1)]
 
 

@@ -1,4 +1,4 @@
-"""The options of a branch: every way to place its parameters over the axes of a mesh, with what each costs."""
+"""The options of a branch: every placement of its parameters over the axes of a mesh, with its cost."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from holdfast.spmd.autoplan.branch_walk import AxisTerms, Branch, UnplacedParame
 from holdfast.spmd.autoplan.recording import VIEWS, Recording
 from holdfast.spmd.autoplan.units import WHOLE
 
-MOST_MATRICES = 6  # of one branch: their choices are tried together
-MOST_PER_AXIS = 48  # walks of one axis that are tried with those of the others
+MOST_MATRICES = 6  # of one branch, whose placements are tried in combination
+MOST_PER_AXIS = 48  # walks of one axis that are combined with those of the others
 
 
 @dataclass(frozen=True, slots=True)
 class PlacementOption:
-    """One way to run a branch: a walk for each axis, and what a rank moves, computes, holds and keeps."""
+    """One placement of a branch: a walk for each axis, and what a rank moves, computes, holds and keeps."""
 
     walks: tuple[Walk, ...]
     moved: float  # bytes received
@@ -35,25 +35,25 @@ class PlacementOption:
 
 
 class Explorer:
-    """Finds the options of branches under given terms, and remembers them."""
+    """Finds the options of branches under given terms, and caches them."""
 
     def __init__(self, recording: Recording, biases: Mapping[str, str], flops_per_byte: float) -> None:
         self.recording = recording
-        self._biases = biases  # by the weight whose rows they belong to
+        self._biases = biases  # by the weight with the same rows
         self._flops_per_byte = flops_per_byte
         uses = {(number, step.module) for step in recording.steps for number in step.inputs}
-        self._users = Counter(number for number, _ in uses)  # modules that share a tied parameter hold it together
+        self._users = Counter(number for number, _ in uses)  # a tied parameter counts once for all modules that use it
         self._known: dict[tuple[str, tuple[AxisTerms, ...]], list[PlacementOption]] = {}
         self._walks: dict[tuple[str, AxisTerms], list[Walk]] = {}
 
     def matrices(self, branch: Branch) -> list[int]:
-        """The parameters, by value, that may be sharded."""
+        """Return the parameters, by value number, that may be sharded."""
         values = self.recording.values
         used = dict.fromkeys(number for step in branch.steps for number in step.inputs)
         return [number for number in used if values[number].key is not None and len(values[number].shape) > 1]
 
     def options(self, branch: Branch, terms: tuple[AxisTerms, ...]) -> list[PlacementOption]:
-        """Every option that is not worse than another in both cost and memory."""
+        """Return the best option for each placement of the parameters, cheapest first."""
         known = self._known.get((branch.name, terms))
         if known is None:
             known = self._known[branch.name, terms] = self._explore(branch, terms)
@@ -72,7 +72,7 @@ class Explorer:
         return sum(units * self.recording.values[number].bytes for number, units in one.moves)
 
     def _doubled(self, walks: Sequence[Walk]) -> bool:
-        """Whether a dim of a parameter is sharded by two axes."""
+        """Return True if two axes shard the same dim of a parameter."""
         for key in walks[0].parameters:
             dims = [one.parameters[key] for one in walks if one.parameters[key] >= 0]
             if len(dims) != len(set(dims)):
@@ -89,7 +89,7 @@ class Explorer:
         return self._walks[branch.name, terms]
 
     def _from(self, branch: Branch, terms: AxisTerms, takes: int, parameters: dict[str, int]) -> Iterator[Walk]:
-        """Every walk that begins with these places: what is stuck early is not tried further."""
+        """Yield every walk that starts with these placements; a walk that fails early is not continued."""
         try:
             one = walk(self.recording, branch, terms, takes, parameters)
         except UnplacedParameter as at:
@@ -147,7 +147,7 @@ def _dims(shape: tuple[int, ...], ranks: int) -> list[int]:
 
 
 def _best_per_placement(options: Sequence[PlacementOption]) -> list[PlacementOption]:
-    """Without those that another, with the same placements of parameters or fewer bytes held, beats."""
+    """Return the best option for each placement of the parameters, cheapest first."""
     best: dict[tuple[tuple[tuple[str, int], ...], ...], PlacementOption] = {}
     for option in options:
         name = tuple(tuple(sorted(one.parameters.items())) for one in option.walks)

@@ -1,4 +1,4 @@
-"""A plan as a value: printed, compared, written as JSON and read again."""
+"""A plan as a value: printed, compared, saved as JSON and loaded."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from holdfast.spmd.autoplan.units import WHOLE
 from holdfast.spmd.base.spmd_errors import PlanNotFound, SpmdArgumentError
 
 VERSION = 1
-MANIFEST = "holdfast.json"  # where a checkpoint keeps the plan of its model
+MANIFEST = "holdfast.json"  # the manifest of a checkpoint, which has its model's plan
 MOST_BYTES = 64 * 2**20  # a plan has a line for each role
 _PLACE = re.compile(r"R|S(\d{1,2})")
 
@@ -25,7 +25,7 @@ Places = tuple[int, ...]  # for each axis of the mesh: a dim, or WHOLE
 
 @dataclass(frozen=True, slots=True)
 class Pins:
-    """Where a module's first tensor and its first result lie; None where they are left as they come."""
+    """The placements of a module's first input and first result; None to leave them unchanged."""
 
     takes: Places | None
     gives: Places | None
@@ -44,11 +44,11 @@ class Plan:
     why: tuple[str, ...]
 
     def placements(self, role: str) -> list[Placement]:
-        """A parameter's placements; whole where the plan does not name it."""
+        """Return a parameter's placements; replicated if the plan does not name it."""
         return placements_of(dict(self.parameters).get(role, (WHOLE,) * len(self.mesh)))
 
     def to_dict(self) -> dict[str, Any]:
-        """The plan as JSON values."""
+        """Return the plan as JSON values."""
         return {
             "version": VERSION,
             "mesh": [[name, size] for name, size in self.mesh],
@@ -64,22 +64,22 @@ class Plan:
 
     @classmethod
     def from_dict(cls, value: Mapping[str, Any]) -> Plan:
-        """The plan that `to_dict` wrote; raises SpmdArgumentError, with what is wrong, where it is none."""
+        """Return the plan that `to_dict` wrote; raises SpmdArgumentError for an invalid plan."""
         if not isinstance(value, Mapping) or value.get("version") != VERSION:
             found = value.get("version") if isinstance(value, Mapping) else type(value).__name__
             raise SpmdArgumentError(
-                f"no plan: expected a plan of version {VERSION}, as plan() or Plan.load(path) gives it, "
+                f"invalid plan: expected version {VERSION}, as plan() or Plan.load(path) returns it, "
                 f"found {str(found)[:40]!r}"
             )
         expected = {"version", "mesh", "parameters", "activations", "moved_bytes", "held_bytes", "kept_bytes", "why"}
         if value.keys() != expected:
-            raise SpmdArgumentError(f"no plan: missing or unknown fields {sorted(value.keys() ^ expected)}")
+            raise SpmdArgumentError(f"invalid plan: missing or unknown fields {sorted(value.keys() ^ expected)}")
         mesh = _mesh(value["mesh"])
         parameters = _mapping(value["parameters"], "parameters")
         activations = _mapping(value["activations"], "activations")
         why = value["why"]
         if not isinstance(why, list) or not all(isinstance(line, str) for line in why):
-            raise SpmdArgumentError("no plan: why is not a list of texts")
+            raise SpmdArgumentError("invalid plan: why is not a list of texts")
         return cls(
             mesh,
             tuple((role, _required(words, len(mesh), role)) for role, words in parameters.items()),
@@ -96,21 +96,21 @@ class Plan:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Plan:
-        """The plan in a file that `save` wrote, or the one that a checkpoint's manifest has for its model.
+        """Load a plan from a file that `save` wrote, or from a checkpoint's manifest.
 
-        Raises PlanNotFound where there is no plan, SpmdArgumentError where it is not one.
+        Raises PlanNotFound if there is no plan, SpmdArgumentError for an invalid one.
         """
         path = Path(path)
         is_checkpoint = path.is_dir() or path.name == MANIFEST
         file = path / MANIFEST if path.is_dir() else path
         if not file.is_file():
-            raise PlanNotFound(f"{path}: there is no plan: give a file that Plan.save wrote, or a checkpoint's folder")
+            raise PlanNotFound(f"{path}: no plan found: give a file that Plan.save wrote, or a checkpoint's folder")
         if not is_checkpoint and file.stat().st_size > MOST_BYTES:
-            raise SpmdArgumentError(f"{file}: no plan: {file.stat().st_size} bytes, more than {MOST_BYTES}")
+            raise SpmdArgumentError(f"{file}: invalid plan: {file.stat().st_size} bytes, more than {MOST_BYTES}")
         try:
-            fields = json.loads(file.read_bytes(), object_pairs_hook=_once)
+            fields = json.loads(file.read_bytes(), object_pairs_hook=_without_duplicates)
         except (ValueError, RecursionError) as error:
-            raise SpmdArgumentError(f"{file}: no plan: {error}") from None
+            raise SpmdArgumentError(f"{file}: invalid plan: {error}") from None
         if is_checkpoint:
             plans = fields.get("plans", {}) if isinstance(fields, dict) else {}
             if "model" not in plans:
@@ -132,7 +132,7 @@ class Plan:
 
 
 def placements_of(places: Places) -> list[Placement]:
-    """As torch says it."""
+    """Return the placements as torch's types."""
     return [Replicate() if place == WHOLE else Shard(place) for place in places]
 
 
@@ -144,7 +144,7 @@ def _words(places: Places | None) -> list[str] | None:
     return None if places is None else ["R" if place == WHOLE else f"S{place}" for place in places]
 
 
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len({key for key, _ in pairs}) != len(pairs):
         raise ValueError("a key occurs twice")
     return dict(pairs)
@@ -155,20 +155,20 @@ def _mesh(value: Any) -> tuple[tuple[str, int], ...]:
         return isinstance(axis, list) and len(axis) == 2 and isinstance(axis[0], str) and type(axis[1]) is int
 
     if not isinstance(value, list) or not value or not all(is_axis(axis) and axis[1] > 0 for axis in value):
-        raise SpmdArgumentError(f"no plan: mesh is not a list of axes and sizes: {str(value)[:80]}")
+        raise SpmdArgumentError(f"invalid plan: mesh is not a list of axes and sizes: {str(value)[:80]}")
     return tuple((name, size) for name, size in value)
 
 
 def _mapping(value: Any, name: str) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise SpmdArgumentError(f"no plan: {name} do not map roles to placements: {str(value)[:80]}")
+        raise SpmdArgumentError(f"invalid plan: {name} do not map roles to placements: {str(value)[:80]}")
     return value
 
 
 def _pins(value: Any, axes: int, role: str) -> Pins:
     if not isinstance(value, dict) or value.keys() != {"takes", "gives"}:
         raise SpmdArgumentError(
-            f"no plan: the activations of {role} are not what it takes and gives: {str(value)[:80]}"
+            f"invalid plan: the activations of {role} need the fields takes and gives: {str(value)[:80]}"
         )
     return Pins(_places(value["takes"], axes, role), _places(value["gives"], axes, role))
 
@@ -176,7 +176,7 @@ def _pins(value: Any, axes: int, role: str) -> Pins:
 def _required(value: Any, axes: int, role: str) -> Places:
     places = _places(value, axes, role)
     if places is None:
-        raise SpmdArgumentError(f"no plan: {role} has no placements")
+        raise SpmdArgumentError(f"invalid plan: {role} has no placements")
     return places
 
 
@@ -184,17 +184,19 @@ def _places(value: Sequence[Any] | None, axes: int, role: str) -> Places | None:
     if value is None:
         return None
     if not isinstance(value, list) or len(value) != axes:
-        raise SpmdArgumentError(f"no plan: {role} needs {axes} placements, one for each axis, not {str(value)[:80]}")
+        raise SpmdArgumentError(
+            f"invalid plan: {role} needs {axes} placements, one for each axis, not {str(value)[:80]}"
+        )
     places = []
     for word in value:
         match = _PLACE.fullmatch(word) if isinstance(word, str) else None
         if match is None:
-            raise SpmdArgumentError(f"no plan: {role} is placed {str(word)[:40]!r}; placements are R, S0, S1, ...")
+            raise SpmdArgumentError(f"invalid plan: {role} is placed {str(word)[:40]!r}; placements are R, S0, S1, ...")
         places.append(WHOLE if word == "R" else int(match[1]))
     return tuple(places)
 
 
 def _count(value: Any, name: str) -> int:
     if type(value) is not int or value < 0:
-        raise SpmdArgumentError(f"no plan: {name} is {str(value)[:40]!r}, not a number of bytes")
+        raise SpmdArgumentError(f"invalid plan: {name} is {str(value)[:40]!r}, not a number of bytes")
     return value

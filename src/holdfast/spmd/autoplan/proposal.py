@@ -1,4 +1,4 @@
-"""Proposing a plan: the stream between branches is tried every way, and each branch is placed best under it."""
+"""Proposing a plan: every stream between branches is tried, and each branch is placed best under it."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from holdfast.spmd.autoplan.units import WHOLE
 from holdfast.spmd.autoplan.whole_model import WholeModelPlacement, parameter_role, place_whole_model
 from holdfast.spmd.base.spmd_errors import SpmdArgumentError
 
-FLOPS_PER_BYTE = 1000.0  # what an accelerator computes while its link brings one byte
-STREAMS = (WHOLE, 0, 1)  # between branches: whole, or by batch, or by sequence (of images: by channel)
-SLACK = 1.25  # over an even division of the matrices, where no memory is given: small ones may stay whole
-NEAR = 1.1  # estimates of what goes where at run time, as tokens to experts do, say no more than this
+FLOPS_PER_BYTE = 1000.0  # operations of an accelerator while its link transfers one byte
+STREAMS = (WHOLE, 0, 1)  # between branches: whole, by batch, or by sequence (channel for images)
+SLACK = 1.25  # over an even division of the matrices if no memory is given: small ones may stay whole
+NEAR = 1.1  # the error of estimates of run-time traffic, such as tokens to experts
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class PlanCandidate:
     """The best selection under one stream."""
 
     terms: tuple[AxisTerms, ...]
@@ -55,15 +55,16 @@ def plan(
     memory: int | None = None,
     flops_per_byte: float = FLOPS_PER_BYTE,
 ) -> Plan:
-    """Propose placements for a model's parameters and activations over a mesh, and say why.
+    """Propose placements for a model's parameters and activations over a mesh, with reasons.
 
-    `example_inputs` are what the model is called with: a list, a dict where they are named, or one tensor alone.
-    Nothing is computed and nothing communicated: the forward is recorded on tensors without contents, and every way
-    to place a branch is costed by the bytes that a rank receives and by the work that it does, of which
-    `flops_per_byte` weigh as much as one byte. A rank holds at most `memory` bytes of parameters, gradients and
-    results kept for backward; without it, at most a quarter more than if the last axis divided every matrix evenly.
-    The model is not changed, and every rank finds the same plan. Raises SpmdArgumentError where no plan keeps the
-    memory, UnsupportedCall where a module looks at values and is no unit.
+    `example_inputs` are the model's inputs: a list, a dict of named inputs, or one tensor. Nothing is computed and
+    nothing is sent: the forward is recorded on meta tensors. Every placement of a branch is costed by the bytes that a
+    rank receives and by its work; `flops_per_byte` operations weigh as much as one byte. A rank holds at most `memory`
+    bytes of parameters, gradients and results kept for backward. Without `memory`, a rank holds at most a quarter more
+    than if the last axis divided every matrix evenly.
+
+    The model is not changed, and every rank finds the same plan. Raises SpmdArgumentError if no plan fits the memory,
+    UnsupportedCall if a module reads values and is not a unit.
     """
     recording = record(model, example_inputs)
     roles = roles_of(model)
@@ -85,8 +86,8 @@ def plan(
     return _plan(recording, mesh, best, found, roles)
 
 
-def _best(found: Sequence[Candidate], is_estimate: bool) -> Candidate:
-    """The cheapest; of those that an estimate cannot tell apart the one that keeps least, by sequence if it can be.
+def _best(found: Sequence[PlanCandidate], is_estimate: bool) -> PlanCandidate:
+    """Return the cheapest candidate; among those within the error of an estimate, the one that keeps least.
 
     There is always one: under a whole stream all parameters may stay whole.
     """
@@ -99,8 +100,8 @@ def _best(found: Sequence[Candidate], is_estimate: bool) -> Candidate:
 
 def _candidate(
     recording: Recording, partition: Partition, terms: tuple[AxisTerms, ...], roles: Mapping[str, str], limit: Limit
-) -> Candidate | None:
-    """The best selection that the rest of the model goes along with: what is used there too may have to stay whole."""
+) -> PlanCandidate | None:
+    """Return the best selection that the rest of the model permits: parameters used there may have to stay whole."""
     parts = partition.parts(terms)
     nothing: list[list[PlannedBranch]] = [[]] if all(term.stream == WHOLE for term in terms) else []
     for some in itertools.chain([parts], with_shared_placements(recording, parts, roles), nothing):
@@ -110,32 +111,34 @@ def _candidate(
         placement = place_whole_model(recording, partition, selection, terms, roles)
         if placement is not None:
             held = _held(recording, placement, terms, roles)
-            return Candidate(terms, selection, placement, tuple(unassigned), held, limit.excess(held, selection.kept))
+            return PlanCandidate(
+                terms, selection, placement, tuple(unassigned), held, limit.excess(held, selection.kept)
+            )
     return None
 
 
 def _held(
     recording: Recording, placement: WholeModelPlacement, terms: tuple[AxisTerms, ...], roles: Mapping[str, str]
 ) -> float:
-    """Bytes of parameters and gradients on each rank."""
+    """Return the bytes of parameters and gradients on each rank."""
     total = 0.0
     for value in recording.values:
         if value.key is not None:
             places = placement.parameters.get(parameter_role(value.key, roles), ())
-            cut = math.prod(term.ranks for term, place in zip(terms, places, strict=False) if place != WHOLE)
-            total += 2 * value.bytes / cut
+            shards = math.prod(term.ranks for term, place in zip(terms, places, strict=False) if place != WHOLE)
+            total += 2 * value.bytes / shards
     return total
 
 
 def _terms(mesh: DeviceMesh, example_inputs: Inputs) -> Iterator[tuple[AxisTerms, ...]]:
-    """Every stream: for each axis a dim, or none; a dim may serve several axes where the example divides."""
+    """Yield every stream: for each axis a dim or none; a dim may serve several axes if the example divides."""
     sizes = [mesh.size(axis) for axis in range(mesh.ndim)]
     inputs = tensors_in(arguments_of(example_inputs))
     shape = tuple(inputs[0].shape) if inputs else ()
     for streams in itertools.product(*(STREAMS if size > 1 else (WHOLE,) for size in sizes)):
         for dim in (0, 1):
-            together = math.prod(size for size, stream in zip(sizes, streams, strict=True) if stream == dim)
-            if together > 1 and (len(shape) <= dim or shape[dim] % together):
+            ranks = math.prod(size for size, stream in zip(sizes, streams, strict=True) if stream == dim)
+            if ranks > 1 and (len(shape) <= dim or shape[dim] % ranks):
                 break
         else:
             yield tuple(
@@ -156,7 +159,7 @@ def _even_limit(recording: Recording, mesh: DeviceMesh) -> Limit:
 
 
 def _biases(model: nn.Module) -> dict[str, str]:
-    """Biases by the weights whose rows they belong to."""
+    """Return biases by the weights with the same rows."""
     found = {}
     for name, module in model.named_modules():
         own = dict(module.named_parameters(recurse=False))
@@ -168,7 +171,11 @@ def _biases(model: nn.Module) -> dict[str, str]:
 
 
 def _plan(
-    recording: Recording, mesh: DeviceMesh, best: Candidate, found: Sequence[Candidate], roles: Mapping[str, str]
+    recording: Recording,
+    mesh: DeviceMesh,
+    best: PlanCandidate,
+    found: Sequence[PlanCandidate],
+    roles: Mapping[str, str],
 ) -> Plan:
     names = mesh.mesh_dim_names or tuple(f"axis{axis}" for axis in range(mesh.ndim))
     streams = [(tuple(term.stream for term in one.terms), one.placement.moved, one.excess) for one in found]

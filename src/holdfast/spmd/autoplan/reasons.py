@@ -1,4 +1,4 @@
-"""Why a plan is as it is, in lines for people."""
+"""The reasons of a plan, as lines of text."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ def reasons(
     streams: Sequence[tuple[Places, float, float]],
     unassigned: Sequence[str],
 ) -> tuple[str, ...]:
-    """The stream against the other streams, each branch against its next best, and what is in no branch."""
+    """Return lines that compare the stream with other streams, and each branch with its next best option."""
     others = [
-        f"{_words(places)} would move {round(moved)}{' and hold too much' if excess else ''}"
+        f"{_placement_text(places)} would move {round(moved)}{' and hold too much' if excess else ''}"
         for places, moved, excess in sorted(streams, key=lambda one: (one[2], one[1]))
         if places != stream
     ]
-    lines = [f"between branches {_words(stream)}; {'; '.join(others) or 'nothing else divides'}"]
+    lines = [f"between branches {_placement_text(stream)}; {'; '.join(others) or 'nothing else divides'}"]
     for part, option in zip(selection.parts, selection.options, strict=True):
         lines.append(_line(part, option))
     if unassigned:
@@ -48,12 +48,12 @@ def _line(part: PlannedBranch, chosen: PlacementOption) -> str:
 def _weights(option: PlacementOption, part: PlannedBranch) -> str:
     prefix = f"{part.branch.name}." if part.branch.name else ""
     shown = [
-        f"{key.removeprefix(prefix).removesuffix('.weight')} {_words(option.places(key))}"
+        f"{key.removeprefix(prefix).removesuffix('.weight')} {_placement_text(option.places(key))}"
         for key in option.walks[0].parameters
         if not key.endswith("bias")
     ]
     return f"{', '.join(shown)}: " if shown else ""
 
 
-def _words(places: Places) -> str:
+def _placement_text(places: Places) -> str:
     return " ".join("R" if place == WHOLE else f"S{place}" for place in places)

@@ -1,4 +1,4 @@
-"""A recording: every operator that a model's forward calls, on tensors without contents and on one device."""
+"""A recording: every operator of a model's forward pass, on meta tensors and on one device."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from holdfast.spmd.autoplan.op_flows import OpCall, OpFlow, Shape, flows_of
 from holdfast.spmd.autoplan.units import Unit, UnitWay, is_unit
 from holdfast.spmd.base.spmd_errors import SpmdArgumentError, UnsupportedCall
 
-# Kept whole: what they decompose into has fewer ways than they have.
+# Recorded whole: their decompositions have fewer flows.
 COMPOSITES: dict[Callable[..., Any], str] = {
     functional.linear: "linear",
     functional.scaled_dot_product_attention: "scaled_dot_product_attention",
@@ -27,7 +27,7 @@ COMPOSITES: dict[Callable[..., Any], str] = {
     functional.layer_norm: "layer_norm",
     functional.group_norm: "group_norm",
 }
-# Gradients of these are linear in the gradient and need nothing else, so partial sums pass.
+# Their gradients are linear in the incoming gradient and need nothing else, so partial sums pass.
 PASSING = frozenset({"add", "sub", "neg", "view", "_unsafe_view", "reshape", "squeeze", "unsqueeze", "transpose", "t"})
 PASSING |= {"permute", "_to_copy", "clone", "alias", "sum", "stack", "expand", "slice", "select", "unbind", "cat"}
 VIEWS = frozenset({"view", "squeeze", "unsqueeze", "transpose", "t", "permute", "slice", "select", "unbind", "expand"})
@@ -37,7 +37,7 @@ VIEWS |= {"split", "split_with_sizes", "alias", "detach", "_unsafe_view"}
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """One tensor: a parameter if it has a key."""
+    """One tensor; a parameter if it has a key."""
 
     shape: Shape
     bytes: int
@@ -56,12 +56,12 @@ class Step:
     flows: tuple[OpFlow, ...]
     flops: int
     ways: tuple[UnitWay, ...] = ()  # of a unit, instead of flows
-    weights: int = 0  # how many of the inputs of a unit are its parameters
+    weights: int = 0  # the number of a unit's inputs that are its parameters
 
 
 @dataclass(frozen=True, slots=True)
 class ModuleCall:
-    """A module's first tensor, and its first result."""
+    """A module's first input tensor, and its first result."""
 
     first: int | None
     result: int | None
@@ -77,25 +77,25 @@ class Recording:
     outputs: tuple[int, ...] = ()
 
     def under(self, module: str) -> list[Step]:
-        """The steps that a module and its children made."""
+        """Return the steps of a module and its children."""
         return [step for step in self.steps if is_under(step.module, module)]
 
 
 def is_under(name: str, module: str) -> bool:
-    """Whether a module is another one or inside of it."""
+    """Return True if a module is `module` or inside of it."""
     return not module or name == module or name.startswith(f"{module}.")
 
 
 def record(model: nn.Module, example_inputs: Inputs) -> Recording:
-    """Run `model` on the meta device and write down what it does; the model itself is not changed.
+    """Run `model` on the meta device and record what it does; the model is not changed.
 
-    Raises UnsupportedCall where the forward needs values that tensors without contents do not have.
+    Raises UnsupportedCall if the forward needs values, which meta tensors lack.
     """
-    recorder = _Recorder()
+    recorder = _ForwardRecorder()
     state = _without_contents(model, recorder)
     args, kwargs = (_meta(value) for value in arguments_of(example_inputs))
     with ExitStack() as stack:
-        stack.enter_context(_listening(model, recorder))
+        stack.enter_context(_hooked(model, recorder))
         stack.enter_context(torch.no_grad())
         stack.enter_context(torch.device("meta"))
         stack.enter_context(_Functions(recorder))
@@ -105,24 +105,24 @@ def record(model: nn.Module, example_inputs: Inputs) -> Recording:
         except (RuntimeError, NotImplementedError) as error:
             raise UnsupportedCall(
                 f"the model cannot be planned: without contents {recorder.module or 'it'} raised "
-                f"{type(error).__name__}: {error}. A module that looks at values has to be a unit: give it "
-                "placement_ways and rehearse"
+                f"{type(error).__name__}: {error}. A module that reads values has to be a unit: give it "
+                "placement_ways, rehearse and flops"
             ) from error
     recorder.recording.outputs = tuple(recorder.number(tensor) for tensor in tensors_in(out))
     return recorder.recording
 
 
 def arguments_of(example_inputs: Inputs) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """What a model is called with: a dict names its inputs, a tensor is the only one."""
+    """Return positional and keyword arguments for the model: a dict names its inputs, a tensor is the only one."""
     if isinstance(example_inputs, Mapping):
         return (), dict(example_inputs)
     return ((example_inputs,) if isinstance(example_inputs, torch.Tensor) else tuple(example_inputs)), {}
 
 
-def _without_contents(model: nn.Module, recorder: _Recorder) -> dict[str, torch.Tensor]:
-    """Empty parameters and buffers by name; one that has several names has one empty tensor.
+def _without_contents(model: nn.Module, recorder: _ForwardRecorder) -> dict[str, torch.Tensor]:
+    """Return meta parameters and buffers by name; a tensor with several names has one meta tensor.
 
-    Each module is gone through once: torch would put back the empty tensors of one that has several names.
+    Each module is visited once: torch would restore the meta tensors of a module with several names.
     """
     made: dict[int, torch.Tensor] = {}
     state: dict[str, torch.Tensor] = {}
@@ -139,23 +139,23 @@ def _without_contents(model: nn.Module, recorder: _Recorder) -> dict[str, torch.
 
 
 def own_tensors(module: nn.Module) -> list[tuple[str, torch.Tensor]]:
-    """The parameters and buffers of a module itself, each under all of its names."""
+    """Return a module's own parameters and buffers, each under all of its names."""
     parameters = module.named_parameters(recurse=False, remove_duplicate=False)
     return [*parameters, *module.named_buffers(recurse=False, remove_duplicate=False)]
 
 
 def _meta(value: Any) -> Any:
-    """The same tensors without contents, in lists, tuples and dicts too."""
+    """Return the same structure with meta tensors."""
     return map_tensors(value, lambda tensor: torch.empty_like(tensor, device="meta"))
 
 
-class _Recorder:
-    """Writes a recording: knows the tensors by number and the modules that are at work."""
+class _ForwardRecorder:
+    """Writes a recording: knows the tensors by number and the active modules."""
 
     def __init__(self) -> None:
         self.recording = Recording()
         self.stack: list[str] = []
-        self.is_quiet = False
+        self.is_paused = False
         self._numbers: dict[int, int] = {}
         self._alive: list[torch.Tensor] = []
         self._strays: dict[int, torch.Tensor] = {}
@@ -165,7 +165,7 @@ class _Recorder:
         return self.stack[-1] if self.stack else ""
 
     def note(self, tensor: torch.Tensor, key: str | None = None, has_gradient: bool = False) -> int:
-        """A tensor is new, or has new contents."""
+        """Number a tensor that is new, or has new contents."""
         shape = tuple(tensor.shape)
         self._alive.append(tensor)
         self._numbers[id(tensor)] = len(self.recording.values)
@@ -177,7 +177,7 @@ class _Recorder:
         return self.note(tensor) if known is None else known
 
     def without_contents(self, tensor: torch.Tensor) -> torch.Tensor:
-        """A tensor that a model has beside its buffers, as the recording knows it."""
+        """Return the meta tensor for a tensor that a model has outside of its buffers."""
         if tensor.is_meta:
             return tensor
         if id(tensor) not in self._strays:
@@ -188,8 +188,8 @@ class _Recorder:
     def step(self, name: str, tags: Sequence[Any], args: tuple[Any, ...], given: list[torch.Tensor], out: Any) -> None:
         inputs = tuple(self.number(tensor) for tensor in given)
         results = tensors_in(out)
-        grows = any(self.recording.values[number].has_gradient for number in inputs)
-        outputs = tuple(self.note(tensor, None, grows and tensor.is_floating_point()) for tensor in results)
+        has_gradient = any(self.recording.values[number].has_gradient for number in inputs)
+        outputs = tuple(self.note(tensor, None, has_gradient and tensor.is_floating_point()) for tensor in results)
         op_call = OpCall(
             args, *(tuple(self.recording.values[n].shape for n in numbers) for numbers in (inputs, outputs))
         )
@@ -197,19 +197,19 @@ class _Recorder:
         self.recording.steps.append(Step(name, self.module, inputs, outputs, flows, _flops(name, op_call)))
 
     def unit(self, module: Unit, args: tuple[Any, ...]) -> Any:
-        """A unit is one step: its inside is not looked at."""
-        self.is_quiet = True
-        out, said, flops = module.rehearse(*args), module.placement_ways(*args), module.flops(*args)
-        self.is_quiet = False
+        """Record a unit as one step, without looking inside."""
+        self.is_paused = True
+        out, declared, flops = module.rehearse(*args), module.placement_ways(*args), module.flops(*args)
+        self.is_paused = False
         assert isinstance(module, nn.Module)
         weights = [self.number(parameter) for _, parameter in module.named_parameters()]
         given = [self.number(tensor) for tensor in tensors_in(args)]
         outputs = tuple(self.note(tensor, None, True) for tensor in tensors_in(out))
         names = [key for key, _ in module.named_parameters()]
         ways = []
-        for way in said:
+        for way in declared:
             if set(way.parameters) != set(names) or len(way.inputs) != len(given):
-                raise SpmdArgumentError(f"{self.module}: a way of a unit names every parameter and input, not {way}")
+                raise SpmdArgumentError(f"{self.module}: a UnitWay has to name every parameter and input, got {way}")
             ways.append(replace(way, parameters={name: way.parameters[name] for name in names}))
         self.recording.steps.append(
             Step("unit", self.module, (*weights, *given), outputs, (), flops, tuple(ways), len(weights))
@@ -218,7 +218,7 @@ class _Recorder:
 
 
 def _flops(name: str, op_call: OpCall) -> int:
-    """Forward and backward: a product's gradients cost twice as much as itself."""
+    """Return the operations of forward and backward: a product's gradients cost twice the product."""
     if name in ("mm", "addmm", "bmm", "linear"):
         inner = op_call.inputs[0][-1] if name != "addmm" else op_call.inputs[1][-1]
         return 6 * math.prod(op_call.outputs[0]) * inner
@@ -230,44 +230,44 @@ def _flops(name: str, op_call: OpCall) -> int:
 
 
 class _Functions(TorchFunctionMode):
-    """Writes down composite functions as one step."""
+    """Records composite functions as one step."""
 
-    def __init__(self, recorder: _Recorder) -> None:
+    def __init__(self, recorder: _ForwardRecorder) -> None:
         super().__init__()
         self._recorder = recorder
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         args, kwargs = map_tensors((tuple(args), kwargs or {}), self._recorder.without_contents)
         name = COMPOSITES.get(func)
-        if name is None or self._recorder.is_quiet:
+        if name is None or self._recorder.is_paused:
             return func(*args, **kwargs)
-        self._recorder.is_quiet = True
+        self._recorder.is_paused = True
         try:
             out = func(*args, **kwargs)
         finally:
-            self._recorder.is_quiet = False
+            self._recorder.is_paused = False
         self._recorder.step(name, (), args, tensors_in((*args, *kwargs.values())), out)
         return out
 
 
 class _Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Writes down every operator that is not inside of a composite."""
+    """Records every operator outside of composites."""
 
-    def __init__(self, recorder: _Recorder) -> None:
+    def __init__(self, recorder: _ForwardRecorder) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._recorder = recorder
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
-        if not self._recorder.is_quiet:
+        if not self._recorder.is_paused:
             given = tensors_in((*args, *(kwargs or {}).values()))
             self._recorder.step(func._schema.name.split("::")[1], func.tags, args, given, out)
         return out
 
 
 @contextmanager
-def _listening(model: nn.Module, recorder: _Recorder) -> Iterator[None]:
-    """Hooks that tell the recorder which module is at work; units are played instead of run."""
+def _hooked(model: nn.Module, recorder: _ForwardRecorder) -> Iterator[None]:
+    """Register hooks that tell the recorder which module is active; units are rehearsed instead of run."""
     with ExitStack() as stack:
         for name, module in model.named_modules():
             before = module.register_forward_pre_hook(_entering(recorder, name), prepend=True)
@@ -279,14 +279,14 @@ def _listening(model: nn.Module, recorder: _Recorder) -> Iterator[None]:
         yield
 
 
-def _entering(recorder: _Recorder, name: str) -> Callable[..., None]:
+def _entering(recorder: _ForwardRecorder, name: str) -> Callable[..., None]:
     def hook(module: nn.Module, args: Any) -> None:
         recorder.stack.append(name)
 
     return hook
 
 
-def _leaving(recorder: _Recorder, name: str) -> Callable[..., None]:
+def _leaving(recorder: _ForwardRecorder, name: str) -> Callable[..., None]:
     def hook(module: nn.Module, args: Any, kwargs: Any, out: Any) -> None:
         first, result = tensors_in((args, kwargs))[:1], tensors_in(out)[:1]
         numbers = [recorder.number(tensor) for tensor in (*first, *result)]
@@ -298,8 +298,8 @@ def _leaving(recorder: _Recorder, name: str) -> Callable[..., None]:
 
 
 @contextmanager
-def _rehearsed(module: Unit, recorder: _Recorder) -> Iterator[None]:
-    before = vars(module).get("forward")  # some wrappers set it on the instance
+def _rehearsed(module: Unit, recorder: _ForwardRecorder) -> Iterator[None]:
+    before = vars(module).get("forward")  # some wrappers set forward on the instance
     object.__setattr__(module, "forward", lambda *args: recorder.unit(module, args))
     try:
         yield

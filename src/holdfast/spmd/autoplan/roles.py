@@ -1,4 +1,4 @@
-"""Roles: modules that are built alike and stand in a row share one name, so that they are planned once."""
+"""Roles: modules that are built alike and numbered in a row share one name, so that they are planned once."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from torch import nn
 
 
 def roles_of(model: nn.Module) -> dict[str, str]:
-    """The role of every module by its name.
+    """Return the role of every module by its name.
 
-    A number in a name becomes `*` where all numbered neighbours are built alike, and the numbers of its own kind,
-    as in `[1-3]`, where they are not. A module that stands in several places has its first name, as torch has it.
+    A number in a name becomes `*` if all numbered siblings are built alike, and otherwise the numbers of its own kind,
+    as in `[1-3]`. A module in several places has its first name, as in torch.
     """
     names = {module: name for name, module in model.named_modules()}
     roles: dict[str, str] = {}
@@ -31,7 +31,7 @@ def _name(
 
 
 def _parts(children: Mapping[str, nn.Module], seen: dict[int, Hashable]) -> dict[str, str]:
-    """What each child is called in a role."""
+    """Return the name of each child in a role."""
     kinds: dict[Hashable, list[str]] = {}
     for name, child in children.items():
         if name.isdecimal():
@@ -55,7 +55,7 @@ def _ranges(numbers: list[int]) -> str:
 
 
 def _build(module: nn.Module, seen: dict[int, Hashable]) -> Hashable:
-    """What makes two modules alike: their classes and the shapes of their parameters, all the way down."""
+    """Return what makes two modules alike: their classes and the shapes of their parameters, recursively."""
     if id(module) not in seen:
         own = tuple((key, tuple(p.shape), p.dtype) for key, p in module.named_parameters(recurse=False))
         below = tuple((key, _build(child, seen)) for key, child in module.named_children())

@@ -1,4 +1,4 @@
-"""Which option each part takes: the least cost within the memory of a rank, tied parameters alike."""
+"""Selecting an option for each branch: the least cost within the memory of a rank, tied parameters alike."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from holdfast.spmd.autoplan.placement_options import PlacementOption
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """An option for each part."""
+    """An option for each planned branch."""
 
     parts: tuple[PlannedBranch, ...]
     options: tuple[PlacementOption, ...]
@@ -36,7 +36,7 @@ class Selection:
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """Bytes that a rank may have: of parameters and gradients, and with what backward needs beside them."""
+    """The bytes that a rank may hold: of parameters and gradients, and of these with the results kept for backward."""
 
     held: float
     memory: float
@@ -46,13 +46,13 @@ class Limit:
 
 
 def select(parts: Sequence[PlannedBranch], limit: Limit) -> Selection:
-    """The best selection; the one nearest to the limit where none keeps it."""
+    """Return the best selection; the one nearest to the limit if none fits."""
     found = [_within(parts, options, limit) for options in _tied(parts)]
     return min(found, key=lambda selection: (limit.excess(selection.held, selection.kept), selection.score))
 
 
 def _within(parts: Sequence[PlannedBranch], options: Sequence[Sequence[PlacementOption]], limit: Limit) -> Selection:
-    """From the cheapest of all, the least costly changes for the memory that they free, until it is enough."""
+    """From the cheapest options, make the cheapest changes per byte freed, until the limit is met."""
     chosen = [min(some, key=lambda option: (option.score, option.memory)) for some in options]
     selection = Selection(tuple(parts), tuple(chosen))
     while limit.excess(selection.held, selection.kept):
@@ -74,14 +74,14 @@ def _within(parts: Sequence[PlannedBranch], options: Sequence[Sequence[Placement
 
 
 def _tied(parts: Sequence[PlannedBranch]) -> Iterator[list[list[PlacementOption]]]:
-    """The options of every part, for each way to place the parameters that several parts share."""
+    """Yield the options of every branch for each placement of the parameters that several branches share."""
     users: dict[str, list[int]] = {}
     for place, part in enumerate(parts):
         for key in part.options[0].walks[0].parameters:
             users.setdefault(key, []).append(place)
     shared = [key for key, places in users.items() if len(places) > 1]
-    ways = [{option.places(key) for option in parts[users[key][0]].options} for key in shared]
-    for chosen in itertools.product(*(sorted(some) for some in ways)):
+    placements = [{option.places(key) for option in parts[users[key][0]].options} for key in shared]
+    for chosen in itertools.product(*(sorted(some) for some in placements)):
         wanted = dict(zip(shared, chosen, strict=True))
         options = [
             [o for o in part.options if all(o.places(key) == wanted[key] for key in wanted if place in users[key])]

@@ -1,4 +1,4 @@
-"""Loose parameters: those outside of all parts, which a model computes with between its branches, or not at all."""
+"""Unassigned parameters: those outside of all planned branches, used between branches or not at all."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from holdfast.spmd.autoplan.whole_model import parameter_role
 
 
 def unassigned_roles(recording: Recording, parts: Sequence[PlannedBranch], roles: Mapping[str, str]) -> dict[str, int]:
-    """The roles of the parameters that no part has, and their bytes: they stay whole."""
+    """Return the roles of the parameters that no branch has, and their bytes: they stay whole."""
     names = [name for part in parts for name in part.names]
     held = _roles_in([step for step in recording.steps if _is_within(step, names)], recording, roles)
     found: dict[str, int] = {}
@@ -25,15 +25,17 @@ def unassigned_roles(recording: Recording, parts: Sequence[PlannedBranch], roles
 def with_shared_placements(
     recording: Recording, parts: Sequence[PlannedBranch], roles: Mapping[str, str]
 ) -> Iterator[list[PlannedBranch]]:
-    """The parts for each way to place what is used outside of them too, alike in all of them; whole comes last."""
+    """Yield the branches for each placement of the parameters that are also used outside of them; whole is last."""
     names = [name for part in parts for name in part.names]
     shared = _roles_in([step for step in recording.steps if not _is_within(step, names)], recording, roles)
     keys = [[key for key in _keys(part) if parameter_role(key, roles) in shared] for part in parts]
-    ways = {option.places(key) for part, own in zip(parts, keys, strict=True) for key in own for option in part.options}
-    for way in sorted(ways, key=lambda places: (sum(place == WHOLE for place in places), places)):
+    placements = {
+        option.places(key) for part, own in zip(parts, keys, strict=True) for key in own for option in part.options
+    }
+    for placement in sorted(placements, key=lambda places: (sum(place == WHOLE for place in places), places)):
         found = []
         for part, own in zip(parts, keys, strict=True):
-            options = tuple(option for option in part.options if all(option.places(key) == way for key in own))
+            options = tuple(option for option in part.options if all(option.places(key) == placement for key in own))
             found.append(replace(part, options=options))
         if all(part.options for part in found):
             yield found

@@ -1,4 +1,4 @@
-"""Units: modules whose work depends on values, so that they are planned as one step with ways of their own."""
+"""Units: modules whose work depends on values. They are planned as one step, by the placements they declare."""
 
 from __future__ import annotations
 
@@ -10,32 +10,32 @@ import torch
 
 
 class Unit(Protocol):
-    """What a module has beside `forward`, of the same inputs, to be planned without being looked into."""
+    """The methods of a unit besides `forward`, with the same inputs."""
 
     def placement_ways(self, *inputs: Any) -> list[UnitWay]:
-        """Every way to run along one mesh axis."""
+        """Return every placement along one mesh axis."""
 
     def rehearse(self, *inputs: Any) -> torch.Tensor:
-        """The result without its values."""
+        """Return the result without its values."""
 
     def flops(self, *inputs: Any) -> int:
-        """The work of forward and backward."""
+        """Return the operations of forward and backward."""
 
 
 def is_unit(module: object) -> TypeGuard[Unit]:
-    """Whether a module says how it may be placed."""
+    """Return True if a module declares how it may be placed."""
     return all(callable(getattr(module, name, None)) for name in ("placement_ways", "rehearse", "flops"))
 
 
-WHOLE, PARTIAL = -1, -2  # in addition to dims, which count from 0: replicated, and a partial sum over the ranks
+WHOLE, PARTIAL = -1, -2  # besides dims, which count from 0: replicated, and a partial sum over the ranks
 
 
 @dataclass(frozen=True, slots=True)
 class UnitWay:
-    """A way to run a module with data-dependent work along one mesh axis: the sharded dims, WHOLE, or PARTIAL.
+    """A placement of a unit along one mesh axis: the sharded dims, WHOLE, or PARTIAL.
 
-    `exchanged` is the volume of the module's own collectives in forward and backward, as a multiple of the rank's
-    shard of its first input.
+    `exchanged` is the volume of the module's own collectives in forward and backward, as a multiple of the rank's shard
+    of its first input.
     """
 
     parameters: Mapping[str, int]

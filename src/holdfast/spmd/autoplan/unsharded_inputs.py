@@ -1,4 +1,4 @@
-"""Plain tensors that a model makes as it runs: every rank makes the same, so beside placed ones they are replicas."""
+"""Plain tensors that a model makes in its forward: equal on every rank, so next to DTensors they are replicas."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from holdfast.spmd.autoplan.nested_tensors import map_tensors, tensors_in
 
 
 class ReplicatePlainTensors(TorchFunctionMode):
-    """While it is entered: a plain tensor that meets a DTensor in a call becomes a replica.
+    """While active, a plain tensor that meets a DTensor in a call becomes a replica.
 
-    Masks, positions and first states of recurrent layers are made in `forward`, where nobody can place them.
+    Masks, positions and initial states of recurrent layers are made in `forward`, where nobody can place them.
     """
 
     def __init__(self, replica: Callable[[torch.Tensor], torch.Tensor]) -> None:
@@ -36,7 +36,7 @@ def _is_plain(tensor: torch.Tensor) -> bool:
 
 
 class ActiveModules(threading.local):
-    """The modules that are at work on this thread, outermost first; the mode is on while there are any."""
+    """The modules that are running on this thread, outermost first; the mode is on while there are any."""
 
     def __init__(self) -> None:
         self.modules: list[object] = []
@@ -49,7 +49,7 @@ class ActiveModules(threading.local):
         self.modules.append(module)
 
     def leave(self, module: object) -> None:
-        """The module is done, or has failed; and so, whatever they did not tell, are those within it."""
+        """Remove a module that returned or raised, and any modules within it that did not report their end."""
         while module in self.modules and self.modules.pop() is not module:
             pass
         if not self.modules and self.mode is not None:

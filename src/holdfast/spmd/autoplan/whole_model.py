@@ -1,4 +1,4 @@
-"""Threading a selection through the whole model: what is between the branches must run without communicating too."""
+"""Placing the whole model with a selection: the steps between branches must not communicate either."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from holdfast.spmd.autoplan.units import PARTIAL, WHOLE
 
 @dataclass(frozen=True, slots=True)
 class WholeModelPlacement:
-    """The places of parameters and the pins by role, and all the bytes that a rank receives."""
+    """The placements of parameters and the pins by role, and all the bytes that a rank receives."""
 
     parameters: dict[str, Places]
     activations: dict[str, Pins]
@@ -24,7 +24,7 @@ class WholeModelPlacement:
 
 
 def parameter_role(key: str, roles: Mapping[str, str]) -> str:
-    """The role of a parameter: that of its module, and its own name."""
+    """Return the role of a parameter: that of its module, and its own name."""
     module, _, name = key.rpartition(".")
     role = roles[module]
     return f"{role}.{name}" if role else name
@@ -37,19 +37,17 @@ def place_whole_model(
     terms: tuple[AxisTerms, ...],
     roles: Mapping[str, str],
 ) -> WholeModelPlacement | None:
-    """Follow every tensor through the model; None where something between the branches would have to communicate."""
+    """Follow every tensor through the model; return None if a step between branches would communicate."""
     parameters = _parameters(recording, selection, roles)
     options = {
         name: option for part, option in zip(selection.parts, selection.options, strict=True) for name in part.names
     }
-    followers = [
-        _ModelWalk(recording, partition, options, one, axis, parameters, roles) for axis, one in enumerate(terms)
-    ]
+    walks = [_ModelWalk(recording, partition, options, one, axis, parameters, roles) for axis, one in enumerate(terms)]
     try:
-        axes = [follower.run() for follower in followers]
+        axes = [one.run() for one in walks]
     except NeedsCommunication:
         return None
-    moved = _moved(recording, [follower.moves for follower in followers], axes, terms)
+    moved = _moved(recording, [one.moves for one in walks], axes, terms)
     return WholeModelPlacement(parameters, _activations(recording, partition, selection, axes, roles), moved)
 
 
@@ -59,7 +57,7 @@ def _moved(
     axes: Sequence[Mapping[int, int]],
     terms: Sequence[AxisTerms],
 ) -> float:
-    """Every move along its axis, of the part of the tensor that the other axes leave a rank."""
+    """Return the bytes of every move along its axis, of the shard that the other axes leave to a rank."""
     total = 0.0
     for axis, own in enumerate(moves):
         for number, units in own:
@@ -100,7 +98,7 @@ def _activations(
 
 
 class _ModelWalk:
-    """Goes through all steps along one axis."""
+    """Walks through all steps along one axis."""
 
     def __init__(
         self,
@@ -118,7 +116,7 @@ class _ModelWalk:
         self.moves: list[tuple[int, float]] = []
 
     def run(self) -> dict[int, int]:
-        """The place of every value."""
+        """Return the placement of every value."""
         within: dict[str, str | None] = {}
         done = set()
         for step in self._recording.steps:
@@ -157,7 +155,7 @@ class _ModelWalk:
         return WHOLE if places is None else places[self._axis]
 
     def _summed(self, number: int) -> None:
-        """The gradients of a value are summed over the ranks; those of a parameter once for all of its uses."""
+        """Count the all-reduce of a value's gradient; of a parameter once for all of its uses."""
         if self._recording.values[number].key is None or all(number != other for other, _ in self.moves):
             self.moves.append((number, 2.0))
 
@@ -169,7 +167,7 @@ class _ModelWalk:
         if value.has_gradient and (present := self._places.get(branch.first, WHOLE)) != stream:
             if present != WHOLE:
                 raise NeedsCommunication
-            self.moves.append((branch.first, 1.0))  # sliced for nothing; the gradients are gathered
+            self.moves.append((branch.first, 1.0))  # slicing is free; the gradients are gathered
         takes = self._options[name].walks[self._axis].takes
         if not value.has_gradient and self._places.get(branch.first, WHOLE) not in (WHOLE, takes):
             self.moves.append((branch.first, 1.0 if takes == WHOLE else self._terms.swap))
@@ -181,6 +179,8 @@ class _ModelWalk:
         if done is None:
             raise NeedsCommunication
         summed = {number for number, _ in self.moves if self._recording.values[number].key is not None}
-        self.moves += [move for move in done.moves if move[0] not in summed]  # a tied parameter's gradient, once
+        self.moves += [
+            move for move in done.moves if move[0] not in summed
+        ]  # a tied parameter's gradient is reduced once
         within = {number for step in branch.steps for number in step.outputs}
         self._places |= {number: place for number, place in done.places.items() if number in within}

@@ -51,7 +51,7 @@ def decision(info: Any) -> Any:
 
 
 def local_decision(info: Any) -> Any:
-    """Return a decision that may leave empty shards and needs no communication; None if there is none."""
+    """Return a decision that may leave empty shards and needs no communication, or None."""
     if not torch_versions.AT_LEAST_2_13:  # its strategies are handwritten, and some require shards that are not empty
         return None
     EMPTY_SHARDS.allowed = True
