@@ -38,7 +38,7 @@ from holdfast.spmd.sharding.plain_tensors import (
 
 INSTALLED = Installed()
 # Handlers for the dispatcher's own table.
-OURS = (
+HANDLERS = (
     flip_in_gradient,
     accept_in_gradient,
     accept_masks,
@@ -108,7 +108,7 @@ def _install(only: Sequence[str], exclude: Sequence[str], check_indices: bool) -
         INSTALLED.functions = install_functions()
     if INSTALLED.fallback:
         INSTALLED.shardable = allow_empty_shards()
-    for function in (*OURS, *(method for method, _ in METHODS.values()), GatheredView.__torch_dispatch__):
+    for function in (*HANDLERS, *(method for method, _ in METHODS.values()), GatheredView.__torch_dispatch__):
         keep_out_of_dynamo(function)
     if not torch_dispatch.clear_decision_caches() and threading.active_count() > 1:
         warn(
@@ -143,7 +143,7 @@ def disable() -> None:
     torch_dispatch.restore(torch_dispatch.SLOW_PATH)
     torch_dispatch.restore(torch_dispatch.REPLICATE_PLAIN)
     table = torch_dispatch.handlers()
-    for op in [op for op, handler in table.items() if handler in OURS]:
+    for op in [op for op, handler in table.items() if handler in HANDLERS]:
         del table[op]
     for op, handler in INSTALLED.displaced.items():
         table[op] = handler

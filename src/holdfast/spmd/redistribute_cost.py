@@ -91,12 +91,12 @@ def _moves(
     mesh: DeviceMesh,
     recorded: Sequence[tuple[int, str, int]],
 ) -> tuple[Move, ...]:
-    found = [Move(axis, present[axis], wanted[axis], word, count) for axis, word, count in recorded]
+    moves = [Move(axis, present[axis], wanted[axis], word, count) for axis, word, count in recorded]
     communicating = {axis for axis, _, _ in recorded}
     for axis, (before, after) in enumerate(zip(present, wanted, strict=True)):
         if before != after and axis not in communicating and mesh.size(axis) > 1:
-            found.append(Move(axis, before, after, "slice", 0))
-    return tuple(found)
+            moves.append(Move(axis, before, after, "slice", 0))
+    return tuple(moves)
 
 
 class _CollectiveRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]

@@ -33,10 +33,10 @@ def report() -> list[Line]:
             name,
             "fallback",
             "none: gathered, computed on every rank",
-            f"{found.calls} calls so far, the first of {found.first}",
+            f"{entry.calls} calls so far, the first of {entry.first}",
             True,
         )
-        for name, found in GATHERED.items()
+        for name, entry in GATHERED.items()
     ]
     if INSTALLED.methods:
         lines += [Line(item.title, "methods", "any", item.why, True) for item in replacements()]

@@ -58,8 +58,8 @@ def _check(model: nn.Module, mesh: DeviceMesh, plan: Plan, roles: Mapping[str, s
     if own.keys() != named.keys():
         lacking, unknown = sorted(own.keys() - named.keys()), sorted(named.keys() - own.keys())
         raise PlanMismatch(
-            f"the plan is for another model: it lacks {_some(lacking)} of this model; "
-            f"it has {_some(unknown)}, which this model lacks: plan again for it"
+            f"the plan is for another model: it lacks {_list_text(lacking)} of this model; "
+            f"it has {_list_text(unknown)}, which this model lacks: plan again for it"
         )
     for role, parameter in own.items():
         if isinstance(parameter, DTensor):
@@ -68,7 +68,7 @@ def _check(model: nn.Module, mesh: DeviceMesh, plan: Plan, roles: Mapping[str, s
             raise PlanMismatch(f"the plan shards {role} by dim {max(named[role])}, but it has {parameter.ndim} dims")
 
 
-def _some(roles: list[str]) -> str:
+def _list_text(roles: list[str]) -> str:
     more = f" and {len(roles) - _SHOWN} more" if len(roles) > _SHOWN else ""
     return (", ".join(roles[:_SHOWN]) or "nothing") + more
 
@@ -95,12 +95,12 @@ def _hook(module: nn.Module, mesh: DeviceMesh, pins: Pins, active: ActiveModules
     # Integers that a model uses before it calls its modules, such as masks and keys, stay plain.
     keeps_integers_plain = is_root and pins.takes is None
 
-    def given(tensor: torch.Tensor) -> torch.Tensor:
+    def as_input(tensor: torch.Tensor) -> torch.Tensor:
         return tensor if keeps_integers_plain and not tensor.is_floating_point() else _replica(tensor, mesh)
 
     def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         active.enter(module, lambda tensor: _replica(tensor, mesh))
-        return map_first_tensor(map_tensors((args, kwargs), given), _pin(pins.takes))
+        return map_first_tensor(map_tensors((args, kwargs), as_input), _pin(pins.takes))
 
     def after(module: nn.Module, args: tuple[Any, ...], out: Any) -> Any:
         out = map_first_tensor(out, _pin(pins.gives))

@@ -84,11 +84,11 @@ class _Walker:
 
     def run(self) -> None:
         for step in self._branch.steps:
-            self._take(step)
-        self._leave()
+            self._forward_step(step)
+        self._forward_result()
         for step, divided in zip(reversed(self._branch.steps), reversed(self._done.divided), strict=True):
-            self._return(step, divided)
-        self._enter()
+            self._backward_step(step, divided)
+        self._backward_input()
         for number in sorted(self._partial - self._within - {self._branch.first}):
             self._done.moves.append((number, 2.0))  # parameters, and other values from outside
 
@@ -113,10 +113,10 @@ class _Walker:
         shape = self._values[number].shape
         return place < 0 or (place < len(shape) and shape[place] % self._terms.ranks == 0 and shape[place] > 0)
 
-    def _take(self, step: Step) -> None:
+    def _forward_step(self, step: Step) -> None:
         present = tuple(self._place(number) for number in step.inputs)
         if step.ways:
-            self._take_unit(step, present)
+            self._forward_unit(step, present)
             return
         flow = choose_flow(step, present, self._divides, self._can_slice)
         divided = any(place >= 0 for place in flow.inputs)
@@ -124,17 +124,17 @@ class _Walker:
         for number, place, wanted in zip(step.inputs, present, flow.inputs, strict=True):
             if sums and place == wanted == WHOLE and self._values[number].has_gradient:
                 self._partial.add(number)
-        self._finish(step, flow.outputs, divided)
+        self._place_outputs(step, flow.outputs, divided)
 
     def _can_slice(self, number: int) -> bool:
         return not self._values[number].has_gradient
 
-    def _take_unit(self, step: Step, present: tuple[int, ...]) -> None:
-        weights, given = present[: step.weights], present[step.weights :]
+    def _forward_unit(self, step: Step, present: tuple[int, ...]) -> None:
+        weights, inputs = present[: step.weights], present[step.weights :]
         for way in step.ways:
             fits = all(
                 place == wanted or (place == WHOLE and self._can_slice(number))
-                for number, place, wanted in zip(step.inputs[step.weights :], given, way.inputs, strict=True)
+                for number, place, wanted in zip(step.inputs[step.weights :], inputs, way.inputs, strict=True)
             )
             dims = zip(step.inputs, (*way.parameters.values(), *way.inputs), strict=True)
             if fits and weights == tuple(way.parameters.values()) and all(self._divides(*dim) for dim in dims):
@@ -147,9 +147,9 @@ class _Walker:
                 self._partial.add(number)
         if way.exchanged:
             self._done.moves.append((step.inputs[step.weights], way.exchanged / self._terms.ranks))
-        self._finish(step, (way.output,) * len(step.outputs), divided)
+        self._place_outputs(step, (way.output,) * len(step.outputs), divided)
 
-    def _finish(self, step: Step, places: Sequence[int], divided: bool) -> None:
+    def _place_outputs(self, step: Step, places: Sequence[int], divided: bool) -> None:
         self._done.divided.append(divided)
         for number, place in zip(step.outputs, places, strict=False):
             is_pinned = place == PARTIAL and number in self._branch.leaves
@@ -159,7 +159,7 @@ class _Walker:
                 )  # an all-reduce; or a reduce-scatter, and an all-gather of the gradients
             self._done.places[number] = self._fitting(number) if is_pinned else place
 
-    def _leave(self) -> None:
+    def _forward_result(self) -> None:
         number = self._branch.result
         place = self._done.gives = self._done.places.get(number, self._place(number))
         wanted = self._fitting(number)
@@ -171,7 +171,7 @@ class _Walker:
             self._done.moves.append((number, 2 * self._terms.swap if min(place, wanted) >= 0 else 1.0))
         self._done.places[number] = self._done.gives = wanted
 
-    def _return(self, step: Step, divided: bool) -> None:
+    def _backward_step(self, step: Step, divided: bool) -> None:
         """Walk backward: partial gradients pass through linear steps, and are summed elsewhere."""
         for number in step.outputs:
             if number not in self._partial:
@@ -181,7 +181,7 @@ class _Walker:
             else:
                 self._done.moves.append((number, 2.0))
 
-    def _enter(self) -> None:
+    def _backward_input(self) -> None:
         number = self._branch.first
         if not self._values[number].has_gradient:
             return

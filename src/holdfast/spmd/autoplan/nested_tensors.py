@@ -29,11 +29,11 @@ def map_tensors(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> A
     return type(value)(map_tensors(item, change) for item in value) if isinstance(value, (list, tuple)) else value
 
 
-def _like(given: dict[Any, Any], items: dict[Any, Any]) -> dict[Any, Any]:
+def _like(like: dict[Any, Any], items: dict[Any, Any]) -> dict[Any, Any]:
     """Return a dict of the given class: some models return dicts whose entries are attributes too."""
-    if type(given) is dict:
+    if type(like) is dict:
         return items
-    made = copy.copy(given)
+    made = copy.copy(like)
     for key, item in items.items():
         made[key] = item
     return made

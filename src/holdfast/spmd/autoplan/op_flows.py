@@ -44,7 +44,7 @@ def flows_of(name: str, tags: Sequence[Any], call: OpCall) -> tuple[OpFlow, ...]
 
 def _pointwise(call: OpCall) -> list[OpFlow]:
     out = call.outputs[0]
-    found = []
+    flows = []
     for dim, size in enumerate(out):
         if size == 1:
             continue
@@ -53,14 +53,14 @@ def _pointwise(call: OpCall) -> list[OpFlow]:
             own = dim - len(out) + len(shape)
             inputs.append(own if own >= 0 and shape[own] == size else WHOLE)
         if any(place >= 0 for place in inputs):
-            found.append(OpFlow(tuple(inputs), (dim,) * len(call.outputs)))
-    return found
+            flows.append(OpFlow(tuple(inputs), (dim,) * len(call.outputs)))
+    return flows
 
 
 def _view(call: OpCall) -> list[OpFlow]:
     """Keep a dim sharded if it is the leading one of the dims that it is merged with or split into."""
     before, after = call.inputs[0], call.outputs[0]
-    found: list[OpFlow] = []
+    flows: list[OpFlow] = []
     left = right = 0
     while left < len(before) and right < len(after):
         begin, end = left, right
@@ -72,12 +72,12 @@ def _view(call: OpCall) -> list[OpFlow]:
             elif want < have and right < len(after):
                 want, right = want * after[right], right + 1
             else:
-                return found
+                return flows
         source = next((dim for dim in range(begin, left) if before[dim] > 1), None)
         target = next((dim for dim in range(end, right) if after[dim] > 1), None)
         if source is not None and target is not None:
-            found.append(OpFlow((source,), (target,)))
-    return found
+            flows.append(OpFlow((source,), (target,)))
+    return flows
 
 
 def _permute(call: OpCall) -> list[OpFlow]:
@@ -99,13 +99,13 @@ def _except(position: int, default: int | None = 0) -> Callable[[OpCall], list[O
         dims = len(call.inputs[0])
         named_dims = call.arguments[position] if len(call.arguments) > position else default
         named = {dim % dims for dim in ([named_dims] if isinstance(named_dims, int) else named_dims or range(dims))}
-        found = []
+        flows = []
         for dim in range(dims):
             if dim not in named:
                 lost = sum(other < dim for other in named)
                 places = tuple(dim if len(shape) == dims else dim - lost for shape in call.outputs)
-                found.append(OpFlow((dim,) * len(call.inputs), places))
-        return found
+                flows.append(OpFlow((dim,) * len(call.inputs), places))
+        return flows
 
     return rule
 
@@ -130,14 +130,14 @@ def _product(letters: str) -> Callable[[OpCall], list[OpFlow]]:
 
     def rule(call: OpCall) -> list[OpFlow]:
         inputs = words.split(",")[-len(call.inputs) :] if len(call.inputs) < len(words.split(",")) else words.split(",")
-        found = []
+        flows = []
         for letter in sorted(set("".join(inputs))):
             places = tuple(word.find(letter) for word in inputs)  # find returns WHOLE if the letter is missing
             summed = letter not in out
             if summed and len(inputs) > 2:
                 continue  # the addend would be added by every rank
-            found.append(OpFlow(places, (PARTIAL if summed else out.index(letter),)))
-        return found
+            flows.append(OpFlow(places, (PARTIAL if summed else out.index(letter),)))
+        return flows
 
     return rule
 
@@ -147,14 +147,14 @@ def _linear(call: OpCall) -> list[OpFlow]:
     has_bias = len(call.inputs) > 2
     last = len(x) - 1
     tail = (WHOLE,) if has_bias else ()
-    found = [OpFlow((dim, WHOLE, *tail), (dim,)) for dim in range(last)]
-    return [*found, OpFlow((WHOLE, 0, *((0,) if has_bias else ())), (last,)), OpFlow((last, 1, *tail), (PARTIAL,))]
+    flows = [OpFlow((dim, WHOLE, *tail), (dim,)) for dim in range(last)]
+    return [*flows, OpFlow((WHOLE, 0, *((0,) if has_bias else ())), (last,)), OpFlow((last, 1, *tail), (PARTIAL,))]
 
 
 def _embedding(call: OpCall) -> list[OpFlow]:
     ids = len(call.inputs[1])
-    found = [OpFlow((WHOLE, dim), (dim,)) for dim in range(ids)]
-    return [*found, OpFlow((1, WHOLE), (ids,)), OpFlow((0, WHOLE), (PARTIAL,))]
+    flows = [OpFlow((WHOLE, dim), (dim,)) for dim in range(ids)]
+    return [*flows, OpFlow((1, WHOLE), (ids,)), OpFlow((0, WHOLE), (PARTIAL,))]
 
 
 def _leading(call: OpCall) -> list[OpFlow]:
@@ -166,23 +166,23 @@ def _leading(call: OpCall) -> list[OpFlow]:
 
 def _attention(call: OpCall) -> list[OpFlow]:
     """Shard batch and heads; a mask has to be whole, or to have the dim."""
-    found = []
+    flows = []
     for dim in range(len(call.inputs[0]) - 2):
         places = [dim, dim, dim]
         for mask in call.inputs[3:]:
             places.append(dim if len(mask) == len(call.inputs[0]) and mask[dim] > 1 else WHOLE)
-        found.append(OpFlow(tuple(places), (dim,)))
-    return found
+        flows.append(OpFlow(tuple(places), (dim,)))
+    return flows
 
 
 def _convolution(call: OpCall) -> list[OpFlow]:
     has_bias, groups = len(call.inputs) > 2, call.arguments[8]
     tail = (WHOLE,) if has_bias else ()
-    found = [OpFlow((0, WHOLE, *tail), (0,))]
+    flows = [OpFlow((0, WHOLE, *tail), (0,))]
     if groups == 1:
-        found.append(OpFlow((WHOLE, 0, *((0,) if has_bias else ())), (1,)))
-        found += [] if has_bias else [OpFlow((1, 1), (PARTIAL,))]
-    return found
+        flows.append(OpFlow((WHOLE, 0, *((0,) if has_bias else ())), (1,)))
+        flows += [] if has_bias else [OpFlow((1, 1), (PARTIAL,))]
+    return flows
 
 
 def _channels(call: OpCall) -> list[OpFlow]:

@@ -90,7 +90,7 @@ class Partition:
             role = self._roles.get(full)  # None if the module also occurs elsewhere
             if role is not None and role not in seen and any(True for _ in below.parameters()):
                 seen[role] = self._best(full, terms)
-        return [part for found in seen.values() for part in found]
+        return [part for branches in seen.values() for part in branches]
 
 
 def _least_held(parts: list[PlannedBranch]) -> float:
@@ -107,10 +107,10 @@ def _cost(parts: list[PlannedBranch]) -> tuple[float, int]:
 
 
 def _leaf_results(modules: Mapping[str, nn.Module], recording: Recording) -> frozenset[int]:
-    found = set()
+    results = set()
     for name, call in recording.calls.items():
         module = modules[name]
         has_own = is_unit(module) or any(True for _ in module.parameters(recurse=False))
         if has_own and call.result is not None:
-            found.add(call.result)
-    return frozenset(found)
+            results.add(call.result)
+    return frozenset(results)

@@ -65,8 +65,8 @@ class Explorer:
         axes = [self._along(branch, one) for one in terms]
         if len(axes) > 1:
             axes = [sorted(walks, key=self._bytes)[:MOST_PER_AXIS] for walks in axes]
-        found = [self._option(branch, terms, walks) for walks in itertools.product(*axes) if not self._doubled(walks)]
-        return _best_per_placement(found)
+        options = [self._option(branch, terms, walks) for walks in itertools.product(*axes) if not self._doubled(walks)]
+        return _best_per_placement(options)
 
     def _bytes(self, one: Walk) -> float:
         return sum(units * self.recording.values[number].bytes for number, units in one.moves)
@@ -84,8 +84,8 @@ class Explorer:
             shape = self.recording.values[branch.first].shape
             fits = 0 <= terms.stream < len(shape) and shape[terms.stream] % terms.ranks == 0
             inputs = (terms.stream, WHOLE) if fits else (WHOLE,)
-            found = [one for takes in inputs for one in self._from(branch, terms, takes, {})]
-            self._walks[branch.name, terms] = found
+            walks = [one for takes in inputs for one in self._from(branch, terms, takes, {})]
+            self._walks[branch.name, terms] = walks
         return self._walks[branch.name, terms]
 
     def _from(self, branch: Branch, terms: AxisTerms, takes: int, parameters: dict[str, int]) -> Iterator[Walk]:

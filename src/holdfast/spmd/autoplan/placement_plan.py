@@ -52,9 +52,10 @@ class Plan:
         return {
             "version": VERSION,
             "mesh": [[name, size] for name, size in self.mesh],
-            "parameters": {role: _words(places) for role, places in self.parameters},
+            "parameters": {role: _placement_words(places) for role, places in self.parameters},
             "activations": {
-                role: {"takes": _words(pins.takes), "gives": _words(pins.gives)} for role, pins in self.activations
+                role: {"takes": _placement_words(pins.takes), "gives": _placement_words(pins.gives)}
+                for role, pins in self.activations
             },
             "moved_bytes": self.moved_bytes,
             "held_bytes": self.held_bytes,
@@ -66,10 +67,10 @@ class Plan:
     def from_dict(cls, value: Mapping[str, Any]) -> Plan:
         """Return the plan that `to_dict` wrote; raises SpmdArgumentError for an invalid plan."""
         if not isinstance(value, Mapping) or value.get("version") != VERSION:
-            found = value.get("version") if isinstance(value, Mapping) else type(value).__name__
+            version = value.get("version") if isinstance(value, Mapping) else type(value).__name__
             raise SpmdArgumentError(
                 f"invalid plan: expected version {VERSION}, as plan() or Plan.load(path) returns it, "
-                f"found {str(found)[:40]!r}"
+                f"found {str(version)[:40]!r}"
             )
         expected = {"version", "mesh", "parameters", "activations", "moved_bytes", "held_bytes", "kept_bytes", "why"}
         if value.keys() != expected:
@@ -123,10 +124,10 @@ class Plan:
         lines = [f"plan for {axes}", f"  moved {_size(self.moved_bytes)} per rank, forward and backward"]
         lines.append(f"  held {_size(self.held_bytes)} of parameters and gradients, kept {_size(self.kept_bytes)}")
         width = max((len(role) for role, _ in (*self.parameters, *self.activations)), default=0)
-        lines += [f"  {role:{width}}  {' '.join(_words(places) or ())}" for role, places in self.parameters]
+        lines += [f"  {role:{width}}  {' '.join(_placement_words(places) or ())}" for role, places in self.parameters]
         lines.append("activations")
         for role, pins in self.activations:
-            shown = [" ".join(_words(places) or ["as it comes"]) for places in (pins.takes, pins.gives)]
+            shown = [" ".join(_placement_words(places) or ["as it comes"]) for places in (pins.takes, pins.gives)]
             lines.append(f"  {role:{width}}  {shown[0]} -> {shown[1]}")
         return "\n".join([*lines, "why", *(f"  {line}" for line in self.why)])
 
@@ -140,7 +141,7 @@ def _size(count: int) -> str:
     return f"{count / 2**20:.1f} MiB" if count >= 2**20 else f"{count} bytes"
 
 
-def _words(places: Places | None) -> list[str] | None:
+def _placement_words(places: Places | None) -> list[str] | None:
     return None if places is None else ["R" if place == WHOLE else f"S{place}" for place in places]
 
 

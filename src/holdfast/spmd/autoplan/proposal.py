@@ -71,11 +71,11 @@ def plan(
     explorer = Explorer(recording, _biases(model), flops_per_byte)
     partition = Partition(model, roles, explorer)
     limit = _even_limit(recording, mesh) if memory is None else Limit(math.inf, memory)
-    found = []
+    candidates = []
     for terms in _terms(mesh, example_inputs):
         one = _candidate(recording, partition, terms, roles, limit)
-        found += [] if one is None else [one]
-    best = _best(found, any(way.exchanged for step in recording.steps for way in step.ways))
+        candidates += [] if one is None else [one]
+    best = _best(candidates, any(way.exchanged for step in recording.steps for way in step.ways))
     if memory is not None and best.excess:
         holds = math.ceil(best.held + best.selection.kept)
         raise SpmdArgumentError(
@@ -83,18 +83,18 @@ def plan(
             f"({math.ceil(best.held)} of parameters and gradients, {math.ceil(best.selection.kept)} kept for "
             "backward): allow that much, or take a larger mesh or a smaller example"
         )
-    return _plan(recording, mesh, best, found, roles)
+    return _plan(recording, mesh, best, candidates, roles)
 
 
-def _best(found: Sequence[PlanCandidate], is_estimate: bool) -> PlanCandidate:
+def _best(candidates: Sequence[PlanCandidate], is_estimate: bool) -> PlanCandidate:
     """Return the cheapest candidate; among those within the error of an estimate, the one that keeps least.
 
     There is always one: under a whole stream all parameters may stay whole.
     """
-    best = min(found, key=lambda one: one.rank)
+    best = min(candidates, key=lambda one: one.rank)
     if not is_estimate:
         return best
-    near = [one for one in found if one.excess <= best.excess and one.rank[1] <= NEAR * best.rank[1]]
+    near = [one for one in candidates if one.excess <= best.excess and one.rank[1] <= NEAR * best.rank[1]]
     return min(near, key=lambda one: (round(one.selection.kept), [-term.stream for term in one.terms], one.rank))
 
 
@@ -160,25 +160,25 @@ def _even_limit(recording: Recording, mesh: DeviceMesh) -> Limit:
 
 def _biases(model: nn.Module) -> dict[str, str]:
     """Return biases by the weights with the same rows."""
-    found = {}
+    biases = {}
     for name, module in model.named_modules():
         own = dict(module.named_parameters(recurse=False))
         weight, bias = own.get("weight"), own.get("bias")
         if weight is not None and bias is not None and weight.ndim > 1 and bias.shape == weight.shape[:1]:
             prefix = f"{name}." if name else ""
-            found[f"{prefix}weight"] = f"{prefix}bias"
-    return found
+            biases[f"{prefix}weight"] = f"{prefix}bias"
+    return biases
 
 
 def _plan(
     recording: Recording,
     mesh: DeviceMesh,
     best: PlanCandidate,
-    found: Sequence[PlanCandidate],
+    candidates: Sequence[PlanCandidate],
     roles: Mapping[str, str],
 ) -> Plan:
     names = mesh.mesh_dim_names or tuple(f"axis{axis}" for axis in range(mesh.ndim))
-    streams = [(tuple(term.stream for term in one.terms), one.placement.moved, one.excess) for one in found]
+    streams = [(tuple(term.stream for term in one.terms), one.placement.moved, one.excess) for one in candidates]
     keys = dict.fromkeys(value.key for value in recording.values if value.key is not None)
     whole = {parameter_role(key, roles): (WHOLE,) * mesh.ndim for key in keys}
     parameters = whole | best.placement.parameters

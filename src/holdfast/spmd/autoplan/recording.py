@@ -185,8 +185,10 @@ class _ForwardRecorder:
             self._strays[id(tensor)] = torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
         return self._strays[id(tensor)]
 
-    def step(self, name: str, tags: Sequence[Any], args: tuple[Any, ...], given: list[torch.Tensor], out: Any) -> None:
-        inputs = tuple(self.number(tensor) for tensor in given)
+    def step(
+        self, name: str, tags: Sequence[Any], args: tuple[Any, ...], tensors: list[torch.Tensor], out: Any
+    ) -> None:
+        inputs = tuple(self.number(tensor) for tensor in tensors)
         results = tensors_in(out)
         has_gradient = any(self.recording.values[number].has_gradient for number in inputs)
         outputs = tuple(self.note(tensor, None, has_gradient and tensor.is_floating_point()) for tensor in results)
@@ -203,16 +205,16 @@ class _ForwardRecorder:
         self.is_paused = False
         assert isinstance(module, nn.Module)
         weights = [self.number(parameter) for _, parameter in module.named_parameters()]
-        given = [self.number(tensor) for tensor in tensors_in(args)]
+        input_numbers = [self.number(tensor) for tensor in tensors_in(args)]
         outputs = tuple(self.note(tensor, None, True) for tensor in tensors_in(out))
         names = [key for key, _ in module.named_parameters()]
         ways = []
         for way in declared:
-            if set(way.parameters) != set(names) or len(way.inputs) != len(given):
+            if set(way.parameters) != set(names) or len(way.inputs) != len(input_numbers):
                 raise SpmdArgumentError(f"{self.module}: a UnitWay has to name every parameter and input, got {way}")
             ways.append(replace(way, parameters={name: way.parameters[name] for name in names}))
         self.recording.steps.append(
-            Step("unit", self.module, (*weights, *given), outputs, (), flops, tuple(ways), len(weights))
+            Step("unit", self.module, (*weights, *input_numbers), outputs, (), flops, tuple(ways), len(weights))
         )
         return out
 
@@ -260,8 +262,8 @@ class _Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
         if not self._recorder.is_paused:
-            given = tensors_in((*args, *(kwargs or {}).values()))
-            self._recorder.step(func._schema.name.split("::")[1], func.tags, args, given, out)
+            tensors = tensors_in((*args, *(kwargs or {}).values()))
+            self._recorder.step(func._schema.name.split("::")[1], func.tags, args, tensors, out)
         return out
 
 

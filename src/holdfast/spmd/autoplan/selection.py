@@ -47,8 +47,8 @@ class Limit:
 
 def select(parts: Sequence[PlannedBranch], limit: Limit) -> Selection:
     """Return the best selection; the one nearest to the limit if none fits."""
-    found = [_within(parts, options, limit) for options in _tied(parts)]
-    return min(found, key=lambda selection: (limit.excess(selection.held, selection.kept), selection.score))
+    selections = [_within(parts, options, limit) for options in _tied(parts)]
+    return min(selections, key=lambda selection: (limit.excess(selection.held, selection.kept), selection.score))
 
 
 def _within(parts: Sequence[PlannedBranch], options: Sequence[Sequence[PlacementOption]], limit: Limit) -> Selection:

@@ -15,11 +15,11 @@ def unassigned_roles(recording: Recording, parts: Sequence[PlannedBranch], roles
     """Return the roles of the parameters that no branch has, and their bytes: they stay whole."""
     names = [name for part in parts for name in part.names]
     held = _roles_in([step for step in recording.steps if _is_within(step, names)], recording, roles)
-    found: dict[str, int] = {}
+    sizes: dict[str, int] = {}
     for value in recording.values:
         if value.key is not None and (role := parameter_role(value.key, roles)) not in held:
-            found[role] = found.get(role, 0) + value.bytes
-    return found
+            sizes[role] = sizes.get(role, 0) + value.bytes
+    return sizes
 
 
 def with_shared_placements(
@@ -33,12 +33,12 @@ def with_shared_placements(
         option.places(key) for part, own in zip(parts, keys, strict=True) for key in own for option in part.options
     }
     for placement in sorted(placements, key=lambda places: (sum(place == WHOLE for place in places), places)):
-        found = []
+        branches = []
         for part, own in zip(parts, keys, strict=True):
             options = tuple(option for option in part.options if all(option.places(key) == placement for key in own))
-            found.append(replace(part, options=options))
-        if all(part.options for part in found):
-            yield found
+            branches.append(replace(part, options=options))
+        if all(part.options for part in branches):
+            yield branches
 
 
 def _keys(part: PlannedBranch) -> list[str]:

@@ -25,8 +25,8 @@ class ReplicatePlainTensors(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        given = tensors_in((args, kwargs))
-        if any(_is_plain(tensor) for tensor in given) and any(isinstance(tensor, DTensor) for tensor in given):
+        tensors = tensors_in((args, kwargs))
+        if any(_is_plain(tensor) for tensor in tensors) and any(isinstance(tensor, DTensor) for tensor in tensors):
             args, kwargs = map_tensors((tuple(args), kwargs), lambda t: self._replica(t) if _is_plain(t) else t)
         return func(*args, **kwargs)
 

@@ -70,14 +70,14 @@ def _moved(
 
 
 def _parameters(recording: Recording, selection: Selection, roles: Mapping[str, str]) -> dict[str, Places]:
-    found: dict[str, Places] = {}
+    placements: dict[str, Places] = {}
     for part, option in zip(selection.parts, selection.options, strict=True):
         for step in part.branch.steps:
             for number in step.inputs:
                 key = recording.values[number].key
                 if key is not None:
-                    found[parameter_role(key, roles)] = option.places(key)
-    return found
+                    placements[parameter_role(key, roles)] = option.places(key)
+    return placements
 
 
 def _activations(
@@ -87,14 +87,14 @@ def _activations(
     axes: list[dict[int, int]],
     roles: Mapping[str, str],
 ) -> dict[str, Pins]:
-    found: dict[str, Pins] = {}
+    pins: dict[str, Pins] = {}
     for part, option in zip(selection.parts, selection.options, strict=True):
         for name, call in recording.calls.items():
             if is_under(name, part.branch.name) and call.result in partition.leaves:
-                found[roles[name]] = Pins(None, tuple(places[call.result] for places in axes))
+                pins[roles[name]] = Pins(None, tuple(places[call.result] for places in axes))
         takes = tuple(one.takes for one in option.walks)
-        found[part.role] = Pins(takes, tuple(one.gives for one in option.walks))
-    return found
+        pins[part.role] = Pins(takes, tuple(one.gives for one in option.walks))
+    return pins
 
 
 class _ModelWalk:
@@ -124,10 +124,10 @@ class _ModelWalk:
                 within[step.module] = next((name for name in self._options if is_under(step.module, name)), None)
             branch = within[step.module]
             if branch is None:
-                self._between(step)
+                self._step_between_branches(step)
             elif branch not in done:
                 done.add(branch)
-                self._through(branch)
+                self._walk_branch(branch)
         for number in self._recording.outputs:
             if self._places.get(number) == PARTIAL:
                 self.moves.append((number, 2.0))
@@ -137,7 +137,7 @@ class _ModelWalk:
         shape = self._recording.values[number].shape
         return place < 0 or (place < len(shape) and shape[place] % self._terms.ranks == 0)
 
-    def _between(self, step: Step) -> None:
+    def _step_between_branches(self, step: Step) -> None:
         values = self._recording.values
         present = tuple(self._place(number) for number in step.inputs)
         flow = choose_flow(step, present, self._divides, lambda number: not values[number].has_gradient)
@@ -159,7 +159,7 @@ class _ModelWalk:
         if self._recording.values[number].key is None or all(number != other for other, _ in self.moves):
             self.moves.append((number, 2.0))
 
-    def _through(self, name: str) -> None:
+    def _walk_branch(self, name: str) -> None:
         branch = self._partition.branch(name)
         assert branch is not None
         stream = self._terms.stream if self._divides(branch.first, self._terms.stream) else WHOLE

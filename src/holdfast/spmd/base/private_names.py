@@ -94,12 +94,12 @@ NAMES = (
 
 def mismatches(names: tuple[PrivateName, ...] = NAMES) -> dict[str, list[str]]:
     """Return the names that differ from what is expected, in words, by the group that needs them."""
-    found: dict[str, list[str]] = {}
+    problems: dict[str, list[str]] = {}
     for name in names:
         problem = _problem(name)
         if problem:
-            found.setdefault(name.part, []).append(problem)
-    return found
+            problems.setdefault(name.part, []).append(problem)
+    return problems
 
 
 def _problem(name: PrivateName) -> str:

@@ -12,7 +12,7 @@ from holdfast.spmd.base.call import Call, apply
 from holdfast.spmd.sharding.local_parts import full_tensor, replicated
 
 
-def is_over_lists(op: Any) -> bool:
+def is_foreach(op: Any) -> bool:
     return bool(op._schema.name.startswith("aten::_foreach_"))
 
 
@@ -23,9 +23,9 @@ def run_by_mesh(call: Call) -> Any:
     """
     several = len(call.op._schema.returns)
     lists: list[list[Any]] = [[None] * _length(call) for _ in range(several)]
-    for chosen in places_by_mesh(call).values():
-        found = apply(call.op, [_entries(call, value, chosen) for value in call.values])
-        for target, part in zip(lists, (found,) if several == 1 else found or (), strict=False):
+    for chosen in indices_by_mesh(call).values():
+        results = apply(call.op, [_entries(call, value, chosen) for value in call.values])
+        for target, part in zip(lists, (results,) if several == 1 else results or (), strict=False):
             for place, item in zip(chosen, part, strict=True):
                 target[place] = item
     if not several:
@@ -33,7 +33,7 @@ def run_by_mesh(call: Call) -> Any:
     return lists[0] if several == 1 else tuple(lists)
 
 
-def places_by_mesh(call: Call) -> dict[Hashable, list[int]]:
+def indices_by_mesh(call: Call) -> dict[Hashable, list[int]]:
     """Return the indices of the lists, grouped by the meshes of the entries."""
     places: dict[Hashable, list[int]] = {}
     for place in range(_length(call)):

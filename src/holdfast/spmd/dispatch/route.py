@@ -21,8 +21,8 @@ from holdfast.spmd.base.torch_modes import is_tracing, keep_out_of_dynamo, simul
 from holdfast.spmd.base.torch_specs import specs_in
 from holdfast.spmd.base.torch_versions import is_torch_2_11
 from holdfast.spmd.dispatch.composites import decompose, may_run_whole
-from holdfast.spmd.dispatch.foreach_by_mesh import is_over_lists, places_by_mesh, run_by_mesh
-from holdfast.spmd.dispatch.tracing import answer_in_trace
+from holdfast.spmd.dispatch.foreach_by_mesh import indices_by_mesh, is_foreach, run_by_mesh
+from holdfast.spmd.dispatch.tracing import run_in_trace
 from holdfast.spmd.sharding.dim_checks import check_dims
 from holdfast.spmd.sharding.empty_shards import (
     execute_decision,
@@ -89,7 +89,7 @@ def make_route(installed: Installed, original: Callable[..., Any]) -> Callable[.
             rule = installed.rules.get(op)
             call = bind(op, args, kwargs, info)
             family = None if rule is None else rule.family
-            return answer_in_trace(call, family, lambda: answered(op, args, kwargs, info, try_cache))
+            return run_in_trace(call, family, lambda: answered(op, args, kwargs, info, try_cache))
         if simulates_ranks():
             try:
                 return answered(op, args, kwargs, info, try_cache)
@@ -112,8 +112,8 @@ def make_route(installed: Installed, original: Callable[..., Any]) -> Callable[.
         if key is not None and is_tracing() and not _is_hashable(key):
             key = None  # a trace with symbolic sizes
             if torch_first:
-                given = (op, args, kwargs, info, try_cache)
-                answer = _decision_if_even_symbolic(original, bind(op, args, kwargs, info), given)
+                arguments = (op, args, kwargs, info, try_cache)
+                answer = _decision_if_even_symbolic(original, bind(op, args, kwargs, info), arguments)
                 if answer is not None:
                     return answer
         answer = known.decisions.get(key) if key is not None else None
@@ -153,21 +153,21 @@ def _is_hashable(value: Hashable) -> bool:
     return True
 
 
-def _composite(known: _KnownDecisions, original: Callable[..., Any], given: tuple[Any, ...]) -> Any:
+def _composite(known: _KnownDecisions, original: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
     """Run a composite whole if torch has a decision without communication, else decompose it."""
-    op, args, kwargs, info, _ = given
+    op, args, kwargs, info, _ = arguments
     if may_run_whole(op, args) and info.schema not in known.decomposed:
-        sharding = _decision(original, bind(op, args, kwargs, info), given)
+        sharding = _decision(original, bind(op, args, kwargs, info), arguments)
         if sharding is not None and (_is_local(sharding, info) or not is_decision(sharding)):
             return sharding
         known.decomposed.add(info.schema)
     return decompose(op, args, kwargs)
 
 
-def _run(installed: Installed, original: Callable[..., Any], call: Call, given: tuple[Any, ...]) -> Any:
-    op, args, kwargs, info, _ = given
+def _run(installed: Installed, original: Callable[..., Any], call: Call, arguments: tuple[Any, ...]) -> Any:
+    op, args, kwargs, info, _ = arguments
     check_dims(call)
-    if _has_several_meshes(call) and (installed.fallback or is_over_lists(op)):
+    if _has_several_meshes(call) and (installed.fallback or is_foreach(op)):
         return run_by_mesh(call) if _can_be_split(call) else gather_and_run(call)
     rule = installed.rules.get(op)
     if rule is not None:
@@ -177,8 +177,8 @@ def _run(installed: Installed, original: Callable[..., Any], call: Call, given: 
         if op in installed.displaced:
             return installed.displaced[op](op, args, kwargs)
     if not installed.fallback:
-        return original(*given)
-    sharding = _decision(original, call, given)
+        return original(*arguments)
+    sharding = _decision(original, call, arguments)
     if sharding is None or is_infeasible(sharding, call.op, info):
         return gathered_view(gather_and_run(call), call) if is_view(op) else gather_and_run(call)
     if not is_decision(sharding):
@@ -193,23 +193,23 @@ def _run(installed: Installed, original: Callable[..., Any], call: Call, given: 
 
 
 def _decision_if_even(
-    known: _KnownDecisions, key: Hashable, original: Callable[..., Any], call: Call, given: tuple[Any, ...]
+    known: _KnownDecisions, key: Hashable, original: Callable[..., Any], call: Call, arguments: tuple[Any, ...]
 ) -> Any:
     """Return torch's decision for even shards if it is local and leaves no Partial; the dispatcher caches it."""
     if key in known.needs_rule:
         return None
     if all(isinstance(tensor, DTensor) and has_even_shards(tensor) for _, tensor in call.tensor_args()):
-        sharding = _decision(original, call, given)
+        sharding = _decision(original, call, arguments)
         if _is_local(sharding, call.info):
             return sharding
     known.needs_rule.add(key)
     return None
 
 
-def _decision_if_even_symbolic(original: Callable[..., Any], call: Call, given: tuple[Any, ...]) -> Any:
+def _decision_if_even_symbolic(original: Callable[..., Any], call: Call, arguments: tuple[Any, ...]) -> Any:
     """Return torch's decision for even shards of symbolic sizes, if local and without Partials; else None."""
     if all(isinstance(tensor, DTensor) and has_even_shards(tensor) for _, tensor in call.tensor_args()):
-        sharding = _decision(original, call, given)
+        sharding = _decision(original, call, arguments)
         return sharding if _is_local(sharding, call.info) else None
     return None
 
@@ -228,13 +228,13 @@ def _has_several_meshes(call: Call) -> bool:
 
 
 def _can_be_split(call: Call) -> bool:
-    return is_over_lists(call.op) and len(places_by_mesh(call)) > 1
+    return is_foreach(call.op) and len(indices_by_mesh(call)) > 1
 
 
-def _decision(original: Callable[..., Any], call: Call, given: tuple[Any, ...]) -> Any:
+def _decision(original: Callable[..., Any], call: Call, arguments: tuple[Any, ...]) -> Any:
     """Return torch's decision; with empty shards, a cheaper local one if there is any; None if torch has none."""
     try:
-        sharding = original(*given)
+        sharding = original(*arguments)
     except Exception:  # noqa: BLE001 - the gathered call returns a result or raises its own error
         sharding = None
     else:

@@ -19,17 +19,17 @@ from holdfast.spmd.base.torch_modes import leaves_graph, out_of_graph
 from holdfast.spmd.sharding.shard_sizes import is_shard
 
 
-def answer_in_trace(call: Call, family: str | None, answer: Callable[[], Any]) -> Any:
+def run_in_trace(call: Call, family: str | None, answer: Callable[[], Any]) -> Any:
     """Return the result of `answer` if it belongs into a graph; raise the error that breaks the graph if not."""
     fits = _fits_a_graph(call, family)
     try:
-        found = answer()
+        result = answer()
     except Exception as error:
         if fits or leaves_graph(error):
             raise
         raise out_of_graph(call.op) from error
-    if is_decision(found) or fits:
-        return found
+    if is_decision(result) or fits:
+        return result
     raise out_of_graph(call.op)
 
 

@@ -126,8 +126,8 @@ def _with_targets(original: Callable[..., Any]) -> Callable[..., Any]:
         plain = isinstance(target, torch.Tensor) and not isinstance(target, DTensor)
         if plain and isinstance(input, DTensor) and not target.is_floating_point():
             target = replicated(target, input.device_mesh)
-        found = original(input, target, *args, **kwargs)
-        return _reduced_over_classes(found, input) if in_loss_parallel() else found
+        result = original(input, target, *args, **kwargs)
+        return _reduced_over_classes(result, input) if in_loss_parallel() else result
 
     return loss
 
@@ -138,11 +138,13 @@ def _with_lengths(original: Callable[..., Any]) -> Callable[..., Any]:
     def ctc_loss(
         log_probs: Any, targets: Any, input_lengths: Any, target_lengths: Any, *args: Any, **kwargs: Any
     ) -> Any:
-        given = [targets, input_lengths, target_lengths]
+        arguments = [targets, input_lengths, target_lengths]
         if isinstance(log_probs, DTensor):
             mesh = log_probs.device_mesh
-            given = [replicated(item, mesh) if _is_plain(item, torch.int64, torch.int32) else item for item in given]
-        return original(log_probs, *given, *args, **kwargs)
+            arguments = [
+                replicated(item, mesh) if _is_plain(item, torch.int64, torch.int32) else item for item in arguments
+            ]
+        return original(log_probs, *arguments, *args, **kwargs)
 
     return ctc_loss
 

@@ -67,7 +67,7 @@ def _log_softmax(call: Call, axes: list[int]) -> Any:
 def _log_softmax_backward(call: Call, axes: list[int]) -> Any:
     gradient = call["grad_output"]
     known, version = getattr(gradient, ROW_SUMS, (None, -1))
-    places = softmax.kept(call["output"])
+    places = softmax.shard_placements(call["output"])
     inner = softmax.gradient_of(call, axes, places, known if version == gradient._version else None)
     return inner.to(call["input_dtype"])
 

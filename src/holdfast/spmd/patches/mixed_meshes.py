@@ -64,12 +64,12 @@ def total_norm(original: Callable[..., Any]) -> Callable[..., Any]:
     def norm(
         tensors: Any, norm_type: float = 2.0, error_if_nonfinite: bool = False, foreach: bool | None = None
     ) -> torch.Tensor:
-        given = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
-        if float(norm_type) == float("inf") and (largest := largest_magnitude(given)) is not None:
-            given = [largest]
-        if not _is_mixed(given):
-            return original(given, norm_type, error_if_nonfinite, foreach)  # type: ignore[no-any-return]
-        parts = [[given[place] for place in chosen] for chosen in _positions(given).values()]
+        all_tensors = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
+        if float(norm_type) == float("inf") and (largest := largest_magnitude(all_tensors)) is not None:
+            all_tensors = [largest]
+        if not _is_mixed(all_tensors):
+            return original(all_tensors, norm_type, error_if_nonfinite, foreach)  # type: ignore[no-any-return]
+        parts = [[all_tensors[place] for place in chosen] for chosen in _positions(all_tensors).values()]
         norms = [full_tensor(original(part, norm_type, False, foreach)) for part in parts]
         return original(norms, norm_type, error_if_nonfinite, foreach)  # type: ignore[no-any-return]
 
@@ -81,26 +81,26 @@ def largest_magnitude(tensors: Sequence[Any]) -> DTensor | None:
     kinds = {tensor.dtype for tensor in tensors if isinstance(tensor, DTensor)}
     if len(kinds) != 1 or _is_mixed(tensors):
         return None
-    mesh, axes, found = tensors[0].device_mesh, set(), []
+    mesh, axes, magnitudes = tensors[0].device_mesh, set(), []
     for tensor in map(reduce_partials, tensors):
         local = local_of(tensor)
-        found.append(local.abs().amax() if local.numel() else local.new_zeros((), dtype=local.abs().dtype))
+        magnitudes.append(local.abs().amax() if local.numel() else local.new_zeros((), dtype=local.abs().dtype))
         axes |= {axis for axis, place in enumerate(tensor.placements) if not place.is_replicate()}
-    return replicated(all_reduce_extreme(torch.stack(found).amax(), mesh, sorted(axes), largest=True), mesh)  # type: ignore[no-any-return]
+    return replicated(all_reduce_extreme(torch.stack(magnitudes).amax(), mesh, sorted(axes), largest=True), mesh)  # type: ignore[no-any-return]
 
 
 def clip_with_norm(original: Callable[..., Any]) -> Callable[..., Any]:
     """Scale gradients by a norm that may be on another mesh."""
 
     def clip(parameters: Any, max_norm: float, total_norm: torch.Tensor, foreach: bool | None = None) -> None:
-        given = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
-        given = [parameter for parameter in given if parameter.grad is not None]
-        if not _is_mixed([*(parameter.grad for parameter in given), total_norm]):
-            return original(given, max_norm, total_norm, foreach)  # type: ignore[no-any-return]
+        with_gradients = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
+        with_gradients = [parameter for parameter in with_gradients if parameter.grad is not None]
+        if not _is_mixed([*(parameter.grad for parameter in with_gradients), total_norm]):
+            return original(with_gradients, max_norm, total_norm, foreach)  # type: ignore[no-any-return]
         number = full_tensor(total_norm)
-        for mesh, chosen in _positions([parameter.grad for parameter in given]).items():
+        for mesh, chosen in _positions([parameter.grad for parameter in with_gradients]).items():
             here = number if mesh is None else replicated(number, mesh)
-            original([given[place] for place in chosen], max_norm, here, foreach)
+            original([with_gradients[place] for place in chosen], max_norm, here, foreach)
         return None
 
     return clip
@@ -117,7 +117,7 @@ def _is_mixed(tensors: Iterable[Any]) -> bool:
 
 def _positions(tensors: Sequence[Any]) -> dict[Any, list[int]]:
     """Return the positions of the tensors of each mesh; None stands for plain tensors."""
-    found: dict[Any, list[int]] = {}
+    positions: dict[Any, list[int]] = {}
     for place, tensor in enumerate(tensors):
-        found.setdefault(_mesh(tensor), []).append(place)
-    return found
+        positions.setdefault(_mesh(tensor), []).append(place)
+    return positions

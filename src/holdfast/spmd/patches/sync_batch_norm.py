@@ -76,17 +76,17 @@ class _Synchronised(torch.autograd.Function):
         if total < 2:
             raise ValueError(f"SyncBatchNorm expects more than 1 value per channel over all ranks, got {total:.0f}")
         mean = summed[:-1] / total
-        centred = exact - _wide(mean, exact)
+        centred = exact - _broadcastable(mean, exact)
         variance = _summed(_per_channel(centred * centred), group) / total
         for running, value in ((running_mean, mean), (running_var, variance * total / (total - 1))):
             if running is not None:
                 running.mul_(1 - momentum).add_(value.to(running.dtype), alpha=momentum)
         scale = torch.rsqrt(variance + eps)
-        normal = centred * _wide(scale, exact)
+        normal = centred * _broadcastable(scale, exact)
         ctx.save_for_backward(normal, weight, scale)
         ctx.group, ctx.total = group, total
-        output = normal if weight is None else normal * _wide(weight, exact)
-        output = output if bias is None else output + _wide(bias, exact)
+        output = normal if weight is None else normal * _broadcastable(weight, exact)
+        output = output if bias is None else output + _broadcastable(bias, exact)
         return output.to(source.dtype)
 
     @staticmethod
@@ -99,7 +99,9 @@ class _Synchronised(torch.autograd.Function):
         of_bias, of_weight = own.chunk(2)
         first, second = (_summed(own, ctx.group) / ctx.total).chunk(2)
         factor = scale if weight is None else scale * weight
-        inner = (exact - _wide(first, normal) - normal * _wide(second, normal)) * _wide(factor, normal)
+        inner = (exact - _broadcastable(first, normal) - normal * _broadcastable(second, normal)) * _broadcastable(
+            factor, normal
+        )
         learned = (None, None) if weight is None else (of_weight.to(weight.dtype), of_bias.to(weight.dtype))
         return inner.to(gradient.dtype), *learned, None, None, None, None, None
 
@@ -108,7 +110,7 @@ def _per_channel(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.sum([dim for dim in range(tensor.ndim) if dim != 1])
 
 
-def _wide(values: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+def _broadcastable(values: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     return values.view([1, -1] + [1] * (like.ndim - 2))
 
 

@@ -31,8 +31,8 @@ def layer_norm(call: Call) -> Any:
     source = call["input"]
     first = source.ndim - len(call["normalized_shape"])
     places = [place for _, item in call.tensor_args() if isinstance(item, DTensor) for place in item.placements]
-    given = [call[name] for name in ("weight", "bias") if name in call.names]
-    weights = [weight.placements for weight in given if isinstance(weight, DTensor)]
+    affine = [call[name] for name in ("weight", "bias") if name in call.names]
+    weights = [weight.placements for weight in affine if isinstance(weight, DTensor)]
     sharded = any(is_shard(place) and place.dim >= first for place in source.placements)
     sharded = sharded or any(is_shard(place) for placements in weights for place in placements)
     return gather_and_run(call) if sharded or any(place.is_partial() for place in places) else USE_TORCH

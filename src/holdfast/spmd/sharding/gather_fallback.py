@@ -39,9 +39,9 @@ def gather_and_run(call: Call) -> Any:
 
 
 def _count(call: Call) -> None:
-    found = GATHERED.get(str(call.op))
-    if found is not None:
-        found.calls += 1
+    entry = GATHERED.get(str(call.op))
+    if entry is not None:
+        entry.calls += 1
         return
     tensors = [tensor for _, tensor in call.tensor_args() if isinstance(tensor, DTensor)]
     inputs = (f"{list(tensor.shape)} as {', '.join(map(str, tensor.placements))}" for tensor in tensors)

@@ -121,8 +121,8 @@ def _gathered_view(item: Any, base: DTensor, views: tuple[Any, ...]) -> Any:
 def _live(base: DTensor) -> list[GatheredView]:
     """Return the gathered views of a tensor that are still referenced."""
     pairs = [(reference, reference()) for reference in LIVE.get(base, ())]
-    LIVE[base] = [reference for reference, found in pairs if found is not None]
-    return [found for _, found in pairs if found is not None]
+    LIVE[base] = [reference for reference, view in pairs if view is not None]
+    return [view for _, view in pairs if view is not None]
 
 
 def _version(base: DTensor) -> int | None:

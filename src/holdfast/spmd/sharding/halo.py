@@ -98,12 +98,12 @@ def halo_over(source: DTensor, dim: int, axis: int, size: int, sources: Any) -> 
     return Halo(exchange, tuple(source.placements), size, results[here], before, after)
 
 
-def extended(halo: Halo, local: torch.Tensor, value: float = 0.0) -> torch.Tensor:
+def with_halo(halo: Halo, local: torch.Tensor, value: float = 0.0) -> torch.Tensor:
     """Return this rank's rows with the fetched rows and the padding."""
     return pad_rows(halo.exchange.fetch(local), halo.dim, halo.before, halo.after, value)
 
 
-def returned(halo: Halo, gradient: torch.Tensor) -> torch.Tensor:
+def own_gradient(halo: Halo, gradient: torch.Tensor) -> torch.Tensor:
     """Return the gradient of this rank's rows."""
     rows = gradient.shape[halo.dim] - halo.before - halo.after
     return halo.exchange.give_back(gradient.narrow(halo.dim, halo.before, rows))

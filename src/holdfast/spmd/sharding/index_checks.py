@@ -78,16 +78,16 @@ def _excess(bounds: IndexBounds) -> tuple[torch.Tensor, torch.Tensor]:
 
 def _keys(call: Call) -> list[IndexBounds]:
     """Return the indices of x[i, :, mask]; a mask covers as many dims as it has."""
-    found, dim = [], 0
+    bounds, dim = [], 0
     for index in call["indices"]:
         if index is None or index.dtype not in MASKS:
             if index is not None:
                 size = call.values[0].shape[dim]
-                found.append(IndexBounds(index, -size, size - 1))
+                bounds.append(IndexBounds(index, -size, size - 1))
             dim += 1
         else:
             dim += index.ndim
-    return found
+    return bounds
 
 
 def _along(call: Call) -> list[IndexBounds]:

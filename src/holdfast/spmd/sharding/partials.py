@@ -63,9 +63,9 @@ def reduce_scatter_placements(tensor: DTensor) -> list[Placement]:
     has_no_shards = not any(is_shard(place) for place in places)
     for axis, place in enumerate(tensor.placements):
         if isinstance(place, Partial):
-            found = shardable_dims(tensor.shape, tensor.device_mesh, places, axis) if place.reduce_op == "sum" else {}
-            dim = min(found, key=lambda dim: found[dim], default=None)
-            places[axis] = Replicate() if dim is None or (has_no_shards and found[dim][0] > 1) else Shard(dim)
+            dims = shardable_dims(tensor.shape, tensor.device_mesh, places, axis) if place.reduce_op == "sum" else {}
+            dim = min(dims, key=lambda dim: dims[dim], default=None)
+            places[axis] = Replicate() if dim is None or (has_no_shards and dims[dim][0] > 1) else Shard(dim)
     return places
 
 
@@ -81,7 +81,7 @@ def shardable_dims(
 
     With each dim: its growth by padding, whether another axis shards it already, and its negated length.
     """
-    found: dict[int, tuple[float, bool, int]] = {}
+    dims: dict[int, tuple[float, bool, int]] = {}
     ranks = mesh.size(axis)
     for dim, length in enumerate(shape):
         axes = [number for number, place in enumerate(places) if is_shard(place) and place.dim == dim]
@@ -91,8 +91,8 @@ def shardable_dims(
         own = length
         for number in axes:
             own = -(-own // mesh.size(number))
-        found[dim] = (-(-own // ranks) * ranks / own, bool(axes), -own)
-    return found
+        dims[dim] = (-(-own // ranks) * ranks / own, bool(axes), -own)
+    return dims
 
 
 def reduce_partials(tensor: Any) -> Any:

@@ -17,8 +17,8 @@ def reduced_dims(dims: Sequence[int] | None, ndim: int) -> list[int] | None:
         return list(range(ndim))
     if not all(-ndim <= dim < ndim for dim in dims):
         return None
-    found = sorted({dim % ndim for dim in dims})
-    return found if len(found) == len(dims) else None
+    unique = sorted({dim % ndim for dim in dims})
+    return unique if len(unique) == len(dims) else None
 
 
 def reduced_result(local: torch.Tensor, source: DTensor, over: Collection[int], keepdim: bool) -> DTensor:

@@ -61,42 +61,44 @@ class RowExchange:
     def fetch(self, local: torch.Tensor) -> torch.Tensor:
         """Return the rows that this rank wants."""
         own, want = self.has[self.here], self.wants[self.here]
-        given = [self._cut(local, own, self._asked(own, other)) for other in range(len(self.has))]
-        sources = [self._asked(has, self.here, place) for place, has in enumerate(self.has)]
-        pieces = self._swap(given, [span.size for span in sources], local)
-        pieces[self.here] = self._cut(local, own, want.within(own))
+        outgoing = [self._rows(local, own, self._wanted_rows(own, other)) for other in range(len(self.has))]
+        sources = [self._wanted_rows(has, self.here, place) for place, has in enumerate(self.has)]
+        pieces = self._swap(outgoing, [span.size for span in sources], local)
+        pieces[self.here] = self._rows(local, own, want.within(own))
         return torch.cat(pieces, self.dim)
 
     def give_back(self, gradient: torch.Tensor) -> torch.Tensor:
         """Return the gradient of this rank's rows, summed over every rank that fetched some."""
         own, want = self.has[self.here], self.wants[self.here]
-        given = [self._cut(gradient, want, self._asked(has, self.here, place)) for place, has in enumerate(self.has)]
-        sources = [self._asked(own, other) for other in range(len(self.has))]
-        pieces = self._swap(given, [span.size for span in sources], gradient)
+        outgoing = [
+            self._rows(gradient, want, self._wanted_rows(has, self.here, place)) for place, has in enumerate(self.has)
+        ]
+        sources = [self._wanted_rows(own, other) for other in range(len(self.has))]
+        pieces = self._swap(outgoing, [span.size for span in sources], gradient)
         shape = list(gradient.shape)
         shape[self.dim] = own.size
         total = gradient.new_zeros(shape)
         kept = want.within(own)
-        for piece, span in [*zip(pieces, sources, strict=True), (self._cut(gradient, want, kept), kept)]:
+        for piece, span in [*zip(pieces, sources, strict=True), (self._rows(gradient, want, kept), kept)]:
             if span.size:
                 total.narrow(self.dim, span.start - own.start, span.size).add_(piece)
         return total
 
-    def _asked(self, has: Span, asker: int, owner: int | None = None) -> Span:
+    def _wanted_rows(self, has: Span, asker: int, owner: int | None = None) -> Span:
         """Return the rows that `asker` wants of another rank; empty for its own."""
         owner = self.here if owner is None else owner
         return Span(0, 0) if asker == owner else self.wants[asker].within(has)
 
-    def _cut(self, tensor: torch.Tensor, rows: Span, wanted: Span) -> torch.Tensor:
+    def _rows(self, tensor: torch.Tensor, rows: Span, wanted: Span) -> torch.Tensor:
         start = wanted.start - rows.start if wanted.size else 0
         return tensor.narrow(self.dim, start, wanted.size)
 
-    def _swap(self, given: Sequence[torch.Tensor], sizes: Sequence[int], like: torch.Tensor) -> list[torch.Tensor]:
+    def _swap(self, outgoing: Sequence[torch.Tensor], sizes: Sequence[int], like: torch.Tensor) -> list[torch.Tensor]:
         """Send each rank its rows; return the rows that each rank sent."""
         if not self.is_needed:
-            return [like.narrow(self.dim, 0, 0) for _ in given]
-        sent = torch.cat([piece.movedim(self.dim, 0) for piece in given]).contiguous()
-        counts = [piece.shape[self.dim] for piece in given]
+            return [like.narrow(self.dim, 0, 0) for _ in outgoing]
+        sent = torch.cat([piece.movedim(self.dim, 0) for piece in outgoing]).contiguous()
+        counts = [piece.shape[self.dim] for piece in outgoing]
         received = functional.all_to_all_single(sent, list(sizes), counts, (self.mesh, self.axis))
         if isinstance(received, functional.AsyncCollectiveTensor):
             received = received.wait()

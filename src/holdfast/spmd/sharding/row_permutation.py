@@ -50,10 +50,10 @@ class RowPermutation:
         kept = self._of(own, here)
         result[kept] = rows[own[kept] - here * self.longest]
         if self.received:
-            given = [want[self._of(want, here)] if rank != here else want[:0] for rank, want in enumerate(wants)]
+            outgoing = [want[self._of(want, here)] if rank != here else want[:0] for rank, want in enumerate(wants)]
             places = [self._of(own, rank) if rank != here else own[:0] for rank in range(self.ranks)]
-            sent = rows[torch.cat(given) - here * self.longest]
-            counts = [len(place) for place in places], [len(piece) for piece in given]
+            sent = rows[torch.cat(outgoing) - here * self.longest]
+            counts = [len(place) for place in places], [len(piece) for piece in outgoing]
             result[torch.cat(places)] = self._exchanged(sent, *counts)
         return result.movedim(0, self.dim)
 

@@ -11,7 +11,7 @@ from holdfast.spmd.base.call import USE_TORCH, ArgSlot, Call
 from holdfast.spmd.base.registry import Rule
 from holdfast.spmd.base.torch_specs import local_box, local_of
 from holdfast.spmd.rules.along.one_dim import along, letters_except, when_empty
-from holdfast.spmd.rules.indexing.lookup import Lookup, local_indices, summed
+from holdfast.spmd.rules.indexing.lookup import Lookup, local_indices, sum_over_ranks
 from holdfast.spmd.sharding.empty_shards import has_empty_input
 from holdfast.spmd.sharding.gather_fallback import gather_and_run
 from holdfast.spmd.sharding.index_checks import is_replicated
@@ -78,7 +78,7 @@ def gather_or_scatter(call: Call) -> Any:
 SIZES_AGREE = {"gather": masked_gather, "scatter_add": when_empty, "scatter_reduce": along()}  # other operators: torch
 
 
-def by_element(call: Call) -> Any:
+def gather(call: Call) -> Any:
     """Run gather; one element per row is left Partial, which may be read repeatedly, unlike torch's own."""
     tensor, index = call.values[0], call["index"]
     if not tensor.ndim or tensor.ndim != index.ndim or tensor.dtype.is_complex:
@@ -99,7 +99,7 @@ def by_element(call: Call) -> Any:
     local = local_of(tensor)
     numbers = local.gather(dim, own) if local.shape[dim] else local.new_zeros(own.shape)
     if not single or not numbers.is_floating_point():  # torch divides integers to make a Partial sum of them
-        return summed(lookup, numbers, there)
+        return sum_over_ranks(lookup, numbers, there)
     sums = [Partial() if number == axis else place for number, place in enumerate(places)]
     return wrap(numbers.masked_fill(~there, 0), call.mesh, sums, lookup.shape)
 
@@ -121,6 +121,6 @@ RULES = [
         ("gather.default",),
         "every dim; along the sharded one where less is asked for than gathering sends",
         "torch gathers the tensor, and pairs shards of dims that differ in length",
-        by_element,
+        gather,
     ),
 ]

@@ -14,7 +14,7 @@ from holdfast.spmd.rules.indexing.row_writes import written_rows
 LINEAR = ("sum",)  # reductions whose gradient is a single lookup
 
 
-def elements(call: Call) -> Any:
+def scatter(call: Call) -> Any:
     """Run scatter, whose index names a row for each element."""
     if "reduce" in call.names and call["reduce"] not in LINEAR and _needs_gradient(call):
         return gather_or_scatter(call)
@@ -35,6 +35,6 @@ RULES = [
         tuple(name.format(end) for name in SCATTERED for end in ("", "_")),
         "every dim where the sizes agree; along the sharded one if every rank has the indices and the values",
         "torch gathers the target, and pairs shards of dims that differ in length",
-        elements,
+        scatter,
     ),
 ]

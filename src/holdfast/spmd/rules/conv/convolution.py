@@ -50,8 +50,8 @@ def forward(call: Call) -> Any:
     if not _bias_fits(call):
         return gather_and_run(call)  # raises on every rank, not only on those that add the bias
     for kind in (sharded_image, sharded_image_transposed):
-        if (found := kind.halo_of(call)) is not None:
-            return kind.forward(call, found)
+        if (halo := kind.halo_of(call)) is not None:
+            return kind.forward(call, halo)
     source, weight, bias, result = _letters(call)
     inputs = (source, weight, bias) if call["bias"] is not None else (source, weight)
     signature = Signature(inputs, (result,), "".join(sorted(set(source + weight) - {FIXED})))
@@ -82,8 +82,8 @@ def backward(call: Call) -> Any:
     """Shard each gradient by the letters that it has, and sum it over the letters that it lacks."""
     call = _with_values_per_dim(call)
     for kind in (sharded_image, sharded_image_transposed):
-        if (found := kind.halo_of(call)) is not None:
-            return kind.backward(call, found)
+        if (halo := kind.halo_of(call)) is not None:
+            return kind.backward(call, halo)
     source, weight, bias, result = _letters(call)
     free = "".join(sorted(set(source + weight) - {FIXED}))
     signature = Signature((result, source, weight), (source, weight, bias), free)

@@ -8,16 +8,16 @@ import torch
 from torch.distributed.tensor import DTensor, Replicate
 
 from holdfast.spmd.base.call import ArgSlot, Call
-from holdfast.spmd.sharding.halo import Halo, Kernel, extended, halo_over, returned, sharded_image
+from holdfast.spmd.sharding.halo import Halo, Kernel, halo_over, own_gradient, sharded_image, with_halo
 from holdfast.spmd.sharding.local_parts import local_part, wrap
 
 
 def halo_of(call: Call) -> Halo | None:
     """Return the halo of a convolution; None if the input has to be gathered."""
-    found = sharded_image(call["input"])
-    if found is None or call["transposed"]:
+    sharded = sharded_image(call["input"])
+    if sharded is None or call["transposed"]:
         return None
-    dim, axis = found
+    dim, axis = sharded
     space = dim - 2
     kernel = Kernel(call["weight"].shape[dim], call["stride"][space], call["padding"][space], call["dilation"][space])
     return halo_over(call["input"], dim, axis, kernel.results(call["input"].shape[dim]), kernel.sources)
@@ -26,7 +26,7 @@ def halo_of(call: Call) -> Halo | None:
 def forward(call: Call, halo: Halo) -> Any:
     """Convolve this rank's rows with the halo of its neighbours."""
     source = call["input"]
-    tensors: dict[ArgSlot, torch.Tensor] = {(0,): extended(halo, local_part(source, halo.places, call.mesh))}
+    tensors: dict[ArgSlot, torch.Tensor] = {(0,): with_halo(halo, local_part(source, halo.places, call.mesh))}
     for position in (1, 2):
         if call.values[position] is not None:
             tensors[position,] = local_part(call.values[position], [Replicate()] * call.mesh.ndim, call.mesh)
@@ -39,12 +39,12 @@ def backward(call: Call, halo: Halo) -> Any:
     source, weight = call["input"], call["weight"]
     tensors: dict[ArgSlot, torch.Tensor] = {
         (0,): local_part(call["grad_output"], halo.places, call.mesh),
-        (1,): extended(halo, local_part(source, halo.places, call.mesh)),
+        (1,): with_halo(halo, local_part(source, halo.places, call.mesh)),
         (2,): local_part(weight, [Replicate()] * call.mesh.ndim, call.mesh),
     }
     inner, of_weight, of_bias = call.run(tensors, padding=inner_padding(call, halo))
     return (
-        None if inner is None else wrap(returned(halo, inner), call.mesh, halo.places, source.shape),
+        None if inner is None else wrap(own_gradient(halo, inner), call.mesh, halo.places, source.shape),
         None if of_weight is None else wrap(of_weight, call.mesh, halo.summed, weight.shape),
         None if of_bias is None else wrap(of_bias, call.mesh, halo.summed, of_bias.shape),
     )

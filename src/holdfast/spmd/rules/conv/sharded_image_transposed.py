@@ -20,10 +20,10 @@ from holdfast.spmd.sharding.row_exchange import Span, pad_rows
 
 def halo_of(call: Call) -> Halo | None:
     """Return the halo of a transposed convolution; None if the input has to be gathered."""
-    found = sharded_image(call["input"])
-    if found is None or not call["transposed"]:
+    sharded = sharded_image(call["input"])
+    if sharded is None or not call["transposed"]:
         return None
-    dim, axis = found
+    dim, axis = sharded
     stride, padding, reach = _kernel(call, dim)
     length = call["input"].shape[dim]
     size = (length - 1) * stride - 2 * padding + reach + call["output_padding"][dim - 2]

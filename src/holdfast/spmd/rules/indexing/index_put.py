@@ -95,7 +95,7 @@ def _full_rows_signature(call: Call, target: DTensor) -> Signature | None:
 
 def _slices(call: Call, target: DTensor) -> Any:
     """Put by integers into a copy: replicate the indices and the indexed dims; other dims stay sharded."""
-    signature = slices_put(call, target)
+    signature = integer_put_signature(call, target)
     if signature is None:
         return gather_and_run(call)
 
@@ -130,14 +130,14 @@ def _refuse_outside(index: torch.Tensor, dim: int, size: int) -> None:
 
 def _indexed(indices: Any) -> set[int]:
     """Return the dims that are indexed; a mask covers several."""
-    found: set[int] = set()
+    dims: set[int] = set()
     dim = 0
     for index in indices:
         covered = index.ndim if index is not None and index.dtype == torch.bool else 1
         if index is not None:
-            found |= set(range(dim, dim + covered))
+            dims |= set(range(dim, dim + covered))
         dim += covered
-    return found
+    return dims
 
 
 def _is_sharded(tensor: Any) -> bool:
@@ -202,7 +202,7 @@ RULES = [
 ]
 
 
-def slices_put(call: Call, target: torch.Tensor) -> Signature | None:
+def integer_put_signature(call: Call, target: torch.Tensor) -> Signature | None:
     """Return the signature of an index_put by integers into a copy; None for masks and in-place calls."""
     indices, values = call["indices"], call["values"]
     chosen = {dim: index for dim, index in enumerate(indices) if index is not None}

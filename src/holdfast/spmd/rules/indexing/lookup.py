@@ -52,23 +52,23 @@ class Lookup:
         return is_in_range(self.index, 0, self.tensor.shape[self.dim] - 1)
 
 
-def by_key(call: Call) -> Any:
+def index(call: Call) -> Any:
     """Run x[:, i] with one integer tensor."""
     keys = [(dim, key) for dim, key in enumerate(call["indices"]) if key is not None]
     if len(keys) == 1 and keys[0][1].dtype not in MASKS:
-        found = _slices(call, *keys[0])
-        if found is not None:
-            return found
+        result = _slices(call, *keys[0])
+        if result is not None:
+            return result
     return torch_2_11.index(call) if is_torch_2_11() else index_checks.with_replicated_indices(call)
 
 
-def by_number(call: Call) -> Any:
+def index_select(call: Call) -> Any:
     """Run index_select."""
     tensor = call.values[0]
     if tensor.ndim and call["index"].ndim == 1:
-        found = _slices(call, call["dim"] % tensor.ndim, call["index"])
-        if found is not None:
-            return found
+        result = _slices(call, call["dim"] % tensor.ndim, call["index"])
+        if result is not None:
+            return result
     return torch_2_11.select(call) if is_torch_2_11() else index_checks.with_replicated_indices(call)
 
 
@@ -90,7 +90,7 @@ def _slices(call: Call, dim: int, index: Any) -> Any:
     local = local_of(tensor)
     sizes = (*local.shape[:dim], *numbers.shape, *local.shape[dim + 1 :])
     rows = local.index_select(dim, own.flatten()).reshape(sizes) if local.shape[dim] else local.new_zeros(sizes)
-    return summed(lookup, rows, there.reshape(*there.shape, *(1,) * (tensor.ndim - dim - 1)))
+    return sum_over_ranks(lookup, rows, there.reshape(*there.shape, *(1,) * (tensor.ndim - dim - 1)))
 
 
 def _kept(place: Placement, dim: int, later: int) -> Placement:
@@ -108,10 +108,10 @@ def local_indices(lookup: Lookup) -> tuple[torch.Tensor, torch.Tensor]:
     return own.clamp(0, max(0, sizes[lookup.dim] - 1)), there
 
 
-def summed(lookup: Lookup, found: torch.Tensor, there: torch.Tensor) -> DTensor:
+def sum_over_ranks(lookup: Lookup, values: torch.Tensor, there: torch.Tensor) -> DTensor:
     """Sum the results of all ranks; for each element one rank has a value."""
     mesh = lookup.tensor.device_mesh
-    masked = torch.where(there, found, torch.zeros((), dtype=found.dtype, device=found.device))
+    masked = torch.where(there, values, torch.zeros((), dtype=values.dtype, device=values.device))
     bits = masked.dtype == torch.bool
     total = all_reduce(masked.to(torch.uint8) if bits else masked, mesh, [lookup.axis])
     return wrap(total.to(torch.bool) if bits else total, mesh, lookup.places, lookup.shape)
@@ -120,6 +120,6 @@ def summed(lookup: Lookup, found: torch.Tensor, there: torch.Tensor) -> DTensor:
 WHY = "torch gathers the tensor"
 EVERY = "every dim; along the sharded one if that moves fewer bytes than gathering"
 RULES = [
-    Rule("indexing", ("index.Tensor",), EVERY, f"{WHY}, and hangs if a shard is empty", by_key),
-    Rule("indexing", ("index_select.default",), EVERY, f"{WHY}, and hangs if a shard is empty", by_number),
+    Rule("indexing", ("index.Tensor",), EVERY, f"{WHY}, and hangs if a shard is empty", index),
+    Rule("indexing", ("index_select.default",), EVERY, f"{WHY}, and hangs if a shard is empty", index_select),
 ]

@@ -24,7 +24,7 @@ from holdfast.spmd.sharding.shard_sizes import is_shard
 from holdfast.spmd.sharding.signature import FIXED, LETTERS, ChosenPlacements, Signature, run_sharded
 
 
-def rows(call: Call) -> Any:
+def write_rows(call: Call) -> Any:
     """Run index_add, index_copy or index_fill, whose index is a list of rows."""
     answer = written_rows(call, by_element=False)
     if answer is not None:
@@ -74,8 +74,8 @@ def written_rows(call: Call, *, by_element: bool) -> Any:
     local = local_of(target)
     tensors: dict[ArgSlot, torch.Tensor] = {(0,): _with_spare(local, dim)}
     for slot, tensor in list(call.tensor_args())[1:]:
-        given = place if tensor is call["index"] else tensor
-        tensors[slot] = local_part(given, _placements_for(target, given, dim, by_element), call.mesh)
+        value = place if tensor is call["index"] else tensor
+        tensors[slot] = local_part(value, _placements_for(target, value, dim, by_element), call.mesh)
     result = call.run(tensors).narrow(dim, 0, sizes[dim])
     if call.is_inplace:
         local.copy_(result)
@@ -125,6 +125,6 @@ RULES = [
         (*(f"{name}{end}.default" for name in LISTED for end in ("", "_")), *FILLED),
         "every dim; along the sharded one if every rank has the indices and the values",
         "torch gathers the target, and raises for plain indices",
-        rows,
+        write_rows,
     ),
 ]

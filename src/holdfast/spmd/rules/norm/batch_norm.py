@@ -23,7 +23,7 @@ class ChannelLayout:
     def __init__(self, source: DTensor, per_channel: Sequence[Any]):
         self.mesh = source.device_mesh
         self.shape = source.shape
-        self.places = _places(source, [given for given in per_channel if _shares_mesh(given, source)])
+        self.places = _places(source, [tensor for tensor in per_channel if _shares_mesh(tensor, source)])
         self.channels: list[Placement] = [
             Shard(0) if is_shard(place) and place.dim == 1 else Replicate() for place in self.places
         ]
@@ -53,8 +53,8 @@ SUMS = 4  # two per channel, each sent twice
 ON_ALL = 2  # the cost of an all-reduce, where a reduce-scatter costs 1
 
 
-def _shares_mesh(given: Any, source: DTensor) -> bool:
-    return isinstance(given, DTensor) and given.device_mesh == source.device_mesh
+def _shares_mesh(tensor: Any, source: DTensor) -> bool:
+    return isinstance(tensor, DTensor) and tensor.device_mesh == source.device_mesh
 
 
 def _places(source: DTensor, per_channel: Sequence[DTensor]) -> list[Placement]:
@@ -66,7 +66,7 @@ def _places(source: DTensor, per_channel: Sequence[DTensor]) -> list[Placement]:
     places = without_strided_shards(source.placements)
     for axis, place in enumerate(source.placements):
         by_channels = any(
-            given.device_mesh == source.device_mesh and given.placements[axis] == Shard(0) for given in per_channel
+            tensor.device_mesh == source.device_mesh and tensor.placements[axis] == Shard(0) for tensor in per_channel
         )
         if place.is_replicate() and by_channels and 1 in shardable_dims(source.shape, source.device_mesh, places, axis):
             places[axis] = Shard(1)
@@ -74,19 +74,19 @@ def _places(source: DTensor, per_channel: Sequence[DTensor]) -> list[Placement]:
         return [Replicate() if is_shard(place) and place.dim != 1 else place for place in places]
     for axis, place in enumerate(source.placements):
         if isinstance(place, Partial):
-            found = shardable_dims(source.shape, source.device_mesh, places, axis) if place.reduce_op == "sum" else {}
-            costs = {dim: padding + (0 if dim == 1 else sums) for dim, (padding, _, _) in found.items()}
+            dims = shardable_dims(source.shape, source.device_mesh, places, axis) if place.reduce_op == "sum" else {}
+            costs = {dim: padding + (0 if dim == 1 else sums) for dim, (padding, _, _) in dims.items()}
             dim = min(costs, key=lambda dim: costs[dim], default=None)
             places[axis] = Replicate() if dim is None or costs[dim] > ON_ALL else Shard(dim)
     return places
 
 
-def _any(call: Call, *names: str) -> Any:
+def _argument(call: Call, *names: str) -> Any:
     """Return the argument with one of these names, which differ between kernels."""
     return next(call[name] for name in names if name in call.names)
 
 
-def _wide(values: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+def _broadcastable(values: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     return values.view([1, -1] + [1] * (like.ndim - 2))
 
 
@@ -101,18 +101,18 @@ def forward(call: Call) -> Any:
     if training:
         exact = local if local.dtype == torch.float64 else local.float()
         mean = layout.total(exact) / layout.count
-        centred = exact - _wide(mean, local)
+        centred = exact - _broadcastable(mean, local)
         variance = layout.total(centred * centred) / layout.count
         _update(call, layout, mean, variance)
-        saved = (mean, torch.rsqrt(variance + _any(call, "eps", "epsilon")))
+        saved = (mean, torch.rsqrt(variance + _argument(call, "eps", "epsilon")))
     else:
         mean, variance = layout.per_channel(call["running_mean"]), layout.per_channel(call["running_var"])  # type: ignore[assignment]
-        centred = local - _wide(mean, local)
+        centred = local - _broadcastable(mean, local)
         saved = (mean.new_empty(0), mean.new_empty(0))
-    out = centred * _wide(torch.rsqrt(variance + _any(call, "eps", "epsilon")), local)
+    out = centred * _broadcastable(torch.rsqrt(variance + _argument(call, "eps", "epsilon")), local)
     weight, bias = layout.per_channel(call["weight"]), layout.per_channel(call["bias"])
-    out = out if weight is None else out * _wide(weight, local)
-    out = out if bias is None else out + _wide(bias, local)
+    out = out if weight is None else out * _broadcastable(weight, local)
+    out = out if bias is None else out + _broadcastable(bias, local)
     everywhere = [Replicate()] * call.mesh.ndim
     rest = [layout.wrap_channels(item) if training else wrap(item, call.mesh, everywhere, (0,)) for item in saved]
     if len(call.op._schema.returns) == 4:  # cuDNN's reserve space, which the backward here does not read
@@ -122,7 +122,7 @@ def forward(call: Call) -> Any:
 
 def _update(call: Call, layout: ChannelLayout, mean: torch.Tensor, variance: torch.Tensor) -> None:
     """Update the running statistics, under their own placements."""
-    momentum = _any(call, "momentum", "exponential_average_factor")
+    momentum = _argument(call, "momentum", "exponential_average_factor")
     unbiased = variance * (layout.count / max(layout.count - 1, 1))
     for name, value in (("running_mean", mean), ("running_var", unbiased)):
         running = call[name] if name in call.names else None
@@ -148,24 +148,33 @@ def backward(call: Call) -> Any:
     if not isinstance(source, DTensor) or source.ndim < 2 or source.numel() == 0:
         return USE_TORCH
     layout = ChannelLayout(source, [call[name] for name in PER_CHANNEL if name in call.names])
-    gradient, local = layout.local(_any(call, "grad_out", "grad_output")), layout.local(source)
+    gradient, local = layout.local(_argument(call, "grad_out", "grad_output")), layout.local(source)
     weight = layout.per_channel(call["weight"])
-    train = _any(call, "train", "update") if {"train", "update"} & set(call.names) else True  # cuDNN's is for training
+    train = (
+        _argument(call, "train", "update") if {"train", "update"} & set(call.names) else True
+    )  # cuDNN's is for training
     if train:
-        mean, scale = layout.per_channel(call["save_mean"]), layout.per_channel(_any(call, "save_invstd", "save_var"))
+        mean, scale = (
+            layout.per_channel(call["save_mean"]),
+            layout.per_channel(_argument(call, "save_invstd", "save_var")),
+        )
     else:
         mean, running = layout.per_channel(call["running_mean"]), layout.per_channel(call["running_var"])
-        scale = None if running is None else torch.rsqrt(running + _any(call, "eps", "epsilon"))
+        scale = None if running is None else torch.rsqrt(running + _argument(call, "eps", "epsilon"))
     assert mean is not None and scale is not None
-    normal = (local - _wide(mean, local)) * _wide(scale, local)
+    normal = (local - _broadcastable(mean, local)) * _broadcastable(scale, local)
     total, total_normal = layout.total(gradient), layout.total(gradient * normal)
     inner = gradient
     if train:
-        inner = gradient - _wide(total / layout.count, local) - normal * _wide(total_normal / layout.count, local)
+        inner = (
+            gradient
+            - _broadcastable(total / layout.count, local)
+            - normal * _broadcastable(total_normal / layout.count, local)
+        )
     factor = scale if weight is None else scale * weight
     wanted = call["output_mask"] if "output_mask" in call.names else (True, weight is not None, weight is not None)
     return (
-        layout.wrap((inner * _wide(factor, local)).to(local.dtype)) if wanted[0] else None,
+        layout.wrap((inner * _broadcastable(factor, local)).to(local.dtype)) if wanted[0] else None,
         layout.wrap_channels(total_normal) if wanted[1] else None,
         layout.wrap_channels(total) if wanted[2] else None,
     )

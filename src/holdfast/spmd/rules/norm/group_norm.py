@@ -51,8 +51,8 @@ def _placement_of_sum(call: Call, source: DTensor, places: Sequence[Placement], 
 
     Shards that have to be gathered are gathered later, when they are smaller.
     """
-    found = _dims(call, source, places, axis)
-    dim = min(found, key=lambda dim: found[dim], default=None)
+    dims = _dims(call, source, places, axis)
+    dim = min(dims, key=lambda dim: dims[dim], default=None)
     if dim is None and source.shape[0] >= call.mesh.size(axis) and Shard(0) not in places:
         dim = 0
     return Replicate() if dim is None else Shard(dim)
@@ -62,8 +62,8 @@ def _dims(call: Call, source: DTensor, places: Sequence[Placement], axis: int) -
     """Return the dims that the ranks of an axis can shard, batch and whole groups, with their growth by padding."""
     channels = _ranks(call, places) * call.mesh.size(axis)
     by_groups = call["group"] == call["C"] or call["group"] % channels == 0
-    found = shardable_dims(source.shape, call.mesh, places, axis)
-    return {dim: found[dim][:2] for dim in ((0, 1) if by_groups else (0,)) if dim in found}
+    dims = shardable_dims(source.shape, call.mesh, places, axis)
+    return {dim: dims[dim][:2] for dim in ((0, 1) if by_groups else (0,)) if dim in dims}
 
 
 def _redistributed(tensor: DTensor, places: Sequence[Placement]) -> torch.Tensor:
@@ -115,11 +115,13 @@ def backward(call: Call) -> Any:
 
     All three are linear in the incoming gradient: if it is Partial, and all else is replicated, they are Partial.
     """
-    source, given = call["input"], call["grad_out"]
+    source, incoming = call["input"], call["grad_out"]
     places = _places(call, source)
-    sums = [axis for axis, place in enumerate(places) if place.is_replicate() and given.placements[axis] == Partial()]
+    sums = [
+        axis for axis, place in enumerate(places) if place.is_replicate() and incoming.placements[axis] == Partial()
+    ]
     tensors: dict[ArgSlot, torch.Tensor] = {
-        (position,): _redistributed(tensor, _with_sums(places, sums) if tensor is given else places)
+        (position,): _redistributed(tensor, _with_sums(places, sums) if tensor is incoming else places)
         for position, tensor in enumerate(call.values[:4])
     }
     if call["weight"] is not None:

@@ -79,18 +79,22 @@ def backward(call: Call, first: int) -> Any:
     own = local_part(source, places, call.mesh)
     exact = accumulation_dtype(own.dtype)
     mean, scale = (local_part(call[name], whole_rows, call.mesh).to(exact) for name in ("mean", "rstd"))
-    normal, given = (own.to(exact) - mean) * scale, local_part(call["grad_out"], places, call.mesh).to(exact)
+    normal, incoming = (own.to(exact) - mean) * scale, local_part(call["grad_out"], places, call.mesh).to(exact)
     wanted = call["output_mask"]
     gradient = None
     if wanted[0]:
         weight = call["weight"]
-        slope = given if weight is None else given * local_part(weight, _of_weight(places, first), call.mesh).to(exact)
+        slope = (
+            incoming
+            if weight is None
+            else incoming * local_part(weight, _of_weight(places, first), call.mesh).to(exact)
+        )
         sums = torch.stack([slope.sum(dims, keepdim=True), (slope * normal).sum(dims, keepdim=True)])
         straight, along = all_reduce(sums, call.mesh, axes) / math.prod(source.shape[first:])
         gradient = wrap((scale * (slope - straight - normal * along)).to(own.dtype), call.mesh, places, source.shape)
     return gradient, *(
         _summed(call, first, places, part) if wanted[place] and call[name] is not None else None
-        for place, name, part in ((1, "weight", given * normal), (2, "bias", given))
+        for place, name, part in ((1, "weight", incoming * normal), (2, "bias", incoming))
     )
 
 

@@ -10,7 +10,7 @@ import torch
 from holdfast.spmd.base.call import USE_TORCH, Call
 from holdfast.spmd.base.registry import Rule
 from holdfast.spmd.sharding.empty_shards import has_empty_input
-from holdfast.spmd.sharding.halo import Halo, Kernel, extended, halo_over, returned, sharded_image
+from holdfast.spmd.sharding.halo import Halo, Kernel, halo_over, own_gradient, sharded_image, with_halo
 from holdfast.spmd.sharding.local_parts import local_part, wrap
 from holdfast.spmd.sharding.signature import signature_rule
 
@@ -30,10 +30,10 @@ def _kernels(call: Call) -> list[Kernel]:
 
 
 def _halo(call: Call, source: Any) -> Halo | None:
-    found = sharded_image(source)
-    if found is None or source.ndim != 4 or not source.dtype.is_floating_point:
+    sharded = sharded_image(source)
+    if sharded is None or source.ndim != 4 or not source.dtype.is_floating_point:
         return None
-    dim, axis = found
+    dim, axis = sharded
     kernel = _kernels(call)[dim - 2]
     size = kernel.results(source.shape[dim], ceil=bool(call["ceil_mode"]))
     return halo_over(source, dim, axis, size, kernel.sources)
@@ -59,11 +59,11 @@ def _first_row(halo: Halo) -> int:
 def max_pool(call: Call, halo: Halo) -> Any:
     """Return the maximum of each window, and its position in the full image."""
     source = call["self"]
-    part = extended(halo, local_part(source, halo.places, call.mesh), LOWEST)
-    out, found = call.run({(0,): part}, **_changes(call, halo), ceil_mode=_ceil(call, halo))
-    out, found = _own(out, halo), _own(found, halo)
+    part = with_halo(halo, local_part(source, halo.places, call.mesh), LOWEST)
+    out, index = call.run({(0,): part}, **_changes(call, halo), ceil_mode=_ceil(call, halo))
+    out, index = _own(out, halo), _own(index, halo)
     width = part.shape[3]
-    row, column = found // width, found % width
+    row, column = index // width, index % width
     if halo.dim == 2:
         row = (row + _first_row(halo)).clamp(0, source.shape[2] - 1)
     else:
@@ -92,7 +92,7 @@ def max_pool_backward(call: Call, halo: Halo) -> Any:
 def average_pool(call: Call, halo: Halo) -> Any:
     """Return the sum of each window, divided as one device divides."""
     source = call["self"]
-    part = extended(halo, local_part(source, halo.places, call.mesh))
+    part = with_halo(halo, local_part(source, halo.places, call.mesh))
     sums = call.run({(0,): part}, **_changes(call, halo), ceil_mode=_ceil(call, halo), divisor_override=1)
     sums = _own(sums, halo)
     return wrap(sums / _divisor(call, halo, sums), call.mesh, halo.places, _shape(source, halo, sums))
@@ -101,12 +101,12 @@ def average_pool(call: Call, halo: Halo) -> Any:
 def average_pool_backward(call: Call, halo: Halo) -> Any:
     """Return each value's share of the gradient; shares of the halo go back to their owners."""
     source = call["self"]
-    part = extended(halo, local_part(source, halo.places, call.mesh))
+    part = with_halo(halo, local_part(source, halo.places, call.mesh))
     gradient = local_part(call["grad_output"], halo.places, call.mesh)
     gradient = gradient / _divisor(call, halo, gradient)
     options = {**_changes(call, halo), "ceil_mode": _ceil(call, halo), "divisor_override": 1}
     inner = call.run({(0,): gradient, (1,): part}, **options)
-    return wrap(returned(halo, inner), call.mesh, halo.places, source.shape)
+    return wrap(own_gradient(halo, inner), call.mesh, halo.places, source.shape)
 
 
 def _ceil(call: Call, halo: Halo) -> bool:

@@ -18,7 +18,7 @@ from holdfast.spmd.sharding.shard_sizes import is_shard
 NOWHERE = 2**62
 
 
-def position(call: Call) -> Any:
+def argmax_or_argmin(call: Call) -> Any:
     """Return the index of the extreme along `dim`, or in the flattened tensor."""
     tensor, dim = call.values[0], call["dim"]
     largest = "max" in call.op._schema.name
@@ -57,14 +57,14 @@ def _local_extreme(
     if local.numel() == 0:
         nothing = torch.full(shape, worst_value(local.dtype, largest), dtype=local.dtype, device=local.device)
         return nothing, torch.full(shape, NOWHERE, dtype=torch.int64, device=local.device)
-    found = (torch.argmax if largest else torch.argmin)(local, dim, keepdim=dim is not None)
+    index = (torch.argmax if largest else torch.argmin)(local, dim, keepdim=dim is not None)
     if dim is not None:
-        return local.gather(dim, found), found + offsets[dim % local.ndim]
-    flat = torch.zeros_like(found)
-    where = torch.unravel_index(found, local.shape)
+        return local.gather(dim, index), index + offsets[dim % local.ndim]
+    flat = torch.zeros_like(index)
+    where = torch.unravel_index(index, local.shape)
     for here, offset, size in zip(where, offsets, tensor.shape, strict=True):
         flat = flat * size + here + offset
-    return local.reshape(-1)[found].reshape(shape), flat.reshape(shape)
+    return local.reshape(-1)[index].reshape(shape), flat.reshape(shape)
 
 
 def _result(call: Call, tensor: DTensor, kept: list[Placement], over: set[int], place: torch.Tensor) -> DTensor:
@@ -82,7 +82,7 @@ RULES = [
         ("argmin.default", "argmax.default"),
         "every dim",
         "torch does not pick the first of equals, and hangs when a shard is empty",
-        position,
+        argmax_or_argmin,
         torch_handles_even=True,
     ),
 ]

@@ -17,7 +17,7 @@ from holdfast.spmd.sharding.partials import reduce_scatter_placements
 from holdfast.spmd.sharding.shard_sizes import is_shard
 
 
-def extreme(call: Call) -> Any:
+def min_or_max(call: Call) -> Any:
     """Run amin, amax, min or max over dims (all if none are given)."""
     tensor, largest = call.values[0], "max" in call.op._schema.name
     dims = call["dim"] if "dim" in call.names else []
@@ -80,7 +80,7 @@ RULES = [
         ("amin.default", "amax.default", "min.default", "max.default"),
         "every dim; the reduced ones are reduced at once",
         "torch leaves a Partial whose gradient divides by zero or forgets ties, and hangs when a shard is empty",
-        extreme,
+        min_or_max,
     ),
     Rule(
         "reduction",

@@ -24,7 +24,7 @@ def _axes(call: Call, tensor: Any) -> list[int]:
     return [axis for axis, place in enumerate(tensor.placements) if is_shard(place) and place.dim == dim]
 
 
-def kept(tensor: DTensor) -> list[Placement]:
+def shard_placements(tensor: DTensor) -> list[Placement]:
     return [place if is_shard(place) else Replicate() for place in tensor.placements]
 
 
@@ -40,7 +40,7 @@ def forward(call: Call) -> Any:
 def normalised(call: Call, axes: list[int]) -> DTensor:
     """Return the (log) softmax of scores whose normalised dim is sharded by `axes`."""
     tensor, dim = call.values[0], call["dim"]
-    local = local_part(tensor, kept(tensor), call.mesh)
+    local = local_part(tensor, shard_placements(tensor), call.mesh)
     exact = local.float() if local.dtype in (torch.float16, torch.bfloat16) else local
     shape = list(local.shape)
     shape[dim] = 1
@@ -49,7 +49,7 @@ def normalised(call: Call, axes: list[int]) -> DTensor:
     total = all_reduce(shifted.exp().sum(dim, keepdim=True), call.mesh, axes)
     logarithmic = "log" in call.op._schema.name
     out = shifted - total.log() if logarithmic else shifted.exp() / total
-    return wrap(out.to(local.dtype), call.mesh, kept(tensor), tensor.shape)
+    return wrap(out.to(local.dtype), call.mesh, shard_placements(tensor), tensor.shape)
 
 
 def backward(call: Call) -> Any:
@@ -59,7 +59,7 @@ def backward(call: Call) -> Any:
     axes = _axes(call, sharded)
     if not axes or call["input_dtype"] != output.dtype:
         return USE_TORCH
-    return gradient_of(call, axes, kept(sharded))
+    return gradient_of(call, axes, shard_placements(sharded))
 
 
 def gradient_of(call: Call, axes: list[int], places: list[Placement], row_sums: torch.Tensor | None = None) -> DTensor:

@@ -54,10 +54,10 @@ def unfold_backward(call: Call) -> Any:
 def _with_own_sizes(chosen: ChosenPlacements, tensors: dict[ArgSlot, torch.Tensor]) -> torch.Tensor:
     """Run with the sizes of this rank's shard instead of the global sizes."""
     call = chosen.call
-    given, result = chosen.signature.inputs[0], chosen.signature.outputs[0]
+    source, result = chosen.signature.inputs[0], chosen.signature.outputs[0]
     own = tensors[0,].shape
     sizes = [
-        size if letter == FIXED else own[given.index(letter)]
+        size if letter == FIXED else own[source.index(letter)]
         for letter, size in zip(result, call["input_sizes"], strict=True)
     ]
     return call.run(tensors, input_sizes=sizes)  # type: ignore[no-any-return]
