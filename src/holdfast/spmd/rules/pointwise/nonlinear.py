@@ -35,7 +35,7 @@ def on_reduced(call: Call) -> Any:
 
 
 def on_reduced_unless_sum(call: Call) -> Any:
-    """As `on_reduced`, but leave sums to newer torch, which shards them to match later operands."""
+    """Do as `on_reduced`, but leave sums to newer torch, which shards them to match later operands."""
     partials = {
         place for _, t in call.tensor_args() if isinstance(t, DTensor) for place in t.placements if place.is_partial()
     }
