@@ -8,6 +8,22 @@ from typing import Any, Protocol, TypeGuard
 
 import torch
 
+WHOLE, PARTIAL = -1, -2  # besides dims, which count from 0: replicated, and a partial sum over the ranks
+
+
+@dataclass(frozen=True, slots=True)
+class UnitWay:
+    """A placement of a unit along one mesh axis: the sharded dims, WHOLE, or PARTIAL.
+
+    `exchanged` is the volume of the module's own collectives in forward and backward, as a multiple of the rank's shard
+    of its first input.
+    """
+
+    parameters: Mapping[str, int]
+    inputs: tuple[int, ...]
+    output: int
+    exchanged: float = 0.0
+
 
 class Unit(Protocol):
     """The methods of a unit besides `forward`, with the same inputs."""
@@ -25,20 +41,3 @@ class Unit(Protocol):
 def is_unit(module: object) -> TypeGuard[Unit]:
     """Return True if a module declares how it may be placed."""
     return all(callable(getattr(module, name, None)) for name in ("placement_ways", "rehearse", "flops"))
-
-
-WHOLE, PARTIAL = -1, -2  # besides dims, which count from 0: replicated, and a partial sum over the ranks
-
-
-@dataclass(frozen=True, slots=True)
-class UnitWay:
-    """A placement of a unit along one mesh axis: the sharded dims, WHOLE, or PARTIAL.
-
-    `exchanged` is the volume of the module's own collectives in forward and backward, as a multiple of the rank's shard
-    of its first input.
-    """
-
-    parameters: Mapping[str, int]
-    inputs: tuple[int, ...]
-    output: int
-    exchanged: float = 0.0

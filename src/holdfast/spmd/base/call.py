@@ -18,7 +18,7 @@ class _UseTorch:
     """The type of USE_TORCH, which a rule returns if torch's own rule is right."""
 
     def __repr__(self) -> str:
-        return "LEAVE"
+        return "USE_TORCH"
 
 
 USE_TORCH = _UseTorch()

@@ -16,6 +16,7 @@ from holdfast.spmd.base.torch_specs import local_box, local_of
 from holdfast.spmd.sharding.local_parts import local_part, wrap
 from holdfast.spmd.sharding.shard_sizes import is_shard
 
+LETTERS = "abcdefghijklmnopqrstuvwxyz"
 FIXED = "_"  # the letter of a dim that stays whole
 
 
@@ -279,9 +280,6 @@ def _wrap_one(chosen: ChosenPlacements, local: torch.Tensor, place: int) -> DTen
         if is_shard(placement):
             shape[placement.dim] = chosen.size(letters[placement.dim])
     return wrap(local, chosen.call.mesh, placements, shape)
-
-
-LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 
 def broadcast_signature(call: Call, outputs: int) -> Signature:
