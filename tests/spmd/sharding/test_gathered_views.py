@@ -39,7 +39,7 @@ def _writes_through_two_views(y):
     return y[1:5] + 0
 
 
-def _two_windows_of_one_tensor(y):
+def _two_views_of_one_tensor(y):
     first, second = y[0:4], y[2:6]
     first.zero_()
     second.add_(1.0)
@@ -96,7 +96,7 @@ def _where_torch_counts_no_writes(y):
 
 
 ACTS = (
-    *(_sees_later_writes, _writes_through_two_views, _two_windows_of_one_tensor),
+    *(_sees_later_writes, _writes_through_two_views, _two_views_of_one_tensor),
     *(_unbound_rows, _turned_then_sliced, _assigned_and_read_back, _gathered_after_a_write),
     *(_written_in_a_list, _written_as_a_result, _unbound_rows_of_a_slice, _where_torch_counts_no_writes),
 )
