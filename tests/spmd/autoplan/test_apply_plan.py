@@ -76,7 +76,7 @@ def test_two_axes_train_as_one_device_does_and_the_manifest_has_the_plan(tmp_pat
         assert Plan.load(tmp_path / folder) == kept
     shown = call("show", tmp_path / "blocking")
     assert shown.exit_code == 0
-    assert "model was placed by a plan of holdfast.spmd: 15 roles" in shown.output
+    assert "model was sharded by a plan of holdfast.spmd: 15 roles" in shown.output
 
 
 STRANGE: dict[str, tuple[Callable[[], nn.Module], Any, bool]] = {
