@@ -43,7 +43,7 @@ SHARDED_CALLS = {  # of rows that are sharded
 
 
 def _stale(x: DTensor) -> DTensor:
-    """A view of sharded rows as gathered_views.py makes it, here without the other rank; the tensor was written since."""
+    """Return a gathered view, made without the other rank, whose tensor was written since."""
     rows = gathered_view(x * 1, bind(torch.ops.aten.slice.Tensor, (x, 0, 0, 4), {}))
     x.add_(1.0)
     return rows
