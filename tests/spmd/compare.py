@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from holdfast.spmd import torch_private as private
+from holdfast.spmd.base import torch_versions
 from tests.spmd.judge import RAISES_TOO
 from tests.spmd.raises import reason
 from tests.spmd.team import Finding
@@ -118,7 +118,7 @@ def failures(ours: Sequence[Finding]) -> list[str]:
     talks = sum(finding.outcome == "talk" for finding in ours)
     if len(raised) > _most(RAISE_SHARE, len(ours)):
         problems.append(f"{len(raised)} of {len(ours)} cases raise: more than {RAISE_SHARE:.0%}")
-    if private.AT_LEAST_2_13 and talks > _most(TALK_SHARE, len(ours)):  # older strategies of torch gather more
+    if torch_versions.AT_LEAST_2_13 and talks > _most(TALK_SHARE, len(ours)):  # older strategies of torch gather more
         problems.append(f"{talks} of {len(ours)} cases move more than the table declares: more than {TALK_SHARE:.0%}")
     return problems
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 import holdfast.spmd
-from holdfast.spmd import torch_private
-from holdfast.spmd.registry import all_rules
+from holdfast.spmd.base import torch_versions
+from holdfast.spmd.base.registry import all_rules
 from tests.spmd.raises import RAISES
 
 REPOSITORY = Path(__file__).parents[2]
@@ -37,12 +37,12 @@ def test_what_raises_is_told_with_its_reason():
 def test_the_versions_are_those_that_are_known():
     known = re.search(r"^Known: torch (.+?)\. On", TEXT, re.MULTILINE)
     assert known is not None
-    assert tuple(re.findall(r"\d+\.\d+", known[1])) == torch_private.KNOWN
+    assert tuple(re.findall(r"\d+\.\d+", known[1])) == torch_versions.KNOWN
 
 
 def test_the_readme_has_a_line_for_each_version():
     *versions, other = [row[0] for row in _table("Versions", README)]
-    assert tuple(reversed(versions)) == torch_private.KNOWN
+    assert tuple(reversed(versions)) == torch_versions.KNOWN
     assert other == "any other"
 
 

@@ -11,6 +11,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
+from holdfast.spmd.base import torch_dispatch
 from tests.dist.harness import run_ranks
 
 
@@ -185,23 +186,22 @@ def test_sync_batch_norm_on_one_rank():
 @pytest.mark.parametrize("name", ["cat.default", "gather.default"])
 def test_another_librarys_handler_stays(name):
     import holdfast.spmd
-    from holdfast.spmd import torch_private as private
 
-    op, theirs = private.operator(name), lambda *_: None
-    private.handlers()[op] = theirs
+    op, theirs = torch_dispatch.operator(name), lambda *_: None
+    torch_dispatch.handlers()[op] = theirs
     try:
         holdfast.spmd.enable()
         holdfast.spmd.disable()
-        assert private.handlers()[op] is theirs
+        assert torch_dispatch.handlers()[op] is theirs
     finally:
-        private.handlers().pop(op, None)
+        torch_dispatch.handlers().pop(op, None)
 
 
 def test_enable_within_loss_parallel_is_refused():
     from torch.distributed.tensor.parallel import loss_parallel
 
     import holdfast.spmd
-    from holdfast.spmd.errors import SpmdArgumentError
+    from holdfast.spmd.base.spmd_errors import SpmdArgumentError
 
     with loss_parallel(), pytest.raises(SpmdArgumentError, match="loss_parallel"):
         holdfast.spmd.enable()

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import fx, nn
 
 import holdfast.spmd
-from holdfast.spmd.functions import FUNCTIONS
+from holdfast.spmd.patches.functions import FUNCTIONS
 
 MODULES = {
     "cross_entropy": (

@@ -15,7 +15,7 @@ from torch.distributed.tensor._op_schema import OpSchema, OutputSharding
 from torch.distributed.tensor._sharding_prop import ShardingPropagator
 from torch.utils._pytree import tree_flatten, tree_map
 
-from holdfast.spmd import torch_private as private
+from holdfast.spmd.base import torch_decisions
 
 KEPT = 500  # decisions: cases come one by one, and their ranks are never far apart
 
@@ -65,7 +65,7 @@ def _key(schema: OpSchema) -> tuple[Hashable, DeviceMesh | None]:
         (leaf.placements, leaf.tensor_meta, str(leaf)) if _is_spec(leaf) else (type(leaf).__name__, repr(leaf))
         for leaf in leaves
     )
-    return (schema.op, str(tree), words, tuple(mesh.shape), private.PATIENCE.asked), mesh
+    return (schema.op, str(tree), words, tuple(mesh.shape), torch_decisions.EMPTY_SHARDS.allowed), mesh
 
 
 def _is_spec(value: object) -> bool:

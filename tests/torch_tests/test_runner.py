@@ -58,8 +58,8 @@ from torch.testing._internal.common_distributed import MultiProcessTestCase, Mul
 from torch.testing._internal.common_utils import TestCase
 
 def check(test):
-    switch = sys.modules.get("holdfast.spmd.switch")
-    test.assertTrue(switch is not None and switch.SWITCH.is_on)
+    switch = sys.modules.get("holdfast.spmd.enable")
+    test.assertTrue(switch is not None and switch.INSTALLED.is_on)
 
 class Here(TestCase):
     def test_main(self): check(self)

@@ -1,10 +1,17 @@
 """The sharding rules that DTensor lacks or gets wrong: `holdfast.spmd.enable()`."""
 
-from holdfast.spmd.auto import Pins, Plan, UnitWay, distribute, plan
-from holdfast.spmd.cost import Move, redistribute_cost
-from holdfast.spmd.errors import PlanMismatch, PlanNotFound, SpmdArgumentError, SpmdError, SpmdWarning, UnsupportedCall
-from holdfast.spmd.reporting import Line, report
-from holdfast.spmd.switch import disable, enable
+from holdfast.spmd.autoplan import Pins, Plan, UnitWay, distribute, plan
+from holdfast.spmd.base.spmd_errors import (
+    PlanMismatch,
+    PlanNotFound,
+    SpmdArgumentError,
+    SpmdError,
+    SpmdWarning,
+    UnsupportedCall,
+)
+from holdfast.spmd.enable import disable, enable
+from holdfast.spmd.redistribute_cost import Move, redistribute_cost
+from holdfast.spmd.report import Line, report
 
 __all__ = [
     "Line",

@@ -44,9 +44,9 @@ def _count_ranks() -> None:
     join = distributed_c10d.init_process_group
 
     def init_process_group(*args: Any, **kwargs: Any) -> Any:
-        switch = sys.modules.get("holdfast.spmd.switch")
+        switch = sys.modules.get("holdfast.spmd.enable")
         with open(os.environ[RANKS], "a") as file:
-            file.write("on\n" if switch is not None and switch.SWITCH.is_on else "off\n")
+            file.write("on\n" if switch is not None and switch.INSTALLED.is_on else "off\n")
         return join(*args, **kwargs)
 
     distributed_c10d.init_process_group = init_process_group

@@ -1,1 +1,1 @@
-"""Rules stated as dims and reductions, one file per family."""
+"""The sharding rules, one folder per family; `enable(only=)` and `report()` use the folders' names."""

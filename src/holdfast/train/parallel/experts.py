@@ -18,7 +18,7 @@ from torch.nn import functional
 from holdfast.train.parallel.collectives import exchange
 
 if TYPE_CHECKING:
-    from holdfast.spmd.auto.placing import UnitWay
+    from holdfast.spmd.autoplan.units import UnitWay
 
 Weights = tuple[torch.Tensor, torch.Tensor]
 
@@ -107,7 +107,7 @@ class Experts(nn.Module):
 
     def placement_ways(self, x: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor) -> list[UnitWay]:
         """Return the placements a plan may use along one axis, for `holdfast.spmd.plan`, which does not trace this."""
-        from holdfast.spmd.auto.placing import PARTIAL, WHOLE, UnitWay  # the caller has loaded it
+        from holdfast.spmd.autoplan.units import PARTIAL, WHOLE, UnitWay  # the caller has loaded it
 
         whole, spread = ({"gate_up_proj": place, "down_proj": place} for place in (WHOLE, 0))
         ways = [UnitWay(whole, (WHOLE,) * 3, WHOLE), UnitWay(spread, (WHOLE,) * 3, PARTIAL)]

@@ -1,0 +1,105 @@
+"""DTensors and their specs: local tensors, shapes of shards, redistribution."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Placement, Replicate
+
+from holdfast.spmd.base import torch_versions
+from holdfast.spmd.base.torch_modes import is_tracing
+from holdfast.spmd.base.torch_versions import is_torch_2_11
+
+REPLICATE = Replicate()
+
+
+def spec_of(tensor: DTensor) -> Any:
+    return tensor._spec
+
+
+def local_of(tensor: DTensor) -> torch.Tensor:
+    """Return the rank's local tensor, outside of autograd."""
+    return tensor._local_tensor
+
+
+def make_spec(
+    mesh: DeviceMesh, placements: Sequence[Placement], shape: Sequence[int], stride: Sequence[int], dtype: torch.dtype
+) -> Any:
+    meta = torch_versions.TensorMeta(torch.Size(shape), tuple(stride), dtype)
+    return torch_versions.DTensorSpec(mesh, tuple(placements), tensor_meta=meta)
+
+
+def specs_in(values: Any) -> list[Any]:
+    """Return every spec in nested arguments or results."""
+    kind = torch_versions.DTensorSpec
+    leaves = torch_versions.tree_leaves(values, is_leaf=lambda item: isinstance(item, kind))
+    return [leaf for leaf in leaves if isinstance(leaf, kind)]
+
+
+def uncached_spec(spec: Any) -> Any:
+    """Return the spec; on torch 2.11, which ignores subclasses, one that the dispatcher's cache never matches."""
+    if not is_torch_2_11():
+        return spec
+    return torch_versions.UncachedSpec(spec.mesh, spec.placements, tensor_meta=spec.tensor_meta)
+
+
+def cacheable_spec(spec: Any) -> Any:
+    """Return the spec that `uncached_spec` was given."""
+    if not is_torch_2_11():
+        return spec
+    return torch_versions.DTensorSpec(spec.mesh, spec.placements, tensor_meta=spec.tensor_meta)
+
+
+def wrap(local: torch.Tensor, spec: Any) -> DTensor:
+    return DTensor(local, spec, requires_grad=False)  # type: ignore[no-untyped-call]
+
+
+def wrap_as(kind: type, local: torch.Tensor, spec: Any) -> Any:
+    """Wrap a local tensor as a subclass of DTensor."""
+    return kind(local, spec, requires_grad=False)
+
+
+def replace_contents(tensor: DTensor, local: torch.Tensor, placements: Sequence[Placement]) -> None:
+    """Replace the local tensor and the placements of a DTensor, as an in-place call on a Partial must."""
+    spec = make_spec(tensor.device_mesh, placements, tensor.shape, tensor.stride(), local.dtype)
+    tensor._local_tensor = local
+    tensor._spec = uncached_spec(spec) if isinstance(tensor._spec, torch_versions.UncachedSpec) else spec
+
+
+def reshape_in_place(
+    op: Any, tensor: DTensor, local: torch.Tensor, placements: Sequence[Placement], rest: tuple[Any, ...]
+) -> None:
+    """Run an operator that changes shape in place: on the wrapper itself, and with another local tensor."""
+    with torch_versions.no_dispatch():
+        op(tensor, *rest)
+    tensor._local_tensor = local
+    tensor._spec = make_spec(tensor.device_mesh, placements, tensor.shape, tensor.stride(), local.dtype)
+
+
+def redistribute_local(tensor: DTensor, placements: Sequence[Placement]) -> torch.Tensor:
+    """Return this rank's local tensor under other placements; collective."""
+    spec = spec_of(tensor)
+    pairs = zip(spec.placements, placements, strict=True)
+    first = tuple(REPLICATE if then.is_partial() and now.is_shard() else then for now, then in pairs)
+    if first != tuple(placements):  # torch does not turn a Shard into a Partial in one step
+        spec = torch_versions.DTensorSpec(spec.mesh, first, tensor_meta=spec.tensor_meta)
+        tensor = wrap(redistribute_local(tensor, first), spec)
+    target = torch_versions.DTensorSpec(spec.mesh, tuple(placements), tensor_meta=spec.tensor_meta)
+    local: torch.Tensor = torch_versions.redistribute_local_tensor(local_of(tensor), spec, target)
+    local = local.wait() if hasattr(local, "wait") else local
+    return local.contiguous() if tensor.is_contiguous() else local  # 2.11 gathers dims after the first transposed
+
+
+def local_box(
+    shape: Sequence[int], mesh: DeviceMesh, placements: Sequence[Placement]
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the sizes and offsets of this rank's box of a tensor of `shape`."""
+    # A trace would record the small tensors that torch computes the box with.
+    with torch_versions.no_dispatch() if is_tracing() else nullcontext():
+        box = torch_versions.compute_local_shape_and_global_offset(torch.Size(shape), mesh, tuple(placements))
+    sizes, offsets = box
+    return tuple(sizes), tuple(offsets)

@@ -1,0 +1,244 @@
+"""The path of a call that the dispatcher's cache does not answer: a rule, torch's decision, or full tensors."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor
+
+from holdfast.spmd.base import torch_versions
+from holdfast.spmd.base.call import USE_TORCH, Call, bind, writes_first
+from holdfast.spmd.base.collective_errors import name_operator
+from holdfast.spmd.base.patched_function import PatchedFunction
+from holdfast.spmd.base.registry import Rule
+from holdfast.spmd.base.torch_decisions import is_decision, local_decision, moves_first, needs_communication
+from holdfast.spmd.base.torch_dispatch import is_composite, is_plain_call, is_view
+from holdfast.spmd.base.torch_modes import is_tracing, keep_out_of_dynamo, simulates_ranks
+from holdfast.spmd.base.torch_specs import specs_in
+from holdfast.spmd.base.torch_versions import is_torch_2_11
+from holdfast.spmd.dispatch.composites import decompose, may_run_whole
+from holdfast.spmd.dispatch.foreach_by_mesh import indices_by_mesh, is_foreach, run_by_mesh
+from holdfast.spmd.dispatch.tracing import run_in_trace
+from holdfast.spmd.sharding.dim_checks import check_dims
+from holdfast.spmd.sharding.empty_shards import (
+    execute_decision,
+    has_empty_input,
+    local_is_cheaper,
+    run_with_empty_shards,
+    will_have_empty_input,
+)
+from holdfast.spmd.sharding.gather_fallback import gather_and_run
+from holdfast.spmd.sharding.gathered_views import call_on_views, gathered_view, is_gathered_view
+from holdfast.spmd.sharding.index_checks import check_on_all_ranks
+from holdfast.spmd.sharding.infeasible_decisions import is_infeasible
+from holdfast.spmd.sharding.shard_sizes import has_even_shards
+
+
+@dataclass(slots=True)
+class Installed:
+    """The rules and replacements that are installed, and what they replaced."""
+
+    rules: dict[Any, Rule] = field(default_factory=dict)
+    left_out: list[tuple[str, str]] = field(default_factory=list)
+    displaced: dict[Any, Any] = field(default_factory=dict)
+    methods: list[PatchedFunction] = field(default_factory=list)
+    functions: list[PatchedFunction] = field(default_factory=list)
+    shardable: list[PatchedFunction] = field(default_factory=list)  # torch's test of whether a dim can be sharded
+    losses: dict[Any, Any] = field(default_factory=dict)  # the handlers that loss_parallel would have installed
+    fallback: bool = False
+    lookups: frozenset[Any] = frozenset()  # operators that take indices
+    check_indices: bool = False  # of sharded index tensors too
+    is_on: bool = False
+
+
+class _KnownDecisions(threading.local):
+    """torch's decisions that hold for calls that the dispatcher's own cache cannot key.
+
+    Kept per thread, as torch's cache is: ranks may be threads, and a decision holds its rank's mesh.
+    """
+
+    def __init__(self) -> None:
+        self.decisions: dict[Hashable, Any] = {}
+        self.decomposed: set[Hashable] = set()  # composites that are not run whole
+        self.needs_rule: set[Hashable] = set()  # calls with even shards that torch does not handle right
+
+
+def make_route(installed: Installed, original: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the function to put between the dispatcher's cache and torch's sharding propagation.
+
+    For a call that torch handles right, the function returns torch's decision, which the dispatcher caches. Any other
+    value that it returns is the result of the call and is not cached.
+    """
+    known = _KnownDecisions()
+
+    def slow_path(op: Any, args: Any, kwargs: Any, info: Any, try_cache: bool) -> Any:
+        try:
+            return routed(op, args, kwargs, info, try_cache)
+        except RuntimeError as error:
+            name_operator(error, op, (tensor for _, tensor in bind(op, args, kwargs).tensor_args()))
+            raise
+
+    def routed(op: Any, args: Any, kwargs: Any, info: Any, try_cache: bool) -> Any:
+        if info.compute_mesh.get_coordinate() is None:
+            return original(op, args, kwargs, info, try_cache)
+        if is_tracing():
+            rule = installed.rules.get(op)
+            call = bind(op, args, kwargs, info)
+            family = None if rule is None else rule.family
+            return run_in_trace(call, family, lambda: answered(op, args, kwargs, info, try_cache))
+        if simulates_ranks():
+            try:
+                return answered(op, args, kwargs, info, try_cache)
+            except Exception:  # noqa: BLE001 - a rule that needs its rank cannot run for all ranks at once
+                return original(op, args, kwargs, info, try_cache)
+        return answered(op, args, kwargs, info, try_cache)
+
+    def answered(op: Any, args: Any, kwargs: Any, info: Any, try_cache: bool) -> Any:
+        if is_torch_2_11() and any(is_gathered_view(value) for value in (*args, *kwargs.values())):
+            return call_on_views(op, args, kwargs)
+        if op not in installed.rules and is_composite(op):
+            return _composite(known, original, (op, args, kwargs, info, try_cache))
+        if op in installed.lookups and not is_tracing():  # a trace has no values
+            refused = check_on_all_ranks(bind(op, args, kwargs, info), installed.check_indices)
+            if refused is not None:
+                return refused
+        rule = installed.rules.get(op)
+        torch_first = rule is not None and rule.torch_handles_even and torch_versions.AT_LEAST_2_13
+        key = _cache_key(op, args, kwargs, info, rule is not None) if try_cache or torch_first else None
+        if key is not None and is_tracing() and not _is_hashable(key):
+            key = None  # a trace with symbolic sizes
+            if torch_first:
+                arguments = (op, args, kwargs, info, try_cache)
+                answer = _decision_if_even_symbolic(original, bind(op, args, kwargs, info), arguments)
+                if answer is not None:
+                    return answer
+        answer = known.decisions.get(key) if key is not None else None
+        if answer is None and key is not None and torch_first:
+            answer = _decision_if_even(
+                known, key, original, bind(op, args, kwargs, info), (op, args, kwargs, info, try_cache)
+            )
+        if answer is None:
+            answer = _run(installed, original, bind(op, args, kwargs, info), (op, args, kwargs, info, try_cache))
+            if key is not None and is_decision(answer):
+                known.decisions[key] = answer
+        if op in installed.lookups and is_decision(answer) and (installed.check_indices or answer.needs_redistribute):
+            return execute_decision(op, args, kwargs, info, answer)  # a cached decision would skip the index checks
+        return answer
+
+    keep_out_of_dynamo(slow_path)
+    return slow_path
+
+
+def _cache_key(op: Any, args: Any, kwargs: Any, info: Any, ruled: bool) -> Hashable | None:
+    """Return what a decision depends on: torch's schema, and for an operator with a rule every other argument."""
+    if not ruled:
+        return info.schema  # type: ignore[no-any-return]
+    if kwargs:
+        return None
+    rest = [tuple(value) if isinstance(value, list) else value for value in args if not isinstance(value, torch.Tensor)]
+    if any(isinstance(item, torch.Tensor) for value in rest if isinstance(value, tuple) for item in value):
+        return None
+    return info.schema, tuple(rest)
+
+
+def _is_hashable(value: Hashable) -> bool:
+    try:
+        hash(value)
+    except TypeError:
+        return False
+    return True
+
+
+def _composite(known: _KnownDecisions, original: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+    """Run a composite whole if torch has a decision without communication, else decompose it."""
+    op, args, kwargs, info, _ = arguments
+    if may_run_whole(op, args) and info.schema not in known.decomposed:
+        sharding = _decision(original, bind(op, args, kwargs, info), arguments)
+        if sharding is not None and (_is_local(sharding, info) or not is_decision(sharding)):
+            return sharding
+        known.decomposed.add(info.schema)
+    return decompose(op, args, kwargs)
+
+
+def _run(installed: Installed, original: Callable[..., Any], call: Call, arguments: tuple[Any, ...]) -> Any:
+    op, args, kwargs, info, _ = arguments
+    check_dims(call)
+    if _has_several_meshes(call) and (installed.fallback or is_foreach(op)):
+        return run_by_mesh(call) if _can_be_split(call) else gather_and_run(call)
+    rule = installed.rules.get(op)
+    if rule is not None:
+        result = rule.run(call)
+        if result is not USE_TORCH:
+            return result
+        if op in installed.displaced:
+            return installed.displaced[op](op, args, kwargs)
+    if not installed.fallback:
+        return original(*arguments)
+    sharding = _decision(original, call, arguments)
+    if sharding is None or is_infeasible(sharding, call.op, info):
+        return gathered_view(gather_and_run(call), call) if is_view(op) else gather_and_run(call)
+    if not is_decision(sharding):
+        return sharding
+    if writes_first(op) and moves_first(sharding, info):
+        return gather_and_run(call)  # a write into a redistributed copy would be lost
+    if is_view(op) and moves_first(sharding, info):
+        return gathered_view(execute_decision(op, args, kwargs, info, sharding), call)
+    if is_plain_call(op) and (has_empty_input(call) or will_have_empty_input(sharding)):
+        return run_with_empty_shards(call, args, kwargs, sharding)
+    return sharding
+
+
+def _decision_if_even(
+    known: _KnownDecisions, key: Hashable, original: Callable[..., Any], call: Call, arguments: tuple[Any, ...]
+) -> Any:
+    """Return torch's decision for even shards if it is local and leaves no Partial; the dispatcher caches it."""
+    if key in known.needs_rule:
+        return None
+    if all(isinstance(tensor, DTensor) and has_even_shards(tensor) for _, tensor in call.tensor_args()):
+        sharding = _decision(original, call, arguments)
+        if _is_local(sharding, call.info):
+            return sharding
+    known.needs_rule.add(key)
+    return None
+
+
+def _decision_if_even_symbolic(original: Callable[..., Any], call: Call, arguments: tuple[Any, ...]) -> Any:
+    """Return torch's decision for even shards of symbolic sizes, if local and without Partials; else None."""
+    if all(isinstance(tensor, DTensor) and has_even_shards(tensor) for _, tensor in call.tensor_args()):
+        sharding = _decision(original, call, arguments)
+        return sharding if _is_local(sharding, call.info) else None
+    return None
+
+
+def _is_local(sharding: Any, info: Any) -> bool:
+    """Return True for a decision of torch that sends nothing and leaves no Partial."""
+    return (
+        is_decision(sharding)
+        and not needs_communication(sharding, info)
+        and not any(place.is_partial() for spec in specs_in(sharding.output_spec) for place in spec.placements)
+    )
+
+
+def _has_several_meshes(call: Call) -> bool:
+    return any(isinstance(tensor, DTensor) and tensor.device_mesh != call.mesh for _, tensor in call.tensor_args())
+
+
+def _can_be_split(call: Call) -> bool:
+    return is_foreach(call.op) and len(indices_by_mesh(call)) > 1
+
+
+def _decision(original: Callable[..., Any], call: Call, arguments: tuple[Any, ...]) -> Any:
+    """Return torch's decision; with empty shards, a cheaper local one if there is any; None if torch has none."""
+    try:
+        sharding = original(*arguments)
+    except Exception:  # noqa: BLE001 - the gathered call returns a result or raises its own error
+        sharding = None
+    else:
+        if not is_decision(sharding) or not needs_communication(sharding, call.info):
+            return sharding
+    local = local_decision(call.info) if has_empty_input(call) else None
+    return local if local is not None and local_is_cheaper(local, sharding, call.info) else sharding

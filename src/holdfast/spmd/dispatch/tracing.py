@@ -1,0 +1,55 @@
+"""Calls within a trace of torch.compile, export or a fake mode.
+
+A decision is the same as in eager code, so the dispatcher may cache it. A rule runs within the trace if every rank
+traces the same program: shards are even, and nothing is written or drawn at random. Any other call leaves the graph, on
+every rank alike: torch.compile breaks the graph and runs the call eagerly, with the rules.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch.distributed.tensor import DTensor
+
+from holdfast.spmd.base.call import Call
+from holdfast.spmd.base.torch_decisions import is_decision
+from holdfast.spmd.base.torch_dispatch import is_view
+from holdfast.spmd.base.torch_modes import leaves_graph, out_of_graph
+from holdfast.spmd.sharding.shard_sizes import is_shard
+
+
+def run_in_trace(call: Call, family: str | None, answer: Callable[[], Any]) -> Any:
+    """Return the result of `answer` if it belongs into a graph; raise the error that breaks the graph if not."""
+    fits = _fits_a_graph(call, family)
+    try:
+        result = answer()
+    except Exception as error:
+        if fits or leaves_graph(error):
+            raise
+        raise out_of_graph(call.op) from error
+    if is_decision(result) or fits:
+        return result
+    raise out_of_graph(call.op)
+
+
+def _fits_a_graph(call: Call, family: str | None) -> bool:
+    """Return True if every rank traces the same for this call, and its only effect is its results."""
+    tensors = [tensor for _, tensor in call.tensor_args() if isinstance(tensor, DTensor)]
+    effects = family == "random" or call.op._schema.is_mutable or is_view(call.op)
+    return not effects and all(type(tensor) is DTensor and _is_even(tensor) for tensor in tensors)
+
+
+def _is_even(tensor: DTensor) -> bool:
+    """Return True if every rank's shard has the same known size; symbolic sizes are unknown."""
+    sizes = list(tensor.shape)
+    for axis, place in enumerate(tensor.placements):
+        if not is_shard(place):
+            if place.is_replicate() or place.is_partial():
+                continue
+            return False
+        ranks = tensor.device_mesh.size(axis)
+        if type(sizes[place.dim]) is not int or not sizes[place.dim] or sizes[place.dim] % ranks:
+            return False
+        sizes[place.dim] //= ranks
+    return all(type(size) is int for size in sizes)

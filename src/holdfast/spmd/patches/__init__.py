@@ -1,0 +1,1 @@
+"""Replacements for functions and methods of torch that run before DTensor's dispatcher."""

@@ -1,0 +1,86 @@
+"""Methods and functions of torch that run before DTensor's dispatcher, and their replacements."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+from holdfast.spmd.base.collective_errors import naming
+from holdfast.spmd.base.patched_function import PatchedFunction
+from holdfast.spmd.base.torch_dispatch import functions_to_patch
+from holdfast.spmd.patches.mixed_meshes import clip_with_norm, grouped_by_mesh, lists_grouped_by_mesh, total_norm
+from holdfast.spmd.patches.redistribute_strides import keep_strides
+from holdfast.spmd.patches.setitem import set_item
+from holdfast.spmd.patches.sync_batch_norm import forward_of
+
+
+def _tolist(self: DTensor) -> Any:
+    with naming("DTensor.tolist()", self):
+        return self.full_tensor().tolist()
+
+
+def _format(self: DTensor, spec: str) -> str:
+    """Format f"{loss:.4f}" as a plain tensor without dims; without a format spec, describe it as torch does."""
+    if not spec or self.ndim or self.is_meta:
+        return object.__format__(self, spec)
+    return format(self.detach().item(), spec)
+
+
+METHODS: dict[str, tuple[Any, str]] = {
+    "tolist": (_tolist, "torch refuses it"),
+    "__setitem__": (set_item, "torch loses what is written through a view of the sharded dim"),
+    "__format__": (_format, 'f"{loss:.4f}" is refused'),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Replacement:
+    """A function of torch, the maker of its replacement, and the reason."""
+
+    owner: Any
+    name: str
+    make: Callable[[Callable[..., Any]], Callable[..., Any]]
+    why: str
+
+    @property
+    def title(self) -> str:
+        return f"{self.owner.__name__}.{self.name}"
+
+
+MIXED = "torch refuses parameters of several meshes, or plain ones and DTensors, in one list"
+REFUSED = "torch refuses CPU tensors and DTensors"
+MOVED = "torch forgets that a tensor was transposed or expanded when it moves it, and a view of the result raises"
+MAKERS: dict[str, tuple[Any, str]] = {
+    "grouping": (grouped_by_mesh, MIXED),
+    "lists": (lists_grouped_by_mesh, MIXED),
+    "total_norm": (total_norm, MIXED),
+    "clip": (clip_with_norm, MIXED),
+    "strides": (keep_strides, MOVED),
+}
+
+
+def replacements() -> list[Replacement]:
+    """Return every function that is replaced."""
+    return [
+        Replacement(nn.SyncBatchNorm, "forward", forward_of, REFUSED),
+        Replacement(nn.utils, "get_total_norm", total_norm, MIXED),
+        Replacement(nn.utils, "clip_grads_with_norm_", clip_with_norm, MIXED),
+        *(Replacement(owner, name, *MAKERS[role]) for role, owner, name in functions_to_patch()),
+    ]
+
+
+def install_methods() -> list[PatchedFunction]:
+    """Install the replacements."""
+    for name, (method, _) in METHODS.items():
+        setattr(DTensor, name, method)
+    return [PatchedFunction(item.owner, item.name, item.make) for item in replacements()]
+
+
+def remove_methods() -> None:
+    for name, (method, _) in METHODS.items():
+        if vars(DTensor).get(name) is method:
+            delattr(DTensor, name)

@@ -1,0 +1,1 @@
+"""layer_norm, batch_norm and group_norm."""

@@ -1,0 +1,1 @@
+"""Random numbers on CPU meshes."""

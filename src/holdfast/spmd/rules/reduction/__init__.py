@@ -1,0 +1,1 @@
+"""min, max, argmin, argmax, means, variances, norms, logsumexp."""

@@ -1,0 +1,1 @@
+"""A DTensor read as a Python number."""

@@ -1,0 +1,1 @@
+"""cumsum, cumprod, cummax, logcumsumexp."""

@@ -1,0 +1,43 @@
+"""Scans along a negative dim."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from holdfast.spmd.base.call import USE_TORCH, Call, apply
+from holdfast.spmd.base.registry import Rule
+from holdfast.spmd.rules.along.one_dim import along
+from holdfast.spmd.sharding.empty_shards import has_empty_input
+from holdfast.spmd.sharding.plain_tensors import PLAIN_IN_GRADIENT, with_plain_gradients
+
+
+def with_positive_dim(call: Call) -> Any:
+    """Call again with the dim that torch's own rule understands."""
+    dim = call["dim"]
+    if dim >= 0:
+        return along(len(call.op._schema.returns))(call) if has_empty_input(call) else USE_TORCH
+    values = list(call.values)
+    values[call.names.index("dim")] = dim + max(call.values[0].ndim, 1)
+    return apply(call.op, values)
+
+
+EVERY_OTHER = "every dim but the scanned one"
+RULES = [
+    Rule(
+        "scan",
+        tuple(f"{name}.default" for name in ("logcumsumexp", "cummax", "cummin", "_logcumsumexp")),
+        EVERY_OTHER,
+        "torch takes a negative dim for another dim than the sharded one, and scans each shard by itself",
+        with_positive_dim,
+    ),
+    Rule(
+        "scan",
+        ("cumprod.default",),
+        EVERY_OTHER,
+        PLAIN_IN_GRADIENT,
+        with_plain_gradients("where.self", "cat.default", run=with_positive_dim),
+    ),
+    Rule(
+        "scan", ("cumprod_.default",), "as torch", PLAIN_IN_GRADIENT, with_plain_gradients("where.self", "cat.default")
+    ),
+]

@@ -1,0 +1,1 @@
+"""Reshapes, slices, diagonals and in-place transposes."""

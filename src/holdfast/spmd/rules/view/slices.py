@@ -1,0 +1,93 @@
+"""x[2:6], x[::2] and x[3] along the sharded dim: only the selected rows are sent.
+
+The results write through, as all views of a sharded dim do: see gathered_views.py.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
+
+from holdfast.spmd.base.call import USE_TORCH, Call
+from holdfast.spmd.base.registry import Rule
+from holdfast.spmd.base.torch_autograd import in_gradient
+from holdfast.spmd.base.torch_specs import local_of
+from holdfast.spmd.sharding.gathered_views import gathered_view
+from holdfast.spmd.sharding.local_parts import wrap
+from holdfast.spmd.sharding.row_permutation import ZEROS, RowPermutation, permuting_is_cheaper
+from holdfast.spmd.sharding.shard_sizes import has_empty_shard, is_shard, only_sharding_axis
+
+
+def slice_rows(call: Call) -> Any:
+    """Send few rows to every rank, more than a shard's rows into even shards; those of a gradient too."""
+    tensor = call.values[0]
+    dim = call["dim"] % max(tensor.ndim, 1)
+    axis = only_sharding_axis(tensor, dim)
+    if axis is None:
+        return USE_TORCH
+    rows = _rows(call, tensor.shape[dim])
+    if len(rows) in (0, tensor.shape[dim]):
+        return USE_TORCH
+    shape = [*tensor.shape[:dim], len(rows), *tensor.shape[dim + 1 :]]
+    permutation = RowPermutation(call.mesh, axis, dim, tensor.shape[dim], rows)
+    few = len(rows) <= permutation.longest
+    even = permuting_is_cheaper(permutation, tensor) and not has_empty_shard(shape, call.mesh, tensor.placements)
+    if even and (not few or in_gradient()):
+        places = list(tensor.placements)
+    elif few:
+        permutation = RowPermutation(call.mesh, axis, dim, tensor.shape[dim], rows, everywhere=True)
+        places = _without(tensor, axis)
+    else:
+        return USE_TORCH
+    return gathered_view(wrap(permutation.fetch(local_of(tensor)), call.mesh, places, shape), call)
+
+
+def _rows(call: Call, size: int) -> torch.Tensor:
+    """Return the row numbers that a slice selects."""
+    taken = range(size)[call["start"] : call["end"] : call["step"]]
+    return torch.arange(taken.start, max(taken.start, taken.stop), taken.step, device="cpu")
+
+
+def _without(tensor: DTensor, axis: int) -> list[Placement]:
+    return [Replicate() if number == axis else place for number, place in enumerate(tensor.placements)]
+
+
+def select_row(call: Call) -> Any:
+    """Send one row to every rank."""
+    tensor = call.values[0]
+    dim = call["dim"] % max(tensor.ndim, 1)
+    axis, index = only_sharding_axis(tensor, dim), call["index"]
+    if axis is None or not -tensor.shape[dim] <= index < tensor.shape[dim]:
+        return USE_TORCH
+    row = torch.tensor([index % tensor.shape[dim]], device="cpu")
+    permutation = RowPermutation(call.mesh, axis, dim, tensor.shape[dim], row, everywhere=True)
+    places = [
+        Shard(place.dim - 1) if is_shard(place) and place.dim > dim else place for place in _without(tensor, axis)
+    ]
+    shape = [*tensor.shape[:dim], *tensor.shape[dim + 1 :]]
+    return gathered_view(wrap(permutation.fetch(local_of(tensor)).squeeze(dim), call.mesh, places, shape), call)
+
+
+def slice_backward(call: Call) -> Any:
+    """Return the gradient of a sharded slice: its rows go back to their positions, among zeros."""
+    gradient, sizes = call.values[0], call["input_sizes"]
+    dim = call["dim"] % max(gradient.ndim, 1)
+    axis = only_sharding_axis(gradient, dim)
+    if axis is None or has_empty_shard(gradient.shape, call.mesh, gradient.placements):
+        return USE_TORCH
+    rows = torch.full((sizes[dim],), ZEROS, device="cpu")
+    rows[_rows(call, sizes[dim])] = torch.arange(gradient.shape[dim], device="cpu")
+    permutation = RowPermutation(call.mesh, axis, dim, gradient.shape[dim], rows)
+    if not permuting_is_cheaper(permutation, gradient):
+        return USE_TORCH
+    return wrap(permutation.fetch(local_of(gradient)), call.mesh, gradient.placements, sizes)
+
+
+WHY = "torch gathers the tensor"
+RULES = [
+    Rule("view", ("slice.Tensor",), "every dim", WHY, slice_rows),
+    Rule("view", ("select.int",), "every dim", WHY, select_row),
+    Rule("view", ("slice_backward.default",), "every dim", WHY, slice_backward),
+]

@@ -1,0 +1,83 @@
+"""Decisions of torch that it cannot execute: some ranks or all would raise afterwards."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.distributed.tensor import Partial
+
+from holdfast.spmd.base import torch_versions
+from holdfast.spmd.base.call import writes_first
+from holdfast.spmd.base.torch_decisions import is_decision
+from holdfast.spmd.base.torch_specs import specs_in
+
+
+def is_infeasible(sharding: Any, op: Any, info: Any) -> bool:
+    """Return True if a decision turns shards or integers into Partials, or a Partial into another reduction.
+
+    Before 2.13 also if it redistributes a tensor that is written in place: the write would go into a copy.
+    """
+    if not is_decision(sharding):
+        return False
+    before = info.schema.args_schema
+    wanted = sharding.redistribute_schema if sharding.needs_redistribute else None
+    after = before if wanted is None else wanted.args_schema
+    if wanted is not None and any(
+        test(before, after) for test in (_creates_partials, _divides_integers, _changes_reduction)
+    ):
+        return True
+    return not torch_versions.AT_LEAST_2_13 and _moves_written(sharding, op, before, after)
+
+
+def _divides_integers(before: Any, after: Any) -> bool:
+    """Return True if a replicated integer tensor becomes a Partial sum: shares would be fractions of another dtype."""
+    return any(
+        now.is_replicate() and then.is_partial("sum")
+        for here, there in zip(specs_in(before), specs_in(after), strict=True)
+        if here.tensor_meta is not None and not _is_divisible(here.tensor_meta.dtype)
+        for now, then in zip(here.placements, there.placements, strict=True)
+    )
+
+
+def _can_become_partial(place: Any) -> bool:
+    """Return True if torch turns a replica into such a Partial; not for products and bits."""
+    return place.reduce_op in ("sum", "avg", "min", "max")
+
+
+def _changes_reduction(before: Any, after: Any) -> bool:
+    """Return True if a Partial becomes one of another reduction, such as a maximum a sum."""
+    return any(
+        isinstance(now, Partial) and isinstance(then, Partial) and now.reduce_op != then.reduce_op
+        for here, there in zip(specs_in(before), specs_in(after), strict=True)
+        for now, then in zip(here.placements, there.placements, strict=True)
+    )
+
+
+def _is_divisible(dtype: torch.dtype) -> bool:
+    return dtype.is_floating_point or dtype.is_complex
+
+
+def _creates_partials(before: Any, after: Any) -> bool:
+    """Return True if a Shard becomes a Partial, or a replica a Partial that torch cannot make."""
+    return any(
+        then.is_partial() and not now.is_partial() and not (now.is_replicate() and _can_become_partial(then))
+        for here, there in zip(specs_in(before), specs_in(after), strict=True)
+        for now, then in zip(here.placements, there.placements, strict=True)
+    )
+
+
+def _moves_written(sharding: Any, op: Any, before: Any, after: Any) -> bool:
+    for argument, here, there in zip(op._schema.arguments, before, after, strict=False):
+        if argument.alias_info is None or not argument.alias_info.is_write:
+            continue
+        if _placements(here) != _placements(there):
+            return True
+    results = op._schema.returns
+    if op is torch.ops.aten.squeeze_.dim or len(results) != 1 or results[0].alias_info is None:
+        return False
+    return writes_first(op) and _placements(sharding.output_spec) != _placements(before[0])
+
+
+def _placements(values: Any) -> list[Any]:
+    return [spec.placements for spec in specs_in(values)]

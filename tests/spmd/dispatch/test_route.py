@@ -1,0 +1,59 @@
+"""Even shards that torch 2.13 does right: its decision is taken, and cached as with torch alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+
+from holdfast.spmd.base import torch_dispatch
+from tests.dist.harness import run_ranks
+from tests.spmd.judge import place
+
+KERNEL = torch.arange(36, dtype=torch.float64).view(2, 2, 3, 3)
+
+CALLS: dict[str, Callable[[Any, Any], Any]] = {
+    "conv2d": F.conv2d,
+    "max_pool2d": lambda x, _: F.max_pool2d(x, 2),
+    "group_norm": lambda x, _: F.group_norm(x, 2),
+    "argmax": lambda x, _: x.argmax(1),
+}
+
+
+def _asked() -> dict[str, dict[str, int]]:
+    """How often the slow path is asked in three calls, by operation and how its input lies."""
+    import holdfast.spmd
+
+    holdfast.spmd.enable()
+    route, asked = torch_dispatch.slow_path(), 0
+
+    def counted(*args: Any) -> Any:
+        nonlocal asked
+        asked += 1
+        return route(*args)
+
+    torch_dispatch.override(torch_dispatch.SLOW_PATH, counted)
+    mesh, counts = init_device_mesh("cpu", (2,)), {}
+    kernel = place(KERNEL, mesh, (Replicate(),))
+    inputs = {"even": (4, Shard(0)), "uneven": (3, Shard(0)), "a sum": (4, Partial())}
+    for name, call in CALLS.items():
+        counts[name] = {}
+        for word, (rows, where) in inputs.items():
+            whole = torch.randn(rows, 2, 6, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+            x, asked = place(whole, mesh, (where,)), 0
+            results: list[DTensor] = [call(x, kernel) for _ in range(3)]
+            counts[name][word] = asked
+            torch.testing.assert_close(results[2].full_tensor(), call(whole, KERNEL))
+    holdfast.spmd.disable()
+    return counts
+
+
+def test_even_shards_are_asked_about_once():
+    for counts in run_ranks(2, _asked, deadline_s=120):
+        assert {name: (asked["even"], asked["uneven"]) for name, asked in counts.items()} == dict.fromkeys(
+            CALLS, (1, 3)
+        )

@@ -1,0 +1,209 @@
+"""Views that had to be gathered still behave as views."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Partial, Shard, distribute_tensor
+from torch.distributed.tensor.debug import CommDebugMode
+
+from tests.dist.harness import run_ranks
+
+
+def _pair():
+    import holdfast.spmd
+
+    holdfast.spmd.enable()
+    mesh = init_device_mesh("cpu", (2,))
+    whole = torch.arange(24.0).reshape(6, 4)
+    return distribute_tensor(whole.clone(), mesh, [Shard(0)]), whole
+
+
+def _both(act):
+    """The same actions on a DTensor and on one device; whether they leave the same."""
+    placed, whole = _pair()
+    seen, expected = act(placed), act(whole)
+    seen = seen.full_tensor() if isinstance(seen, DTensor) else seen
+    return torch.equal(placed.full_tensor(), whole) and torch.equal(seen, expected)
+
+
+def _sees_later_writes(y):
+    rows = y[1:4]
+    y.mul_(2.0)
+    return rows + 0
+
+
+def _writes_through_two_views(y):
+    y[1:5][::2].add_(100.0)
+    return y[1:5] + 0
+
+
+def _two_views_of_one_tensor(y):
+    first, second = y[0:4], y[2:6]
+    first.zero_()
+    second.add_(1.0)
+    return first + second
+
+
+def _unbound_rows(y):
+    rows = torch.unbind(y, 0)
+    rows[1].mul_(5.0)
+    rows[5].zero_()
+    return rows[1] + 0
+
+
+def _turned_then_sliced(y):
+    y.t()[:, 2:5].fill_(-1.0)
+    return y.t() + 0
+
+
+def _assigned_and_read_back(y):
+    y[-2:] = y[:2] * 10
+    y[::3] = 7.0
+    y[4, 1:3] = torch.tensor([1.0, 2.0])
+    return y[3:] + 0
+
+
+def _gathered_after_a_write(y):
+    rows = y[1:4]
+    y.mul_(2.0)
+    return rows.full_tensor() if isinstance(rows, DTensor) else rows.clone()
+
+
+def _written_in_a_list(y):
+    torch._foreach_mul_([y[1:4], y[5:6]], 2.0)
+    return y[1:4] + 0
+
+
+def _written_as_a_result(y):
+    torch.add(y[0:2], 1.0, out=y[2:4])
+    return y[3] + 0
+
+
+def _unbound_rows_of_a_slice(y):
+    y[1:5].unbind(0)[2].mul_(3.0)
+    return y[3] + 0
+
+
+def _where_torch_counts_no_writes(y):
+    with torch.inference_mode():
+        z = y * 1
+        rows = z[1:4]
+        z.mul_(2.0)
+        rows.add_(1.0)
+        return (z + rows.sum()).clone()
+
+
+ACTS = (
+    *(_sees_later_writes, _writes_through_two_views, _two_views_of_one_tensor),
+    *(_unbound_rows, _turned_then_sliced, _assigned_and_read_back, _gathered_after_a_write),
+    *(_written_in_a_list, _written_as_a_result, _unbound_rows_of_a_slice, _where_torch_counts_no_writes),
+)
+
+
+def _all():
+    return {act.__name__: _both(act) for act in ACTS}
+
+
+def test_views_of_sharded_dims_are_views():
+    for found in run_ranks(2, _all, deadline_s=120):
+        assert found == {act.__name__: True for act in ACTS}
+
+
+def _first_then_second(y):
+    first, second = y[0:4], y[2:6]
+    first.mul_(3.0)
+    return first, second
+
+
+def _second_then_a_view_of_it(y):
+    first, second = y[0:4], y[2:6]
+    second[0].fill_(5.0)
+    return first, second
+
+
+def _both_in_a_list(y):
+    first, second = y[0:2], y[1:6]
+    torch._foreach_add_([y[0:1], y[5:6]], 2.0)
+    return first, second
+
+
+def _a_row_of_many(y):
+    rows = y.unbind(0)
+    rows[2].zero_()
+    return rows[2], y[1:4]
+
+
+def _without_a_count(y):
+    first, second = y[0:4], y[2:6]
+    first.data.mul_(3.0)
+    return first, second
+
+
+BESIDE = (_first_then_second, _second_then_a_view_of_it, _both_in_a_list, _a_row_of_many, _without_a_count)
+
+
+def _shows(view, expected):
+    """Whether this rank's part of a view is that of the view on one device."""
+    local = view.to_local()
+    return torch.equal(local, expected.chunk(2)[dist.get_rank()] if view.placements == (Shard(0),) else expected)
+
+
+def _read_by_one_rank():
+    """Rank 0 alone reads views that were written through a view; then every rank reads them after another write."""
+    found = {}
+    for act in BESIDE:
+        placed, whole = _pair()
+        expected, seen = act(whole), act(placed)
+        with CommDebugMode() as listening:
+            right = [dist.get_rank() == 1 or _shows(*pair) for pair in zip(seen, expected, strict=True)]
+        placed.add_(1.0)
+        whole.add_(1.0)
+        right += [_shows(*pair) for pair in zip(seen, expected, strict=True)]
+        right.append(torch.equal(placed.full_tensor(), whole))
+        found[act.__name__] = listening.get_total_counts(), right
+    return found
+
+
+def test_one_rank_alone_can_read_views_that_were_written_through_a_view():
+    for found in run_ranks(2, _read_by_one_rank, deadline_s=120):
+        assert found == {act.__name__: (0, [True] * 5) for act in BESIDE}
+
+
+def _gradients():
+    placed, whole = _pair()
+    results = []
+    for tensor in (placed, whole):
+        leaf = tensor.detach().clone().requires_grad_()
+        copy = leaf * 1
+        copy[1:4].mul_(3.0)
+        copy[0] = copy[5] * 2
+        (copy * copy).sum().backward()
+        results.append(leaf.grad.full_tensor() if isinstance(leaf.grad, DTensor) else leaf.grad)
+    return torch.allclose(*results)
+
+
+def test_gradients_pass_through_what_was_written():
+    assert run_ranks(2, _gradients, deadline_s=120) == [True, True]
+
+
+def _into_partial():
+    """Writing into a view of a Partial: the tensor that was viewed is reduced, and has what was written."""
+    import holdfast.spmd
+
+    holdfast.spmd.enable()
+    mesh = init_device_mesh("cpu", (2,))
+    found = []
+    for write in (lambda y: y[::2].add_(1.0), lambda y: y.t()[0].fill_(3.0), lambda y: y.view(-1)[2:5].mul_(y[0, 1])):
+        whole = torch.arange(1.0, 9.0).reshape(4, 2)
+        share = 0.25 if torch.distributed.get_rank() else 0.75
+        placed = DTensor.from_local(whole * share, mesh, [Partial()], run_check=False)
+        write(whole)
+        write(placed)
+        found.append(torch.allclose(placed.full_tensor(), whole))
+    return found
+
+
+def test_a_view_of_a_partial_writes_through():
+    assert run_ranks(2, _into_partial, deadline_s=120) == [[True] * 3] * 2

@@ -1,0 +1,139 @@
+"""Turning the rules on, off, and choosing among them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.distributed.tensor import DTensor
+
+import holdfast.spmd
+from holdfast.spmd.base import torch_dispatch, torch_versions
+from holdfast.spmd.base.registry import all_rules
+from holdfast.spmd.base.spmd_errors import SpmdWarning
+from holdfast.spmd.patches.methods import replacements
+
+
+def _state():
+    dispatcher = torch_dispatch.dispatcher()
+    functions = [getattr(stand.owner, stand.name) for stand in replacements()]
+    functions += [torch.nn.functional.pad, torch.nn.functional.instance_norm]
+    functions += [torch_versions.utils.is_tensor_shardable, torch_versions._matrix_ops.is_tensor_shardable]
+    losses = dict(torch_dispatch.loss_parallel_table())
+    return dict(vars(dispatcher)), dict(dispatcher._custom_op_handlers), dict(vars(DTensor)), functions, losses
+
+
+def test_disable_restores_torch_exactly():
+    before = _state()
+    holdfast.spmd.enable()
+    assert _state() != before
+    holdfast.spmd.disable()
+    assert _state() == before
+
+
+def test_enable_twice_is_enable_once():
+    before = _state()
+    holdfast.spmd.enable()
+    holdfast.spmd.enable()
+    holdfast.spmd.disable()
+    assert _state() == before
+
+
+def test_only_and_exclude_choose_by_family_and_operator():
+    try:
+        holdfast.spmd.enable(only=["loss"], exclude=["mse_loss.default"])
+        installed = {line.operator: line.family for line in holdfast.spmd.report() if line.is_installed}
+        assert set(installed.values()) == {"loss"}
+        assert "aten.mse_loss.default" not in installed
+        assert "aten.huber_loss.default" in installed
+    finally:
+        holdfast.spmd.disable()
+
+
+@pytest.mark.parametrize("name", ["mse_loss", "aten.mse_loss.default", "mse_loss.*"])
+def test_an_operator_goes_by_each_of_its_names(name):
+    try:
+        holdfast.spmd.enable(only=[name])
+        assert [line.operator for line in holdfast.spmd.report() if line.is_installed] == ["aten.mse_loss.default"]
+    finally:
+        holdfast.spmd.disable()
+
+
+def test_the_report_says_what_and_why():
+    try:
+        holdfast.spmd.enable()
+        lines = [line for line in holdfast.spmd.report() if line.is_installed]
+        assert len(lines) > 150
+        assert all(line.why and line.placements and line.family for line in lines)
+    finally:
+        holdfast.spmd.disable()
+
+
+def test_an_unknown_torch_is_said_and_left_alone(monkeypatch):
+    before = _state()
+    monkeypatch.setattr(torch, "__version__", "9.9.0")
+    with pytest.warns(SpmdWarning, match="9.9 is not known"):
+        problems = holdfast.spmd.enable()
+    names = [name for rule in all_rules() for name in rule.operators]
+    assert problems == [f"{name}: {torch_versions.unsupported_reason()}" for name in names]
+    assert _state() == before
+    lines = holdfast.spmd.report()
+    assert sorted(line.operator for line in lines) == sorted(names)
+    assert not any(line.is_installed for line in lines)
+    holdfast.spmd.disable()
+    assert holdfast.spmd.report() == []
+
+
+def test_a_dispatcher_with_other_parameters_is_left_alone(monkeypatch):
+    before = _state()
+    dispatcher = type(torch_dispatch.dispatcher())
+    monkeypatch.setattr(dispatcher, "unwrap_to_op_info", lambda self, op_call, args: None)
+    with pytest.warns(SpmdWarning, match=r"unwrap_to_op_info takes \(self, op_call, args\), not"):
+        problems = holdfast.spmd.enable()
+    assert len(problems) > 200
+    assert _state() == before
+
+
+def test_a_part_whose_names_changed_is_left_out_by_name(monkeypatch):
+    from torch.nn.utils import clip_grad
+
+    def changed(tensors, norm_type, foreach, error_if_nonfinite=False):
+        raise AssertionError("must not be called")
+
+    monkeypatch.setattr(clip_grad, "_get_total_norm", changed)
+    monkeypatch.delattr(torch_versions.utils, "is_tensor_shardable")
+    with pytest.warns(SpmdWarning, match="_get_total_norm takes"):
+        problems = holdfast.spmd.enable()
+    try:
+        assert [problem.partition(":")[0] for problem in problems] == ["fallback", "methods"]
+        assert "is_tensor_shardable is missing" in problems[0]
+        families = {line.family for line in holdfast.spmd.report() if line.is_installed}
+        assert "methods" not in families
+        assert {"loss", "functions"} <= families
+        assert clip_grad._get_total_norm is changed
+    finally:
+        holdfast.spmd.disable()
+
+
+def test_every_operator_of_every_rule_exists_on_the_newest_known_torch():
+    left_out = holdfast.spmd.enable()
+    holdfast.spmd.disable()
+    assert left_out == []
+
+
+@pytest.mark.parametrize(
+    ("choice", "words"),
+    [
+        ({"only": "loss"}, "give a list"),
+        ({"only": ["losses"]}, "neither a family nor an operator"),
+        ({"exclude": ["mse_los"]}, "like 'mse_loss.default'"),
+    ],
+)
+def test_a_choice_that_names_nothing_is_refused_and_changes_nothing(choice, words):
+    holdfast.spmd.enable(only=["loss"])
+    try:
+        before = holdfast.spmd.report()
+        with pytest.raises(holdfast.spmd.SpmdError, match=words):
+            holdfast.spmd.enable(**choice)
+        assert holdfast.spmd.report() == before
+    finally:
+        holdfast.spmd.disable()
