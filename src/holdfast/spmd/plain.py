@@ -45,7 +45,7 @@ SAMPLING = ("fractional_max_pool2d.default", "fractional_max_pool3d.default")
 
 def take_plain(op: Any, args: Any, kwargs: Any) -> Any:
     """A handler that takes every plain tensor for a replicated one, and then goes the common way."""
-    return _go(op, *_replicated(op, bind(op, args, kwargs).mesh, args, kwargs))
+    return go_on(op, *_replicated(op, bind(op, args, kwargs).mesh, args, kwargs))
 
 
 def take_masks(op: Any, args: Any, kwargs: Any) -> Any:
@@ -83,7 +83,7 @@ def take_made(op: Any, args: Any, kwargs: Any) -> Any:
     if private.in_gradient():
         return take_plain(op, args, kwargs)
     _refuse_plain(op, args)
-    return _go(op, args, kwargs)
+    return go_on(op, args, kwargs)
 
 
 def demand(*names: str) -> None:
@@ -100,7 +100,7 @@ def demand_flips() -> None:
 
 def take_flip(op: Any, args: Any, kwargs: Any) -> Any:
     turned = turn_shards(*args)
-    return _go(op, args, kwargs) if turned is LEAVE else turned
+    return go_on(op, args, kwargs) if turned is LEAVE else turned
 
 
 def _refuse_plain(op: Any, args: Any, masks: bool = False) -> None:
@@ -141,7 +141,8 @@ def _at_home(op: Any, value: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
     )
 
 
-def _go(op: Any, args: Any, kwargs: Any) -> Any:
+def go_on(op: Any, args: Any, kwargs: Any) -> Any:
+    """The common way of a call, after a handler."""
     info = private.unwrap(op, args, kwargs)
     sharding = private.slow_path()(op, args, kwargs, info, True)
     if not private.is_decision(sharding):

@@ -30,10 +30,17 @@ from holdfast.spmd.plain import (
 from holdfast.spmd.private_names import misfits
 from holdfast.spmd.registry import Rule, all_rules
 from holdfast.spmd.route import Switch, make_route
-from holdfast.spmd.windows import Window
+from holdfast.spmd.windows import Window, mark_stale
 
 SWITCH = Switch()
-OURS = (take_flip, take_made, take_masks, take_plain, take_samples)  # handlers that the dispatcher's own table is given
+OURS = (
+    mark_stale,
+    take_flip,
+    take_made,
+    take_masks,
+    take_plain,
+    take_samples,
+)  # handlers that the dispatcher's own table is given
 PARTS = ("fallback", "functions", "loss_parallel", "methods", "plain")  # what may be chosen beside rules
 
 

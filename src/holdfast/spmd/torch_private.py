@@ -278,6 +278,18 @@ def wrap_as(kind: type, local: torch.Tensor, spec: Any) -> Any:
     return kind(local, spec, requires_grad=False)
 
 
+def written(op: Operator) -> frozenset[int]:
+    """The positions of the arguments that `op` writes into."""
+    aliases = (argument.alias_info for argument in op._schema.arguments)
+    return frozenset(position for position, alias in enumerate(aliases) if alias is not None and alias.is_write)
+
+
+def memory_of(tensor: torch.Tensor) -> int:
+    """Which memory a tensor's values lie in: alike for a tensor and its detach(), on a rank with an empty shard too."""
+    local = tensor._local_tensor if isinstance(tensor, DTensor) else tensor
+    return int(local.untyped_storage()._cdata)
+
+
 def will_count(op: Operator, view: torch.Tensor, base: torch.Tensor) -> bool:
     """Whether torch counts what `op` writes into `view` as a write into `base`, once the call is done.
 

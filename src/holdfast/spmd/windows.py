@@ -4,11 +4,13 @@
 copy; what is written into it is put back into the tensor that it was taken from, and every live window of that tensor
 is refreshed then, from what the write has gathered on every rank. What is written beside them, into the tensor itself,
 is gathered when a window is next read: a rank may have kept a window that the others have dropped, so that to gather
-at such a write could wait for ranks that have nothing to refresh.
+at such a write could wait for ranks that have nothing to refresh. torch counts the writes into a tensor, except those
+of foreach and fused operators: `mark_stale` sees to these once there is a window.
 """
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import MutableMapping
 from typing import Any
@@ -23,6 +25,7 @@ from holdfast.spmd.call import Call, apply, bind, replicated, whole
 from holdfast.spmd.errors import UnsupportedCall
 from holdfast.spmd.every_rank import named
 from holdfast.spmd.fallback import put_back
+from holdfast.spmd.plain import go_on
 
 
 class Window(DTensor):
@@ -52,6 +55,7 @@ class Window(DTensor):
 
 # The live windows of each tensor that was viewed.
 LIVE: MutableMapping[DTensor, list[weakref.ref[Window]]] = WeakIdKeyDictionary()
+STALE = -1  # the version of a window that must be gathered again
 
 
 def is_window(value: Any) -> bool:
@@ -111,8 +115,37 @@ def _window(item: Any, base: DTensor, views: tuple[Any, ...]) -> Any:
         return item
     made = private.wrap_as(Window, private.local_of(item), private.apart(private.spec_of(item)))
     made._base_tensor, made._views, made._seen = base, views, _version(base)
+    _see_uncounted_writes()
     LIVE.setdefault(base, []).append(weakref.ref(made))
     return made
+
+
+@functools.cache
+def _uncounted() -> tuple[Any, ...]:
+    """The foreach and fused operators that write: torch counts none of their writes into DTensors."""
+    names = [name for prefix in ("_foreach_", "_fused_", "_amp_foreach_") for name in private.operators(prefix)]
+    return tuple(op for op in map(private.operator, names) if op is not None and private.written(op))
+
+
+def _see_uncounted_writes() -> None:
+    """From now on let these operators mark windows; the dispatcher's own way is faster before."""
+    table = private.handlers()
+    if table.get(_uncounted()[0]) is not mark_stale:
+        for op in _uncounted():
+            table.setdefault(op, mark_stale)
+
+
+def mark_stale(op: Any, args: Any, kwargs: Any) -> Any:
+    """Go the common way with a write that torch does not count; windows of what was written are gathered at a read."""
+    result = go_on(op, args, kwargs)
+    call = bind(op, args, kwargs)
+    places = private.written(op)
+    memory = {private.memory_of(tensor) for spot, tensor in call.spots() if spot[0] in places}
+    for base in list(LIVE):
+        if private.memory_of(base) in memory:
+            for value in _live(base):
+                value._seen = STALE
+    return result
 
 
 def _live(base: DTensor) -> list[Window]:

@@ -17,8 +17,7 @@ def settled_lists(call: Call) -> Any:
     """Reduce what is Partial and call again; where it is written, on the whole."""
     if not any(is_partial(tensor) for _, tensor in call.spots()):
         return LEAVE
-    aliases = [argument.alias_info for argument in call.op._schema.arguments]
-    written = {place for place, alias in enumerate(aliases) if alias is not None and alias.is_write}
+    written = private.written(call.op)
     if any(spot[0] in written and is_partial(tensor) for spot, tensor in call.spots()):
         return gather_and_run(call)
     return apply(call.op, [list(map(_settled, value)) if isinstance(value, list) else value for value in call.values])

@@ -17,11 +17,7 @@ from holdfast.spmd.registry import Rule
 def fused(call: Call) -> Any:
     """Gradients come to their parameter's placement; what is written must be there already."""
     parameters = call.values[0]
-    written = {
-        position
-        for position, argument in enumerate(call.op._schema.arguments)
-        if argument.alias_info is not None and argument.alias_info.is_write
-    }
+    written = private.written(call.op)
     if not all(isinstance(p, DTensor) and not is_partial(p) for p in parameters):
         return LEAVE
     tensors: dict[Spot, torch.Tensor] = {}
