@@ -1,7 +1,8 @@
 """A compiled tensor-parallel decoder, training, with holdfast.spmd and with torch alone: a table of ratios.
 
 Each way has ranks of its own (gloo), which compile once and then train in turns: while one way's ranks work, the
-others wait. Processor time is counted, that of the busier rank: other programs on the machine add little to it.
+others wait. Processor time is counted, that of the busier rank, and the fastest turn of each way: on a shared machine
+noise only ever slows a turn.
 """
 
 from __future__ import annotations
@@ -206,7 +207,8 @@ def main() -> int:
     parser.add_argument("--backend", default="inductor", help="torch.compile's backend")
     arguments = parser.parse_args()
     print(f"torch {torch.__version__}, {RANKS} ranks, backend {arguments.backend}, {arguments.turns} turns each way")
-    print(f"{'ms per step, median':32}{'torch':>10}{'with':>10}{'ratio':>8}{'loss':>12}")
+    print(f"{'ms per step':32}{'fastest turn':>20}{'':8}{'median turn':>20}{'':8}{'difference':>10}")
+    print(f"{'':32}{'torch':>10}{'with':>10}{'ratio':>8}{'torch':>10}{'with':>10}{'ratio':>8}{'of losses':>10}")
     worst = 0.0
     for plan in PLANS:
         teams = {on: Team(plan, on, arguments.backend, arguments.steps) for on in (False, True)}
@@ -216,12 +218,17 @@ def main() -> int:
                 times[on].append(teams[on].turn())
         for team in teams.values():
             team.close()
-        middle = {on: statistics.median(times[on]) / arguments.steps * 1e3 for on in times}
-        ratio = middle[True] / middle[False]
+        fastest, middle = (
+            {on: pick(times[on]) / arguments.steps * 1e3 for on in times} for pick in (min, statistics.median)
+        )
+        ratio = fastest[True] / fastest[False]
         worst = max(worst, ratio)
         apart = abs(teams[True].loss - teams[False].loss)
-        print(f"{plan:32}{middle[False]:>10.2f}{middle[True]:>10.2f}{ratio:>8.3f}{apart:>12.1e}")
-    print(f"largest ratio {worst:.3f}; limit {LIMIT}; loss: difference of the two ways")
+        print(
+            f"{plan:32}{fastest[False]:>10.2f}{fastest[True]:>10.2f}{ratio:>8.3f}"
+            f"{middle[False]:>10.2f}{middle[True]:>10.2f}{middle[True] / middle[False]:>8.3f}{apart:>10.1e}"
+        )
+    print(f"largest ratio {worst:.3f}; limit {LIMIT}")
     return 1 if worst > LIMIT else 0
 
 
