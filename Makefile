@@ -111,6 +111,7 @@ EVERY ?= 31
 spmd: $(READY)
 	$(BIN)/python -m tests.spmd --ranks threads --every $(EVERY)
 	$(BIN)/python -m benchmarks.spmd
+	$(BIN)/python -m benchmarks.spmd_compiled
 
 spmd-test: $(READY)
 	$(BIN)/python -m pytest -n 2 --dist loadfile $(FULL) tests/spmd

@@ -24,7 +24,7 @@ from holdfast.spmd.patches.loss_parallel import loss_handlers
 from holdfast.spmd.patches.methods import METHODS, install_methods, remove_methods
 from holdfast.spmd.rules.scan.cumsum_gradient import flip_in_gradient
 from holdfast.spmd.sharding.gather_fallback import GATHERED
-from holdfast.spmd.sharding.gathered_views import GatheredView
+from holdfast.spmd.sharding.gathered_views import GatheredView, mark_stale
 from holdfast.spmd.sharding.index_checks import LOOKUPS
 from holdfast.spmd.sharding.plain_tensors import (
     INDEXING,
@@ -44,6 +44,7 @@ HANDLERS = (
     accept_masks,
     accept_plain,
     accept_samples,
+    mark_stale,
 )
 # Names for `only` and `exclude` besides families and operators.
 GROUPS = ("fallback", "functions", "loss_parallel", "methods", "plain")

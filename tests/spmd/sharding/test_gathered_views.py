@@ -95,7 +95,44 @@ def _where_torch_counts_no_writes(y):
         return (z + rows.sum()).clone()
 
 
+def _stepped(**options):
+    def stepped(y):
+        leaf = torch.nn.Parameter(y.detach())  # the same memory
+        leaf.grad = torch.ones_like(leaf)
+        row, rows = leaf.detach()[1], y[3:5]
+        torch.optim.AdamW([leaf], lr=0.5, **options).step()
+        return row + rows
+
+    return stepped
+
+
+def _stepped_in_lists(y):
+    return _stepped(foreach=True)(y)
+
+
+def _stepped_at_once(y):
+    return _stepped(fused=True)(y)
+
+
+def _averaged_in_lists(y):
+    row = y[1]
+    torch._foreach_lerp_([y], [y * 3], 0.5)
+    return row + 0
+
+
+def _turned_off_and_on(y):
+    import holdfast.spmd
+
+    _ = y[0] + 0
+    holdfast.spmd.disable()
+    holdfast.spmd.enable()
+    row = y[1]
+    torch._foreach_add_([y, y * 1], 1.0)
+    return row + 0
+
+
 ACTS = (
+    *(_stepped_in_lists, _stepped_at_once, _averaged_in_lists, _turned_off_and_on),
     *(_sees_later_writes, _writes_through_two_views, _two_views_of_one_tensor),
     *(_unbound_rows, _turned_then_sliced, _assigned_and_read_back, _gathered_after_a_write),
     *(_written_in_a_list, _written_as_a_result, _unbound_rows_of_a_slice, _where_torch_counts_no_writes),

@@ -109,6 +109,12 @@ def is_view(op: Operator) -> bool:
     return alias is not None and not alias.is_write
 
 
+def written_positions(op: Operator) -> frozenset[int]:
+    """Return the positions of the arguments that `op` writes."""
+    aliases = (argument.alias_info for argument in op._schema.arguments)
+    return frozenset(position for position, alias in enumerate(aliases) if alias is not None and alias.is_write)
+
+
 def is_plain_call(op: Operator) -> bool:
     """Return True for an operator that is not in place, an out variant, random or a view."""
     schema = op._schema

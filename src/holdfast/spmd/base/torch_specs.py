@@ -26,6 +26,12 @@ def local_of(tensor: DTensor) -> torch.Tensor:
     return tensor._local_tensor
 
 
+def storage_id(tensor: torch.Tensor) -> int:
+    """Identify the storage of a tensor's local values: equal for a tensor and its detach(), empty shards included."""
+    local = local_of(tensor) if isinstance(tensor, DTensor) else tensor
+    return int(local.untyped_storage()._cdata)
+
+
 def make_spec(
     mesh: DeviceMesh, placements: Sequence[Placement], shape: Sequence[int], stride: Sequence[int], dtype: torch.dtype
 ) -> Any:

@@ -3,11 +3,13 @@
 `y[2:6]` of a row-sharded y is gathered, so a write into the copy would be lost. A GatheredView is that copy: a write
 into it is written back into y, and every live view of y is refreshed from what the write gathered on every rank. A
 write into y itself is gathered when a view is next read. Gathering at such a write could wait forever: one rank may
-have kept a view that the others have dropped.
+have kept a view that the others have dropped. torch counts the writes into a tensor, but not those of foreach and
+fused operators: `mark_stale` handles these once a view exists.
 """
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import MutableMapping
 from typing import Any
@@ -17,15 +19,23 @@ from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_map
 from torch.utils.weak import WeakIdKeyDictionary
 
-from holdfast.spmd.base import torch_specs
+from holdfast.spmd.base import torch_dispatch, torch_specs
 from holdfast.spmd.base.call import Call, apply, bind
 from holdfast.spmd.base.collective_errors import naming
 from holdfast.spmd.base.spmd_errors import UnsupportedCall
 from holdfast.spmd.base.torch_autograd import counts_write
-from holdfast.spmd.base.torch_dispatch import is_view
-from holdfast.spmd.base.torch_specs import cacheable_spec, local_of, replace_contents, spec_of, uncached_spec
+from holdfast.spmd.base.torch_dispatch import is_view, written_positions
+from holdfast.spmd.base.torch_specs import (
+    cacheable_spec,
+    local_of,
+    replace_contents,
+    spec_of,
+    storage_id,
+    uncached_spec,
+)
 from holdfast.spmd.sharding.gather_fallback import write_back
 from holdfast.spmd.sharding.local_parts import full_tensor, replicated
+from holdfast.spmd.sharding.plain_tensors import dispatch_again
 
 
 class GatheredView(DTensor):
@@ -55,6 +65,7 @@ class GatheredView(DTensor):
 
 # The live views of each tensor that was viewed.
 LIVE: MutableMapping[DTensor, list[weakref.ref[GatheredView]]] = WeakIdKeyDictionary()
+STALE = -1  # the version of a view that must be gathered again
 
 
 def is_gathered_view(value: Any) -> bool:
@@ -114,8 +125,37 @@ def _gathered_view(item: Any, base: DTensor, views: tuple[Any, ...]) -> Any:
         return item
     made = torch_specs.wrap_as(GatheredView, local_of(item), uncached_spec(spec_of(item)))
     made._base_tensor, made._views, made._shown_version = base, views, _version(base)
+    _install_mark_stale()
     LIVE.setdefault(base, []).append(weakref.ref(made))
     return made
+
+
+@functools.cache
+def _uncounted() -> tuple[Any, ...]:
+    """Return the foreach and fused operators that write; torch counts none of their writes into DTensors."""
+    prefixes = ("_foreach_", "_fused_", "_amp_foreach_")
+    names = [name for prefix in prefixes for name in torch_dispatch.operators(prefix)]
+    return tuple(op for op in map(torch_dispatch.operator, names) if op is not None and written_positions(op))
+
+
+def _install_mark_stale() -> None:
+    """Handle the uncounted writes from now on; until the first view the dispatcher's own path is faster."""
+    table = torch_dispatch.handlers()
+    if table.get(_uncounted()[0]) is not mark_stale:
+        for op in _uncounted():
+            table.setdefault(op, mark_stale)
+
+
+def mark_stale(op: Any, args: Any, kwargs: Any) -> Any:
+    """Run a write that torch does not count; views of the written tensors are gathered when next read."""
+    result = dispatch_again(op, args, kwargs)
+    positions = written_positions(op)
+    written = {storage_id(tensor) for slot, tensor in bind(op, args, kwargs).tensor_args() if slot[0] in positions}
+    for base in list(LIVE):
+        if storage_id(base) in written:
+            for view in _live(base):
+                view._shown_version = STALE
+    return result
 
 
 def _live(base: DTensor) -> list[GatheredView]:

@@ -9,6 +9,7 @@ import torch
 from holdfast.spmd.base import torch_dispatch, torch_versions
 from holdfast.spmd.base.call import USE_TORCH, Call, apply
 from holdfast.spmd.base.registry import Rule
+from holdfast.spmd.base.torch_dispatch import written_positions
 from holdfast.spmd.sharding.gather_fallback import gather_and_run
 from holdfast.spmd.sharding.local_parts import local_part, wrap
 from holdfast.spmd.sharding.partials import is_partial, reduced_placements
@@ -18,8 +19,7 @@ def on_reduced_lists(call: Call) -> Any:
     """Reduce Partials and call again; gather if a Partial is written."""
     if not any(is_partial(tensor) for _, tensor in call.tensor_args()):
         return USE_TORCH
-    aliases = [argument.alias_info for argument in call.op._schema.arguments]
-    written = {place for place, alias in enumerate(aliases) if alias is not None and alias.is_write}
+    written = written_positions(call.op)
     if any(slot[0] in written and is_partial(tensor) for slot, tensor in call.tensor_args()):
         return gather_and_run(call)
     return apply(call.op, [list(map(_reduced, value)) if isinstance(value, list) else value for value in call.values])

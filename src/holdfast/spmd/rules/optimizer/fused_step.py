@@ -10,6 +10,7 @@ from torch.distributed.tensor import DTensor
 from holdfast.spmd.base import torch_versions
 from holdfast.spmd.base.call import USE_TORCH, ArgSlot, Call
 from holdfast.spmd.base.registry import Rule
+from holdfast.spmd.base.torch_dispatch import written_positions
 from holdfast.spmd.base.torch_specs import local_of
 from holdfast.spmd.rules.optimizer.foreach import on_reduced_lists
 from holdfast.spmd.sharding.local_parts import full_tensor, local_part
@@ -19,11 +20,7 @@ from holdfast.spmd.sharding.partials import is_partial
 def fused(call: Call) -> Any:
     """Redistribute gradients to their parameter's placements; written tensors must have these already."""
     parameters = call.values[0]
-    written = {
-        position
-        for position, argument in enumerate(call.op._schema.arguments)
-        if argument.alias_info is not None and argument.alias_info.is_write
-    }
+    written = written_positions(call.op)
     if not all(isinstance(p, DTensor) and not is_partial(p) for p in parameters):
         return USE_TORCH
     tensors: dict[ArgSlot, torch.Tensor] = {}
