@@ -46,7 +46,7 @@ def test_background_options_are_checked(options: dict[str, Any], message: str) -
 
 def test_options_are_keyword_only_values() -> None:
     with pytest.raises(TypeError):
-        SaveOptions("5GB")  # type: ignore[misc]
+        SaveOptions("5GB")  # type: ignore[call-arg]
     assert SaveOptions(max_shard_size="1MB").max_shard_bytes == 1_000_000
     assert BackgroundOptions(arena_bytes="1KB").arena_limit_bytes == 1000
     assert BackgroundOptions().arena_limit_bytes is None

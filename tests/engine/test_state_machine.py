@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from enum import Enum
+from typing import Any
 
 import pytest
 
@@ -14,7 +15,7 @@ from holdfast.engine.planner import PLAN_TRANSITIONS, PlanState
 from holdfast.engine.run_engine import RUN_TRANSITIONS, RunState
 from holdfast.engine.state_machine import IllegalTransition, StateMachine
 
-TABLES: list[tuple[Enum, Mapping[Enum, Collection[Enum]], set[Enum]]] = [
+TABLES: list[tuple[Enum, Mapping[Any, Collection[Any]], set[Any]]] = [
     (RunState.NEW, RUN_TRANSITIONS, {RunState.CLOSED}),
     (PlanState.UNPLANNED, PLAN_TRANSITIONS, {PlanState.CLOSED}),
     (FlightState.CAPTURING, FLIGHT_TRANSITIONS, {FlightState.COMMITTED, FlightState.FAILED}),

@@ -40,7 +40,12 @@ def test_model_dtype_adds_master_weights() -> None:
 def test_replicas_are_compared_when_tensors_are_added(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[int] = []
     compare = agreement_module.differing_replicas
-    monkeypatch.setattr(agreement_module, "differing_replicas", lambda *args: calls.append(1) or compare(*args))
+
+    def counted(*args: Any) -> Any:
+        calls.append(1)
+        return compare(*args)
+
+    monkeypatch.setattr(agreement_module, "differing_replicas", counted)
     surveyor = Surveyor(SaveOptions())
     one, two = {"w": torch.ones(3)}, {"w": torch.ones(3), "v": torch.ones(2)}
     for state, compared in ((one, 1), (one, 1), (two, 2), (two, 2), (one, 3)):

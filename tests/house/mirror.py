@@ -45,6 +45,7 @@ SEVERAL = {
     "mapping/test_stack.py": "one statement through parse, compile and reverse",
     "plan/test_recipe_rank.py": "recipes between tensors of different rank, against numpy",
     "sources/paddle/test_loading.py": "load from Paddle's checkpoints",
+    "writer/test_leftovers_of_before.py": "cleanup and the memory tier read notes and cards of earlier releases",
     "storage/test_storage_at.py": "the package's functions storage_at and locate",
 }
 # Packages whose tests are by what a user does with them.

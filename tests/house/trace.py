@@ -43,7 +43,7 @@ def traced_modules() -> Iterator[dict[str, set[str]]]:
         yield entered
     finally:
         sys.setprofile(None)
-        threading.setprofile(None)  # type: ignore[arg-type]
+        threading.setprofile(None)
 
 
 def toy_state() -> dict[str, Any]:

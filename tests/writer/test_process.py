@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.checkpoint import shared_memory
 from holdfast.checkpoint.checkpoint import Checkpoint
 from holdfast.core.errors import StorageError
 from holdfast.core.host import HOST_VARIABLE
@@ -91,7 +92,7 @@ def notes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Mapping[str, str]:
 @pytest.fixture
 def cards(notes: Mapping[str, str], monkeypatch: pytest.MonkeyPatch) -> Mapping[str, str]:
     texts: dict[str, str] = {}
-    replace_text = arena_card.replace_text
+    replace_text = shared_memory.replace_text
 
     def record(path: str, text: bytes) -> None:
         texts[path] = text.decode()

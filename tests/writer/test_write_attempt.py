@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -48,7 +48,7 @@ class Rank:
         job = two_hosts.job(rank, hosts)
         self.workspace = Workspace(AssignJob(str(root), job, None, self.arenas, 2, "root", **assigned))
         self.mailbox = Mailbox(self.workspace.storage, ATTEMPT)
-        self.heart: Any = StillHeart()
+        self.heart = cast(Any, StillHeart())
         self.writer = AttemptWriter(self.workspace, ORDER, self.mailbox, self.heart)
 
     @property
