@@ -1,8 +1,6 @@
 # Two commands do everything on a fresh machine: `make demo` and `make test`.
 PYTHON ?= python3
 VENV := .venv
-# Checks of tests/house that `make check` runs: all of them once the last findings of lengths, nouns and phrases are gone.
-HOUSE ?= proofs mirror assertions
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 PADDLE_VENV := .venv-paddle
@@ -50,7 +48,7 @@ check: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
-	$(BIN)/python -m tests.house $(HOUSE)
+	$(BIN)/python -m tests.house
 
 # The folders whose tests need neither ranks nor servers; what is slow in them is marked so.
 QUICK := adapters checkpoint core format house layout mapping mutants plan storage testing

@@ -24,7 +24,7 @@ import torch
 import holdfast
 from holdfast.train.layout import Layout
 from holdfast.train.loss import MicroBatch
-from holdfast.train.models.config import ModelConfig
+from holdfast.train.models.model_config import ModelConfig
 from holdfast.train.parallel.parallel_model import build
 
 SAVE_EVERY = 20

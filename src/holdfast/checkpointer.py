@@ -132,7 +132,7 @@ class Checkpointer:
 
     @property
     def is_idle(self) -> bool:
-        """Whether no save is in flight."""
+        """True if no save is in flight."""
         return self._engine.is_idle
 
     @property
@@ -142,7 +142,7 @@ class Checkpointer:
 
     @property
     def preempted(self) -> bool:
-        """Whether a signal announced the end of the process, and `save_if_due` has noticed on every rank."""
+        """True once a signal has announced the end of the process and `save_if_due` has seen it on every rank."""
         return self._schedule is not None and self._schedule.preempted
 
     def steps(self) -> list[int]:

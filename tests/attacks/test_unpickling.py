@@ -13,7 +13,7 @@ from holdfast.core.errors import HoldfastError, Unsupported
 from holdfast.sources import open_stored
 from holdfast.sources.foreign import InMemoryReader
 from holdfast.sources.pickles import read_pickle
-from holdfast.sources.torch_save.names import TORCH_NAMES
+from holdfast.sources.torch_save.torch_names import TORCH_NAMES
 from tests.attacks.attack import lay_out, problem_of
 from tests.attacks.forge import examine
 from tests.attacks.unpickling import PROOF, bombs, carried, commands, metadata, zipped

@@ -2,7 +2,7 @@ from holdfast.convert.sinks.base import tensor_files
 from holdfast.convert.spans import SPAN_BLOCKS, first_touches, plan_spans, spans_of_rank
 from holdfast.format.dtypes import dtype_named
 from holdfast.plan.files import Place, TensorSpec, split_group
-from holdfast.plan.load import StoredBlock, StoredFile
+from holdfast.plan.load_plan import StoredBlock, StoredFile
 from holdfast.plan.recipe import Recipe
 
 F32 = dtype_named("float32")

@@ -10,7 +10,7 @@ import torch
 
 from holdfast.train.layout import Layout
 from holdfast.train.loss import MicroBatch
-from holdfast.train.models.config import ModelConfig
+from holdfast.train.models.model_config import ModelConfig
 from holdfast.train.parallel.parallel_model import build
 from tests.dist.harness import run_ranks
 from tests.dist.train_cases import assemble, model, pieces, share

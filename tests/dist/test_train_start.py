@@ -14,7 +14,7 @@ from holdfast.train.config import RunConfig, TrainConfig
 from holdfast.train.data.datasets import DataConfig, open_datasets
 from holdfast.train.layout import Layout
 from holdfast.train.loop import Trainer
-from holdfast.train.models.config import ModelConfig
+from holdfast.train.models.model_config import ModelConfig
 from tests.dist.harness import run_ranks
 from tests.dist.train_cases import model
 

@@ -12,8 +12,8 @@ from holdfast.adapters.tensors import holder_of, part_view
 from holdfast.layout.box import Box
 from holdfast.train.layout import Layout
 from holdfast.train.loss import MicroBatch
-from holdfast.train.models.config import ModelConfig
 from holdfast.train.models.dropout import sample_keys
+from holdfast.train.models.model_config import ModelConfig
 from holdfast.train.parallel.parallel_model import build
 
 VOCAB, LENGTH = 64, 8

@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 
 from holdfast.core.errors import NotFound
-from holdfast.sources.dcp.reader import read_dcp
+from holdfast.sources.dcp.dcp_folder import read_dcp
 from holdfast.sources.foreign import Folder, Foreign, InMemoryReader, ReaderResult
 from holdfast.sources.huggingface import read_huggingface
 from holdfast.sources.pickles import array_of, is_array, read_pickle
-from holdfast.sources.torch_save.names import TORCH_NAMES
-from holdfast.sources.torch_save.reader import read_torch
+from holdfast.sources.torch_save.torch_file import read_torch
+from holdfast.sources.torch_save.torch_names import TORCH_NAMES
 
 SEEDS = Path(__file__).parent / "seeds"
 Parse = Callable[[bytes], object]

@@ -14,6 +14,7 @@ ALLOWED_FILES = {
     "__init__": "packages have one each",
     "__main__": "programs have one each",
     "base": "what the modules of a folder have in common",
+    "huggingface": "sources reads Hugging Face's folders, adapters its live models",
 }
 # A command of the command line has the name of what it calls.
 COMMANDS = "cli/"

@@ -27,4 +27,5 @@ def find() -> Iterator[str]:
 
 def _pattern(phrase: str) -> re.Pattern[str]:
     """Return the pattern of a phrase, which may begin a sentence. `is None` is code, and no phrase."""
-    return re.compile(rf"\b(?i:{phrase[0]}){phrase[1:]}\b")
+    begun = phrase[0].upper() + phrase[1:]
+    return re.compile(rf"(?<!\w)(?:{phrase}|{begun})(?!\w)")

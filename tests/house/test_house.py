@@ -78,7 +78,7 @@ def test_there(): ...
         ("`tests/plan/test_save.py::TestLocal::test_there`", "no such test"),
         ("`tests/plan/test_save.py::test_gone`", "no such test"),
         ("`tests/plan/test_save.py::test_there[hosts]`", "no such case"),
-        ("`tests/plan/test_load.py::test_there`", "no such file"),
+        ("`tests/plan/test_load_plan.py::test_there`", "no such file"),
         ("`tests/plan/test_save.py`", "neither a pytest id"),
         ("`rows_gone`", "no such module"),
         ("`make coffee`", "no such target"),

@@ -6,7 +6,7 @@ import pytest
 
 from holdfast.storage.objects.store import ObjectStorage
 from holdfast.testing.conformance import SharedStorageConformance
-from holdfast.testing.conformance.pins import PinConformance
+from holdfast.testing.conformance.check_pins import PinConformance
 from holdfast.testing.conformance.shared import SharedConformance
 
 

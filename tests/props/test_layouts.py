@@ -13,7 +13,7 @@ from holdfast.layout.box import Box
 from holdfast.plan.arrays import aligned_buffer, part_of, piece_in_run
 from holdfast.plan.coverage import Holding, cells_of
 from holdfast.plan.files import Place, TensorSpec, split_group
-from holdfast.plan.load import StoredBlock, StoredFile, Want, plan_load
+from holdfast.plan.load_plan import StoredBlock, StoredFile, Want, plan_load
 from holdfast.plan.save import SavePlan, plan_save
 from holdfast.testing.strategies import Sharding, shapes, shardings
 

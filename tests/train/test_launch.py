@@ -14,7 +14,7 @@ import torch
 
 import holdfast
 from holdfast.train.launch import is_rank, local_ranks_command, pick_device, process_group, run_local_ranks
-from holdfast.train.ranks import LocalRanks
+from holdfast.train.local_ranks import LocalRanks
 
 
 def test_a_process_alone_needs_no_group(monkeypatch: pytest.MonkeyPatch):

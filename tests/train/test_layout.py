@@ -8,7 +8,7 @@ import pytest
 
 from holdfast.core.errors import InvalidArgument
 from holdfast.train.layout import Layout, nearest_layouts
-from holdfast.train.models.config import ModelConfig
+from holdfast.train.models.model_config import ModelConfig
 
 DENSE = ModelConfig(
     vocab_size=96,

@@ -28,7 +28,7 @@ from holdfast.layout.mesh import tp_degree_of
 from holdfast.plan.arrays import ArrayDestination, ShardDestination
 from holdfast.plan.contents import Contents, Group, StoredTensor
 from holdfast.plan.files import Place, TensorSpec
-from holdfast.plan.load import StoredBlock, StoredFile, Want, plan_load
+from holdfast.plan.load_plan import StoredBlock, StoredFile, Want, plan_load
 from holdfast.plan.recipe import Recipe
 from holdfast.plan.recipe_fill import destinations_of
 from holdfast.storage.base import Readable, Reader

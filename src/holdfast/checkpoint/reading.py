@@ -24,7 +24,7 @@ from holdfast.format.digest import Digest
 from holdfast.layout.box import Box
 from holdfast.plan.arrays import RawArray, ShardDestination, aligned_buffer, bytes_of, part_of, piece_in_run, raw_dtype
 from holdfast.plan.files import Place
-from holdfast.plan.load import Portion, Read
+from holdfast.plan.load_plan import Portion, Read
 from holdfast.plan.pieces import ShardPiece
 from holdfast.storage.base import Reader
 from holdfast.storage.open_files import open_limit

@@ -14,7 +14,7 @@ from holdfast.format.header import LENGTH_BYTES, header_bytes
 from holdfast.format.index import decode_index
 from holdfast.format.manifest import FileRecord, Manifest
 from holdfast.plan.files import Place
-from holdfast.plan.load import StoredFile
+from holdfast.plan.load_plan import StoredFile
 from holdfast.storage.base import Reader
 
 

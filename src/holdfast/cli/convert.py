@@ -16,10 +16,10 @@ from holdfast.cli.render import clean, count, print_json, print_table, progress,
 from holdfast.convert.destination import DestinationFolder
 from holdfast.convert.mapping import MappingOptions
 from holdfast.convert.open_source import open_source
-from holdfast.convert.ranks import launched_rank, launched_ranks
+from holdfast.convert.plan_summary import ConversionSummary, summary_of
 from holdfast.convert.run import Conversion, Converted, ConvertOptions, convert
 from holdfast.convert.sinks import FORMATS
-from holdfast.convert.summary import ConversionSummary, summary_of
+from holdfast.convert.torchrun_ranks import launched_rank, launched_ranks
 from holdfast.core import limits
 from holdfast.core.errors import (
     Damaged,

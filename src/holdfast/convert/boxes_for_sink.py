@@ -17,7 +17,7 @@ from holdfast.convert.verifying import Verifier
 from holdfast.layout.box import Box
 from holdfast.plan.arrays import ArrayDestination, RawArray
 from holdfast.plan.files import Place
-from holdfast.plan.load import StoredFile
+from holdfast.plan.load_plan import StoredFile
 from holdfast.plan.recipe import Recipe
 from holdfast.plan.recipe_fill import destinations_of
 

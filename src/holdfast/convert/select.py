@@ -12,7 +12,7 @@ from holdfast.format.dtypes import DType, dtype_named
 from holdfast.format.names import masters_group
 from holdfast.plan.contents import Contents, Group
 from holdfast.plan.key_patterns import KeySelection
-from holdfast.plan.quantized import is_float8, quantized_weights
+from holdfast.plan.quantized_keys import is_float8, quantized_weights
 
 _NEAR_KEYS = 20_000  # searching more keys takes too long for a hint
 _FLOATS = ("float64", "float32", "float16", "bfloat16")

@@ -17,7 +17,7 @@ from holdfast.convert.source_files import SourceCheckpoint, SourceFiles
 from holdfast.convert.spans import SPAN_BLOCKS, BlockSpan, SourceBlock
 from holdfast.convert.verifying import Verifier
 from holdfast.plan.arrays import RawArray, aligned_buffer
-from holdfast.plan.load import StoredFile
+from holdfast.plan.load_plan import StoredFile
 
 _POLL_S = 0.2
 

@@ -11,7 +11,7 @@ from holdfast.convert.spans import SourceBlock
 from holdfast.core.errors import Damaged
 from holdfast.core.limits import MIB
 from holdfast.format.digest import Digest
-from holdfast.plan.load import StoredBlock, StoredFile
+from holdfast.plan.load_plan import StoredBlock, StoredFile
 
 _PORTION_BYTES = 4 * MIB
 

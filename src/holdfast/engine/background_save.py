@@ -40,7 +40,7 @@ _CAPTURE_S = 10.0
 
 
 class SaveDecision(Enum):
-    """What all ranks do with one call of `save`."""
+    """The action that all ranks take for one call of `save`."""
 
     GO = "go"  # capture by the plan that is ready
     PREPARE = "prepare"  # the plan is valid; get an arena and give the writer its job

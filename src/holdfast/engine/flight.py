@@ -61,7 +61,7 @@ FLIGHT_TRANSITIONS: Mapping[FlightState, frozenset[FlightState]] = {
 
 @dataclass(frozen=True, slots=True)
 class Cargo:
-    """What a rank gives to its writer besides the arena: its values as JSON, and sizes for events."""
+    """The values of a rank as JSON, and sizes for events: its writer gets these besides the arena."""
 
     values: bytes
     captured_bytes: int  # of this rank
@@ -107,7 +107,7 @@ class FlightControl:
 
     @property
     def is_idle(self) -> bool:
-        """Whether no save is in flight. Takes no lock: signal handlers ask."""
+        """True if no save is in flight. Takes no lock, for signal handlers."""
         return self._flight is None or self._flight.handle.done()
 
     def clear_failure(self) -> bool:

@@ -28,7 +28,7 @@ from holdfast.engine.load_wants import Fit, LoadWants, check_fit, collect_wants
 from holdfast.engine.options import LoadOptions
 from holdfast.layout.box import Box
 from holdfast.plan.contents import Contents
-from holdfast.plan.load import Read, Want, plan_load
+from holdfast.plan.load_plan import Read, Want, plan_load
 
 
 @dataclass(frozen=True, slots=True)

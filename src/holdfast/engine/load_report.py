@@ -30,7 +30,7 @@ class LoadReport:
 
     @property
     def is_partial(self) -> bool:
-        """Whether keys were left out, or values of param groups were changed."""
+        """True if keys were left out, or values of param groups were changed."""
         return bool(self.missing or self.unexpected or self.mismatched or self.notes)
 
     def __str__(self) -> str:

@@ -67,7 +67,7 @@ class LoadWants:
 
     @property
     def mappable(self) -> bool:
-        """Whether every rank can map the files into its memory."""
+        """True if every rank can map the files into its memory."""
         return all(wants.mappable for wants in self.ranks)
 
     def texts(self, field: str) -> tuple[str, ...]:

@@ -28,7 +28,7 @@ from holdfast.writer.captured_checkpoint import captured_checkpoint
 
 
 class MemoryState(Enum):
-    """What becomes of captured states that earlier starts left in memory."""
+    """The fate of captured states that earlier starts left in memory."""
 
     UNCLAIMED = "unclaimed"  # nothing was restored or saved yet; the first save drops them
     KEPT = "kept"  # a restore could not use them; the next save drops them
@@ -192,7 +192,7 @@ class MemoryTier:
 
     @property
     def keeps_unwritten(self) -> bool:
-        """Whether a state that could not be written should stay in memory.
+        """Return True if a state that could not be written should stay in memory.
 
         A restored state whose rewrite failed is still in memory: a second copy is of no use.
         """

@@ -58,7 +58,7 @@ class CapturedSet:
 
     @property
     def is_whole(self) -> bool:
-        """Whether the arenas of all ranks are there."""
+        """True if the arenas of all ranks exist."""
         return sorted(self.ranks) == list(range(self.world))
 
     @staticmethod

@@ -82,7 +82,7 @@ class RunEngine:
 
     @property
     def is_idle(self) -> bool:
-        """Whether no save is in flight. Not collective."""
+        """True if no save is in flight. Not collective."""
         return self.background is None or self.background.is_idle
 
     def wait(self, timeout_s: float) -> bool:

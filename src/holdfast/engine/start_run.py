@@ -23,7 +23,7 @@ from holdfast.storage.local import LocalStorage
 
 @dataclass(frozen=True, slots=True)
 class StartedRun:
-    """What a start gives to a Checkpointer."""
+    """The values that a start gives to a Checkpointer."""
 
     saver: BackgroundSaver
     leftovers: Leftovers

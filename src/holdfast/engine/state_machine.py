@@ -28,7 +28,7 @@ class StateMachine(Generic[State]):
 
     @property
     def is_final(self) -> bool:
-        """Whether no transition leads out of the state."""
+        """True if no transition leads out of the state."""
         return not self._transitions[self._state]
 
     def move(self, to: State) -> bool:

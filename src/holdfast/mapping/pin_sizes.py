@@ -22,7 +22,7 @@ Sizes = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class _Pin:
+class _SizePin:
     """Facts about the sources of one step."""
 
     sizes: Sizes | None = None
@@ -36,11 +36,11 @@ def pin_statements(statements: Sequence[Statement], sources: Mapping[str, Spec |
     if unknown:
         raise InvalidArgument(f"the shape of {unknown[0]!r} is missing")
     known = {key: spec for key, spec in sources.items() if spec is not None}
-    steps: dict[int, list[tuple[ExpandedStep, _Pin]]] = {}
+    steps: dict[int, list[tuple[ExpandedStep, _SizePin]]] = {}
 
     def note(number: int, step: ExpandedStep, sources: Recipes) -> None:
         pin = _pin(statements[number], step, sources)
-        if pin != _Pin():
+        if pin != _SizePin():
             steps.setdefault(number, []).append((step, pin))
 
     # The TP degree of fused weights does not affect the sizes of other joined tensors.
@@ -51,11 +51,11 @@ def pin_statements(statements: Sequence[Statement], sources: Mapping[str, Spec |
     return out
 
 
-def _pin(statement: Statement, step: ExpandedStep, sources: Recipes) -> _Pin:
+def _pin(statement: Statement, step: ExpandedStep, sources: Recipes) -> _SizePin:
     options = statement.options
     sizes = _sizes(statement, step, sources) if is_many(statement.lefts) and _has_sizes(statement) else None
     dtype = sources[0].dtype if options.dtype is not None and sources[0].dtype is not UNKNOWN else None
-    return _Pin(sizes, dtype, None if options.reshape is None else _shape_before(statement, step, sources, sizes))
+    return _SizePin(sizes, dtype, None if options.reshape is None else _shape_before(statement, step, sources, sizes))
 
 
 def _has_sizes(statement: Statement) -> bool:
@@ -91,7 +91,7 @@ def _shape_before(
     return Shapes({"": Sized(tuple(shape), UNKNOWN)}).whole(plain, ExpandedStep(("",), step.rights, (False,)))
 
 
-def _pin_statement(statement: Statement, steps: Sequence[tuple[ExpandedStep, _Pin]]) -> Iterator[Statement]:
+def _pin_statement(statement: Statement, steps: Sequence[tuple[ExpandedStep, _SizePin]]) -> Iterator[Statement]:
     """Yield one statement if all its combinations of ids agree, otherwise one statement per combination."""
     first = steps[0][1]
     stars = any(key.has_star for key in statement.lefts)
@@ -112,7 +112,7 @@ def _pin_statement(statement: Statement, steps: Sequence[tuple[ExpandedStep, _Pi
         yield replace(statement, lefts=tuple(lefts), rights=tuple(rights), options=options, text="")
 
 
-def _pinned_options(statement: Statement, pin: _Pin, *, exact: bool = False) -> Options:
+def _pinned_options(statement: Statement, pin: _SizePin, *, exact: bool = False) -> Options:
     """Return the options with the pinned facts. Equal sizes become "equal" unless `exact`."""
     options = statement.options
     sizes: Sizes | Literal["equal", "targets", "any"] | None = options.sizes
@@ -127,7 +127,7 @@ def _pinned_options(statement: Statement, pin: _Pin, *, exact: bool = False) -> 
     return replace(options, sizes=None if options.stack else sizes)
 
 
-def _counts_from_zero(statement: Statement, steps: Sequence[tuple[ExpandedStep, _Pin]]) -> bool:
+def _counts_from_zero(statement: Statement, steps: Sequence[tuple[ExpandedStep, _SizePin]]) -> bool:
     """Return True if the only left key has a star that matches 0, 1, 2 and so on."""
     if len(statement.lefts) != 1:
         return False

@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping
 from holdfast.core.errors import Unsupported
 from holdfast.layout.box import Box
 from holdfast.plan.files import TensorSpec
-from holdfast.plan.quantized import Quantized, quantized_weights, relation
+from holdfast.plan.quantized_keys import Quantized, quantized_weights, relation
 from holdfast.plan.recipe import NEW, Recipe, Term
 
 _HINT = (

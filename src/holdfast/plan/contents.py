@@ -13,7 +13,7 @@ from typing import Any
 
 from holdfast.format.dtypes import DType, dtype_named
 from holdfast.plan.files import Place
-from holdfast.plan.load import StoredFile
+from holdfast.plan.load_plan import StoredFile
 from holdfast.plan.recipe import Recipe
 
 

@@ -14,8 +14,8 @@ from pathlib import Path
 from holdfast.checkpoint.checkpoint import Checkpoint
 from holdfast.core.errors import Damaged, NotFound, Unsupported
 from holdfast.core.filenames import MANIFEST
+from holdfast.sources.dcp.dcp_folder import read_dcp
 from holdfast.sources.dcp.metadata import METADATA
-from holdfast.sources.dcp.reader import read_dcp
 from holdfast.sources.deepspeed import reject_deepspeed_folder, reject_empty_weights, reject_rank_file
 from holdfast.sources.foreign import Folder, Foreign, ReaderResult, with_contents
 from holdfast.sources.huggingface import read_huggingface
@@ -26,7 +26,7 @@ from holdfast.sources.paddle.unified import read_unified
 from holdfast.sources.parts import note_partial, reject_megatron_folder
 from holdfast.sources.raw_bits import apply_config_dtype
 from holdfast.sources.scalars import read_scalars
-from holdfast.sources.torch_save.reader import read_torch
+from holdfast.sources.torch_save.torch_file import read_torch
 from holdfast.sources.unread import note_unread
 from holdfast.storage import locate
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from holdfast.mapping.program import Mapping
-from holdfast.train.models.config import ModelConfig
+from holdfast.train.models.model_config import ModelConfig
 
 _EXPERTS = """
 # In memory a layer's experts are stacked, gate above up; on disk each has its own keys and global number.

@@ -13,8 +13,8 @@ from holdfast.train.batch import Batches, derive_batches
 from holdfast.train.checkpoints import CheckpointConfig
 from holdfast.train.data.datasets import DataConfig
 from holdfast.train.layout import Layout
-from holdfast.train.models.config import ModelConfig
-from holdfast.train.optimizer import OptimizerConfig
+from holdfast.train.models.model_config import ModelConfig
+from holdfast.train.optimizer_settings import OptimizerConfig
 from holdfast.train.schedule import ScheduleConfig
 from holdfast.train.settings import apply_sets, build, read_toml, write_toml
 

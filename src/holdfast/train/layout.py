@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from holdfast.core.errors import InvalidArgument
-from holdfast.train.models.config import ModelConfig
+from holdfast.train.models.model_config import ModelConfig
 
 SCHEDULES = ("1f1b", "interleaved")
 _SUGGESTED = 3

@@ -22,12 +22,12 @@ from holdfast.train.data.datasets import open_datasets
 from holdfast.train.data.feed import Feed
 from holdfast.train.data.samples import Position
 from holdfast.train.evaluation import Evaluation
-from holdfast.train.identity import ModelIdentity, check_same_model
 from holdfast.train.loss import LossSums, MicroBatch
 from holdfast.train.metrics import Metrics
+from holdfast.train.model_settings import ModelIdentity, check_same_model
 from holdfast.train.models.decoder import TIES
 from holdfast.train.models.dropout import sample_keys
-from holdfast.train.optimizer import keep_options, set_learning_rate
+from holdfast.train.optimizer_settings import keep_options, set_learning_rate
 from holdfast.train.parallel.meshes import AXES
 from holdfast.train.parallel.parallel_model import build
 from holdfast.train.plot import plot_metrics

@@ -16,8 +16,8 @@ from holdfast.mapping.program import Mapping
 from holdfast.train.checkpoint_mapping import load_mapping, save_mapping
 from holdfast.train.layout import Layout
 from holdfast.train.loss import IGNORED, LossSums, MicroBatch, Objective, counted_sequences
-from holdfast.train.models.config import ModelConfig
 from holdfast.train.models.decoder import Decoder
+from holdfast.train.models.model_config import ModelConfig
 from holdfast.train.parallel.clip import clip_gradients, gradient_norm
 from holdfast.train.parallel.gradients import GradientSums, finish_gradients
 from holdfast.train.parallel.meshes import Meshes

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from holdfast.core.errors import Damaged, Unsupported
 from holdfast.sources import open_stored
-from holdfast.sources.torch_save.names import PickledStorage, PickledTensor
+from holdfast.sources.torch_save.torch_names import PickledStorage, PickledTensor
 from holdfast.sources.torch_save.views import view_recipe
 
 BASE = torch.arange(480.0).reshape(4, 5, 6, 4)

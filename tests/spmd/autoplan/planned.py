@@ -11,9 +11,9 @@ from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
 
 from holdfast.train.layout import Layout
 from holdfast.train.loss import MicroBatch, Objective
-from holdfast.train.models.config import ModelConfig
 from holdfast.train.models.decoder import TIES, Decoder
 from holdfast.train.models.initial import fill_initial
+from holdfast.train.models.model_config import ModelConfig
 from holdfast.train.parallel.gradients import finish_gradients
 from holdfast.train.parallel.parallel_model import build
 from tests.dist.train_cases import batches, model

@@ -22,7 +22,7 @@ from holdfast.plan.arrays import RawArray, ShardDestination
 from holdfast.plan.contents import Contents, StoredTensor
 from holdfast.plan.files import Place
 from holdfast.plan.key_patterns import KeySelection
-from holdfast.plan.quantized import Quantized, quantized_weights
+from holdfast.plan.quantized_keys import Quantized, quantized_weights
 from holdfast.plan.recipe_fill import destinations_of
 
 

@@ -35,7 +35,7 @@ def write_folder(contents: Contents, context: SinkContext) -> None:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
         try:
-            save(nested.state, storage_writer=writer, planner=_Planner(nested, context))
+            save(nested.state, storage_writer=writer, planner=_BlockPlanner(nested, context))
         except CheckpointException as error:  # a BaseException with the failures of all ranks
             raise _first_failure(error) from None
 
@@ -46,7 +46,7 @@ def _first_failure(error: CheckpointException) -> HoldfastError:
     return known[0] if known else StorageError(f"writing the DCP folder: {failures[0]}")
 
 
-class _Planner(DefaultSavePlanner):
+class _BlockPlanner(DefaultSavePlanner):
     """Assigns the chunks of every tensor to ranks round-robin, and reads each chunk when it is written."""
 
     def __init__(self, nested: NestedState, context: SinkContext) -> None:

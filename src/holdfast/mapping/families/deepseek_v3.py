@@ -6,7 +6,7 @@ Multi-token prediction layers follow the last layer. The Hugging Face weights ar
 
 from holdfast.mapping.families import statements as text
 from holdfast.mapping.families.family import ModelFamily
-from holdfast.mapping.families.layers import deepseek_v3
+from holdfast.mapping.families.layer_kinds import deepseek_v3
 
 _FUSED_SHARED = """
 {layer}.mlp.shared_experts.gate_proj.weight, {layer}.mlp.shared_experts.up_proj.weight ->

@@ -4,7 +4,7 @@ The oldest Hugging Face files also contain causal masks, which are not weights.
 """
 
 from holdfast.mapping.families.family import ModelFamily
-from holdfast.mapping.families.layers import all_dense
+from holdfast.mapping.families.layer_kinds import all_dense
 
 _NO_MASKS = """
 {layer}.attn.bias -> _, optional

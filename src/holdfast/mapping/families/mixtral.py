@@ -1,8 +1,8 @@
 """Mixtral: experts in all layers, with their own Hugging Face names (w1 is gate, w3 is up, w2 is down)."""
 
-from holdfast.mapping.families import moe
+from holdfast.mapping.families import expert_programs
 from holdfast.mapping.families.family import ModelFamily
-from holdfast.mapping.families.layers import all_moe
+from holdfast.mapping.families.layer_kinds import all_moe
 
 _NAMES = """
 {layer}.block_sparse_moe.gate.weight -> {layer}.mlp.gate.weight
@@ -16,13 +16,13 @@ MIXTRAL = ModelFamily(
     model_types=("mixtral",),
     architectures=("MixtralForCausalLM", "MixtralModel"),
     programs={
-        "fused": _NAMES + moe.FUSED,
-        "fused-grouped": _NAMES + moe.FUSED_GROUPED,
-        "stacked": _NAMES + moe.STACKED,
-        "megatron": _NAMES + moe.MEGATRON,
-        "megatron-local": _NAMES + moe.MEGATRON_LOCAL,
-        "megatron-dist": _NAMES + moe.MEGATRON_DIST,
-        "megatron-dist-layers": _NAMES + moe.MEGATRON_DIST_LAYERS,
+        "fused": _NAMES + expert_programs.FUSED,
+        "fused-grouped": _NAMES + expert_programs.FUSED_GROUPED,
+        "stacked": _NAMES + expert_programs.STACKED,
+        "megatron": _NAMES + expert_programs.MEGATRON,
+        "megatron-local": _NAMES + expert_programs.MEGATRON_LOCAL,
+        "megatron-dist": _NAMES + expert_programs.MEGATRON_DIST,
+        "megatron-dist-layers": _NAMES + expert_programs.MEGATRON_DIST_LAYERS,
     },
     blocks=all_moe,
 )

@@ -2,7 +2,7 @@
 
 from holdfast.mapping.families import dense
 from holdfast.mapping.families.family import ModelFamily
-from holdfast.mapping.families.layers import all_dense
+from holdfast.mapping.families.layer_kinds import all_dense
 from holdfast.mapping.families.statements import MEGATRON_DIST_QK_NORMS, MEGATRON_QK_NORMS
 
 QWEN3 = ModelFamily(

@@ -14,9 +14,9 @@ from holdfast.core import limits
 from holdfast.core.errors import InvalidArgument
 from holdfast.mapping.syntax import guess
 from holdfast.mapping.syntax.checks import form_problem, with_unstack
-from holdfast.mapping.syntax.options import options_of
 from holdfast.mapping.syntax.place import excerpt
 from holdfast.mapping.syntax.statement import FLAGS, OPTION_NAMES, STAR, Hole, Key, Statement
+from holdfast.mapping.syntax.statement_options import options_of
 from holdfast.mapping.syntax.tokens import ARROW, END, WORD, Token, tokens_of
 
 _HOLE = re.compile(

@@ -14,7 +14,7 @@ from holdfast.core.errors import Damaged, Unsupported
 from holdfast.sources.dcp.metadata import StreamLocation
 from holdfast.sources.foreign import Folder
 from holdfast.sources.torch_save.archive import Archive, read_archive
-from holdfast.sources.torch_save.names import PickledTensor
+from holdfast.sources.torch_save.torch_names import PickledTensor
 from holdfast.storage.base import Reader
 from holdfast.storage.open_files import LazyReaders
 

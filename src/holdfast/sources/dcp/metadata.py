@@ -13,7 +13,7 @@ from holdfast.core.filenames import check_file
 from holdfast.format.dtypes import dtype_named, is_dtype
 from holdfast.layout.box import Box
 from holdfast.sources.pickles import COMMON, Name, Names, Record, read_pickle, records
-from holdfast.sources.torch_save.names import TORCH
+from holdfast.sources.torch_save.torch_names import TORCH
 from holdfast.storage.base import Reader
 
 METADATA = ".metadata"

@@ -14,7 +14,7 @@ from holdfast.format.dtypes import dtype_named
 from holdfast.format.names import natural_key
 from holdfast.plan.contents import Contents, Group
 from holdfast.plan.files import Place, TensorSpec
-from holdfast.plan.load import StoredBlock, StoredFile
+from holdfast.plan.load_plan import StoredBlock, StoredFile
 from holdfast.plan.recipe import Recipe
 from holdfast.sources.foreign import Foreign, with_contents
 from holdfast.sources.paddle.beta_powers import Powers, Steps, find_steps

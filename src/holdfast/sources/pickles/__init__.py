@@ -11,11 +11,11 @@ from typing import Any
 
 from holdfast.core import limits
 from holdfast.core.errors import Damaged
-from holdfast.sources.pickles.arrays import NUMPY, Array, array_of, is_array, is_scalar, scalar_value
 from holdfast.sources.pickles.bounds import check_traversal
+from holdfast.sources.pickles.byte_windows import PickleStream
 from holdfast.sources.pickles.common import COMMON, path_text
 from holdfast.sources.pickles.machine import Machine, Persistent
-from holdfast.sources.pickles.stream import PickleStream
+from holdfast.sources.pickles.numpy_arrays import NUMPY, Array, array_of, is_array, is_scalar, scalar_value
 from holdfast.sources.pickles.values import Builder, Encoded, FileSpan, Name, Names, Record, record_of, records
 from holdfast.storage.base import Reader
 

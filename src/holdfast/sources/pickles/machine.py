@@ -14,8 +14,8 @@ from typing import Any
 
 from holdfast.core import limits
 from holdfast.core.errors import Damaged, Unsupported
+from holdfast.sources.pickles.byte_windows import PickleStream
 from holdfast.sources.pickles.stack import Stack
-from holdfast.sources.pickles.stream import PickleStream
 from holdfast.sources.pickles.values import FileSpan, Name, Names, Record
 
 INLINE_BYTES = 1024

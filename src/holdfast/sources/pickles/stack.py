@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from holdfast.core.errors import Damaged
-from holdfast.sources.pickles.stream import PickleStream
+from holdfast.sources.pickles.byte_windows import PickleStream
 
 _OBJECTS = 200_000  # the limit for small files; larger ones may build one per 4 bytes
 _OBJECT_BYTES = 4

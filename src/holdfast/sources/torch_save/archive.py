@@ -15,7 +15,7 @@ from holdfast.core import limits
 from holdfast.core.errors import Damaged, HoldfastError, Unsupported
 from holdfast.format.dtypes import dtype_named
 from holdfast.sources.pickles import read_pickle
-from holdfast.sources.torch_save.names import TORCH_NAMES, PickledStorage, storage_of
+from holdfast.sources.torch_save.torch_names import TORCH_NAMES, PickledStorage, storage_of
 from holdfast.sources.torch_save.zip_directory import ZipEntry, is_zip, read_zip
 from holdfast.storage.base import Reader
 

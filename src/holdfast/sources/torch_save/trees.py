@@ -23,7 +23,7 @@ from holdfast.sources.pickles import (
     span_bytes,
 )
 from holdfast.sources.torch_save.archive import Archive
-from holdfast.sources.torch_save.names import PickledTensor
+from holdfast.sources.torch_save.torch_names import PickledTensor
 from holdfast.sources.torch_save.views import view_recipe
 from holdfast.sources.trees.leaf import TensorLeaf, dotted
 from holdfast.storage.base import Reader

@@ -12,7 +12,7 @@ from holdfast.format.dtypes import DType, dtype_named
 from holdfast.layout.box import Box
 from holdfast.plan.files import Place, TensorSpec
 from holdfast.plan.recipe import Recipe, Term
-from holdfast.sources.torch_save.names import PickledTensor
+from holdfast.sources.torch_save.torch_names import PickledTensor
 
 _PIECES = 4096
 _REPEATED_BYTES = 16 * limits.MIB  # an expanded tensor may reach this size, or _REPEATED times its storage

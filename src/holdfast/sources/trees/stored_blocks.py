@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from holdfast.core.errors import Unsupported
 from holdfast.plan.contents import Group
 from holdfast.plan.files import Place
-from holdfast.plan.load import StoredBlock, StoredFile
+from holdfast.plan.load_plan import StoredBlock, StoredFile
 
 _ALIGN = 8  # no element is wider
 _GAP_BYTES = 64 * 1024

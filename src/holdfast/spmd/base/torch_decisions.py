@@ -20,7 +20,7 @@ SUMS = (ATEN.sum.default, ATEN.sum.dim_IntList, ATEN.mm.default, ATEN.native_lay
 
 
 class _EmptyShards(threading.local):
-    """Whether torch's strategies may give some rank an empty shard, in this thread; by default they never do."""
+    """Allows torch's strategies in this thread to give a rank an empty shard; by default they never do."""
 
     allowed = False
 

@@ -9,10 +9,10 @@ Use SharedStorageConformance for a storage that other processes can open. Each t
 whose root was never written to.
 """
 
-from holdfast.testing.conformance.files import FileConformance
-from holdfast.testing.conformance.folders import FolderConformance
-from holdfast.testing.conformance.names import NameConformance
-from holdfast.testing.conformance.pins import PinConformance
+from holdfast.testing.conformance.check_files import FileConformance
+from holdfast.testing.conformance.check_folders import FolderConformance
+from holdfast.testing.conformance.check_names import NameConformance
+from holdfast.testing.conformance.check_pins import PinConformance
 from holdfast.testing.conformance.shared import SharedConformance
 
 __all__ = ["SharedStorageConformance", "StorageConformance"]

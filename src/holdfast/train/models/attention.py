@@ -6,9 +6,9 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from holdfast.train.models.config import ModelConfig
 from holdfast.train.models.dropout import Dropout, Grid
-from holdfast.train.models.layers import Linear, RMSNorm
+from holdfast.train.models.mixed_precision_layers import Linear, RMSNorm
+from holdfast.train.models.model_config import ModelConfig
 
 Rotation = tuple[torch.Tensor, torch.Tensor]
 

@@ -9,7 +9,7 @@ from torch import nn
 
 from holdfast.adapters.tensors import holder_of, part_view
 from holdfast.layout.box import Box
-from holdfast.train.models.config import ModelConfig
+from holdfast.train.models.model_config import ModelConfig
 
 
 def fill_initial(module: nn.Module, config: ModelConfig, seed: int, aliases: dict[str, str]) -> None:

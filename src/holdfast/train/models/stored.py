@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from holdfast.train.models.config import ModelConfig
+from holdfast.train.models.model_config import ModelConfig
 
 
 class StoredConfig:

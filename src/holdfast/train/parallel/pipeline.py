@@ -13,8 +13,8 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleIn
 from holdfast.core.errors import InvalidArgument
 from holdfast.train.layout import Layout
 from holdfast.train.loss import MicroBatch, Objective
-from holdfast.train.models.config import ModelConfig
 from holdfast.train.models.decoder import Decoder
+from holdfast.train.models.model_config import ModelConfig
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from torch.distributed.tensor.parallel import (
 )
 
 from holdfast.train.models.decoder import Decoder
-from holdfast.train.models.moe import SparseMoe
+from holdfast.train.models.sparse_mlp import SparseMoe
 
 SEQUENCE = 1  # the sharded dim of activations
 

@@ -9,7 +9,7 @@ import pytest
 from transformers import AutoConfig
 
 from holdfast.core.errors import InvalidArgument, Unsupported
-from holdfast.train.models.config import FAMILIES, ModelConfig
+from holdfast.train.models.model_config import FAMILIES, ModelConfig
 from tests.dist.train_cases import model
 
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 import holdfast
-from holdfast.train.identity import ModelIdentity, check_same_model
 from holdfast.train.loop import Trainer
+from holdfast.train.model_settings import ModelIdentity, check_same_model
 from tests.dist.resume_cases import config
 
 

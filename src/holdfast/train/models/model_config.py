@@ -10,7 +10,7 @@ from holdfast.core.errors import InvalidArgument, Unsupported
 
 
 @dataclass(frozen=True, slots=True)
-class ModelFamily:
+class ArchitectureTraits:
     """The traits shared by models of one Hugging Face model type."""
 
     architecture: str
@@ -21,11 +21,11 @@ class ModelFamily:
 
 
 FAMILIES = {
-    "llama": ModelFamily("LlamaForCausalLM"),
-    "qwen2": ModelFamily("Qwen2ForCausalLM", qkv_bias=True),
-    "qwen3": ModelFamily("Qwen3ForCausalLM", qk_norm=True),
-    "qwen2_moe": ModelFamily("Qwen2MoeForCausalLM", qkv_bias=True, experts=True, shared_expert=True),
-    "qwen3_moe": ModelFamily("Qwen3MoeForCausalLM", qk_norm=True, experts=True),
+    "llama": ArchitectureTraits("LlamaForCausalLM"),
+    "qwen2": ArchitectureTraits("Qwen2ForCausalLM", qkv_bias=True),
+    "qwen3": ArchitectureTraits("Qwen3ForCausalLM", qk_norm=True),
+    "qwen2_moe": ArchitectureTraits("Qwen2MoeForCausalLM", qkv_bias=True, experts=True, shared_expert=True),
+    "qwen3_moe": ArchitectureTraits("Qwen3MoeForCausalLM", qk_norm=True, experts=True),
 }
 
 _RATES = ("attention_dropout", "residual_dropout", "embedding_dropout")
@@ -89,7 +89,7 @@ class ModelConfig:
             )
 
     @property
-    def traits(self) -> ModelFamily:
+    def traits(self) -> ArchitectureTraits:
         return FAMILIES[self.family]
 
     @property
@@ -137,7 +137,7 @@ class ModelConfig:
         return cls(**{"family": family, **known, **changes})
 
 
-def _shared_names(traits: ModelFamily) -> list[str]:
+def _shared_names(traits: ArchitectureTraits) -> list[str]:
     """Return the fields that have the same names in config.json."""
     ours = {"family", "rope_theta", "residual_dropout", "embedding_dropout"}
     if not traits.experts:

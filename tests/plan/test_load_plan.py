@@ -5,7 +5,7 @@ from __future__ import annotations
 from holdfast.format.dtypes import dtype_named
 from holdfast.layout.box import Box
 from holdfast.plan.files import TensorSpec, split_group
-from holdfast.plan.load import Read, StoredBlock, StoredFile, Want, plan_load
+from holdfast.plan.load_plan import Read, StoredBlock, StoredFile, Want, plan_load
 
 F4 = dtype_named("float32")
 

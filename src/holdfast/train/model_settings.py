@@ -8,7 +8,7 @@ from typing import Any
 
 from holdfast.api import open_checkpoint
 from holdfast.core.errors import Mismatch
-from holdfast.train.models.config import ModelConfig
+from holdfast.train.models.model_config import ModelConfig
 
 # Settings that may change between runs of the same model: they affect training only, or are only recorded.
 _MAY_CHANGE = frozenset(
