@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import holdfast
+from holdfast.engine.memory_tier import MemoryState
 from holdfast.engine.run_engine import RunState
 from holdfast.storage.memory import MemoryStorage
 
@@ -60,3 +61,25 @@ def test_the_report_is_that_of_the_last_restore(tmp_path: Path) -> None:
         checkpointer.restore({"w": torch.zeros(3)})
         assert checkpointer.last_report is not None and checkpointer.last_report.step == 1
         assert not checkpointer.last_report.is_partial
+
+
+def test_a_wrong_call_drops_nothing_that_earlier_starts_captured(tmp_path: Path) -> None:
+    with holdfast.Checkpointer(tmp_path) as checkpointer:
+        checkpointer.save(1, {"w": torch.ones(3)}).result()
+    with holdfast.Checkpointer(tmp_path) as checkpointer:
+        checkpointer.restore({"w": torch.zeros(3)}, step=1)
+        memory = checkpointer._engine._memory
+        assert memory.state is MemoryState.KEPT
+        with pytest.raises(holdfast.InvalidArgument):
+            checkpointer.save(-1, {"w": torch.ones(3)})
+        assert memory.state is MemoryState.KEPT
+        checkpointer.save(2, {"w": torch.ones(3)}).result()
+        assert memory.state is MemoryState.DROPPED
+
+
+def test_a_restore_that_raises_leaves_the_parent_of_the_next_save(tmp_path: Path) -> None:
+    with holdfast.Checkpointer(tmp_path) as checkpointer:
+        checkpointer.save(1, {"w": torch.ones(3)}).result()
+        with pytest.raises(holdfast.Mismatch):
+            checkpointer.restore({"other": torch.zeros(3)})
+        assert checkpointer.save(2, {"w": torch.ones(3)}).result().manifest.parent == 1

@@ -162,12 +162,19 @@ class FlightControl:
         if flight is not self._flight:
             return  # the save was given up before
         failure = error if isinstance(error, HoldfastError) else PeerFailed(f"{type(error).__name__}: {error}")
-        try:
-            assert self.writer is not None
-            self.writer.abandon(flight.order.attempt, failure)
-        except (HoldfastError, AssertionError):
+        if not self._tell_writer(flight, failure):
             self._dead_writer.report(flight.order, failure)
         self._fail(flight, failure)
+
+    def _tell_writer(self, flight: Flight, failure: HoldfastError) -> bool:
+        """Tell the writer of a failure; return False if there is none to tell."""
+        if self.writer is None:
+            return False
+        try:
+            self.writer.abandon(flight.order.attempt, failure)
+        except HoldfastError:
+            return False
+        return True
 
     def expire(self, deadline_s: float) -> None:
         """Give up a save that missed its deadline, and its writer: the state of both is unknown."""

@@ -138,8 +138,9 @@ class RunEngine:
     def save(self, ranks: Ranks, request: SaveRequest) -> SaveHandle:
         """Save a step, in the background if possible. A failure is in the handle; a wrong call raises."""
         started = time.perf_counter()
+        if self.background is None or self._memory.state is not MemoryState.DROPPED:
+            run_on_all_ranks(ranks, request.require_valid)  # a wrong call must not drop what earlier starts captured
         if self.background is None:
-            run_on_all_ranks(ranks, request.require_valid)
             try:
                 self._begin(ranks)
             except HoldfastError as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 
+import pytest
 import torch
 import torch.nn.functional as F
 from torch.distributed.device_mesh import init_device_mesh
@@ -142,3 +143,44 @@ def _dynamic():
 
 def test_symbolic_sizes_stay_in_the_graph_and_are_right():
     assert run_ranks(2, _dynamic, deadline_s=240) == [{}, {}]
+
+
+def _collectives():
+    """For each plan, without the rules and with them: graphs, breaks, and how often each collective is called."""
+    from collections import Counter
+
+    from benchmarks.spmd_compiled import BATCH, LENGTH, PLANS, VOCABULARY, Decoder
+    from functorch.compile import make_boxed_func
+    from torch._dynamo.backends.common import aot_autograd
+    from torch.distributed.tensor.parallel import parallelize_module
+
+    import holdfast.spmd
+
+    found = {}
+    for enabled in (False, True):
+        if enabled:
+            holdfast.spmd.enable()
+        for name, plan in PLANS.items():
+            torch._dynamo.reset()
+            torch._dynamo.utils.counters.clear()
+            graphs = []
+
+            def keep(graph, _, graphs=graphs):
+                graphs.append(graph)
+                return make_boxed_func(graph.forward)
+
+            model = parallelize_module(Decoder(), init_device_mesh("cpu", (2,)), plan())
+            compiled = torch.compile(model, backend=aot_autograd(fw_compiler=keep, bw_compiler=keep))
+            compiled(torch.randint(0, VOCABULARY, (BATCH, LENGTH))).sum().backward()
+            called = Counter(str(node.target) for graph in graphs for node in graph.graph.nodes)
+            sent = {target: count for target, count in called.items() if "c10d" in target}
+            found[name, enabled] = len(graphs), dict(torch._dynamo.utils.counters["graph_break"]), sent
+    return found
+
+
+@pytest.mark.full
+def test_a_compiled_tensor_parallel_decoder_has_the_collectives_of_torch_alone():
+    found = run_ranks(2, _collectives, deadline_s=240)[0]
+    for (name, enabled), seen in found.items():
+        assert seen == found[name, not enabled], name
+        assert seen[0] == 2 and not seen[1] and seen[2], "a forward and a backward graph, nothing between them"

@@ -30,10 +30,10 @@ def operator(name: str) -> Operator | None:
     return getattr(getattr(torch.ops.aten, packet, None), overload or "default", None)
 
 
-def operators(prefix: str) -> tuple[str, ...]:
-    """Return the names, with overloads, of every aten operator whose name starts with `prefix`."""
+def operators(*prefixes: str) -> tuple[str, ...]:
+    """Return the names, with overloads, of every aten operator whose name starts with one of `prefixes`."""
     names = (schema.name.removeprefix("aten::") for schema in torch._C._jit_get_all_schemas())
-    packets = sorted({name for name in names if name.startswith(prefix)})
+    packets = sorted({name for name in names if name.startswith(prefixes)})
     return tuple(
         f"{packet}.{overload}"
         for packet in packets

@@ -99,12 +99,12 @@ def call_on_views(func: Any, args: Any, kwargs: Any) -> Any:
 
 def _written(call: Call, plain: Call) -> list[tuple[Any, Any]]:
     """Return the tensors that a call writes, each with the DTensor that stood for it."""
-    writes = [bool(argument.alias_info and argument.alias_info.is_write) for argument in call.op._schema.arguments]
     pairs: list[tuple[Any, Any]] = []
-    for target, shown, is_written in zip(call.values, plain.values, writes, strict=True):
-        if is_written and isinstance(target, (list, tuple)):
+    for position in sorted(written_positions(call.op)):
+        target, shown = call.values[position], plain.values[position]
+        if isinstance(target, (list, tuple)):
             pairs += zip(target, shown, strict=True)
-        elif is_written:
+        else:
             pairs.append((target, shown))
     return pairs
 
@@ -133,8 +133,7 @@ def _gathered_view(item: Any, base: DTensor, views: tuple[Any, ...]) -> Any:
 @functools.cache
 def _uncounted() -> tuple[Any, ...]:
     """Return the foreach and fused operators that write; torch counts none of their writes into DTensors."""
-    prefixes = ("_foreach_", "_fused_", "_amp_foreach_")
-    names = [name for prefix in prefixes for name in torch_dispatch.operators(prefix)]
+    names = torch_dispatch.operators("_foreach_", "_fused_", "_amp_foreach_")
     return tuple(op for op in map(torch_dispatch.operator, names) if op is not None and written_positions(op))
 
 
