@@ -150,8 +150,8 @@ def _collectives():
     from collections import Counter
 
     from benchmarks.spmd_compiled import BATCH, LENGTH, PLANS, VOCABULARY, Decoder
-    from functorch.compile import make_boxed_func
     from torch._dynamo.backends.common import aot_autograd
+    from torch._functorch.aot_autograd import make_boxed_func
     from torch.distributed.tensor.parallel import parallelize_module
 
     import holdfast.spmd
