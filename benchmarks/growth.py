@@ -107,8 +107,8 @@ def steps_table(folder: Path, counts: list[int]) -> list[dict[str, Any]]:
 def make_steps(root: Path, count: int, distance: int) -> None:
     """Make a root with so many steps: files are links to those of one, manifests are their own."""
     import holdfast
+    from holdfast.core.names import MANIFEST, step_folder
     from holdfast.format.manifest import decode_manifest, encode_manifest
-    from holdfast.format.names import MANIFEST, step_folder
 
     like = root.with_name("like")
     if not like.exists():
@@ -259,8 +259,8 @@ def requests_row(server: Any, count: int) -> dict[str, Any]:
 
 def make_object_steps(root: str, count: int) -> None:
     """Make a root with so many steps, as `make_steps` does, by requests of their own."""
+    from holdfast.core.names import MANIFEST, step_folder
     from holdfast.format.manifest import decode_manifest, encode_manifest
-    from holdfast.format.names import MANIFEST, step_folder
     from holdfast.storage.objects.store import ObjectStorage
 
     storage = ObjectStorage(root)

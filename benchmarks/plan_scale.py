@@ -20,9 +20,7 @@ from holdfast.adapters.saving.agreement import AgreedTensor, Agreement
 from holdfast.engine.options import SaveOptions
 from holdfast.engine.save_plan import plan_checkpoint
 from holdfast.format.dtypes import dtype_named
-from holdfast.layout.mesh import Mesh
-from holdfast.layout.placement import Placement, Replicate, Shard, StridedShard
-from holdfast.layout.spread import OnMesh, Spread, Spreads
+from holdfast.layout.placement import Mesh, OnMesh, Placement, Replicate, Shard, Spread, Spreads, StridedShard
 from holdfast.plan.coverage import Holdings
 from holdfast.plan.writer_job import ArenaLayout, writer_job
 

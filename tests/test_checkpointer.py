@@ -23,7 +23,7 @@ from holdfast.format.digest import digest_hex
 from holdfast.storage.identity import IDENTITY
 from holdfast.storage.local import LocalStorage
 from holdfast.storage.memory import MemoryStorage
-from holdfast.writer.arena_owner import pid_namespace
+from holdfast.writer.arena_card import pid_namespace
 
 
 def state_of(value: float) -> dict[str, object]:

@@ -10,13 +10,13 @@ from holdfast.checkpoint.checkpoint import Checkpoint, no_progress
 from holdfast.checkpoint.lineage import Lineage
 from holdfast.core import limits
 from holdfast.core.errors import InvalidArgument
+from holdfast.core.names import folder_step
 from holdfast.core.ranks import run_on_all_ranks
 from holdfast.core.warnings import warn
 from holdfast.engine.blocking_save import BlockingSaver
 from holdfast.engine.load import load_checkpoint
 from holdfast.engine.load_report import LoadReport
 from holdfast.engine.options import DEADLINE_S, LoadOptions, SaveOptions
-from holdfast.format.names import folder_step
 from holdfast.mapping.per_module import MappingLike
 from holdfast.sources import open_stored
 from holdfast.sources.paddle.optimizer_names import as_torch

@@ -13,7 +13,7 @@ from torch import nn
 from holdfast.adapters.module import view_module
 from holdfast.adapters.saving.optimizer_forecast import local_tensor
 from holdfast.adapters.tensors import LikeShard
-from holdfast.capture.hooks import wait_for_captures
+from holdfast.capture.capturer import wait_for_captures
 from holdfast.core.errors import InvalidArgument, Mismatch, Unsupported
 
 _SLICE_BYTES = 256 << 20

@@ -7,7 +7,7 @@ from safetensors import safe_open
 
 import holdfast
 from holdfast.core.errors import Damaged
-from holdfast.format.header import decode_header, header_bytes
+from holdfast.format.safetensors import decode_header, header_bytes
 from tests.attacks.attack import lay_out, problem_of
 from tests.attacks.headers import ATTACKS, A, packed, tensor, text_of, with_field, with_text
 

@@ -18,9 +18,9 @@ from holdfast import keep
 from holdfast.checkpoint import catalog_file, retention
 from holdfast.checkpoint.catalog import Catalog, committed_steps, living_steps
 from holdfast.checkpoint.lineage import LeftStep
-from holdfast.checkpoint.retention_index import RetentionIndex
+from holdfast.checkpoint.retention import RetentionIndex
+from holdfast.core.names import MANIFEST, step_folder
 from holdfast.format.manifest import FileRecord, Manifest, encode_manifest
-from holdfast.format.names import MANIFEST, step_folder
 from holdfast.storage.base import Stamped
 from holdfast.storage.local import LocalStorage
 
@@ -350,7 +350,7 @@ def test_changes_among_very_many_steps_are_noticed_at_the_latest_after_some_save
     for name, value in {"stamps._TICK_NS": 0, "stamps._MANY": 20, "stamps._LIST_EVERY": 4}.items():
         monkeypatch.setattr(f"holdfast.storage.{name}", value)
     for name, value in {"_ALWAYS": 5, "_ALL": 10, "_IN_TURN": 4}.items():
-        monkeypatch.setattr(f"holdfast.checkpoint.retention_index.{name}", value)
+        monkeypatch.setattr(f"holdfast.checkpoint.retention.{name}", value)
     monkeypatch.setattr("os.fsync", lambda descriptor: None)  # no power is lost here
     for step in range(10, 410, 10):
         commit(tmp_path, step, loss=1 / step)

@@ -19,10 +19,10 @@ from holdfast.checkpoint import retention
 from holdfast.checkpoint.catalog import committed_steps, living_steps, set_aside_folders
 from holdfast.checkpoint.tags import add_tag, read_tags, remove_tag, tagged
 from holdfast.cli.main import cli
+from holdfast.core.names import abandoned_folder, step_folder
 from holdfast.format import strictjson
 from holdfast.format.digest import digest_hex
 from holdfast.format.manifest import Manifest, decode_manifest, encode_manifest
-from holdfast.format.names import abandoned_folder, step_folder
 from holdfast.storage.identity import IDENTITY
 from holdfast.storage.local import LocalStorage
 from holdfast.storage.memory import MemoryStorage

@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import holdfast
 from holdfast.core.errors import NotFound
+from holdfast.core.names import step_folder
 from holdfast.format.manifest import decode_manifest, encode_manifest
-from holdfast.format.names import step_folder
 from tests.cli.calls import call, process
 
 

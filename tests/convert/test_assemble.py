@@ -14,10 +14,8 @@ from holdfast.convert.source_files import SourceFiles
 from holdfast.convert.spans import OutputBlock, byte_hull
 from holdfast.format.dtypes import dtype_named, numpy_dtype
 from holdfast.layout.box import Box
-from holdfast.plan.arrays import ArrayDestination
-from holdfast.plan.files import Place, TensorSpec, split_group
-from holdfast.plan.recipe import Recipe
-from holdfast.plan.recipe_fill import destinations_of
+from holdfast.plan.files import ArrayDestination, Place, TensorSpec, split_group
+from holdfast.plan.recipe import Recipe, destinations_of
 from holdfast.sources.foreign import InMemoryReader
 
 F32, BF16 = dtype_named("float32"), dtype_named("bfloat16")

@@ -1,10 +1,16 @@
+"""Ranks agree or fail together, and a host is told by its boot and its shared memory."""
+
+from __future__ import annotations
+
 import json
+import os
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import pytest
 
 from holdfast.core.errors import Damaged, NotFound, PeerFailed, error_record
-from holdfast.core.ranks import SingleProcess, run_on_all_ranks
+from holdfast.core.ranks import HOST_VARIABLE, SingleProcess, host_identity, run_on_all_ranks
 
 
 @dataclass
@@ -94,3 +100,23 @@ def test_an_interrupt_is_not_kept_for_a_gather():
     with pytest.raises(KeyboardInterrupt):
         run_on_all_ranks(ranks, lambda: fail(KeyboardInterrupt()))
     assert ranks.told == []
+
+
+def test_the_variable_is_the_identity(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(HOST_VARIABLE, "north")
+    assert host_identity() == "north"
+    monkeypatch.setenv(HOST_VARIABLE, "")
+    assert host_identity() not in ("", "north")
+
+
+@pytest.mark.skipif(not Path("/proc/sys/kernel/random/boot_id").exists(), reason="needs the boot id of Linux")
+def test_the_identity_names_the_boot_and_the_shared_memory() -> None:
+    boot, _, memory = host_identity().partition("/")
+    assert boot == Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    assert memory == str(os.stat("/dev/shm").st_dev)
+
+
+def test_without_shared_memory_every_process_is_a_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Path, "exists", lambda self: False)
+    monkeypatch.setattr("socket.gethostname", lambda: "south")
+    assert host_identity() == f"south/{os.getpid()}"

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor
 
-from holdfast.format.names import step_folder
+from holdfast.core.names import step_folder
 from holdfast.train.checkpoints import FOLDER
 from holdfast.train.config import RunConfig, parse_config
 from holdfast.train.loop import Progress, Trainer

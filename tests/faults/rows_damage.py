@@ -18,8 +18,8 @@ import torch
 
 import holdfast
 from holdfast.checkpoint.checkpoint import Checkpoint
-from holdfast.format import names
-from holdfast.format.names import step_folder
+from holdfast.core import names
+from holdfast.core.names import step_folder
 from holdfast.storage.memory import MemoryStorage
 from tests.faults.cases import BLOCK_BYTES, DEADLINE_S, Lost, Wrong, chance, fresh_root, run_cases
 from tests.faults.row import Row, Tally

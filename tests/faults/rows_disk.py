@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import holdfast
-from holdfast.format.names import step_folder
+from holdfast.core.names import step_folder
 from tests.faults.cases import (
     BLOCK_BYTES,
     DEADLINE_S,

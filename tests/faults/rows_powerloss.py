@@ -15,7 +15,7 @@ from typing import Any
 import holdfast
 from holdfast.checkpoint.checkpoint import Checkpoint
 from holdfast.core.errors import HoldfastError
-from holdfast.format.names import step_folder
+from holdfast.core.names import step_folder
 from holdfast.storage.local import LocalStorage
 from holdfast.testing.disk import DiskRecording, Mark, recorded
 from holdfast.testing.judging import Promise, RunJudge, judge_steps

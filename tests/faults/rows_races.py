@@ -15,7 +15,7 @@ from typing import Any
 
 from holdfast.checkpoint.checkpoint import Checkpoint
 from holdfast.core.errors import HoldfastError, NotFound
-from holdfast.format.names import folder_step, step_folder
+from holdfast.core.names import folder_step, step_folder
 from holdfast.storage.base import Storage
 from holdfast.storage.local import LocalStorage
 from holdfast.testing.system import watched_system

@@ -10,9 +10,9 @@ from typing import Any
 from holdfast.adapters.comm import current_ranks
 from holdfast.checkpoint.checkpoint import Checkpoint
 from holdfast.core.errors import HoldfastError
+from holdfast.core.names import step_folder
 from holdfast.engine.load import load_checkpoint
 from holdfast.engine.options import LoadOptions
-from holdfast.format.names import step_folder
 from holdfast.storage.base import Storage
 from holdfast.storage.local import LocalStorage
 from holdfast.testing.faults import Fault, FaultGate, faulty

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import holdfast
-from holdfast.format.names import step_folder
+from holdfast.core.names import step_folder
 from tests.dist.harness import CONTEXT
 from tests.faults import strace
 from tests.faults.cases import (

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from holdfast.format.names import step_folder
+from holdfast.core.names import step_folder
 from holdfast.storage.local import LocalStorage
 from holdfast.testing.faults import Fault, FaultGate, faulty
 from tests.faults import rows_powerloss, rows_races, rows_reading, rows_storage, rows_writer

@@ -25,9 +25,9 @@ from holdfast.checkpoint.catalog import committed_steps
 from holdfast.checkpoint.checkpoint import Checkpoint
 from holdfast.checkpoint.lineage import Lineage
 from holdfast.core.errors import HoldfastError, NotFound
+from holdfast.core.names import step_folder
 from holdfast.engine.blocking_save import BlockingSaver
 from holdfast.engine.options import SaveOptions
-from holdfast.format.names import step_folder
 from holdfast.storage.base import Storage
 from holdfast.storage.local import LocalStorage
 from tests.faults.row import HUNG, LOST, SURVIVED, WRONG, Tally

@@ -16,7 +16,7 @@ def test_parts_digest_as_the_whole(parts):
     digest = Digest()
     for part in parts:
         digest.update(part)
-    assert digest.hex() == digest_hex(b"".join(parts))
+    assert digest.hexdigest() == digest_hex(b"".join(parts))
 
 
 @given(st.binary(min_size=1, max_size=200), st.data())

@@ -8,7 +8,7 @@ import torch
 
 from holdfast.core.errors import Unsupported
 from holdfast.format.dtypes import dtype_from_code, dtype_named, numpy_dtype
-from holdfast.format.header import TensorEntry, decode_header, encode_header
+from holdfast.format.safetensors import TensorEntry, decode_header, encode_header
 
 PLAIN = [
     "bool",

@@ -1,3 +1,7 @@
+"""The manifest: read back as written, refused where it is damaged, upgraded where it is old."""
+
+from __future__ import annotations
+
 import json
 from dataclasses import replace
 
@@ -7,7 +11,7 @@ from hypothesis import strategies as st
 
 from holdfast.core import limits
 from holdfast.core.errors import Damaged, HoldfastError, Unsupported
-from holdfast.format import strictjson
+from holdfast.format import manifest, strictjson
 from holdfast.format.digest import digest_hex
 from holdfast.format.manifest import BlockRecord, FileRecord, GroupRecord, Manifest, decode_manifest, encode_manifest
 
@@ -298,3 +302,43 @@ def test_more_blocks_than_the_limit_are_refused(monkeypatch):
     monkeypatch.setattr(limits, "BLOCKS_PER_FILE", 1)
     with pytest.raises(Damaged, match="more than 1 blocks"):
         decode_manifest(encode_manifest(SMALL), "w")
+
+
+def test_the_current_version_passes_unchanged():
+    fields = {"version": list(manifest.CURRENT), "step": 3}
+    assert manifest.upgrade(fields, "w") == fields
+
+
+def test_a_newer_minor_version_is_read():
+    fields = {"version": [manifest.CURRENT[0], manifest.CURRENT[1] + 5]}
+    assert manifest.upgrade(fields, "w") is fields
+
+
+def test_an_upgrade_refuses_a_newer_major_version():
+    with pytest.raises(Unsupported, match=r"^run: written in format version 9\.3, .* install a newer version$"):
+        manifest.upgrade({"version": [9, 3]}, "run")
+
+
+@pytest.mark.parametrize(
+    "version", [None, 1, "1.0", [], [1], [1, 0, 0], [1.0, 0], [True, 0], ["1", "0"], [-1, 0], [1, -1], {"major": 1}]
+)
+def test_a_version_that_is_not_two_numbers_is_damage(version):
+    with pytest.raises(Damaged, match="is not two numbers"):
+        manifest.upgrade({"version": version}, "run")
+
+
+def test_a_missing_version_is_damage():
+    with pytest.raises(Damaged, match="is not two numbers"):
+        manifest.upgrade({}, "run")
+
+
+def test_a_version_that_never_was_is_damage():
+    with pytest.raises(Damaged, match="format version 0 never existed"):
+        manifest.upgrade({"version": [0, 9]}, "run")
+
+
+def test_older_versions_are_lifted_one_step_at_a_time(monkeypatch):
+    monkeypatch.setattr(manifest, "CURRENT", (3, 0))
+    monkeypatch.setitem(manifest.PATCHES, 1, lambda fields: fields | {"lifted": ["1 to 2"]})
+    monkeypatch.setitem(manifest.PATCHES, 2, lambda fields: fields | {"lifted": fields["lifted"] + ["2 to 3"]})
+    assert manifest.upgrade({"version": [1, 0]}, "w")["lifted"] == ["1 to 2", "2 to 3"]

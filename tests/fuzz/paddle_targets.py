@@ -11,7 +11,7 @@ import numpy as np
 
 from holdfast.core.errors import NotFound
 from holdfast.format.dtypes import dtype_named
-from holdfast.format.header import TensorEntry, encode_header
+from holdfast.format.safetensors import TensorEntry, encode_header
 from holdfast.sources.foreign import Folder, Foreign, InMemoryReader, ReaderResult
 from holdfast.sources.paddle.flex import read_flex
 from holdfast.sources.paddle.optimizer_names import as_torch

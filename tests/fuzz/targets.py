@@ -20,9 +20,16 @@ from holdfast.core.errors import NotFound
 from holdfast.format import statejson, strictjson
 from holdfast.format.digest import digest_hex
 from holdfast.format.dtypes import dtype_named
-from holdfast.format.header import LENGTH_BYTES, TensorEntry, decode_header, encode_header, header_bytes
-from holdfast.format.index import decode_index, encode_index
 from holdfast.format.manifest import BlockRecord, FileRecord, GroupRecord, Manifest, decode_manifest, encode_manifest
+from holdfast.format.safetensors import (
+    LENGTH_BYTES,
+    TensorEntry,
+    decode_header,
+    decode_index,
+    encode_header,
+    encode_index,
+    header_bytes,
+)
 from holdfast.plan.writer_job import BlockJob, Copy, TravelJob, WriterJob
 from holdfast.writer.arena_card import Card, card_path
 from holdfast.writer.in_flight import saves_in_flight

@@ -12,7 +12,7 @@ import torch
 import holdfast
 from holdfast.format import strictjson
 from holdfast.format.digest import digest_hex
-from holdfast.format.versions import CURRENT
+from holdfast.format.manifest import CURRENT
 from tests.golden.make import ABANDONS, METRICS, golden_state
 
 HERE = Path(__file__).parent

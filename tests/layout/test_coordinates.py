@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from holdfast.layout.coordinates import axis_sizes, coordinate_on, key_at, label, parse_label, varying_axes
-from holdfast.layout.mesh import Mesh
+from holdfast.layout.placement import Mesh
 
 MESH = Mesh(("dp", "tp"), (2, 2), (0, 1, 2, 3))
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.distributed.tensor._utils import _compute_local_shape_and_global_offset
 
-from holdfast.layout.placement import Replicate, Shard, StridedShard, shard_boxes
+from holdfast.layout.placement import Mesh, Replicate, Shard, StridedShard, shard_boxes
 from holdfast.testing.strategies import shapes, shardings
 
 
@@ -50,3 +50,11 @@ def test_a_split_factor_of_its_own_interleaves() -> None:
         ((6,), (2,), (2,)),
     ]
     assert len(shard_boxes((8,), (2,), (Replicate(),), (1,))) == 1
+
+
+def test_mesh_coordinates_are_row_major() -> None:
+    mesh = Mesh(("dp", "tp"), (2, 3), (10, 11, 12, 13, 14, 15))
+    assert [mesh.coordinate(rank) for rank in (10, 12, 13, 15)] == [(0, 0), (0, 2), (1, 0), (1, 2)]
+    assert mesh.coordinate(0) is None
+    with pytest.raises(ValueError, match="cannot hold 3 ranks"):
+        Mesh(("dp",), (2,), (0, 1, 2))

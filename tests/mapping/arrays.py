@@ -12,8 +12,7 @@ from holdfast.format.dtypes import dtype_named, numpy_dtype
 from holdfast.layout.box import Box
 from holdfast.mapping import Compiled, Sized
 from holdfast.mapping.program import Mapping as Program
-from holdfast.plan.recipe import NEW, Recipe, is_filled
-from holdfast.plan.recipe_fill import cast_raw
+from holdfast.plan.recipe import NEW, Recipe, cast_raw, is_filled
 
 Array = npt.NDArray[Any]
 

@@ -18,8 +18,7 @@ import holdfast
 from holdfast.checkpoint.checkpoint import Checkpoint
 from holdfast.layout.box import Box
 from holdfast.mapping import Mapping, Sized
-from holdfast.plan.recipe import Recipe
-from holdfast.plan.recipe_fill import to_target_dims
+from holdfast.plan.recipe import Recipe, to_target_dims
 
 PROGRAMS = Path(__file__).parent / "aoa_programs"
 HIDDEN, HEAD, HEADS, GROUPS, LAYERS, EXPERTS, WIDE, VOCABULARY = 16, 8, 4, 2, 2, 4, 12, 32

@@ -10,8 +10,7 @@ from holdfast.format.dtypes import dtype_named
 from holdfast.layout.box import Box
 from holdfast.mapping.program import Mapping
 from holdfast.mapping.syntax.statement import Sized
-from holdfast.plan.recipe import Recipe
-from holdfast.plan.recipe_fill import to_target_dims
+from holdfast.plan.recipe import Recipe, to_target_dims
 
 F32 = dtype_named("float32")
 State = dict[str, np.ndarray]

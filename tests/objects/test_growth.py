@@ -12,8 +12,8 @@ import torch
 import holdfast
 from holdfast import keep
 from holdfast.checkpoint.catalog import committed_steps
+from holdfast.core.names import MANIFEST, step_folder
 from holdfast.format.manifest import decode_manifest, encode_manifest
-from holdfast.format.names import MANIFEST, step_folder
 from holdfast.storage.objects.calls import Calls
 from holdfast.storage.objects.store import ObjectStorage
 from tests.objects.proxy import Plan, Proxy

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import holdfast
-from holdfast.format.names import step_folder
+from holdfast.core.names import step_folder
 from holdfast.storage import shared_storage_at
 from tests.dist.harness import run_ranks
 from tests.objects.work import files_of, restore, save_once, save_twice

@@ -12,7 +12,7 @@ import torch
 
 import holdfast
 from holdfast.core.errors import StorageError
-from holdfast.format.names import step_folder
+from holdfast.core.names import step_folder
 from holdfast.storage.identity import IDENTITY
 from holdfast.storage.objects.open_attempts import OPEN
 from holdfast.storage.objects.store import ObjectStorage

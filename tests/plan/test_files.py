@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from holdfast.format.dtypes import dtype_named
-from holdfast.format.header import decode_header
+from holdfast.format.safetensors import decode_header
 from holdfast.plan.files import TensorSpec, split_group
 
 

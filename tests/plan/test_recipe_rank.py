@@ -9,10 +9,8 @@ from hypothesis import strategies as st
 
 from holdfast.format.dtypes import dtype_named
 from holdfast.layout.box import Box
-from holdfast.plan.arrays import ArrayDestination
-from holdfast.plan.files import Place, TensorSpec
-from holdfast.plan.recipe import NEW, Recipe, is_filled
-from holdfast.plan.recipe_fill import destinations_of, to_source_dims, to_target_dims
+from holdfast.plan.files import ArrayDestination, Place, TensorSpec
+from holdfast.plan.recipe import NEW, Recipe, destinations_of, is_filled, to_source_dims, to_target_dims
 
 F32 = dtype_named("float32")
 

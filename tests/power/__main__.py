@@ -32,7 +32,7 @@ import holdfast
 from holdfast.checkpoint.run_identity import run_id
 from holdfast.cli import gc
 from holdfast.cli.main import cli
-from holdfast.core.host import HOST_VARIABLE
+from holdfast.core.ranks import HOST_VARIABLE
 from holdfast.storage.local import LocalStorage
 from holdfast.writer.startup_cleanup import clean_arenas
 from tests.power.cuts import Cutter, Entry, read_log

@@ -20,7 +20,7 @@ import torch
 
 import holdfast
 from holdfast import keep
-from holdfast.format.names import step_folder
+from holdfast.core.names import step_folder
 
 PIECE = 8  # saves in one way, before the next way
 

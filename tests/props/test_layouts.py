@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 
 from holdfast.format.dtypes import dtype_named
 from holdfast.layout.box import Box
-from holdfast.plan.arrays import aligned_buffer, part_of, piece_in_run
 from holdfast.plan.coverage import Holding, cells_of
-from holdfast.plan.files import Place, TensorSpec, split_group
+from holdfast.plan.files import Place, TensorSpec, aligned_buffer, part_of, piece_in_run, split_group
 from holdfast.plan.load_plan import StoredBlock, StoredFile, Want, plan_load
 from holdfast.plan.save import SavePlan, plan_save
 from holdfast.testing.strategies import Sharding, shapes, shardings

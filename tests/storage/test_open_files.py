@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from holdfast.storage.open_files import BlockWriters, LazyReaders, OpenReaders, open_limit
+from holdfast.checkpoint.attempt import FileWriters
+from holdfast.storage.open_files import LazyReaders, OpenReaders, open_limit
 from tests.dist.harness import run_ranks
 
 LIMIT, FILES = 64, 100
@@ -151,7 +152,7 @@ def test_a_writer_is_synced_and_closed_after_its_last_block():
         made[name] = File(name)
         return made[name]
 
-    writers = BlockWriters(open_writer, blocks)
+    writers = FileWriters(open_writer, blocks)
     waiting = list(reversed(blocks))
 
     def work():
@@ -174,7 +175,7 @@ def test_a_writer_is_synced_and_closed_after_its_last_block():
 
 
 def test_a_writer_that_fails_is_closed_and_not_synced():
-    writers = BlockWriters(File, ["a", "a"])
+    writers = FileWriters(File, ["a", "a"])
     seen: list[Any] = []
     with pytest.raises(OSError, match="full"), writers.block("a") as writer:
         seen.append(writer)

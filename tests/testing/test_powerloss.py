@@ -20,8 +20,7 @@ from holdfast.storage.local import LocalStorage
 from holdfast.testing.disk import Sync, recorded
 from holdfast.testing.judging import RunJudge
 from holdfast.testing.powerloss import PowerLossResult, judge_all, legal_states
-from holdfast.writer.heartbeat import heartbeat
-from holdfast.writer.mailbox import Mailbox
+from holdfast.writer.mailbox import Mailbox, heartbeat
 from holdfast.writer.messages import SaveStarted
 
 pytestmark = pytest.mark.slow  # thousands of states of a disk

@@ -10,7 +10,7 @@ import torch
 from hypothesis import find, given, settings
 
 import holdfast
-from holdfast.format.names import key_problem
+from holdfast.core.names import key_problem
 from holdfast.layout.placement import StridedShard
 from holdfast.testing.strategies import arrays, keys, shapes, shardings, states
 

@@ -12,7 +12,7 @@ import pytest
 
 from holdfast.checkpoint.shared_memory import create_file, unlink_file
 from holdfast.storage.local import LocalStorage
-from holdfast.writer.arena_owner import pid_namespace
+from holdfast.writer.arena_card import pid_namespace
 from holdfast.writer.mailbox import Mailbox
 from tests.writer.two_hosts import ATTEMPT
 

@@ -12,7 +12,7 @@ from holdfast.checkpoint.checkpoint import Checkpoint
 from holdfast.checkpoint.commit import BlockReport
 from holdfast.checkpoint.lineage import Lineage
 from holdfast.core.errors import LayoutError, PeerFailed, StorageError
-from holdfast.core.host import host_identity
+from holdfast.core.ranks import host_identity
 from holdfast.format.digest import digest_hex
 from holdfast.storage.local import LocalStorage
 from holdfast.writer.coordinator import Coordinator

@@ -10,14 +10,13 @@ import pytest
 
 from holdfast.checkpoint.shared_memory import find_files, unlink_file
 from holdfast.core.errors import Damaged
-from holdfast.core.host import HOST_VARIABLE
+from holdfast.core.ranks import HOST_VARIABLE
 from holdfast.storage.local import LocalStorage
 from holdfast.writer.arena_card import Card, captured_sets, card_path, kept_states
 from holdfast.writer.captured_checkpoint import captured_checkpoint
-from holdfast.writer.earlier_writers import dead_attempts
 from holdfast.writer.in_flight import InFlight, saves_in_flight
 from holdfast.writer.mailbox import Mailbox
-from holdfast.writer.startup_cleanup import clean_arenas, clean_storage
+from holdfast.writer.startup_cleanup import clean_arenas, clean_storage, dead_attempts
 from tests.writer import two_hosts
 from tests.writer.conftest import RUN
 from tests.writer.test_messages import GOLDEN

@@ -14,7 +14,7 @@ import pytest
 from holdfast.checkpoint import shared_memory
 from holdfast.checkpoint.checkpoint import Checkpoint
 from holdfast.core.errors import StorageError
-from holdfast.core.host import HOST_VARIABLE
+from holdfast.core.ranks import HOST_VARIABLE
 from holdfast.storage.local import LocalStorage
 from holdfast.writer import arena_card
 from holdfast.writer.messages import (

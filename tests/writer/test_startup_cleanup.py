@@ -1,14 +1,22 @@
-"""Cleanup at the start of a run: only what no process holds is deleted."""
+"""Cleanup at the start of a run: earlier writers are awaited, and only what no process holds is deleted."""
 
 from __future__ import annotations
 
+import os
+import re
+import warnings
 from pathlib import Path
 
+import pytest
+
 from holdfast.checkpoint.shared_memory import create_file, find_files
+from holdfast.core.errors import PeerFailed
 from holdfast.storage.local import LocalStorage
-from holdfast.writer.arena_owner import pid_namespace
+from holdfast.writer import startup_cleanup
+from holdfast.writer.arena_card import pid_namespace
 from holdfast.writer.mailbox import Mailbox
-from holdfast.writer.startup_cleanup import clean_arenas, clean_storage
+from holdfast.writer.messages import Outcome, WriterStatus
+from holdfast.writer.startup_cleanup import clean_arenas, clean_storage, dead_attempts, holders, wait_for_writers
 from tests.writer.conftest import RUN
 from tests.writer.two_hosts import ATTEMPT
 
@@ -28,3 +36,40 @@ def test_arenas_of_dead_trainers_are_deleted_but_for_those_to_keep() -> None:
     assert clean_arenas(RUN, keep=lambda path: path == paths[0]) == 1
     assert [str(path) for path in find_files(RUN)] == paths[:1]
     assert clean_arenas(RUN) == 1 and find_files(RUN) == []
+
+
+def test_the_error_names_the_writers_processes_and_no_others(
+    tmp_path: Path, orphan: tuple[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(startup_cleanup, "_WARN_S", 0.1)
+    with warnings.catch_warnings(record=True) as caught, pytest.raises(PeerFailed) as raised:
+        warnings.simplefilter("always")
+        wait_for_writers(LocalStorage(tmp_path), RUN, 0.5, 60.0, look_at_storage=False)
+    for text in (str(raised.value), str(caught[0].message)):
+        assert f"`kill -9 {orphan[1]}`" in text and "pkill" not in text
+        assert str(os.getpid()) not in re.findall(r"\d+", text.partition("kill -9")[2])
+
+
+def test_writers_of_another_host_are_named_by_their_host(tmp_path: Path, mailbox: Mailbox) -> None:
+    mailbox.post_host("north")
+    mailbox.post_status(0, WriterStatus(1))
+    with pytest.raises(PeerFailed, match="host north; wait for them, or end them there"):
+        wait_for_writers(LocalStorage(tmp_path), RUN, 0.3, 60.0, look_at_storage=True)
+
+
+def test_an_attempt_with_an_outcome_is_dead_even_if_its_status_changes(tmp_path: Path, mailbox: Mailbox) -> None:
+    mailbox.post_host("north")
+    mailbox.post_status(0, WriterStatus(1))
+    mailbox.post_outcome(Outcome())
+    assert dead_attempts(LocalStorage(tmp_path), 60.0) == {mailbox.folder}
+
+
+def test_an_attempt_without_a_mailbox_is_dead(tmp_path: Path) -> None:
+    (tmp_path / ATTEMPT).mkdir()
+    (tmp_path / ".attempt-of-somebody-else").mkdir()
+    assert dead_attempts(LocalStorage(tmp_path), 60.0) == {ATTEMPT}
+
+
+def test_who_holds_a_file_is_found_by_the_file(tmp_path: Path, orphan: tuple[str, int]) -> None:
+    assert holders([Path(orphan[0])]) == [orphan[1]]
+    assert holders([tmp_path, tmp_path / "absent"]) == []

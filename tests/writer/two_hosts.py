@@ -15,10 +15,9 @@ from holdfast.checkpoint.shared_memory import Arena, seal
 from holdfast.format.dtypes import dtype_named
 from holdfast.format.manifest import GroupRecord
 from holdfast.layout.box import Box
-from holdfast.layout.mesh import Mesh
-from holdfast.plan.arrays import bytes_of, part_of
+from holdfast.layout.placement import Mesh
 from holdfast.plan.coverage import Holding, cells_of
-from holdfast.plan.files import TensorSpec, split_group
+from holdfast.plan.files import TensorSpec, bytes_of, part_of, split_group
 from holdfast.plan.save import SavePlan, plan_save
 from holdfast.plan.writer_job import ArenaLayout, WriterJob, writer_job
 

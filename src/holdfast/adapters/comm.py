@@ -16,8 +16,7 @@ import torch
 import torch.distributed as dist
 
 from holdfast.core.errors import PeerFailed
-from holdfast.core.host import host_identity
-from holdfast.core.ranks import Ranks, SingleProcess
+from holdfast.core.ranks import Ranks, SingleProcess, host_identity
 from holdfast.core.warnings import warn
 
 NOTICE_S = 30.0

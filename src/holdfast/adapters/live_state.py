@@ -15,8 +15,8 @@ from holdfast.adapters.optimizer import is_optimizer
 from holdfast.adapters.tensors import mesh_of
 from holdfast.adapters.tree import contains_tensor
 from holdfast.core.errors import Unsupported
-from holdfast.format.names import check_group, masters_group
-from holdfast.layout.mesh import Mesh
+from holdfast.core.names import check_group, masters_group
+from holdfast.layout.placement import Mesh
 
 
 @runtime_checkable

@@ -11,7 +11,7 @@ from torch.distributed.tensor import DTensor
 
 from holdfast.adapters.tensors import FlatShard, LikeShard
 from holdfast.core.errors import LayoutError, Unsupported
-from holdfast.format.names import MASTER_STATES
+from holdfast.core.names import MASTER_STATES
 
 StateTensor = torch.Tensor | FlatShard | LikeShard
 

@@ -1,7 +1,7 @@
 """Tensors as shards: the boxes of a tensor that a rank holds, and their bytes as raw arrays.
 
 A DTensor carries its layout. A plain tensor is a full replica. A flat shard is a contiguous
-range of a tensor's elements in a 1-d buffer.
+range of a tensor's elements in a 1-d buffer. Elements at the same address are found here too.
 """
 
 from __future__ import annotations
@@ -20,12 +20,66 @@ from torch.distributed.tensor import Shard as TorchShard
 from holdfast.core.errors import LayoutError, Unsupported
 from holdfast.format.digest import digest_hex
 from holdfast.format.dtypes import DType, dtype_named
-from holdfast.layout.box import Box
-from holdfast.layout.flat import flat_boxes
-from holdfast.layout.mesh import Mesh
-from holdfast.layout.placement import Placement, Replicate, Shard, ShardBox, StridedShard, local_shape, shard_boxes
-from holdfast.layout.spread import Boxes, OnMesh, RankLayout, Whole
-from holdfast.plan.arrays import RawArray, bytes_of
+from holdfast.layout.box import Box, flat_boxes
+from holdfast.layout.placement import (
+    Boxes,
+    Mesh,
+    OnMesh,
+    Placement,
+    RankLayout,
+    Replicate,
+    Shard,
+    ShardBox,
+    StridedShard,
+    Whole,
+    local_shape,
+    shard_boxes,
+)
+from holdfast.plan.files import RawArray, bytes_of
+
+
+def tensor_overlaps(tensor: torch.Tensor) -> bool:
+    """Return True if several elements of a strided tensor share an address, as in an expanded tensor."""
+    return not tensor.is_contiguous() and _overlaps(tuple(tensor.shape), tensor.stride())
+
+
+def array_overlaps(array: np.ndarray[Any, Any]) -> bool:
+    """Return True if several elements of a numpy array share memory, as after np.broadcast_to."""
+    return not array.flags.c_contiguous and _overlaps(array.shape, array.strides, array.itemsize)
+
+
+def _overlaps(shape: Sequence[int], strides: Sequence[int], item: int = 1) -> bool:
+    """Return True if elements of `item` units at these strides overlap."""
+    if 0 in shape:
+        return False
+    steps = sorted((abs(stride), size) for stride, size in zip(strides, shape, strict=True) if size > 1)
+    reach = item
+    for stride, size in steps:
+        if stride < reach:
+            return stride < item or _covers_twice(steps, item)
+        reach += stride * (size - 1)
+    return False
+
+
+def _covers_twice(steps: Sequence[tuple[int, int]], item: int) -> bool:
+    """Decide by counting the covered units, for strides that alone do not decide."""
+    extent = item + sum(stride * (size - 1) for stride, size in steps)
+    units = np.zeros(extent, dtype=bool)
+    sizes, strides = tuple(size for _, size in steps), tuple(stride for stride, _ in steps)
+    np.lib.stride_tricks.as_strided(units, (*sizes, item), (*strides, 1))[...] = True
+    return int(np.count_nonzero(units)) != int(np.prod(sizes)) * item
+
+
+def address_range(tensor: torch.Tensor) -> tuple[int, int]:
+    """Return the first address of a strided tensor and the address past its last element."""
+    if not tensor.numel():
+        return 0, 0
+    if tensor.is_contiguous():
+        return tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes
+    reach = sum(stride * (size - 1) for stride, size in zip(tensor.stride(), tensor.shape, strict=True))
+    begin = tensor.data_ptr()
+    return begin, begin + (reach + 1) * tensor.element_size()
+
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 _STRIDED = torch.strided

@@ -14,9 +14,9 @@ from holdfast.checkpoint.catalog_file import CatalogFile, Entry
 from holdfast.checkpoint.lineage import LeftStep
 from holdfast.core import limits
 from holdfast.core.errors import Damaged, HoldfastError, NotFound, Untrusted
+from holdfast.core.names import MANIFEST, folder_step, set_aside_step
 from holdfast.format.digest import digest_hex
 from holdfast.format.manifest import decode_manifest
-from holdfast.format.names import MANIFEST, folder_step, set_aside_step
 from holdfast.format.summary import ManifestSummary
 from holdfast.storage import trust_check
 from holdfast.storage.base import Stamped, Storage, Tracked

@@ -14,23 +14,20 @@ import numpy.typing as npt
 
 from holdfast.checkpoint.reading import PORTION_BYTES, Loading, Progress
 from holdfast.checkpoint.verify import VerifyReport, verify
-from holdfast.core import limits
+from holdfast.core import limits, names
 from holdfast.core.errors import Damaged, HoldfastError, NotFound
 from holdfast.core.ranks import SingleProcess
-from holdfast.format import names, statejson, strictjson
+from holdfast.format import statejson, strictjson
 from holdfast.format.digest import digest_hex
 from holdfast.format.dtypes import dtype_named, numpy_dtype
-from holdfast.format.header import LENGTH_BYTES, decode_header, header_bytes
-from holdfast.format.index import decode_index
 from holdfast.format.manifest import FileRecord, Manifest, decode_manifest
+from holdfast.format.safetensors import LENGTH_BYTES, decode_header, decode_index, header_bytes
 from holdfast.layout.box import Box
-from holdfast.layout.mesh import tp_degree_of
-from holdfast.plan.arrays import ArrayDestination, ShardDestination
+from holdfast.layout.placement import tp_degree_of
 from holdfast.plan.contents import Contents, Group, StoredTensor
-from holdfast.plan.files import Place, TensorSpec
+from holdfast.plan.files import ArrayDestination, Place, ShardDestination, TensorSpec
 from holdfast.plan.load_plan import StoredBlock, StoredFile, Want, plan_load
-from holdfast.plan.recipe import Recipe
-from holdfast.plan.recipe_fill import destinations_of
+from holdfast.plan.recipe import Recipe, destinations_of
 from holdfast.storage.base import Readable, Reader
 
 _CONFIG = "config.json"

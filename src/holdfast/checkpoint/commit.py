@@ -11,12 +11,13 @@ from datetime import UTC, datetime
 from typing import Any
 
 from holdfast.checkpoint.lineage import Lineage
+from holdfast.core import names
 from holdfast.core.errors import StorageError, Unsupported
-from holdfast.format import names, strictjson
+from holdfast.format import strictjson
 from holdfast.format.digest import digest_hex
-from holdfast.format.index import encode_index
 from holdfast.format.manifest import BlockRecord, FileRecord, GroupRecord, Manifest
-from holdfast.layout.mesh import Mesh
+from holdfast.format.safetensors import encode_index
+from holdfast.layout.placement import Mesh
 from holdfast.plan.files import FilePlan
 from holdfast.plan.state_values import RankValue, merge_files, merge_plans, merge_values, values_from
 from holdfast.version import __version__

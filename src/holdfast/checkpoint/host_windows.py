@@ -19,7 +19,7 @@ from holdfast.checkpoint.shared_memory import Arena, bind_private, create_file, 
 from holdfast.core.errors import PeerFailed
 from holdfast.core.limits import WINDOWS_BYTES
 from holdfast.core.ranks import Ranks, run_on_all_ranks
-from holdfast.plan.arrays import RawArray
+from holdfast.plan.files import RawArray
 
 Receive = Callable[[int, RawArray], None]
 

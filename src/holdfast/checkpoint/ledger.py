@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from holdfast.checkpoint.catalog import Catalog, Committed, left_steps
 from holdfast.checkpoint.lineage import LeftStep
-from holdfast.format.names import step_folder
+from holdfast.core.names import step_folder
 from holdfast.keep import Policy, is_newer_than, signed_metric
 
 _Sorted = TypeVar("_Sorted", int, tuple[float, int])

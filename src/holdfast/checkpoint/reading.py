@@ -22,10 +22,18 @@ from holdfast.core.limits import MIB
 from holdfast.core.ranks import Ranks, run_on_all_ranks
 from holdfast.format.digest import Digest
 from holdfast.layout.box import Box
-from holdfast.plan.arrays import RawArray, ShardDestination, aligned_buffer, bytes_of, part_of, piece_in_run, raw_dtype
-from holdfast.plan.files import Place
+from holdfast.plan.files import (
+    Place,
+    RawArray,
+    ShardDestination,
+    ShardPiece,
+    aligned_buffer,
+    bytes_of,
+    part_of,
+    piece_in_run,
+    raw_dtype,
+)
 from holdfast.plan.load_plan import Portion, Read
-from holdfast.plan.pieces import ShardPiece
 from holdfast.storage.base import Reader
 from holdfast.storage.open_files import open_limit
 
@@ -114,7 +122,7 @@ class Loading:
             else:
                 self._scatter_mapped(read.file, portion)
         if digest is not None:
-            _check(read, digest.hex(), self._source.path)
+            _check(read, digest.hexdigest(), self._source.path)
 
     def _scatter_mapped(self, name: str, portion: Portion) -> None:
         """Copy this rank's pieces: large ones from their own map, the rest from a shared map."""
@@ -223,7 +231,7 @@ class Loading:
                 for buffer in buffers:
                     self._digest.update(buffer)
         if portion is read.portions[-1] and self._digest is not None:
-            _check(read, self._digest.hex(), self._source.path)
+            _check(read, self._digest.hexdigest(), self._source.path)
 
     def _direct_spans(self, portion: Portion) -> dict[int, memoryview]:
         """Return the pieces that can be read directly into live memory, by identity."""

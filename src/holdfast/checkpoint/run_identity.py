@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from holdfast.core.errors import NotFound, StorageError
 from holdfast.core.ranks import Ranks, run_on_all_ranks
 from holdfast.format.digest import digest_hex
+from holdfast.storage import is_address
 from holdfast.storage.base import IdentifiedStorage, SharedStorage
 from holdfast.storage.identity import Identity
-from holdfast.storage.objects.address import is_address
 
 _VISIBLE_S = 3.0  # until another host sees a new file on a network file system
 _POLL_S = 0.1

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from holdfast.checkpoint.catalog import Committed
 from holdfast.core import limits
 from holdfast.core.errors import Damaged, InvalidArgument, NotFound
-from holdfast.core.filenames import is_plain
+from holdfast.core.names import is_plain
 from holdfast.format import strictjson
 from holdfast.storage.base import Storage
 

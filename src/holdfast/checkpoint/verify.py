@@ -7,12 +7,11 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from holdfast.checkpoint.reading import PORTION_BYTES, Progress
+from holdfast.core import names
 from holdfast.core.errors import Damaged
-from holdfast.format import names
 from holdfast.format.digest import Digest
-from holdfast.format.header import LENGTH_BYTES, header_bytes
-from holdfast.format.index import decode_index
 from holdfast.format.manifest import FileRecord, Manifest
+from holdfast.format.safetensors import LENGTH_BYTES, decode_index, header_bytes
 from holdfast.plan.files import Place
 from holdfast.plan.load_plan import StoredFile
 from holdfast.storage.base import Reader
@@ -100,7 +99,7 @@ def _verify_file(
                     header_bytes(bytes(view[:LENGTH_BYTES]), reader.size, name)
                 digest.update(view)
                 progress(view.nbytes)
-            if digest.hex() != block.digest:
+            if digest.hexdigest() != block.digest:
                 keys = tuple(_keys_in(checkpoint, name, block.offset, block.size))
                 yield Damage(name, "the digest does not match", block.offset, block.size, keys)
     except (Damaged, OSError) as error:

@@ -10,8 +10,8 @@ import click
 
 from holdfast.cli.render import clean, count, open_path, print_json, progress
 from holdfast.core.errors import NotFound
+from holdfast.core.names import natural_key
 from holdfast.format import strictjson
-from holdfast.format.names import natural_key
 
 if TYPE_CHECKING:
     from holdfast.checkpoint.checkpoint import Checkpoint

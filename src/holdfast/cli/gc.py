@@ -13,12 +13,11 @@ from holdfast.checkpoint.run_identity import run_id
 from holdfast.checkpoint.tags import tagged
 from holdfast.cli.render import clean, open_run, print_json, print_table, size_text
 from holdfast.core.errors import Damaged
-from holdfast.format.names import set_aside_kind
+from holdfast.core.names import set_aside_kind
 from holdfast.keep import Policy, parse
 from holdfast.storage.base import SharedStorage, Storage
 from holdfast.writer.arena_card import kept_states
-from holdfast.writer.earlier_writers import dead_attempts
-from holdfast.writer.startup_cleanup import clean_arenas, clean_storage
+from holdfast.writer.startup_cleanup import clean_arenas, clean_storage, dead_attempts
 
 _SILENCE_S = 60.0
 

@@ -10,7 +10,7 @@ import click
 from holdfast.checkpoint.catalog import Catalog, Committed, committed_steps, is_left, left_steps
 from holdfast.checkpoint.tags import tagged
 from holdfast.cli.render import clean, count, open_root, print_json, print_table, size_text
-from holdfast.format.names import set_aside_kind
+from holdfast.core.names import set_aside_kind
 from holdfast.storage import Storage, is_checkpoint, shared_storage_at
 
 

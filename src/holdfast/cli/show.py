@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from holdfast.cli.render import clean, count, open_path, print_json, size_text
-from holdfast.format.names import natural_key
+from holdfast.core.names import natural_key
 from holdfast.sources.foreign import Foreign
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from holdfast.checkpoint.catalog import Committed, committed_steps
 from holdfast.checkpoint.checkpoint import Checkpoint
 from holdfast.cli.render import clean, count, is_file, open_path, print_json, progress, size_text
 from holdfast.core.errors import NotFound, Untrusted
-from holdfast.format.names import MANIFEST
+from holdfast.core.names import MANIFEST
 from holdfast.storage import Storage, is_checkpoint, storage_at
 
 

@@ -10,9 +10,8 @@ from holdfast.convert.source_files import SourceFiles
 from holdfast.convert.spans import OutputBlock, byte_hull
 from holdfast.core.limits import KIB, MIB
 from holdfast.layout.box import Box
-from holdfast.plan.arrays import ArrayDestination, RawArray, ShardDestination, bytes_of, raw_dtype, run_array
-from holdfast.plan.files import Place
-from holdfast.plan.recipe_fill import destinations_of
+from holdfast.plan.files import ArrayDestination, Place, RawArray, ShardDestination, bytes_of, raw_dtype, run_array
+from holdfast.plan.recipe import destinations_of
 
 WINDOW_BYTES = 16 * MIB
 _STRIP = 128

@@ -15,11 +15,9 @@ from holdfast.convert.spans import SourceBlock, SourceBlockFinder
 from holdfast.convert.stream import Workers
 from holdfast.convert.verifying import Verifier
 from holdfast.layout.box import Box
-from holdfast.plan.arrays import ArrayDestination, RawArray
-from holdfast.plan.files import Place
+from holdfast.plan.files import ArrayDestination, Place, RawArray
 from holdfast.plan.load_plan import StoredFile
-from holdfast.plan.recipe import Recipe
-from holdfast.plan.recipe_fill import destinations_of
+from holdfast.plan.recipe import Recipe, destinations_of
 
 
 class BoxReader:

@@ -6,10 +6,10 @@ import fnmatch
 import os
 from dataclasses import dataclass
 
+from holdfast.checkpoint.attempt import check_replaceable
 from holdfast.checkpoint.checkpoint import Checkpoint
-from holdfast.checkpoint.publish import check_replaceable
 from holdfast.core.errors import HoldfastError, InvalidArgument, StorageError
-from holdfast.format.names import MANIFEST
+from holdfast.core.names import MANIFEST
 from holdfast.sources import open_stored
 from holdfast.storage import locate, refuse_link
 from holdfast.storage.base import SharedStorage

@@ -36,8 +36,8 @@ from holdfast.convert.spans import first_touches, plan_spans, spans_of_rank
 from holdfast.convert.stream import ConversionStream
 from holdfast.core import limits
 from holdfast.core.errors import InvalidArgument, Unsupported
+from holdfast.core.names import folder_step
 from holdfast.core.ranks import Ranks, SingleProcess, run_on_all_ranks
-from holdfast.format.names import folder_step
 from holdfast.plan.contents import Contents
 from holdfast.plan.state_references import update_references
 from holdfast.sources.foreign import Foreign
@@ -46,9 +46,8 @@ from holdfast.sources.paddle.to_paddle import as_paddle
 from holdfast.sources.raw_bits import as_bfloat16, reject_unknown_uint16
 from holdfast.storage.local import LocalStorage
 from holdfast.writer.collective_attempt import collective_attempt
-from holdfast.writer.earlier_writers import dead_attempts
 from holdfast.writer.messages import SaveStarted
-from holdfast.writer.startup_cleanup import clean_storage
+from holdfast.writer.startup_cleanup import clean_storage, dead_attempts
 
 _SILENCE_S = 60.0
 

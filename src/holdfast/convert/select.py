@@ -8,10 +8,9 @@ from dataclasses import replace
 from typing import Any
 
 from holdfast.core.errors import InvalidArgument, NotFound, Unsupported
+from holdfast.core.names import masters_group
 from holdfast.format.dtypes import DType, dtype_named
-from holdfast.format.names import masters_group
-from holdfast.plan.contents import Contents, Group
-from holdfast.plan.key_patterns import KeySelection
+from holdfast.plan.contents import Contents, Group, KeySelection
 from holdfast.plan.quantized_keys import is_float8, quantized_weights
 
 _NEAR_KEYS = 20_000  # searching more keys takes too long for a hint

@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from holdfast.checkpoint.checkpoint import Checkpoint
-from holdfast.core.filenames import is_plain
-from holdfast.format import names, strictjson
+from holdfast.core import names
+from holdfast.core.names import is_plain
+from holdfast.format import strictjson
 from holdfast.format.dtypes import DType
 from holdfast.sources.foreign import Foreign
 

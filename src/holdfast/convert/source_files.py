@@ -9,7 +9,7 @@ from typing import Protocol
 
 import numpy as np
 
-from holdfast.plan.arrays import RawArray
+from holdfast.plan.files import RawArray
 from holdfast.storage.base import Reader
 from holdfast.storage.open_files import open_limit
 

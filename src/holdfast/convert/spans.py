@@ -8,9 +8,8 @@ from dataclasses import dataclass
 
 from holdfast.convert.sinks.base import TensorFile
 from holdfast.layout.box import Box
-from holdfast.plan.files import Place
+from holdfast.plan.files import Place, TensorRun, runs_in
 from holdfast.plan.load_plan import StoredFile
-from holdfast.plan.pieces import TensorRun, runs_in
 from holdfast.plan.recipe import Recipe
 
 SPAN_BLOCKS = 3

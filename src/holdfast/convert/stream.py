@@ -16,7 +16,7 @@ from holdfast.convert.assemble import AssembledBlock, assemble_blocks
 from holdfast.convert.source_files import SourceCheckpoint, SourceFiles
 from holdfast.convert.spans import SPAN_BLOCKS, BlockSpan, SourceBlock
 from holdfast.convert.verifying import Verifier
-from holdfast.plan.arrays import RawArray, aligned_buffer
+from holdfast.plan.files import RawArray, aligned_buffer
 from holdfast.plan.load_plan import StoredFile
 
 _POLL_S = 0.2

@@ -42,10 +42,11 @@ class Verifier:
             if stop.is_set():
                 return
             digest.update(self._portion(name, block.offset + at, min(_PORTION_BYTES, block.size - at)))
-        if digest.hex() != block.digest:
+        if digest.hexdigest() != block.digest:
             raise Damaged(
                 f"{self._source.path}/{name}: the block at {block.offset} ({block.size} bytes) has the digest "
-                f"{digest.hex()}, the manifest says {block.digest}; the block contains {self._keys(name, block)}; "
+                f"{digest.hexdigest()}, the manifest says {block.digest}; "
+                f"the block contains {self._keys(name, block)}; "
                 "nothing was written; `holdfast verify` reports all damage"
             )
 

@@ -1,11 +1,28 @@
-"""The ranks of a run, and the few collectives that saving and loading need."""
+"""The ranks of a run, the host that a rank runs on, and the few collectives that saving and loading need."""
 
 from __future__ import annotations
 
+import os
+import socket
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from holdfast.core.errors import HoldfastError, error_from_record, error_record
+
+HOST_VARIABLE = "HOLDFAST_HOST"
+
+
+def host_identity() -> str:
+    """Return the boot and shared-memory identity of this machine, or the value of HOLDFAST_HOST."""
+    override = os.environ.get(HOST_VARIABLE)
+    if override:
+        return override
+    boot = Path("/proc/sys/kernel/random/boot_id")
+    memory = Path("/dev/shm")
+    identity = boot.read_text().strip() if boot.exists() else socket.gethostname()
+    return f"{identity}/{memory.stat().st_dev}" if memory.exists() else f"{identity}/{os.getpid()}"
+
 
 T = TypeVar("T")
 

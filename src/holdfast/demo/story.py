@@ -12,7 +12,7 @@ from typing import Any
 
 import holdfast
 from holdfast.core.errors import InvalidArgument, TimedOut
-from holdfast.format.names import step_folder
+from holdfast.core.names import step_folder
 from holdfast.storage import shared_storage_at
 from holdfast.train.checkpoints import FOLDER
 from holdfast.train.config import FILE

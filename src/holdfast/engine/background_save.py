@@ -22,6 +22,7 @@ from typing import Any
 from holdfast.checkpoint.lineage import Lineage
 from holdfast.core.errors import HoldfastError, LayoutError, PeerFailed, Skipped
 from holdfast.core.events import Event
+from holdfast.core.names import step_folder
 from holdfast.core.ranks import Ranks, run_on_all_ranks
 from holdfast.engine.flight import Cargo, Flight, FlightControl, RunSession
 from holdfast.engine.options import BackgroundOptions, SaveOptions
@@ -29,9 +30,8 @@ from holdfast.engine.planner import LocalState, Planner, PlanState, ReadyPlan
 from holdfast.engine.rank_plan import RankPlan
 from holdfast.engine.save_handle import InvalidCall, SaveHandle, SaveRequest
 from holdfast.format.digest import digest_hex
-from holdfast.format.names import step_folder
 from holdfast.plan.state_values import value_text
-from holdfast.writer.arena_owner import arena_prefix
+from holdfast.writer.arena_card import arena_prefix
 from holdfast.writer.client import WriterClient
 from holdfast.writer.messages import SaveOrder
 

@@ -16,13 +16,11 @@ from dataclasses import replace
 from typing import Any
 
 from holdfast.checkpoint import retention
-from holdfast.checkpoint.attempt import Attempt
+from holdfast.checkpoint.attempt import Attempt, check_replaceable, drop_travel_files, publish, write_blocks
 from holdfast.checkpoint.checkpoint import Checkpoint
 from holdfast.checkpoint.commit import BlockReport
 from holdfast.checkpoint.lineage import Lineage
-from holdfast.checkpoint.publish import check_replaceable, publish
-from holdfast.checkpoint.retention_index import RetentionIndex
-from holdfast.checkpoint.writing import drop_travel_files, write_blocks
+from holdfast.checkpoint.retention import RetentionIndex
 from holdfast.core.errors import HoldfastError
 from holdfast.core.events import Event, Listener
 from holdfast.core.ranks import Ranks, run_on_all_ranks
@@ -67,7 +65,7 @@ class BlockingSaver:
 
     def _write(self, ranks: Ranks, attempt: Attempt, plan: CheckpointPlan, survey: Survey) -> list[BlockReport]:
         """Write this rank's blocks; return the reports of all ranks."""
-        from holdfast.adapters.saving.live_sources import LiveSources
+        from holdfast.adapters.saving.collect import LiveSources
 
         return write_blocks(plan.save, ranks, attempt, LiveSources(survey.collected.by_name(), plan.group_of))
 

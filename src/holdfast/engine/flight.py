@@ -23,8 +23,7 @@ from holdfast.engine.save_handle import SaveHandle
 from holdfast.engine.state_machine import StateMachine
 from holdfast.storage.base import SharedStorage
 from holdfast.writer.arena_card import card_path
-from holdfast.writer.client import WriterClient
-from holdfast.writer.dead_writer import DeadWriterProxy
+from holdfast.writer.client import DeadWriterProxy, WriterClient
 from holdfast.writer.messages import AssignJob, Failure, Outcome, Report, SaveEnded, SaveOrder, WriterEvent, WriterGone
 
 if TYPE_CHECKING:

@@ -63,7 +63,7 @@ def load_checkpoint(
 
     `touched` receives the names of the groups that any rank has overwritten, also if the load fails.
     """
-    from holdfast.capture.hooks import wait_for_captures
+    from holdfast.capture.capturer import wait_for_captures
 
     started = time.perf_counter()
     wait_for_captures()

@@ -12,8 +12,7 @@ from holdfast.core.errors import HoldfastError, Mismatch
 from holdfast.core.ranks import Ranks, run_on_all_ranks
 from holdfast.engine.options import LoadOptions
 from holdfast.mapping.apply import MappedContents
-from holdfast.plan.contents import Contents
-from holdfast.plan.key_patterns import KeySelection
+from holdfast.plan.contents import Contents, KeySelection
 
 if TYPE_CHECKING:
     from holdfast.adapters.live_state import LiveState

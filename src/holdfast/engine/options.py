@@ -11,7 +11,7 @@ from holdfast.core.errors import InvalidArgument
 from holdfast.format.dtypes import model_dtype_named
 from holdfast.keep import Policy
 from holdfast.mapping.per_module import check_mapping
-from holdfast.plan.key_patterns import KeySelection
+from holdfast.plan.contents import KeySelection
 
 DEADLINE_S = 1800.0
 SILENCE_S = 60.0

@@ -23,10 +23,10 @@ from holdfast.writer.messages import AssignJob
 if TYPE_CHECKING:
     import torch
 
-    from holdfast.adapters.saving.collected import Collected
+    from holdfast.adapters.saving.collect import Collected
     from holdfast.capture.arena import RankArena
     from holdfast.capture.capturer import Capturer
-    from holdfast.capture.copy_targets import CopyTargets
+    from holdfast.capture.copy import CopyTargets
     from holdfast.plan.state_values import RankValue
 
 
@@ -210,7 +210,7 @@ class Planner:
 
     def make_ready(self, ranks: Ranks) -> None:
         """Get an arena for the plan, and give the writer its job. Collective."""
-        from holdfast.capture.copy_targets import CopyTargets
+        from holdfast.capture.copy import CopyTargets
 
         plan = self.plan
         assert plan is not None

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import torch
 
     from holdfast.adapters.saving.agreement import Agreement
-    from holdfast.adapters.saving.collected import Collected
+    from holdfast.adapters.saving.collect import Collected
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,17 +12,16 @@ from typing import Any
 from holdfast.checkpoint import retention
 from holdfast.checkpoint.catalog import Catalog, Committed, is_left, living_steps
 from holdfast.checkpoint.lineage import Lineage
-from holdfast.checkpoint.retention_index import RetentionIndex
+from holdfast.checkpoint.retention import RetentionIndex
 from holdfast.core.errors import HoldfastError, PeerFailed
+from holdfast.core.names import step_folder
 from holdfast.core.ranks import Ranks, run_on_all_ranks
-from holdfast.format.names import step_folder
 from holdfast.storage.base import SharedStorage, Tracked
 from holdfast.writer import startup_cleanup
-from holdfast.writer.arena_card import Card, captured_sets
-from holdfast.writer.arena_owner import Process, trainers
+from holdfast.writer.arena_card import Card, Process, captured_sets, trainers
 from holdfast.writer.client import WriterClient
-from holdfast.writer.earlier_writers import wait_for_writers
 from holdfast.writer.messages import AssignJob, Report, SaveEnded, SaveOrder, WriterEvent, WriterGone
+from holdfast.writer.startup_cleanup import wait_for_writers
 
 _OF_DEADLINE = 0.8  # the writing rank gives up before the other ranks stop waiting for it
 _LEAVE_S = 1.0

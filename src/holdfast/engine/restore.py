@@ -23,11 +23,11 @@ from holdfast.core.errors import (
     error_from_record,
     error_record,
 )
+from holdfast.core.names import damaged_folder, step_folder
 from holdfast.core.ranks import Ranks, run_on_all_ranks
 from holdfast.engine.load import load_checkpoint
 from holdfast.engine.load_report import LoadReport
 from holdfast.engine.options import LoadOptions
-from holdfast.format.names import damaged_folder, step_folder
 from holdfast.storage import Storage
 
 

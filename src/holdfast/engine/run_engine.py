@@ -16,6 +16,7 @@ from typing import Any
 from holdfast.checkpoint.lineage import Lineage
 from holdfast.core.errors import HoldfastError, NoArena
 from holdfast.core.events import Event, Listener
+from holdfast.core.names import step_folder
 from holdfast.core.ranks import Ranks, run_on_all_ranks
 from holdfast.core.warnings import PendingWarnings
 from holdfast.engine.background_save import BackgroundSaver
@@ -28,7 +29,6 @@ from holdfast.engine.save_handle import InvalidCall, SaveHandle, SaveRequest
 from holdfast.engine.signals import Termination
 from holdfast.engine.start_run import report_older_run, start_run
 from holdfast.engine.state_machine import StateMachine
-from holdfast.format.names import step_folder
 from holdfast.storage.base import SharedStorage, Storage
 
 

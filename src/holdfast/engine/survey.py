@@ -13,10 +13,10 @@ from holdfast.engine.options import SaveOptions
 if TYPE_CHECKING:
     from holdfast.adapters.live_state import LiveState
     from holdfast.adapters.saving.agreement import Agreement, TensorName
-    from holdfast.adapters.saving.collected import Collected
+    from holdfast.adapters.saving.collect import Collected
     from holdfast.adapters.saving.mapped import StoredKeys
     from holdfast.adapters.tensors import Holders
-    from holdfast.layout.mesh import Mesh
+    from holdfast.layout.placement import Mesh
     from holdfast.plan.state_values import RankValue
 
 

@@ -2,31 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-import xxhash
-
-if TYPE_CHECKING:
-    from typing_extensions import Buffer
+from xxhash import xxh3_128, xxh3_128_hexdigest
 
 HEX_DIGITS = 32
 
-
-def digest_hex(data: Buffer) -> str:
-    """Return the digest of one buffer."""
-    return xxhash.xxh3_128_hexdigest(data)
-
-
-class Digest:
-    """The incremental digest of several buffers."""
-
-    __slots__ = ("_hash",)
-
-    def __init__(self) -> None:
-        self._hash = xxhash.xxh3_128()
-
-    def update(self, data: Buffer) -> None:
-        self._hash.update(data)
-
-    def hex(self) -> str:
-        return self._hash.hexdigest()
+Digest = xxh3_128  # of several buffers: update, hexdigest
+digest_hex = xxh3_128_hexdigest  # of one buffer

@@ -1,22 +1,46 @@
 """The manifest: a record of everything written, with a digest of every block and of itself.
 
-Its presence under a committed name is the commit. See docs/format.md for the fields.
+Its presence under a committed name is the commit. See docs/format.md for the fields. A newer major
+version is refused; an older one is upgraded by one patch per version.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from holdfast.core import limits
-from holdfast.core.errors import Damaged, HoldfastError
-from holdfast.core.filenames import check_case_collisions, check_file
+from holdfast.core.errors import Damaged, HoldfastError, Unsupported
+from holdfast.core.names import MANIFEST, check_case_collisions, check_file, check_group, key_problem
 from holdfast.format import strictjson
 from holdfast.format.digest import HEX_DIGITS, digest_hex
 from holdfast.format.dtypes import is_dtype
-from holdfast.format.names import MANIFEST, check_group, key_problem
-from holdfast.format.versions import CURRENT, upgrade
+
+CURRENT = (1, 1)
+
+# From major version N to N + 1: one function each, tested with the golden checkpoints.
+PATCHES: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {}
+
+
+def upgrade(fields: dict[str, Any], where: str) -> dict[str, Any]:
+    """Upgrade the fields of a manifest to the current version."""
+    version = fields.get("version")
+    if not isinstance(version, list) or len(version) != 2 or not all(type(n) is int and n >= 0 for n in version):
+        raise Damaged(f"{where}: the version {str(version)[:40]!r} is not two numbers")
+    major: int = version[0]
+    if major > CURRENT[0]:
+        raise Unsupported(
+            f"{where}: written in format version {major}.{version[1]}, but this Holdfast reads only up to "
+            f"{CURRENT[0]}.x: install a newer version"
+        )
+    while major < CURRENT[0]:
+        if major not in PATCHES:
+            raise Damaged(f"{where}: format version {major} never existed")
+        fields = PATCHES[major](fields)
+        major += 1
+    return fields
+
 
 _BEGINNING = b'{"format":"holdfast","version":[%d,' % CURRENT[0]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 
-from holdfast.layout.mesh import Mesh
+from holdfast.layout.placement import Mesh
 
 RANK_AXIS = "rank"
 

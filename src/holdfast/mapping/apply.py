@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from holdfast.core.errors import Mismatch, Unsupported
-from holdfast.format.names import masters_group
+from holdfast.core.names import masters_group
 from holdfast.mapping.compile.compile import Compiled
 from holdfast.mapping.optimizer_state import Scalar, map_state
 from holdfast.mapping.program import Mapping as Program

@@ -1,4 +1,4 @@
-"""The contents of a checkpoint as values, independent of its storage format.
+"""The contents of a checkpoint as values, independent of its storage format, and the selection of keys.
 
 Every tensor is a recipe over places in files. The same plans therefore read tensors that are
 stored as they are, sharded, transposed or under another name.
@@ -6,6 +6,7 @@ stored as they are, sharded, transposed or under another name.
 
 from __future__ import annotations
 
+import fnmatch
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -15,6 +16,34 @@ from holdfast.format.dtypes import DType, dtype_named
 from holdfast.plan.files import Place
 from holdfast.plan.load_plan import StoredFile
 from holdfast.plan.recipe import Recipe
+
+
+@dataclass(frozen=True, slots=True)
+class KeySelection:
+    """The selected keys: all keys, or those that match patterns.
+
+    A pattern matches a key, "group/key", or a whole group. `used` collects the patterns that matched
+    anything: a pattern that never matches is a mistake.
+    """
+
+    only: tuple[str, ...] = ()
+    ignore: tuple[str, ...] = ()
+    used: set[str] = field(default_factory=set)
+
+    def selects(self, group: str, key: str, *aliases: str) -> bool:
+        keys = (key, *aliases)
+        labels = (*keys, *(f"{group}/{label}" for label in keys), group)
+        only, ignored = (self._matches(patterns, labels) for patterns in (self.only, self.ignore))
+        return not ignored and (only or not self.only)
+
+    def _matches(self, patterns: tuple[str, ...], labels: tuple[str, ...]) -> bool:
+        matching = {pattern for pattern in patterns for label in labels if fnmatch.fnmatchcase(label, pattern)}
+        self.used.update(matching)
+        return bool(matching)
+
+    def selects_entry(self, name: str) -> bool:
+        """Return True if the non-tensor value `name` is selected; patterns match its name."""
+        return self.selects(name, name)
 
 
 @dataclass(frozen=True, slots=True)

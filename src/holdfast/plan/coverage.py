@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from holdfast.core.errors import LayoutError
 from holdfast.layout.box import Box
-from holdfast.layout.spread import Spread
+from holdfast.layout.placement import Spread
 
 _GRID_CELLS = 1_000_000
 

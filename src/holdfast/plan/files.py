@@ -1,19 +1,32 @@
-"""The canonical split of a group into files.
+"""The canonical split of a group into files, and the pieces of a file that each rank provides or receives.
 
 Names, order, headers and offsets depend only on keys, dtypes and global shapes. Equal states
 therefore produce equal bytes on any mesh.
+
+A block is a range of a file's bytes. Its overlap with a tensor is a few runs: boxes that are
+contiguous in the file. A piece is the part of a run that one rank holds. Saves gather pieces into
+blocks and loads scatter blocks into pieces, with the same value.
+
+Every array is raw: unsigned integers as wide as the element, with the shape of the shard's box.
+An array may be a strided view of a live tensor.
 """
 
 from __future__ import annotations
 
+import bisect
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
 
 from holdfast.core import limits
+from holdfast.core.names import natural_key, tensor_file
 from holdfast.format.dtypes import DType
-from holdfast.format.header import TensorEntry, encode_header
-from holdfast.format.names import natural_key, tensor_file
+from holdfast.format.safetensors import TensorEntry, encode_header
+from holdfast.layout.box import Box, flat_boxes
 
 _HEADER_FRAME = 1000  # exceeds the size of a header without tensors
 
@@ -110,3 +123,112 @@ def assign_to_files(group: str, specs: Iterable[TensorSpec], max_shard_bytes: in
 def _entry_bytes(spec: TensorSpec) -> int:
     """Return an upper bound on a tensor's bytes in a header, so that no reader's limit is exceeded."""
     return 2 * len(spec.key.encode()) + 20 * len(spec.shape) + 120
+
+
+@dataclass(frozen=True, slots=True)
+class TensorRun:
+    """A box of a tensor that is contiguous in a block and starts at byte `at` of the block."""
+
+    place: Place
+    box: Box
+    at: int
+
+    @property
+    def bytes(self) -> int:
+        return self.box.volume * self.place.spec.dtype.bytes
+
+
+@dataclass(frozen=True, slots=True)
+class ShardPiece:
+    """The part of a run that `rank` holds in its shard with the box `held`."""
+
+    run: TensorRun
+    part: Box
+    rank: int
+    held: Box
+
+    @property
+    def bytes(self) -> int:
+        return self.part.volume * self.run.place.spec.dtype.bytes
+
+
+def runs_in(places: Sequence[Place], begins: Sequence[int], offset: int, size: int) -> Iterator[TensorRun]:
+    """Yield the runs of the block [offset, offset + size), given a file's tensors in byte order."""
+    end = offset + size
+    for index in range(max(0, bisect.bisect_right(begins, offset) - 1), len(places)):
+        place = places[index]
+        if place.begin >= end:
+            return
+        begin, stop = max(offset, place.begin), min(end, place.end)
+        if begin >= stop:
+            continue
+        item = place.spec.dtype.bytes
+        at = begin - offset
+        for box in flat_boxes(place.spec.shape, (begin - place.begin) // item, (stop - place.begin) // item):
+            yield TensorRun(place, box, at)
+            at += box.volume * item
+
+
+RawArray = npt.NDArray[Any]
+
+
+def raw_dtype(place: Place) -> np.dtype[Any]:
+    return np.dtype(f"u{place.spec.dtype.bytes}")
+
+
+class Sources(Protocol):
+    """The shards of this rank, to be saved."""
+
+    def array(self, place: Place, held: Box) -> RawArray:
+        """Return the shard with the box `held`. The array stays valid until the next call."""
+
+
+class ShardDestination(Protocol):
+    """A shard that a load fills."""
+
+    def direct(self) -> RawArray | None:
+        """Return the live memory if raw bytes may be written to it directly, else None."""
+
+    def put(self, part: Box, data: RawArray) -> None:
+        """Store `data` in the box `part`, relative to the shard, casting or copying to a device as needed."""
+
+
+class ArrayDestination:
+    """A destination in host memory, backed by a raw array."""
+
+    def __init__(self, array: RawArray) -> None:
+        self._array = array
+
+    def direct(self) -> RawArray | None:
+        return self._array
+
+    def put(self, part: Box, data: RawArray) -> None:
+        part_of(self._array, part, Box.full(self._array.shape))[...] = data
+
+
+def part_of(array: RawArray, part: Box, held: Box) -> RawArray:
+    """Return a view of the box `part` of an array that holds the box `held`."""
+    return array[part.within(held)]
+
+
+def bytes_of(array: RawArray) -> memoryview:
+    """Return the bytes of a contiguous array without copying."""
+    return array.reshape(-1).view("u1").data
+
+
+def run_array(buffer: RawArray, run: TensorRun) -> RawArray:
+    """Return the view of a run in the buffer of a block or portion, with the shape of the run's box."""
+    span = buffer[run.at : run.at + run.bytes]
+    return span.view(raw_dtype(run.place)).reshape(run.box.sizes)
+
+
+def piece_in_run(buffer: RawArray, piece: ShardPiece) -> RawArray:
+    """Return the view of a piece in the buffer of a block or portion."""
+    return part_of(run_array(buffer, piece.run), piece.part, piece.run.box)
+
+
+def aligned_buffer(size: int) -> RawArray:
+    """Allocate a page-aligned buffer, so that views of any element width are aligned."""
+    buffer = np.empty(size + 4096, dtype=np.uint8)
+    skip = -buffer.ctypes.data % 4096
+    return buffer[skip : skip + size]

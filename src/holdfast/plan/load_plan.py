@@ -10,8 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from holdfast.layout.box import Box
-from holdfast.plan.files import Place
-from holdfast.plan.pieces import ShardPiece, TensorRun, runs_in
+from holdfast.plan.files import Place, ShardPiece, TensorRun, runs_in
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,8 +17,7 @@ from dataclasses import dataclass
 from holdfast.core.limits import PAGE_BYTES
 from holdfast.layout.box import Box
 from holdfast.plan.coverage import Cell, Holding
-from holdfast.plan.files import FilePlan, Place
-from holdfast.plan.pieces import ShardPiece, TensorRun, runs_in
+from holdfast.plan.files import FilePlan, Place, ShardPiece, TensorRun, runs_in
 
 _EXPORT_ALIGNMENT = 64
 _ABOUT = 0.9

@@ -6,7 +6,7 @@ from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
 
-from holdfast.format.names import natural_key
+from holdfast.core.names import natural_key
 from holdfast.plan.contents import Contents
 
 _TAGS = ("$tensor", "$array")

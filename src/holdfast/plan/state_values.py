@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from holdfast.core.errors import LayoutError
+from holdfast.core.names import natural_key
 from holdfast.format import strictjson
 from holdfast.format.digest import Digest
-from holdfast.format.names import natural_key
 from holdfast.layout.coordinates import axis_sizes, coordinate_on, label
-from holdfast.layout.mesh import Mesh
+from holdfast.layout.placement import Mesh
 
 TREE, SPLIT_DICT, OPTIMIZER, FILE, PLAN = "tree", "dealt", "optimizer", "file", "plan"
 
@@ -39,7 +39,7 @@ class RankValue:
         digest = Digest()
         for part in (kind.encode(), b"\0", extra.encode(), b"\0", text):
             digest.update(part)
-        return RankValue(kind, content, digest.hex(), text)
+        return RankValue(kind, content, digest.hexdigest(), text)
 
 
 Reporters = Mapping[str, int]  # the first rank with the same value, by name

@@ -15,8 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from holdfast.layout.box import Box
-from holdfast.plan.files import Place
-from holdfast.plan.pieces import ShardPiece
+from holdfast.plan.files import Place, ShardPiece
 from holdfast.plan.save import BlockPlan, Export, SavePlan
 
 _ALIGNMENT = 512

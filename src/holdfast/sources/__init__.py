@@ -13,7 +13,7 @@ from pathlib import Path
 
 from holdfast.checkpoint.checkpoint import Checkpoint
 from holdfast.core.errors import Damaged, NotFound, Unsupported
-from holdfast.core.filenames import MANIFEST
+from holdfast.core.names import MANIFEST
 from holdfast.sources.dcp.dcp_folder import read_dcp
 from holdfast.sources.dcp.metadata import METADATA
 from holdfast.sources.deepspeed import reject_deepspeed_folder, reject_empty_weights, reject_rank_file

@@ -14,7 +14,7 @@ from typing import Any
 
 from holdfast.core import limits
 from holdfast.core.errors import HoldfastError
-from holdfast.format.names import natural_key
+from holdfast.core.names import natural_key
 from holdfast.sources.foreign import Folder, ReaderResult
 from holdfast.sources.torch_save.archive import read_archive
 from holdfast.sources.torch_save.trees import tree_of

@@ -11,9 +11,9 @@ from typing import Any
 from holdfast.checkpoint.checkpoint import Checkpoint
 from holdfast.core import limits
 from holdfast.core.errors import Damaged, HoldfastError, NotFound
+from holdfast.core.names import natural_key
 from holdfast.format import strictjson
 from holdfast.format.manifest import FileRecord, GroupRecord, Manifest
-from holdfast.format.names import natural_key
 from holdfast.plan.contents import Contents, StoredTensor
 from holdfast.plan.files import Place
 from holdfast.plan.recipe import Recipe

@@ -8,9 +8,8 @@ from collections.abc import Iterator, Sequence
 
 from holdfast.core import limits
 from holdfast.core.errors import Damaged
-from holdfast.core.filenames import is_plain
-from holdfast.format.header import LENGTH_BYTES, decode_header, header_bytes
-from holdfast.format.index import decode_index, require_indexed
+from holdfast.core.names import is_plain
+from holdfast.format.safetensors import LENGTH_BYTES, decode_header, decode_index, header_bytes, require_indexed
 from holdfast.plan.contents import Contents, Group
 from holdfast.plan.files import Place, TensorSpec
 from holdfast.plan.recipe import Recipe

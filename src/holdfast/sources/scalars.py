@@ -10,8 +10,7 @@ from holdfast.checkpoint.checkpoint import Checkpoint
 from holdfast.core.errors import Damaged
 from holdfast.format.dtypes import numpy_dtype
 from holdfast.plan.files import Place
-from holdfast.plan.recipe import Recipe
-from holdfast.plan.recipe_fill import cast_raw
+from holdfast.plan.recipe import Recipe, cast_raw
 
 
 def read_scalars(checkpoint: Checkpoint, recipes: Mapping[str, Recipe[Place]]) -> dict[str, float]:

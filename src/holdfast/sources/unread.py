@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
-from holdfast.core.filenames import MANIFEST
-from holdfast.format.names import natural_key
+from holdfast.core.names import MANIFEST, natural_key
 from holdfast.sources.foreign import Folder, ReaderResult, is_code, is_side_file, names_code
 
 _NAMED = 12

@@ -3,17 +3,30 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 
 from holdfast.core.errors import Damaged, InvalidArgument, NotFound, StorageError, Unsupported
-from holdfast.core.filenames import MANIFEST
 from holdfast.core.limits import JSON_BYTES
+from holdfast.core.names import MANIFEST
 from holdfast.storage.base import SharedStorage, Storage
 from holdfast.storage.local import LocalStorage
-from holdfast.storage.objects.address import Address, is_address
+from holdfast.storage.objects.address import SCHEMES, Address
 
-__all__ = ["Storage", "is_checkpoint", "locate", "refuse_link", "shared_storage_at", "storage_at", "trust_check"]
+__all__ = [
+    "Storage",
+    "is_address",
+    "is_checkpoint",
+    "locate",
+    "refuse_link",
+    "shared_storage_at",
+    "storage_at",
+    "trust_check",
+]
+
+
+_LOST_SLASH = re.compile(rf"({'|'.join(SCHEMES)}):/[^/]", re.IGNORECASE)
 
 
 def storage_at(root: str | os.PathLike[str] | Storage) -> Storage:
@@ -29,6 +42,18 @@ def shared_storage_at(root: str | os.PathLike[str]) -> SharedStorage:
 
         return ObjectStorage(text)
     return LocalStorage(Path(text).expanduser().absolute())
+
+
+def is_address(text: str) -> bool:
+    """Return whether a text is an address, not a path. `s3://bucket` must never become a local folder.
+
+    Raises InvalidArgument for an address that was converted by `pathlib.Path`.
+    """
+    if _LOST_SLASH.match(text):
+        raise InvalidArgument(
+            f"{text.partition(':')[0]}:/...: pathlib merges the slashes of an address; pass the address as a str"
+        )
+    return "://" in text
 
 
 def locate(path: str | os.PathLike[str]) -> tuple[SharedStorage, str]:

@@ -17,14 +17,23 @@ from pathlib import Path
 
 from holdfast.core import limits
 from holdfast.core.errors import NotFound, StorageError
-from holdfast.core.filenames import MANIFEST, check_file, manifest_attempt
+from holdfast.core.names import MANIFEST, check_file, manifest_attempt
 from holdfast.storage import linux
 from holdfast.storage.base import Stamped
 from holdfast.storage.identity import Identity, make_identity, read_identity
-from holdfast.storage.local_files import LocalReader, LocalWriter, storage_errors
-from holdfast.storage.local_folders import OPEN_FOLDER, LocalHold, LocalPin, sync_folder
+from holdfast.storage.local_files import (
+    OPEN_FOLDER,
+    LocalHold,
+    LocalPin,
+    LocalReader,
+    LocalWriter,
+    is_listed_link,
+    storage_errors,
+    sync_folder,
+    unlink_if_link,
+)
 from holdfast.storage.stamps import StampedFolders
-from holdfast.storage.trust import Trust, is_listed_link, unlink_if_link
+from holdfast.storage.trust import Trust
 
 __all__ = ["LocalHold", "LocalPin", "LocalReader", "LocalStorage", "LocalWriter"]
 

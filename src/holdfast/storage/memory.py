@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from holdfast.core.errors import Damaged, NotFound, StorageError
-from holdfast.core.filenames import MANIFEST, check_file, manifest_attempt
+from holdfast.core.names import MANIFEST, check_file, manifest_attempt
 
 
 def _nbytes(buffer: memoryview) -> int:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Seq
 from contextlib import contextmanager
 from typing import Generic, TypeVar
 
-from holdfast.storage.base import Reader, Writer
+from holdfast.storage.base import Reader
 
 _FEWEST, _MOST = 4, 128
 _SHARE = 8  # each set of open files may use one eighth of the process's descriptors
@@ -114,40 +114,3 @@ class _LazyReader(Generic[Key]):
 
     def close(self) -> None:
         """Do nothing: `LazyReaders.close` closes all files together."""
-
-
-class BlockWriters:
-    """Writers of files whose block counts are known in advance.
-
-    A file is opened for its first block, and synced and closed after its last one. Only files
-    being written are open. Thread-safe.
-    """
-
-    def __init__(self, open_writer: Callable[[str], Writer], files: Iterable[str]) -> None:
-        self._open_writer = open_writer
-        self._blocks_left = Counter(files)
-        self._lock = threading.Lock()
-        self._open: dict[str, Writer] = {}
-
-    @contextmanager
-    def block(self, file: str) -> Iterator[Writer]:
-        """Yield the writer for one block of a file."""
-        with self._lock:
-            writer = self._open.get(file)
-            if writer is None:
-                writer = self._open[file] = self._open_writer(file)
-        yield writer
-        with self._lock:
-            self._blocks_left[file] -= 1
-            is_last = not self._blocks_left[file]
-        if is_last:
-            writer.sync()
-            with self._lock:
-                del self._open[file]
-            writer.close()
-
-    def close(self) -> None:
-        """Close unfinished files. Without a failure there are none."""
-        with self._lock:
-            while self._open:
-                self._open.popitem()[1].close()

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from holdfast.core.errors import HoldfastError, NotFound, StorageError
-from holdfast.core.filenames import MANIFEST
+from holdfast.core.names import MANIFEST
 
 _MANY, _LIST_EVERY = 1000, 16
 _TICK_NS = 100_000_000  # Linux file systems use a clock that ticks every 1 to 10 ms

@@ -86,19 +86,6 @@ class Trust:
             )
 
 
-def is_listed_link(entry: os.DirEntry[str]) -> bool:
-    """Return whether a symlink counts as a folder: a step, or a step that was replaced or removed."""
-    return entry.is_symlink() and (not entry.name.startswith(".") or entry.name.startswith((".removed-", ".attempt-")))
-
-
-def unlink_if_link(path: Path) -> bool:
-    """Delete a symbolic link but not its target. Returns False if the path is not a link."""
-    if not path.is_symlink():
-        return False
-    path.unlink(missing_ok=True)
-    return True
-
-
 def _trusted_owners() -> tuple[set[int], bool]:
     """Return the users trusted under every root, and whether everyone is trusted."""
     names = [name.strip() for name in os.environ.get(OWNERS_VARIABLE, "").split(",") if name.strip()]

@@ -15,15 +15,14 @@ from holdfast.checkpoint.lineage import Lineage
 from holdfast.checkpoint.run_identity import identify
 from holdfast.checkpoint.tags import read_tags
 from holdfast.core.errors import HoldfastError, NotFound
+from holdfast.core.names import step_folder
 from holdfast.engine.blocking_save import BlockingSaver
 from holdfast.engine.options import LoadOptions, SaveOptions
 from holdfast.engine.recovery import Leftovers
 from holdfast.engine.restore import RestoreRequest, restore_stored
-from holdfast.format.names import step_folder
 from holdfast.storage.local import LocalStorage
-from holdfast.writer.earlier_writers import dead_attempts
 from holdfast.writer.in_flight import saves_in_flight
-from holdfast.writer.startup_cleanup import clean_storage
+from holdfast.writer.startup_cleanup import clean_storage, dead_attempts
 
 _DEADLINE_S = 30.0
 _SILENCE_S = 0.005  # no other process works in a generated state

@@ -13,10 +13,9 @@ import numpy as np
 import numpy.typing as npt
 from hypothesis import strategies as st
 
+from holdfast.core.names import key_problem
 from holdfast.format.dtypes import numpy_dtype
-from holdfast.format.names import key_problem
-from holdfast.layout.box import Box
-from holdfast.layout.flat import flat_boxes
+from holdfast.layout.box import Box, flat_boxes
 from holdfast.layout.placement import Placement, Replicate, Shard, ShardBox, StridedShard, shard_boxes
 
 Array = npt.NDArray[Any]

@@ -15,8 +15,8 @@ import numpy as np
 from holdfast.checkpoint.checkpoint import Checkpoint
 from holdfast.checkpoint.shared_memory import Arena, sealed_attempt
 from holdfast.core.errors import Damaged, NotFound
+from holdfast.core.names import MANIFEST, step_folder
 from holdfast.format.manifest import encode_manifest
-from holdfast.format.names import MANIFEST, step_folder
 from holdfast.plan.writer_job import BlockJob
 from holdfast.writer.arena_card import Card
 from holdfast.writer.gather import Bytes, Gatherer

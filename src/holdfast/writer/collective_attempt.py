@@ -8,7 +8,7 @@ from contextlib import ExitStack, contextmanager
 from holdfast.checkpoint.attempt import Attempt, new_attempt
 from holdfast.core.ranks import Ranks, run_on_all_ranks
 from holdfast.storage.base import SharedStorage, Storage
-from holdfast.writer.heartbeat import heartbeat
+from holdfast.writer.mailbox import heartbeat
 from holdfast.writer.messages import SaveStarted
 
 

@@ -7,13 +7,12 @@ import threading
 import time
 
 from holdfast.checkpoint import retention
-from holdfast.checkpoint.attempt import Attempt
+from holdfast.checkpoint.attempt import Attempt, check_replaceable, publish
 from holdfast.checkpoint.commit import Commit
-from holdfast.checkpoint.publish import check_replaceable, publish
-from holdfast.checkpoint.retention_index import RetentionIndex
+from holdfast.checkpoint.retention import RetentionIndex
 from holdfast.core.errors import HoldfastError, LayoutError, StorageError
 from holdfast.core.events import Event
-from holdfast.core.host import host_identity
+from holdfast.core.ranks import host_identity
 from holdfast.keep import Policy
 from holdfast.plan.writer_job import is_travel_file
 from holdfast.storage.base import Hold, SharedStorage, Tracked

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from holdfast.core.errors import HoldfastError
-from holdfast.plan.arrays import aligned_buffer
+from holdfast.plan.files import aligned_buffer
 from holdfast.plan.writer_job import BlockJob, Copy
 from holdfast.storage.base import Reader
 

@@ -3,7 +3,8 @@
 No process group is needed, so writers go on after their trainers die. The notes of an attempt:
 `host` (the host of rank 0's writer), `begun` (the files exist), `gave-R` (rank R's travel files are
 complete), `status-R` (R is alive), `report-R` (the blocks that R wrote, or its error), `outcome`
-(published or not), `seen-R` (R has read the outcome).
+(published or not), `seen-R` (R has read the outcome). A heartbeat changes the status note: it shows
+other processes that the attempt is being written.
 
 Notes are renamed into place and never synced: they are for processes that are alive. After a
 power loss one may be empty, torn or full of zeros, so a note that cannot be read counts as absent.
@@ -11,12 +12,16 @@ power loss one may be empty, torn or full of zeros, so a note that cannot be rea
 
 from __future__ import annotations
 
+import contextlib
+import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from holdfast.core import limits
-from holdfast.core.errors import Damaged, NotFound, PeerFailed
+from holdfast.core.errors import Damaged, HoldfastError, NotFound, PeerFailed
+from holdfast.core.ranks import host_identity
 from holdfast.format import strictjson
 from holdfast.storage.base import SharedStorage
 from holdfast.writer.messages import Outcome, RankReport, SaveStarted, WriterStatus
@@ -186,3 +191,55 @@ class Watch:
                 self._heard[rank] = (note, now)
             elif now - since > self._silence_s:
                 raise PeerFailed(f"waiting for {what}: the writer of rank {rank} is silent for {now - since:.0f} s")
+
+
+_BEAT_S, _FIRST_BEAT_S = 1.0, 0.1
+
+
+class Heartbeat:
+    """Posts a writer's status about every second, and notices an outcome that another process posts."""
+
+    def __init__(self, mailbox: Mailbox, rank: int, total: int) -> None:
+        self._mailbox = mailbox
+        self._rank = rank
+        self._total = total
+        self._end = threading.Event()
+        self.written = 0
+        self.phase = "waiting for the capture"
+        self.stopped = False  # whether an outcome was posted
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def __enter__(self) -> Heartbeat:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        number = 0
+        while not self._end.wait(_BEAT_S if number else _FIRST_BEAT_S):
+            number += 1
+            with contextlib.suppress(HoldfastError):  # the mailbox may not exist yet, or no longer
+                if self._mailbox.outcome() is not None:
+                    self.stopped = True
+                self._mailbox.post_status(self._rank, WriterStatus(number, self.phase, self.written, self._total))
+
+
+@contextmanager
+def heartbeat(storage: SharedStorage, attempt: str, begun: SaveStarted) -> Iterator[None]:
+    """Post a mailbox with heartbeats for an attempt that this process writes without a writer process."""
+    mailbox = Mailbox(storage, attempt)
+    mailbox.make()
+    hold = storage.hold(mailbox.folder)
+    try:
+        mailbox.post_host(host_identity())
+        mailbox.post_begun(begun)
+        with Heartbeat(mailbox, 0, begun.total_bytes or 0) as beat:
+            beat.phase = "writing"
+            yield
+    finally:
+        hold.release()
+        with contextlib.suppress(HoldfastError):  # the next start deletes the mailbox
+            mailbox.discard()

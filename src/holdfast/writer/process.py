@@ -22,8 +22,7 @@ from holdfast.storage import Storage, storage_at
 from holdfast.writer import mailbox as mail
 from holdfast.writer.arena_card import card_path
 from holdfast.writer.coordinator import Coordinator
-from holdfast.writer.heartbeat import Heartbeat
-from holdfast.writer.mailbox import Mailbox, Watch
+from holdfast.writer.mailbox import Heartbeat, Mailbox, Watch
 from holdfast.writer.messages import (
     AbandonSave,
     AddArena,

@@ -15,7 +15,7 @@ from holdfast.checkpoint.attempt import Attempt
 from holdfast.checkpoint.commit import BlockReport
 from holdfast.checkpoint.shared_memory import Arena, sealed_attempt, unlink_file
 from holdfast.core.errors import Damaged, HoldfastError, PeerFailed
-from holdfast.core.host import host_identity
+from holdfast.core.ranks import host_identity
 from holdfast.format.digest import Digest
 from holdfast.plan.writer_job import BlockJob, TravelJob, travel_file
 from holdfast.storage import Storage, storage_at
@@ -25,8 +25,7 @@ from holdfast.writer import mailbox as mail
 from holdfast.writer.arena_card import Card, card_path
 from holdfast.writer.coordinator import Coordinator
 from holdfast.writer.gather import Bytes, Gatherer, copy_bytes, is_direct
-from holdfast.writer.heartbeat import Heartbeat
-from holdfast.writer.mailbox import Mailbox, Watch
+from holdfast.writer.mailbox import Heartbeat, Mailbox, Watch
 from holdfast.writer.messages import AssignJob, Failure, RankReport, SaveOrder, Values
 
 _ABANDONED = "the save was given up because another rank failed"
@@ -223,7 +222,7 @@ class AttemptWriter:
     def _own_digest(self) -> str:
         digest = Digest()
         digest.update(self._workspace.arenas[self._job.rank].data)
-        return digest.hex()
+        return digest.hexdigest()
 
     def _reports(self) -> tuple[BlockReport, ...]:
         blocks = [(block.file, block.offset) for block in self._job.blocks]
@@ -272,7 +271,7 @@ class AttemptWriter:
                     digest = Digest()
                     for buffer in gatherer.block(block):
                         digest.update(buffer)
-                    self._record(BlockReport(block.file, block.offset, block.size, digest.hex()))
+                    self._record(BlockReport(block.file, block.offset, block.size, digest.hexdigest()))
         except (HoldfastError, OSError):
             return False
         several_hosts = bool(self._job.travel or self._job.source_ranks)

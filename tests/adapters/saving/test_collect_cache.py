@@ -14,9 +14,8 @@ from torch import nn
 
 import holdfast
 from holdfast.adapters.live_state import classify_state
-from holdfast.adapters.saving.collect import collect
+from holdfast.adapters.saving.collect import Collected, collect
 from holdfast.adapters.saving.collect_cache import CollectCache
-from holdfast.adapters.saving.collected import Collected
 from holdfast.adapters.tensors import Holders
 
 

@@ -18,8 +18,7 @@ from holdfast.format.dtypes import dtype_named
 from holdfast.layout.box import Box
 from holdfast.mapping.program import Mapping
 from holdfast.mapping.syntax.statement import Sized
-from holdfast.plan.recipe import Recipe, is_filled
-from holdfast.plan.recipe_fill import to_target_dims
+from holdfast.plan.recipe import Recipe, is_filled, to_target_dims
 
 State = dict[str, torch.Tensor]
 

@@ -9,7 +9,7 @@ from functools import partial
 from holdfast.adapters.live_state import LiveState
 from holdfast.adapters.loading.load_hooks import check_module, has_post_hooks, run_post_hooks
 from holdfast.adapters.loading.optimizer_targets import Action
-from holdfast.adapters.loading.state_entries import StateEntries
+from holdfast.adapters.loading.value_targets import StateEntries
 from holdfast.adapters.loading.wants import LoadRequests
 from holdfast.adapters.module import is_below, non_persistent_buffers, set_extra_state
 from holdfast.adapters.tree import unflatten

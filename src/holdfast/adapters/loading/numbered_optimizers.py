@@ -13,7 +13,7 @@ from typing import Any
 
 from holdfast.adapters.live_state import LiveState
 from holdfast.adapters.optimizer import group_options, is_master, key_of_param, shaped_like_parameter
-from holdfast.format.names import masters_group
+from holdfast.core.names import masters_group
 from holdfast.plan.contents import Contents, Group
 
 _BY_KEY = "or save it by key: create it with model.named_parameters(), or save the result of get_state_dict"

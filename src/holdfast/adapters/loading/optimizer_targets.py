@@ -27,8 +27,8 @@ from holdfast.adapters.optimizer import (
     view_optimizer,
 )
 from holdfast.adapters.optimizer_options import decode_options
+from holdfast.core.names import masters_group
 from holdfast.format import statejson
-from holdfast.format.names import masters_group
 from holdfast.plan.contents import StoredTensor
 
 Action = Callable[[], object]

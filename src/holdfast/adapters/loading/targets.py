@@ -13,11 +13,10 @@ from holdfast.adapters.live_state import LiveState
 from holdfast.adapters.loading.module_targets import Incompatible, ModuleTargets
 from holdfast.adapters.loading.numbered_optimizers import key_numbered_optimizers
 from holdfast.adapters.loading.optimizer_targets import Action, OptimizerTargets
-from holdfast.adapters.loading.state_entries import StateEntries
-from holdfast.adapters.loading.value_targets import ValueTargets
+from holdfast.adapters.loading.value_targets import StateEntries, ValueTargets
 from holdfast.adapters.loading.wants import LoadRequests
 from holdfast.core.errors import Mismatch
-from holdfast.layout.mesh import Mesh
+from holdfast.layout.placement import Mesh
 from holdfast.plan.files import Place
 
 

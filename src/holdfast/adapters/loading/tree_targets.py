@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from holdfast.adapters.overlap import array_overlaps
+from holdfast.adapters.tensors import array_overlaps
 from holdfast.adapters.tree import contains_tensor, native_dtype
 from holdfast.core.errors import Unsupported
 from holdfast.format import statejson

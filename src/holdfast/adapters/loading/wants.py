@@ -11,19 +11,24 @@ import numpy.typing as npt
 import torch
 
 from holdfast.adapters.optimizer import StateTensor
-from holdfast.adapters.overlap import address_range, tensor_overlaps
-from holdfast.adapters.tensors import RAW_DTYPES, Holder, holder_of, part_view, raw_array
+from holdfast.adapters.tensors import (
+    RAW_DTYPES,
+    Holder,
+    address_range,
+    holder_of,
+    part_view,
+    raw_array,
+    tensor_overlaps,
+)
 from holdfast.core.errors import LayoutError, Mismatch, Unsupported
+from holdfast.core.names import masters_group
 from holdfast.format.dtypes import dtype_named
-from holdfast.format.names import masters_group
 from holdfast.layout.box import Box
 from holdfast.layout.placement import ShardBox
-from holdfast.plan.arrays import RawArray, ShardDestination
-from holdfast.plan.contents import Contents, StoredTensor
-from holdfast.plan.files import Place
-from holdfast.plan.key_patterns import KeySelection
+from holdfast.plan.contents import Contents, KeySelection, StoredTensor
+from holdfast.plan.files import Place, RawArray, ShardDestination
 from holdfast.plan.quantized_keys import Quantized, quantized_weights
-from holdfast.plan.recipe_fill import destinations_of
+from holdfast.plan.recipe import destinations_of
 
 
 @dataclass(slots=True)

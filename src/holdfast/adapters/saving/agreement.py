@@ -8,18 +8,16 @@ from typing import Any
 
 import torch
 
-from holdfast.adapters.saving.collected import Collected
-from holdfast.adapters.saving.save_item import SaveItem, stored_view
+from holdfast.adapters.saving.collect import Collected, SaveItem, stored_view
 from holdfast.adapters.tensors import fingerprint
 from holdfast.core.errors import LayoutError
-from holdfast.core.filenames import case_collision
+from holdfast.core.names import case_collision
 from holdfast.core.ranks import Ranks, run_on_all_ranks
 from holdfast.format import strictjson
 from holdfast.format.digest import digest_hex
 from holdfast.format.dtypes import DType, dtype_named
 from holdfast.layout.coordinates import coordinate_on, label, varying_axes
-from holdfast.layout.mesh import Mesh
-from holdfast.layout.spread import RankLayout, Spread, Spreads, layout_fields, layout_from_fields
+from holdfast.layout.placement import Mesh, RankLayout, Spread, Spreads, layout_fields, layout_from_fields
 from holdfast.plan.coverage import Holding, Holdings
 from holdfast.plan.state_values import RankValue, ValuesChanged, merge_split_dict
 

@@ -21,9 +21,7 @@ from holdfast.adapters.loading.load_hooks import has_plain_state_dict
 from holdfast.adapters.module import unwrap
 from holdfast.adapters.optimizer import DeclaresShards, inner_optimizer
 from holdfast.adapters.optimizer_options import option_groups
-from holdfast.adapters.saving.collect import collect_values, model_files, plan_of
-from holdfast.adapters.saving.collected import Collected
-from holdfast.adapters.saving.save_item import SaveItem
+from holdfast.adapters.saving.collect import Collected, SaveItem, collect_values, model_files, plan_of
 from holdfast.adapters.tensors import Holder, Holders, has_memory, memory_of, without_grad
 from holdfast.format import statejson
 from holdfast.format.dtypes import DType

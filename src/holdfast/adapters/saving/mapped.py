@@ -17,22 +17,19 @@ from torch import nn
 
 from holdfast.adapters.live_state import LiveState
 from holdfast.adapters.module import unwrap
-from holdfast.adapters.saving.collected import Collected
-from holdfast.adapters.saving.save_item import SaveItem
+from holdfast.adapters.saving.collect import Collected, SaveItem
 from holdfast.adapters.tensors import Holder, holder_of, part_view
 from holdfast.adapters.tree import flatten
 from holdfast.core.errors import Unsupported
 from holdfast.core.ranks import Ranks, run_on_all_ranks
 from holdfast.format.dtypes import DType, dtype_named
 from holdfast.layout.box import Box
-from holdfast.layout.placement import ShardBox
-from holdfast.layout.spread import Boxes, OnMesh, RankLayout, Whole
+from holdfast.layout.placement import Boxes, OnMesh, RankLayout, ShardBox, Whole
 from holdfast.mapping.apply import EqualScalars, MappedContents, map_contents, mapped_entry
 from holdfast.mapping.per_module import ModelInfo, programs
 from holdfast.plan.contents import Contents, Group
 from holdfast.plan.files import Place, TensorSpec
-from holdfast.plan.recipe import Recipe, Term
-from holdfast.plan.recipe_fill import target_view_steps
+from holdfast.plan.recipe import Recipe, Term, target_view_steps
 
 
 @dataclass(frozen=True, slots=True)

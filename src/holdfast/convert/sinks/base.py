@@ -15,9 +15,8 @@ from typing import Any
 from holdfast.checkpoint.commit import BlockReport
 from holdfast.core.ranks import Ranks
 from holdfast.layout.box import Box
-from holdfast.plan.arrays import RawArray
 from holdfast.plan.contents import Contents
-from holdfast.plan.files import FilePlan, Place
+from holdfast.plan.files import FilePlan, Place, RawArray
 from holdfast.plan.recipe import Recipe
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from holdfast.checkpoint.commit import BlockReport
 from holdfast.convert.sinks.base import Output, SinkContext, SinkRequest, TensorFile
-from holdfast.format.names import natural_key
+from holdfast.core.names import natural_key
 from holdfast.plan.contents import Contents
 from holdfast.plan.files import FilePlan, Place, TensorSpec
 

@@ -7,9 +7,10 @@ from dataclasses import replace
 
 from holdfast.checkpoint.commit import BlockReport
 from holdfast.convert.sinks.base import Output, SinkRequest, omitted_names, tensor_files
+from holdfast.core import names
 from holdfast.core.errors import NotFound, Unsupported
-from holdfast.format import names, strictjson
-from holdfast.format.index import encode_index
+from holdfast.format import strictjson
+from holdfast.format.safetensors import encode_index
 from holdfast.plan.contents import Contents, Group
 from holdfast.plan.files import FilePlan, Place, TensorSpec, split_group
 from holdfast.plan.recipe import Recipe

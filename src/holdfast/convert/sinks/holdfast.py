@@ -8,11 +8,12 @@ from typing import Any
 
 from holdfast.checkpoint.commit import BlockReport, FileFacts, file_records, small_file_record
 from holdfast.convert.sinks.base import Output, SinkRequest, TensorFile, tensor_files
+from holdfast.core import names
 from holdfast.core.errors import Unsupported
-from holdfast.format import names, strictjson
-from holdfast.format.index import encode_index
+from holdfast.format import strictjson
 from holdfast.format.manifest import GroupRecord, Manifest, encode_manifest
-from holdfast.layout.mesh import tp_degree_of
+from holdfast.format.safetensors import encode_index
+from holdfast.layout.placement import tp_degree_of
 from holdfast.plan.contents import Contents
 from holdfast.plan.files import TensorSpec, split_group
 from holdfast.version import __version__

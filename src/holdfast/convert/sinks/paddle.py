@@ -13,8 +13,8 @@ from typing import Any
 
 from holdfast.checkpoint.commit import BlockReport
 from holdfast.convert.sinks.base import Output, SinkRequest, TensorFile, omitted_names, tensor_files
+from holdfast.core import names
 from holdfast.core.errors import NotFound, Unsupported
-from holdfast.format import names
 from holdfast.plan.contents import Contents, Group
 from holdfast.plan.files import FilePlan, Place, TensorSpec, split_group
 from holdfast.plan.recipe import Recipe

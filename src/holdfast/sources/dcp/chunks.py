@@ -7,8 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from holdfast.core.errors import Damaged, Unsupported
 from holdfast.format.dtypes import dtype_named
-from holdfast.layout.box import Box
-from holdfast.layout.flat import flat_boxes
+from holdfast.layout.box import Box, flat_boxes
 from holdfast.plan.files import Place, TensorSpec
 from holdfast.plan.recipe import Recipe, Term
 from holdfast.sources.dcp.items import DcpItems

@@ -9,7 +9,7 @@ from typing import Any
 
 from holdfast.core import limits
 from holdfast.core.errors import Damaged, Unsupported
-from holdfast.core.filenames import check_file
+from holdfast.core.names import check_file
 from holdfast.format.dtypes import dtype_named, is_dtype
 from holdfast.layout.box import Box
 from holdfast.sources.pickles import COMMON, Name, Names, Record, read_pickle, records

@@ -10,9 +10,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from holdfast.core.errors import Damaged, LayoutError
-from holdfast.core.filenames import is_plain
-from holdfast.layout.box import Box
-from holdfast.layout.flat import flat_boxes
+from holdfast.core.names import is_plain
+from holdfast.layout.box import Box, flat_boxes
 from holdfast.plan.contents import Contents
 from holdfast.plan.coverage import cells_of
 from holdfast.plan.files import Place

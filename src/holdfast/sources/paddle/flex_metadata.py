@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from holdfast.core.errors import Damaged
-from holdfast.core.filenames import check_file
+from holdfast.core.names import check_file, check_key
 from holdfast.format.dtypes import DType, dtype_named, is_dtype
-from holdfast.format.names import check_key
 from holdfast.layout.box import Box
 from holdfast.sources.foreign import Folder
 from holdfast.sources.paddle.pdparams_pickle import sizes_of

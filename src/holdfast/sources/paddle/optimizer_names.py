@@ -9,9 +9,9 @@ from typing import Any
 
 from holdfast.checkpoint.checkpoint import Checkpoint
 from holdfast.core.errors import Damaged, Unsupported
+from holdfast.core.names import natural_key
 from holdfast.format import statejson
 from holdfast.format.dtypes import dtype_named
-from holdfast.format.names import natural_key
 from holdfast.plan.contents import Contents, Group
 from holdfast.plan.files import Place, TensorSpec
 from holdfast.plan.load_plan import StoredBlock, StoredFile

@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 from holdfast.core.errors import Damaged, Unsupported
-from holdfast.format.names import check_group, natural_key
+from holdfast.core.names import check_group, natural_key
 from holdfast.plan.contents import Contents
 from holdfast.sources.foreign import Folder, ReaderResult
 from holdfast.sources.paddle.pdparams_nested import has_tensor, is_state_dict

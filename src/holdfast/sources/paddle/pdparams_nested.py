@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from holdfast.core.errors import Damaged, Unsupported
+from holdfast.core.names import check_key
 from holdfast.format import statejson
-from holdfast.format.names import check_key
 from holdfast.plan.recipe import Recipe
 from holdfast.sources.paddle.pdparams_pickle import TABLE, table_of
 

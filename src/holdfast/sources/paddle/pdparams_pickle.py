@@ -9,9 +9,9 @@ from typing import Any
 
 from holdfast.core import limits
 from holdfast.core.errors import Damaged, Unsupported
+from holdfast.core.names import check_key
 from holdfast.format.dtypes import DType
-from holdfast.format.names import check_key
-from holdfast.layout.flat import flat_boxes
+from holdfast.layout.box import flat_boxes
 from holdfast.plan.files import Place, TensorSpec
 from holdfast.plan.recipe import Recipe, Term
 from holdfast.sources.foreign import Folder

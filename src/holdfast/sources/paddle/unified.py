@@ -9,13 +9,11 @@ import numpy as np
 
 from holdfast.core import limits
 from holdfast.core.errors import Damaged
-from holdfast.core.filenames import MANIFEST
+from holdfast.core.names import MANIFEST
 from holdfast.format import strictjson
-from holdfast.plan.arrays import RawArray
 from holdfast.plan.contents import Contents, Group
-from holdfast.plan.files import Place
-from holdfast.plan.recipe import Recipe
-from holdfast.plan.recipe_fill import cast_raw
+from holdfast.plan.files import Place, RawArray
+from holdfast.plan.recipe import Recipe, cast_raw
 from holdfast.sources.foreign import Folder, ReaderResult
 from holdfast.sources.paddle.optimizer_names import is_moment, is_paddle_state
 from holdfast.sources.paddle.transposed_states import Order, transposed_orders

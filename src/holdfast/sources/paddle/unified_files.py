@@ -9,11 +9,10 @@ from typing import Any
 
 from holdfast.core import limits
 from holdfast.core.errors import Damaged, Unsupported
-from holdfast.core.filenames import check_file
+from holdfast.core.names import check_file, natural_key
 from holdfast.format import strictjson
 from holdfast.format.dtypes import DType, dtype_named
-from holdfast.format.header import LENGTH_BYTES, header_bytes
-from holdfast.format.names import natural_key
+from holdfast.format.safetensors import LENGTH_BYTES, header_bytes
 from holdfast.plan.files import Place
 from holdfast.sources.foreign import Folder
 from holdfast.sources.huggingface import safetensors_places

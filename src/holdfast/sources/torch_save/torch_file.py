@@ -8,8 +8,8 @@ from typing import Any
 
 from holdfast.core import limits
 from holdfast.core.errors import Damaged, Unsupported
-from holdfast.core.filenames import is_plain
-from holdfast.format.index import decode_index, require_indexed
+from holdfast.core.names import is_plain
+from holdfast.format.safetensors import decode_index, require_indexed
 from holdfast.sources.companions import Companions, is_companion, read_companions
 from holdfast.sources.deepspeed import reject_sharded_content
 from holdfast.sources.foreign import Folder, ReaderResult

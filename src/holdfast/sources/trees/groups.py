@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from holdfast.core.errors import Unsupported
-from holdfast.format.names import check_group
+from holdfast.core.names import check_group
 from holdfast.plan.contents import Contents, Group
 from holdfast.plan.files import Place
 from holdfast.plan.recipe import Recipe

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from holdfast.core.errors import Unsupported
+from holdfast.core.names import key_problem
 from holdfast.format import statejson
-from holdfast.format.names import key_problem
 from holdfast.plan.contents import Group
 from holdfast.plan.files import Place
 from holdfast.plan.recipe import Recipe

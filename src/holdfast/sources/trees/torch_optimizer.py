@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from holdfast.core.errors import Unsupported
+from holdfast.core.names import MASTER_STATES
 from holdfast.format import statejson, strictjson
-from holdfast.format.names import MASTER_STATES
 from holdfast.sources.trees.leaf import TensorLeaf
 
 _MEGATRON_MASTERS = frozenset({"fp32_param", "param"})

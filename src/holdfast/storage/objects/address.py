@@ -23,7 +23,6 @@ _ENVIRONMENT = {
     "az": _AZURE,
     "ab": _AZURE,
 }
-_LOST_SLASH = re.compile(rf"({'|'.join(SCHEMES)}):/[^/]", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,18 +81,6 @@ class Address:
         if head.endswith("/"):
             raise InvalidArgument(f"{self.url} is a whole bucket; give a folder in it")
         return Address(head, self.deadline_s, self.timeout_s, self.grace_s), folder
-
-
-def is_address(text: str) -> bool:
-    """Return whether a text is an address, not a path. `s3://bucket` must never become a local folder.
-
-    Raises InvalidArgument for an address that was converted by `pathlib.Path`.
-    """
-    if _LOST_SLASH.match(text):
-        raise InvalidArgument(
-            f"{text.partition(':')[0]}:/...: pathlib merges the slashes of an address; pass the address as a str"
-        )
-    return "://" in text
 
 
 def _known() -> str:

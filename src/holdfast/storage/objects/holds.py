@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 
 from holdfast.core.errors import NotFound, StorageError
-from holdfast.core.host import host_identity
+from holdfast.core.ranks import host_identity
 from holdfast.storage import linux
 from holdfast.storage.private import private_folders
 

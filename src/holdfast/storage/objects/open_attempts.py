@@ -11,7 +11,7 @@ import re
 import secrets
 
 from holdfast.core.errors import Damaged, NotFound, StorageError
-from holdfast.core.filenames import is_plain
+from holdfast.core.names import is_plain
 from holdfast.storage.objects.calls import Calls, ConditionFailed
 
 OPEN = ".open"

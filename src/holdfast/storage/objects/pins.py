@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from holdfast.core.errors import Damaged, NotFound
-from holdfast.core.filenames import MANIFEST, check_file, is_plain
+from holdfast.core.names import MANIFEST, check_file, is_plain
 from holdfast.storage.objects.calls import Calls, VersionedObject
 from holdfast.storage.objects.holds import HostHold, HostHolds
 from holdfast.storage.objects.transfer import ObjectReader

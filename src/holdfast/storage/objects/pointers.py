@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from holdfast.core.filenames import MANIFEST
+from holdfast.core.names import MANIFEST
 from holdfast.storage.objects.calls import PAGE, Calls, ListedObject, VersionedObject
 from holdfast.storage.objects.pins import prefix_named
 

@@ -17,8 +17,8 @@ import time
 from collections.abc import Collection, Mapping
 
 from holdfast.core.errors import Damaged, NotFound, StorageError
-from holdfast.core.filenames import MANIFEST, check_file, manifest_attempt
 from holdfast.core.limits import JSON_BYTES
+from holdfast.core.names import MANIFEST, check_file, manifest_attempt
 from holdfast.storage.base import Stamped
 from holdfast.storage.identity import IDENTITY, Identity, id_in, new_identity
 from holdfast.storage.objects.address import Address

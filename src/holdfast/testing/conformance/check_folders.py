@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from holdfast.core.errors import NotFound, StorageError
-from holdfast.core.filenames import MANIFEST
+from holdfast.core.names import MANIFEST
 from holdfast.storage.base import Storage
 from holdfast.testing.conformance.base import ATTEMPT, Conformance, publish
 

@@ -1,22 +1,24 @@
-"""The safetensors header: written canonically, read strictly.
+"""Safetensors: the header of a file, written canonically and read strictly, and the index of a group.
 
 A file consists of 8 bytes of little-endian header length, the header's JSON padded with spaces
-to a multiple of 8, and the tensors one after another without holes.
+to a multiple of 8, and the tensors one after another without holes. The index names the file of
+each key, in the format of transformers.
 """
 
 from __future__ import annotations
 
+import json
 import math
 import struct
-from collections.abc import Iterable
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from holdfast.core import limits
 from holdfast.core.errors import Damaged
+from holdfast.core.names import check_case_collisions, check_file, key_problem
 from holdfast.format import strictjson
 from holdfast.format.dtypes import DType, dtype_from_code
-from holdfast.format.names import key_problem
 
 LENGTH_BYTES = 8
 METADATA = {"format": "pt"}
@@ -121,3 +123,37 @@ def _sizes(value: Any, what: str) -> tuple[int, ...]:
     if not isinstance(value, list) or not all(type(n) is int and 0 <= n < 2**63 for n in value):
         raise Damaged(f"{what} is not a list of sizes")
     return tuple(value)
+
+
+def encode_index(weight_map: Mapping[str, str], total_bytes: int, folder: str = "") -> bytes:
+    """Encode an index: two spaces of indent, sorted keys, a newline at the end.
+
+    An index in a subfolder (`folder` ends in a slash) names files relative to the subfolder.
+    """
+    names = {key: file.removeprefix(folder) for key, file in weight_map.items()}
+    index = {"metadata": {"total_size": total_bytes}, "weight_map": names}
+    return (json.dumps(index, indent=2, sort_keys=True, ensure_ascii=False) + "\n").encode()
+
+
+def decode_index(data: bytes, where: str, folder: str = "") -> dict[str, str]:
+    """Return the weight map of an index in `folder`; raises Damaged for invalid keys or file names."""
+    index: Any = strictjson.loads(data, where)
+    weight_map = index.get("weight_map") if isinstance(index, dict) else None
+    if not isinstance(weight_map, dict):
+        raise Damaged(f"{where}: has no weight_map")
+    for key, name in weight_map.items():
+        problem = key_problem(key)
+        if problem:
+            raise Damaged(f"{where}: the key {key[:80]!r} {problem}")
+        if not isinstance(name, str):
+            raise Damaged(f"{where}: {key!r} is not mapped to a file name")
+        check_file(name, where)
+    check_case_collisions(set(weight_map.values()), where)
+    return {key: folder + name for key, name in weight_map.items()}
+
+
+def require_indexed(weight_map: Mapping[str, str], held: Mapping[str, Container[str]], where: str) -> None:
+    """Raise Damaged if an index names a key that its file lacks; `held` has the keys of each file."""
+    for key, name in weight_map.items():
+        if key not in held[name]:
+            raise Damaged(f"{where}: the index lists {key!r} in {name}, which has no such key")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.storage.blobs import blob_size, blob_target
+from holdfast.storage.local_files import blob_size, blob_target
 
 DIGEST = "ab" * 20
 
