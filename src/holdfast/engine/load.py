@@ -14,9 +14,9 @@ Up to the fit nothing of the live state is touched.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, MutableMapping
+from collections.abc import Callable, Collection, Iterable, MutableMapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from holdfast.checkpoint.checkpoint import Checkpoint, no_progress
@@ -44,9 +44,19 @@ class ReadPlan:
 class Placement:
     """The keys that post-hooks of modules left as missing or unexpected, and notes for the user."""
 
-    missing: tuple[str, ...]
-    unexpected: tuple[str, ...]
-    notes: tuple[str, ...] = ()
+    missing: Sequence[str]
+    unexpected: Sequence[str]
+    notes: Sequence[str] = ()
+
+    @staticmethod
+    def merged(ranks: Sequence[Placement]) -> Placement:
+        """Return the keys and notes of all ranks, each once and in order."""
+
+        def union(texts: Iterable[Sequence[str]]) -> tuple[str, ...]:
+            return tuple(sorted(set().union(*texts)))
+
+        missing, unexpected = (one.missing for one in ranks), (one.unexpected for one in ranks)
+        return Placement(union(missing), union(unexpected), union(one.notes for one in ranks))
 
 
 def load_checkpoint(
@@ -130,13 +140,13 @@ def _place(ranks: Ranks, wants: LoadWants, fit: Fit, loaded: Loaded) -> Placemen
 
     if not any(run_on_all_ranks(ranks, has_actions)):
         return Placement(fit.missing, fit.unexpected)
-    incompatible = Incompatible(list(fit.missing), list(fit.unexpected))
-    answers = run_on_all_ranks(ranks, lambda: wants.targets.finish(incompatible))
 
-    def merged(kind: str) -> tuple[str, ...]:
-        return tuple(sorted({text for answer in answers for text in answer[kind]}))
+    def finish() -> dict[str, Any]:
+        incompatible = Incompatible(list(fit.missing), list(fit.unexpected))
+        notes = wants.targets.finish(incompatible)
+        return asdict(Placement(incompatible.missing, incompatible.unexpected, notes))
 
-    return Placement(merged("missing"), merged("unexpected"), merged("notes"))
+    return Placement.merged([Placement(**fields) for fields in run_on_all_ranks(ranks, finish)])
 
 
 def _require_placed(path: str, placement: Placement) -> None:
@@ -162,8 +172,8 @@ def _report(
         step=checkpoint.step,
         path=checkpoint.path,
         loaded=fit.loaded,
-        missing=placement.missing,
-        unexpected=placement.unexpected,
+        missing=tuple(placement.missing),
+        unexpected=tuple(placement.unexpected),
         mismatched=fit.mismatched,
         cast=fit.cast,
         notes=(*placement.notes, *checkpoint.notes),

@@ -17,6 +17,7 @@ from holdfast.plan.contents import Contents, KeySelection
 if TYPE_CHECKING:
     from holdfast.adapters.live_state import LiveState
     from holdfast.adapters.loading.targets import Targets
+    from holdfast.adapters.saving.mapped import TargetTensors
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +111,7 @@ def _collect(
     state: MutableMapping[str, Any],
     options: LoadOptions,
     owners: dict[str, list[str]],
-    live_tensors: Sequence[Mapping[str, Any]],
+    live_tensors: Sequence[TargetTensors],
 ) -> LoadWants:
     from holdfast.adapters.live_state import classify_state, live_mesh
     from holdfast.adapters.loading.targets import Targets
@@ -147,20 +148,24 @@ def _collect(
     return LoadWants(own[0], tuple(map(RankWants.from_fields, answers)))
 
 
-def _exchange_live_tensors(ranks: Ranks, state: MutableMapping[str, Any], options: LoadOptions) -> list[dict[str, Any]]:
+def _exchange_live_tensors(ranks: Ranks, state: MutableMapping[str, Any], options: LoadOptions) -> list[TargetTensors]:
     """Return the live tensors and ties of all ranks if there is a mapping, which needs them."""
     from holdfast.adapters.live_state import classify_state
-    from holdfast.adapters.saving.mapped import describe_targets
+    from holdfast.adapters.saving.mapped import TargetTensors, describe_targets
 
     if options.mapping is None:
         return []
-    return run_on_all_ranks(ranks, lambda: describe_targets(classify_state(state, options.ties)))
+
+    def describe() -> list[dict[str, Any]]:
+        return [one.fields() for one in describe_targets(classify_state(state, options.ties))]
+
+    return [TargetTensors(**fields) for answer in run_on_all_ranks(ranks, describe) for fields in answer]
 
 
 def _map_contents(
     checkpoint: Checkpoint,
     options: LoadOptions,
-    live_tensors: Sequence[Mapping[str, Any]],
+    live_tensors: Sequence[TargetTensors],
     live: LiveState,
     selection: KeySelection,
     *,

@@ -74,17 +74,16 @@ class Targets:
         kinds = {*self.live.averages, *self.live.statefuls, *self.live.values, *self._values.trees_with_values}
         return len(kinds & set(self._values.loaded))
 
-    def finish(self, incompatible: Incompatible) -> dict[str, list[str]]:
-        """Assign the values not filled in place, once all tensors are loaded.
+    def finish(self, incompatible: Incompatible) -> list[str]:
+        """Assign the values not filled in place, once all tensors are loaded, and return notes for the user.
 
-        Returns notes for the user, and the incompatible keys as left by post-hooks of the modules.
+        Post-hooks of the modules may change the incompatible keys.
         """
         self._modules.incompatible = incompatible
         self.requests.copy_shared()
         for action in self._actions:
             action()
-        notes = [*self._notes, *self._values.notes, *(note for targets in self._optimizers for note in targets.notes)]
-        return {"missing": incompatible.missing, "unexpected": incompatible.unexpected, "notes": notes}
+        return [*self._notes, *self._values.notes, *(note for targets in self._optimizers for note in targets.notes)]
 
     @property
     def groups(self) -> list[str]:

@@ -10,7 +10,7 @@ import functools
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from torch import nn
@@ -102,14 +102,16 @@ def _cast(item: SaveItem, term: Term[Place], key: str) -> DType | None:
 
 def resolve_mapping(ranks: Ranks, collected: Collected, mapping: Any, state: Mapping[str, Any]) -> StoredKeys:
     """Resolve a mapping for the tensors of all ranks. Collective."""
-    answers = run_on_all_ranks(
-        ranks, lambda: _describe(collected, {name: config_of(state.get(name)) for name in state})
-    )
+
+    def describe() -> dict[str, Any]:
+        return CollectedTensors.of(collected, {name: config_of(state.get(name)) for name in state}).fields()
+
+    described = [CollectedTensors(**fields) for fields in run_on_all_ranks(ranks, describe)]
     resolved: list[StoredKeys] = []
 
     def resolve() -> None:
-        contents = _contents_of(answers)
-        configs = {name: config for answer in answers for name, config in answer["configs"].items() if config}
+        contents = _contents_of(described)
+        configs = {name: config for one in described for name, config in one.configs.items()}
         named = {name: group for name, group in contents.groups.items() if "/" not in name}
         modules = [name for name, group in named.items() if group.kind in ("module", "tensors")]
         mapped = []
@@ -132,16 +134,26 @@ def config_of(module: Any) -> dict[str, Any] | None:
     return dict(config.to_dict()) if config is not None and hasattr(config, "to_dict") else None
 
 
-def _describe(collected: Collected, configs: Mapping[str, Any]) -> dict[str, Any]:
-    tensors = [[o.group, o.key, o.stored.name, o.logical.name, list(o.holder.shape)] for o in collected.items]
-    degrees = {tp_degree(item.holder.how) for item in collected.items if item.role in ("parameter", "value")}
-    return {
-        "tensors": tensors,
-        "kinds": collected.kinds,
-        "aliases": collected.aliases,
-        "tp_degrees": sorted(degrees, key=str),
-        "configs": {name: json.loads(json.dumps(config, default=str)) for name, config in configs.items() if config},
-    }
+@dataclass(frozen=True, slots=True)
+class CollectedTensors:
+    """The tensors that one rank saves, as the ranks exchange them to resolve a mapping. All fields are JSON."""
+
+    tensors: Sequence[Sequence[Any]]  # group, key, stored dtype, logical dtype, shape
+    kinds: Mapping[str, str]
+    aliases: Mapping[str, Mapping[str, str]]
+    tp_degrees: Sequence[int | None]
+    configs: Mapping[str, Any]  # of the Hugging Face models, by group
+
+    @staticmethod
+    def of(collected: Collected, configs: Mapping[str, Any]) -> CollectedTensors:
+        tensors = [[o.group, o.key, o.stored.name, o.logical.name, list(o.holder.shape)] for o in collected.items]
+        degrees = {tp_degree(item.holder.how) for item in collected.items if item.role in ("parameter", "value")}
+        plain = {name: json.loads(json.dumps(config, default=str)) for name, config in configs.items() if config}
+        return CollectedTensors(tensors, collected.kinds, collected.aliases, sorted(degrees, key=str), plain)
+
+    def fields(self) -> dict[str, Any]:
+        """Return the JSON form."""
+        return asdict(self)
 
 
 def tp_degree(how: RankLayout) -> int | None:
@@ -151,17 +163,17 @@ def tp_degree(how: RankLayout) -> int | None:
     return how.mesh.tp_degree
 
 
-def _contents_of(answers: Sequence[Mapping[str, Any]]) -> Contents:
+def _contents_of(described: Sequence[CollectedTensors]) -> Contents:
     """Return the live state of all ranks as contents, with one place per tensor."""
     kinds: dict[str, str] = {}
     aliases: dict[str, dict[str, str]] = {}
     tensors: dict[str, dict[str, Recipe[Place]]] = {}
     logical: dict[str, dict[str, str]] = {}
-    for answer in answers:
-        kinds |= answer["kinds"]
-        for group, ties in answer["aliases"].items():
+    for one in described:
+        kinds |= one.kinds
+        for group, ties in one.aliases.items():
             aliases.setdefault(group, {}).update(ties)
-        for group, key, stored, logical_name, shape in answer["tensors"]:
+        for group, key, stored, logical_name, shape in one.tensors:
             spec = TensorSpec(key, dtype_named(stored), tuple(shape))
             tensors.setdefault(group, {})[key] = Recipe.whole(Place(spec, group, 0), spec.shape, spec.dtype)
             if stored != logical_name:
@@ -170,7 +182,7 @@ def _contents_of(answers: Sequence[Mapping[str, Any]]) -> Contents:
         name: Group(kind, tensors.get(name, {}), aliases.get(name, {}), logical.get(name, {}))
         for name, kind in kinds.items()
     }
-    degrees = {degree for answer in answers for degree in answer["tp_degrees"]}
+    degrees = {degree for one in described for degree in one.tp_degrees}
     known = {degree for degree in degrees if degree is not None}
     return Contents(groups, (), tp_degree=None if None in degrees else max(known, default=1))
 
@@ -191,25 +203,37 @@ def _stored_keys(contents: Contents, mapped: Sequence[tuple[str, MappedContents]
     return StoredKeys(contents.groups, targets, {name: tuple(users) for name, users in uses.items()})
 
 
-def describe_targets(live: LiveState) -> dict[str, Any]:
-    """Return the tensors that a mapping may fill on this rank, by group: dtype, shape, TP degree and ties."""
+@dataclass(frozen=True, slots=True)
+class TargetTensors:
+    """The tensors of one group that a mapping may fill on one rank, as the ranks exchange them. All fields are JSON."""
+
+    group: str
+    tensors: Mapping[str, Sequence[Any]]  # by key: dtype, shape, TP degree
+    ties: Mapping[str, str]
+
+    def fields(self) -> dict[str, Any]:
+        """Return the JSON form."""
+        return asdict(self)
+
+
+def describe_targets(live: LiveState) -> list[TargetTensors]:
+    """Return the tensors that a mapping may fill on this rank, group by group."""
     tensors = {name: dict(view.tensors) for name, view in live.modules.items()}
     tensors |= {name: flatten(name, value).tensors for name, value in live.trees.items()}
-    out: dict[str, Any] = {}
+    out = []
     for group, members in tensors.items():
         described = {}
         for key, tensor in members.items():
             holder = holder_of(tensor, f"{group}: {key}")
             described[key] = [holder.stored.name, list(holder.shape), tp_degree(holder.how)]
-        ties = dict(live.modules[group].ties) if group in live.modules else {}
-        out[group] = {"tensors": described, "ties": ties}
+        out.append(TargetTensors(group, described, dict(live.modules[group].ties) if group in live.modules else {}))
     return out
 
 
 def map_stored(
     contents: Contents,
     mapping: Any,
-    answers: Sequence[Mapping[str, Any]],
+    live_tensors: Sequence[TargetTensors],
     config: Callable[[str], Mapping[str, Any] | None],
     *,
     reverse: bool = False,
@@ -221,12 +245,11 @@ def map_stored(
     """
     wanted: dict[str, dict[str, tuple[TensorSpec, int | None]]] = {}
     ties: dict[str, dict[str, str]] = {}
-    for answer in answers:
-        for group, members in answer.items():
-            ties.setdefault(group, {}).update(members["ties"])
-            for key, (dtype, shape, degree) in members["tensors"].items():
-                spec = TensorSpec(key, dtype_named(dtype), tuple(shape))
-                wanted.setdefault(group, {})[key] = (spec, degree)
+    for one in live_tensors:
+        ties.setdefault(one.group, {}).update(one.ties)
+        for key, (dtype, shape, degree) in one.tensors.items():
+            spec = TensorSpec(key, dtype_named(dtype), tuple(shape))
+            wanted.setdefault(one.group, {})[key] = (spec, degree)
     kept: frozenset[str] = frozenset()
     same: tuple[EqualScalars, ...] = ()
 
