@@ -42,9 +42,9 @@ def test_only_and_exclude_choose_by_family_and_operator():
     try:
         holdfast.spmd.enable(only=["loss"], exclude=["mse_loss.default"])
         installed = {line.operator: line.family for line in holdfast.spmd.report() if line.is_installed}
-        assert set(installed.values()) == {"loss"}
-        assert "aten.mse_loss.default" not in installed
-        assert "aten.huber_loss.default" in installed
+        assert set(installed.values()) == {"loss", "loss_parallel"}
+        assert not [name for name in installed if "mse_loss" in name]
+        assert {"aten.huber_loss.default", "aten.huber_loss_backward.default"} <= installed.keys()
     finally:
         holdfast.spmd.disable()
 
@@ -52,8 +52,41 @@ def test_only_and_exclude_choose_by_family_and_operator():
 @pytest.mark.parametrize("name", ["mse_loss", "aten.mse_loss.default", "mse_loss.*"])
 def test_an_operator_goes_by_each_of_its_names(name):
     try:
+        assert holdfast.spmd.enable(only=[name]) == []
+        installed = [line.operator for line in holdfast.spmd.report() if line.is_installed]
+        assert installed == ["aten.mse_loss.default", "aten.mse_loss_backward.default"]
+    finally:
+        holdfast.spmd.disable()
+
+
+@pytest.mark.parametrize(
+    ("name", "gradient"),
+    [
+        ("embedding", "embedding_dense_backward"),
+        ("nll_loss", "nll_loss_backward"),
+        ("_softmax", "_softmax_backward_data"),
+        ("native_layer_norm", "native_layer_norm_backward"),
+        ("convolution", "convolution_backward"),
+    ],
+)
+def test_an_operator_is_never_chosen_without_its_gradient(name: str, gradient: str) -> None:
+    try:
         holdfast.spmd.enable(only=[name])
-        assert [line.operator for line in holdfast.spmd.report() if line.is_installed] == ["aten.mse_loss.default"]
+        assert f"aten.{gradient}.default" in {line.operator for line in holdfast.spmd.report() if line.is_installed}
+        holdfast.spmd.enable(exclude=[name])
+        installed = {line.operator for line in holdfast.spmd.report() if line.is_installed}
+        assert not installed & {f"aten.{gradient}.default", f"aten.{name}.default", f"aten.{name}_forward.default"}
+    finally:
+        holdfast.spmd.disable()
+
+
+def test_what_was_not_chosen_is_in_the_report_and_not_among_the_problems() -> None:
+    try:
+        assert holdfast.spmd.enable(only=["loss"], exclude=["mse_loss"]) == []
+        off = {line.operator: line for line in holdfast.spmd.report() if not line.is_installed}
+        assert off["aten.mse_loss.default"].family == "loss"
+        assert {"fallback", "methods", "functions", "plain"} <= off.keys()
+        assert {line.why for line in off.values()} == {"not chosen"}
     finally:
         holdfast.spmd.disable()
 
@@ -77,7 +110,7 @@ def test_an_unknown_torch_is_said_and_left_alone(monkeypatch):
     assert problems == [f"{name}: {torch_versions.unsupported_reason()}" for name in names]
     assert _state() == before
     lines = holdfast.spmd.report()
-    assert sorted(line.operator for line in lines) == sorted(names)
+    assert sorted(line.operator for line in lines) == sorted(f"aten.{name}" for name in names)
     assert not any(line.is_installed for line in lines)
     holdfast.spmd.disable()
     assert holdfast.spmd.report() == []
@@ -124,6 +157,7 @@ def test_every_operator_of_every_rule_exists_on_the_newest_known_torch():
     ("choice", "words"),
     [
         ({"only": "loss"}, "give a list"),
+        ({"only": []}, "chooses nothing"),
         ({"only": ["losses"]}, "neither a family nor an operator"),
         ({"exclude": ["mse_los"]}, "like 'mse_loss.default'"),
     ],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import re
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -46,16 +47,19 @@ HANDLERS = (
     accept_samples,
     mark_stale,
 )
+# The end of an operator's name that tells forward and gradient apart: `nll_loss_forward`, `embedding_dense_backward`.
+_GRADIENT = re.compile(r"_forward\b|(_dense)?_backward(_data)?\b")
 # Names for `only` and `exclude` besides families and operators.
 GROUPS = ("fallback", "functions", "loss_parallel", "methods", "plain")
 
 
 def enable(only: Sequence[str] = ("*",), exclude: Sequence[str] = (), check_indices: bool = False) -> list[str]:
-    """Give DTensor the rules that torch lacks or gets wrong; return what was left out, and why.
+    """Give DTensor the rules that torch lacks or gets wrong; return what does not fit this torch, and why.
 
-    `only` and `exclude` are patterns over families ("indexing") and operators ("mse_loss.default"); "fallback" is the
-    gathering of calls that torch refuses. A later call replaces the choice. Raises SpmdArgumentError, and leaves the
-    choice unchanged, for a pattern that matches nothing.
+    `only` and `exclude` are patterns over families ("indexing") and operators ("mse_loss.default"). An operator
+    includes its gradient: a loss and a gradient of different rules would fit neither. "fallback" is the gathering of
+    calls that torch refuses. A later call replaces the choice. Raises SpmdArgumentError, and leaves the choice
+    unchanged, for a pattern that matches nothing.
 
     With `check_indices` an index out of range in a sharded index tensor raises on every rank, at the cost of two
     numbers sent in each such lookup. Without it only the ranks that hold the index raise, as with torch alone.
@@ -70,12 +74,13 @@ def enable(only: Sequence[str] = ("*",), exclude: Sequence[str] = (), check_indi
     problem = torch_versions.unsupported_reason()
     if problem is not None:
         warn(f"holdfast.spmd.enable: {problem}")
-        INSTALLED.left_out = [(name, problem) for rule in all_rules() for name in rule.operators]
+        INSTALLED.left_out = [(name, rule.family, problem) for rule in all_rules() for name in rule.operators]
         return _left_out()
     INSTALLED.is_on = True
     unfit = mismatches()
     for group, problems in unfit.items():
-        INSTALLED.left_out.append((group, f"torch {torch.__version__} is not as expected: {'; '.join(problems)}"))
+        why = f"torch {torch.__version__} is not as expected: {'; '.join(problems)}"
+        INSTALLED.left_out.append((group, group, why))
     if unfit:
         warn(f"holdfast.spmd.enable: {'; '.join(_left_out())}")
     try:
@@ -90,13 +95,18 @@ def _install(only: Sequence[str], exclude: Sequence[str], check_indices: bool) -
     for rule in all_rules():
         for name in rule.operators:
             _add(rule, name, only, exclude)
+    unfit = {name for name, _, _ in INSTALLED.left_out}
+    for group in GROUPS:
+        if group not in unfit and not _is_chosen((group,), only, exclude):
+            INSTALLED.not_chosen.append((group, group))
     INSTALLED.fallback = _is_chosen(("fallback",), only, exclude)
     if check_indices or _is_chosen(("indexing",), only, exclude):
         INSTALLED.lookups = frozenset(filter(None, map(torch_dispatch.operator, LOOKUPS)))
     INSTALLED.check_indices = check_indices
     slow_path = make_route(INSTALLED, getattr(torch_dispatch.dispatcher(), torch_dispatch.SLOW_PATH))
     torch_dispatch.override(torch_dispatch.SLOW_PATH, slow_path)
-    if _is_chosen(("plain",), only, exclude):
+    INSTALLED.plain = _is_chosen(("plain",), only, exclude)
+    if INSTALLED.plain:
         _accept_plain()
         original = getattr(torch_dispatch.dispatcher(), torch_dispatch.REPLICATE_PLAIN)
         torch_dispatch.override(torch_dispatch.REPLICATE_PLAIN, _replicate_plain(original))
@@ -123,6 +133,8 @@ def _check(option: str, patterns: Sequence[str]) -> None:
     families = {rule.family for rule in all_rules()} | set(GROUPS)
     if isinstance(patterns, str):
         raise SpmdArgumentError(f"{option}={patterns!r}: give a list of patterns, like {option}=[{patterns!r}]")
+    if option == "only" and not patterns:
+        raise SpmdArgumentError("only=[] chooses nothing: call disable() to turn the rules off")
     names = [*families, *(name for rule in all_rules() for name in rule.operators)]
     for pattern in patterns:
         if not isinstance(pattern, str) or not _matches(names, [pattern]):
@@ -133,12 +145,12 @@ def _check(option: str, patterns: Sequence[str]) -> None:
 
 
 def _left_out() -> list[str]:
-    return [f"{name}: {why}" for name, why in INSTALLED.left_out]
+    return [f"{name}: {why}" for name, _, why in INSTALLED.left_out]
 
 
 def disable() -> None:
     """Restore torch exactly as it was."""
-    INSTALLED.left_out = []
+    INSTALLED.left_out, INSTALLED.not_chosen = [], []
     if not INSTALLED.is_on:
         return
     torch_dispatch.restore(torch_dispatch.SLOW_PATH)
@@ -155,7 +167,7 @@ def disable() -> None:
     torch_dispatch.clear_decision_caches()
     INSTALLED.rules, INSTALLED.displaced, INSTALLED.is_on = {}, {}, False
     INSTALLED.methods, INSTALLED.functions, INSTALLED.shardable = [], [], []
-    INSTALLED.losses, INSTALLED.lookups = {}, frozenset()
+    INSTALLED.losses, INSTALLED.lookups, INSTALLED.plain = {}, frozenset(), False
     GATHERED.clear()
 
 
@@ -172,17 +184,21 @@ def _is_chosen(names: Sequence[str], only: Sequence[str], exclude: Sequence[str]
 
 
 def _matches(names: Sequence[str], patterns: Sequence[str]) -> bool:
-    """Return True if a pattern matches a name: operators with or without overload, also as report() writes them."""
-    all_names = {*names, *(name.partition(".")[0] for name in names)}
+    """Return True if a pattern matches a name: operators with or without overload, also as report() writes them.
+
+    The gradient of an operator matches as the operator does.
+    """
+    with_forwards = [*names, *(_GRADIENT.sub("", name) for name in names)]
+    all_names = {*with_forwards, *(name.partition(".")[0] for name in with_forwards)}
     return any(fnmatch.filter(all_names, pattern.removeprefix("aten.")) for pattern in patterns)
 
 
 def _add(rule: Rule, name: str, only: Sequence[str], exclude: Sequence[str]) -> None:
     op = torch_dispatch.operator(name)
     if not _is_chosen((rule.family, name), only, exclude):
-        INSTALLED.left_out.append((name, "not chosen"))
+        INSTALLED.not_chosen.append((name, rule.family))
     elif op is None:
-        INSTALLED.left_out.append((name, f"torch {torch.__version__} has no such operator"))
+        INSTALLED.left_out.append((name, rule.family, f"torch {torch.__version__} has no such operator"))
     else:
         INSTALLED.rules[op] = rule
         table = torch_dispatch.handlers()

@@ -12,11 +12,12 @@ from holdfast.spmd.sharding.gather_fallback import GATHERED
 LOSSES = (
     "torch's loss_parallel lacks label smoothing and means on several axes, and hangs with fewer classes than ranks"
 )
+PLAIN = "torch refuses plain indices and masks beside a DTensor; the rules treat them as equal on every rank"
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One operator: its family, the dims that may stay sharded, and why the rule exists or was left out."""
+    """One operator: its family, the dims that may stay sharded, and why the rule exists or is not installed."""
 
     operator: str
     family: str
@@ -26,7 +27,7 @@ class Line:
 
 
 def report() -> list[Line]:
-    """Return a line for every installed rule, every operator that was gathered so far, and everything left out."""
+    """Return a line for every installed rule, every operator gathered so far, and everything that is not installed."""
     lines = [Line(str(op), rule.family, rule.placements, rule.why, True) for op, rule in INSTALLED.rules.items()]
     lines += [
         Line(
@@ -45,7 +46,16 @@ def report() -> list[Line]:
         Line(f"functional.{name}", "functions", "as its rule", WHY[name], True) for name in WHY if INSTALLED.functions
     ]
     lines += [
-        Line(f"loss_parallel: {op}", "loss", "classes, by any axes; batch too", LOSSES, True) for op in INSTALLED.losses
+        Line(f"loss_parallel: {op}", "loss_parallel", "classes, by any axes; batch too", LOSSES, True)
+        for op in INSTALLED.losses
     ]
-    lines += [Line(name, "", "", why, False) for name, why in INSTALLED.left_out]
+    if INSTALLED.plain:
+        lines.append(Line("plain integer and bool tensors", "plain", "any", PLAIN, True))
+    lines += [Line(_full_name(name, family), family, "", why, False) for name, family, why in INSTALLED.left_out]
+    lines += [Line(_full_name(name, family), family, "", "not chosen", False) for name, family in INSTALLED.not_chosen]
     return sorted(lines, key=lambda line: (not line.is_installed, line.family, line.operator))
+
+
+def _full_name(name: str, family: str) -> str:
+    """Return the name of an operator as torch prints it; a whole family keeps its name."""
+    return name if name == family else f"aten.{name}"

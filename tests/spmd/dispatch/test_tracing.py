@@ -145,6 +145,26 @@ def test_symbolic_sizes_stay_in_the_graph_and_are_right():
     assert run_ranks(2, _dynamic, deadline_s=240) == [{}, {}]
 
 
+def _whole_graph():
+    """Return what a graph that must not break says of a call with an uneven shard."""
+    import holdfast.spmd
+
+    holdfast.spmd.enable()
+    whole = torch.randn(5, 6, dtype=torch.float64)
+    shards = distribute_tensor(whole, init_device_mesh("cpu", (2,)), [Shard(0)])
+    try:
+        torch.compile(lambda x: x.cumsum(-2), backend="aot_eager", fullgraph=True)(shards)
+    except torch._dynamo.exc.Unsupported as error:
+        return str(error)
+    return "no error"
+
+
+def test_a_graph_that_must_not_break_says_whose_rule_and_the_way_out():
+    for said in run_ranks(2, _whole_graph, deadline_s=120):
+        assert "aten.cumsum.default: with holdfast.spmd a tensor of shape [5, 6]" in said
+        assert "enable(exclude=['cumsum'])" in said
+
+
 def _collectives():
     """For each plan, without the rules and with them: graphs, breaks, and how often each collective is called."""
     from collections import Counter

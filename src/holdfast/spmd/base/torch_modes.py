@@ -32,9 +32,16 @@ def is_known_true(condition: Any) -> bool:
     return bool(torch_versions.guard_or_false(condition))
 
 
-def out_of_graph(op: Any) -> Exception:
-    """Return the error that makes torch.compile run a call outside of the graph; an error in fake modes."""
-    return torch_versions.UnsupportedOperatorException(op)
+def out_of_graph(op: Any, why: str) -> Exception:
+    """Return the error that makes torch.compile run a call outside of the graph; an error in fake modes.
+
+    With fullgraph=True Dynamo prints the error's `func`, so `func` is a text with the reason and the way out.
+    """
+    text: Any = (
+        f"{op}: with holdfast.spmd {why}, so the call runs outside of the graph. Drop fullgraph=True to let Dynamo "
+        f"break the graph here, or keep torch's rule: holdfast.spmd.enable(exclude=[{op.overloadpacket.__name__!r}])"
+    )
+    return torch_versions.UnsupportedOperatorException(text)
 
 
 def leaves_graph(error: Exception) -> bool:

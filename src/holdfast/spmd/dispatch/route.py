@@ -43,13 +43,15 @@ class Installed:
     """The rules and replacements that are installed, and what they replaced."""
 
     rules: dict[Any, Rule] = field(default_factory=dict)
-    left_out: list[tuple[str, str]] = field(default_factory=list)
+    left_out: list[tuple[str, str, str]] = field(default_factory=list)  # name, family, why it does not fit this torch
+    not_chosen: list[tuple[str, str]] = field(default_factory=list)  # name, family
     displaced: dict[Any, Any] = field(default_factory=dict)
     methods: list[PatchedFunction] = field(default_factory=list)
     functions: list[PatchedFunction] = field(default_factory=list)
     shardable: list[PatchedFunction] = field(default_factory=list)  # torch's test of whether a dim can be sharded
     losses: dict[Any, Any] = field(default_factory=dict)  # the handlers that loss_parallel would have installed
     fallback: bool = False
+    plain: bool = False
     lookups: frozenset[Any] = frozenset()  # operators that take indices
     check_indices: bool = False  # of sharded index tensors too
     is_on: bool = False

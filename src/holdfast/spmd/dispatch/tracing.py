@@ -21,23 +21,32 @@ from holdfast.spmd.sharding.shard_sizes import is_shard
 
 def run_in_trace(call: Call, family: str | None, answer: Callable[[], Any]) -> Any:
     """Return the result of `answer` if it belongs into a graph; raise the error that breaks the graph if not."""
-    fits = _fits_a_graph(call, family)
+    misfit = _misfit(call, family)
     try:
         result = answer()
     except Exception as error:
-        if fits or leaves_graph(error):
+        if misfit is None or leaves_graph(error):
             raise
-        raise out_of_graph(call.op) from error
-    if is_decision(result) or fits:
+        raise out_of_graph(call.op, misfit) from error
+    if is_decision(result) or misfit is None:
         return result
-    raise out_of_graph(call.op)
+    raise out_of_graph(call.op, misfit)
 
 
-def _fits_a_graph(call: Call, family: str | None) -> bool:
-    """Return True if every rank traces the same for this call, and its only effect is its results."""
-    tensors = [tensor for _, tensor in call.tensor_args() if isinstance(tensor, DTensor)]
-    effects = family == "random" or call.op._schema.is_mutable or is_view(call.op)
-    return not effects and all(type(tensor) is DTensor and _is_even(tensor) for tensor in tensors)
+def _misfit(call: Call, family: str | None) -> str | None:
+    """Say why ranks would trace this call differently, or what it does beside its results; None if it fits a graph."""
+    if family == "random":
+        return "each shard draws random numbers of its own"
+    if call.op._schema.is_mutable:
+        return "the call writes into its input"
+    if is_view(call.op):
+        return "the view may have to be fetched from other ranks"
+    for _, tensor in call.tensor_args():
+        if isinstance(tensor, DTensor) and type(tensor) is not DTensor:
+            return "a view of a sharded dim may have to be fetched from other ranks"
+        if isinstance(tensor, DTensor) and not _is_even(tensor):
+            return f"a tensor of shape {list(tensor.shape)} as {tensor.placements} has uneven or symbolic shards"
+    return None
 
 
 def _is_even(tensor: DTensor) -> bool:

@@ -22,7 +22,7 @@ Bounds = tuple[tuple[int, int, int, bool], ...]  # for each dim: start, stop, st
 def set_item(self: DTensor, key: Any, value: Any) -> None:
     """DTensor.__setitem__; keys other than ints and slices take torch's path, through gathered views."""
     if is_tracing() and any(type(size) is not int for size in self.shape):
-        raise out_of_graph(torch.ops.aten.copy_.default)  # the shards of a symbolic size are unknown
+        raise out_of_graph(torch.ops.aten.copy_.default, "the shards of a symbolic size are unknown")
     bounds = _bounds(key, self.shape)
     regular = isinstance(value, (int, float, bool, torch.Tensor))
     boxed = all(is_shard(place) or isinstance(place, (Replicate, Partial)) for place in self.placements)
