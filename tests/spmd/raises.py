@@ -5,7 +5,8 @@ from __future__ import annotations
 import fnmatch
 
 RAISES = {
-    "quantile": "torch.quantile puts a plain tensor beside the DTensor, and the dispatcher refuses it first",
+    "quantile": "with `dim=` or a tensor of quantiles torch.quantile puts a plain tensor beside the DTensor, "
+    "and the dispatcher refuses it first; `x.quantile(0.3)` works",
     "where_plain": "a plain mask for torch.where: taking it would double the time of every torch.where on DTensors",
     "embedding_plain": "plain token ids may differ from rank to rank: they must be placed by the caller",
 }
