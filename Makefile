@@ -10,7 +10,7 @@ PADDLE_NEXT_READY := $(PADDLE_NEXT_VENV)/.ready
 PADDLE_NEXT := paddlepaddle==3.3.1
 PADDLE_FORMERS := paddleformers==1.2.0
 
-.PHONY: demo test quick check mutants layouts full faults power fuzz interop bench clean help spmd spmd-test torch-tests
+.PHONY: demo test pytest quick check mutants layouts full faults power fuzz interop bench clean help spmd spmd-test torch-tests
 
 help:
 	@echo "make demo    train on 4 ranks, kill one, resume on another layout, open with transformers (sets itself up)"
@@ -55,7 +55,11 @@ QUICK := adapters checkpoint core format house layout mapping mutants plan stora
 quick: $(READY)
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow" $(addprefix tests/,$(QUICK))
 
-test: check
+# The checks run on one core: beside the tests they cost less than a minute.
+test: $(READY)
+	$(MAKE) --no-print-directory -j2 check pytest
+
+pytest: $(READY)
 	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 full: check

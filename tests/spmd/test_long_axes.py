@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard
@@ -48,7 +50,8 @@ def _findings(shape: tuple[int, int]) -> list[str]:
     return wrong
 
 
-def test_ranks_without_a_part_look_up_as_the_others_do():
-    assert run_ranks(4, _findings, (1, 4), deadline_s=120) == [[]] * 4
-    assert run_ranks(4, _findings, (4, 1), deadline_s=120) == [[]] * 4
-    assert run_ranks(6, _findings, (2, 3), deadline_s=120) == [[]] * 6
+@pytest.mark.sliced(2)
+@pytest.mark.parametrize("shape", [(1, 4), (2, 3), (4, 1)])
+def test_ranks_without_a_part_look_up_as_the_others_do(shape):
+    ranks = math.prod(shape)
+    assert run_ranks(ranks, _findings, shape, deadline_s=120) == [[]] * ranks

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import pytest
 import torch
 import torch.nn.functional as F
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -78,6 +79,13 @@ def _differences(
                 yield f"{bad} {places} {how}: {found} {ours!r}, not {expected} {message!r}"
 
 
+HALVES = 2
+
+
+def _half(lookups: dict[str, Lookup], half: int) -> dict[str, Lookup]:
+    return dict(list(lookups.items())[half::HALVES])
+
+
 def _wrong(
     lookups: dict[str, Lookup], indices: Callable[[str, tuple[int, ...]], list[Any]], **options: bool
 ) -> list[str]:
@@ -97,19 +105,22 @@ def _every_rank_has_them(name: str, shape: tuple[int, ...]) -> list[Any]:
     return [(R,) * len(shape), *([lambda index: index] if name in PLAIN else [])]
 
 
-def _out_of_range() -> list[str]:
+def _out_of_range(half: int) -> list[str]:
+    every = _half({**LOOKUPS, **MEANS}, half)
     return [
-        *_wrong({**LOOKUPS, **MEANS}, _every_rank_has_them),
-        *_wrong(MEANS, lambda _, shape: INDICES[shape]),
-        *_wrong({**LOOKUPS, **MEANS}, lambda _, shape: INDICES[shape], check_indices=True),
+        *_wrong(every, _every_rank_has_them),
+        *_wrong(_half(MEANS, half), lambda _, shape: INDICES[shape]),
+        *_wrong(every, lambda _, shape: INDICES[shape], check_indices=True),
     ]
 
 
-def test_every_rank_raises_what_one_device_raises():
-    assert run_ranks(4, _out_of_range, deadline_s=240) == [[]] * 4
+@pytest.mark.sliced(HALVES)
+@pytest.mark.parametrize("half", range(HALVES))
+def test_every_rank_raises_what_one_device_raises(half: int) -> None:
+    assert run_ranks(4, _out_of_range, half, deadline_s=240) == [[]] * 4
 
 
-def _in_range() -> list[str]:
+def _in_range(half: int) -> list[str]:
     import holdfast.spmd
 
     holdfast.spmd.enable(check_indices=True)
@@ -117,7 +128,7 @@ def _in_range() -> list[str]:
     for shape, tables in TABLES.items():
         mesh = init_device_mesh("cpu", shape)
         whole, index = torch.randn(ROWS, COLUMNS), torch.arange(ASKED) % 4
-        for name, lookup in {**LOOKUPS, **MEANS}.items():
+        for name, lookup in _half({**LOOKUPS, **MEANS}, half).items():
             for places in tables:
                 for how in INDICES[shape]:
                     found = lookup(place(whole, mesh, places), place(index, mesh, how))
@@ -128,8 +139,10 @@ def _in_range() -> list[str]:
     return wrong
 
 
-def test_right_indices_stay_right_where_they_are_checked():
-    assert run_ranks(4, _in_range, deadline_s=240) == [[]] * 4
+@pytest.mark.sliced(HALVES)
+@pytest.mark.parametrize("half", range(HALVES))
+def test_right_indices_stay_right_where_they_are_checked(half: int) -> None:
+    assert run_ranks(4, _in_range, half, deadline_s=240) == [[]] * 4
 
 
 def _no_numbers() -> list[bool]:
