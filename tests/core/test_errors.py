@@ -40,3 +40,10 @@ def test_a_foreign_error_becomes_peer_failed_and_keeps_its_name():
 @pytest.mark.parametrize("name", ["SystemExit", "HoldfastError", "", "os.system"])
 def test_a_record_can_only_make_known_errors(name):
     assert type(error_from_record([name, "text"])) is PeerFailed
+
+
+def test_an_error_class_of_another_library_is_peer_failed_with_its_own_text():
+    class Later(HoldfastError):
+        pass
+
+    assert error_record(Later("from a newer version")) == ["PeerFailed", "from a newer version"]

@@ -18,6 +18,7 @@ from holdfast.core.events import Event, log_event, safe_listener
         (Event("captured", 7, bytes=2_500_000, seconds=0.5), "step 7: captured 2.50 MB in 0.50 s"),
         (Event("written", 7, bytes=99_999_999), "step 7: written 100.00 MB"),
         (Event("written", 7, bytes=100_000_000), "step 7: written 0.10 GB"),
+        (Event("written", 7, bytes=100_000_000, seconds=1.0), "step 7: written 0.10 GB in 1.00 s (0.10 GB/s)"),
         (Event("written", 7, bytes=3_000_000_000, seconds=1.5), "step 7: written 3.00 GB in 1.50 s (2.00 GB/s)"),
     ],
 )
@@ -63,3 +64,7 @@ def test_a_listener_that_fails_is_logged_and_stops_nothing(caplog: pytest.LogCap
     (record,) = caplog.records
     assert record.levelno == logging.ERROR and "step 5: published" in record.getMessage()
     assert record.exc_info is not None and "my own bug" in str(record.exc_info[1])
+
+
+def test_an_event_is_of_rank_0_unless_it_says_otherwise() -> None:
+    assert Event("closing").rank == 0

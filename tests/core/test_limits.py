@@ -1,6 +1,7 @@
 import pytest
 
 from holdfast.core import limits
+from holdfast.core.errors import InvalidArgument
 from holdfast.core.limits import GB, KIB, MIB, parse_bytes
 
 # Bounds of the format: a reader that lowers one refuses checkpoints that others wrote.
@@ -60,3 +61,12 @@ def test_what_is_not_a_size_is_refused_with_the_value_named(size):
     with pytest.raises(ValueError, match="not a size: ") as caught:
         parse_bytes(size)
     assert repr(size) in str(caught.value)
+
+
+def test_a_size_is_below_an_exbibyte() -> None:
+    most = 2**60 - 1024  # the largest float below it
+    assert parse_bytes(2**60 - 1) == 2**60 - 1
+    assert parse_bytes(f"{most}B") == most
+    for size in (2**60, f"{2**60}B", "1048576TiB"):
+        with pytest.raises(InvalidArgument, match="not a size"):
+            parse_bytes(size)

@@ -11,17 +11,23 @@ from hypothesis import strategies as st
 
 from holdfast.core.errors import Damaged, Unsupported
 from holdfast.core.names import (
+    abandoned_folder,
     case_collision,
     check_case_collisions,
     check_file,
     check_group,
     check_key,
+    damaged_folder,
     folder_step,
     index_file,
+    is_holdfast_name,
     is_plain,
     is_tensor_file,
     key_problem,
+    manifest_attempt,
     natural_key,
+    set_aside_kind,
+    set_aside_step,
     step_folder,
     tensor_file,
 )
@@ -290,3 +296,44 @@ def test_folders_of_steps_sort_as_the_steps_do():
 )
 def test_other_folders_are_no_step(folder):
     assert folder_step(folder) is None
+
+
+@pytest.mark.parametrize("manifest", [b"", b"{", b"[]", b"7", b'{"attempt": 7}', b"{}", b"[" * 100_000])
+def test_a_manifest_that_names_no_attempt_has_none(manifest: bytes) -> None:
+    assert manifest_attempt(manifest) == ""
+
+
+def test_the_attempt_of_a_manifest() -> None:
+    assert manifest_attempt(b'{"attempt": ".attempt-1"}') == ".attempt-1"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "holdfast.json",
+        "state.json",
+        "config.json",
+        "generation_config.json",
+        "critic/config.json",
+        "model-00001-of-00002.safetensors",
+        "model.safetensors.index.json",
+    ],
+)
+def test_names_that_holdfast_writes(name: str) -> None:
+    assert is_holdfast_name(name) is True
+
+
+@pytest.mark.parametrize("name", ["notes.txt", "config.json.bak", "model.safetensors", "index.json", ""])
+def test_names_of_others(name: str) -> None:
+    assert is_holdfast_name(name) is False
+
+
+def test_folders_that_were_set_aside_say_why_and_which_step() -> None:
+    assert damaged_folder(7) == "damaged-step-000000000007"
+    assert abandoned_folder(7) == "abandoned-step-000000000007"
+    for folder, kind in ((damaged_folder(7), "damaged"), (abandoned_folder(7), "abandoned")):
+        assert set_aside_kind(folder) == kind
+        assert set_aside_step(folder) == 7
+    for folder in (step_folder(7), "lost-step-000000000007", "damaged-"):
+        assert set_aside_kind(folder) is None
+        assert set_aside_step(folder) is None

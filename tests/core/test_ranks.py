@@ -120,3 +120,7 @@ def test_without_shared_memory_every_process_is_a_host(monkeypatch: pytest.Monke
     monkeypatch.setattr(Path, "exists", lambda self: False)
     monkeypatch.setattr("socket.gethostname", lambda: "south")
     assert host_identity() == f"south/{os.getpid()}"
+
+
+def test_a_single_process_names_no_host() -> None:
+    assert SingleProcess().host() == "alone"

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from holdfast.core import warnings as module
-from holdfast.core.warnings import HoldfastWarning, warn
+from holdfast.core.warnings import HoldfastWarning, PendingWarnings, warn
 
 
 def through_the_package(depth: int) -> Any:
@@ -46,3 +46,36 @@ def test_a_folder_whose_name_begins_like_the_package_is_outside() -> None:
         warnings.simplefilter("always")
         names["call"]()
     assert caught[0].filename == beside
+
+
+def emitted(pending: PendingWarnings) -> list[str]:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        pending.emit()
+    return [str(warning.message) for warning in caught]
+
+
+def test_pending_warnings_are_emitted_once_and_in_order() -> None:
+    pending = PendingWarnings()
+    pending.add("a")
+    pending.add_once("b")
+    pending.add("a")
+    assert pending.mentions("b") and not pending.mentions("c")
+    assert emitted(pending) == ["a", "b", "a"]
+    assert emitted(pending) == [] and not pending.mentions("b")
+
+
+def test_a_text_added_once_is_never_added_that_way_again() -> None:
+    pending = PendingWarnings()
+    pending.add_once("b")
+    pending.add_once("b")
+    assert emitted(pending) == ["b"]
+    pending.add_once("b")
+    assert emitted(pending) == []
+
+
+def test_cleared_warnings_are_not_emitted() -> None:
+    pending = PendingWarnings()
+    pending.add("a")
+    pending.clear()
+    assert emitted(pending) == []
