@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import DTensor, Partial, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 
 from tests.dist.harness import run_ranks
 
@@ -30,8 +30,10 @@ CALLS = {
     "index": lambda x: x[[3, 1, 6]],
     "write": _written,
     "amin": lambda x: x.amin(),
+    "slice": lambda x: x[0:1] * 2 + x[-1:],
+    "chunk": lambda x: x.chunk(2)[0] * 2,
 }
-ROWS = {"even": 8, "uneven": 7, "few": 3}
+ROWS = {"even": 8, "uneven": 7, "few": 1}
 
 
 HALVES = 2
@@ -149,6 +151,34 @@ def _dynamic():
 
 def test_symbolic_sizes_stay_in_the_graph_and_are_right():
     assert run_ranks(2, _dynamic, deadline_s=240) == [{}, {}]
+
+
+def _write_into_input(rows, places):
+    """Return the gradients of an input whose rows a compiled region overwrote, and of the new rows."""
+    import holdfast.spmd
+
+    holdfast.spmd.enable()
+    mesh, whole = init_device_mesh("cpu", (2,)), torch.arange(6.0 * rows).reshape(rows, 6)
+
+    def write(y, value):
+        y[0:1] = value
+        return y * y
+
+    found = []
+    for compiled in (torch.compile(write, backend="aot_eager"), torch.compile(write, backend="eager")):
+        x = distribute_tensor(whole, mesh, places).requires_grad_()
+        value = distribute_tensor(torch.ones(1, 6), mesh, [Replicate()]).requires_grad_()
+        compiled(x * 1, value).sum().backward()
+        found.append([x.grad.full_tensor().tolist(), value.grad.full_tensor().tolist()])
+    return found
+
+
+@pytest.mark.parametrize(("rows", "places"), [(4, [Shard(0)]), (5, [Shard(0)]), (4, [Shard(1)]), (4, [Replicate()])])
+def test_rows_that_a_compiled_region_overwrites_have_no_gradient(rows, places):
+    kept = 2 * torch.arange(6.0 * rows).reshape(rows, 6)
+    kept[0] = 0.0
+    expected = [kept.tolist(), [[2.0] * 6]]
+    assert run_ranks(2, _write_into_input, rows, places, deadline_s=120) == [[expected, expected]] * 2
 
 
 def _whole_graph():

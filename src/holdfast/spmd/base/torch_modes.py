@@ -35,18 +35,19 @@ def is_known_true(condition: Any) -> bool:
 def out_of_graph(op: Any, why: str) -> Exception:
     """Return the error that makes torch.compile run a call outside of the graph; an error in fake modes.
 
-    With fullgraph=True Dynamo prints the error's `func`, so `func` is a text with the reason and the way out.
+    Dynamo breaks the graph for this error also where it makes fake tensors of a graph's inputs, which calls views
+    again. With fullgraph=True it prints the text.
     """
-    text: Any = (
+    return torch_versions.UnsupportedFakeTensorException(
         f"{op}: with holdfast.spmd {why}, so the call runs outside of the graph. Drop fullgraph=True to let Dynamo "
         f"break the graph here, or keep torch's rule: holdfast.spmd.enable(exclude=[{op.overloadpacket.__name__!r}])"
     )
-    return torch_versions.UnsupportedOperatorException(text)
 
 
 def leaves_graph(error: Exception) -> bool:
     """Return True for an error that makes torch.compile break the graph."""
     breaks = (
+        torch_versions.UnsupportedFakeTensorException,
         torch_versions.UnsupportedOperatorException,
         torch_versions.DataDependentOutputException,
         torch_versions.DynamicOutputShapeException,

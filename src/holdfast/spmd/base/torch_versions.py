@@ -15,6 +15,7 @@ try:
     from torch._subclasses.fake_tensor import (
         DataDependentOutputException,
         DynamicOutputShapeException,
+        UnsupportedFakeTensorException,
         UnsupportedOperatorException,
     )
     from torch.distributed._functional_collectives import _are_we_tracing
@@ -54,6 +55,7 @@ __all__ = [
     "OutputSharding",
     "TensorMeta",
     "UncachedSpec",
+    "UnsupportedFakeTensorException",
     "UnsupportedOperatorException",
     "_are_we_tracing",
     "_clear_sharding_prop_cache",

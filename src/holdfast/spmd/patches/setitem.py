@@ -21,8 +21,8 @@ Bounds = tuple[tuple[int, int, int, bool], ...]  # for each dim: start, stop, st
 
 def set_item(self: DTensor, key: Any, value: Any) -> None:
     """DTensor.__setitem__; keys other than ints and slices take torch's path, through gathered views."""
-    if is_tracing() and any(type(size) is not int for size in self.shape):
-        raise out_of_graph(torch.ops.aten.copy_.default, "the shards of a symbolic size are unknown")
+    if is_tracing():
+        _check_trace(self, value)
     bounds = _bounds(key, self.shape)
     regular = isinstance(value, (int, float, bool, torch.Tensor))
     boxed = all(is_shard(place) or isinstance(place, (Replicate, Partial)) for place in self.placements)
@@ -32,6 +32,15 @@ def set_item(self: DTensor, key: Any, value: Any) -> None:
         return
     with naming("DTensor.__setitem__, x[a:b] = v,", self):
         _Put.apply(self, value, bounds, key)  # type: ignore[no-untyped-call]
+
+
+def _check_trace(target: DTensor, value: Any) -> None:
+    """Leave the graph where a write cannot be traced: AOT autograd sees the new values, but not whose gradient ends."""
+    if any(type(size) is not int for size in target.shape):
+        raise out_of_graph(torch.ops.aten.copy_.default, "the shards of a symbolic size are unknown")
+    tensors = (target, value) if isinstance(value, torch.Tensor) else (target,)
+    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
+        raise out_of_graph(torch.ops.aten.copy_.default, "x[a:b] = v writes into a tensor that has a gradient")
 
 
 def _bounds(key: Any, shape: torch.Size) -> Bounds | None:

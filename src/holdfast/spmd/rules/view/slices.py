@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
-from holdfast.spmd.base.call import USE_TORCH, Call
+from holdfast.spmd.base.call import USE_TORCH, Call, apply
 from holdfast.spmd.base.registry import Rule
 from holdfast.spmd.base.torch_autograd import in_gradient
 from holdfast.spmd.base.torch_specs import local_of
@@ -85,9 +85,26 @@ def slice_backward(call: Call) -> Any:
     return wrap(permutation.fetch(local_of(gradient)), call.mesh, gradient.placements, sizes)
 
 
+def select_backward(call: Call) -> Any:
+    """Call again with the dim that torch's own rule understands."""
+    dim = call["dim"]
+    if dim >= 0:
+        return USE_TORCH
+    values = list(call.values)
+    values[call.names.index("dim")] = dim + len(call["input_sizes"])
+    return apply(call.op, values)
+
+
 WHY = "torch gathers the tensor"
 RULES = [
     Rule("view", ("slice.Tensor",), "every dim", WHY, slice_rows),
     Rule("view", ("select.int",), "every dim", WHY, select_row),
     Rule("view", ("slice_backward.default",), "every dim", WHY, slice_backward),
+    Rule(
+        "view",
+        ("select_backward.default",),
+        "every dim but the selected one",
+        "torch takes a negative dim for another dim than the selected one, and shards the gradient along it",
+        select_backward,
+    ),
 ]
