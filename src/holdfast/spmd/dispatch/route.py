@@ -129,10 +129,25 @@ def make_route(installed: Installed, original: Callable[..., Any]) -> Callable[.
                 known.decisions[key] = answer
         if op in installed.lookups and is_decision(answer) and (installed.check_indices or answer.needs_redistribute):
             return execute_decision(op, args, kwargs, info, answer)  # a cached decision would skip the index checks
+        if is_decision(answer) and not is_tracing() and _has_ambiguous_key(bind(op, args, kwargs, info)):
+            return execute_decision(op, args, kwargs, info, answer)
         return answer
 
     keep_out_of_dynamo(slow_path)
     return slow_path
+
+
+def _has_ambiguous_key(call: Call) -> bool:
+    """Return True for a Partial and a number: torch's cache takes a number and a 0-dim tensor for the same."""
+    places = [place for _, tensor in call.tensor_args() if isinstance(tensor, DTensor) for place in tensor.placements]
+    if not any(place.is_partial() for place in places):
+        return False
+    slots = zip(call.op._schema.arguments, call.values, strict=False)
+    return any(
+        value.ndim == 0 if isinstance(value, torch.Tensor) else isinstance(value, (int, float, complex))
+        for argument, value in slots
+        if isinstance(argument.type, torch.TensorType)
+    )
 
 
 def _cache_key(op: Any, args: Any, kwargs: Any, info: Any, ruled: bool) -> Hashable | None:

@@ -71,6 +71,8 @@ def total_norm(original: Callable[..., Any]) -> Callable[..., Any]:
             return original(all_tensors, norm_type, error_if_nonfinite, foreach)  # type: ignore[no-any-return]
         parts = [[all_tensors[place] for place in chosen] for chosen in _positions(all_tensors).values()]
         norms = [full_tensor(original(part, norm_type, False, foreach)) for part in parts]
+        if float(norm_type) == 0.0:  # the number of tensors that are not zero: counts of groups add up
+            return torch.stack(norms).sum()
         return original(norms, norm_type, error_if_nonfinite, foreach)  # type: ignore[no-any-return]
 
     return norm
