@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.format.dtypes import dtype_named
-from holdfast.plan.recipe import Recipe, is_filled
+from holdfast.layout.box import Box
+from holdfast.plan.recipe import Recipe, Term, is_filled
 from tests.mapping.arrays import made, numbered
 
 F32 = dtype_named("float32")
@@ -38,3 +39,23 @@ def test_split_cuts_a_row_as_narrow_does() -> None:
 def test_neighbours_in_one_source_become_one_term_again() -> None:
     whole = Recipe.whole("a", (6, 2), F32)
     assert Recipe.concat(whole.split(0, [1, 2, 3]), 0) == whole
+
+
+def of_boxes(shape: tuple[int, ...], *boxes: Box) -> Recipe[str]:
+    return Recipe(shape, F32, tuple(Term(box, "a", box, tuple(range(len(shape)))) for box in boxes))
+
+
+def test_terms_that_cover_each_element_once_fill_a_recipe() -> None:
+    assert is_filled(of_boxes((4, 2), Box((0, 0), (1, 2)), Box((1, 0), (3, 2))))
+
+
+def test_a_recipe_with_a_hole_is_not_filled() -> None:
+    assert not is_filled(of_boxes((4,), Box((0,), (3,))))
+
+
+def test_a_recipe_with_an_overlap_is_not_filled() -> None:
+    assert not is_filled(of_boxes((4,), Box((0,), (2,)), Box((1,), (2,))))
+
+
+def test_a_term_outside_of_the_target_does_not_fill_it() -> None:
+    assert not is_filled(of_boxes((4,), Box((0,), (2,)), Box((4,), (2,))))
