@@ -241,3 +241,10 @@ def test_a_parameter_with_different_options_is_refused_and_the_options_are_named
     second = {"params": ["a"], "options": {"lr": 2, "eps": 1, "beta": 3}}
     with pytest.raises(LayoutError, match=r"^o: a has different options \(lr, beta\) on different ranks"):
         merge_groups("o", [[first], [second]])
+
+
+def test_an_option_that_one_rank_has_and_another_lacks_is_a_different_option() -> None:
+    more, fewer = {"params": ["a"], "options": {"lr": 1, "eps": 2}}, {"params": ["a"], "options": {"lr": 1}}
+    for ranks in ([[more], [fewer]], [[fewer], [more]]):
+        with pytest.raises(LayoutError, match=r"a has different options \(eps\)"):
+            merge_groups("o", ranks)

@@ -18,6 +18,7 @@ from holdfast.layout.coordinates import axis_sizes, coordinate_on, label
 from holdfast.layout.placement import Mesh
 
 TREE, SPLIT_DICT, OPTIMIZER, FILE, PLAN = "tree", "dealt", "optimizer", "file", "plan"
+_ABSENT = object()
 
 
 class ValuesChanged(LayoutError):
@@ -196,7 +197,10 @@ def merge_groups(name: str, per_rank: Iterable[list[dict[str, Any]]]) -> list[di
             known["params"] = sorted({*known["params"], *group["params"]}, key=natural_key)
             for key in group["params"]:
                 other = options_of.setdefault(key, group["options"])
-                differing = [option for option, value in group["options"].items() if other.get(option) != value]
+                options = group["options"]
+                differing = [
+                    one for one in {**other, **options} if other.get(one, _ABSENT) != options.get(one, _ABSENT)
+                ]
                 if differing:
                     raise LayoutError(
                         f"{name}: {key} has different options ({', '.join(differing)}) on different ranks"

@@ -57,3 +57,22 @@ def test_even_shards_are_asked_about_once():
         assert {name: (asked["even"], asked["uneven"]) for name, asked in counts.items()} == dict.fromkeys(
             CALLS, (1, 3)
         )
+
+
+def _numbers() -> list[float]:
+    """Add a number and a 0-dim tensor to a Partial, each before and after the other."""
+    import holdfast.spmd
+
+    holdfast.spmd.enable()
+    mesh, found = init_device_mesh("cpu", (2,)), []
+    for dtype in (torch.float32, torch.float64):
+        for order in ((0, 1, 0), (1, 0, 1)):
+            torch_dispatch.clear_decision_caches()
+            partial = DTensor.from_local(torch.ones(3, dtype=dtype), mesh, [Partial()])
+            other = (0.5, torch.tensor(0.5, dtype=dtype))
+            found += [(partial + other[which]).full_tensor()[0].item() for which in order]
+    return found
+
+
+def test_a_number_and_a_tensor_beside_a_partial_share_no_decision() -> None:
+    assert run_ranks(2, _numbers, deadline_s=120) == [[2.5] * 12] * 2
