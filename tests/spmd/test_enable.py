@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import functools
+import importlib
+import re
+import types
+
 import pytest
 import torch
 from torch.distributed.tensor import DTensor
 
 import holdfast.spmd
 from holdfast.spmd.base import torch_dispatch, torch_versions
+from holdfast.spmd.base.private_names import NAMES, RULES, PrivateName
 from holdfast.spmd.base.registry import all_rules
 from holdfast.spmd.base.spmd_errors import SpmdWarning
 from holdfast.spmd.patches.methods import replacements
@@ -145,6 +151,24 @@ def test_a_part_whose_names_changed_is_left_out_by_name(monkeypatch):
         assert clip_grad._get_total_norm is changed
     finally:
         holdfast.spmd.disable()
+
+
+@pytest.mark.parametrize("name", NAMES, ids=lambda name: f"{name.part}: {name.path}")
+def test_a_private_name_that_is_gone_leaves_out_its_part(name: PrivateName, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = _state()
+    module, _, attributes = name.path.partition(":")
+    *path, last = attributes.split(".")
+    found = importlib.import_module(module)
+    if last == "SKIP":  # an enum of C++ keeps its members
+        monkeypatch.setattr(found, path[0], types.SimpleNamespace())
+    else:
+        monkeypatch.delattr(functools.reduce(getattr, path, found), last)
+    with pytest.warns(SpmdWarning, match=re.escape(last)):
+        problems = holdfast.spmd.enable()
+    holdfast.spmd.disable()
+    monkeypatch.undo()
+    assert _state() == before
+    assert len(problems) > 200 if name.part == RULES else name.part in {text.partition(":")[0] for text in problems}
 
 
 def test_every_operator_of_every_rule_exists_on_the_newest_known_torch():

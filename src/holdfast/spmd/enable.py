@@ -66,12 +66,12 @@ def enable(only: Sequence[str] = ("*",), exclude: Sequence[str] = (), check_indi
     """
     _check("only", only)
     _check("exclude", exclude)
-    if in_loss_parallel():
+    problem = torch_versions.unsupported_reason()
+    if problem is None and in_loss_parallel():
         raise SpmdArgumentError(
             "enable() within loss_parallel(): call enable() first, since loss_parallel restores what it found"
         )
     disable()
-    problem = torch_versions.unsupported_reason()
     if problem is not None:
         warn(f"holdfast.spmd.enable: {problem}")
         INSTALLED.left_out = [(name, rule.family, problem) for rule in all_rules() for name in rule.operators]

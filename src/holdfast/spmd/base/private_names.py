@@ -60,13 +60,25 @@ NAMES = (
     ),
     PrivateName(RULES, f"{TENSOR}.debug:_clear_sharding_prop_cache", ()),
     PrivateName(RULES, "torch.distributed._functional_collectives:_are_we_tracing", ()),
+    PrivateName(RULES, "torch._subclasses.fake_tensor:DataDependentOutputException"),
+    PrivateName(RULES, "torch._subclasses.fake_tensor:DynamicOutputShapeException"),
+    PrivateName(RULES, "torch._subclasses.fake_tensor:UnsupportedFakeTensorException"),
     PrivateName(RULES, "torch._subclasses.fake_tensor:UnsupportedOperatorException"),
     PrivateName(RULES, "torch.fx.experimental.symbolic_shapes:guard_or_false", ("a",)),
     PrivateName(RULES, "torch._C._dynamo.eval_frame:set_code_exec_strategy"),
+    PrivateName(RULES, "torch._C._dynamo.eval_frame:_FrameExecStrategy"),
+    PrivateName(RULES, "torch._C._dynamo.eval_frame:_FrameAction.SKIP"),
     PrivateName(RULES, "torch.utils._mode_utils:no_dispatch", ()),
     PrivateName(RULES, "torch:_C._current_autograd_node"),
     PrivateName(RULES, "torch.autograd.grad_mode:_unsafe_preserve_version_counter", ("tensors",)),
     PrivateName(RULES, "torch:_C._jit_get_all_schemas"),
+    PrivateName(RULES, "torch:_C._dispatch_has_kernel_for_dispatch_key"),
+    PrivateName(RULES, "torch:_C._ExcludeDispatchKeyGuard"),
+    PrivateName(RULES, "torch:_C._distributed_c10d._resolve_process_group"),
+    PrivateName(RULES, "torch:ops.aten.add.Tensor._op_dk"),
+    PrivateName(RULES, f"{TENSOR}:DTensor._op_dispatcher._custom_op_handlers"),
+    PrivateName(RULES, f"{TENSOR}:DTensor._op_dispatcher._random_ops"),
+    PrivateName(RULES, f"{TENSOR}:DTensor._op_dispatcher.sharding_propagator.op_strategy_funcs"),
     PrivateName(
         "plain",
         f"{DISPATCHER}._try_replicate_spec_for_scalar_tensor",
@@ -75,9 +87,15 @@ NAMES = (
     PrivateName("loss_parallel", f"{TENSOR}.parallel.loss:customized_loss_ops"),
     PrivateName("fallback", f"{TENSOR}._ops.utils:is_tensor_shardable", ("shape", "spec")),
     PrivateName("fallback", f"{TENSOR}._ops._matrix_ops:is_tensor_shardable", ("shape", "spec")),
-    PrivateName("functions", "torch.jit._builtins:_find_builtin", ("fn",)),
-    PrivateName("functions", "torch.jit._builtins:_register_builtin", ("fn", "op")),
-    PrivateName("functions", "torch.jit._builtins:_get_builtin_table", ()),
+    *(
+        PrivateName(part, f"torch.jit._builtins:{name}", parameters)
+        for part in ("fallback", "functions", "methods")  # each replaces functions of torch
+        for name, parameters in (
+            ("_find_builtin", ("fn",)),
+            ("_register_builtin", ("fn", "op")),
+            ("_get_builtin_table", ()),
+        )
+    ),
     PrivateName(
         "methods", "torch.utils._foreach_utils:_group_tensors_by_device_and_dtype", ("tensorlistlist", "with_indices")
     ),

@@ -58,8 +58,8 @@ def handlers() -> dict[Operator, Handler]:
 
 
 def loss_parallel_table() -> dict[Operator, Handler]:
-    """Return the handlers that torch's loss_parallel installs."""
-    return torch_versions.loss_module.customized_loss_ops  # type: ignore[return-value]
+    """Return the handlers that torch's loss_parallel installs; none if this torch keeps them elsewhere."""
+    return getattr(torch_versions.loss_module, "customized_loss_ops", {})
 
 
 def in_loss_parallel() -> bool:
