@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+import io
+import pickle
+
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
@@ -244,3 +248,18 @@ def _into_partial():
 
 def test_a_view_of_a_partial_writes_through():
     assert run_ranks(2, _into_partial, deadline_s=120) == [[True] * 3] * 2
+
+
+def _saved():
+    """Save, pickle and copy a view: each gives the rows, and no longer writes through."""
+    placed, whole = _pair()
+    view, file = placed[2:5], io.BytesIO()
+    torch.save({"rows": view}, file)
+    file.seek(0)
+    found = [torch.load(file, weights_only=False)["rows"], pickle.loads(pickle.dumps(view)), copy.deepcopy(view)]
+    placed.zero_()
+    return [type(rows) is DTensor and torch.equal(rows.full_tensor(), whole[2:5]) for rows in found]
+
+
+def test_a_saved_view_is_its_rows():
+    assert run_ranks(2, _saved, deadline_s=120) == [[True] * 3] * 2

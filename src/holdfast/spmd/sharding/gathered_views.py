@@ -9,6 +9,7 @@ fused operators: `mark_stale` handles these once a view exists.
 
 from __future__ import annotations
 
+import copy
 import functools
 import weakref
 from collections.abc import MutableMapping
@@ -61,6 +62,18 @@ class GatheredView(DTensor):
         with naming("DTensor.to_local() of a view of a sharded dim, whose tensor was written since,", self):
             _refresh(self)
         return super().to_local(**kwargs)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> DTensor:
+        """Copy the rows as a DTensor of their own, as a copy of a view is on one device."""
+        if self.requires_grad and not self.is_leaf:
+            return super().__deepcopy__(memo)  # type: ignore[no-any-return, no-untyped-call]
+        copied: DTensor = copy.deepcopy(_as_dtensor(self), memo)
+        copied.requires_grad_(self.requires_grad)
+        return copied
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Pickle the rows as a DTensor of their own: the tensor they were taken from is not saved with them."""
+        return _as_dtensor(self).__reduce_ex__(protocol)
 
 
 # The live views of each tensor that was viewed.
