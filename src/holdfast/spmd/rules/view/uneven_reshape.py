@@ -103,8 +103,21 @@ def _gathered(call: Call) -> Any:
 
 
 def _breaks_strided(tensor: DTensor, after: Sequence[int]) -> bool:
-    """Return True if the reshape splits or merges a dim that strided shards (FSDP2 with TP) divide unevenly."""
-    return not _is_plain(tensor.placements) and _breaks_uneven(tensor, after)
+    """Return True if strided shards (FSDP2 with TP, flattened columns) do not stay, merge or split as torch describes.
+
+    torch is right where the dim stays, where dims behind it are merged into it, and where it splits at its own factor.
+    """
+    if _is_plain(tensor.placements):
+        return False
+    starts = {math.prod(after[:dim]): size for dim, size in reversed(list(enumerate(after))) if size != 1}
+    for axis, place in enumerate(tensor.placements):
+        if type(place) in (Shard, Replicate, Partial) or place.is_partial():
+            continue
+        dim, factor = place.dim, place.split_factor  # type: ignore[attr-defined]
+        before, size, ranks = math.prod(tensor.shape[:dim]), tensor.shape[dim], tensor.device_mesh.size(axis)
+        if starts.get(before, 1) % size and starts.get(before * factor, 1) % ranks:
+            return True
+    return _breaks_uneven(tensor, after)
 
 
 def _is_plain(placements: Sequence[Placement]) -> bool:
