@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map
 
 from tests.spmd.budget import budget
 from tests.spmd.cases import Case, placements_of
@@ -176,7 +177,8 @@ def _found(
     if way == "traced":
         _trace(operation, inputs, mesh)
     elif way == "compiled":
-        call, counting = _compiled(call, "aot_eager"), contextlib.nullcontext()  # dynamo leaves modes alone
+        call = _compiled(_with_uses(call), "aot_eager")
+        counting = contextlib.nullcontext()  # dynamo leaves modes alone
 
     def results() -> list[torch.Tensor | None]:
         with counting:
@@ -204,6 +206,15 @@ def _placed(
         fitting = (*places, *(Replicate() for _ in range(mesh.ndim)))[: mesh.ndim]
         inputs.append(place(whole, mesh, fitting))
     return inputs
+
+
+def _with_uses(call: Callable[..., Any]) -> Callable[..., Any]:
+    """Use every result within the region: what has left the graph comes back into it."""
+
+    def used(value: Any) -> Any:
+        return value * 1 if isinstance(value, torch.Tensor) and value.is_floating_point() else value
+
+    return lambda *inputs: tree_map(used, call(*inputs))
 
 
 def _compiled(call: Callable[..., Any], backend: str) -> Callable[..., Any]:
