@@ -15,7 +15,7 @@ import holdfast
 from holdfast.storage.local import LocalStorage
 from tests.dist.harness import run_ranks
 
-pytestmark = pytest.mark.sliced(3)
+pytestmark = pytest.mark.sliced(6)
 
 ROWS, COLUMNS = 1003, 517
 PLACEMENTS: dict[str, list[Any]] = {"rows": [Shard(0)], "columns": [Shard(1)], "replicas": [Replicate()]}

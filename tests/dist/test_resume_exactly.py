@@ -83,6 +83,7 @@ def _resume_then_next(resumed: RunConfig, whole: RunConfig, doomed: RunConfig) -
 
 
 @pytest.mark.timeout(600)
+@pytest.mark.full
 @pytest.mark.parametrize("name", PIPELINES)
 def test_pipelines_too_whose_micro_batches_are_their_accumulation(tmp_path: Path, name: str):
     layout, sparse = PIPELINES[name]

@@ -18,7 +18,7 @@ from holdfast.train.parallel.parallel_model import build
 from tests.dist.harness import run_ranks
 from tests.dist.train_cases import LAYOUTS, assemble, batches, model, pieces, share
 
-pytestmark = pytest.mark.sliced(12)
+pytestmark = pytest.mark.sliced(24)
 
 DEADLINE_S = 200.0
 # Many blocks and files, cuts in the middle of tensors.

@@ -216,7 +216,7 @@ def test_a_short_program_cannot_ask_for_endless_work(statements: list[str]) -> N
         compile_program(Mapping.parse(statements).statements, sources, None, max_work=50_000)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_the_keys_of_a_very_large_model_are_mapped_in_seconds() -> None:
     """61 layers of 256 experts of three weights: joined, stacked and turned, and back."""
     shapes = {"gate": (2048, 7168), "up": (2048, 7168), "down": (7168, 2048)}
