@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
@@ -47,6 +48,7 @@ def _round_trip(root: str, sizes: tuple[int, int]) -> None:
         assert torch.equal(parameter.to_local(), value), key
 
 
+@pytest.mark.full
 def test_every_small_size_on_meshes_that_do_not_divide_it(tmp_path: Path) -> None:
     holdfast.save(tmp_path / "single", {"model": build()}, block_bytes=4096)
     expected = (tmp_path / "single" / "model-00001-of-00001.safetensors").read_bytes()

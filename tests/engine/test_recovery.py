@@ -224,6 +224,7 @@ def test_a_process_that_ends_without_closing_leaves_no_arena(tmp_path: Path) -> 
     assert find_files(run_id(LocalStorage(tmp_path))) == []
 
 
+@pytest.mark.full
 def test_starts_that_cannot_write_do_not_add_up_in_memory(small: Path) -> None:
     """Each restores from memory and captures what it restored; each is killed before it can close."""
     leave_in_memory(small, 2)

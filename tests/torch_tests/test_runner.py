@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from tests.torch_tests.compare import compare, read_reasons
 from tests.torch_tests.record import Outcome, Record
 from tests.torch_tests.running import Settings, run_file
@@ -52,6 +54,7 @@ OUTCOMES = {
 
 RULES_IN_RANKS = """
 import os, sys
+import pytest
 import torch
 import torch.distributed as dist
 from torch.testing._internal.common_distributed import MultiProcessTestCase, MultiThreadedTestCase
@@ -138,6 +141,7 @@ def test_a_file_that_cannot_be_imported_is_named(tmp_path: Path) -> None:
     assert "no_such_module" in record.outcomes()["collection"].why
 
 
+@pytest.mark.full
 def test_the_rules_are_on_in_every_rank_of_a_run_with_them_and_in_none_without(tmp_path: Path) -> None:
     settings = _settings(tmp_path, RULES_IN_RANKS)
     names = {"Here::test_main", "Processes::test_ranks", "Threads::test_ranks"}

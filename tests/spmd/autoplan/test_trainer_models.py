@@ -27,6 +27,7 @@ AT_4: list[Case] = [
 ]
 
 
+@pytest.mark.sliced(2)
 @pytest.mark.parametrize(("ranks", "cases"), [(2, AT_2), (4, AT_4)], ids=["tp-2", "tp-4"])
 def test_a_plan_moves_no_more_than_the_plan_by_hand_and_trains_the_same(ranks: int, cases: list[Case]) -> None:
     planned = []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 
+import pytest
 import torch
 import torch.nn.functional as F
 from torch.distributed.device_mesh import init_device_mesh
@@ -56,6 +57,7 @@ def _all():
     return findings.count, findings.bad
 
 
+@pytest.mark.full
 def test_every_reduction_weight_and_smoothing():
     for count, bad in run_ranks(4, _all, deadline_s=240):
         assert (count, bad) == (144, {})

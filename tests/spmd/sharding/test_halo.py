@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 import torch.nn.functional as F
 from torch.distributed.device_mesh import init_device_mesh
@@ -81,6 +82,7 @@ def _all():
     return findings.count, findings.bad
 
 
+@pytest.mark.full
 def test_kernels_reach_over_the_edges():
     for count, bad in run_ranks(4, _all, deadline_s=240):
         assert count > 120
