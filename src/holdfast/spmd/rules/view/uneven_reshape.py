@@ -105,16 +105,17 @@ def _gathered(call: Call) -> Any:
 def _breaks_strided(tensor: DTensor, after: Sequence[int]) -> bool:
     """Return True if strided shards (FSDP2 with TP, flattened columns) do not stay, merge or split as torch describes.
 
-    torch is right where the dim stays, where dims behind it are merged into it, and where it splits at its own factor.
+    With one sharding axis torch is right where the dim stays, where dims behind it are merged into it, and where it
+    splits at its own factor.
     """
     if _is_plain(tensor.placements):
         return False
-    starts = {math.prod(after[:dim]): size for dim, size in reversed(list(enumerate(after))) if size != 1}
-    for axis, place in enumerate(tensor.placements):
-        if type(place) in (Shard, Replicate, Partial) or place.is_partial():
-            continue
+    sharded = [axis for axis, place in enumerate(tensor.placements) if not (place.is_replicate() or place.is_partial())]
+    place = tensor.placements[sharded[0]]
+    if len(sharded) == 1 and not is_shard(place):
+        starts = {math.prod(after[:dim]): size for dim, size in reversed(list(enumerate(after))) if size != 1}
         dim, factor = place.dim, place.split_factor  # type: ignore[attr-defined]
-        before, size, ranks = math.prod(tensor.shape[:dim]), tensor.shape[dim], tensor.device_mesh.size(axis)
+        before, size, ranks = math.prod(tensor.shape[:dim]), tensor.shape[dim], tensor.device_mesh.size(sharded[0])
         if starts.get(before, 1) % size and starts.get(before * factor, 1) % ranks:
             return True
     return _breaks_uneven(tensor, after)
