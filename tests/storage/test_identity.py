@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -78,6 +79,25 @@ def test_a_copy_has_the_same_id_in_another_place(tmp_path: Path) -> None:
     assert made is not None and copied is not None and made.id == copied.id and made.place != copied.place
     (tmp_path / "a").rename(tmp_path / "c")
     assert read_identity(tmp_path / "c") == made
+
+
+def test_a_copy_that_got_the_inode_of_the_deleted_original_is_in_another_place(tmp_path: Path) -> None:
+    first = make_identity(tmp_path)
+    assert first is not None
+    data = (tmp_path / IDENTITY).read_bytes()
+    for _ in range(20):
+        (tmp_path / IDENTITY).unlink()
+        time.sleep(0.02)  # file systems take their times from a clock that ticks every few milliseconds
+        (tmp_path / IDENTITY).write_bytes(data)
+        copy = read_identity(tmp_path)
+        assert copy is not None and copy.id == first.id and copy.place != first.place
+
+
+def test_permissions_and_times_that_change_leave_the_place(tmp_path: Path) -> None:
+    first = make_identity(tmp_path)
+    (tmp_path / IDENTITY).chmod(0o644)
+    os.utime(tmp_path / IDENTITY, (1, 1))
+    assert read_identity(tmp_path) == first
 
 
 def test_a_file_system_without_links_will_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

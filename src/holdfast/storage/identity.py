@@ -2,8 +2,9 @@
 
 A path does not identify a root. Another container may mount another volume at the same path, and
 a root may be deleted and created again. The id file is created exclusively and synced. A copy of
-a root carries the same id, so a local identity includes the device and inode of the id file. Data
-kept outside the root, such as captured states in shared memory, is looked up by both.
+a root carries the same id, so a local identity includes the device and inode of the id file, and
+its birth time, because a file system gives the inode of a deleted file to the next one. Data kept
+outside the root, such as captured states in shared memory, is looked up by both.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ _NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EI
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """A root's id, and the location of the id file: device and inode, or the address of an object store."""
+    """A root's id, and the location of the id file: device, inode and birth time, or the address of an object store."""
 
     id: str
     place: str
@@ -63,9 +64,10 @@ def read_identity(root: Path) -> Identity | None:
     try:
         status = os.fstat(descriptor)
         root_id = id_in(os.read(descriptor, _LIMIT_BYTES)) if stat.S_ISREG(status.st_mode) else None
+        birth = linux.birth_time_ns(descriptor)
     finally:
         os.close(descriptor)
-    return None if root_id is None else Identity(root_id, f"{status.st_dev}:{status.st_ino}")
+    return None if root_id is None else Identity(root_id, f"{status.st_dev}:{status.st_ino}:{birth}")
 
 
 def make_identity(root: Path) -> Identity | None:

@@ -16,12 +16,17 @@ from collections.abc import Callable
 from pathlib import Path
 
 _AT_FDCWD = -100
+_AT_EMPTY_PATH = 0x1000
 _RENAME_EXCHANGE = 2
 _SYNC_FILE_RANGE_WRITE = 2
 _MADV_POPULATE_WRITE = 23
 # Magic numbers of statfs: ext2 to ext4, xfs, btrfs, tmpfs, overlayfs, zfs, f2fs, bcachefs.
 _LOCAL_FILE_SYSTEMS = {0xEF53, 0x58465342, 0x9123683E, 0x01021994, 0x794C7630, 0x2FC12FC1, 0xF2F52010, 0xCA451A4E}
 _LOCK_TRIES = 5
+_STATX_BTIME = 0x800
+_BIRTH = (
+    "I76xqI"  # struct statx: the mask of fields that are set, then at byte 80 the birth time in seconds and nanoseconds
+)
 _FLOCK = "hhqqi4x"  # struct flock: type, whence, start, length, process
 _UNSUPPORTED = (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
 
@@ -94,6 +99,18 @@ def is_local_file_system(path: Path) -> bool:
         return False
     word = ctypes.c_long.from_buffer(buffer).value & 0xFFFFFFFF
     return word in _LOCAL_FILE_SYSTEMS
+
+
+def birth_time_ns(descriptor: int) -> int | None:
+    """Return when an open file was created; None where the file system does not record it."""
+    libc = _libc()
+    if libc is None or not hasattr(libc, "statx"):
+        return None
+    buffer = ctypes.create_string_buffer(256)
+    if libc.statx(ctypes.c_int(descriptor), b"", ctypes.c_int(_AT_EMPTY_PATH), ctypes.c_uint(_STATX_BTIME), buffer):
+        return None
+    fields, seconds, nanoseconds = struct.unpack_from(_BIRTH, buffer)
+    return seconds * 1_000_000_000 + nanoseconds if fields & _STATX_BTIME else None
 
 
 def start_write_back(descriptor: int, offset: int, size: int) -> None:

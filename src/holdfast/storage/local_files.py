@@ -24,6 +24,9 @@ from holdfast.storage.base import Stamped
 from holdfast.storage.stamps import is_settled, stamp_of
 
 _BLOB = re.compile(r"(?:\.\./){2,3}blobs/[0-9a-f]{40}(?:[0-9a-f]{24})?")
+_CALL_BUFFERS = 512
+_MAP_POPULATE = getattr(mmap, "MAP_POPULATE", 0)
+OPEN_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
 
 def blob_target(name: str, folder: int) -> str | None:
@@ -45,10 +48,6 @@ def blob_size(name: str, folder: int) -> int | None:
     except FileNotFoundError:
         return None
     return status.st_size if stat.S_ISREG(status.st_mode) else None
-
-
-_CALL_BUFFERS = 512
-_MAP_POPULATE = getattr(mmap, "MAP_POPULATE", 0)
 
 
 @contextmanager
@@ -169,9 +168,6 @@ class LocalWriter:
 
     def close(self) -> None:
         os.close(self._descriptor)
-
-
-OPEN_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
 
 class LocalHold:
