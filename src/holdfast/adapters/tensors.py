@@ -37,6 +37,10 @@ from holdfast.layout.placement import (
 )
 from holdfast.plan.files import RawArray, bytes_of
 
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+_STRIDED = torch.strided
+RAW_DTYPES = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by element size in bytes
+
 
 def tensor_overlaps(tensor: torch.Tensor) -> bool:
     """Return True if several elements of a strided tensor share an address, as in an expanded tensor."""
@@ -79,11 +83,6 @@ def address_range(tensor: torch.Tensor) -> tuple[int, int]:
     reach = sum(stride * (size - 1) for stride, size in zip(tensor.stride(), tensor.shape, strict=True))
     begin = tensor.data_ptr()
     return begin, begin + (reach + 1) * tensor.element_size()
-
-
-_PLAIN = (torch.Tensor, torch.nn.Parameter)
-_STRIDED = torch.strided
-RAW_DTYPES = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by element size in bytes
 
 
 @dataclass(frozen=True, slots=True, eq=False)

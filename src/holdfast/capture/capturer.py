@@ -30,6 +30,7 @@ _INTERVALS = 3
 
 # Every capture of this process, so that code that changes weights outside of optimizers can wait.
 _ALL: weakref.WeakSet[StepHooks] = weakref.WeakSet()
+GRAPH_NOTICE = "an optimizer steps inside a CUDA graph, where no hook can wait: its tensors are captured during save"
 
 
 def wait_for_captures() -> None:
@@ -110,9 +111,6 @@ class StepHooks:
 
     def graphed(self) -> bool:
         return bool(len(self._graphed))
-
-
-GRAPH_NOTICE = "an optimizer steps inside a CUDA graph, where no hook can wait: its tensors are captured during save"
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,14 @@ from holdfast.layout.box import flat_boxes
 from holdfast.layout.placement import ShardBox
 from holdfast.plan.writer_job import ArenaSpan
 
+_FIRST_RATE = 20e9  # assumed bytes per second to the host, until measured
+_PROBE_BYTES = 64 << 20
+_FIRST_INTERVAL_S = 0.1
+_USED_OF_STEP = 0.8  # usable share of a step's time before the next optimizer step
+_SPARE_BYTES = 1 << 30
+_SPARE_SHARE = 0.05
+_ALIGNMENT = 512
+
 
 @dataclass(frozen=True, slots=True)
 class CopyTarget:
@@ -83,15 +91,6 @@ def _whole(memory: torch.Tensor, at: int, span: ArenaSpan) -> torch.Tensor | Non
         return None
     raw = memory[at : at + span.bytes].view(RAW_DTYPES[span.place.spec.dtype.bytes])
     return raw.view(span.held.sizes)
-
-
-_FIRST_RATE = 20e9  # assumed bytes per second to the host, until measured
-_PROBE_BYTES = 64 << 20
-_FIRST_INTERVAL_S = 0.1
-_USED_OF_STEP = 0.8  # usable share of a step's time before the next optimizer step
-_SPARE_BYTES = 1 << 30
-_SPARE_SHARE = 0.05
-_ALIGNMENT = 512
 
 
 @dataclass(frozen=True, slots=True)

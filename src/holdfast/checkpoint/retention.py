@@ -33,6 +33,10 @@ from holdfast.storage import trust_check
 from holdfast.storage.base import Storage
 
 _FOLDER, _FILE = ".policy", "keep.json"
+_ALWAYS = 100  # the number of steps compared at every save
+_ALL = 1000  # the number of steps compared before a removal
+_IN_TURN = 256
+_ATTEMPTS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,12 +264,6 @@ def saved_policy(storage: Storage) -> Policy | None:
         return None if fields is None else Policy.from_fields(fields)
     except (InvalidArgument, Damaged) as error:
         raise Damaged(f"{where}: {error}; give gc a policy with --keep") from None
-
-
-_ALWAYS = 100  # the number of steps compared at every save
-_ALL = 1000  # the number of steps compared before a removal
-_IN_TURN = 256
-_ATTEMPTS = 3
 
 
 class RetentionIndex:

@@ -15,6 +15,15 @@ from holdfast.core.errors import Damaged, Unsupported
 MANIFEST = "holdfast.json"  # its presence commits the checkpoint
 _COMPONENT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]*|\.metadata")  # torch's is the only hidden file
 _DEVICES = frozenset({"con", "prn", "aux", "nul"} | {f"{d}{n}" for d in ("com", "lpt") for n in range(1, 10)})
+STATE = "state.json"
+MASTERS = "master_weights"
+MASTER_STATES = frozenset({"master", "master_param", "master_weight", MASTERS})  # names used by optimizers
+_DIGITS = re.compile(rb"([0-9]+)")
+_TENSOR_FILE = re.compile(r"(?P<group>.+)-(?P<number>[0-9]{5,})-of-(?P<count>[0-9]{5,})\.safetensors")
+_CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]")
+_GROUP_CHARS = 100
+_ASIDE = re.compile(r"(abandoned|damaged)-step-([0-9]{12,})(?:-[0-9]+)?")
+_STEP = re.compile(r"step-([0-9]{12,})")
 
 
 def is_plain(name: str) -> bool:
@@ -60,17 +69,6 @@ def check_case_collisions(names: Iterable[str], where: str) -> None:
     if collision is not None:
         raise Damaged(f"{where}: the file names {collision[0]!r} and {collision[1]!r} differ only by case")
 
-
-STATE = "state.json"
-MASTERS = "master_weights"
-MASTER_STATES = frozenset({"master", "master_param", "master_weight", MASTERS})  # names used by optimizers
-
-_DIGITS = re.compile(rb"([0-9]+)")
-_TENSOR_FILE = re.compile(r"(?P<group>.+)-(?P<number>[0-9]{5,})-of-(?P<count>[0-9]{5,})\.safetensors")
-_CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]")
-_GROUP_CHARS = 100
-_ASIDE = re.compile(r"(abandoned|damaged)-step-([0-9]{12,})(?:-[0-9]+)?")
-_STEP = re.compile(r"step-([0-9]{12,})")
 
 NaturalKey = tuple[tuple[bytes | int, ...], bytes]
 

@@ -49,14 +49,17 @@ class Placement:
     notes: Sequence[str] = ()
 
     @staticmethod
-    def merged(ranks: Sequence[Placement]) -> Placement:
+    def merged(placements: Sequence[Placement]) -> Placement:
         """Return the keys and notes of all ranks, each once and in order."""
 
         def union(texts: Iterable[Sequence[str]]) -> tuple[str, ...]:
             return tuple(sorted(set().union(*texts)))
 
-        missing, unexpected = (one.missing for one in ranks), (one.unexpected for one in ranks)
-        return Placement(union(missing), union(unexpected), union(one.notes for one in ranks))
+        return Placement(
+            union(placement.missing for placement in placements),
+            union(placement.unexpected for placement in placements),
+            union(placement.notes for placement in placements),
+        )
 
 
 def load_checkpoint(

@@ -157,7 +157,7 @@ def _exchange_live_tensors(ranks: Ranks, state: MutableMapping[str, Any], option
         return []
 
     def describe() -> list[dict[str, Any]]:
-        return [one.fields() for one in describe_targets(classify_state(state, options.ties))]
+        return [group.fields() for group in describe_targets(classify_state(state, options.ties))]
 
     return [TargetTensors(**fields) for answer in run_on_all_ranks(ranks, describe) for fields in answer]
 

@@ -21,6 +21,7 @@ CURRENT = (1, 1)
 
 # From major version N to N + 1: one function each, tested with the golden checkpoints.
 PATCHES: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {}
+_BEGINNING = b'{"format":"holdfast","version":[%d,' % CURRENT[0]
 
 
 def upgrade(fields: dict[str, Any], where: str) -> dict[str, Any]:
@@ -40,9 +41,6 @@ def upgrade(fields: dict[str, Any], where: str) -> dict[str, Any]:
         fields = PATCHES[major](fields)
         major += 1
     return fields
-
-
-_BEGINNING = b'{"format":"holdfast","version":[%d,' % CURRENT[0]
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,7 @@ S = TypeVar("S")
 R = TypeVar("R")
 
 NEW = -1  # in `Term.order`: a dim of size 1 that the source does not have
+_SATURATED = {"float8_e4m3fn": 448.0}  # no infinity: torch saturates at the largest value
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,8 +270,6 @@ def is_filled(recipe: Recipe[S]) -> bool:
 
 
 Index = tuple[slice | int | EllipsisType | None, ...]
-
-_SATURATED = {"float8_e4m3fn": 448.0}  # no infinity: torch saturates at the largest value
 
 
 def destinations_of(

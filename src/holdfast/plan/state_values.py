@@ -198,9 +198,11 @@ def merge_groups(name: str, per_rank: Iterable[list[dict[str, Any]]]) -> list[di
             for key in group["params"]:
                 other = options_of.setdefault(key, group["options"])
                 options = group["options"]
-                differing = [
-                    one for one in {**other, **options} if other.get(one, _ABSENT) != options.get(one, _ABSENT)
-                ]
+                pairs = (
+                    (option, other.get(option, _ABSENT), options.get(option, _ABSENT))
+                    for option in {**other, **options}
+                )
+                differing = [option for option, theirs, own in pairs if theirs != own]
                 if differing:
                     raise LayoutError(
                         f"{name}: {key} has different options ({', '.join(differing)}) on different ranks"

@@ -77,14 +77,14 @@ def enable(only: Sequence[str] = ("*",), exclude: Sequence[str] = (), check_indi
         INSTALLED.left_out = [(name, rule.family, problem) for rule in all_rules() for name in rule.operators]
         return _left_out()
     INSTALLED.is_on = True
-    unfit = mismatches()
-    for group, problems in unfit.items():
+    mismatched = mismatches()
+    for group, problems in mismatched.items():
         why = f"torch {torch.__version__} is not as expected: {'; '.join(problems)}"
         INSTALLED.left_out.append((group, group, why))
-    if unfit:
+    if mismatched:
         warn(f"holdfast.spmd.enable: {'; '.join(_left_out())}")
     try:
-        _install(only, [*exclude, *unfit], check_indices)
+        _install(only, [*exclude, *mismatched], check_indices)
     except BaseException:
         disable()
         raise
@@ -95,9 +95,9 @@ def _install(only: Sequence[str], exclude: Sequence[str], check_indices: bool) -
     for rule in all_rules():
         for name in rule.operators:
             _add(rule, name, only, exclude)
-    unfit = {name for name, _, _ in INSTALLED.left_out}
+    left_out = {name for name, _, _ in INSTALLED.left_out}
     for group in GROUPS:
-        if group not in unfit and not _is_chosen((group,), only, exclude):
+        if group not in left_out and not _is_chosen((group,), only, exclude):
             INSTALLED.not_chosen.append((group, group))
     INSTALLED.fallback = _is_chosen(("fallback",), only, exclude)
     if check_indices or _is_chosen(("indexing",), only, exclude):

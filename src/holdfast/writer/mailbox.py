@@ -33,6 +33,7 @@ _LATE_S = 2.0  # for the outcome of a coordinator that gave up at the same deadl
 
 HOST, BEGUN, OUTCOME = "host", "begun", "outcome"
 _GAVE, _STATUS, _REPORT, _SEEN = "gave-", "status-", "report-", "seen-"
+_BEAT_S, _FIRST_BEAT_S = 1.0, 0.1
 
 
 def gave(rank: int) -> str:
@@ -191,9 +192,6 @@ class Watch:
                 self._heard[rank] = (note, now)
             elif now - since > self._silence_s:
                 raise PeerFailed(f"waiting for {what}: the writer of rank {rank} is silent for {now - since:.0f} s")
-
-
-_BEAT_S, _FIRST_BEAT_S = 1.0, 0.1
 
 
 class Heartbeat:

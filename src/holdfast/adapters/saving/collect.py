@@ -30,6 +30,8 @@ from holdfast.layout.placement import ShardBox
 from holdfast.plan.files import Place, RawArray
 from holdfast.plan.state_values import FILE, FILE_PREFIX, OPTIMIZER, PLAN, PLAN_PREFIX, SPLIT_DICT, TREE, RankValue
 
+_CACHED_TENSORS = 2
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SaveItem:
@@ -58,9 +60,6 @@ def stored_view(item: SaveItem, part: ShardBox) -> torch.Tensor:
     """Return a part with the values stored in the file, still on its device."""
     view = part_view(item.holder, part)
     return view.to(getattr(torch, item.cast.name)) if item.cast else view
-
-
-_CACHED_TENSORS = 2
 
 
 class LiveSources:

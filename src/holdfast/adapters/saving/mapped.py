@@ -111,7 +111,7 @@ def resolve_mapping(ranks: Ranks, collected: Collected, mapping: Any, state: Map
 
     def resolve() -> None:
         contents = _contents_of(described)
-        configs = {name: config for one in described for name, config in one.configs.items()}
+        configs = {name: config for rank_tensors in described for name, config in rank_tensors.configs.items()}
         named = {name: group for name, group in contents.groups.items() if "/" not in name}
         modules = [name for name, group in named.items() if group.kind in ("module", "tensors")]
         mapped = []
@@ -169,11 +169,11 @@ def _contents_of(described: Sequence[CollectedTensors]) -> Contents:
     aliases: dict[str, dict[str, str]] = {}
     tensors: dict[str, dict[str, Recipe[Place]]] = {}
     logical: dict[str, dict[str, str]] = {}
-    for one in described:
-        kinds |= one.kinds
-        for group, ties in one.aliases.items():
+    for collected in described:
+        kinds |= collected.kinds
+        for group, ties in collected.aliases.items():
             aliases.setdefault(group, {}).update(ties)
-        for group, key, stored, logical_name, shape in one.tensors:
+        for group, key, stored, logical_name, shape in collected.tensors:
             spec = TensorSpec(key, dtype_named(stored), tuple(shape))
             tensors.setdefault(group, {})[key] = Recipe.whole(Place(spec, group, 0), spec.shape, spec.dtype)
             if stored != logical_name:
@@ -182,7 +182,7 @@ def _contents_of(described: Sequence[CollectedTensors]) -> Contents:
         name: Group(kind, tensors.get(name, {}), aliases.get(name, {}), logical.get(name, {}))
         for name, kind in kinds.items()
     }
-    degrees = {degree for one in described for degree in one.tp_degrees}
+    degrees = {degree for collected in described for degree in collected.tp_degrees}
     known = {degree for degree in degrees if degree is not None}
     return Contents(groups, (), tp_degree=None if None in degrees else max(known, default=1))
 
@@ -207,7 +207,7 @@ def _stored_keys(contents: Contents, mapped: Sequence[tuple[str, MappedContents]
 class TargetTensors:
     """The tensors of one group that a mapping may fill on one rank, as the ranks exchange them. All fields are JSON."""
 
-    group: str
+    name: str  # of the group
     tensors: Mapping[str, Sequence[Any]]  # by key: dtype, shape, TP degree
     ties: Mapping[str, str]
 
@@ -245,11 +245,11 @@ def map_stored(
     """
     wanted: dict[str, dict[str, tuple[TensorSpec, int | None]]] = {}
     ties: dict[str, dict[str, str]] = {}
-    for one in live_tensors:
-        ties.setdefault(one.group, {}).update(one.ties)
-        for key, (dtype, shape, degree) in one.tensors.items():
+    for group in live_tensors:
+        ties.setdefault(group.name, {}).update(group.ties)
+        for key, (dtype, shape, degree) in group.tensors.items():
             spec = TensorSpec(key, dtype_named(dtype), tuple(shape))
-            wanted.setdefault(one.group, {})[key] = (spec, degree)
+            wanted.setdefault(group.name, {})[key] = (spec, degree)
     kept: frozenset[str] = frozenset()
     same: tuple[EqualScalars, ...] = ()
 

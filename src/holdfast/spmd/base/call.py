@@ -82,6 +82,13 @@ def writes_first(op: Any) -> bool:
     return first is not None and bool(first.is_write)
 
 
+def call_with_positive_dim(call: Call, ndim: int) -> Any:
+    """Call again with the dim counted from the start, as torch's own rules understand it."""
+    values = list(call.values)
+    values[call.names.index("dim")] = call["dim"] % max(ndim, 1)
+    return apply(call.op, values)
+
+
 def apply(op: Any, values: Sequence[Any]) -> Any:
     """Call an operator with its arguments in schema order."""
     positional, keywords = [], {}

@@ -138,11 +138,11 @@ def make_route(installed: Installed, original: Callable[..., Any]) -> Callable[.
 
 
 def _has_ambiguous_key(call: Call) -> bool:
-    """Return True for a Partial and a number: torch's cache takes a number and a 0-dim tensor for the same."""
+    """Return True for a Partial with a number or a 0-dim tensor: torch's cache does not tell the two apart."""
     places = [place for _, tensor in call.tensor_args() if isinstance(tensor, DTensor) for place in tensor.placements]
     if not any(place.is_partial() for place in places):
         return False
-    slots = zip(call.op._schema.arguments, call.values, strict=False)
+    slots = zip(call.op._schema.arguments, call.values, strict=True)
     return any(
         value.ndim == 0 if isinstance(value, torch.Tensor) else isinstance(value, (int, float, complex))
         for argument, value in slots

@@ -21,20 +21,20 @@ from holdfast.spmd.sharding.shard_sizes import is_shard
 
 def run_in_trace(call: Call, family: str | None, answer: Callable[[], Any]) -> Any:
     """Return the result of `answer` if it belongs into a graph; raise the error that breaks the graph if not."""
-    misfit = _misfit(call, family)
+    reason = _reason_to_leave(call, family)
     try:
         result = answer()
     except Exception as error:
-        if misfit is None or leaves_graph(error):
+        if reason is None or leaves_graph(error):
             raise
-        raise out_of_graph(call.op, misfit) from error
-    if is_decision(result) or misfit is None:
+        raise out_of_graph(call.op, reason) from error
+    if is_decision(result) or reason is None:
         return result
-    raise out_of_graph(call.op, misfit)
+    raise out_of_graph(call.op, reason)
 
 
-def _misfit(call: Call, family: str | None) -> str | None:
-    """Say why ranks would trace this call differently, or what it does beside its results; None if it fits a graph."""
+def _reason_to_leave(call: Call, family: str | None) -> str | None:
+    """Return why ranks would trace this call differently, or its side effect; None if it belongs into a graph."""
     if family == "random":
         return "each shard draws random numbers of its own"
     if call.op._schema.is_mutable:

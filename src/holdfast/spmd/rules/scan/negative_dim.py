@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from holdfast.spmd.base.call import USE_TORCH, Call, apply
+from holdfast.spmd.base.call import USE_TORCH, Call, call_with_positive_dim
 from holdfast.spmd.base.registry import Rule
 from holdfast.spmd.rules.along.one_dim import along
 from holdfast.spmd.sharding.empty_shards import has_empty_input
@@ -12,13 +12,10 @@ from holdfast.spmd.sharding.plain_tensors import PLAIN_IN_GRADIENT, with_plain_g
 
 
 def with_positive_dim(call: Call) -> Any:
-    """Call again with the dim that torch's own rule understands."""
-    dim = call["dim"]
-    if dim >= 0:
+    """Scan along the dim counted from the start."""
+    if call["dim"] >= 0:
         return along(len(call.op._schema.returns))(call) if has_empty_input(call) else USE_TORCH
-    values = list(call.values)
-    values[call.names.index("dim")] = dim + max(call.values[0].ndim, 1)
-    return apply(call.op, values)
+    return call_with_positive_dim(call, call.values[0].ndim)
 
 
 EVERY_OTHER = "every dim but the scanned one"

@@ -10,12 +10,13 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
-from holdfast.spmd.base.call import USE_TORCH, Call, apply
+from holdfast.spmd.base.call import USE_TORCH, Call, call_with_positive_dim
 from holdfast.spmd.base.registry import Rule
 from holdfast.spmd.base.torch_autograd import in_gradient
 from holdfast.spmd.base.torch_specs import local_of
 from holdfast.spmd.sharding.gathered_views import gathered_view
 from holdfast.spmd.sharding.local_parts import wrap
+from holdfast.spmd.sharding.plain_tensors import PLAIN_IN_GRADIENT, with_plain_gradients
 from holdfast.spmd.sharding.row_permutation import ZEROS, RowPermutation, permuting_is_cheaper
 from holdfast.spmd.sharding.shard_sizes import has_empty_shard, is_shard, only_sharding_axis
 
@@ -86,13 +87,8 @@ def slice_backward(call: Call) -> Any:
 
 
 def select_backward(call: Call) -> Any:
-    """Call again with the dim that torch's own rule understands."""
-    dim = call["dim"]
-    if dim >= 0:
-        return USE_TORCH
-    values = list(call.values)
-    values[call.names.index("dim")] = dim + len(call["input_sizes"])
-    return apply(call.op, values)
+    """Return the gradient of a selected row, with the dim counted from the start."""
+    return USE_TORCH if call["dim"] >= 0 else call_with_positive_dim(call, len(call["input_sizes"]))
 
 
 WHY = "torch gathers the tensor"
@@ -106,5 +102,12 @@ RULES = [
         "every dim but the selected one",
         "torch takes a negative dim for another dim than the selected one, and shards the gradient along it",
         select_backward,
+    ),
+    Rule(  # of whose results only some may be used: the gradients of the others are plain zeros
+        "view",
+        ("split.Tensor", "split_with_sizes.default", "unbind.int"),
+        "as torch",
+        PLAIN_IN_GRADIENT,
+        with_plain_gradients("cat.default", "stack.default"),
     ),
 ]
