@@ -5,9 +5,9 @@ from __future__ import annotations
 import sys
 from types import ModuleType
 
-from tests.house import assertions, lengths, mirror, nouns, phrases, proofs
+from tests.house import assertions, lengths, mirror, modules, nouns, phrases, proofs
 
-CHECKS = (lengths, nouns, phrases, proofs, mirror, assertions)
+CHECKS = (lengths, nouns, phrases, proofs, mirror, assertions, modules)
 
 
 def main() -> int:

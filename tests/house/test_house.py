@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.house import assertions, lengths, mirror, nouns, phrases, proofs, sources
+from tests.house import assertions, lengths, mirror, modules, nouns, phrases, proofs, sources
 
 
 @pytest.fixture
@@ -147,3 +147,12 @@ def test_a_test_may_claim_that_nothing_is_raised(repository: Path) -> None:
     text = "@pytest.mark.raises_nothing\ndef test_it(): call()\n"
     (repository / "tests/plan/test_save.py").write_text(text)
     assert list(assertions.find()) == []
+
+
+def test_a_page_that_lists_other_modules_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = tmp_path / "architecture.md"
+    monkeypatch.setattr(modules, "PAGE", page)
+    page.write_text("# Architecture\n\n" + modules.section())
+    assert list(modules.find()) == []
+    page.write_text(page.read_text().replace("| `api.py` | The public functions", "| `api.py` | The functions"))
+    assert len(list(modules.find())) == 1
