@@ -153,6 +153,26 @@ def test_symbolic_sizes_stay_in_the_graph_and_are_right():
     assert run_ranks(2, _dynamic, deadline_s=240) == [{}, {}]
 
 
+def _unbacked():
+    """Replicated tensors of sizes that no trace knows: one graph, as with torch alone."""
+    import holdfast.spmd
+
+    holdfast.spmd.enable()
+    mesh, found = init_device_mesh("cpu", (2,)), {}
+    whole = torch.randn(5, 6, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    for name in ("cumsum", "softmax", "argmax", "amin", "mse_loss"):
+        torch._dynamo.reset()
+        tensor = distribute_tensor(whole, mesh, [Replicate()])
+        torch._dynamo.decorators.mark_unbacked(tensor, 0)
+        compiled = torch.compile(CALLS[name], backend="eager", fullgraph=True)
+        found[name] = _distance(compiled(tensor), CALLS[name](whole))
+    return {name: gap for name, gap in found.items() if not gap < 1e-10}
+
+
+def test_replicated_tensors_of_unknown_sizes_stay_in_the_graph():
+    assert run_ranks(2, _unbacked, deadline_s=120) == [{}, {}]
+
+
 def _write_into_input(rows, places):
     """Return the gradients of an input whose rows a compiled region overwrote, and of the new rows."""
     import holdfast.spmd

@@ -91,6 +91,10 @@ def make_route(installed: Installed, original: Callable[..., Any]) -> Callable[.
             rule = installed.rules.get(op)
             call = bind(op, args, kwargs, info)
             family = None if rule is None else rule.family
+            if family != "random" and _is_replicated(call):
+                sharding = _decision(original, call, (op, args, kwargs, info, try_cache))
+                if _is_local(sharding, info):
+                    return sharding
             return run_in_trace(call, family, lambda: answered(op, args, kwargs, info, try_cache))
         if simulates_ranks():
             try:
@@ -237,6 +241,17 @@ def _is_local(sharding: Any, info: Any) -> bool:
         is_decision(sharding)
         and not needs_communication(sharding, info)
         and not any(place.is_partial() for spec in specs_in(sharding.output_spec) for place in spec.placements)
+    )
+
+
+def _is_replicated(call: Call) -> bool:
+    """Return True if all DTensors of a call are replicated on its mesh: torch is right, whatever the sizes."""
+    return all(
+        type(tensor) is DTensor
+        and tensor.device_mesh == call.mesh
+        and all(place.is_replicate() for place in tensor.placements)
+        for _, tensor in call.tensor_args()
+        if isinstance(tensor, DTensor)
     )
 
 
