@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 import torch.nn.functional as F
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, SequenceParallel, parallelize_module
 from torch.distributed.tensor.placement_types import _StridedShard
 
 from tests.dist.harness import run_ranks
@@ -288,3 +290,42 @@ def _views_of_nothing() -> list[str]:
 def test_views_of_empty_tensors_end():
     """torch alone looks for the dims of (4, 0) in (4, 2, 0, 0, 0) without end."""
     assert run_ranks(2, _views_of_nothing, deadline_s=60) == [[], []]
+
+
+class _Block(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = torch.nn.LayerNorm(8)
+        self.up, self.down = torch.nn.Linear(8, 16), torch.nn.Linear(16, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.down(F.gelu(self.up(self.norm(x))))
+
+
+def _sequence(rows: int) -> list[str]:
+    """Compare a block whose sequence is sharded, with the plan that docs/spmd.md asks for, with one device."""
+    import holdfast.spmd
+
+    holdfast.spmd.enable()
+    torch.manual_seed(0)
+    block, x = _Block().double(), _draw(2, rows, 8)
+    expected_loss = block(x).square().sum()
+    expected_loss.backward()
+    expected = {name: parameter.grad.clone() for name, parameter in block.named_parameters()}
+    block.zero_grad()
+    mesh = init_device_mesh("cpu", (2,))
+    plan = {
+        "norm": SequenceParallel(use_local_output=False),
+        "up": ColwiseParallel(input_layouts=Shard(1), use_local_output=False),
+        "down": RowwiseParallel(output_layouts=Shard(1), use_local_output=False),
+    }
+    sharded = parallelize_module(block, mesh, plan)
+    loss = sharded(distribute_tensor(x, mesh, [Shard(1)])).square().sum()
+    loss.backward()
+    wrong = [name for name, parameter in sharded.named_parameters() if _differ(parameter.grad, expected[name])]
+    return wrong + ["loss"] * _differ(loss, expected_loss)
+
+
+@pytest.mark.parametrize("rows", [4, 5, 1])
+def test_a_sequence_that_does_not_divide_by_the_ranks(rows):
+    assert run_ranks(2, _sequence, rows, deadline_s=120) == [[], []]
