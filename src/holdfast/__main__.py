@@ -1,4 +1,4 @@
-"""`python -m holdfast` is `holdfast`."""
+"""`python -m holdfast`: runs the command line of cli/main.py."""
 
 from holdfast.cli.main import main
 

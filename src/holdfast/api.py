@@ -1,4 +1,4 @@
-"""The public functions: save, load and open one checkpoint."""
+"""The public functions `save`, `load` and `open` for one checkpoint, and the step recorded in its folder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run's checkpoints: save steps under one root, restore the newest good one."""
+"""`Checkpointer`, the public class of a run: save, save_if_due, restore, steps, prepare, finish, close, preempted."""
 
 from __future__ import annotations
 

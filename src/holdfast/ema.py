@@ -1,4 +1,4 @@
-"""An exponential moving average of a model's weights: exact, bias-corrected, saved with the model."""
+"""`EMA`, the moving average of a model's weights: update on the device or a host thread, swap, save, resume."""
 
 from __future__ import annotations
 

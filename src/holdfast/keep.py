@@ -1,8 +1,8 @@
-"""Retention: which checkpoints to keep. Policies are values; `|` keeps every checkpoint that either policy keeps.
+"""Retention policies as values (last, every, best, newer_than): rules, parsing, JSON; checks of saved metrics.
 
     keep=holdfast.keep.last(3) | holdfast.keep.every(1000) | holdfast.keep.best(2, "loss")
 
-The newest checkpoint and tagged checkpoints are always kept.
+`|` keeps every checkpoint that either policy keeps. The newest checkpoint and tagged checkpoints are always kept.
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
-"""When to save: occasions are values, combined with `|`; a step is saved if any of them is due.
+"""When to save: occasions (steps, seconds, signals, failure rate), Daly's interval, the schedule of all ranks.
 
 when=holdfast.when.steps(1000) | holdfast.when.preempted() | holdfast.when.auto(failures_per_day=2)
+
+A step is saved if any of the combined occasions is due.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Ranks over torch.distributed: small JSON messages on a group that supports CPU tensors."""
+"""Ranks over torch.distributed: gather JSON and maxima on a gloo group, with a deadline and late-rank warnings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hugging Face models: the config files that save_pretrained writes next to the weights."""
+"""Hugging Face modules: config.json and generation_config.json to save; PEFT adapters; class names behind mixins."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The live state by kind: modules, optimizers, stateful objects, tensors and JSON values."""
+"""The live state sorted by kind (modules, optimizers, stateful objects, tensors, values), optimizer owners, mesh."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Modules: tensors by key without wrapper names, parameters and buffers, tied weights."""
+"""Modules viewed as tensors by key: wrapper names removed, tied weights, non-persistent buffers, extra state."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Optimizers: state and param groups by parameter key, and flat shards that an optimizer declares."""
+"""Optimizers viewed by parameter key: states, master weights, declared flat shards; new states, assigned options."""
 
 from __future__ import annotations
 

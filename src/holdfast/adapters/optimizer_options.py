@@ -1,4 +1,4 @@
-"""The options of an optimizer's param groups as JSON, and back."""
+"""Options of an optimizer's param groups: encode as JSON (0-d tensors keep their bits), and decode."""
 
 from __future__ import annotations
 

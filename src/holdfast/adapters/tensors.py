@@ -1,4 +1,4 @@
-"""Tensors as shards: the boxes of a tensor that a rank holds, and their bytes as raw arrays.
+"""Tensors as shards: DTensors, plain tensors and flat shards to boxes and raw arrays; overlaps, fingerprints.
 
 A DTensor carries its layout. A plain tensor is a full replica. A flat shard is a contiguous
 range of a tensor's elements in a 1-d buffer. Elements at the same address are found here too.

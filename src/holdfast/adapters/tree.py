@@ -1,4 +1,4 @@
-"""Trees of values: tensors and arrays are extracted under dotted keys, the rest becomes JSON."""
+"""Trees of values: extract tensors and arrays under dotted keys, turn the rest into JSON, and rebuild the tree."""
 
 from __future__ import annotations
 

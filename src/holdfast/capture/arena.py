@@ -1,4 +1,4 @@
-"""The trainer's side of a rank's arena: allocated and page-locked in the background, filled by captures."""
+"""The trainer's arena of a rank: allocated and page-locked on a thread, marked as being filled or sealed, freed."""
 
 from __future__ import annotations
 

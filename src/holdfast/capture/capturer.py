@@ -1,4 +1,4 @@
-"""Captures of one rank: started by a save, protected by optimizer hooks, finished on a thread.
+"""Captures of a rank: optimizer step hooks that wait for copies, the thread that completes them, CUDA graphs.
 
 An optimizer's step waits for the capture of the tensors that it is about to change. The wait is
 on the device, between streams; the host continues. A hook is trusted only after it has fired:

@@ -1,4 +1,4 @@
-"""Copies from live tensors into the arena.
+"""Copies from live tensors into the arena: side streams, staging buffers, mirrors of small tensors, measured speed.
 
 CPU tensors are copied before `start` returns. CUDA tensors are copied on a side stream. Tensors
 that an optimizer owns are copied while the next forward and backward run. All others are first

@@ -1,4 +1,4 @@
-"""Setup of Holdfast's own threads before they call CUDA."""
+"""CUDA on Holdfast's own threads: the parent's device, without breaking a CUDA graph that is being recorded."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""An open checkpoint and a root of checkpoints: reading, writing, committing and retention. Never imports torch."""
+"""An open checkpoint and a root of them: reading, writing, commit, retention, shared memory. Never imports torch."""

@@ -1,4 +1,4 @@
-"""An attempt: a hidden folder whose files are written block by block and then published as a checkpoint.
+"""An attempt: hidden folder, block writer, the blocks of a blocking save (pieces in travel files), publishing.
 
 Blocking saves, background saves and conversions write their bytes here, from whatever process and
 thread. Bytes held by another rank are passed in a file: in shared memory between ranks of a host,

@@ -1,4 +1,4 @@
-"""The checkpoints under a root: the committed steps, known from their manifests.
+"""The catalog of the steps under a root: scan manifests, notice changes, find the living branch and set-aside steps.
 
 A manifest whose stamp is unchanged is not read again. A catalog remembers manifests in memory,
 and in a file across processes (see catalog_file.py).

@@ -1,4 +1,4 @@
-"""The catalog file: manifest summaries shared across processes, only for speed.
+"""The catalog file: manifest summaries in base.json and tail.json, kept across processes only for speed.
 
 Every entry has the stamp of its manifest. An entry whose stamp differs from the manifest's
 current stamp counts as absent. So does a torn, stale or unreadable file. The file is never

@@ -1,4 +1,4 @@
-"""An open checkpoint: list its contents, read single tensors, verify every byte. No torch."""
+"""`Checkpoint`, open for reading: keys, tensors as numpy arrays, state.json values, config, indexes. No torch."""
 
 from __future__ import annotations
 

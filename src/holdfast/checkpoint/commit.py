@@ -1,4 +1,4 @@
-"""The commit: the part of a manifest that is the same for every save of one plan.
+"""The commit, the manifest part that all saves of a plan share; manifests made from it and `BlockReport`s.
 
 It is built together with the plan and sent as JSON to the process that publishes.
 """

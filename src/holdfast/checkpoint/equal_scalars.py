@@ -1,4 +1,4 @@
-"""Scalars that a mapping merges from several sources, such as the step counts of joined weights."""
+"""Check that scalars merged by a mapping, such as step counts of joined weights, are equal in the checkpoint."""
 
 from __future__ import annotations
 

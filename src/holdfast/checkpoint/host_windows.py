@@ -1,4 +1,4 @@
-"""Sharing between the ranks of a host: windows of shared memory, and messages about their contents.
+"""Loads only: ranks of a host pass portions to each other in windows of shared memory, announced by datagrams.
 
 Each rank has a window with a few slots. It reads a portion into a free slot and notifies the
 ranks that need it. Each copies its part and replies; then the slot is free again. Messages use

@@ -1,4 +1,4 @@
-"""A ledger: the living steps in the order in which a policy judges them, kept across saves.
+"""A ledger: living steps in a policy's order, kept across saves, so that removable steps are found without a scan.
 
 `Policy.kept` visits every step. A ledger finds the removable steps by visiting only candidates.
 It is updated with what has changed, and rebuilt when branches change.

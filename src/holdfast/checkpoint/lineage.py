@@ -1,4 +1,4 @@
-"""Lineage: a checkpoint's position in its run, and the steps that no longer belong to the run."""
+"""Lineage, as stored: a step, its parent, its metrics, and the steps that a restore abandoned or skipped."""
 
 from __future__ import annotations
 

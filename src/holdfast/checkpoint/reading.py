@@ -1,4 +1,4 @@
-"""Reading: copy the portions of a load plan from storage to their destinations.
+"""Reads of a load plan: mapped or read portions, verified and copied to their destinations, shared within a host.
 
 Files of this host are mapped. The page cache holds every byte once for all ranks, each rank
 copies its parts directly from it, and one rank of the host verifies each block. Files that

@@ -1,4 +1,4 @@
-"""Retention: remove the checkpoints that no policy keeps, once a successor is committed.
+"""Retention: decide which steps stay, remove the others, set abandoned ones aside, store the policy for gc.
 
 The newest step of the living branch, tagged steps and steps being read are never removed. A
 removal renames the folder first, so that no reader takes half a folder for a checkpoint.

@@ -1,4 +1,4 @@
-"""The key of a run outside of its root: the root's identity, agreed on by all ranks."""
+"""The key of a run's arenas on a host, made from the root's identity, which all ranks agree on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Shared memory: arenas and windows that the processes of one host share.
+"""Files of shared memory on a host: create, map, lock, seal arenas; find and read private files; window sockets.
 
 An arena is a private file with an unguessable name in the host's memory file system. Its space
 is reserved at once: a full memory file system is an error, never a SIGBUS. Bytes that pass

@@ -1,4 +1,4 @@
-"""Tags: names that people give to steps. Retention never removes a tagged step."""
+"""Tags: write, read and delete names of steps, and find the folders that they protect; retention.py decides."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Verification: read every byte, compare every digest, and list all damage with the affected tensors."""
+"""Verification: every byte, digest and cross-reference of a checkpoint; a report of damage with affected tensors."""
 
 from __future__ import annotations
 

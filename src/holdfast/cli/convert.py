@@ -1,4 +1,4 @@
-"""`holdfast convert`: convert a checkpoint between formats, key names, shapes and dtypes."""
+"""`holdfast convert`: options, dry run, explained mapping, progress and the printed result of a conversion."""
 
 from __future__ import annotations
 

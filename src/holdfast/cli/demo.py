@@ -1,4 +1,4 @@
-"""`holdfast demo`: run the whole story on this machine in a few minutes, and print its findings."""
+"""`holdfast demo`: run the story of demo/story.py on this machine, and print its findings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`holdfast diff`: compare keys, shapes, dtypes and values of two checkpoints."""
+"""`holdfast diff`: compare keys, shapes, dtypes and values of two checkpoints, tensors and state.json."""
 
 from __future__ import annotations
 

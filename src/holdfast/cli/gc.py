@@ -1,4 +1,4 @@
-"""`holdfast gc`: delete checkpoints that no policy keeps, and leftovers of dead saves."""
+"""`holdfast gc`: delete unkept checkpoints, set-aside steps, leftovers of dead saves and states left in memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`holdfast ls`: list the checkpoints under a root from their manifests only."""
+"""`holdfast ls`: list the checkpoints under a root with tags and branch notes, from their manifests only."""
 
 from __future__ import annotations
 

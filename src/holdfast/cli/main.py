@@ -1,4 +1,4 @@
-"""The entry point of the command line. Each command's module is imported when the command is called."""
+"""The entry point of the command line: commands imported when called, Holdfast's errors printed in one line."""
 
 from __future__ import annotations
 

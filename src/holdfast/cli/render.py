@@ -1,4 +1,4 @@
-"""Formatting for the terminal: sizes, tables, progress, and opening of paths given by the user."""
+"""Shared by commands: format sizes, tables, progress, JSON, escaped text; open the root or path of an argument."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`holdfast show`: print the tree of keys with shapes, dtypes and sizes, totals, and the writer."""
+"""`holdfast show`: print the tree of keys with shapes, dtypes and sizes, the writer and plan, or one key's values."""
 
 from __future__ import annotations
 

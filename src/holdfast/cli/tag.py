@@ -1,4 +1,4 @@
-"""`holdfast tag`: tag a step, so that retention never deletes it."""
+"""`holdfast tag`: tag a step so that retention keeps it, list tags with the folders they protect, delete a tag."""
 
 from __future__ import annotations
 

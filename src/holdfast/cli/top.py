@@ -1,4 +1,4 @@
-"""`holdfast top`: monitor a run by the notes that its writers leave under the root."""
+"""`holdfast top`: monitor the save in flight, its speed, and the committed steps of a run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`holdfast train`: train a model on any layout from a config; resumes automatically."""
+"""`holdfast train`: train from a config on any layout; check only, start local ranks, print progress and outcome."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`holdfast verify`: read every byte, check every digest, and list the affected tensors."""
+"""`holdfast verify`: run the verification of a checkpoint or of all steps of a root, and print the damage."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Assembly of blocks: copy boxes of source tensors to their destinations, in bounded memory."""
+"""Assembly of output blocks: copy boxes of source tensors into a buffer, tile by tile, in bounded memory."""
 
 from __future__ import annotations
 

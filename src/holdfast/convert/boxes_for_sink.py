@@ -1,4 +1,4 @@
-"""Verified reads of boxes, for a sink that writes its own tensor files."""
+"""Verified reads of boxes of recipes, for a sink that writes its own tensor files (torch DCP)."""
 
 from __future__ import annotations
 

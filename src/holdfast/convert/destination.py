@@ -1,4 +1,4 @@
-"""The destination folder of a conversion, and the check that it may be replaced."""
+"""The destination folder of a conversion, and the check that it is free or holds only a checkpoint to replace."""
 
 from __future__ import annotations
 

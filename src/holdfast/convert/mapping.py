@@ -1,4 +1,4 @@
-"""Mappings of a conversion: the programs of each module, and the scalars that must be equal."""
+"""The mapping of a conversion: programs per module applied to the source or explained, and equal scalars."""
 
 from __future__ import annotations
 

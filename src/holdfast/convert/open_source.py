@@ -1,4 +1,4 @@
-"""Open the source of a conversion: a checkpoint of any format, or the newest step of a run."""
+"""Open the source of a conversion by path: a checkpoint of any format, or the newest step of a run."""
 
 from __future__ import annotations
 

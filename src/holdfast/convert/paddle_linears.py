@@ -1,4 +1,4 @@
-"""The orientation of Paddle's linear weights: [in, out] in its layers, [out, in] on the hub and sometimes in its files.
+"""Orientation of Paddle's linear weights: inferred from shapes or stated, [in, out] transposed to the hub's.
 
 The shape of a weight that is not square reveals its orientation if one side is the model's width. Square weights
 follow the other weights. An unknown orientation is an error for a Hugging Face folder, and a note for other formats.

@@ -1,4 +1,4 @@
-"""Summary of a planned conversion, from headers only."""
+"""Summary of a planned conversion: tensors, files, bytes, dtypes and casts of each group, from headers only."""
 
 from __future__ import annotations
 

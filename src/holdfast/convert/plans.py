@@ -1,4 +1,4 @@
-"""Plans of holdfast.spmd in a conversion. A plan is kept if the keys of its module do not change."""
+"""Sharding plans of holdfast.spmd in a conversion: kept if the keys of their module stay, dropped with a note."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The steps of a conversion: open, map, lay out, stream, publish. Collective over all ranks."""
+"""A conversion from start to end: options, open, map, orient, lay out, write on all ranks, publish."""
 
 from __future__ import annotations
 

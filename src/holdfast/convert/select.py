@@ -1,4 +1,4 @@
-"""Selection of the contents to convert, and their dtype. Pure functions from contents to contents."""
+"""Selection of the contents to convert by patterns, and `--dtype`: casts, masters as weights, quantized scales."""
 
 from __future__ import annotations
 

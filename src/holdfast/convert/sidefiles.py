@@ -1,4 +1,4 @@
-"""Small files that accompany a model: configs, tokenizers, templates."""
+"""Small files copied with a model: configs, tokenizers, templates; the dtype in config.json after a cast."""
 
 from __future__ import annotations
 

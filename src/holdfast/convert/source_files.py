@@ -1,4 +1,4 @@
-"""Source files, opened on demand: ranges are read into buffers, windows are mapped without a copy."""
+"""Files of a conversion's source, opened on demand: ranges read into buffers, windows mapped without a copy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The work of a conversion as values: blocks to write, and the source blocks that each needs."""
+"""The work of a conversion as values: output blocks in spans, the source blocks they need, the spans of a rank."""
 
 from __future__ import annotations
 

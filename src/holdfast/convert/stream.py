@@ -1,4 +1,4 @@
-"""Streaming of one rank's blocks: assembly, verification and writing run on separate threads.
+"""Streaming of one rank's blocks on worker threads: assembly, verification and writing run concurrently.
 
 A fixed number of block buffers circulates between the threads, so memory is bounded.
 """

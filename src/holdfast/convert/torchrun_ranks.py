@@ -1,4 +1,4 @@
-"""The ranks that share a conversion: those started by torchrun, or a single process."""
+"""The ranks that share a conversion: those of torchrun's environment with a process group, or a single process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Verification of a source during its conversion: each used block once, concurrently with the other work."""
+"""Verification of a source during its conversion: digests of used blocks, each once, on a thread of its own."""
 
 from __future__ import annotations
 

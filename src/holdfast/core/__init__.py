@@ -1,1 +1,1 @@
-"""Modules that every layer may use: errors, limits, events, ranks."""
+"""Modules that every layer may use: errors, events, limits, names, ranks, warnings, durations, masking."""

@@ -1,4 +1,4 @@
-"""Durations in human-friendly form: seconds, a timedelta, or a string such as "90m", "36h", "2d"."""
+"""Durations parsed to seconds: numbers, a timedelta, or a string such as "90m", "36h", "2d"."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The errors of Holdfast: one root with a few subclasses, each also the builtin that a caller would expect."""
+"""The errors of Holdfast: one root with a few subclasses, each also a builtin; records that ranks exchange."""
 
 from __future__ import annotations
 

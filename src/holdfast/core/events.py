@@ -1,4 +1,4 @@
-"""Events of saves and restores, for listeners, logs and `holdfast top`."""
+"""Events of saves and restores: the type, listeners guarded against their own errors, the default log lines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Limits that are checked before anything is allocated or trusted."""
+"""Limits checked before anything is allocated or trusted, default sizes, and sizes parsed from "5GB" or "4GiB"."""
 
 from __future__ import annotations
 

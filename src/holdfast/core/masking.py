@@ -1,4 +1,4 @@
-"""Masking of secrets: addresses and errors of object stores may contain keys, tokens and signatures.
+"""Masking of secrets in addresses, options and errors of object stores: passwords, keys, tokens, signatures.
 
 An address appears in logs, events, error messages, notes under the root and command output.
 Holdfast refuses an address with a secret, and masks messages of other software before repeating them.

@@ -1,4 +1,4 @@
-"""Names of keys, groups, files and folders: what is allowed and how they sort.
+"""Names of keys, groups, files and folders: the allowed ones, natural order, names of steps and set-aside steps.
 
 A file name read from a checkpoint is plain, short, and never leads outside of its folder.
 """

@@ -1,4 +1,4 @@
-"""The ranks of a run, the host that a rank runs on, and the few collectives that saving and loading need."""
+"""The interface of ranks (gather, maximum, host), a single process, and errors raised on all ranks alike."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Warnings that point to the user's own code."""
+"""Warnings that point to the user's own code, at once or collected until the end of a call."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The demo: train a mixture of experts, kill a rank during a save, resume on another layout."""
+"""The story of the demo: train, kill a rank during a save, resume on another layout, compare, generate, plot."""
 
 from __future__ import annotations
 

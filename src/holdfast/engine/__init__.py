@@ -1,1 +1,1 @@
-"""The story of a save and of a load, phase by phase: agree, plan, capture, write, publish; find, read, hand over."""
+"""The phases of saves, loads and restores, and the engine of a run: its start, plan, flight, options and signals."""

@@ -1,4 +1,4 @@
-"""A background save, phase by phase. `BackgroundSaver.save` is the page to read.
+"""A background save: survey, one decision of all ranks, plan, capture, hand over. See `BackgroundSaver.save`.
 
     survey     LocalState   this rank's state at the call: tensors by reference, other values by value
     agree      SaveDecision     one decision for all ranks: go, plan again, or skip

@@ -1,4 +1,4 @@
-"""A blocking save, phase by phase: survey, plan, write, commit. Collective over all ranks.
+"""A blocking save, collective: survey, plan, write, commit; and retention after the blocking saves of a run.
 
     survey   Surveyor        -> Survey           the state of every rank, and the layout that all agreed on
     plan     plan_checkpoint -> CheckpointPlan   files, blocks, and which rank writes which block

@@ -1,4 +1,4 @@
-"""The save in flight: from the order to its writer until the commit, a failure, or the deadline.
+"""The save in flight and its writer process on a rank: start, order, hand over, abandon, expire, conclude.
 
 One rank has one writer process and at most one save in flight. The outcome arrives on the
 thread that listens to the writer. Everything else here is called by BackgroundSaver.

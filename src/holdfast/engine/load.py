@@ -1,4 +1,4 @@
-"""A load, phase by phase. Collective: every rank returns or raises alike. `load_checkpoint` is the page to read.
+"""A load, collective: open, wants, fit, plan of the reads, read, place, report. Begin with `load_checkpoint`.
 
     open     Checkpoint   every rank opens the checkpoint, and holds it against retention
     wants    LoadWants    each rank matches its live state with the checkpoint; all ranks compare

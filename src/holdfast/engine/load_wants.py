@@ -1,4 +1,4 @@
-"""The wants of a load: each rank matches its live state with the checkpoint, and all ranks compare the results."""
+"""The wants of a load, gathered from all ranks, and the fit: missing, unexpected, mismatched, unused patterns."""
 
 from __future__ import annotations
 

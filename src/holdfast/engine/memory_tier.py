@@ -1,4 +1,4 @@
-"""The memory tier: a state that an earlier start of the run captured and never wrote.
+"""Restore of a state that an earlier start captured and never wrote: load it, save it again, then drop it.
 
 `restore` loads it if it is newer than every checkpoint. It then stays in memory until it is written.
 """

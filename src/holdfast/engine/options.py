@@ -1,4 +1,4 @@
-"""Options of saves and loads: frozen, keyword-only, validated here and nowhere else."""
+"""Options of saves, loads and background saves: frozen, keyword-only, validated here and nowhere else."""
 
 from __future__ import annotations
 

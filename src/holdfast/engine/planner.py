@@ -1,4 +1,4 @@
-"""The plan that background saves of one run reuse: made ahead of the first save, made again when the state changes."""
+"""The plan that background saves reuse: made ahead of the first save, given an arena, dropped, made again."""
 
 from __future__ import annotations
 

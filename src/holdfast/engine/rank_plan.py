@@ -1,4 +1,4 @@
-"""The rank plan: one rank's share of a save plan, before there is an arena to capture into."""
+"""One rank's share of a save plan: its writer's job, the sources of its arena, the forecast of the arena's size."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Recovery: what earlier starts of a run left on its hosts. Writers at work, attempts, captured states."""
+"""Leftovers of earlier starts on all hosts: clean up, find the newest captured state, write it from memory, drop."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Restore: load the newest good checkpoint of the living branch, the same on every rank.
+"""Restore from storage: choose the newest good step for all ranks, load it, skip and rename damaged ones.
 
 Damage that one rank sees makes every rank go back to the step before. The next save records the
 steps that were skipped or abandoned.

@@ -1,4 +1,4 @@
-"""The engine of one run: it starts, saves and restores steps, and closes, as an explicit state machine.
+"""The engine behind a Checkpointer, a state machine: start, save, restore, close, fall back to blocking saves.
 
 The Checkpointer is its public face. Nothing here calls back into the Checkpointer: results are
 returned, warnings and events are left where the Checkpointer put them.

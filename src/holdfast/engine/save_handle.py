@@ -1,4 +1,4 @@
-"""One save as its caller sees it: the request that goes in, the handle that comes out."""
+"""`SaveRequest`, the checked arguments of a save (step, state, metrics), and `SaveHandle`, its outcome."""
 
 from __future__ import annotations
 

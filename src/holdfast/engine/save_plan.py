@@ -1,4 +1,4 @@
-"""The save plan: from the layout that the ranks agreed on to files, blocks and the commit."""
+"""The plan of a whole checkpoint: files of each group and their blocks (see plan/save.py), and the commit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""SIGTERM: finish the save in flight before the process ends, as schedulers and launchers expect."""
+"""SIGTERM and other signals: handlers that finish the save in flight before the process ends."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The start of a run: identify the root, clean up after earlier starts, start the background saver."""
+"""The start of a run: identify the root, clean up, start the background saver; report steps of an older run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The survey: collect the state of every rank, agree on one layout, compare replicas. The first phase of a save."""
+"""The survey, first phase of a save: collect each rank's state, map its keys, agree on a layout, compare replicas."""
 
 from __future__ import annotations
 

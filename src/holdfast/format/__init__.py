@@ -1,1 +1,1 @@
-"""The byte formats of a checkpoint: headers, index, manifest, state.json, digests. No file access, no tensors."""
+"""Byte formats of a checkpoint: headers, index, manifest, state.json, dtypes, digests. No file access, no tensors."""

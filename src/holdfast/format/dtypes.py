@@ -1,4 +1,4 @@
-"""Element types: Holdfast's name, the safetensors code and the number of bits.
+"""Dtypes: Holdfast's name, safetensors code, number of bits, stored form of complex and packed dtypes, numpy dtype.
 
 A dtype without a safetensors code is stored as another dtype (`stored`), and the manifest
 records the logical name: complex numbers become pairs of reals, packed 4-bit becomes raw bytes.

@@ -1,4 +1,4 @@
-"""The manifest: a record of everything written, with a digest of every block and of itself.
+"""The manifest: records of files, blocks and groups; encoding with its own digest, strict decoding, upgrades.
 
 Its presence under a committed name is the commit. See docs/format.md for the fields. A newer major
 version is refused; an older one is upgraded by one patch per version.

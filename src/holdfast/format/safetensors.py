@@ -1,4 +1,4 @@
-"""Safetensors: the header of a file, written canonically and read strictly, and the index of a group.
+"""Safetensors headers, written canonically and read strictly, and the index that names the file of each key.
 
 A file consists of 8 bytes of little-endian header length, the header's JSON padded with spaces
 to a multiple of 8, and the tensors one after another without holes. The index names the file of

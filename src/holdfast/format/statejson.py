@@ -1,4 +1,4 @@
-"""state.json values: strict JSON, with tags for types that JSON does not have.
+"""Python values of state.json: encode and decode with tags for types that JSON lacks (tuple, bytes, NaN, numpy).
 
 A tagged value is an object with one key that begins with "$". Ordinary dicts stay unchanged,
 unless a key is not a string or begins with "$"; such a dict becomes a list of pairs.

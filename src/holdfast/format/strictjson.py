@@ -1,4 +1,4 @@
-"""Strict JSON: bounded size and depth, no duplicate keys, no NaN."""
+"""Strict JSON text: parsing with bounded size and depth, no duplicate keys, no NaN; compact, stable encoding."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Summaries of manifests: the description of a step without its files and blocks."""
+"""Summaries of manifests, without files and blocks: the fields that listing, retention and restore use."""
 
 from __future__ import annotations
 

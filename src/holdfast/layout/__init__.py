@@ -1,1 +1,1 @@
-"""Layouts of tensors over ranks: boxes, meshes, placements, flat ranges. Pure values."""
+"""Layouts of tensors over ranks: boxes, meshes, placements, coordinates. Pure values."""

@@ -1,4 +1,4 @@
-"""Boxes: n-dimensional slices of a tensor, and their position in its row-major bytes.
+"""Boxes, n-dimensional slices of a tensor: overlap, contiguity, row-major offset; flat ranges as boxes.
 
 A flat range of elements in row-major order is a few boxes. ZeRO-1 and flat-buffer optimizers hold
 such ranges; so does every block of a file.

@@ -1,4 +1,4 @@
-"""Values that differ between ranks: stored by the mesh axes they depend on."""
+"""Values that differ between ranks: the mesh axes that they depend on, and labels of coordinates (dp=1,tp=0)."""
 
 from __future__ import annotations
 

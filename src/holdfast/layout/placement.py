@@ -1,4 +1,4 @@
-"""Placements: how the axes of a mesh shard a tensor, and the boxes of it that each rank holds.
+"""Meshes and placements: the boxes that each rank holds of a sharded tensor, spreads over ranks, JSON, TP degree.
 
 The semantics are those of DTensor: a dim is split like `torch.chunk`, so the last ranks of an axis
 may hold less, or nothing. A spread describes the shards of all ranks by mesh and placements, and

@@ -1,4 +1,4 @@
-"""The mapping language: parse, check and compile to box algebra. Imports no torch and reads only mapping files."""
+"""The mapping language: parse, expand, compile to recipes. Imports no torch and reads only mapping files."""
 
 from holdfast.mapping.compile.compile import Compiled
 from holdfast.mapping.program import Mapping

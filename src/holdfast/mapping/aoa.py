@@ -1,4 +1,4 @@
-"""AOA configs: Paddle's programs as a dict, read the way Paddle reads them.
+"""AOA configs, Paddle's programs as a dict: names of their entries, and a test for the reverse direction.
 
 Model files write one program for all variants of a model. Hence a statement may match nothing, a part of a
 split may be unused, and q heads may be wider than k heads. Statements of a config are marked `aoa`: they are

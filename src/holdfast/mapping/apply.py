@@ -1,4 +1,4 @@
-"""Apply a mapping to the contents of a checkpoint: the weights and all state that belongs to them.
+"""Apply a program to a checkpoint's contents: weights, ties, groups of optimizer state, state.json entries.
 
 Optimizer state, master weights and averages follow their parameter. They use the same boxes and are
 never cast. Nothing is read: recipes over stored places become other recipes over stored places.

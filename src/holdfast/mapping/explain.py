@@ -1,4 +1,4 @@
-"""Explain a program: the origin of every target."""
+"""Explain a program: a line per target with its source boxes, or only its names where shapes are unknown."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""State that follows its parameter: moments, master weights and averages use the boxes of their weights."""
+"""Recipes of one kind of optimizer state, masters or averages that follow the boxes of their weights; scalars."""
 
 from __future__ import annotations
 

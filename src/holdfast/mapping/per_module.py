@@ -1,4 +1,4 @@
-"""Mappings by module: the user's `mapping=` argument as one program per module name."""
+"""The user's `mapping=` argument: check it before use, and parse it to one program per module, also reversed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pin a program to given sources: write what its reverse needs to know about them into its statements.
+"""Pin a program to given sources: add the sizes, shapes and dtypes that its reverse needs to its statements.
 
 These are the sizes of joined tensors, the shapes before a reshape and the dtypes before a cast.
 """

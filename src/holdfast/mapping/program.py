@@ -1,4 +1,4 @@
-"""`Mapping`: a program of the mapping language, parsed once and used by save, load and offline conversion."""
+"""`Mapping`, a parsed program: from text, file, list, AOA config or built-in name; compile, reverse, explain."""
 
 from __future__ import annotations
 

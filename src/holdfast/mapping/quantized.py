@@ -1,4 +1,4 @@
-"""Mappings of quantized weights: allowed only where the scales are mapped exactly like their weights."""
+"""Check that a mapping changes the scales of quantized weights exactly as it changes the weights."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Reverse a program: rebuild the sources from the targets.
+"""Reverse a program: invert its statements from last to first, and say why a statement has no inverse.
 
-Statements are inverted from last to first. A value used by several statements is recovered through
-the first invertible one; the results of the others are removed.
+A value used by several statements is recovered through the first invertible one; the results of the
+others are removed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The contents of a checkpoint as values, independent of its storage format, and the selection of keys.
+"""The contents of a checkpoint in any format as values (groups, tensors, entries), and the selection of keys.
 
 Every tensor is a recipe over places in files. The same plans therefore read tensors that are
 stored as they are, sharded, transposed or under another name.

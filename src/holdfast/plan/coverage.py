@@ -1,4 +1,4 @@
-"""Check that the ranks' boxes cover a tensor, and find which ranks hold the same elements."""
+"""Coverage of a tensor by the ranks' boxes: holes raise; cells with their holders; a cache of holdings."""
 
 from __future__ import annotations
 

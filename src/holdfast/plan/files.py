@@ -1,4 +1,4 @@
-"""The canonical split of a group into files, and the pieces of a file that each rank provides or receives.
+"""The canonical split of a group into files, runs and pieces of blocks, raw arrays and destinations of bytes.
 
 Names, order, headers and offsets depend only on keys, dtypes and global shapes. Equal states
 therefore produce equal bytes on any mesh.

@@ -1,4 +1,4 @@
-"""Quantized weights: find the keys whose numbers mean nothing without their scales. Pure.
+"""Quantized weights (fp8, GPTQ, AWQ, bitsandbytes, mxfp4) and the keys of their scales, found by key and dtype.
 
 fp8 weights come with `weight_scale_inv` or `weight_scale`. GPTQ and AWQ store a packed `qweight` with `scales` and
 `qzeros`. bitsandbytes stores `absmax` and `quant_map` under the weight's key. mxfp4 splits a weight into `_blocks`

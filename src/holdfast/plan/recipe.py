@@ -1,4 +1,4 @@
-"""Recipes: a tensor described as boxes of other tensors, and the bytes that fill it.
+"""Recipes: a tensor as boxes of others; permute, split, concat, cast, substitute; copies into its destination.
 
 A term maps a box of a source to a box of the target, with permuted dims and cast elements. The
 terms of a recipe fill the target. Renaming, joining, splitting and transposing tensors is

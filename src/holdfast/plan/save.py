@@ -1,4 +1,4 @@
-"""The save plan: which rank writes each block, and which ranks provide its bytes.
+"""The block plan of a save: files split into blocks, the rank that writes each, and the ranks that provide bytes.
 
 A block's owner and sources depend only on the tensors in it. A rank can therefore plan just the
 blocks that involve it, and still agree with all others. Replicas are written once. Each block

@@ -1,4 +1,4 @@
-"""References from values of state.json to tensors of their group, updated when keys change."""
+"""References from encoded values of state.json to tensors: listed, and updated when keys change."""
 
 from __future__ import annotations
 

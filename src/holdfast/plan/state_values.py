@@ -1,4 +1,4 @@
-"""Merge the non-tensor values of all ranks into one state.json.
+"""Merge the non-tensor values of all ranks into one state.json: trees, optimizers, split dicts, files, plans.
 
 A rank reports each of its values as a `RankValue`. Ranks whose values were equal at planning time
 do not repeat them: they send the digest and the number of the first such rank, the reporter.

@@ -1,4 +1,4 @@
-"""Writer jobs: one rank's share of a plan as plain byte copies, for a writer that knows no tensors.
+"""Writer jobs: one rank's plan as byte copies between arena, blocks and travel files; the layout of the arena.
 
 An arena holds the bytes that its rank provides, as spans of its shards. Copies out of the arenas
 of the owner's host fill each block. Bytes from another host are first copied into a travel file.

@@ -1,4 +1,4 @@
-"""Open checkpoints of any format for reading: Holdfast's own and those of other tools.
+"""Open a checkpoint of any format by path: try the readers in order, Holdfast's own format and other tools'.
 
 A reader inspects a folder and returns its contents as `Contents`, or None if the format is another one.
 Tensors stay in their files until they are read.

@@ -1,4 +1,4 @@
-"""Files that trainers write next to a model: optimizer, scheduler, RNG states and others.
+"""Files that trainers write next to a model (optimizer, scheduler, RNG states), added to its tree; Trainer's step.
 
 transformers' Trainer and accelerate's `save_state` write them with torch.save. Readable files become groups and
 values of the checkpoint. A file that cannot be read is reported in a note.

@@ -1,4 +1,4 @@
-"""DeepSpeed ZeRO files: shards of single ranks, rejected by name before they can be mistaken for a model.
+"""DeepSpeed ZeRO files: shards of single ranks, rejected by file name, content or empty weights.
 
 ZeRO-3 leaves every weight of a model file empty, with shape (0,), and stores the elements in flat shards per rank.
 Only DeepSpeed's own tools know how to merge them.

@@ -1,4 +1,4 @@
-"""A checkpoint written by another tool, presented as a Holdfast checkpoint."""
+"""`Foreign`: another tool's checkpoint as a Holdfast one; its folder, side and code files, files in memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Read safetensors files: Hugging Face folders with or without an index, adapters and single files."""
+"""Read safetensors: Hugging Face folders with or without an index, adapters, numbered models, single files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files that look like a whole model but are one shard of it, from a tensor-parallel or pipeline rank.
+"""Files and folders that are one shard of a model, from a TP or pipeline rank: detected, noted or rejected.
 
 Such a file can be opened, because a rank may load its own shard. It is marked as partial and is not converted.
 """

@@ -1,4 +1,4 @@
-"""Weights stored as uint16: usually the raw bits of bfloat16, which numpy cannot represent.
+"""Weights stored as uint16: reinterpreted as bfloat16 by the model's config or the user, otherwise rejected.
 
 Paddle's own files are known to store such bits. Otherwise the model's config or the user decides. Without
 either, a conversion would produce a model of integers.

@@ -1,4 +1,4 @@
-"""Read many scalars of a checkpoint at once, file by file, in byte order."""
+"""Read many tensors of one element at once as floats, file by file, without verification."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Report the files of a foreign folder that no reader has read, so that none seem to be converted."""
+"""A note about the files of a foreign folder that no reader has read."""
 
 from __future__ import annotations
 

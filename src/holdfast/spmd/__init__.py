@@ -1,4 +1,4 @@
-"""The sharding rules that DTensor lacks or gets wrong: `holdfast.spmd.enable()`."""
+"""Sharding rules that DTensor lacks or gets wrong (`enable`), and sharding plans of a model (`plan`)."""
 
 from holdfast.spmd.autoplan import Pins, Plan, UnitWay, distribute, plan
 from holdfast.spmd.base.spmd_errors import (

@@ -1,4 +1,4 @@
-"""Installing and removing the rules. INSTALLED is the only state of holdfast.spmd."""
+"""`enable` and `disable`: install and remove rules chosen by pattern, handlers, patches; the state INSTALLED."""
 
 from __future__ import annotations
 

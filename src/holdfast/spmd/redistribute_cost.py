@@ -1,4 +1,4 @@
-"""The cost of a redistribution, without making it: torch's own steps, run on a meta tensor."""
+"""`redistribute_cost`: the collectives and bytes of a redistribution, found by torch's own steps on a meta tensor."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A report of what is installed."""
+"""`report()`: a line for every installed rule, every operator gathered so far, and what is not installed."""
 
 from __future__ import annotations
 

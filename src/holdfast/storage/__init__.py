@@ -1,4 +1,4 @@
-"""Storage backends: local files, object stores, memory. They know folders and bytes, never tensors."""
+"""Storage backends opened by path or address (`storage_at`, `locate`); checks for checkpoints, links and trust."""
 
 from __future__ import annotations
 

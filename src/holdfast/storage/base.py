@@ -1,4 +1,4 @@
-"""The storage interface: read committed folders, write an attempt, publish it atomically.
+"""The storage interface: read committed folders, pin and hold them, write an attempt, publish it atomically.
 
 A root holds folders. A committed folder is never written again. All writes go to an attempt,
 a folder that readers ignore until `publish` gives it its committed name.

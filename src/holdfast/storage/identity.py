@@ -1,4 +1,4 @@
-"""The identity of a root: a random id stored in a file under the root.
+"""The identity of a root: a random id stored in a file under the root, created durably, read and checked.
 
 A path does not identify a root. Another container may mount another volume at the same path, and
 a root may be deleted and created again. The id file is created exclusively and synced. A copy of

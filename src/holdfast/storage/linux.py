@@ -1,4 +1,4 @@
-"""System calls missing from Python's os module, with fallbacks for systems without them."""
+"""System calls that Python's os module lacks: locks, claims, exchange, reserve, statx, page faults; fallbacks."""
 
 from __future__ import annotations
 

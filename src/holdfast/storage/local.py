@@ -1,4 +1,4 @@
-"""Local storage: a commit order that survives a power loss, and reads that trust nothing.
+"""`LocalStorage`: folders under a path; attempts, publish that survives a power loss, rename, remove, sweep.
 
 Order of a commit: files at full size, blocks, fsync of each file, manifest and its fsync,
 fsync of the folder, rename to the committed name, fsync of the parent.

@@ -1,4 +1,4 @@
-"""Local files and folders: opened one by one, no link followed, every OSError a StorageError.
+"""Local files, no links followed, OSErrors translated: readers, writers, pins, holds; blob symlinks of hub caches.
 
 Pins keep a folder open for reading, and locks show which folders are in use. The one kind of
 symlink that is followed is that of the Hugging Face cache, from a snapshot's file into `blobs`.

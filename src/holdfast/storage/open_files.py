@@ -1,4 +1,4 @@
-"""A bounded number of open files: a process may open 1,024 by default, and a checkpoint may have more."""
+"""Readers opened on demand, with a bounded number of open files: the least recently used ones are closed."""
 
 from __future__ import annotations
 

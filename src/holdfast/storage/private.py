@@ -1,4 +1,4 @@
-"""Private folders in directories that every user can write to, such as /dev/shm and /tmp.
+"""Private folders in directories that every user can write to, such as /dev/shm and /tmp: found or created.
 
 Another user can create any name there first, and can see every existing name. So a folder's name
 has a random suffix, and the folder is recognized by its owner and mode, never by its name alone.

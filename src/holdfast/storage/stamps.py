@@ -1,4 +1,4 @@
-"""Stamps of local manifests: one stat call detects whether a file has changed since it was read."""
+"""Stamps of local manifests: one stat call detects a file that changed since it was read; changed folders."""
 
 from __future__ import annotations
 

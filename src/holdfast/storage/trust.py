@@ -1,4 +1,4 @@
-"""Trusted owners of folders under a root: this user, the superuser, and users named by the environment.
+"""Trusted owners of folders and links under a root: this user, the superuser, HOLDFAST_TRUST_OWNERS.
 
 `restore` and retention use folders that the caller did not name. In a root that others can write
 to, anyone could plant a step with a high number. No code runs from a checkpoint, but its weights

@@ -1,4 +1,4 @@
-"""A model of a disk: which recorded operations are durable after a power loss.
+"""A model of a disk: recorded writes, renames and syncs, the input of powerloss.py.
 
 Nodes are numbered files and folders, like inodes: a rename moves a name, never a node. A file's
 data is durable after an fsync of the file, a name after an fsync of its folder. Nothing else is

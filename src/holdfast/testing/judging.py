@@ -1,4 +1,4 @@
-"""Judges of a root after a power loss: nothing is corrupt, nothing promised is missing, the run can continue."""
+"""Judges of a root after a power loss: no corrupt or missing step, and the run can restore, save and collect."""
 
 from __future__ import annotations
 

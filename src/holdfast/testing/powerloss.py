@@ -1,4 +1,4 @@
-"""Every legal state of a disk after a power loss, from the recorded operations of a save.
+"""Enumerate every legal state of a disk after a power loss, create it in a folder, and call a judge.
 
     with recorded(folder) as recording:
         holdfast.save(folder / "step-000000000001", state, step=1)

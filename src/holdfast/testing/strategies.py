@@ -1,6 +1,4 @@
-"""Hypothesis strategies for layouts and states: shapes, meshes, placements and flat ranges, with the shards that
-numpy computes for each rank; arrays of every dtype, and values of state.json.
-"""
+"""Hypothesis strategies: shapes, meshes and shardings with numpy's shards, arrays of every dtype, keys, states."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Batch arithmetic: derive every batch size from a few others, without rounding.
+"""Batch arithmetic: derive every batch size from a few others, without rounding; suggest sizes that fit.
 
 Three products hold at once; sizes left out are derived from them:
 

@@ -1,4 +1,4 @@
-"""Keys of the trainer's parameters on disk: those of Hugging Face, one per expert."""
+"""The trainer's mappings between live keys with stacked experts and Hugging Face's keys, one per expert."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checkpoint settings of a run: when to save, what to keep; and its Checkpointer."""
+"""The [checkpoint] settings, when to save and what to keep, and the run's Checkpointer opened with them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run's TOML config: one section per component, whose settings are defined next to its code."""
+"""`RunConfig`, with the [train] and [ema] sections: read from a TOML file, batch sizes planned for the layout."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Evaluation independent of the layout: every sample counts once, even if some ranks have fewer."""
+"""Evaluation independent of the layout: every sample counts once, padding where some ranks have fewer."""
 
 from __future__ import annotations
 

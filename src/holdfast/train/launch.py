@@ -1,4 +1,4 @@
-"""Launch of ranks: under torchrun, as a single process, or as the parent of local ranks."""
+"""Launch of ranks: torchrun for local ranks with signals forwarded, the process group, the device of a rank."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A layout: the number of ranks of each kind of parallelism, and the constraints of a model. No torch.
+"""A layout: ranks of each kind of parallelism, layers of each stage, a model's constraints, nearest valid layouts.
 
 Ranks are numbered with pipeline stages outermost and tensor parallelism innermost. Expert
 parallelism uses no additional ranks: `ep` neighboring data-parallel ranks and all ranks of their

@@ -1,4 +1,4 @@
-"""Local ranks as processes that can be watched and killed individually, unlike under torchrun."""
+"""Local ranks as processes that can be watched and killed one by one, unlike under torchrun; for the demo."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The training loop: restore, then step, evaluate and save until the last step."""
+"""The training loop (`Trainer`): restore, initial weights, step, evaluate, save, record metrics and events."""
 
 from __future__ import annotations
 

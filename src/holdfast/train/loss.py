@@ -1,4 +1,4 @@
-"""Losses as fp32 sums, so that the mean over all tokens of a batch is the same on every layout."""
+"""The loss of a global batch as fp32 sums, the same on every layout: token losses and load balancing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Metrics of a run as JSON lines that survive a kill: one per step, one per event."""
+"""metrics.jsonl of a run: append lines that survive a kill, one per step or event, and read them back."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One rank's part of a model: forward and backward, clipping, evaluation, and the state to save."""
+"""One rank's model in training: forward and backward, clipping, evaluation, its optimizer, the state to save."""
 
 from __future__ import annotations
 

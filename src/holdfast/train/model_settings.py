@@ -1,4 +1,4 @@
-"""The model settings of a run: the same tensors with other settings are a different model."""
+"""The check that a resumed run or loaded checkpoint has the same model settings, not only the same tensors."""
 
 from __future__ import annotations
 

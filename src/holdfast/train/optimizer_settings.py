@@ -1,4 +1,4 @@
-"""The optimizer's settings, and setting the learning rate of a step."""
+"""The [optimizer] settings of AdamW, the learning rate of a step, and options kept over a restore."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A plot of a run: its loss, the losses of other runs, and the stall of each save."""
+"""The plot of a run (curve.png): panels and ticks, its loss and those of other runs, the stall of each save."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Learning rates as pure functions of the step, with no state to save or restore."""
+"""The [schedule] settings: the learning rate as a pure function of the step, with no state to restore."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Strict parsing of TOML settings into dataclasses, with suggestions for misspelled names."""
+"""TOML and dataclasses in general: parse, override keys, check names and types with suggestions, write TOML."""
 
 from __future__ import annotations
 

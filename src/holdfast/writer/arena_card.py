@@ -1,4 +1,4 @@
-"""Arenas of a host: the trainers that own them, and the cards that describe what they hold.
+"""Arenas on a host: names that tell run, rank and trainer, trainers alive or dead, and cards of what they hold.
 
 An arena is named for its run, its rank and its trainer. A process id means something only within
 its pid namespace: process 7 of one container is not process 7 of another. So the name has the

@@ -1,4 +1,4 @@
-"""The memory tier: arenas that survived their trainers, read as the checkpoint that they were captured for.
+"""Arenas that survived their trainers, opened as a read-only checkpoint: files assembled from arena blocks.
 
 Files are assembled from the arenas as they are read. Every block has its digest in the cards, so
 a change of memory since is found like damage on a disk.

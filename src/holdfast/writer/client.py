@@ -1,4 +1,4 @@
-"""The trainer's end of its writer process: start it, send commands, receive reports.
+"""The trainer's end of its writer process: start, commands, reports, close; notes in place of a dead writer.
 
 A writer that dies reports nothing. The trainer reports on its behalf, so that other ranks do not wait.
 """

@@ -1,4 +1,4 @@
-"""The coordinator: rank 0's writer begins an attempt, collects all reports, commits and publishes."""
+"""The coordinator, rank 0's writer: begin an attempt, collect reports, publish, retention, delete removed steps."""
 
 from __future__ import annotations
 

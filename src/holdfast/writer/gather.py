@@ -1,4 +1,4 @@
-"""Gathering: blocks assembled from the arenas of a host and the travel files of other hosts."""
+"""Gathering of a block: direct views or strided copies from arenas of a host and travel files of other hosts."""
 
 from __future__ import annotations
 

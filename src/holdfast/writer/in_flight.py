@@ -1,4 +1,4 @@
-"""Saves in flight under a root, from the notes of their writers."""
+"""Saves in flight under a root, for `holdfast top`: progress and phase, from the notes of their writers."""
 
 from __future__ import annotations
 

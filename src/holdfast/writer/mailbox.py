@@ -1,4 +1,4 @@
-"""Mailboxes: the writers of a save communicate through small files in a folder of the storage.
+"""Mailboxes: notes of an attempt's writers in the storage, heartbeats, and the watch for silent writers.
 
 No process group is needed, so writers go on after their trainers die. The notes of an attempt:
 `host` (the host of rank 0's writer), `begun` (the files exist), `gave-R` (rank R's travel files are

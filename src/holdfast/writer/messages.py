@@ -1,4 +1,4 @@
-"""Messages as frozen types, and the JSON that carries them.
+"""Messages as frozen types with their JSON: commands and reports on the socket, notes in a mailbox, failures.
 
 A trainer and its writer exchange commands and reports over a socket, one JSON object a line. Both run the same
 version. The writers of a save exchange notes: small files in a mailbox. Other processes and other versions read

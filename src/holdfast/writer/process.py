@@ -1,4 +1,4 @@
-"""The writer process: one per rank, without torch. It takes commands from its trainer, and outlives it.
+"""The writer process of a rank, without torch: its main loop, each save from order to outcome, its own end.
 
 It maps the arenas of its host, gathers, digests and writes the blocks that it owns, and reports
 through the storage. When its trainer is gone, it finishes what was captured and exits.

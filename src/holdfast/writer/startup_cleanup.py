@@ -1,4 +1,4 @@
-"""Cleanup at the start of a run: wait for earlier writers, then delete what no process holds.
+"""Cleanup at the start of a run: wait for earlier writers, find dead attempts and arenas, delete them.
 
 A trainer may die while its writers go on. They hold locks on their arenas and on the mailbox of
 the attempt. Writers on other hosts are recognized by their status notes, which change.

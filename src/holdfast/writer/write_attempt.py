@@ -1,4 +1,4 @@
-"""A rank's share of an attempt: gather, digest and write its blocks, report them, or keep them in memory."""
+"""A rank's share of an attempt: write travel files and blocks on threads, report them, or keep them in memory."""
 
 from __future__ import annotations
 

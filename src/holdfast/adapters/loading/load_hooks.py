@@ -1,4 +1,4 @@
-"""Code that torch's load_state_dict would run: post-hooks run after a load, other code is refused before it.
+"""load_state_dict and state_dict code: run post-hooks after a load, refuse other custom code before load or save.
 
 A load writes tensors in place and does not call load_state_dict of modules and optimizers. Code that would
 rename, convert or derive values there must not be skipped silently. Code of torch, and of libraries that

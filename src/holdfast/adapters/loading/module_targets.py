@@ -1,4 +1,4 @@
-"""Load into modules: tensors, extra states and load_state_dict post-hooks."""
+"""Load into modules: tensors, weights tied in memory but stored apart, extra states; call their post-hooks."""
 
 from __future__ import annotations
 

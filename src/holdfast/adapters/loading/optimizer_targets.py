@@ -1,4 +1,4 @@
-"""Load into optimizers: state and options by parameter key; missing state is created."""
+"""Load into optimizers: states, master weights, missing states created, options by parameter, kind mismatches."""
 
 from __future__ import annotations
 

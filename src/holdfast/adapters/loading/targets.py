@@ -1,4 +1,4 @@
-"""Find the destination of everything in the live state, then assign the values not filled in place.
+"""All load targets of a rank: find them kind by kind, list unexpected keys, raise Mismatch, assign other values.
 
 All targets are found before anything is modified, so that every missing key and every mismatched shape
 and dtype is reported at once.

@@ -1,4 +1,4 @@
-"""Load this rank's values of state.json into averages, trees, stateful objects and plain values."""
+"""Load entries of state.json into averages, trees, stateful objects and plain values; reshard stateful objects."""
 
 from __future__ import annotations
 

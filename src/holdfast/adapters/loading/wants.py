@@ -1,4 +1,4 @@
-"""Load requests: the live destinations of stored tensors, and the mismatches found. Modifies no tensor."""
+"""Load requests for single tensors: shape and cast checks, master weights, staging of shared memory, findings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Agreement of the ranks: one layout merged from all ranks' tensors, and a check that replicas are equal."""
+"""Agreement of the ranks: one merged layout, the reporter of each value, and fingerprints that compare replicas."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Collect everything this rank saves from live objects: tensors, and values reported to the other ranks.
-
-A blocking save reads the bytes of the collected tensors through LiveSources.
-"""
+"""Collect the tensors, values and config files that a rank saves; read tensor bytes in a blocking save."""
 
 from __future__ import annotations
 

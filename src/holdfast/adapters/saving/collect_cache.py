@@ -1,4 +1,4 @@
-"""A cache of the collected state, valid while no tensor is added, removed or moved.
+"""A cache of the collected state between saves, valid while no tensor is added, removed or moved.
 
 A save inspects every tensor of modules and optimizers. Between saves these are usually the same objects
 in the same memory, which the cache checks by identity. Values that are not tensors are always read again.

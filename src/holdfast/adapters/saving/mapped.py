@@ -1,4 +1,4 @@
-"""Mappings between the keys of live tensors and those of a file, applied in a save or a load.
+"""Mappings applied to live tensors: stored keys of a save, and the contents of a checkpoint under live keys.
 
 In a save, the live state is treated as contents whose places are live tensors. Every term of the
 mapped contents is a view of a live tensor, so nothing is copied.

@@ -1,4 +1,4 @@
-"""Forecast of an optimizer's state: the tensors its first step will add."""
+"""The tensors that an optimizer's step changes, and a forecast of those that its first step will add."""
 
 from __future__ import annotations
 

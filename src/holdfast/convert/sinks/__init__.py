@@ -1,4 +1,4 @@
-"""Output formats. Each is a module whose `plan` is a Sink (see base.py)."""
+"""Output formats, looked up by name. Each is a module whose `plan` is a Sink (see base.py)."""
 
 from __future__ import annotations
 

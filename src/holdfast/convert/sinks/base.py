@@ -1,4 +1,4 @@
-"""The interface of sinks: a sink is a pure function from contents to a planned output.
+"""The interface of sinks: a pure function from contents to a planned output, its tensor files and small files.
 
 A sink lays out the tensor files of its format (names, headers, offsets and recipes of tensors) and
 provides the small files stored next to them. It reads no tensor and opens no file. The conversion

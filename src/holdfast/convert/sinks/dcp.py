@@ -1,4 +1,4 @@
-"""The torch.distributed.checkpoint sink: a folder that `dcp.load` can read.
+"""The torch.distributed.checkpoint sink: the plan of a folder that `dcp.load` can read; dcp_writer.py writes it.
 
 Keys are those of a state {"model": ..., "optimizer": ...} from get_state_dict: `model.<key>`,
 `optimizer.state.<parameter>.<name>`, `optimizer.param_groups.<n>.<option>`.

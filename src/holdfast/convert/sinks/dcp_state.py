@@ -1,4 +1,4 @@
-"""Contents as a nested state dict, with meta tensors as placeholders. Imports torch."""
+"""Contents as the nested state dict of a DCP folder, with meta tensors as placeholders. Imports torch."""
 
 from __future__ import annotations
 

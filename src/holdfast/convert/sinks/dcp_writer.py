@@ -1,4 +1,4 @@
-"""Write a DCP folder with torch's own writer, one chunk of a tensor at a time. Imports torch."""
+"""Write a DCP folder with torch's own writer: chunks of tensors assigned to ranks, read one by one. Imports torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The Hugging Face sink: a folder with one model's weights, its config and its tokenizer."""
+"""The Hugging Face sink: one model's weight files and index, tied tensors written once, config and tokenizer."""
 
 from __future__ import annotations
 

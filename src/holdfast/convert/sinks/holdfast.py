@@ -1,4 +1,4 @@
-"""The Holdfast sink: the same files that a save of the same state writes."""
+"""The Holdfast sink: tensor files, indexes, state.json and manifest as a save of the same state writes them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The Paddle sink: a unified checkpoint from which PaddleFormers can resume.
+"""The Paddle sink: a unified checkpoint for PaddleFormers; which keys are Linear weights, stored [in, out].
 
 Models use Hugging Face's order of Linear weights, [out, in]. Masters and moments use the order of
 Paddle's own layers, [in, out].

@@ -1,4 +1,4 @@
-"""Compile a program: every target becomes a recipe over the sources."""
+"""Compile a program: run its expanded statements in order, so that every target becomes a recipe over sources."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Evaluate one step as algebra on recipes: transpose, combine, permute, reshape, cast, split, transpose."""
+"""Evaluate one step on recipes: transpose, concat, stack, unstack, permute, reshape, cast, split, fuse, unfuse."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fused weights: the order of their parts' segments along one dim.
+"""Fused weights (qkv, gate and up): order and sizes of their segments by heads and TP degree; fuse and unfuse.
 
 A fused weight is a list of segments, each a range of one part. Fusing, splitting and reordering read
 the same list in one direction or the other.

@@ -1,4 +1,4 @@
-"""Look ahead in a program: the shape that a name must have and the targets that it is used for."""
+"""Look ahead in a program: the shape that a later use gives a name, and the final targets built from it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reshape as algebra on recipes: dims are split into factors, and adjacent factors are merged.
+"""Reshape of recipes: dims are split into common factors, and adjacent factors are merged; the number of boxes.
 
 A tensor [6, 4] becomes [2, 3, 2, 2] by splitting 6 into 2 x 3 and 4 into 2 x 2. Merging reverses this.
 Both work like stack and unstack, so that a recipe stays a list of boxes.

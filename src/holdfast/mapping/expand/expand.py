@@ -1,4 +1,4 @@
-"""Expand a program: replace ids, stars and arrays by the existing keys."""
+"""Expand a program: replace ids, stars and arrays by the existing keys, within a limited amount of work."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Expanded programs: statements for concrete keys."""
+"""Types of an expanded program: a statement, and its steps for concrete keys."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Find the numbers of a hole on the right, from the targets or from later statements."""
+"""The numbers that fill a hole which only right keys have, from the targets or from later statements."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The natural join of a statement's left keys: every combination of ids for which all of them exist."""
+"""The natural join of a statement's left keys: every combination of ids for which all keys exist."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An index of names by pattern: finds the names that match a key with holes without scanning all of them."""
+"""An index of names by pattern: match keys with holes without a scan; shifted digits; hints for misspelled names."""
 
 from __future__ import annotations
 

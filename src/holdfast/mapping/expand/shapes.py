@@ -1,4 +1,4 @@
-"""Shapes of names during expansion: the number of keys of a `*` where a tensor is unstacked."""
+"""Shapes of names during expansion: the dim of a stack, and results of renames, transposes and stacks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Built-in mappings from a model family's Hugging Face keys to others, by name or found from config.json.
+"""Built-in mappings of model families from Hugging Face keys to others: by name, or found from config.json.
 
 A name is `<family>-<variant>`, as in `llama-fused`; `<family>-from-<variant>` is its reverse. A variant
 without a family (`fused`, `from-megatron`) applies to the family given by the model's config.json.

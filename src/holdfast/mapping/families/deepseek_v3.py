@@ -1,4 +1,4 @@
-"""DeepSeek-V3: latent attention, dense first layers, then routed and shared experts.
+"""DeepSeek-V3 programs: latent attention, dense first layers, then routed and shared experts, fp8 scales.
 
 Multi-token prediction layers follow the last layer. The Hugging Face weights are fp8 with one scale per
 128 x 128 block. The stacked programs stack scales with their experts; the others need unquantized weights.

@@ -1,4 +1,4 @@
-"""The programs that dense decoder families share."""
+"""Programs that dense decoder families share (fused, Megatron, Paddle), put together from statements.py."""
 
 from __future__ import annotations
 

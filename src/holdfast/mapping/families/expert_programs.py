@@ -1,4 +1,4 @@
-"""The programs that families with grouped-query attention and experts share."""
+"""Programs that families with experts share (fused, stacked, Megatron, Paddle), put together from statements.py."""
 
 from __future__ import annotations
 

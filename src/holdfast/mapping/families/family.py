@@ -1,4 +1,4 @@
-"""Model families: models with the same keys, and the programs that map those keys."""
+"""`ModelFamily`: models with the same Hugging Face keys, and the program of each variant, filled in for a config."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fill in program templates: prefixes, head counts and the blocks of a model.
+"""Fill in the fields of program templates: key prefixes, head counts, layers of each kind, sizes of q, k and v.
 
 In a template
   {p}                       is the prefix of the base model's keys, {layers} that of its layers

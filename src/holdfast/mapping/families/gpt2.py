@@ -1,4 +1,4 @@
-"""GPT-2: fused q, k and v, and weights stored as [in, out] on Hugging Face but [out, in] elsewhere.
+"""GPT-2 programs: fused q, k and v, and weights stored as [in, out] on Hugging Face but [out, in] elsewhere.
 
 The oldest Hugging Face files also contain causal masks, which are not weights.
 """

@@ -1,4 +1,4 @@
-"""The layers of a model by kind: dense, with experts, or predicting further tokens."""
+"""The layers of a model by kind, from its config: dense, with experts, or predicting further tokens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Llama: separate q, k, v and gate, up; biases and an untied head depend on the config."""
+"""Llama programs: separate q, k, v and gate, up; biases and an untied head depend on the config."""
 
 from holdfast.mapping.families import dense
 from holdfast.mapping.families.family import ModelFamily

@@ -1,4 +1,4 @@
-"""Mixtral: experts in all layers, with their own Hugging Face names (w1 is gate, w3 is up, w2 is down)."""
+"""Mixtral programs: experts in all layers, with their own names (w1 is gate, w3 is up, w2 is down)."""
 
 from holdfast.mapping.families import expert_programs
 from holdfast.mapping.families.family import ModelFamily

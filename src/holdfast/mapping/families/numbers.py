@@ -1,4 +1,4 @@
-"""Numbers that programs need from a model's config.json."""
+"""Numbers that programs need from config.json: heads, key-value heads, head size, layers."""
 
 from __future__ import annotations
 

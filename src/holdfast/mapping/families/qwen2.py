@@ -1,4 +1,4 @@
-"""Qwen2: like Llama, with biases on q, k and v."""
+"""Qwen2 programs: like Llama, with biases on q, k and v."""
 
 from holdfast.mapping.families import dense
 from holdfast.mapping.families.family import ModelFamily

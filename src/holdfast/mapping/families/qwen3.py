@@ -1,4 +1,4 @@
-"""Qwen3: like Llama, with norms on the heads of q and k."""
+"""Qwen3 programs: like Llama, with norms on the heads of q and k."""
 
 from holdfast.mapping.families import dense
 from holdfast.mapping.families.family import ModelFamily

@@ -1,4 +1,4 @@
-"""Qwen3-MoE: Qwen3's attention, with experts in all or most layers."""
+"""Qwen3-MoE programs: Qwen3's attention, with experts in all or most layers."""
 
 from holdfast.mapping.families import expert_programs
 from holdfast.mapping.families.family import ModelFamily

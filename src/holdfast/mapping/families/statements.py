@@ -1,4 +1,4 @@
-"""Statement templates that several families share; see `fill` for the fields.
+"""Statement templates that several families share: fused, stacked, Megatron, Paddle; see `fill` for the fields.
 
 Gate and up have equal sizes; `sizes=equal` records this so that joined weights can be split again. With
 `axis=0`, weights are [out, in] as in torch.

@@ -1,4 +1,4 @@
-"""Checks of a statement's text: the number of keys and the allowed combinations of options."""
+"""Checks of a parsed statement alone: the number of keys, allowed combinations of options, fused forms."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The grammar: parse tokens into statements.
+"""The parser: tokens to statements with keys, holes, arrays and options, and errors with line and column.
 
 statement := keys "->" keys ("," option)*     keys := "_" | key ("," key)*
 key       := word ("[" number ":" number "]")? "^T"?

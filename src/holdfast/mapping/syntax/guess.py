@@ -1,4 +1,4 @@
-"""Guesses at the intended form of a malformed statement: hints that end an error message."""
+"""Hints that end an error message: guesses at the intended form of a malformed statement."""
 
 from __future__ import annotations
 

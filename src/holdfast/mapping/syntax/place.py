@@ -1,4 +1,4 @@
-"""Show a position in the text of a program as its line with a caret below."""
+"""The line of a program's text with a caret below a position, for error messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The values of the mapping language: keys with holes, options and statements."""
+"""The values of the mapping language: keys with holes and arrays, options, statements, and their error messages."""
 
 from __future__ import annotations
 

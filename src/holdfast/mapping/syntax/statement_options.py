@@ -1,4 +1,4 @@
-"""Parse the options of a statement: their names, values and conflicts."""
+"""Options of a statement from their tokens: names, lists, dtypes, and errors for unknown or repeated ones."""
 
 from __future__ import annotations
 

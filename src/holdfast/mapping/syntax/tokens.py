@@ -1,4 +1,4 @@
-"""Tokens of the mapping language, each with its position."""
+"""Tokens of the mapping language: words, quoted text and marks, each with its position."""
 
 from __future__ import annotations
 

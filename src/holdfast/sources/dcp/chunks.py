@@ -1,4 +1,4 @@
-"""Tensors of torch.distributed.checkpoint as recipes, with one or a few terms per chunk."""
+"""Tensors of torch DCP as recipes of their chunks, also Megatron's flattened ones; gaps and overlaps rejected."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Read a folder of torch.distributed.checkpoint: `.metadata` and `*.distcp` files."""
+"""Read a folder of torch DCP: rebuild the saved dict and its lists, with Megatron's common values and TP degree."""
 
 from __future__ import annotations
 

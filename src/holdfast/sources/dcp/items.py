@@ -1,4 +1,4 @@
-"""Items of `*.distcp` files: consecutive torch.save streams, each of a tensor or a value.
+"""Items of `*.distcp` files: parse consecutive torch.save streams of tensors and values, those alike only once.
 
 Many items of a checkpoint begin alike. The first of a kind is parsed in full; an item of the same
 length that begins with the same bytes is of the same kind.

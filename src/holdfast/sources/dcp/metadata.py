@@ -1,4 +1,4 @@
-"""The `.metadata` of torch.distributed.checkpoint: a pickle of dataclasses, read as inert records."""
+"""The `.metadata` of torch DCP: a pickle of dataclasses, read as inert records and checked."""
 
 from __future__ import annotations
 

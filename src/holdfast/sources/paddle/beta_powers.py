@@ -1,4 +1,4 @@
-"""Convert between an optimizer's step and the powers of its betas.
+"""The arithmetic between an optimizer's step and the powers of its betas, which Paddle stores instead.
 
 Paddle stores no step. It stores beta1 and beta2 to the power of step + 1, accumulated by float32
 multiplication. Repeating these multiplications gives the same bits, and so the step.

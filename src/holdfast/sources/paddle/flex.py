@@ -1,4 +1,4 @@
-"""Paddle's flex checkpoint: `<rank>_<id>.distcp` with each rank's tensors, and `<id>.metadata` with their locations.
+"""Read Paddle's flex checkpoint: whole tensors from parts in `*.distcp` files, grouped by folder or path.
 
 PaddleFormers writes separate folders for the model, the optimizer and the master weights.
 """

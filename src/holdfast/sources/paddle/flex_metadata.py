@@ -1,4 +1,4 @@
-"""The metadata of a flex checkpoint: the file of each part of each tensor."""
+"""Parse the `.metadata` of a flex checkpoint: the file, box, run and dict path of each part of each tensor."""
 
 from __future__ import annotations
 

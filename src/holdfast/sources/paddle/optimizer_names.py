@@ -1,4 +1,4 @@
-"""Map Paddle's names of optimizer states to torch's."""
+"""Optimizer states from Paddle's names to torch's; powers of the betas become steps. to_paddle.py is the reverse."""
 
 from __future__ import annotations
 

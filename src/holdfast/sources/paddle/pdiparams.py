@@ -1,9 +1,8 @@
-"""`.pdiparams`: model parameters exported by `paddle.jit.save` or `paddle.static.save_inference_model`.
+"""Read `.pdiparams` of exported models: a stream of unnamed tensors, with names from the program next to it.
 
-The file is a stream of unnamed tensors. Each has a version, its levels of detail, a version, a description (a
-protobuf message with dtype and dims) and the elements. They are sorted by name; the names are in the program next
-to the file: `<stem>.json` of Paddle 3, or `<stem>.pdmodel` before. They are those of the program's variables
-(`linear_0.w_0`).
+Each tensor has a version, its levels of detail, a version, a description (a protobuf message with dtype and dims)
+and the elements. They are sorted by name; the names are in the program next to the file: `<stem>.json` of Paddle 3,
+or `<stem>.pdmodel` before. They are those of the program's variables (`linear_0.w_0`).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`.pdparams` and `.pdopt`: the state dicts of a model and an optimizer, written by `paddle.save`."""
+"""Read `.pdparams` and `.pdopt` of `paddle.save`: find one model's files, sort their state dicts into groups."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Flatten nested values of `paddle.save`: tensors get dotted keys, plain values are kept or reported."""
+"""Flatten nested values of `paddle.save`: tensors get dotted keys, plain values become state.json entries."""
 
 from __future__ import annotations
 

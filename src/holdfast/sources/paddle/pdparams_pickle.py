@@ -1,4 +1,4 @@
-"""State dicts written by `paddle.save`: pickles of numpy arrays, which stay in the file."""
+"""Pickles of `paddle.save`: numpy arrays as recipes over the file, split tensors rejoined, Paddle's tensor names."""
 
 from __future__ import annotations
 

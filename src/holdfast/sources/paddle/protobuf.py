@@ -1,4 +1,4 @@
-"""Fields of a protobuf message by number: the subset of the encoding that Paddle's descriptions use."""
+"""A minimal protobuf decoder: fields of a message by number, as Paddle's program descriptions use them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Paddle parameters by their numbered names, such as linear_0.w_0, and by their keys.
+"""Paddle's numbered names (linear_0.w_0) matched to keys; models, optimizers and schedulers sorted into groups.
 
 An optimizer's state dict has only the names; the model's has both.
 """

@@ -1,4 +1,4 @@
-"""torch's optimizer states under Paddle's names: steps become powers of the betas, which Paddle stores instead."""
+"""Optimizer states from torch's names to Paddle's; steps become powers of the betas. See optimizer_names.py."""
 
 from __future__ import annotations
 

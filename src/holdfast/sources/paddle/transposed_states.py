@@ -1,4 +1,4 @@
-"""Find the states of a Paddle checkpoint that are transposed relative to their parameters.
+"""Find the optimizer states of a Paddle checkpoint that are transposed, by shapes, values and similar layers.
 
 Paddle stores a Linear's weight, master weight and moments as [in, out]. The model's files may have been
 transposed to [out, in] for other tools. Shapes show which, unless a matrix is square. Then the values of

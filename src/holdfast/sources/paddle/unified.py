@@ -1,4 +1,4 @@
-"""Paddle's unified checkpoint: safetensors of model, master weights and optimizer, merged or per rank."""
+"""Read Paddle's unified checkpoint: model, masters and optimizer in safetensors, states transposed to match."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The files of a Paddle unified checkpoint: their groups and their headers."""
+"""Files of a Paddle unified checkpoint: the files of each group by index or name, checked; bfloat16 as uint16."""
 
 from __future__ import annotations
 

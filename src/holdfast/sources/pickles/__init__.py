@@ -1,4 +1,4 @@
-"""Read pickles without executing them: only plain values and inert records are built.
+"""`read_pickle`: read pickles without executing them; only plain values and inert records are built.
 
 `read_pickle` takes the names that the file may contain, each with one of our own pure functions to
 build its value. Byte strings stay in the file as spans.

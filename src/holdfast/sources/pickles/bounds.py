@@ -1,4 +1,4 @@
-"""Check that a value can be traversed: no cycles, limited depth and a limited number of visits."""
+"""Check that an unpickled value can be traversed: no cycles, limited depth and a limited number of visits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The standard library names that legitimate pickles of tensors contain, and their builders."""
+"""Builders of standard library types that pickles may name: OrderedDict, set, complex, bytes, slice, paths."""
 
 from __future__ import annotations
 

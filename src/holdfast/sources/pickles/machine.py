@@ -1,4 +1,4 @@
-"""A pickle machine for protocols 0 to 5 that builds inert values and can do nothing else.
+"""The pickle machine: the opcodes of protocols 0 to 5, which build inert values and can do nothing else.
 
 A class or function in a pickle is a Name. Only names on the caller's list are allowed, and the caller's
 own pure functions build their values. A file cannot cause an import, a call or an assignment. The machine

@@ -1,4 +1,4 @@
-"""numpy arrays and scalars in pickles: the location of their bytes, never arrays of objects."""
+"""numpy arrays, dtypes and scalars in pickles: the location of their bytes, never arrays of objects."""
 
 from __future__ import annotations
 

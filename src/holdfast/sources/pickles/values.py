@@ -1,4 +1,4 @@
-"""Values of a pickle that was read: plain values, and inert placeholders for everything else."""
+"""Types of unpickled values: names, byte spans in the file, encoded bytes, records, and builders of records."""
 
 from __future__ import annotations
 

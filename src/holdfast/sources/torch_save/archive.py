@@ -1,4 +1,4 @@
-"""torch.save files: their value, and the locations of its storages.
+"""Parse a torch.save file, zip or legacy: its pickled value, and the offset and size of each storage.
 
 Since torch 1.6 a file is a zip archive of uncompressed entries. Older files are consecutive pickles
 followed by the storages.

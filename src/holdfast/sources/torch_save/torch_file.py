@@ -1,4 +1,4 @@
-"""Read torch.save files: a single file, or a Hugging Face folder with `pytorch_model*.bin`."""
+"""Read torch.save checkpoints: choose a single file or `pytorch_model*.bin` by its index, and build contents."""
 
 from __future__ import annotations
 

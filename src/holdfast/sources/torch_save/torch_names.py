@@ -1,4 +1,4 @@
-"""The torch names that legitimate pickles of tensors contain, and builders of inert values for them."""
+"""Builders of torch types that pickles may name: tensors, storages, parameters, sizes; DTensors are rejected."""
 
 from __future__ import annotations
 

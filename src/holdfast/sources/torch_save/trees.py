@@ -1,4 +1,4 @@
-"""Turn the value of a torch.save file into a tree with tensors and arrays as leaves."""
+"""The value of a torch.save file as a tree whose tensors and arrays are leaves; numpy arrays kept in memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Views of a storage as recipes, for all strides that places can express, without a copy."""
+"""Strided views of a torch storage as recipes, without a copy, for all strides that places can express."""
 
 from __future__ import annotations
 

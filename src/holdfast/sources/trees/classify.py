@@ -1,4 +1,4 @@
-"""Classify a tree of foreign values: the model, the optimizers, and everything else."""
+"""Classify the parts of a foreign tree by name and shape: the model, the optimizers, and everything else."""
 
 from __future__ import annotations
 

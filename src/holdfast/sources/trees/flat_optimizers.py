@@ -1,4 +1,4 @@
-"""Optimizer states flattened into the root of a tree, next to the keys of the model.
+"""Optimizer states flattened into the root of a tree, next to the model's keys: split off from the weights.
 
 torch's `get_optimizer_state_dict(flatten_optimizer_state_dict=True)` gives `state.<key>.exp_avg` and
 `param_groups.<key>.lr`. `{**model, **optimizer}` puts them, or `state` and `param_groups` themselves, next to the

@@ -1,4 +1,4 @@
-"""Turn the classified parts of a foreign tree into groups of tensors and state.json entries."""
+"""Classified parts of a foreign tree to groups and state.json entries: masters, averages, DDP prefixes, the step."""
 
 from __future__ import annotations
 

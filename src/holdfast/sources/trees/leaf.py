@@ -1,4 +1,4 @@
-"""Trees of foreign values: dicts, lists and plain values, with tensors as leaves that stay in their files."""
+"""Tensor leaves of a foreign tree: paths and dotted keys, groups with ties, state.json entries of the rest."""
 
 from __future__ import annotations
 

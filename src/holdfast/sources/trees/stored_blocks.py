@@ -1,4 +1,4 @@
-"""Places of foreign files for load plans: in byte order, without overlap, in aligned blocks."""
+"""Blocks of foreign files for load plans, which have none of their own: places ordered, without overlap, aligned."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""torch optimizer states as other tools store them: by key or by number, nested or flat.
+"""Parse torch optimizer state by key or number, nested or flat; its master weights and state.json entry.
 
 All become one form: state by parameter key and state name, and options of param groups.
 """

@@ -1,4 +1,4 @@
-"""Applying a plan: parameters become DTensors, and hooks redistribute activations and gradients to their pins."""
+"""`distribute`: parameters become DTensors by a plan, and hooks redistribute activations and gradients to pins."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A walk: the placement of every tensor of a branch along one mesh axis, and what moves at the branch's pins.
+"""A walk through a branch along one mesh axis: placements of its tensors forward and backward, moves at its pins.
 
 Nothing communicates inside of a branch: placements that would are not an option. Communication happens at pins: the
 input of the branch, the result of a leaf that is a partial sum, the result of the branch; and for the gradients of

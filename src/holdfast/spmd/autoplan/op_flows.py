@@ -1,4 +1,4 @@
-"""Flows: how an operator may work on shards along one mesh axis without communication.
+"""Flows, the rules of plans: how each kind of operator may work on shards along one axis without communication.
 
 A flow names for each tensor of a call its sharded dim, or WHOLE; a result may also be PARTIAL. The flow in which every
 tensor is whole always exists, and is not listed.

@@ -1,4 +1,4 @@
-"""A partition: the branches by which a model is planned, each role once, with its number of occurrences."""
+"""A partition of a model into branches: a module as one branch, or its children separately, each role once."""
 
 from __future__ import annotations
 

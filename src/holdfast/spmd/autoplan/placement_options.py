@@ -1,4 +1,4 @@
-"""The options of a branch: every placement of its parameters over the axes of a mesh, with its cost."""
+"""The options of a branch: every placement of its parameters over the axes of a mesh, with cost and memory."""
 
 from __future__ import annotations
 

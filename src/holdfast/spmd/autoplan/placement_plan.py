@@ -1,4 +1,4 @@
-"""A plan as a value: printed, compared, saved as JSON and loaded."""
+"""`Plan`, a value: placements and pins by role; printed, compared, saved as JSON, loaded, checked."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Proposing a plan: every stream between branches is tried, and each branch is placed best under it."""
+"""`plan`: try every stream between branches, select the options under it, return the cheapest within memory."""
 
 from __future__ import annotations
 

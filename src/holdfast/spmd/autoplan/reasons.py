@@ -1,4 +1,4 @@
-"""The reasons of a plan, as lines of text."""
+"""The reasons of a plan as lines of text: compared streams, and each branch's choice with the next best."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A recording: every operator of a model's forward pass, on meta tensors and on one device."""
+"""A recording of a model's forward pass on meta tensors: every operator, its flops, modules and parameters."""
 
 from __future__ import annotations
 

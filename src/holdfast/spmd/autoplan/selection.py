@@ -1,4 +1,4 @@
-"""Selecting an option for each branch: the least cost within the memory of a rank, tied parameters alike."""
+"""Select an option for each branch: the least cost within the memory of a rank, shared parameters alike."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Unassigned parameters: those outside of all planned branches, used between branches or not at all."""
+"""Parameters outside of all planned branches, or shared with them: those that stay whole, and placements to try."""
 
 from __future__ import annotations
 

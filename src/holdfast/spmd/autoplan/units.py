@@ -1,4 +1,4 @@
-"""Units: modules whose work depends on values. They are planned as one step, by the placements they declare."""
+"""`Unit`, the interface of modules whose work depends on values: planned as one step, by declared placements."""
 
 from __future__ import annotations
 

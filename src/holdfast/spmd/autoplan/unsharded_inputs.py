@@ -1,4 +1,4 @@
-"""Plain tensors that a model makes in its forward: equal on every rank, so next to DTensors they are replicas."""
+"""Plain tensors that a model makes in its forward become replicas where they meet DTensors, while modules run."""
 
 from __future__ import annotations
 

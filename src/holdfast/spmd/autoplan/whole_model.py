@@ -1,4 +1,4 @@
-"""Placing the whole model with a selection: the steps between branches must not communicate either."""
+"""A selection followed through the whole model: steps between branches, bytes received, placements and pins."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A call of an operator on DTensors, as rules see it."""
+"""`Call`, an operator call as rules see it: arguments bound by schema, run on local tensors, called again."""
 
 from __future__ import annotations
 

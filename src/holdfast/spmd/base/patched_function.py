@@ -1,4 +1,4 @@
-"""Functions of torch that are replaced, and restored.
+"""`PatchedFunction`: a function of torch that is replaced, and restored.
 
 Code without DTensors must not notice. A replacement therefore has the globals of torch's function and names it as
 `__wrapped__`, so that TorchScript compiles torch's own source.

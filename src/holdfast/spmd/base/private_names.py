@@ -1,4 +1,4 @@
-"""The private names of torch that the rules build on; `enable()` checks each before it installs anything.
+"""The table of torch's private names that the rules build on, and the check of each by `enable()`.
 
 A patch release may change any of them. A name that is missing, or takes other parameters, leaves out the group that
 needs it: all rules if the dispatcher differs, else one group of replacements.

@@ -1,4 +1,4 @@
-"""The type of a rule, and the list of all rules."""
+"""The type `Rule`, and the list of all rules, from the `RULES` of every module under rules/."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The errors and the warning of holdfast.spmd: one root, few leaves.
+"""The errors and the warning of holdfast.spmd, and `warn`, which points to the user's line.
 
 Within Holdfast each error also derives from the Holdfast error of its kind, so `except holdfast.HoldfastError` catches
 it. Without the rest of Holdfast each derives only from the builtin that a caller would expect.

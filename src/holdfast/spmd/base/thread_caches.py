@@ -1,4 +1,4 @@
-"""Every thread's cache of sharding decisions.
+"""Clear DTensor's cache of sharding decisions in every thread of the process.
 
 torch keeps one cache per thread and clears only the calling thread's. Autograd runs backward on its own threads on a
 GPU, so decisions made there before `enable()` would stay. Each thread's state holds a capsule that empties the thread's

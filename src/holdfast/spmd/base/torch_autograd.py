@@ -1,4 +1,4 @@
-"""Autograd: the node that is running, and the versions of tensors that are written in place."""
+"""Autograd: the gradient formula that is running, and which in-place writes torch counts."""
 
 from __future__ import annotations
 

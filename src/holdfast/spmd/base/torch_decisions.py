@@ -1,4 +1,4 @@
-"""torch's sharding decisions (OutputSharding): asking for one, and what it moves."""
+"""torch's sharding decisions (OutputSharding): ask for one, also with empty shards; what a decision moves."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""DTensor's dispatcher: its operators, its tables, and the steps by which it runs a call."""
+"""DTensor's dispatcher: operators by name, handler tables, overrides, the steps that unwrap, run and wrap a call."""
 
 from __future__ import annotations
 

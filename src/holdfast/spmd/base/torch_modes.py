@@ -1,4 +1,4 @@
-"""Modes in which a call runs: traces, simulated ranks, and devices that must not be waited for."""
+"""Modes of a call: traces of torch.compile, graph breaks, simulated ranks; values and asserts on a device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""DTensors and their specs: local tensors, shapes of shards, redistribution."""
+"""DTensors and their specs: make and wrap, local tensors, replaced contents, redistribution, this rank's box."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The versions of torch that are known, and the private names of torch that this package imports.
+"""The torch versions that are known, imports of torch's private names, and why no rule can be installed.
 
 DTensor's dispatch on a version outside `KNOWN` is unknown: `unsupported_reason` says so, and `enable` then installs
 nothing. On a known version an operator that is missing leaves out that operator's rule only.

@@ -1,4 +1,4 @@
-"""Composite operators, which DTensor sees whole only in inference mode.
+"""Composite operators, which DTensor sees whole only in inference mode: run whole or decomposed.
 
 torch 2.13 runs them whole on shards if the rules of their parts would allow it. But then a loss divides by the rows of
 a shard, dropout draws the same numbers on every rank, and no rule of this package runs. Decomposed, they give the

@@ -1,4 +1,4 @@
-"""`torch._foreach_*` over tensors of several meshes: one call for each mesh."""
+"""`torch._foreach_*` operators on lists with several meshes: dispatched as one call for each mesh."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The path of a call that the dispatcher's cache does not answer: a rule, torch's decision, or full tensors."""
+"""The route of a call that the dispatcher's cache does not answer: a rule, torch's decision, or full tensors."""
 
 from __future__ import annotations
 

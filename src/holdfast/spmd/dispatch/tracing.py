@@ -1,4 +1,4 @@
-"""Calls within a trace of torch.compile, export or a fake mode.
+"""Rules within a trace of torch.compile, export or a fake mode: which calls belong into the graph, which break it.
 
 A decision is the same as in eager code, so the dispatcher may cache it. A rule runs within the trace if every rank
 traces the same program: shards are even, and nothing is written or drawn at random. Any other call leaves the graph, on

@@ -1,4 +1,4 @@
-"""Functions of torch.nn.functional that split a tensor before DTensor's dispatcher sees the call."""
+"""Replaced functions of torch.nn.functional: instance_norm, circular pad, attention masks, plain loss targets."""
 
 from __future__ import annotations
 

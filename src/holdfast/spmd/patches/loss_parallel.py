@@ -1,4 +1,4 @@
-"""torch's loss_parallel with label smoothing, means over several mesh axes, and classes that do not divide evenly.
+"""Handlers for torch's loss_parallel: log_softmax and nll_loss over class shards, label smoothing, uneven classes.
 
 Within loss_parallel() torch gives log_softmax a gradient that is right only after its own nll_loss. Label smoothing
 also reads the log probabilities, so it raises or is wrong. Here each operator has its own gradient. The row sums that

@@ -1,4 +1,4 @@
-"""Methods and functions of torch that run before DTensor's dispatcher, and their replacements."""
+"""The table and installation of all replaced methods and functions; DTensor.tolist and format are written here."""
 
 from __future__ import annotations
 

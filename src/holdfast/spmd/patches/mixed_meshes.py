@@ -1,4 +1,4 @@
-"""Optimizers and clipping over parameters of several meshes, or DTensors and plain tensors together.
+"""Replaced functions of torch.optim and clip_grad_norm_: parameters grouped by mesh, norms over several meshes.
 
 torch groups parameters by device and dtype, and calls one operator per group; it refuses a group with several meshes,
 or with DTensors and plain tensors. Here the groups are also split by mesh. Plain tensors are replicas: equal on every

@@ -1,4 +1,4 @@
-"""Redistribution that keeps the memory order which the DTensor's strides describe, and which views rely on."""
+"""DTensor redistribution that keeps the strides of transposed and expanded tensors, which later views rely on."""
 
 from __future__ import annotations
 

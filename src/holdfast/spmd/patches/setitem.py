@@ -1,4 +1,4 @@
-"""y[1:3] = v for ints and slices: each rank writes its own rows, and only v is gathered."""
+"""DTensor.__setitem__, y[1:3] = v, for ints and slices: each rank writes its own rows, and only v is gathered."""
 
 from __future__ import annotations
 

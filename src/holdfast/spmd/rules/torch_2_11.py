@@ -1,4 +1,4 @@
-"""Operators that torch 2.11 gets wrong and later versions do not: gathered there."""
+"""Rules for torch 2.11 only: squeeze, take, constant_pad_nd, rms_norm; helpers for index, layer_norm, min and max."""
 
 from __future__ import annotations
 

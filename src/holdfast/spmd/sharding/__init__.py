@@ -1,1 +1,1 @@
-"""Tools for rules: signatures, collectives over mesh axes, Partials, empty shards, checks, gathering."""
+"""Tools for rules: signatures, collectives, exchange of rows, Partials, empty shards, checks, gathering."""

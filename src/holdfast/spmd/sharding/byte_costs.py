@@ -1,4 +1,4 @@
-"""Comparing bytes: reducing a few numbers per row against gathering the rows."""
+"""Byte costs of reductions: reducing or gathering a few numbers per row against gathering the rows."""
 
 from __future__ import annotations
 

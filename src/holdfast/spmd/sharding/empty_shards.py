@@ -1,4 +1,4 @@
-"""Calls in which some rank has an empty shard: if its kernel fails, the result of the empty shard is known anyway."""
+"""Calls in which some rank has an empty shard: execute torch's decision; if a kernel fails, use the empty result."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The fallback without a rule or a decision: gather, compute on every rank, and write back in-place results."""
+"""The fallback without a rule or a decision: gather, run on full tensors, write back in-place results; counts."""
 
 from __future__ import annotations
 

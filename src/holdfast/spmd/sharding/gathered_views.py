@@ -1,4 +1,4 @@
-"""Gathered views: copies of rows of a sharded dim that write through to the tensor they were taken from.
+"""Gathered views: copies of rows of a sharded dim that write through to their tensor, refreshed after its writes.
 
 `y[2:6]` of a row-sharded y is gathered, so a write into the copy would be lost. A GatheredView is that copy: a write
 into it is written back into y, and every live view of y is refreshed from what the write gathered on every rank. A

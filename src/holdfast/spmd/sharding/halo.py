@@ -1,4 +1,4 @@
-"""Halos: the rows of other ranks that a kernel needs at the edges of a shard.
+"""Halos: rows of other ranks that a kernel or pooling window needs at the edges of a shard, and their gradients.
 
 Any stride, dilation and padding, also transposed, and sizes that do not divide: each rank computes which rows of the
 result are its own and which rows of the input they need, and fetches these from their owners.

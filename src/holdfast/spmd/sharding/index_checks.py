@@ -1,4 +1,4 @@
-"""Indices out of range: every rank raises the error of one device, not only the ranks that hold the index."""
+"""Indices out of range: every rank raises the error of one device; the valid range of each indexing operator."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Decisions of torch that it cannot execute: some ranks or all would raise afterwards."""
+"""Find decisions of torch that it cannot execute: shards or integers made Partial, a changed reduction."""
 
 from __future__ import annotations
 

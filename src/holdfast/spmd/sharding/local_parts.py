@@ -1,4 +1,4 @@
-"""The local part of a tensor under given placements, full tensors, and DTensors made from local tensors."""
+"""This rank's part of a tensor under given placements, full tensors, and DTensors wrapped from local tensors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Small collectives for rules, over the mesh axes that they name."""
+"""all_reduce, all_gather and extremes in which NaN propagates, over given mesh axes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tensors of one shape with different placements: torch picks the common placements with the fewest bytes."""
+"""Tensors of one shape with different placements: a test for calls that torch aligns to common placements."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Partials: the placements to reduce them to, and in-place writes that keep them Partial.
+"""Partials: placements to reduce them to (replicas, shards, no strided shards), and writes that keep them Partial.
 
 A write keeps the tensor Partial, in the same memory, so that its views and aliases see the write.
 """

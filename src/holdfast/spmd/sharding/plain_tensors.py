@@ -1,4 +1,4 @@
-"""Plain tensors next to DTensors that are equal on every rank: indices, masks, and tensors made by torch."""
+"""Handlers that take plain tensors as replicas: indices, masks, random samples, tensors of gradient formulas."""
 
 from __future__ import annotations
 

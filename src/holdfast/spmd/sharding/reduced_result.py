@@ -1,4 +1,4 @@
-"""Results of reductions, made from local results that keep the reduced dims with size 1."""
+"""Dims of a reduction, and its result wrapped from local results that keep the reduced dims with size 1."""
 
 from __future__ import annotations
 

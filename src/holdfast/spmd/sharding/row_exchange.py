@@ -1,4 +1,4 @@
-"""Rows that ranks along one mesh axis fetch from each other, and gradients that go back to their owners."""
+"""Contiguous rows that ranks along one mesh axis fetch from each other, and gradients sent back; padding of rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Results whose rows are permuted rows of a sharded dim: each rank fetches its rows from their owners."""
+"""Rows of a sharded dim in any order (flip, roll, slices): each rank fetches its rows from their owners."""
 
 from __future__ import annotations
 

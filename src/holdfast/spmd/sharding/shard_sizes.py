@@ -1,4 +1,4 @@
-"""Shards of a dim: their sizes, the mesh axes that make them, and whether they are even or empty."""
+"""Sizes of the shards of a dim, the mesh axes that make them, and tests for even, uneven and empty shards."""
 
 from __future__ import annotations
 

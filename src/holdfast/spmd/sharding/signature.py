@@ -1,4 +1,4 @@
-"""Signatures: which dims of a call may stay sharded. The placements with the fewest bytes are chosen axis by axis."""
+"""Signatures such as "nc*, c -> nc*": the dims that may stay sharded, the cheapest placements, the sharded run."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Object stores: S3 and its like, Google Cloud Storage, Azure."""
+"""Object stores: S3 and compatible ones, Google Cloud Storage, Azure."""

@@ -1,4 +1,4 @@
-"""Addresses of object stores: `s3://bucket/run`, with options after a question mark.
+"""Addresses of object stores, `s3://bucket/run?option=value`: parsed, checked for secrets, split.
 
 A writer process receives only the address, so the address carries every option.
 """

@@ -1,4 +1,4 @@
-"""Calls to an object store: each with a deadline, retried where safe, with errors translated to Holdfast's.
+"""Requests to an object store (get, put, list, delete): deadlines, retries, conditional puts, translated errors.
 
 obstore retries single requests. A call that still fails is retried here until its deadline.
 """

@@ -1,4 +1,4 @@
-"""Pins of object stores. A manifest names the prefix of its data, and data never moves."""
+"""Pins: snapshots of one folder in an object store; pointers from a manifest to the prefix of its data."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The committed folders of an object store: listings of manifests, and the prefixes they point to.
+"""Listings of the committed folders of an object store: stamps from etags, changes, prefixes that are known.
 
 A listing includes the etag of every manifest. A manifest with an unchanged etag points to the same
 data and is not read again.

@@ -1,4 +1,4 @@
-"""Object stores: each attempt's data has its own prefix, published by one conditional put.
+"""`ObjectStorage`: attempts under prefixes of their own, published, renamed and removed by conditional puts.
 
 An attempt's objects are stored under `<root>/.attempt-x/` and never move. The manifest at
 `<root>/<folder>/holdfast.json` makes them a checkpoint: its field "attempt" names the prefix. The

@@ -1,4 +1,4 @@
-"""Sweeping an object store: delete unreferenced data after a grace period for its readers.
+"""Sweeping an object store: delete removed and unreferenced prefixes after a grace period for readers.
 
 A sweep deletes the data of removed and replaced folders and of abandoned attempts. It also aborts
 incomplete uploads, where the store can list them.

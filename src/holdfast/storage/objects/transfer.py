@@ -1,4 +1,4 @@
-"""Readers and writers of single objects: ranged reads with prefetching, uploads in parts, in bounded memory."""
+"""`ObjectReader` with ranged reads and prefetching, `ObjectWriter` with uploads in parts, in bounded memory."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Incomplete uploads: a killed writer leaves them behind, and they cost money.
+"""Abort incomplete multipart uploads, which killed writers leave behind, if boto3 is installed.
 
-obstore cannot list them. If boto3 is installed, they are aborted. Otherwise a lifecycle rule of
-the bucket (AbortIncompleteMultipartUpload) does it, as the README says.
+obstore cannot list them. Without boto3 a lifecycle rule of the bucket
+(AbortIncompleteMultipartUpload) aborts them, as the README says.
 """
 
 from __future__ import annotations

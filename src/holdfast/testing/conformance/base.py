@@ -1,4 +1,4 @@
-"""The fixture of the suite, and helpers that its tests share."""
+"""The fixture of the conformance suite, and helpers that its tests share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files: written in parts, read into buffers, never read past the end."""
+"""Conformance of files: written in parts, read into buffers, never read past the end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Folders: attempts are hidden; a folder is published, replaced, renamed and removed atomically."""
+"""Conformance of folders: attempts are hidden; publish, replace, rename and remove are atomic."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""File names read from a checkpoint must never leave their folder."""
+"""Conformance of names: file names read from a checkpoint must never leave their folder."""
 
 from __future__ import annotations
 

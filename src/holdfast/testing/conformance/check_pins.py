@@ -1,4 +1,4 @@
-"""Pins: a reader gets the folder that it opened or an error that it is gone, never other bytes."""
+"""Conformance of pins: a reader gets the folder that it opened or an error that it is gone, never other bytes."""
 
 from __future__ import annotations
 

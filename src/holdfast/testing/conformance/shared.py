@@ -1,4 +1,4 @@
-"""Storages that other processes can open: addresses, holds of folders, sweeping."""
+"""Conformance of shared storages, which other processes can open: addresses, identity, holds, sweeping."""
 
 from __future__ import annotations
 

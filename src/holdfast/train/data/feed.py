@@ -1,4 +1,4 @@
-"""Micro batches for every rank: read once per tensor-parallel group and broadcast within the group."""
+"""Micro batches for every rank: read once per tensor-parallel group, token ids checked, broadcast in the group."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The order of samples: a pure function of the seed and the number of consumed samples.
+"""The order of samples by seed and consumed samples, and a run's position in its data, saved and resumed.
 
 `consumed_samples` counts over all ranks since the run began, and is the only position. A batch is a
 range of positions, and each rank reads part of that range. So the number of data-parallel ranks may

@@ -1,4 +1,4 @@
-"""The decoder: whole, or a pipeline stage with the keys of the whole model."""
+"""The decoder and its blocks: whole, or a pipeline stage with the keys of the whole model; tied embeddings."""
 
 from __future__ import annotations
 

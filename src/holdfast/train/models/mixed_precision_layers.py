@@ -1,4 +1,4 @@
-"""Small layers that compute in the dtype of their input, so that fp32 parameters work with bf16 activations."""
+"""Linear, RMSNorm and SwiGLU that compute in their input's dtype, so that fp32 parameters suit bf16 activations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The config attribute of a module, from which a checkpoint gets its config.json without transformers."""
+"""`StoredConfig`, the config attribute of a module, from which a save gets config.json without transformers."""
 
 from __future__ import annotations
 

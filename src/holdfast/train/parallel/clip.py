@@ -1,4 +1,4 @@
-"""Norm and clipping of sharded and replicated gradients: every element counts once."""
+"""The norm and the clipping of sharded and replicated gradients: every element of the model counts once."""
 
 from __future__ import annotations
 

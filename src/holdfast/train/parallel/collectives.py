@@ -1,4 +1,4 @@
-"""Differentiable collectives that torch lacks or defines with different gradients."""
+"""Differentiable collectives: a sum over ranks that compute one loss, and an all-to-all of rows."""
 
 from __future__ import annotations
 

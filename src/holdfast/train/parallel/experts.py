@@ -1,4 +1,4 @@
-"""Stacked experts: all on one rank, or sharded over the ranks of a group with tokens sent to them.
+"""Stacked experts: all on one rank, or sharded over a group that tokens are sent to; placements for spmd plans.
 
 In memory a layer's experts are two tensors. On disk every expert has its own keys, with its global
 number (see `checkpoint_mapping.py`).

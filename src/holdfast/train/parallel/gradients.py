@@ -1,4 +1,4 @@
-"""Gradient reduction after backward, once per step, for gradients that FSDP does not reduce."""
+"""Sums of gradients that FSDP does not reduce, after backward, in buckets over process groups."""
 
 from __future__ import annotations
 

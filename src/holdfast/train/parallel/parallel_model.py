@@ -1,4 +1,4 @@
-"""Build a model for a layout."""
+"""Build this rank's part of a model for a layout: stages, their sharding, initial values, gradient groups."""
 
 from __future__ import annotations
 

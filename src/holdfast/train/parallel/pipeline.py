@@ -1,4 +1,4 @@
-"""Pipeline parallelism with torch's schedules."""
+"""Pipeline parallelism with torch's schedules: stages of known shapes, schedules cached by shape."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Experts sharded over ranks as DTensors, and FSDP2 per block with summed gradients."""
+"""Experts sharded over ranks as DTensors, and FSDP2 on every block, with summed gradients."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""gather, and the common part of gather and scatter where the index is smaller than the tensor."""
+"""torch.gather along sharded dims by masks; gather and scatter whose index is smaller than the tensor."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Operators that work along one dim: every other dim may be sharded."""
+"""sort, unfold, linalg.cross and renorm on shards; `along`, the rule of operators that work along one dim."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""scatter, scatter_add and scatter_reduce: each rank writes its own rows."""
+"""scatter, scatter_add and scatter_reduce along the sharded dim: each rank writes its own rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Attention on the CPU: batch and heads may be sharded."""
+"""Scaled dot product attention on the CPU, forward and backward: batch and heads may be sharded."""
 
 from __future__ import annotations
 

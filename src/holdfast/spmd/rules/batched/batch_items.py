@@ -1,4 +1,4 @@
-"""Operators that treat the items of a batch, and often its channels, independently.
+"""Signatures by batch and channel: adaptive pools, padding, grid_sample, upsample, linalg, cdist, pixel_shuffle.
 
 Each line is a signature: a letter that several tensors share is sharded in all of them; `*` are dims that stay whole. A
 result that lacks a sharded letter is a partial sum. A `+` marks linear arguments and their results, which may stay

@@ -1,4 +1,4 @@
-"""Convolution by batch, by output channels, by input channels (partial sums), and depthwise by channels."""
+"""Convolution and its gradients by batch, output channels, input channels (partial sums), and depthwise channels."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Convolution of images whose rows or columns are sharded: ranks exchange halos."""
+"""Convolution of images whose rows or columns are sharded: ranks exchange halos, also in the backward."""
 
 from __future__ import annotations
 

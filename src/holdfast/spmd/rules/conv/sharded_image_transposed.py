@@ -1,4 +1,4 @@
-"""Transposed convolution of images whose rows or columns are sharded.
+"""Transposed convolution of images whose rows or columns are sharded: halos, and rows of other ranks dropped.
 
 A row of the result needs few rows of the input, as in a convolution. But the kernel also computes rows of other ranks,
 which need their inputs too: these are computed there, and dropped here.

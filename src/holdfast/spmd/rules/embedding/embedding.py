@@ -1,4 +1,4 @@
-"""Embedding tables with sharded rows, and gradients scaled by the frequency of a row."""
+"""Embedding lookup with sharded rows or columns, the table's gradient, and max_norm of a Partial table."""
 
 from __future__ import annotations
 

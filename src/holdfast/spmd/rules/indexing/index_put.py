@@ -1,4 +1,4 @@
-"""x[index] = value and x[mask] = value: each rank writes its own rows."""
+"""index_put with index tensors or masks, x[index] = value: each rank writes its own rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""In-place calls on a Partial: computed on the reduced tensor, and written back as a Partial."""
+"""In-place calls on a Partial (add_, mul_, fill_ ...): run on the reduced tensor, and written back as a Partial."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Elementwise losses: shards are summed, and the mean is over all elements, not over each rank's own."""
+"""mse, smooth_l1, huber, binary_cross_entropy and soft_margin losses: the mean is over the elements of all ranks."""
 
 from __future__ import annotations
 

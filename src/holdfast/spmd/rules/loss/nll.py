@@ -1,4 +1,4 @@
-"""Negative log likelihood over batch shards and class shards; each class shard looks up its own targets."""
+"""nll_loss over batch and class shards: class weights, own targets of each shard, targets out of range."""
 
 from __future__ import annotations
 

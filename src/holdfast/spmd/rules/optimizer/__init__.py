@@ -1,1 +1,1 @@
-"""Fused optimizer steps and lists of tensors."""
+"""Fused optimizer steps and `torch._foreach_*` lists of tensors."""

@@ -1,4 +1,4 @@
-"""Lists of tensors, as optimizers have them: Partials are reduced first; torch 2.13 does so itself."""
+"""Rules of `torch._foreach_*`: Partials in lists are reduced first (before torch 2.13), copies run one by one."""
 
 from __future__ import annotations
 

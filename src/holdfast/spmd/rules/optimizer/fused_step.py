@@ -1,4 +1,4 @@
-"""Fused optimizer steps: elementwise, under each parameter's own placements."""
+"""Fused steps of Adam, AdamW, SGD and Adagrad: gradients are redistributed to their parameter's placements."""
 
 from __future__ import annotations
 

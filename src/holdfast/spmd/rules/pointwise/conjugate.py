@@ -1,4 +1,4 @@
-"""Conjugates, computed at once: collectives send memory and ignore a lazy conjugate bit."""
+"""Conjugates, computed at once, because collectives send memory and ignore a lazy conjugate bit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Nonlinear operators: a Partial is reduced first, and always in the same way.
+"""Comparisons, sign, isnan, pow, reciprocal, division: a Partial is reduced first, and always in the same way.
 
 The same way, because a comparison of a tensor with its own maximum must see the same rounding twice.
 """

@@ -1,4 +1,4 @@
-"""Elementwise operators: any dim may be sharded, and nothing is sent."""
+"""Elementwise operators that torch has no rule for (shifts, hypot, gcd, polar, gradients of activations)."""
 
 from __future__ import annotations
 

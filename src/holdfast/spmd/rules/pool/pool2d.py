@@ -1,4 +1,4 @@
-"""Pooling of images: by batch and channels without communication, by rows or columns with halos."""
+"""max_pool2d and avg_pool2d with gradients: by batch and channels freely, by rows or columns with halos."""
 
 from __future__ import annotations
 

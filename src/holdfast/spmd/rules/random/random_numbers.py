@@ -1,4 +1,4 @@
-"""Random numbers on a CPU mesh: every shard draws its own, replicas draw the same.
+"""Random numbers on a CPU mesh (dropout, normal_, multinomial, rrelu): shards draw their own, replicas the same.
 
 Ranks must have the same seed, as torch requires on GPUs too. Each draw takes one number from the rank's generator; a
 shard's numbers depend only on that number and on the shard's position.

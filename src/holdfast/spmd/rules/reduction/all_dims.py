@@ -1,4 +1,4 @@
-"""Reductions over an empty list of dims, which in torch means all dims."""
+"""sum, nansum and count_nonzero over an empty list of dims, which in torch means all dims."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""argmin and argmax: each rank's extreme and its index, and among equals the first."""
+"""argmin and argmax: each rank's extreme and its index are compared, and among equals the first one is taken."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""min and max: reduced at once, so that comparisons with the result, and ties, see the global value."""
+"""min, max, amin, amax and aminmax without indices: reduced at once, so that ties see the global value."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Variances over sharded dims: the mean is reduced, then the squared deviations, as precisely as on one device."""
+"""var, std, var_mean and std_mean over sharded dims: the mean is reduced, then the squared deviations."""
 
 from __future__ import annotations
 

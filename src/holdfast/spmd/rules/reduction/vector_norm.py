@@ -1,4 +1,4 @@
-"""Norms that an empty shard must not affect: the largest or smallest magnitude, and norms of negative order."""
+"""vector_norm and _foreach_norm of order inf, -inf or negative, which an empty shard must not affect."""
 
 from __future__ import annotations
 

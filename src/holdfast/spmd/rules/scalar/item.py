@@ -1,4 +1,4 @@
-"""A DTensor as a Python number: always the number of the full tensor."""
+"""`.item()`, `float()` and `bool()` of a DTensor: always the number of the full tensor."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""cumsum along a sharded dim: each rank scans its own shard, and adds the totals of the ranks before it."""
+"""The rule of cumsum along a sharded dim: ranks add the totals of the ranks before them (see cumsum_gradient.py)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The gradient of a cumsum along a sharded dim, without exchanging shards.
+"""cumsum of shards and its gradient along a sharded dim, without exchanging shards for the formula's flips.
 
 torch's formula is grad.flip(dim).cumsum(dim).flip(dim). Each flip would send every shard across the mesh, and the
 second would send it back. Between the two a FlippedShards stands for the flipped tensor: every rank keeps its own rows,

@@ -1,4 +1,4 @@
-"""Scans along a negative dim."""
+"""cumprod, cummax, cummin and logcumsumexp: a negative dim counted from the start, and empty shards."""
 
 from __future__ import annotations
 

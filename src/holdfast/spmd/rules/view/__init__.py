@@ -1,1 +1,1 @@
-"""Reshapes, slices, diagonals and in-place transposes."""
+"""Reshapes, slices, diagonals, complex views and in-place transposes."""

@@ -1,4 +1,4 @@
-"""Diagonals, sliding windows and views of complex numbers: every other dim may be sharded."""
+"""diagonal, diag_embed, view_as_real, gradients of diagonal and unfold: every other dim may be sharded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""In-place changes of shape: the tensor keeps its memory; its dims are permuted, added or removed."""
+"""t_, transpose_, unsqueeze_, squeeze_ and squeeze_copy: dims are permuted, added or removed in place."""
 
 from __future__ import annotations
 

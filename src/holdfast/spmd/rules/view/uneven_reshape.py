@@ -1,4 +1,4 @@
-"""Reshapes of uneven shards, which no placement can describe unless the sharded dim stays the same."""
+"""view, reshape and view(dtype) of uneven or strided shards: left to torch, gathered in part, or gathered."""
 
 from __future__ import annotations
 
