@@ -44,13 +44,15 @@ def _reason_to_leave(call: Call, family: str | None) -> str | None:
     for _, tensor in call.tensor_args():
         if isinstance(tensor, DTensor) and type(tensor) is not DTensor:
             return "a view of a sharded dim may have to be fetched from other ranks"
+        if isinstance(tensor, DTensor) and any(type(size) is not int for size in tensor.shape):
+            return f"a tensor of shape {list(tensor.shape)} has symbolic sizes"
         if isinstance(tensor, DTensor) and not _is_even(tensor):
-            return f"a tensor of shape {list(tensor.shape)} as {tensor.placements} has uneven or symbolic shards"
+            return f"a tensor of shape {list(tensor.shape)} as {tensor.placements} has uneven shards"
     return None
 
 
 def _is_even(tensor: DTensor) -> bool:
-    """Return True if every rank's shard has the same known size; symbolic sizes are unknown."""
+    """Return True if every rank's shard has the same size."""
     sizes = list(tensor.shape)
     for axis, place in enumerate(tensor.placements):
         if not is_shard(place):
@@ -58,7 +60,7 @@ def _is_even(tensor: DTensor) -> bool:
                 continue
             return False
         ranks = tensor.device_mesh.size(axis)
-        if type(sizes[place.dim]) is not int or not sizes[place.dim] or sizes[place.dim] % ranks:
+        if not sizes[place.dim] or sizes[place.dim] % ranks:
             return False
         sizes[place.dim] //= ranks
-    return all(type(size) is int for size in sizes)
+    return True
