@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 
+from holdfast.spmd.base.torch_versions import AT_LEAST_2_13
 from tests.dist.harness import run_ranks
 
 
@@ -171,6 +172,30 @@ def _unbacked():
 
 def test_replicated_tensors_of_unknown_sizes_stay_in_the_graph():
     assert run_ranks(2, _unbacked, deadline_s=120) == [{}, {}]
+
+
+def _for_all_ranks():
+    """Return whether one graph for all ranks refuses a rule that knows its rank, and whether more graphs are right."""
+    import torch.distributed.config
+
+    import holdfast.spmd
+
+    holdfast.spmd.enable()
+    torch.distributed.config.compile_on_one_rank = True
+    whole = torch.randn(8, 6, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    shards = distribute_tensor(whole, init_device_mesh("cpu", (2,)), [Shard(0)])
+    try:
+        torch.compile(CALLS["cumsum"], backend="eager", fullgraph=True)(shards)
+    except Exception as error:  # noqa: BLE001 - the text is compared
+        said = "compile_on_one_rank" in str(error)
+    else:
+        said = "no error"
+    return said, _distance(torch.compile(CALLS["cumsum"], backend="aot_eager")(shards), CALLS["cumsum"](whole)) < 1e-10
+
+
+@pytest.mark.skipif(not AT_LEAST_2_13, reason="torch has no compile_on_one_rank before 2.13")
+def test_no_rule_is_traced_into_a_graph_that_other_ranks_run():
+    assert run_ranks(2, _for_all_ranks, deadline_s=120) == [(True, True)] * 2
 
 
 def _write_into_input(rows, places):

@@ -17,6 +17,11 @@ def is_tracing() -> bool:
     return bool(torch_versions._are_we_tracing())
 
 
+def traces_for_all_ranks() -> bool:
+    """Return True if one rank's graph runs on every rank (`torch.distributed.config.compile_on_one_rank`)."""
+    return bool(getattr(sys.modules.get("torch.distributed.config"), "compile_on_one_rank", False))
+
+
 def can_be_read(tensor: torch.Tensor) -> bool:
     """Return True if the values of a tensor can be read now: neither in a trace nor on a GPU."""
     return tensor.device.type == "cpu" and not is_tracing()

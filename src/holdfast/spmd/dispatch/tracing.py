@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor
 from holdfast.spmd.base.call import Call
 from holdfast.spmd.base.torch_decisions import is_decision
 from holdfast.spmd.base.torch_dispatch import is_view
-from holdfast.spmd.base.torch_modes import leaves_graph, out_of_graph
+from holdfast.spmd.base.torch_modes import leaves_graph, out_of_graph, traces_for_all_ranks
 from holdfast.spmd.sharding.shard_sizes import is_shard
 
 
@@ -35,6 +35,8 @@ def run_in_trace(call: Call, family: str | None, answer: Callable[[], Any]) -> A
 
 def _reason_to_leave(call: Call, family: str | None) -> str | None:
     """Return why ranks would trace this call differently, or its side effect; None if it belongs into a graph."""
+    if traces_for_all_ranks():
+        return "a rule may trace values of its own rank, and compile_on_one_rank runs the graph on every rank"
     if family == "random":
         return "each shard draws random numbers of its own"
     if call.op._schema.is_mutable:

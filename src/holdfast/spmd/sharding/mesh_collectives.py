@@ -1,12 +1,15 @@
-"""all_reduce, all_gather and extremes in which NaN propagates, over given mesh axes."""
+"""all_reduce, all_gather, all_to_all of rows, and extremes in which NaN propagates, over given mesh axes."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import torch
+import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 from torch.distributed.device_mesh import DeviceMesh
+
+from holdfast.spmd.base.torch_modes import simulates_ranks
 
 # Older torch has only the second name.
 ALL_GATHER = getattr(functional, "all_gather_single", None) or functional.all_gather_tensor
@@ -49,4 +52,15 @@ def _ordered_bits(bits: torch.Tensor) -> torch.Tensor:
 def all_gather(tensor: torch.Tensor, mesh: DeviceMesh, axis: int) -> torch.Tensor:
     """Return every rank's tensor along one mesh axis, stacked in rank order; all must have one shape."""
     result = ALL_GATHER(tensor.contiguous().unsqueeze(0), 0, (mesh, axis))
+    return result.wait() if isinstance(result, functional.AsyncCollectiveTensor) else result
+
+
+def all_to_all_rows(
+    rows: torch.Tensor, receives: Sequence[int], gives: Sequence[int], mesh: DeviceMesh, axis: int
+) -> torch.Tensor:
+    """Give each rank of a mesh axis so many rows in turn; return the rows received, in rank order."""
+    if not simulates_ranks() and dist.get_backend(mesh.get_group(axis)) == "fake":
+        # A fake process group moves nothing, and refuses to receive where nothing is given.
+        return rows.new_zeros(sum(receives), *rows.shape[1:])
+    result = functional.all_to_all_single(rows, list(receives), list(gives), (mesh, axis))
     return result.wait() if isinstance(result, functional.AsyncCollectiveTensor) else result

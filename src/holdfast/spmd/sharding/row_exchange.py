@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-import torch.distributed._functional_collectives as functional
 from torch.distributed.device_mesh import DeviceMesh
 
 from holdfast.spmd.base.torch_modes import own_coordinate
+from holdfast.spmd.sharding.mesh_collectives import all_to_all_rows
 from holdfast.spmd.sharding.shard_sizes import chunk_sizes
 
 
@@ -99,9 +99,7 @@ class RowExchange:
             return [like.narrow(self.dim, 0, 0) for _ in outgoing]
         sent = torch.cat([piece.movedim(self.dim, 0) for piece in outgoing]).contiguous()
         counts = [piece.shape[self.dim] for piece in outgoing]
-        received = functional.all_to_all_single(sent, list(sizes), counts, (self.mesh, self.axis))
-        if isinstance(received, functional.AsyncCollectiveTensor):
-            received = received.wait()
+        received = all_to_all_rows(sent, sizes, counts, self.mesh, self.axis)
         return [piece.movedim(0, self.dim) for piece in torch.split(received, list(sizes))]
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-import torch.distributed._functional_collectives as functional
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from holdfast.spmd.base.torch_autograd import in_gradient
 from holdfast.spmd.base.torch_modes import own_coordinate
+from holdfast.spmd.sharding.mesh_collectives import all_to_all_rows
 from holdfast.spmd.sharding.shard_sizes import chunk_sizes
 
 ZEROS = -1  # the source of a row of zeros
@@ -61,9 +61,7 @@ class RowPermutation:
         """Exchange rows as bytes: not every backend sends every dtype."""
         row = sent.shape[1:]
         wire = sent.resolve_conj().reshape(len(sent), row.numel()).contiguous().view(torch.uint8)
-        received = functional.all_to_all_single(wire, receives, gives, (self.mesh, self.axis))
-        if isinstance(received, functional.AsyncCollectiveTensor):
-            received = received.wait()
+        received = all_to_all_rows(wire, receives, gives, self.mesh, self.axis)
         return received.flatten().view(sent.dtype).reshape(sum(receives), *row)  # flat: a row may have no bytes
 
     def _wants(self) -> list[torch.Tensor]:
