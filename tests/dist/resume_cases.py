@@ -16,7 +16,7 @@ from holdfast.train.config import RunConfig, parse_config
 from holdfast.train.loop import Progress, Trainer
 from holdfast.train.metrics import read_metrics
 from holdfast.train.models.decoder import DecoderBlock
-from holdfast.train.parallel.experts import Experts
+from holdfast.train.models.experts import Experts
 from tests.dist.harness import tell_parent
 
 _CONFIG = """

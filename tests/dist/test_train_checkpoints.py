@@ -12,8 +12,8 @@ from transformers import AutoModelForCausalLM
 
 import holdfast
 from holdfast.train.layout import Layout
-from holdfast.train.model_replica import ModelReplica
 from holdfast.train.models.model_config import ModelConfig
+from holdfast.train.parallel.model_replica import ModelReplica
 from holdfast.train.parallel.parallel_model import build
 from tests.dist.harness import run_ranks
 from tests.dist.train_cases import LAYOUTS, assemble, batches, model, pieces, share

@@ -85,7 +85,7 @@ def test_the_contract_forbids_every_other_module() -> None:
 
 def test_training_does_not_load_it() -> None:
     program = (
-        "import sys, holdfast.train.parallel.experts; print([name for name in sys.modules if 'holdfast.spmd' in name])"
+        "import sys, holdfast.train.models.experts; print([name for name in sys.modules if 'holdfast.spmd' in name])"
     )
     command = [sys.executable, "-W", "ignore", "-c", program]
     ran = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)

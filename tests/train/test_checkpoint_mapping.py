@@ -10,7 +10,7 @@ import torch
 import holdfast
 from holdfast.train.checkpoint_mapping import load_mapping, save_mapping
 from holdfast.train.layout import Layout
-from holdfast.train.model_replica import ModelReplica
+from holdfast.train.parallel.model_replica import ModelReplica
 from holdfast.train.parallel.parallel_model import build
 from tests.dist.train_cases import batches, model
 

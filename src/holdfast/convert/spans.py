@@ -6,9 +6,8 @@ import bisect
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from holdfast.convert.sinks.base import TensorFile
 from holdfast.layout.box import Box
-from holdfast.plan.files import Place, TensorRun, runs_in
+from holdfast.plan.files import FilePlan, Place, TensorRun, runs_in
 from holdfast.plan.load_plan import StoredFile
 from holdfast.plan.recipe import Recipe
 
@@ -16,6 +15,15 @@ SPAN_BLOCKS = 3
 _WIDE = 4
 
 SourceBlock = tuple[str, int]  # a source file, and the index of one of its blocks
+
+
+@dataclass(frozen=True, slots=True)
+class TensorFile:
+    """A tensor file to write, and the recipe of each of its places, in order."""
+
+    group: str
+    plan: FilePlan
+    recipes: tuple[Recipe[Place], ...]
 
 
 @dataclass(frozen=True, slots=True)

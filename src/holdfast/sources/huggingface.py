@@ -13,8 +13,8 @@ from holdfast.format.safetensors import LENGTH_BYTES, decode_header, decode_inde
 from holdfast.plan.contents import Contents, Group
 from holdfast.plan.files import Place, TensorSpec
 from holdfast.plan.recipe import Recipe
-from holdfast.sources.companions import read_companions
 from holdfast.sources.foreign import Folder, ReaderResult
+from holdfast.sources.torch_save.companions import read_companions
 from holdfast.sources.trees.flat_optimizers import split_root
 from holdfast.sources.trees.groups import result_of_tree
 from holdfast.sources.trees.leaf import TensorLeaf

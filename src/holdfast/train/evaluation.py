@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from holdfast.train.batch import Batches
 from holdfast.train.data.feed import Feed
 from holdfast.train.loss import LossSums
-from holdfast.train.model_replica import ModelReplica
+from holdfast.train.parallel.model_replica import ModelReplica
 
 
 class Evaluation:

@@ -8,8 +8,8 @@ import torch
 import torch.distributed as dist
 from torch.nn import functional
 
+from holdfast.train.collectives import sum_shared
 from holdfast.train.models.model_config import ModelConfig
-from holdfast.train.parallel.collectives import sum_shared
 
 IGNORED = -100
 

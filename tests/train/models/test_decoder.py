@@ -11,8 +11,8 @@ from transformers import AutoModelForCausalLM
 
 import holdfast
 from holdfast.train.layout import Layout
-from holdfast.train.model_replica import ModelReplica
 from holdfast.train.models.model_config import FAMILIES
+from holdfast.train.parallel.model_replica import ModelReplica
 from holdfast.train.parallel.parallel_model import build
 from tests.dist.train_cases import batches, keyed, model
 

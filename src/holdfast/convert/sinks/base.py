@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.checkpoint.commit import BlockReport
+from holdfast.convert.spans import TensorFile
 from holdfast.core.ranks import Ranks
 from holdfast.layout.box import Box
 from holdfast.plan.contents import Contents
@@ -34,15 +35,6 @@ class SinkRequest:
     writer: Mapping[str, Any] = field(default_factory=dict)
     metrics: Mapping[str, float | None] = field(default_factory=dict)
     plans: Mapping[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class TensorFile:
-    """A tensor file to write, and the recipe of each of its places, in order."""
-
-    group: str
-    plan: FilePlan
-    recipes: tuple[Recipe[Place], ...]
 
 
 @dataclass(frozen=True, slots=True)

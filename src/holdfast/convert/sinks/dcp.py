@@ -11,7 +11,8 @@ from dataclasses import replace
 from typing import Any
 
 from holdfast.checkpoint.commit import BlockReport
-from holdfast.convert.sinks.base import Output, SinkContext, SinkRequest, TensorFile
+from holdfast.convert.sinks.base import Output, SinkContext, SinkRequest
+from holdfast.convert.spans import TensorFile
 from holdfast.core.names import natural_key
 from holdfast.plan.contents import Contents
 from holdfast.plan.files import FilePlan, Place, TensorSpec

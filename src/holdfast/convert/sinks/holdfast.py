@@ -7,7 +7,8 @@ from datetime import UTC, datetime
 from typing import Any
 
 from holdfast.checkpoint.commit import BlockReport, FileFacts, file_records, small_file_record
-from holdfast.convert.sinks.base import Output, SinkRequest, TensorFile, tensor_files
+from holdfast.convert.sinks.base import Output, SinkRequest, tensor_files
+from holdfast.convert.spans import TensorFile
 from holdfast.core import names
 from holdfast.core.errors import Unsupported
 from holdfast.format import strictjson

@@ -12,7 +12,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from holdfast.checkpoint.commit import BlockReport
-from holdfast.convert.sinks.base import Output, SinkRequest, TensorFile, omitted_names, tensor_files
+from holdfast.convert.sinks.base import Output, SinkRequest, omitted_names, tensor_files
+from holdfast.convert.spans import TensorFile
 from holdfast.core import names
 from holdfast.core.errors import NotFound, Unsupported
 from holdfast.plan.contents import Contents, Group

@@ -10,11 +10,11 @@ from holdfast.core import limits
 from holdfast.core.errors import Damaged, Unsupported
 from holdfast.core.names import is_plain
 from holdfast.format.safetensors import decode_index, require_indexed
-from holdfast.sources.companions import Companions, is_companion, read_companions
 from holdfast.sources.deepspeed import reject_sharded_content
 from holdfast.sources.foreign import Folder, ReaderResult
 from holdfast.sources.parts import part_by_content
 from holdfast.sources.torch_save.archive import is_torch_file, read_archive
+from holdfast.sources.torch_save.companions import Companions, is_companion, read_companions
 from holdfast.sources.torch_save.trees import tree_of
 from holdfast.sources.trees.groups import result_of_tree
 

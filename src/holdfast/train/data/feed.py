@@ -13,7 +13,7 @@ from holdfast.core.errors import InvalidArgument
 from holdfast.train.data.broadcast import broadcast_batch
 from holdfast.train.data.datasets import Dataset
 from holdfast.train.loss import IGNORED, MicroBatch
-from holdfast.train.model_replica import ModelReplica
+from holdfast.train.parallel.model_replica import ModelReplica
 
 Shares = Sequence[NDArray[np.int64]]
 

@@ -9,13 +9,13 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from holdfast.train.collectives import sum_shared
 from holdfast.train.models.attention import Attention, Rotation, rotation
 from holdfast.train.models.dropout import NO_DROPOUT, Dropout, DropoutGrids, attention_grid, feature_grid
 from holdfast.train.models.mixed_precision_layers import Linear, RMSNorm, SwiGLU
 from holdfast.train.models.model_config import ModelConfig
 from holdfast.train.models.sparse_mlp import SparseMoe
 from holdfast.train.models.stored import StoredConfig
-from holdfast.train.parallel.collectives import sum_shared
 
 TIES = {"lm_head.weight": "model.embed_tokens.weight"}
 

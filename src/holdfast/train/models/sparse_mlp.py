@@ -6,9 +6,9 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from holdfast.train.models.experts import Experts
 from holdfast.train.models.mixed_precision_layers import Linear, SwiGLU
 from holdfast.train.models.model_config import ModelConfig
-from holdfast.train.parallel.experts import Experts
 
 
 class SparseMoe(nn.Module):

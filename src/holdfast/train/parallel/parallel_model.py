@@ -11,12 +11,12 @@ from torch import nn
 
 from holdfast.train.layout import Layout
 from holdfast.train.loss import LossSums, MicroBatch, Objective
-from holdfast.train.model_replica import ModelReplica
 from holdfast.train.models.decoder import TIES, Decoder
 from holdfast.train.models.initial import fill_initial
 from holdfast.train.models.model_config import ModelConfig
 from holdfast.train.parallel.gradients import GradientSums
 from holdfast.train.parallel.meshes import Meshes, make_meshes
+from holdfast.train.parallel.model_replica import ModelReplica
 from holdfast.train.parallel.pipeline import Pipeline
 from holdfast.train.parallel.sharding import shard_experts, shard_stage
 from holdfast.train.parallel.tensor_parallel import apply_tensor_parallel

@@ -12,7 +12,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import Shard, distribute_tensor
 
 from holdfast.train.models.decoder import Decoder
-from holdfast.train.parallel.experts import Experts
+from holdfast.train.models.experts import Experts
 from holdfast.train.parallel.meshes import Meshes
 
 

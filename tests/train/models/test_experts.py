@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch.nn import functional
 
-from holdfast.train.parallel.experts import Experts
+from holdfast.train.models.experts import Experts
 
 
 def made() -> Experts:

@@ -15,7 +15,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor, Partial, Placement
 from torch.nn import functional
 
-from holdfast.train.parallel.collectives import exchange
+from holdfast.train.collectives import exchange
 
 if TYPE_CHECKING:
     from holdfast.spmd.autoplan.units import UnitWay
