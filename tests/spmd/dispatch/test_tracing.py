@@ -174,6 +174,28 @@ def test_replicated_tensors_of_unknown_sizes_stay_in_the_graph():
     assert run_ranks(2, _unbacked, deadline_s=120) == [{}, {}]
 
 
+def _permuted():
+    """Rows that ranks fetch from each other, planned in a trace: one graph, right with its gradient."""
+    import holdfast.spmd
+
+    holdfast.spmd.enable()
+    mesh, wrong = init_device_mesh("cpu", (4,)), []
+    whole = torch.randn(12, 6, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    for name, call in {"flip": lambda x: x.flip(0), "roll": lambda x: x.roll(1, 0)}.items():
+        torch._dynamo.reset()
+        one, leaf = whole.clone().requires_grad_(), distribute_tensor(whole, mesh, [Shard(0)]).requires_grad_()
+        expected, found = call(one), torch.compile(call, backend="aot_eager", fullgraph=True)(leaf)
+        for result in (expected, found):
+            (result * result * result).sum().backward()
+        if not max(_distance(found, expected), _distance(leaf.grad, one.grad)) < 1e-10:
+            wrong.append(name)
+    return wrong
+
+
+def test_rows_that_ranks_fetch_from_each_other_are_planned_in_a_trace():
+    assert run_ranks(4, _permuted, deadline_s=120) == [[]] * 4
+
+
 def _for_all_ranks():
     """Return whether one graph for all ranks refuses a rule that knows its rank, and whether more graphs are right."""
     import torch.distributed.config

@@ -1,9 +1,14 @@
-"""Rows of a sharded dim in any order (flip, roll, slices): each rank fetches its rows from their owners."""
+"""Rows of a sharded dim in any order (flip, roll, slices): each rank fetches its rows from their owners.
+
+Which rank has which row is planned with numpy: in a trace of torch.compile a tensor has no values.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
@@ -15,6 +20,8 @@ from holdfast.spmd.sharding.shard_sizes import chunk_sizes
 
 ZEROS = -1  # the source of a row of zeros
 
+Rows = npt.NDArray[np.int64]
+
 
 @dataclass(frozen=True, slots=True)
 class RowPermutation:
@@ -24,7 +31,7 @@ class RowPermutation:
     axis: int
     dim: int
     size: int  # of the source along the dim
-    source: torch.Tensor  # for each row of the result, on the CPU
+    source: Rows  # for each row of the result
     everywhere: bool = False  # every rank gets the full result instead of an even shard
 
     @property
@@ -48,13 +55,13 @@ class RowPermutation:
         own = wants[here]
         result = rows.new_zeros(len(own), *rows.shape[1:])
         kept = self._of(own, here)
-        result[kept] = rows[own[kept] - here * self.longest]
+        result[torch.tensor(kept)] = rows[torch.tensor(own[kept] - here * self.longest)]
         if self.received:
             outgoing = [want[self._of(want, here)] if rank != here else want[:0] for rank, want in enumerate(wants)]
             places = [self._of(own, rank) if rank != here else own[:0] for rank in range(self.ranks)]
-            sent = rows[torch.cat(outgoing) - here * self.longest]
+            sent = rows[torch.tensor(np.concatenate(outgoing) - here * self.longest)]
             counts = [len(place) for place in places], [len(piece) for piece in outgoing]
-            result[torch.cat(places)] = self._exchanged(sent, *counts)
+            result[torch.tensor(np.concatenate(places))] = self._exchanged(sent, *counts)
         return result.movedim(0, self.dim)
 
     def _exchanged(self, sent: torch.Tensor, receives: list[int], gives: list[int]) -> torch.Tensor:
@@ -64,17 +71,17 @@ class RowPermutation:
         received = all_to_all_rows(wire, receives, gives, self.mesh, self.axis)
         return received.flatten().view(sent.dtype).reshape(sum(receives), *row)  # flat: a row may have no bytes
 
-    def _wants(self) -> list[torch.Tensor]:
+    def _wants(self) -> list[Rows]:
         if self.everywhere:
             return [self.source] * self.ranks
-        return list(torch.split(self.source, chunk_sizes(len(self.source), self.ranks)))
+        return np.split(self.source, np.cumsum(chunk_sizes(len(self.source), self.ranks))[:-1])
 
-    def _of(self, want: torch.Tensor, rank: int) -> torch.Tensor:
+    def _of(self, want: Rows, rank: int) -> Rows:
         """Return the positions in `want` of the rows that a rank has."""
         start = rank * self.longest
-        return ((want >= start) & (want < start + self.longest)).nonzero().flatten()
+        return np.flatnonzero((want >= start) & (want < start + self.longest))
 
-    def _count(self, want: torch.Tensor, rank: int) -> int:
+    def _count(self, want: Rows, rank: int) -> int:
         return len(want) - len(self._of(want, rank)) - int((want == ZEROS).sum())
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
+import numpy as np
 
 from holdfast.spmd.base.call import USE_TORCH, Call
 from holdfast.spmd.base.registry import Rule
 from holdfast.spmd.base.torch_specs import local_of
 from holdfast.spmd.sharding.local_parts import wrap
-from holdfast.spmd.sharding.row_permutation import RowPermutation, permuting_is_cheaper
+from holdfast.spmd.sharding.row_permutation import RowPermutation, Rows, permuting_is_cheaper
 from holdfast.spmd.sharding.shard_sizes import has_empty_shard, is_shard, only_sharding_axis
 
 
@@ -33,12 +33,12 @@ def flip_or_roll(call: Call) -> Any:
     return wrap(result, call.mesh, tensor.placements, tensor.shape)
 
 
-def _source(call: Call, size: int, dim: int) -> torch.Tensor:
-    rows = torch.arange(size, device="cpu")
+def _source(call: Call, size: int, dim: int) -> Rows:
+    rows = np.arange(size)
     if "shifts" not in call.names:
-        return rows.flip(0)
+        return rows[::-1]
     dims = [other % call.values[0].ndim for other in call["dims"]]
-    return rows.roll(sum(shift for shift, other in zip(call["shifts"], dims, strict=True) if other == dim))
+    return np.roll(rows, sum(shift for shift, other in zip(call["shifts"], dims, strict=True) if other == dim))
 
 
 RULES = [

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
+import numpy as np
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
 from holdfast.spmd.base.call import USE_TORCH, Call, call_with_positive_dim
@@ -17,7 +17,7 @@ from holdfast.spmd.base.torch_specs import local_of
 from holdfast.spmd.sharding.gathered_views import gathered_view
 from holdfast.spmd.sharding.local_parts import wrap
 from holdfast.spmd.sharding.plain_tensors import PLAIN_IN_GRADIENT, with_plain_gradients
-from holdfast.spmd.sharding.row_permutation import ZEROS, RowPermutation, permuting_is_cheaper
+from holdfast.spmd.sharding.row_permutation import ZEROS, RowPermutation, Rows, permuting_is_cheaper
 from holdfast.spmd.sharding.shard_sizes import has_empty_shard, is_shard, only_sharding_axis
 
 
@@ -45,10 +45,10 @@ def slice_rows(call: Call) -> Any:
     return gathered_view(wrap(permutation.fetch(local_of(tensor)), call.mesh, places, shape), call)
 
 
-def _rows(call: Call, size: int) -> torch.Tensor:
+def _rows(call: Call, size: int) -> Rows:
     """Return the row numbers that a slice selects."""
     taken = range(size)[call["start"] : call["end"] : call["step"]]
-    return torch.arange(taken.start, max(taken.start, taken.stop), taken.step, device="cpu")
+    return np.arange(taken.start, max(taken.start, taken.stop), taken.step)
 
 
 def _without(tensor: DTensor, axis: int) -> list[Placement]:
@@ -62,7 +62,7 @@ def select_row(call: Call) -> Any:
     axis, index = only_sharding_axis(tensor, dim), call["index"]
     if axis is None or not -tensor.shape[dim] <= index < tensor.shape[dim]:
         return USE_TORCH
-    row = torch.tensor([index % tensor.shape[dim]], device="cpu")
+    row = np.array([index % tensor.shape[dim]])
     permutation = RowPermutation(call.mesh, axis, dim, tensor.shape[dim], row, everywhere=True)
     places = [
         Shard(place.dim - 1) if is_shard(place) and place.dim > dim else place for place in _without(tensor, axis)
@@ -78,8 +78,8 @@ def slice_backward(call: Call) -> Any:
     axis = only_sharding_axis(gradient, dim)
     if axis is None or has_empty_shard(gradient.shape, call.mesh, gradient.placements):
         return USE_TORCH
-    rows = torch.full((sizes[dim],), ZEROS, device="cpu")
-    rows[_rows(call, sizes[dim])] = torch.arange(gradient.shape[dim], device="cpu")
+    rows = np.full(sizes[dim], ZEROS)
+    rows[_rows(call, sizes[dim])] = np.arange(gradient.shape[dim])
     permutation = RowPermutation(call.mesh, axis, dim, gradient.shape[dim], rows)
     if not permuting_is_cheaper(permutation, gradient):
         return USE_TORCH
