@@ -26,6 +26,10 @@ PROGRAM = """
         "cumsum": lambda t: t.cumsum(-2),
         "mse_loss": lambda t: F.mse_loss(t, t * 2),
         "slice": lambda t: t[2:6],
+        "index": lambda t: t[torch.tensor([3, 1, 6])],
+        "index_select": lambda t: t.index_select(0, torch.tensor([3, 1, 6])),
+        "gather": lambda t: t.gather(0, torch.tensor([[3, 1, 6, 0, 0, 2]])),
+        "index_add": lambda t: t.index_add(0, torch.tensor([3, 1]), torch.ones(2, 6)),
     }
     edits = {  # of a Partial
         "fill_": lambda t: t.fill_(8.0),
@@ -52,6 +56,15 @@ PROGRAM = """
             assert torch.allclose(part.full_tensor().reconcile(), expected, atol=1e-6), name
         for name, call in drawn.items():
             assert call(placed).shape == whole.shape, name
+        written, expected = placed.clone(), whole.clone()
+        written[:, 1:3] = expected[:, 1:3] = 5.0
+        assert torch.equal(written.full_tensor().reconcile(), expected), "columns"
+        try:
+            written[1:3] = 5.0
+        except holdfast.spmd.SpmdError as error:
+            assert "LocalTensorMode" in str(error)
+        else:
+            raise AssertionError("rows were written into a copy")
     print("as one device")
 """
 

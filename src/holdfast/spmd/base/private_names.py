@@ -107,11 +107,6 @@ NAMES = (
         "torch.nn.utils.clip_grad:_clip_grads_with_norm_",
         ("parameters", "max_norm", "total_norm", "foreach"),
     ),
-    PrivateName(
-        "methods",
-        "torch._functorch._aot_autograd.runtime_wrappers:gen_alias_from_base",
-        ("aliased_base_tensor", "target_meta_tensor", "target_requires_grad", "target_view_meta_sequence"),
-    ),
 )
 
 

@@ -80,7 +80,6 @@ def functions_to_patch() -> list[tuple[str, Any, str]]:
         ("clip", clipping, "_clip_grads_with_norm_"),
         ("strides", sys.modules["torch.distributed.tensor._dispatch"], redistribution),
         ("strides", sys.modules["torch.distributed.tensor._redistribute"], redistribution),
-        ("graph views", sys.modules.get("torch._functorch._aot_autograd.runtime_wrappers"), "gen_alias_from_base"),
     ]
     return [entry for entry in functions if hasattr(entry[1], entry[2])]
 

@@ -22,6 +22,14 @@ def traces_for_all_ranks() -> bool:
     return bool(getattr(sys.modules.get("torch.distributed.config"), "compile_on_one_rank", False))
 
 
+def refuse_rank_in_shared_graph() -> None:
+    """Leave the graph in a trace whose graph other ranks run too: nothing of this rank may be in it."""
+    if is_tracing() and traces_for_all_ranks():
+        raise torch_versions.UnsupportedFakeTensorException(
+            "holdfast.spmd: the rule needs its rank, and compile_on_one_rank runs the graph on every rank"
+        )
+
+
 def can_be_read(tensor: torch.Tensor) -> bool:
     """Return True if the values of a tensor can be read now: neither in a trace nor on a GPU."""
     return tensor.device.type == "cpu" and not is_tracing()
@@ -78,6 +86,7 @@ def own_coordinate(mesh: DeviceMesh) -> list[int]:
 
     A simulated coordinate compares unequal to 0 on every rank, the first included.
     """
+    refuse_rank_in_shared_graph()
     coordinate = mesh.get_coordinate()
     if coordinate is None or simulates_ranks():
         raise RuntimeError(f"this process is not a single rank of {mesh}")

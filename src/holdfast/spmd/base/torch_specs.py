@@ -11,7 +11,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate
 
 from holdfast.spmd.base import torch_versions
-from holdfast.spmd.base.torch_modes import is_tracing
+from holdfast.spmd.base.torch_modes import is_tracing, refuse_rank_in_shared_graph, simulates_ranks
 from holdfast.spmd.base.torch_versions import is_torch_2_11
 
 REPLICATE = Replicate()
@@ -103,9 +103,12 @@ def redistribute_local(tensor: DTensor, placements: Sequence[Placement]) -> torc
 def local_box(
     shape: Sequence[int], mesh: DeviceMesh, placements: Sequence[Placement]
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return the sizes and offsets of this rank's box of a tensor of `shape`."""
+    """Return the sizes and offsets of this rank's box of a tensor of `shape`; raises as `own_coordinate` does."""
+    refuse_rank_in_shared_graph()
     # A trace would record the small tensors that torch computes the box with.
     with torch_versions.no_dispatch() if is_tracing() else nullcontext():
         box = torch_versions.compute_local_shape_and_global_offset(torch.Size(shape), mesh, tuple(placements))
     sizes, offsets = box
+    if simulates_ranks() and not all(type(number) is int for number in (*sizes, *offsets)):
+        raise RuntimeError(f"this process is not a single rank of {mesh}")
     return tuple(sizes), tuple(offsets)

@@ -91,9 +91,9 @@ def make_route(installed: Installed, original: Callable[..., Any]) -> Callable[.
             rule = installed.rules.get(op)
             call = bind(op, args, kwargs, info)
             family = None if rule is None else rule.family
-            if family != "random" and _is_replicated(call):
+            if _is_replicated(call):  # torch is right, whatever the sizes
                 sharding = _decision(original, call, (op, args, kwargs, info, try_cache))
-                if _is_local(sharding, info):
+                if _is_local(sharding, info) and all(spec.is_replicated() for spec in specs_in(sharding.output_spec)):
                     return sharding
             return run_in_trace(call, family, lambda: answered(op, args, kwargs, info, try_cache))
         if simulates_ranks():
@@ -245,7 +245,9 @@ def _is_local(sharding: Any, info: Any) -> bool:
 
 
 def _is_replicated(call: Call) -> bool:
-    """Return True if all DTensors of a call are replicated on its mesh: torch is right, whatever the sizes."""
+    """Return True if all DTensors of a call are replicated on its mesh, and its result depends on nothing else."""
+    if {torch.Tag.nondeterministic_seeded, torch.Tag.dynamic_output_shape} & set(call.op.tags):
+        return False
     return all(
         type(tensor) is DTensor
         and tensor.device_mesh == call.mesh

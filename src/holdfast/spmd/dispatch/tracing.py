@@ -1,4 +1,4 @@
-"""Rules within a trace of torch.compile, export or a fake mode: which calls belong into the graph, which break it.
+"""Rules within a trace of torch.compile, export or a fake mode: which calls belong in the graph, which break it.
 
 A decision is the same as in eager code, so the dispatcher may cache it. A rule runs within the trace if every rank
 traces the same program: shards are even, and nothing is written or drawn at random. Any other call leaves the graph, on
@@ -20,7 +20,7 @@ from holdfast.spmd.sharding.shard_sizes import is_shard
 
 
 def run_in_trace(call: Call, family: str | None, answer: Callable[[], Any]) -> Any:
-    """Return the result of `answer` if it belongs into a graph; raise the error that breaks the graph if not."""
+    """Return the result of `answer` if it belongs in a graph; raise the error that breaks the graph if not."""
     reason = _reason_to_leave(call, family)
     try:
         result = answer()
@@ -34,7 +34,7 @@ def run_in_trace(call: Call, family: str | None, answer: Callable[[], Any]) -> A
 
 
 def _reason_to_leave(call: Call, family: str | None) -> str | None:
-    """Return why ranks would trace this call differently, or its side effect; None if it belongs into a graph."""
+    """Return why ranks would trace this call differently, or its side effect; None if it belongs in a graph."""
     if traces_for_all_ranks():
         return "a rule may trace values of its own rank, and compile_on_one_rank runs the graph on every rank"
     if family == "random":

@@ -9,7 +9,8 @@ import torch
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
 from holdfast.spmd.base.collective_errors import naming
-from holdfast.spmd.base.torch_modes import is_tracing, out_of_graph, simulates_ranks
+from holdfast.spmd.base.spmd_errors import UnsupportedCall
+from holdfast.spmd.base.torch_modes import is_tracing, out_of_graph, refuse_rank_in_shared_graph, simulates_ranks
 from holdfast.spmd.base.torch_specs import local_box, local_of
 from holdfast.spmd.sharding.gathered_views import GatheredView
 from holdfast.spmd.sharding.local_parts import full_tensor, local_part
@@ -26,6 +27,8 @@ def set_item(self: DTensor, key: Any, value: Any) -> None:
     bounds = _bounds(key, self.shape)
     regular = isinstance(value, (int, float, bool, torch.Tensor))
     boxed = all(is_shard(place) or isinstance(place, (Replicate, Partial)) for place in self.placements)
+    if simulates_ranks() and bounds is not None and _selects_rows(self, bounds):
+        raise UnsupportedCall("x[a:b] = v along a sharded dim, where torch simulates all ranks (LocalTensorMode)")
     outside = simulates_ranks() or self.device_mesh.get_coordinate() is None
     if bounds is None or not regular or not boxed or outside or isinstance(self, GatheredView):
         torch.Tensor.__setitem__(self, key, value)
@@ -34,8 +37,15 @@ def set_item(self: DTensor, key: Any, value: Any) -> None:
         _Put.apply(self, value, bounds, key)  # type: ignore[no-untyped-call]
 
 
+def _selects_rows(target: DTensor, bounds: Bounds) -> bool:
+    """Return True if a region has only some rows of a sharded dim: torch would write into a copy of them."""
+    dims = {place.dim for place in target.placements if isinstance(place, Shard)}
+    return any(bounds[dim] != (0, target.shape[dim], 1, False) for dim in dims)
+
+
 def _check_trace(target: DTensor, value: Any) -> None:
     """Leave the graph where a write cannot be traced: AOT autograd sees the new values, but not whose gradient ends."""
+    refuse_rank_in_shared_graph()
     if any(type(size) is not int for size in target.shape):
         raise out_of_graph(torch.ops.aten.copy_.default, "the shards of a symbolic size are unknown")
     tensors = (target, value) if isinstance(value, torch.Tensor) else (target,)

@@ -9,7 +9,7 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 from torch.distributed.device_mesh import DeviceMesh
 
-from holdfast.spmd.base.torch_modes import simulates_ranks
+from holdfast.spmd.base.torch_modes import is_tracing
 
 # Older torch has only the second name.
 ALL_GATHER = getattr(functional, "all_gather_single", None) or functional.all_gather_tensor
@@ -56,11 +56,10 @@ def all_gather(tensor: torch.Tensor, mesh: DeviceMesh, axis: int) -> torch.Tenso
 
 
 def all_to_all_rows(
-    rows: torch.Tensor, receives: Sequence[int], gives: Sequence[int], mesh: DeviceMesh, axis: int
+    rows: torch.Tensor, receives: Sequence[int], sends: Sequence[int], mesh: DeviceMesh, axis: int
 ) -> torch.Tensor:
-    """Give each rank of a mesh axis so many rows in turn; return the rows received, in rank order."""
-    if not simulates_ranks() and dist.get_backend(mesh.get_group(axis)) == "fake":
-        # A fake process group moves nothing, and refuses to receive where nothing is given.
-        return rows.new_zeros(sum(receives), *rows.shape[1:])
-    result = functional.all_to_all_single(rows, list(receives), list(gives), (mesh, axis))
+    """Send `sends[r]` rows to each rank r of a mesh axis; return the received rows in rank order."""
+    if not len(rows) and any(receives) and not is_tracing() and dist.get_backend(mesh.get_group(axis)) == "fake":
+        return rows.new_zeros(sum(receives), *rows.shape[1:])  # a fake group refuses to receive where nothing is sent
+    result = functional.all_to_all_single(rows, list(receives), list(sends), (mesh, axis))
     return result.wait() if isinstance(result, functional.AsyncCollectiveTensor) else result
