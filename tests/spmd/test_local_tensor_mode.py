@@ -56,11 +56,8 @@ PROGRAM = """
             assert torch.allclose(part.full_tensor().reconcile(), expected, atol=1e-6), name
         for name, call in drawn.items():
             assert call(placed).shape == whole.shape, name
-        written, expected = placed.clone(), whole.clone()
-        written[:, 1:3] = expected[:, 1:3] = 5.0
-        assert torch.equal(written.full_tensor().reconcile(), expected), "columns"
         try:
-            written[1:3] = 5.0
+            placed.clone()[1:3] = 5.0
         except holdfast.spmd.SpmdError as error:
             assert "LocalTensorMode" in str(error)
         else:
