@@ -174,17 +174,28 @@ def test_replicated_tensors_of_unknown_sizes_stay_in_the_graph():
     assert run_ranks(2, _unbacked, deadline_s=120) == [{}, {}]
 
 
-def _permuted():
-    """Rows that ranks fetch from each other, planned in a trace: one graph, right with its gradient."""
+def _without_values():
+    """Return the calls that are wrong, or their gradients; index_put looks at its indices, so it leaves the graph."""
     import holdfast.spmd
 
     holdfast.spmd.enable()
     mesh, wrong = init_device_mesh("cpu", (4,)), []
     whole = torch.randn(12, 6, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    for name, call in {"flip": lambda x: x.flip(0), "roll": lambda x: x.roll(1, 0)}.items():
+    target = torch.tensor([0, 3, -100, 5, 1, 1, 2, -100, 4, 0, 3, 2])
+    weight = torch.arange(1.0, 7.0, dtype=torch.float64)
+    calls = {  # rows that ranks fetch from each other; a loss with class weights and ignored targets; rows put
+        "flip": lambda x, *_: x.flip(0),
+        "roll": lambda x, *_: x.roll(1, 0),
+        "nll": lambda x, target, weight, *_: F.nll_loss(x.log_softmax(1), target, weight=weight),
+        "index_put": lambda x, target, weight, rows, ones: x.index_put((rows,), ones),
+    }
+    others = [target, weight, torch.tensor([3, 1, 6]), torch.ones(3, 6, dtype=torch.float64)]
+    placed = [distribute_tensor(tensor, mesh, [Shard(0) if tensor is target else Replicate()]) for tensor in others]
+    for name, call in calls.items():
         torch._dynamo.reset()
         one, leaf = whole.clone().requires_grad_(), distribute_tensor(whole, mesh, [Shard(0)]).requires_grad_()
-        expected, found = call(one), torch.compile(call, backend="aot_eager", fullgraph=True)(leaf)
+        expected = call(one, *others)
+        found = torch.compile(call, backend="aot_eager", fullgraph=name != "index_put")(leaf, *placed)
         for result in (expected, found):
             (result * result * result).sum().backward()
         if not max(_distance(found, expected), _distance(leaf.grad, one.grad)) < 1e-10:
@@ -192,8 +203,8 @@ def _permuted():
     return wrong
 
 
-def test_rows_that_ranks_fetch_from_each_other_are_planned_in_a_trace():
-    assert run_ranks(4, _permuted, deadline_s=120) == [[]] * 4
+def test_rules_do_without_values_in_a_trace_or_leave_it():
+    assert run_ranks(4, _without_values, deadline_s=120) == [[]] * 4
 
 
 def _for_all_ranks():

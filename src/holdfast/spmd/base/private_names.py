@@ -64,6 +64,7 @@ NAMES = (
     PrivateName(RULES, "torch._subclasses.fake_tensor:DynamicOutputShapeException"),
     PrivateName(RULES, "torch._subclasses.fake_tensor:UnsupportedFakeTensorException"),
     PrivateName(RULES, "torch._subclasses.fake_tensor:UnsupportedOperatorException"),
+    PrivateName(RULES, "torch.fx.experimental.symbolic_shapes:GuardOnDataDependentSymNode"),
     PrivateName(RULES, "torch.fx.experimental.symbolic_shapes:guard_or_false", ("a",)),
     PrivateName(RULES, "torch._C._dynamo.eval_frame:set_code_exec_strategy"),
     PrivateName(RULES, "torch._C._dynamo.eval_frame:_FrameExecStrategy"),

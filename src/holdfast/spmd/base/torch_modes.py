@@ -68,6 +68,11 @@ def leaves_graph(error: Exception) -> bool:
     return isinstance(error, breaks)
 
 
+def is_data_dependent(error: Exception) -> bool:
+    """Return True for a branch on a size or number that only the values of tensors determine."""
+    return isinstance(error, torch_versions.GuardOnDataDependentSymNode)
+
+
 def keep_out_of_dynamo(function: Callable[..., Any]) -> None:
     """Keep a function, and everything that it calls, from being compiled: it runs eagerly between graphs."""
     frames = torch_versions.eval_frame

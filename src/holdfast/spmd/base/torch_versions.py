@@ -27,7 +27,7 @@ try:
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
     from torch.distributed.tensor.debug import _clear_sharding_prop_cache
     from torch.distributed.tensor.parallel import loss as loss_module
-    from torch.fx.experimental.symbolic_shapes import guard_or_false
+    from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, guard_or_false
     from torch.utils._mode_utils import no_dispatch
     from torch.utils._pytree import tree_leaves
 except ImportError as error:
@@ -52,6 +52,7 @@ __all__ = [
     "DTensorSpec",
     "DataDependentOutputException",
     "DynamicOutputShapeException",
+    "GuardOnDataDependentSymNode",
     "OutputSharding",
     "TensorMeta",
     "UncachedSpec",

@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor
 from holdfast.spmd.base.call import Call
 from holdfast.spmd.base.torch_decisions import is_decision
 from holdfast.spmd.base.torch_dispatch import is_view
-from holdfast.spmd.base.torch_modes import leaves_graph, out_of_graph, traces_for_all_ranks
+from holdfast.spmd.base.torch_modes import is_data_dependent, leaves_graph, out_of_graph, traces_for_all_ranks
 from holdfast.spmd.sharding.shard_sizes import is_shard
 
 
@@ -25,7 +25,9 @@ def run_in_trace(call: Call, family: str | None, answer: Callable[[], Any]) -> A
     try:
         result = answer()
     except Exception as error:
-        if reason is None or leaves_graph(error):
+        if is_data_dependent(error):
+            reason = "the rule depends on values, which a trace has not"
+        elif reason is None or leaves_graph(error):
             raise
         raise out_of_graph(call.op, reason) from error
     if is_decision(result) or reason is None:

@@ -10,7 +10,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from holdfast.spmd.base.call import USE_TORCH, ArgSlot, Call
 from holdfast.spmd.base.registry import Rule
-from holdfast.spmd.base.torch_modes import can_be_read
+from holdfast.spmd.base.torch_modes import can_be_read, is_tracing
 from holdfast.spmd.base.torch_specs import local_box, local_of
 from holdfast.spmd.base.torch_versions import is_torch_2_11
 from holdfast.spmd.sharding.gather_fallback import gather_and_run
@@ -123,6 +123,8 @@ def _put_by_masks(call: Call, target: DTensor) -> Any:
 
 def _refuse_outside(index: torch.Tensor, dim: int, size: int) -> None:
     """Raise as one device does, also on a rank with an empty shard, whose kernel checks nothing."""
+    if is_tracing():
+        return  # a trace has no values; the kernel checks
     wrong = index[(index < -size) | (index >= size)]
     if wrong.numel():
         raise IndexError(f"index {int(wrong[0])} is out of bounds for dimension {dim} with size {size}")

@@ -169,7 +169,8 @@ def _weight(tensors: dict[ArgSlot, torch.Tensor], target: torch.Tensor) -> torch
     counted = target != IGNORED
     scores = tensors[0,]
     if (2,) in tensors:
-        return tensors[2,][target[counted]].sum()
+        weights = tensors[2,][target.where(counted, 0)]  # a trace knows no number of counted targets
+        return weights.where(counted, 0).sum()
     return counted.sum().to(scores.dtype)
 
 
