@@ -9,16 +9,23 @@ from torch.distributed.tensor import Shard, distribute_tensor
 
 from tests.dist.harness import run_ranks
 
-SHAPES = [(8, 6), (4, 12), (24, 2), (16, 3), (8, 2, 3), (2, 24), (48, 1), (1, 48), (48,)]
+WHOLES = [(8, 6), (8, 5), (6, 3), (2, 3)]
 
 
-def _wrong() -> list[str]:
+def _shapes(size: int) -> list[tuple[int, ...]]:
+    """Return every shape of up to three dims."""
+    divisors = [count for count in range(1, size + 1) if size % count == 0]
+    threes = [(a, b, size // a // b) for a in divisors for b in divisors if size // a % b == 0]
+    return [(size,), *((count, size // count) for count in divisors), *threes]
+
+
+def _wrong(rows: int, columns: int) -> list[str]:
     import holdfast.spmd
 
     holdfast.spmd.enable()
-    mesh, whole = init_device_mesh("cpu", (2,)), torch.arange(48.0).reshape(8, 6)
+    mesh, whole = init_device_mesh("cpu", (2,)), torch.arange(float(rows * columns)).reshape(rows, columns)
     wrong = []
-    for shape in SHAPES:
+    for shape in _shapes(rows * columns):
         leaf = distribute_tensor(whole, mesh, [Shard(1)]).requires_grad_()
         found = leaf.reshape(-1).view(shape)
         if not torch.equal(found.full_tensor(), whole.reshape(shape)):
@@ -30,5 +37,6 @@ def _wrong() -> list[str]:
 
 
 @pytest.mark.timeout(120)
-def test_flattened_columns_reshape_as_on_one_device() -> None:
-    assert run_ranks(2, _wrong, deadline_s=100) == [[], []]
+@pytest.mark.parametrize(("rows", "columns"), WHOLES)
+def test_flattened_columns_reshape_as_on_one_device(rows: int, columns: int) -> None:
+    assert run_ranks(2, _wrong, rows, columns, deadline_s=100) == [[], []]

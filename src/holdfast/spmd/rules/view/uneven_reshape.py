@@ -106,7 +106,7 @@ def _breaks_strided(tensor: DTensor, after: Sequence[int]) -> bool:
     """Return True if strided shards (FSDP2 with TP, flattened columns) do not stay, merge or split as torch describes.
 
     With one sharding axis torch is right where the dim stays, where dims behind it are merged into it, and where it
-    splits at its own factor.
+    splits at its own factor, evenly or into the dims that were merged.
     """
     if _is_plain(tensor.placements):
         return False
@@ -116,7 +116,8 @@ def _breaks_strided(tensor: DTensor, after: Sequence[int]) -> bool:
         starts = {math.prod(after[:dim]): size for dim, size in reversed(list(enumerate(after))) if size != 1}
         dim, factor = place.dim, place.split_factor  # type: ignore[attr-defined]
         before, size, ranks = math.prod(tensor.shape[:dim]), tensor.shape[dim], tensor.device_mesh.size(sharded[0])
-        if starts.get(before, 1) % size and starts.get(before * factor, 1) % ranks:
+        inner = starts.get(before * factor, 1)
+        if starts.get(before, 1) % size and inner % ranks and inner != size // factor:
             return True
     return _breaks_uneven(tensor, after)
 
