@@ -19,7 +19,6 @@ from holdfast.engine.load_report import LoadReport
 from holdfast.engine.options import DEADLINE_S, LoadOptions, SaveOptions
 from holdfast.mapping.per_module import MappingLike
 from holdfast.sources import open_stored
-from holdfast.sources.foreign import Foreign
 from holdfast.sources.paddle.optimizer_names import as_torch
 from holdfast.storage import locate, refuse_link
 
@@ -120,8 +119,7 @@ def load(
     ranks = current_ranks(deadline_s)
 
     def opener() -> Checkpoint:
-        checkpoint = open_stored(path)
-        return as_torch(checkpoint) if isinstance(checkpoint, Foreign) else checkpoint
+        return as_torch(open_stored(path))
 
     report = load_checkpoint(ranks, opener, state, options, progress, deadline_s=deadline_s)
     if ranks.rank == 0 and (report.missing or report.mismatched):

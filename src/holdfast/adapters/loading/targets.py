@@ -36,19 +36,11 @@ class Targets:
 
     def find(self, state: MutableMapping[str, Any]) -> None:
         """Find the destination of everything the live state needs. Modifies nothing."""
-        for name in self.live.modules:
-            self._modules.find(name)
-        if self.live.optimizers:
-            self._find_optimizers()
-        self._values.find(state)
-        optimizer_actions = [action for targets in self._optimizers for action in targets.actions]
-        self._actions = [*self._modules.actions, *optimizer_actions, *self._values.actions]
-        self._shared = self.requests.stage_shared()
-
-    def _find_optimizers(self) -> None:
         keyed = key_numbered_optimizers(self.requests.contents, self.live)
         self.requests.contents = keyed.contents
         self._notes += keyed.notes
+        for name in self.live.modules:
+            self._modules.find(name)
         for name, optimizer in self.live.optimizers.items():
             if name in keyed.problems:
                 if self.requests.choice.selects_entry(name):
@@ -57,6 +49,10 @@ class Targets:
             targets = OptimizerTargets(name, optimizer, self.live, self.requests)
             targets.find()
             self._optimizers.append(targets)
+        self._values.find(state)
+        optimizer_actions = [action for targets in self._optimizers for action in targets.actions]
+        self._actions = [*self._modules.actions, *optimizer_actions, *self._values.actions]
+        self._shared = self.requests.stage_shared()
 
     @property
     def has_actions(self) -> bool:
