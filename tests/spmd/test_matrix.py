@@ -34,10 +34,10 @@ def test_a_slice_is_never_wrong_never_hangs_and_moves_what_is_declared():
     cases = [case for case in CASES if not OPERATIONS[case.operation].random][5::1201]
     with Team(enable=True, threads=True) as team:
         findings = list(team.find(cases))
-    # Threads as ranks are fast, but they race within torch now and then: ranks of users are processes.
-    again = [finding.case for finding in findings if not finding.is_right]
+    # Threads that are ranks race within torch's registries now and then, and raise. A wrong number counts at once.
+    again = [finding.case for finding in findings if finding.outcome in ("raise", "hang")]
     with Team(enable=True, threads=False) as team:
-        findings = [finding for finding in findings if finding.is_right] + list(team.find(again))
+        findings = [finding for finding in findings if finding.case not in again] + list(team.find(again))
     assert failures(findings) == []
 
 

@@ -24,9 +24,7 @@ _MADV_POPULATE_WRITE = 23
 _LOCAL_FILE_SYSTEMS = {0xEF53, 0x58465342, 0x9123683E, 0x01021994, 0x794C7630, 0x2FC12FC1, 0xF2F52010, 0xCA451A4E}
 _LOCK_TRIES = 5
 _STATX_BTIME = 0x800
-_BIRTH = (
-    "I76xqI"  # struct statx: the mask of fields that are set, then at byte 80 the birth time in seconds and nanoseconds
-)
+_BIRTH = "I76xqI"  # struct statx: the mask of fields that are set; at byte 80 the birth time, seconds and nanoseconds
 _FLOCK = "hhqqi4x"  # struct flock: type, whence, start, length, process
 _UNSUPPORTED = (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
 
