@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -207,28 +208,47 @@ def test_rules_do_without_values_in_a_trace_or_leave_it():
     assert run_ranks(4, _without_values, deadline_s=120) == [[]] * 4
 
 
-def _for_all_ranks():
+def _overwritten(x):
+    y = x * 1
+    y[1:3] = 2.0
+    return y
+
+
+# A call that a rule computes from its own rank, and how its input is sharded.
+OF_A_RANK = {
+    "cumsum": (CALLS["cumsum"], Shard(0)),
+    "rows": (_overwritten, Shard(0)),
+    "loss": (lambda x: F.cross_entropy(x, torch.tensor([0, 5, 1, 2, 3, 4, 0, 5])), Shard(1)),
+}
+
+
+def _for_all_ranks(name):
     """Return whether one graph for all ranks refuses a rule that knows its rank, and whether more graphs are right."""
     import torch.distributed.config
+    from torch.distributed.tensor.parallel import loss_parallel
 
     import holdfast.spmd
 
     holdfast.spmd.enable()
     torch.distributed.config.compile_on_one_rank = True
+    call, place = OF_A_RANK[name]
     whole = torch.randn(8, 6, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    shards = distribute_tensor(whole, init_device_mesh("cpu", (2,)), [Shard(0)])
-    try:
-        torch.compile(CALLS["cumsum"], backend="eager", fullgraph=True)(shards)
-    except Exception as error:  # noqa: BLE001 - the text is compared
-        said = "compile_on_one_rank" in str(error)
-    else:
-        said = "no error"
-    return said, _distance(torch.compile(CALLS["cumsum"], backend="aot_eager")(shards), CALLS["cumsum"](whole)) < 1e-10
+    shards = distribute_tensor(whole, init_device_mesh("cpu", (2,)), [place])
+    with loss_parallel() if name == "loss" else nullcontext():
+        try:
+            torch.compile(call, backend="eager", fullgraph=True)(shards)
+        except Exception as error:  # noqa: BLE001 - the text is compared
+            said = "compile_on_one_rank" in str(error)
+        else:
+            said = "no error"
+        found = torch.compile(call, backend="aot_eager")(shards)
+    return said, _distance(found, call(whole)) < 1e-10
 
 
 @pytest.mark.skipif(not AT_LEAST_2_13, reason="torch has no compile_on_one_rank before 2.13")
-def test_no_rule_is_traced_into_a_graph_that_other_ranks_run():
-    assert run_ranks(2, _for_all_ranks, deadline_s=120) == [(True, True)] * 2
+@pytest.mark.parametrize("name", OF_A_RANK)
+def test_no_rule_is_traced_into_a_graph_that_other_ranks_run(name):
+    assert run_ranks(2, _for_all_ranks, name, deadline_s=120) == [(True, True)] * 2
 
 
 def _write_into_input(rows, places):

@@ -55,13 +55,13 @@ class RowPermutation:
         own = wants[here]
         result = rows.new_zeros(len(own), *rows.shape[1:])
         kept = self._of(own, here)
-        result[_index(kept)] = rows[_index(own[kept] - here * self.longest)]
+        result[torch.tensor(kept)] = rows[torch.tensor(own[kept] - here * self.longest)]
         if self.received:
             outgoing = [want[self._of(want, here)] if rank != here else want[:0] for rank, want in enumerate(wants)]
             places = [self._of(own, rank) if rank != here else own[:0] for rank in range(self.ranks)]
-            sent = rows[_index(np.concatenate(outgoing) - here * self.longest)]
+            sent = rows[torch.tensor(np.concatenate(outgoing) - here * self.longest)]
             counts = [len(place) for place in places], [len(piece) for piece in outgoing]
-            result[_index(np.concatenate(places))] = self._exchanged(sent, *counts)
+            result[torch.tensor(np.concatenate(places))] = self._exchanged(sent, *counts)
         return result.movedim(0, self.dim)
 
     def _exchanged(self, sent: torch.Tensor, receives: list[int], gives: list[int]) -> torch.Tensor:
@@ -83,10 +83,6 @@ class RowPermutation:
 
     def _count(self, want: Rows, rank: int) -> int:
         return len(want) - len(self._of(want, rank)) - int((want == ZEROS).sum())
-
-
-def _index(rows: Rows) -> torch.Tensor:
-    return torch.tensor(rows, device="cpu")  # the default device may be "meta"
 
 
 def permuting_is_cheaper(order: RowPermutation, tensor: DTensor) -> bool:
