@@ -208,6 +208,26 @@ def test_rules_do_without_values_in_a_trace_or_leave_it():
     assert run_ranks(4, _without_values, deadline_s=120) == [[]] * 4
 
 
+def _shifted():
+    """Return the placements for which a shift is wrong in a compiled region or after it."""
+    import holdfast.spmd
+
+    holdfast.spmd.enable()
+    mesh, whole, wrong = init_device_mesh("cpu", (2,)), torch.arange(-8, 8).reshape(4, 4), []
+    for place in (Replicate(), Shard(0)):
+        for shift in (lambda x: x >> 1, lambda x: x << 2):
+            shards = distribute_tensor(whole, mesh, [place])
+            torch._dynamo.reset()
+            calls = (torch.compile(shift, backend="eager"), shift, torch.compile(shift, backend="aot_eager"), shift)
+            if any(_distance(call(shards), shift(whole)) for call in calls):
+                wrong.append(place)
+    return wrong
+
+
+def test_a_shift_is_not_taken_for_a_write_in_place():
+    assert run_ranks(2, _shifted, deadline_s=120) == [[]] * 2
+
+
 def _overwritten(x):
     y = x * 1
     y[1:3] = 2.0

@@ -91,7 +91,7 @@ def make_route(installed: Installed, original: Callable[..., Any]) -> Callable[.
             rule = installed.rules.get(op)
             call = bind(op, args, kwargs, info)
             family = None if rule is None else rule.family
-            if _is_replicated(call):  # torch is right, whatever the sizes
+            if _is_replicated(call) and not _looks_in_place(op):  # torch is right, whatever the sizes
                 sharding = _decision(original, call, (op, args, kwargs, info, try_cache))
                 if _is_local(sharding, info) and all(spec.is_replicated() for spec in specs_in(sharding.output_spec)):
                     return sharding
@@ -255,6 +255,11 @@ def _is_replicated(call: Call) -> bool:
         for _, tensor in call.tensor_args()
         if isinstance(tensor, DTensor)
     )
+
+
+def _looks_in_place(op: Any) -> bool:
+    """Return True for `x << n` and `x >> n`: torch takes the last letter of `__rshift__` for that of `add_`."""
+    return op._schema.name.endswith("_") and not op._schema.is_mutable
 
 
 def _has_several_meshes(call: Call) -> bool:

@@ -42,10 +42,6 @@ ACTIVATIONS = (
     "hardshrink_backward.default",
     "softshrink_backward.default",
     "_prelu_kernel_backward.default",
-    "__lshift__.Scalar",
-    "__lshift__.Tensor",
-    "__rshift__.Scalar",
-    "__rshift__.Tensor",
     "frexp.Tensor",
     "heaviside.default",
     "nextafter.default",
@@ -59,6 +55,8 @@ ACTIVATIONS = (
     "fmin.default",
 )
 
+SHIFTS = ("__lshift__.Scalar", "__lshift__.Tensor", "__rshift__.Scalar", "__rshift__.Tensor")
+
 
 RULES = [
     Rule(
@@ -66,6 +64,13 @@ RULES = [
         ACTIVATIONS,
         "every dim of every argument",
         "torch has no strategy for these operators, so calls on DTensors raise",
+        pointwise,
+    ),
+    Rule(
+        "pointwise",
+        SHIFTS,
+        "every dim of every argument",
+        "torch takes the calls for writes in place, by the last letter of their names, and returns the input as it was",
         pointwise,
     ),
     Rule(
