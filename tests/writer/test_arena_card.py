@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import secrets
+import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -67,6 +71,21 @@ def test_a_card_that_is_no_card_is_none(card: Path) -> None:
         assert read_cards([card]) == []
 
 
+NO_STEP = {"step": None, "parent": None, "metrics": {}, "abandons": [], "skips": []}
+WRONG: list[dict[str, Any]] = [
+    *({name: 3} for name in ("attempt", "arena_digest", "host", "root")),
+    *({"rank": rank} for rank in (-1, 2**63, True, "0", None)),
+    {"values": []},
+    {"lineage": NO_STEP},
+]
+
+
+@pytest.mark.parametrize("wrong", WRONG, ids=str)
+def test_a_card_with_a_field_of_the_wrong_kind_is_none(card: Path, wrong: dict[str, Any]) -> None:
+    card.write_text(json.dumps({**json.loads(card.read_text()), **wrong}))
+    assert read_cards([card]) == []
+
+
 def test_links_in_shared_memory_are_not_found(tmp_path: Path) -> None:
     name = secrets.token_hex(16)
     link = Path("/dev/shm") / f"holdfast-{name}-0"
@@ -121,6 +140,24 @@ def test_a_trainer_of_another_namespace_is_judged_by_its_lock(alive: bool, monke
         assert clean_arenas(RUN) == 1 and not find_files(RUN)
     finally:
         unlink_file(path)
+
+
+def test_an_arena_that_is_gone_has_no_trainer() -> None:
+    """A trainer of another container deletes its arena while this one looks for its lock."""
+    arena = ArenaFile.at(Path(f"/dev/shm/holdfast-{RUN}-0-1-1-{pid_namespace() + 1}-{secrets.token_hex(16)}"))
+    assert arena is not None and arena.trainer_lives() is False and not arena.is_orphan()
+
+
+def test_a_process_that_has_ended_never_began() -> None:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        assert began(process.pid) > 0
+        process.communicate(timeout=20)
+    assert began(process.pid) == -1
+
+
+def test_a_system_without_pid_namespaces_has_the_number_0(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(arena_card, "_OWN_NAMESPACE", str(tmp_path / "absent"))
+    assert pid_namespace() == 0
 
 
 def test_an_arena_without_a_key_matches_nothing(tmp_path: Path) -> None:
