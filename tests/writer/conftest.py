@@ -5,7 +5,8 @@ from __future__ import annotations
 import secrets
 import subprocess
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,13 @@ from tests.writer.two_hosts import ATTEMPT
 
 RUN = secrets.token_hex(16)  # other test runs share the memory of this host
 HOLD = "import sys\nfrom holdfast.checkpoint.shared_memory import Arena\na = Arena(sys.argv[1], 1, hold=True)\nprint('held', flush=True)\nsys.stdin.read()\n"  # noqa: E501
+
+
+def wait_until(done: Callable[[], bool]) -> None:
+    end = time.monotonic() + 20
+    while not done():
+        assert time.monotonic() < end
+        time.sleep(0.005)
 
 
 @pytest.fixture

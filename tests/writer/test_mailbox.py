@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -24,6 +24,7 @@ from holdfast.writer.mailbox import Heartbeat, Mailbox, Watch, heartbeat
 from holdfast.writer.messages import Failure, Outcome, RankReport, SaveOrder, SaveStarted, WriterStatus
 from holdfast.writer.startup_cleanup import dead_attempts, wait_for_writers
 from tests.cli.calls import call
+from tests.writer.conftest import wait_until
 from tests.writer.two_hosts import ATTEMPT, FOLDER, PLAN
 
 
@@ -120,17 +121,35 @@ ORDER = SaveOrder(ATTEMPT, FOLDER, Lineage(3), 20.0, 20.0, PLAN)
 FULL = Failure("StorageError", "the disk is full")
 
 
-def wait_until(done: Callable[[], bool]) -> None:
-    end = time.monotonic() + 20
-    while not done():
-        assert time.monotonic() < end
-        time.sleep(0.005)
-
-
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_BEAT_S", 0.01)
     monkeypatch.setattr(module, "_FIRST_BEAT_S", 0.01)
+    monkeypatch.setattr(module, "_STATUS_POLL_S", 0.001)
+
+
+def test_a_writer_that_falls_silent_ends_the_wait(mailbox: Mailbox) -> None:
+    mailbox.post_status(1, WriterStatus(1))
+    with pytest.raises(PeerFailed, match="waiting for the bytes: the writer of rank 1 is silent for 0 s"):
+        Watch(mailbox, 2.0, 0.05).wait(lambda names: False, lambda names: [1], "the bytes")
+
+
+def test_a_writer_is_not_silent_before_its_time(mailbox: Mailbox) -> None:
+    mailbox.post_status(1, WriterStatus(1))
+    with pytest.raises(PeerFailed, match="not there after 0 s"):
+        Watch(mailbox, 0.1, 60.0).wait(lambda names: False, lambda names: [1], "the bytes")
+
+
+def test_a_writer_whose_status_changes_is_not_silent(mailbox: Mailbox) -> None:
+    beats: list[int] = []
+
+    def is_last_beat(names: set[str]) -> bool:
+        beats.append(len(beats))
+        mailbox.post_status(1, WriterStatus(len(beats)))
+        return len(beats) == 10
+
+    Watch(mailbox, 20.0, 0.0).wait(is_last_beat, lambda names: [1], "the bytes")
+    assert len(beats) == 10, "no silence is allowed, and there was none"
 
 
 def test_a_heartbeat_posts_a_status_that_changes(mailbox: Mailbox) -> None:
@@ -139,6 +158,12 @@ def test_a_heartbeat_posts_a_status_that_changes(mailbox: Mailbox) -> None:
         wait_until(lambda: WriterStatus.decode(mailbox.read("status-1")).beat > 2)
     status = WriterStatus.decode(mailbox.read("status-1"))
     assert (status.phase, status.written, status.total) == ("writing", 128, 296) and not beat.stopped
+
+
+def test_a_heartbeat_does_not_keep_its_process_from_its_end(mailbox: Mailbox) -> None:
+    before = set(threading.enumerate())
+    with Heartbeat(mailbox, 1, 296):
+        assert [thread.daemon for thread in set(threading.enumerate()) - before] == [True]
 
 
 def test_a_heartbeat_notices_an_outcome(mailbox: Mailbox) -> None:
