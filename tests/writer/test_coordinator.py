@@ -15,10 +15,13 @@ from holdfast.core.errors import LayoutError, PeerFailed, StorageError
 from holdfast.core.ranks import host_identity
 from holdfast.format.digest import digest_hex
 from holdfast.storage.local import LocalStorage
+from holdfast.testing.watched import Gate, WatchedSharedStorage
+from holdfast.writer import mailbox
 from holdfast.writer.coordinator import Coordinator
 from holdfast.writer.mailbox import Mailbox
 from holdfast.writer.messages import Failure, Outcome, RankReport, SaveOrder, SaveStarted
 from tests.writer import two_hosts
+from tests.writer.gates import NoListing
 from tests.writer.two_hosts import ATTEMPT, BLOCK_BYTES, FOLDER, PLAN
 
 FILE = "model-00001-of-00001.safetensors"
@@ -29,9 +32,10 @@ VALUES = {"note": ["tree", "0" * 32, 0, ["json", 1]]}
 class Save:
     """A coordinator that has begun an attempt, and what the ranks would do for it."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, gate: Gate | None = None, world: int = 2) -> None:
         self.root, self.storage = root, LocalStorage(root)
-        self.coordinator = Coordinator(self.storage, two_hosts.commit(), PLAN)
+        storage = self.storage if gate is None else WatchedSharedStorage(self.storage, gate)
+        self.coordinator = Coordinator(storage, replace(two_hosts.commit(), world=world), PLAN)
         self.coordinator.begin(ORDER)
         self.mailbox = Mailbox(self.storage, ATTEMPT)
 
@@ -102,6 +106,13 @@ def test_a_rank_without_a_report_is_awaited_until_the_deadline(save: Save) -> No
         save.coordinator.finish(replace(ORDER, deadline_s=0.1))
 
 
+def test_a_rank_that_falls_silent_before_its_report_fails_the_save(save: Save, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mailbox, "_STATUS_POLL_S", 0.001)
+    save.report(0)
+    with pytest.raises(PeerFailed, match="the reports of all writers: the writer of rank 1 is silent"):
+        save.coordinator.finish(replace(ORDER, silence_s=0.05))
+
+
 def test_of_a_failed_attempt_only_the_outcome_remains(save: Save) -> None:
     outcome = save.coordinator.conclude(ORDER, StorageError("the disk is full"))
     assert outcome == save.mailbox.outcome() == Outcome(Failure("StorageError", "the disk is full"))
@@ -126,6 +137,37 @@ def test_a_mailbox_that_is_given_up_goes_unread(save: Save) -> None:
     save.coordinator.conclude(ORDER, None)
     save.coordinator.sweep(give_up=True)
     assert save.mailbox.names() == set()
+
+
+def test_a_mailbox_that_cannot_be_listed_is_left_to_the_next_start(tmp_path: Path) -> None:
+    gate = NoListing()
+    save = Save(tmp_path, gate)
+    save.coordinator.conclude(ORDER, None)
+    gate.down = True
+    save.coordinator.sweep()
+    gate.down = False
+    save.coordinator.sweep(give_up=True)
+    assert save.mailbox.outcome() == Outcome()
+
+
+def test_a_run_of_one_rank_deletes_its_mailbox_without_listing_it(tmp_path: Path) -> None:
+    gate = NoListing()
+    save = Save(tmp_path, gate, world=1)
+    save.coordinator.conclude(ORDER, None)
+    gate.down = True
+    save.coordinator.sweep()
+    assert save.mailbox.names() == set()
+
+
+@pytest.mark.parametrize("gate", [None, Gate()], ids=["tracked", "not tracked"])
+def test_the_data_of_removed_checkpoints_is_deleted(tmp_path: Path, gate: Gate | None) -> None:
+    save = Save(tmp_path, gate)
+    save.storage.begin(".attempt-of-before")
+    save.storage.publish(".attempt-of-before", "step-000000000001")
+    assert save.storage.remove("step-000000000001") and list(tmp_path.glob(".removed*"))
+    save.coordinator.delete_removed()
+    save.coordinator.join()
+    assert not list(tmp_path.glob(".removed*"))
 
 
 def test_the_next_save_deletes_the_last_mailbox(save: Save) -> None:
