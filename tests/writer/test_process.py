@@ -16,9 +16,10 @@ from holdfast.checkpoint.checkpoint import Checkpoint
 from holdfast.core.errors import StorageError
 from holdfast.core.ranks import HOST_VARIABLE
 from holdfast.storage.local import LocalStorage
-from holdfast.writer import arena_card
+from holdfast.writer import arena_card, mailbox
 from holdfast.writer.messages import (
     AbandonSave,
+    AddArena,
     AssignJob,
     CaptureDone,
     CloseWriter,
@@ -33,6 +34,7 @@ from holdfast.writer.messages import (
 )
 from holdfast.writer.process import TrainerConnection, WriterProcess
 from tests.writer import two_hosts
+from tests.writer.conftest import wait_until
 from tests.writer.test_messages import FULL, GOLDEN, LINEAGE, OTHER_VALUES, VALUES
 from tests.writer.two_hosts import ATTEMPT, FOLDER, PLAN
 
@@ -129,6 +131,30 @@ def test_a_failed_save(tmp_path: Path, notes: Mapping[str, str], cards: Mapping[
     assert without_status(notes) == without_status(GOLDEN["failed"]["notes"])
     assert cards == GOLDEN["failed"]["cards"]
     assert sorted(os.listdir()) == ["arena-0", "arena-0.card", "root"], "the captured state stays in memory"
+
+
+def test_an_arena_that_is_added_before_the_capture_is_deleted_at_the_end(
+    tmp_path: Path, notes: Mapping[str, str]
+) -> None:
+    first, second = (Trainer(rank, tmp_path / "root") for rank in (0, 1))
+    Path("arena-of-before").touch()
+    first.send(AddArena("arena-of-before"))
+    for trainer in (first, second):
+        trainer.send(CaptureDone(ATTEMPT, {}))
+    for trainer in (first, second):
+        trainer.finish()
+    assert not Path("arena-of-before").exists()
+
+
+def test_a_writer_that_has_written_shows_that_it_waits(
+    tmp_path: Path, notes: Mapping[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mailbox, "_BEAT_S", 0.01)
+    first, second = (Trainer(rank, tmp_path / "root") for rank in (0, 1))
+    second.send(CaptureDone(ATTEMPT, OTHER_VALUES))
+    wait_until(lambda: json.loads(notes.get("status-1", "{}")).get("phase") == "waiting for the others")
+    first.send(CaptureDone(ATTEMPT, VALUES))
+    assert [trainer.finish()[1].outcome for trainer in (first, second)] == [Outcome()] * 2
 
 
 def test_a_state_that_its_layout_makes_invalid_is_not_kept(
