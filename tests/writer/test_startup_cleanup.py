@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import re
+import time
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,12 +14,14 @@ import pytest
 from holdfast.checkpoint.shared_memory import create_file, find_files
 from holdfast.core.errors import PeerFailed
 from holdfast.storage.local import LocalStorage
+from holdfast.testing.watched import WatchedSharedStorage
 from holdfast.writer import startup_cleanup
 from holdfast.writer.arena_card import pid_namespace
 from holdfast.writer.mailbox import Mailbox
 from holdfast.writer.messages import Outcome, WriterStatus
 from holdfast.writer.startup_cleanup import clean_arenas, clean_storage, dead_attempts, holders, wait_for_writers
 from tests.writer.conftest import RUN
+from tests.writer.gates import Count
 from tests.writer.two_hosts import ATTEMPT
 
 
@@ -57,6 +61,23 @@ def test_writers_of_another_host_are_named_by_their_host(tmp_path: Path, mailbox
         wait_for_writers(LocalStorage(tmp_path), RUN, 0.3, 60.0, look_at_storage=True)
 
 
+def test_writers_of_other_hosts_are_left_to_the_rank_that_looks_at_the_storage(
+    tmp_path: Path, mailbox: Mailbox
+) -> None:
+    mailbox.post_host("north")
+    mailbox.post_status(0, WriterStatus(1))
+    assert wait_for_writers(LocalStorage(tmp_path), RUN, 0.3, 60.0, look_at_storage=False) == set()
+
+
+def test_writers_are_awaited_without_haste(tmp_path: Path, mailbox: Mailbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(startup_cleanup, "_POLL_S", 0.1)
+    mailbox.post_host("north")
+    gate, began = Count(), time.monotonic()
+    with pytest.raises(PeerFailed, match="still at work"):
+        wait_for_writers(WatchedSharedStorage(LocalStorage(tmp_path), gate), RUN, 0.2, 60.0, look_at_storage=True)
+    assert gate.calls["hidden"] <= (time.monotonic() - began) / 0.1 + 1
+
+
 def test_an_attempt_with_an_outcome_is_dead_even_if_its_status_changes(tmp_path: Path, mailbox: Mailbox) -> None:
     mailbox.post_host("north")
     mailbox.post_status(0, WriterStatus(1))
@@ -73,3 +94,18 @@ def test_an_attempt_without_a_mailbox_is_dead(tmp_path: Path) -> None:
 def test_who_holds_a_file_is_found_by_the_file(tmp_path: Path, orphan: tuple[str, int]) -> None:
     assert holders([Path(orphan[0])]) == [orphan[1]]
     assert holders([tmp_path, tmp_path / "absent"]) == []
+
+
+def test_a_process_whose_files_may_not_be_listed_is_not_named(
+    orphan: tuple[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As root, who may list the files of every process, this takes a kernel that refuses."""
+    listed = os.scandir
+
+    def refuse(path: str) -> Iterator[os.DirEntry[str]]:
+        if path == f"/proc/{orphan[1]}/fd":
+            raise PermissionError(path)
+        return listed(path)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    assert holders([Path(orphan[0])]) == []
