@@ -9,6 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.core.errors import InvalidArgument
+from tests.cli.calls import call
+
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
@@ -18,41 +21,42 @@ def train(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_help_teaches():
-    out = train("--help").stdout
+    out = call("train", "--help").stdout
     for word in ("[layout]", "dp_replicate", "--set", "--nproc", "torchrun", "killed run resumes"):
         assert word in out
 
 
 def test_what_cannot_be_is_refused_before_anything_starts():
+    dense = EXAMPLES / "dense-tiny.toml"
+    for options in (("--check",), (), ("--nproc", "3")):
+        wrong = call("train", dense, "--set", "layout.tp=3", *options)
+        assert isinstance(wrong.exception, InvalidArgument)
+        assert "4 attention heads are not divisible by tp=3" in str(wrong.exception)
+    alone = call("train", EXAMPLES / "moe-tiny.toml")
+    assert isinstance(alone.exception, InvalidArgument)
+    assert "needs 4 ranks, but this is a single process; use --nproc 4" in str(alone.exception)
+    typo = call("train", dense, "--set", "train.stepps=3")
+    assert isinstance(typo.exception, InvalidArgument)
+    assert "did you mean steps?" in str(typo.exception)
+
+
+def test_what_is_refused_has_no_traceback():
     wrong = train(str(EXAMPLES / "dense-tiny.toml"), "--set", "layout.tp=3", "--nproc", "3", "--check")
     assert wrong.returncode == 2
     assert "4 attention heads are not divisible by tp=3" in wrong.stderr
     assert "Traceback" not in wrong.stderr
-    for options in ((), ("--nproc", "3")):
-        unstarted = train(str(EXAMPLES / "dense-tiny.toml"), "--set", "layout.tp=3", *options)
-        assert unstarted.returncode == 2
-        assert "4 attention heads are not divisible by tp=3" in unstarted.stderr
-    alone = train(str(EXAMPLES / "moe-tiny.toml"))
-    assert alone.returncode == 2
-    assert "needs 4 ranks, but this is a single process; use --nproc 4" in alone.stderr
-    typo = train(str(EXAMPLES / "dense-tiny.toml"), "--set", "train.stepps=3")
-    assert typo.returncode == 2
-    assert "did you mean steps?" in typo.stderr
 
 
 @pytest.mark.timeout(500)
 def test_trains_on_two_ranks_and_goes_on_with_one(tmp_path: Path):
     few = ["--set", f"train.folder={tmp_path}", "--set", "train.evaluate_every=0"]
-    first = train(
-        str(EXAMPLES / "dense-tiny.toml"), *few, "--set", "train.steps=3", "--set", "layout.tp=2", "--nproc", "2"
-    )
+    two = ["--set", "layout.tp=2", "--nproc", "2"]
+    first = train(str(EXAMPLES / "dense-tiny.toml"), *few, "--set", "train.steps=3", *two, "--json")
     assert first.returncode == 0, first.stderr
-    assert "step 3 of 3" in first.stdout
+    *steps, outcome = (json.loads(line) for line in first.stdout.splitlines())
+    assert [(step["step"], step["consumed_samples"]) for step in steps] == [(1, 16), (2, 32), (3, 48)]
+    assert outcome == {"outcome": {"step": 3, "resumed_from": 0, "preempted": False}}
     second = train(str(EXAMPLES / "dense-tiny.toml"), *few, "--set", "train.steps=4")
     assert second.returncode == 0, second.stderr
     assert "step 4 of 4, resumed at step 3" in second.stdout
-    third = train(str(EXAMPLES / "dense-tiny.toml"), *few, "--set", "train.steps=5", "--json")
-    step, outcome = (json.loads(line) for line in third.stdout.splitlines())
-    assert (step["step"], step["consumed_samples"]) == (5, 80)
-    assert outcome == {"outcome": {"step": 5, "resumed_from": 4, "preempted": False}}
     assert (tmp_path / "curve.png").exists()
