@@ -51,7 +51,7 @@ def _reason_to_leave(call: Call, family: str | None) -> str | None:
         if isinstance(tensor, DTensor) and any(type(size) is not int for size in tensor.shape):
             return f"a tensor of shape {list(tensor.shape)} has symbolic sizes"
         if isinstance(tensor, DTensor) and not _is_even(tensor):
-            return f"a tensor of shape {list(tensor.shape)} as {tensor.placements} has uneven shards"
+            return f"a tensor of shape {list(tensor.shape)} as {tensor.placements} has uneven or strided shards"
     return None
 
 
