@@ -329,3 +329,57 @@ def _sequence(rows: int) -> list[str]:
 @pytest.mark.parametrize("rows", [4, 5, 1])
 def test_a_sequence_that_does_not_divide_by_the_ranks(rows):
     assert run_ranks(2, _sequence, rows, deadline_s=120) == [[], []]
+
+
+def _empty_shard() -> list[str]:
+    """Return the calls that are wrong, or raise, where the second rank has no rows."""
+    import holdfast.spmd
+
+    holdfast.spmd.enable()
+    mesh, whole = init_device_mesh("cpu", (2,)), torch.tensor([[1, 2, 3]])
+    x, wrong = distribute_tensor(whole, mesh, [Shard(0)]), []
+    number = torch.tensor(2)
+    for call in (torch.fmax, torch.gcd, torch.bitwise_left_shift, lambda a, b: a << b):
+        if _differ(call(number, x), call(number, whole)):
+            wrong.append(str(call))
+    values, row = whole.double(), torch.zeros(3, dtype=torch.float64)
+    x, out = distribute_tensor(values, mesh, [Shard(0)]), distribute_tensor(row, mesh, [Replicate()])
+    for reduce in (torch.amax, torch.amin, torch.sum, torch.mean, torch.prod, torch.logsumexp):
+        reduce(x, 0, out=out)
+        if _differ(out, reduce(values, 0)):
+            wrong.append(f"{reduce.__name__} out=")
+    return wrong
+
+
+def test_a_plain_number_or_out_beside_an_empty_shard():
+    assert run_ranks(2, _empty_shard, deadline_s=60) == [[], []]
+
+
+def _moved_gradients() -> list[str]:
+    """Return the fused steps that differ from one device where a gradient has other placements than its parameter."""
+    import holdfast.spmd
+
+    holdfast.spmd.enable()
+    mesh, wrong = init_device_mesh("cpu", (2,)), []
+    optimizers = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD, torch.optim.Adagrad)
+    for shape in ((5, 7), (8, 3), (4, 6)):
+        for here, there in (
+            (Shard(0), Shard(1)),
+            (Shard(1), Shard(0)),
+            (Shard(1), Replicate()),
+            (Replicate(), Shard(0)),
+        ):
+            for optimizer in optimizers:
+                value, gradient = _draw(*shape), _draw(*shape, seed=1)
+                one = torch.nn.Parameter(value.clone())
+                own = torch.nn.Parameter(distribute_tensor(value.clone(), mesh, [here]))
+                one.grad, own.grad = gradient, distribute_tensor(gradient, mesh, [there])
+                for parameter in (one, own):
+                    optimizer([parameter], lr=0.1, fused=True).step()
+                if _differ(own.detach(), one.detach()):
+                    wrong.append(f"{optimizer.__name__} {shape} {here} {there}")
+    return wrong
+
+
+def test_fused_steps_take_gradients_from_anywhere():
+    assert run_ranks(2, _moved_gradients, deadline_s=60) == [[], []]

@@ -56,6 +56,10 @@ PROGRAM = """
             assert torch.allclose(part.full_tensor().reconcile(), expected, atol=1e-6), name
         for name, call in drawn.items():
             assert call(placed).shape == whole.shape, name
+        few, row = distribute_tensor(whole[:5], mesh, [Shard(0)]).requires_grad_(), whole[:5].clone().requires_grad_()
+        for rows in (few, row):  # the last of four ranks has none
+            (F.layer_norm(rows, (6,)) * rows).sum().backward()
+        assert torch.allclose(few.grad.full_tensor().reconcile(), row.grad, atol=1e-6)
         try:
             placed.clone()[1:3] = 5.0
         except holdfast.spmd.SpmdError as error:

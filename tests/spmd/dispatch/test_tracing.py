@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import queue
 import threading
 from contextlib import nullcontext
@@ -213,14 +214,17 @@ def _shifted():
     import holdfast.spmd
 
     holdfast.spmd.enable()
-    mesh, whole, wrong = init_device_mesh("cpu", (2,)), torch.arange(-8, 8).reshape(4, 4), []
-    for place in (Replicate(), Shard(0)):
-        for shift in (lambda x: x >> 1, lambda x: x << 2):
-            shards = distribute_tensor(whole, mesh, [place])
+    mesh, whole, bits, wrong = init_device_mesh("cpu", (2,)), torch.arange(-8, 8).reshape(4, 4), torch.ones(4, 4), []
+    shifts = (lambda x, y: x >> 1, lambda x, y: x << 2, lambda x, y: x >> y, lambda x, y: x << y)
+    for places in itertools.product((Replicate(), Shard(0), Shard(1)), repeat=2):
+        x, y = (
+            distribute_tensor(value.long(), mesh, [place]) for value, place in zip((whole, bits), places, strict=True)
+        )
+        for shift in shifts:
             torch._dynamo.reset()
-            calls = (torch.compile(shift, backend="eager"), shift, torch.compile(shift, backend="aot_eager"), shift)
-            if any(_distance(call(shards), shift(whole)) for call in calls):
-                wrong.append(place)
+            calls = (shift, torch.compile(shift, backend="eager"), torch.compile(shift, backend="aot_eager"), shift)
+            if any(_distance(call(x, y), shift(whole, bits.long())) for call in calls):
+                wrong.append(places)
     return wrong
 
 

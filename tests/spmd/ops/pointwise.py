@@ -79,6 +79,7 @@ TABLE.add("bitwise_not", torch.bitwise_not, "int:nm", free="nm", grad=False)
 TABLE.add("bitwise_left_shift", lambda x: x << 2, "int:nm", free="nm", grad=False)
 TABLE.add("bitwise_right_shift", lambda x: x >> 1, "int:nm", free="nm", grad=False)
 TABLE.add("bitwise_shift_tensor", torch.bitwise_left_shift, "int:nm", "int:nm", free="nm", grad=False)
+TABLE.add("shift_by_tensor", lambda x, y: x >> (y & 3), "int:nm", "int:nm", free="nm", grad=False)
 
 for _name in "add_ sub_ mul_ div_ copy_ atan2_".split():
     TABLE.add(f"inplace_{_name}", lambda x, y, _n=_name: getattr(x.clone(), _n)(y), "nm", "positive:nm", free="nm")

@@ -22,6 +22,8 @@ class PatchedFunction:
         self.original = getattr(owner, name)
         self._target = [make(self.original)]
         self._function = _disguised(self.original, self._target)
+        if isinstance(owner, types.ModuleType):  # a builtin has another module, where pickle would look for it in vain
+            self._function.__module__, self._function.__qualname__ = owner.__name__, name
         setattr(owner, name, self._function)
 
     def remove(self) -> None:

@@ -131,11 +131,16 @@ def make_route(installed: Installed, original: Callable[..., Any]) -> Callable[.
             answer = _run(installed, original, bind(op, args, kwargs, info), (op, args, kwargs, info, try_cache))
             if key is not None and is_decision(answer):
                 known.decisions[key] = answer
-        if op in installed.lookups and is_decision(answer) and (installed.check_indices or answer.needs_redistribute):
-            return execute_decision(op, args, kwargs, info, answer)  # a cached decision would skip the index checks
-        if is_decision(answer) and not is_tracing() and _has_ambiguous_key(bind(op, args, kwargs, info)):
+        if is_decision(answer) and may_not_be_cached(bind(op, args, kwargs, info), answer):
             return execute_decision(op, args, kwargs, info, answer)
         return answer
+
+    def may_not_be_cached(call: Call, decision: Any) -> bool:
+        if _looks_in_place(call.op):  # torch's dispatcher would return the input
+            return True
+        if call.op in installed.lookups and (installed.check_indices or decision.needs_redistribute):
+            return True  # a cached decision would skip the index checks
+        return not is_tracing() and _has_ambiguous_key(call)
 
     keep_out_of_dynamo(slow_path)
     return slow_path
@@ -206,6 +211,8 @@ def _run(installed: Installed, original: Callable[..., Any], call: Call, argumen
         return sharding
     if writes_first(op) and moves_first(sharding, info):
         return gather_and_run(call)  # a write into a redistributed copy would be lost
+    if op._schema.is_mutable and not writes_first(op) and has_empty_input(call):
+        return gather_and_run(call)  # a kernel with out= raises where its shard is empty, and other ranks go on
     if is_view(op) and moves_first(sharding, info):
         return gathered_view(execute_decision(op, args, kwargs, info, sharding), call)
     if is_plain_call(op) and (has_empty_input(call) or will_have_empty_input(sharding)):

@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 
-from holdfast.spmd.base.torch_modes import is_tracing
+from holdfast.spmd.base.torch_modes import is_tracing, simulates_ranks
+from holdfast.spmd.sharding.shard_sizes import has_empty_shard
 
 
 def keep_strides(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -22,6 +23,8 @@ def keep_strides(original: Callable[..., Any]) -> Callable[..., Any]:
         meta = present.tensor_meta
         if moved is local or meta is None or is_tracing() or _is_row_major(meta.stride):
             return moved
+        if simulates_ranks() and has_empty_shard(meta.shape, wanted.mesh, wanted.placements):
+            return moved  # one shape stands for all ranks, and an empty shard has no rows to expand
         return _with_dim_order(moved, meta.stride, local.stride())
 
     return redistribute_local_tensor

@@ -138,7 +138,27 @@ def _write_own_region(target: DTensor, value: Any, bounds: Bounds) -> None:
         here, there = own
         region = local_of(target)[here]
         wanted = tuple(slice(None) if dim in entire else part for dim, part in zip(kept, there, strict=True))
-        region.copy_(aligned[wanted].reshape(region.shape))
+        _fill(region, aligned[wanted])
+
+
+def _fill(region: torch.Tensor, value: torch.Tensor) -> None:
+    """Copy a value into a region of this rank's shard.
+
+    `x[a:b] += v` writes into the view and then assigns the view itself: nothing is left to copy. Any other value of the
+    same memory is read before it is overwritten, on whichever ranks it overlaps.
+    """
+    value = value.reshape(region.shape)
+    if value.untyped_storage()._cdata == region.untyped_storage()._cdata:
+        if _strides(value) == _strides(region):
+            return
+        value = value.clone()
+    region.copy_(value)
+
+
+def _strides(tensor: torch.Tensor) -> tuple[int, list[int]]:
+    """Return where a tensor begins and the steps of its dims; a dim of one row has none."""
+    steps = zip(tensor.shape, tensor.stride(), strict=True)
+    return int(tensor.storage_offset()), [step for size, step in steps if size != 1]
 
 
 def _region(bounds: Bounds) -> list[int]:
@@ -157,7 +177,6 @@ def _write(target: Any, value: Any, bounds: Bounds) -> None:
         return
     here, there = own
     if isinstance(value, torch.Tensor):
-        region = local_of(target)[here]
-        region.copy_(value[there].reshape(region.shape))
+        _fill(local_of(target)[here], value[there])
     else:
         local_of(target)[here] = value

@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Sha
 
 from holdfast.spmd.base.call import USE_TORCH, ArgSlot, Call
 from holdfast.spmd.base.torch_dispatch import global_outputs
-from holdfast.spmd.base.torch_specs import local_box, local_of
+from holdfast.spmd.base.torch_specs import local_box
 from holdfast.spmd.sharding.local_parts import local_part, wrap
 from holdfast.spmd.sharding.shard_sizes import is_shard
 
@@ -241,15 +241,16 @@ def run_sharded(
         slot: local_part(tensor, placements, call.mesh)
         for (slot, tensor), placements in zip(slots, chosen.inputs, strict=True)
     }
-    if skip_empty and any(
-        part.numel() == 0 and tensor.numel() for part, (_, tensor) in zip(tensors.values(), slots, strict=True)
-    ):
-        return _results_of_empty(chosen, slots[0][1])
+    empty = [
+        part for part, (_, tensor) in zip(tensors.values(), slots, strict=True) if tensor.numel() > part.numel() == 0
+    ]
+    if skip_empty and empty:
+        return _results_of_empty(chosen, empty[0].device)
     result = call.run(tensors) if local is None else local(chosen, tensors)
     return _wrapped(chosen, result)
 
 
-def _results_of_empty(chosen: ChosenPlacements, like: torch.Tensor) -> Any:
+def _results_of_empty(chosen: ChosenPlacements, device: torch.device) -> Any:
     """Return the results of a rank with an empty shard: empty shards, and zeros for partial sums."""
     metas = global_outputs(chosen.call.info)
     several = not hasattr(metas, "dtype")
@@ -259,7 +260,7 @@ def _results_of_empty(chosen: ChosenPlacements, like: torch.Tensor) -> Any:
             results.append(None)
             continue
         sizes, _ = local_box(meta.shape, chosen.call.mesh, placements)
-        local = torch.zeros(sizes, dtype=meta.dtype, device=local_of(like).device)  # type: ignore[arg-type]
+        local = torch.zeros(sizes, dtype=meta.dtype, device=device)
         results.append(wrap(local, chosen.call.mesh, placements, meta.shape))
     return tuple(results) if several else results[0]
 

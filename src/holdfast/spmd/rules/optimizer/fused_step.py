@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -46,10 +47,26 @@ def fused(call: Call) -> Any:
     return None
 
 
-def fused_if_transposed(call: Call) -> Any:
-    """Run only for parameters that are not contiguous, such as channels_last weights; torch handles the others."""
-    transposed = any(isinstance(p, DTensor) and not p.is_contiguous() for p in call.values[0])
-    return fused(call) if transposed else USE_TORCH
+def fused_if_strided(call: Call) -> Any:
+    """Run where a kernel may meet strides that differ from its parameter's; torch handles the other steps.
+
+    These are parameters that are not contiguous, such as channels_last weights, and gradients with other placements
+    than their parameter: uneven rows that other ranks sent need not be contiguous.
+    """
+    parameters = call.values[0]
+    strided = any(isinstance(p, DTensor) and not p.is_contiguous() for p in parameters)
+    return fused(call) if strided or _is_moved(call, parameters) else USE_TORCH
+
+
+def _is_moved(call: Call, parameters: Sequence[torch.Tensor]) -> bool:
+    """Return True if a tensor has other placements than the parameter that it belongs to."""
+    for slot, tensor in call.tensor_args():
+        parameter = parameters[slot[1]] if len(slot) == 2 else None
+        if not isinstance(parameter, DTensor) or not isinstance(tensor, DTensor) or tensor.shape != parameter.shape:
+            continue
+        if tensor.placements != parameter.placements:
+            return True
+    return False
 
 
 def fused_on_reduced(call: Call) -> Any:
@@ -69,8 +86,8 @@ RULES = [
 ]
 ADAM = ("_fused_adam_.default", "_fused_adam_.tensor_lr", "_fused_adamw_.default", "_fused_adamw_.tensor_lr")
 if torch_versions.AT_LEAST_2_13:
-    why = "torch ignores that the strides of a gradient may differ from those of a transposed parameter"
-    RULES.append(Rule("optimizer", ADAM, "every dim", why, fused_if_transposed))
+    why = "torch ignores that the strides of a gradient may differ from those of its parameter: transposed, or moved"
+    RULES.append(Rule("optimizer", ADAM, "every dim", why, fused_if_strided))
 else:
     why = "torch computes each rank's part of a Partial by itself, or a copy of the parameter"
     RULES.append(Rule("optimizer", ADAM, "every dim; a Partial is reduced first", why, fused_on_reduced))
