@@ -69,10 +69,15 @@ class Team:
         for case in cases:
             finding = self._find(case)
             raced = finding.outcome == "crash" or any(race in finding.detail for race in RACES)
-            if self._threads and raced:  # once in ten thousand cases
+            if self._threads and (raced or (self._enable and finding.outcome == "hang")):  # once in ten thousand cases
                 self._end()
-                finding = self._find(case)
+                finding = self._find_with_processes(case)
             yield replace(finding, outcome="hang") if finding.outcome == "crash" else finding
+
+    def _find_with_processes(self, case: Case) -> Finding:
+        """Judge a case again that threads may have raced in: processes hang only where the rules do."""
+        with Team(self._enable, threads=False, device=self._device) as team:
+            return team._find(case)
 
     def _start(self) -> None:
         from tests.spmd.rank import host_main, rank_main
