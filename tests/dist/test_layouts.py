@@ -12,7 +12,8 @@ import holdfast
 from tests.dist.harness import run_ranks
 from tests.dist.layouts import LAYOUTS, local_values, scramble
 
-pytestmark = pytest.mark.sliced(3)
+SLICE = 4
+pytestmark = pytest.mark.sliced(SLICE)
 
 # Small blocks and files: many blocks, several files, cuts in the middle of tensors.
 CUT: dict[str, Any] = {"block_bytes": 4096, "max_shard_size": 30_000}
@@ -41,35 +42,47 @@ def _tensor_bytes(path: Path) -> dict[str, bytes]:
     return {file.name: file.read_bytes() for file in path.iterdir() if "safetensors" in file.name}
 
 
+class Saved:
+    """The checkpoints of the layouts, each saved when it is first asked for."""
+
+    def __init__(self, root: Path, *, tied: bool, full: bool) -> None:
+        self.root = root
+        self.tied = tied
+        self.layouts = list(LAYOUTS) if full else list(LAYOUTS)[::SLICE]
+
+    def path(self, layout: str) -> Path:
+        path = self.root / layout
+        if not path.exists():
+            run_ranks(LAYOUTS[layout][0], _save, layout, self.tied, str(path))
+        return path
+
+
 @pytest.fixture(scope="module", params=[pytest.param(True, marks=pytest.mark.full), False], ids=["tied", "untied"])
-def saved(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[bool, Path]:
-    root = tmp_path_factory.mktemp("layouts")
-    for layout, (world, _) in LAYOUTS.items():
-        run_ranks(world, _save, layout, request.param, str(root / layout))
-    return request.param, root
+def saved(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Saved:
+    return Saved(tmp_path_factory.mktemp("layouts"), tied=request.param, full=request.config.getoption("--full"))
 
 
 @pytest.mark.parametrize("layout", [name for name in LAYOUTS if name != "single"])
-def test_bytes_are_those_of_a_single_process(saved: tuple[bool, Path], layout: str) -> None:
-    tied, root = saved
-    expected = _tensor_bytes(root / "single")
-    found = _tensor_bytes(root / layout)
+def test_bytes_are_those_of_a_single_process(saved: Saved, layout: str) -> None:
+    expected = _tensor_bytes(saved.path("single"))
+    found = _tensor_bytes(saved.path(layout))
     assert sorted(found) == sorted(expected)
     assert len([name for name in found if name.startswith("model-")]) > 1
     for name, data in expected.items():
-        assert found[name] == data, f"{name} differs (tied={tied})"
+        assert found[name] == data, f"{name} differs (tied={saved.tied})"
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_every_layout_loads_every_checkpoint(saved: tuple[bool, Path], layout: str) -> None:
-    tied, root = saved
-    done = run_ranks(LAYOUTS[layout][0], _load_all, layout, tied, str(root), list(LAYOUTS))
-    assert done == [len(LAYOUTS)] * LAYOUTS[layout][0]
+def test_every_layout_loads_every_checkpoint(saved: Saved, layout: str) -> None:
+    others = saved.layouts
+    for other in others:
+        saved.path(other)
+    done = run_ranks(LAYOUTS[layout][0], _load_all, layout, saved.tied, str(saved.root), others)
+    assert done == [len(others)] * LAYOUTS[layout][0]
 
 
-def test_tied_weights_are_stored_once(saved: tuple[bool, Path]) -> None:
-    tied, root = saved
-    checkpoint = holdfast.open(root / "pipeline-2")
+def test_tied_weights_are_stored_once(saved: Saved) -> None:
+    checkpoint = holdfast.open(saved.path("pipeline-2"))
     assert "lm_head.weight" in checkpoint.keys("model")
-    assert ("lm_head.weight" in checkpoint.places["model"]) is not tied
+    assert ("lm_head.weight" in checkpoint.places["model"]) is not saved.tied
     assert checkpoint.verify().good

@@ -12,7 +12,7 @@ from holdfast.train.layout import Layout
 from tests.dist.harness import run_ranks
 from tests.dist.train_cases import DENSE, LAYOUTS, assemble, model, one_step
 
-pytestmark = pytest.mark.sliced(12)
+pytestmark = pytest.mark.sliced(24)
 
 MICRO_BATCHES = 4  # of the global batch: what a rank has more than one of, it accumulates
 DEADLINE_S = 200.0

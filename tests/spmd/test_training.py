@@ -98,7 +98,7 @@ def _every_way():
         yield pytest.param(kind, way, world, marks=() if quick else pytest.mark.full)
 
 
-@pytest.mark.sliced(2)
+@pytest.mark.sliced(4)
 @pytest.mark.parametrize(("kind", "way", "world"), list(_every_way()))
 def test_ten_steps_have_the_losses_of_one_device(kind, way, world):
     for alone, together in run_ranks(world, _train, kind, way, deadline_s=240):

@@ -30,7 +30,7 @@ CALLS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
     "product of heads": lambda x, y: (_heads(x) * _heads(y)).transpose(1, 2).view(x.shape).square().sum(),
     "product with the expanded": lambda x, y: (x[:, :1].expand(x.shape).mT * y.mT).mT.view(-1).square().sum(),
 }
-EVERY = 1409
+EVERY = 2999
 CAUSAL = Case("sdpa_causal", "even", "2x2", ("R", "2"), "follow", "columns")  # no fused kernel takes it so
 LEFT_OUT = (
     *(
