@@ -131,16 +131,9 @@ def make_route(installed: Installed, original: Callable[..., Any]) -> Callable[.
             answer = _run(installed, original, bind(op, args, kwargs, info), (op, args, kwargs, info, try_cache))
             if key is not None and is_decision(answer):
                 known.decisions[key] = answer
-        if is_decision(answer) and may_not_be_cached(bind(op, args, kwargs, info), answer):
+        if is_decision(answer) and _may_not_be_cached(installed, bind(op, args, kwargs, info), answer):
             return execute_decision(op, args, kwargs, info, answer)
         return answer
-
-    def may_not_be_cached(call: Call, decision: Any) -> bool:
-        if _looks_in_place(call.op):  # torch's dispatcher would return the input
-            return True
-        if call.op in installed.lookups and (installed.check_indices or decision.needs_redistribute):
-            return True  # a cached decision would skip the index checks
-        return not is_tracing() and _has_ambiguous_key(call)
 
     keep_out_of_dynamo(slow_path)
     return slow_path
@@ -262,6 +255,15 @@ def _is_replicated(call: Call) -> bool:
         for _, tensor in call.tensor_args()
         if isinstance(tensor, DTensor)
     )
+
+
+def _may_not_be_cached(installed: Installed, call: Call, decision: Any) -> bool:
+    """Return True if torch's dispatcher would apply a decision wrongly, or to later calls that need another."""
+    if _looks_in_place(call.op):  # it would return the input
+        return True
+    if call.op in installed.lookups and (installed.check_indices or decision.needs_redistribute):
+        return True  # it would skip the index checks
+    return not is_tracing() and _has_ambiguous_key(call)
 
 
 def _looks_in_place(op: Any) -> bool:

@@ -11,7 +11,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from holdfast.spmd.base.collective_errors import naming
 from holdfast.spmd.base.spmd_errors import UnsupportedCall
 from holdfast.spmd.base.torch_modes import is_tracing, out_of_graph, refuse_rank_in_shared_graph, simulates_ranks
-from holdfast.spmd.base.torch_specs import local_box, local_of
+from holdfast.spmd.base.torch_specs import local_box, local_of, storage_id
 from holdfast.spmd.sharding.gathered_views import GatheredView
 from holdfast.spmd.sharding.local_parts import full_tensor, local_part
 from holdfast.spmd.sharding.partials import is_partial, own_share
@@ -148,14 +148,14 @@ def _fill(region: torch.Tensor, value: torch.Tensor) -> None:
     same memory is read before it is overwritten, on whichever ranks it overlaps.
     """
     value = value.reshape(region.shape)
-    if value.untyped_storage()._cdata == region.untyped_storage()._cdata:
-        if _strides(value) == _strides(region):
+    if storage_id(value) == storage_id(region):
+        if _memory_of(value) == _memory_of(region):
             return
         value = value.clone()
     region.copy_(value)
 
 
-def _strides(tensor: torch.Tensor) -> tuple[int, list[int]]:
+def _memory_of(tensor: torch.Tensor) -> tuple[int, list[int]]:
     """Return where a tensor begins and the steps of its dims; a dim of one row has none."""
     steps = zip(tensor.shape, tensor.stride(), strict=True)
     return int(tensor.storage_offset()), [step for size, step in steps if size != 1]
