@@ -17,8 +17,8 @@ import time
 from pathlib import Path
 
 from holdfast.adapters.saving.agreement import AgreedTensor, Agreement
+from holdfast.engine.checkpoint_plan import plan_checkpoint
 from holdfast.engine.options import SaveOptions
-from holdfast.engine.save_plan import plan_checkpoint
 from holdfast.format.dtypes import dtype_named
 from holdfast.layout.placement import Mesh, OnMesh, Placement, Replicate, Shard, Spread, Spreads, StridedShard
 from holdfast.plan.coverage import Holdings

@@ -72,14 +72,14 @@ def test_there(): ...
 @pytest.mark.parametrize(
     ("proof", "problem"),
     [
-        ("`tests/plan/test_save.py::test_there`", ""),
-        ("`tests/plan/test_save.py::test_there[ranks]`, `rows_disk`, `make bench`", ""),
-        ("`tests/plan/test_save.py::TestLocal::test_inherited`", ""),
-        ("`tests/plan/test_save.py::TestLocal::test_there`", "no such test"),
-        ("`tests/plan/test_save.py::test_gone`", "no such test"),
-        ("`tests/plan/test_save.py::test_there[hosts]`", "no such case"),
+        ("`tests/plan/test_save_plan.py::test_there`", ""),
+        ("`tests/plan/test_save_plan.py::test_there[ranks]`, `rows_disk`, `make bench`", ""),
+        ("`tests/plan/test_save_plan.py::TestLocal::test_inherited`", ""),
+        ("`tests/plan/test_save_plan.py::TestLocal::test_there`", "no such test"),
+        ("`tests/plan/test_save_plan.py::test_gone`", "no such test"),
+        ("`tests/plan/test_save_plan.py::test_there[hosts]`", "no such case"),
         ("`tests/plan/test_load_plan.py::test_there`", "no such file"),
-        ("`tests/plan/test_save.py`", "neither a pytest id"),
+        ("`tests/plan/test_save_plan.py`", "neither a pytest id"),
         ("`rows_gone`", "no such module"),
         ("`make coffee`", "no such target"),
         ("somewhere", "a guarantee without a proof"),
@@ -87,7 +87,7 @@ def test_there(): ...
 )
 def test_a_guarantee_names_a_test_that_exists(repository: Path, proof: str, problem: str) -> None:
     (repository / "tests/faults/rows_disk.py").write_text("")
-    (repository / "tests/plan/test_save.py").write_text(TESTS)
+    (repository / "tests/plan/test_save_plan.py").write_text(TESTS)
     lines = ["| word | `not` a guarantee |", "", "| guarantee | test |", "|---|---|", f"| It holds | {proof} |", ""]
     (repository / "docs/guarantees.md").write_text("\n".join(lines))
     findings = list(proofs.find())
@@ -97,7 +97,7 @@ def test_a_guarantee_names_a_test_that_exists(repository: Path, proof: str, prob
 
 def test_a_test_that_mirrors_nothing_is_found(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mirror, "SEVERAL", {"plan/test_both.py": "two modules", "plan/test_gone.py": "no more"})
-    for place in ("src/holdfast/plan/save.py", "src/holdfast/core/box.py", "tests/plan/test_save.py"):
+    for place in ("src/holdfast/plan/save_plan.py", "src/holdfast/core/box.py", "tests/plan/test_save_plan.py"):
         (repository / place).parent.mkdir(exist_ok=True)
         (repository / place).write_text("")
     for place in (
@@ -138,14 +138,14 @@ def test_a_test_that_mirrors_nothing_is_found(repository: Path, monkeypatch: pyt
 )
 def test_a_test_that_cannot_fail_is_found(repository: Path, body: str, problem: str) -> None:
     (repository / "tests/helpers.py").write_text("def check(x): assert x\ndef deep(x): check(x)\n")
-    file = repository / "tests/plan/test_save.py"
+    file = repository / "tests/plan/test_save_plan.py"
     file.write_text(f"from tests.helpers import check, deep\ndef call(): ...\ndef test_it():\n    {body}\n")
     assert [finding.rpartition(": ")[2] for finding in assertions.find()] == ([problem] if problem else [])
 
 
 def test_a_test_may_claim_that_nothing_is_raised(repository: Path) -> None:
     text = "@pytest.mark.raises_nothing\ndef test_it(): call()\n"
-    (repository / "tests/plan/test_save.py").write_text(text)
+    (repository / "tests/plan/test_save_plan.py").write_text(text)
     assert list(assertions.find()) == []
 
 

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 from holdfast.format.dtypes import dtype_named
 from holdfast.layout.box import Box
-from holdfast.plan import save, writer_job
+from holdfast.plan import save_plan, writer_job
 from holdfast.plan.files import Place, RawArray, ShardPiece, TensorRun, TensorSpec, bytes_of
-from holdfast.plan.save import BlockPlan, SavePlan, plan_save
+from holdfast.plan.save_plan import BlockPlan, SavePlan, plan_save
 from holdfast.plan.writer_job import (
     SEAL_BYTES,
     ArenaLayout,
@@ -74,7 +74,7 @@ def written(layout: Layout, jobs: list[WriterJob], arenas: Mapping[int, RawArray
 @settings(max_examples=80)
 @given(layouts(), st.integers(1, 40), st.booleans())
 def test_the_writers_of_all_ranks_write_the_files(layout: Layout, words: int, whole_files: bool) -> None:
-    with mock.patch.object(save, "PAGE_BYTES", 16):
+    with mock.patch.object(save_plan, "PAGE_BYTES", 16):
         plan = plan_save(layout.files, layout.holding_of, layout.hosts, 8 * words, whole_files=whole_files)
     arenas = [ArenaLayout(plan, rank) for rank in range(len(layout.hosts))]
     jobs = []

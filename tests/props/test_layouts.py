@@ -13,7 +13,7 @@ from holdfast.layout.box import Box
 from holdfast.plan.coverage import Holding, cells_of
 from holdfast.plan.files import Place, TensorSpec, aligned_buffer, part_of, piece_in_run, split_group
 from holdfast.plan.load_plan import StoredBlock, StoredFile, Want, plan_load
-from holdfast.plan.save import SavePlan, plan_save
+from holdfast.plan.save_plan import SavePlan, plan_save
 from holdfast.testing.strategies import Sharding, shapes, shardings
 
 U4 = dtype_named("uint32")

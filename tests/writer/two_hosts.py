@@ -18,7 +18,7 @@ from holdfast.layout.box import Box
 from holdfast.layout.placement import Mesh
 from holdfast.plan.coverage import Holding, cells_of
 from holdfast.plan.files import TensorSpec, bytes_of, part_of, split_group
-from holdfast.plan.save import SavePlan, plan_save
+from holdfast.plan.save_plan import SavePlan, plan_save
 from holdfast.plan.writer_job import ArenaLayout, WriterJob, writer_job
 
 PLAN, ATTEMPT, FOLDER, BLOCK_BYTES = "plan-1", ".attempt-0123456789abcdef", "step-000000000003", 128

@@ -11,11 +11,19 @@ from typing import Any
 
 from torch import nn
 
+from holdfast.adapters.module import unwrap
+
 _FILES = ("config.json", "generation_config.json")
 # Config texts and the files written from them, by module and dtype. Writing the files takes milliseconds.
 _CACHE: weakref.WeakKeyDictionary[nn.Module, dict[str | None, tuple[str, dict[str, bytes]]]] = (
     weakref.WeakKeyDictionary()
 )
+
+
+def config_of(module: Any) -> dict[str, Any] | None:
+    """Return the config of a Hugging Face model, as in its config.json; None for other modules."""
+    config = getattr(unwrap(module), "config", None) if isinstance(module, nn.Module) else None
+    return dict(config.to_dict()) if config is not None and hasattr(config, "to_dict") else None
 
 
 def config_files(module: nn.Module, dtype: str | None) -> dict[str, bytes]:

@@ -39,7 +39,7 @@ from holdfast.plan.files import (
     piece_in_run,
     raw_dtype,
 )
-from holdfast.plan.save import BlockPlan, Export, SavePlan
+from holdfast.plan.save_plan import BlockPlan, Export, SavePlan
 from holdfast.plan.writer_job import travel_file
 from holdfast.storage.base import Reader, Storage, Writer
 from holdfast.storage.open_files import LazyReaders

@@ -24,8 +24,8 @@ from holdfast.checkpoint.retention import RetentionIndex
 from holdfast.core.errors import HoldfastError
 from holdfast.core.events import Event, Listener
 from holdfast.core.ranks import Ranks, run_on_all_ranks
+from holdfast.engine.checkpoint_plan import CheckpointPlan, plan_checkpoint
 from holdfast.engine.options import SaveOptions
-from holdfast.engine.save_plan import CheckpointPlan, plan_checkpoint
 from holdfast.engine.survey import Survey, Surveyor
 from holdfast.keep import Policy
 from holdfast.plan.state_values import value_fields

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from holdfast.checkpoint.commit import Commit
 from holdfast.core.ranks import Ranks
+from holdfast.engine.checkpoint_plan import plan_checkpoint
 from holdfast.engine.options import SaveOptions
-from holdfast.engine.save_plan import plan_checkpoint
 from holdfast.engine.survey import LayoutSurvey, Survey
 from holdfast.format.digest import digest_hex
 from holdfast.plan.writer_job import ArenaLayout, ArenaSpan, WriterJob, writer_job

@@ -198,6 +198,11 @@ def local_shape(parts: Sequence[ShardBox], rank_dims: int) -> tuple[int, ...] | 
 class Whole:
     """Every rank holds the whole tensor."""
 
+    @property
+    def tp_degree(self) -> int | None:
+        """The tensor-parallel degree; None if it is not known."""
+        return 1
+
     def boxes(self, shape: tuple[int, ...], ranks: Sequence[int]) -> Iterator[tuple[int, Box]]:
         for rank in ranks:
             yield rank, Box.full(shape)
@@ -208,6 +213,11 @@ class Boxes:
     """A rank holds exactly these boxes."""
 
     held: tuple[Box, ...]
+
+    @property
+    def tp_degree(self) -> int | None:
+        """The tensor-parallel degree; None if it is not known."""
+        return None
 
     def boxes(self, shape: tuple[int, ...], ranks: Sequence[int]) -> Iterator[tuple[int, Box]]:
         for rank in ranks:
@@ -222,6 +232,11 @@ class OnMesh:
     mesh: Mesh
     placements: tuple[Placement, ...]
     right_to_left: bool = True
+
+    @property
+    def tp_degree(self) -> int | None:
+        """The tensor-parallel degree; None if the mesh has no meaningful axis names."""
+        return self.mesh.tp_degree
 
     def boxes(self, shape: tuple[int, ...], ranks: Sequence[int]) -> Iterator[tuple[int, Box]]:
         wanted = set(ranks)

@@ -16,7 +16,7 @@ from typing import Any
 
 from holdfast.layout.box import Box
 from holdfast.plan.files import Place, ShardPiece
-from holdfast.plan.save import BlockPlan, Export, SavePlan
+from holdfast.plan.save_plan import BlockPlan, Export, SavePlan
 
 _ALIGNMENT = 512
 SEAL_BYTES = 4096  # the first page of an arena describes its contents

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
+from holdfast.adapters.hooks import check_module, has_post_hooks, run_post_hooks
 from holdfast.adapters.live_state import LiveState
-from holdfast.adapters.loading.load_hooks import check_module, has_post_hooks, run_post_hooks
 from holdfast.adapters.loading.optimizer_targets import Action
 from holdfast.adapters.loading.value_targets import StateEntries
 from holdfast.adapters.loading.wants import LoadRequests

@@ -8,12 +8,12 @@ from typing import Any
 
 import torch
 
-from holdfast.adapters.live_state import LiveState
-from holdfast.adapters.loading.load_hooks import (
+from holdfast.adapters.hooks import (
     check_optimizer_load,
     has_optimizer_post_hooks,
     run_optimizer_post_hooks,
 )
+from holdfast.adapters.live_state import LiveState
 from holdfast.adapters.loading.wants import LoadRequests
 from holdfast.adapters.optimizer import (
     OptimizerView,

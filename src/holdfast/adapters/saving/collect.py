@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
+from holdfast.adapters.hooks import check_optimizer_save
 from holdfast.adapters.huggingface import adapter_kind, config_files
 from holdfast.adapters.live_state import LiveState
-from holdfast.adapters.loading.load_hooks import check_optimizer_save
 from holdfast.adapters.module import memory_identity, view_module
 from holdfast.adapters.optimizer import DeclaresShards, StateTensor, group_options, key_of_param, view_optimizer
 from holdfast.adapters.optimizer_options import option_groups

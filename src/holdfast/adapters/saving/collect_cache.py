@@ -16,8 +16,8 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
+from holdfast.adapters.hooks import has_plain_state_dict
 from holdfast.adapters.live_state import LiveState, classify_state
-from holdfast.adapters.loading.load_hooks import has_plain_state_dict
 from holdfast.adapters.module import unwrap
 from holdfast.adapters.optimizer import DeclaresShards, inner_optimizer
 from holdfast.adapters.optimizer_options import option_groups

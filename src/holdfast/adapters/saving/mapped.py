@@ -1,31 +1,26 @@
-"""Mappings applied to live tensors: stored keys of a save, and the contents of a checkpoint under live keys.
+"""A mapping applied to a save: the live tensors under the keys of the file.
 
-In a save, the live state is treated as contents whose places are live tensors. Every term of the
+The live state is treated as contents whose places are live tensors. Every term of the
 mapped contents is a view of a live tensor, so nothing is copied.
 """
 
 from __future__ import annotations
 
-import functools
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from torch import nn
-
-from holdfast.adapters.live_state import LiveState
-from holdfast.adapters.module import unwrap
+from holdfast.adapters.huggingface import config_of
 from holdfast.adapters.saving.collect import Collected, SaveItem
-from holdfast.adapters.tensors import Holder, holder_of, part_view
-from holdfast.adapters.tree import flatten
+from holdfast.adapters.tensors import Holder, part_view
 from holdfast.core.errors import Unsupported
 from holdfast.core.ranks import Ranks, run_on_all_ranks
 from holdfast.format.dtypes import DType, dtype_named
 from holdfast.layout.box import Box
-from holdfast.layout.placement import Boxes, OnMesh, RankLayout, ShardBox, Whole
-from holdfast.mapping.apply import EqualScalars, MappedContents, map_contents, mapped_entry
+from holdfast.layout.placement import Boxes, ShardBox
+from holdfast.mapping.apply import MappedContents, map_contents, mapped_entry
 from holdfast.mapping.per_module import ModelInfo, programs
 from holdfast.plan.contents import Contents, Group
 from holdfast.plan.files import Place, TensorSpec
@@ -128,12 +123,6 @@ def resolve_mapping(ranks: Ranks, collected: Collected, mapping: Any, state: Map
     return resolved[0]
 
 
-def config_of(module: Any) -> dict[str, Any] | None:
-    """Return the config of a Hugging Face model, as in its config.json; None for other modules."""
-    config = getattr(unwrap(module), "config", None) if isinstance(module, nn.Module) else None
-    return dict(config.to_dict()) if config is not None and hasattr(config, "to_dict") else None
-
-
 @dataclass(frozen=True, slots=True)
 class CollectedTensors:
     """The tensors that one rank saves, as the ranks exchange them to resolve a mapping. All fields are JSON."""
@@ -147,20 +136,13 @@ class CollectedTensors:
     @staticmethod
     def of(collected: Collected, configs: Mapping[str, Any]) -> CollectedTensors:
         tensors = [[o.group, o.key, o.stored.name, o.logical.name, list(o.holder.shape)] for o in collected.items]
-        degrees = {tp_degree(item.holder.how) for item in collected.items if item.role in ("parameter", "value")}
+        degrees = {item.holder.how.tp_degree for item in collected.items if item.role in ("parameter", "value")}
         plain = {name: json.loads(json.dumps(config, default=str)) for name, config in configs.items() if config}
         return CollectedTensors(tensors, collected.kinds, collected.aliases, sorted(degrees, key=str), plain)
 
     def fields(self) -> dict[str, Any]:
         """Return the JSON form."""
         return asdict(self)
-
-
-def tp_degree(how: RankLayout) -> int | None:
-    """Return the tensor-parallel degree of a live tensor; None if its mesh has no meaningful axis names."""
-    if not isinstance(how, OnMesh):
-        return 1 if isinstance(how, Whole) else None
-    return how.mesh.tp_degree
 
 
 def _contents_of(described: Sequence[CollectedTensors]) -> Contents:
@@ -201,75 +183,3 @@ def _stored_keys(contents: Contents, mapped: Sequence[tuple[str, MappedContents]
                 uses.setdefault((place.file, place.spec.key), []).append((name, key, recipe))
     targets = {module: one.params for module, one in mapped}
     return StoredKeys(contents.groups, targets, {name: tuple(users) for name, users in uses.items()})
-
-
-@dataclass(frozen=True, slots=True)
-class TargetTensors:
-    """The tensors of one group that a mapping may fill on one rank, as the ranks exchange them. All fields are JSON."""
-
-    name: str  # of the group
-    tensors: Mapping[str, Sequence[Any]]  # by key: dtype, shape, TP degree
-    ties: Mapping[str, str]
-
-    def fields(self) -> dict[str, Any]:
-        """Return the JSON form."""
-        return asdict(self)
-
-
-def describe_targets(live: LiveState) -> list[TargetTensors]:
-    """Return the tensors that a mapping may fill on this rank, group by group."""
-    tensors = {name: dict(view.tensors) for name, view in live.modules.items()}
-    tensors |= {name: flatten(name, value).tensors for name, value in live.trees.items()}
-    out = []
-    for group, members in tensors.items():
-        described = {}
-        for key, tensor in members.items():
-            holder = holder_of(tensor, f"{group}: {key}")
-            described[key] = [holder.stored.name, list(holder.shape), tp_degree(holder.how)]
-        out.append(TargetTensors(group, described, dict(live.modules[group].ties) if group in live.modules else {}))
-    return out
-
-
-def map_stored(
-    contents: Contents,
-    mapping: Any,
-    live_tensors: Sequence[TargetTensors],
-    config: Callable[[str], Mapping[str, Any] | None],
-    *,
-    reverse: bool = False,
-    lenient: Callable[[str, str], bool] = lambda module, key: False,
-) -> MappedContents:
-    """Map the contents of a checkpoint to the keys of the live state of all ranks.
-
-    `lenient(group, key)` returns True if a mismatch of that tensor is reported later.
-    """
-    wanted: dict[str, dict[str, tuple[TensorSpec, int | None]]] = {}
-    ties: dict[str, dict[str, str]] = {}
-    for group in live_tensors:
-        ties.setdefault(group.name, {}).update(group.ties)
-        for key, (dtype, shape, degree) in group.tensors.items():
-            spec = TensorSpec(key, dtype_named(dtype), tuple(shape))
-            wanted.setdefault(group.name, {})[key] = (spec, degree)
-    kept: frozenset[str] = frozenset()
-    same: tuple[EqualScalars, ...] = ()
-
-    def model_info(module: str) -> ModelInfo:
-        stored = contents.groups[module].tensors if module in contents.groups else None
-        live = wanted[module]
-        return ModelInfo(config(module), *((live, stored) if reverse else (stored, live)))
-
-    for module, program in programs(mapping, list(wanted), model_info, reverse=reverse).items():
-        targets = wanted[module]
-        specs = {key: spec for key, (spec, _) in targets.items()}
-        degrees = {key: degree for key, (_, degree) in targets.items()}
-        mapped = map_contents(
-            contents,
-            module,
-            program,
-            specs,
-            ties=ties[module],
-            target_tp=degrees.get,
-            lenient=functools.partial(lenient, module),
-        )
-        contents, kept, same = mapped.contents, kept | mapped.kept, (*same, *mapped.equal_scalars)
-    return MappedContents(contents, kept, same)

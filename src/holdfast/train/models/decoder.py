@@ -15,7 +15,7 @@ from holdfast.train.models.dropout import NO_DROPOUT, Dropout, DropoutGrids, att
 from holdfast.train.models.mixed_precision_layers import Linear, RMSNorm, SwiGLU
 from holdfast.train.models.model_config import ModelConfig
 from holdfast.train.models.sparse_mlp import SparseMoe
-from holdfast.train.models.stored import StoredConfig
+from holdfast.train.models.stored_config import StoredConfig
 
 TIES = {"lm_head.weight": "model.embed_tokens.weight"}
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from holdfast.format.dtypes import dtype_named
 from holdfast.layout.box import Box
-from holdfast.plan import save
+from holdfast.plan import save_plan
 from holdfast.plan.coverage import Holding, cells_of
 from holdfast.plan.files import (
     FilePlan,
@@ -26,7 +26,7 @@ from holdfast.plan.files import (
     piece_in_run,
     split_group,
 )
-from holdfast.plan.save import BlockPlan, SavePlan, plan_save
+from holdfast.plan.save_plan import BlockPlan, SavePlan, plan_save
 from tests.plan.layouts import Layout, holding, layouts
 
 F4 = dtype_named("float32")
@@ -119,7 +119,7 @@ def assembled(layout: Layout, plan: SavePlan) -> dict[str, bytes]:
 @settings(max_examples=100)
 @given(layouts(), st.integers(1, 40), st.booleans())
 def test_blocks_make_the_files_on_any_layout(layout: Layout, words: int, whole_files: bool) -> None:
-    with mock.patch.object(save, "PAGE_BYTES", 16):
+    with mock.patch.object(save_plan, "PAGE_BYTES", 16):
         plan = plan_save(layout.files, layout.holding_of, layout.hosts, 8 * words, whole_files=whole_files)
     assert assembled(layout, plan) == {file.name: layout.content(file) for file in layout.files}
     owners = {(block.file, block.owner) for block in plan.blocks}
@@ -129,7 +129,7 @@ def test_blocks_make_the_files_on_any_layout(layout: Layout, words: int, whole_f
 @settings(max_examples=100)
 @given(layouts(), st.integers(1, 40), st.booleans())
 def test_a_rank_plans_its_blocks_as_all_others_do(layout: Layout, words: int, whole_files: bool) -> None:
-    with mock.patch.object(save, "PAGE_BYTES", 16):
+    with mock.patch.object(save_plan, "PAGE_BYTES", 16):
         every = plan_save(layout.files, layout.holding_of, layout.hosts, 8 * words, whole_files=whole_files)
         for rank in range(len(layout.hosts)):
             own = plan_save(

@@ -1,4 +1,4 @@
-"""The plan of a whole checkpoint: files of each group and their blocks (see plan/save.py), and the commit."""
+"""The plan of a whole checkpoint: files of each group and their blocks (see plan/save_plan.py), and the commit."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from holdfast.engine.options import SaveOptions
 from holdfast.format.manifest import GroupRecord
 from holdfast.plan.coverage import Holding
 from holdfast.plan.files import FileMembers, FilePlan, Place, TensorSpec, assign_to_files
-from holdfast.plan.save import SavePlan, plan_save
+from holdfast.plan.save_plan import SavePlan, plan_save
 
 if TYPE_CHECKING:
     from holdfast.adapters.saving.agreement import Agreement, TensorName

@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from holdfast.core.ranks import SingleProcess
+from holdfast.engine.checkpoint_plan import plan_checkpoint
 from holdfast.engine.options import SaveOptions
-from holdfast.engine.save_plan import plan_checkpoint
 from holdfast.engine.survey import Survey, Surveyor
 from tests.engine.ranks import ThreadRanks, on_ranks
 

@@ -1,0 +1,89 @@
+"""A mapping applied to a load: the contents of a checkpoint under the keys of the live state."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from holdfast.adapters.live_state import LiveState
+from holdfast.adapters.tensors import holder_of
+from holdfast.adapters.tree import flatten
+from holdfast.format.dtypes import dtype_named
+from holdfast.mapping.apply import EqualScalars, MappedContents, map_contents
+from holdfast.mapping.per_module import ModelInfo, programs
+from holdfast.plan.contents import Contents
+from holdfast.plan.files import TensorSpec
+
+
+@dataclass(frozen=True, slots=True)
+class TargetTensors:
+    """The tensors of one group that a mapping may fill on one rank, as the ranks exchange them. All fields are JSON."""
+
+    name: str  # of the group
+    tensors: Mapping[str, Sequence[Any]]  # by key: dtype, shape, TP degree
+    ties: Mapping[str, str]
+
+    def fields(self) -> dict[str, Any]:
+        """Return the JSON form."""
+        return asdict(self)
+
+
+def describe_targets(live: LiveState) -> list[TargetTensors]:
+    """Return the tensors that a mapping may fill on this rank, group by group."""
+    tensors = {name: dict(view.tensors) for name, view in live.modules.items()}
+    tensors |= {name: flatten(name, value).tensors for name, value in live.trees.items()}
+    out = []
+    for group, members in tensors.items():
+        described = {}
+        for key, tensor in members.items():
+            holder = holder_of(tensor, f"{group}: {key}")
+            described[key] = [holder.stored.name, list(holder.shape), holder.how.tp_degree]
+        out.append(TargetTensors(group, described, dict(live.modules[group].ties) if group in live.modules else {}))
+    return out
+
+
+def map_stored(
+    contents: Contents,
+    mapping: Any,
+    live_tensors: Sequence[TargetTensors],
+    config: Callable[[str], Mapping[str, Any] | None],
+    *,
+    reverse: bool = False,
+    lenient: Callable[[str, str], bool] = lambda module, key: False,
+) -> MappedContents:
+    """Map the contents of a checkpoint to the keys of the live state of all ranks.
+
+    `lenient(group, key)` returns True if a mismatch of that tensor is reported later.
+    """
+    wanted: dict[str, dict[str, tuple[TensorSpec, int | None]]] = {}
+    ties: dict[str, dict[str, str]] = {}
+    for group in live_tensors:
+        ties.setdefault(group.name, {}).update(group.ties)
+        for key, (dtype, shape, degree) in group.tensors.items():
+            spec = TensorSpec(key, dtype_named(dtype), tuple(shape))
+            wanted.setdefault(group.name, {})[key] = (spec, degree)
+    kept: frozenset[str] = frozenset()
+    same: tuple[EqualScalars, ...] = ()
+
+    def model_info(module: str) -> ModelInfo:
+        stored = contents.groups[module].tensors if module in contents.groups else None
+        live = wanted[module]
+        return ModelInfo(config(module), *((live, stored) if reverse else (stored, live)))
+
+    for module, program in programs(mapping, list(wanted), model_info, reverse=reverse).items():
+        targets = wanted[module]
+        specs = {key: spec for key, (spec, _) in targets.items()}
+        degrees = {key: degree for key, (_, degree) in targets.items()}
+        mapped = map_contents(
+            contents,
+            module,
+            program,
+            specs,
+            ties=ties[module],
+            target_tp=degrees.get,
+            lenient=functools.partial(lenient, module),
+        )
+        contents, kept, same = mapped.contents, kept | mapped.kept, (*same, *mapped.equal_scalars)
+    return MappedContents(contents, kept, same)
