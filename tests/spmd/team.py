@@ -69,7 +69,7 @@ class Team:
         for case in cases:
             finding = self._find(case)
             raced = finding.outcome == "crash" or any(race in finding.detail for race in RACES)
-            if self._threads and (raced or (self._enable and finding.outcome == "hang")):  # once in ten thousand cases
+            if self._threads and (raced or (self._enable and finding.outcome == "hang")):  # threads race within torch
                 self._end()
                 finding = self._find_with_processes(case)
             yield replace(finding, outcome="hang") if finding.outcome == "crash" else finding

@@ -339,9 +339,10 @@ def _empty_shard() -> list[str]:
     mesh, whole = init_device_mesh("cpu", (2,)), torch.tensor([[1, 2, 3]])
     x, wrong = distribute_tensor(whole, mesh, [Shard(0)]), []
     number = torch.tensor(2)
-    for call in (torch.fmax, torch.gcd, torch.bitwise_left_shift, lambda a, b: a << b):
+    calls = {"fmax": torch.fmax, "gcd": torch.gcd, "left_shift": torch.bitwise_left_shift, "<<": lambda a, b: a << b}
+    for name, call in calls.items():
         if _differ(call(number, x), call(number, whole)):
-            wrong.append(str(call))
+            wrong.append(name)
     values, row = whole.double(), torch.zeros(3, dtype=torch.float64)
     x, out = distribute_tensor(values, mesh, [Shard(0)]), distribute_tensor(row, mesh, [Replicate()])
     for reduce in (torch.amax, torch.amin, torch.sum, torch.mean, torch.prod, torch.logsumexp):
@@ -381,5 +382,69 @@ def _moved_gradients() -> list[str]:
     return wrong
 
 
-def test_fused_steps_take_gradients_from_anywhere():
+def test_fused_steps_with_gradients_placed_otherwise_than_parameters():
     assert run_ranks(2, _moved_gradients, deadline_s=60) == [[], []]
+
+
+def _fused_states() -> list[str]:
+    """Return the fused Adam steps that leave a tensor other than one device does, with a state or gradient apart."""
+    import holdfast.spmd
+
+    holdfast.spmd.enable()
+    mesh, wrong = init_device_mesh("cpu", (2,)), []
+    options = {"lr": 0.1, "beta1": 0.9, "beta2": 0.99, "weight_decay": 0.1, "eps": 1e-8, "amsgrad": False}
+    names = ("parameter", "gradient", "average", "square")
+    for apart in range(1, 4):
+        for here, there in ((Shard(0), Replicate()), (Shard(0), Shard(1)), (Replicate(), Shard(0))):
+            for scale in (None, torch.tensor(4.0)):
+                whole = [_draw(5, 4, seed=seed).abs() for seed in range(4)]
+                places = [there if number == apart else here for number in range(4)]
+                own = [distribute_tensor(t.clone(), mesh, [place]) for t, place in zip(whole, places, strict=True)]
+                for tensors in (whole, own):
+                    lists = [[tensor] for tensor in tensors]
+                    step = [torch.tensor(1.0)]
+                    torch._fused_adamw_(*lists, [], step, **options, maximize=False, grad_scale=scale)
+                for name, found, expected in zip(names, own, whole, strict=True):
+                    if _differ(found, expected):
+                        wrong.append(f"{name}, {names[apart]} as {there}, others as {here}, scale {scale}")
+    return wrong
+
+
+def test_fused_steps_with_states_placed_otherwise_than_parameters():
+    assert run_ranks(2, _fused_states, deadline_s=60) == [[], []]
+
+
+COMPARED = {
+    "aminmax": lambda x, y, rows: torch.aminmax(x).max,
+    "aminmax dim": lambda x, y, rows: torch.aminmax(x, dim=0).max,
+    "scatter_reduce": lambda x, y, rows: x.scatter_reduce(0, rows[:, None].expand(4, 3), y, "amax"),
+    "scatter_reduce dim 1": lambda x, y, rows: x.scatter_reduce(1, rows[:, None].expand(4, 3), y, "amin"),
+    "index_reduce": lambda x, y, rows: x.index_reduce(0, rows, y, "amin"),
+    "dist": lambda x, y, rows: torch.dist(x, y, float("inf")),
+    "amax": lambda x, y, rows: x.amax(0),
+    "vector_norm": lambda x, y, rows: torch.linalg.vector_norm(x, float("inf")),
+}
+
+
+def _compared() -> list[str]:
+    """Return the operators whose gradient compares a Partial with the result and differs from one device's."""
+    import holdfast.spmd
+
+    holdfast.spmd.enable()
+    mesh, wrong = init_device_mesh("cpu", (3,)), []
+    rows = torch.tensor([0, 1, 0, 2])
+    for name, call in COMPARED.items():
+        for seed in range(10):  # the rounding of a sum over three ranks depends on their order
+            x, y = _draw(4, 3, seed=seed), _draw(4, 3, seed=seed + 100)
+            partial = DTensor.from_local(x * (mesh.get_local_rank() + 1) / 6, mesh, [Partial()]).requires_grad_()
+            whole = partial.full_tensor().detach().clone().requires_grad_()
+            others = [distribute_tensor(tensor, mesh, [Replicate()]) for tensor in (y, rows)]
+            call(partial, *others).sum().backward()
+            call(whole, y, rows).sum().backward()
+            if _differ(partial.grad, whole.grad):
+                wrong.append(f"{name}, seed {seed}")
+    return wrong
+
+
+def test_gradients_that_compare_a_partial_with_the_result():
+    assert run_ranks(3, _compared, deadline_s=120) == [[]] * 3

@@ -34,7 +34,7 @@ def test_a_slice_is_never_wrong_never_hangs_and_moves_what_is_declared():
     cases = [case for case in CASES if not OPERATIONS[case.operation].random][5::1201]
     with Team(enable=True, threads=True) as team:
         findings = list(team.find(cases))
-    # Threads that are ranks race within torch's registries now and then, and raise; a hang the team has judged again.
+    # Threads that are ranks race within torch's registries now and then, and raise; the team judges hangs again itself.
     again = [finding.case for finding in findings if finding.outcome == "raise"]
     with Team(enable=True, threads=False) as team:
         findings = [finding for finding in findings if finding.case not in again] + list(team.find(again))

@@ -38,10 +38,10 @@ CALLS = {
 ROWS = {"even": 8, "uneven": 7, "few": 1}
 
 
-HALVES = 2
+SLICES = 2
 
 
-def _gaps(backend, half):
+def _gaps(backend, slice_number):
     """For every second call and each size: how far a compiled call, and an eager one after it, are from one device."""
     import holdfast.spmd
 
@@ -50,7 +50,7 @@ def _gaps(backend, half):
     sizes = ROWS if backend == "aot_eager" else {"uneven": 7}
     for size, rows in sizes.items():
         whole = torch.randn(rows, 6, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-        for name, call in list(CALLS.items())[half::HALVES]:
+        for name, call in list(CALLS.items())[slice_number::SLICES]:
             if name == "index" and rows < 7:
                 continue
             for places in ([Shard(0)], [Partial()]):
@@ -83,15 +83,15 @@ def _distance(found, expected):
     return float((found.double() - expected.double()).abs().max())
 
 
-@pytest.mark.parametrize("half", range(HALVES))
-def test_a_traced_call_and_the_call_after_it_are_right(half):
-    assert run_ranks(2, _gaps, "eager", half, deadline_s=240) == [{}, {}]
+@pytest.mark.parametrize("slice_number", range(SLICES))
+def test_a_traced_call_and_the_call_after_it_are_right(slice_number):
+    assert run_ranks(2, _gaps, "eager", slice_number, deadline_s=240) == [{}, {}]
 
 
-@pytest.mark.sliced(HALVES)
-@pytest.mark.parametrize("half", range(HALVES))
-def test_a_compiled_region_is_right(half):
-    assert run_ranks(2, _gaps, "aot_eager", half, deadline_s=240) == [{}, {}]
+@pytest.mark.sliced(SLICES)
+@pytest.mark.parametrize("slice_number", range(SLICES))
+def test_a_compiled_region_is_right(slice_number):
+    assert run_ranks(2, _gaps, "aot_eager", slice_number, deadline_s=240) == [{}, {}]
 
 
 def _in_old_thread():
@@ -361,3 +361,63 @@ def test_a_compiled_tensor_parallel_decoder_has_the_collectives_of_torch_alone()
     for (name, enabled), seen in found.items():
         assert seen == found[name, not enabled], name
         assert seen[0] == 2 and not seen[1] and seen[2], "a forward and a backward graph, nothing between them"
+
+
+def _batches_of_other_sizes(placements):
+    """Train with a loss written by hand on batches of several sizes; return the sizes for which it is off."""
+    import holdfast.spmd
+
+    holdfast.spmd.enable()
+    mesh, wrong = init_device_mesh("cpu", (2,)), []
+
+    def loss(x, labels):
+        return -x.log_softmax(-1).gather(1, labels[:, None]).mean()
+
+    compiled = torch.compile(loss, backend="aot_eager")
+    for rows in (4, 6, 8):
+        whole = torch.randn(
+            rows, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(rows)
+        ).requires_grad_()
+        labels = torch.arange(rows) % 6
+        x = distribute_tensor(whole.detach(), mesh, [Shard(0)]).requires_grad_()
+        found, expected = compiled(x, distribute_tensor(labels, mesh, placements)), loss(whole, labels)
+        found.backward()
+        expected.backward()
+        if not torch.allclose(found.full_tensor(), expected) or not torch.allclose(x.grad.full_tensor(), whole.grad):
+            wrong.append(rows)
+    return wrong
+
+
+MEANS = {"mean": lambda x: x.mean(), "by shape": lambda x: x.sum() / x.shape[0], "max": lambda x: x.max(0).values.sum()}
+
+
+def _uneven_batches(backend, dynamic):
+    """Run compiled functions for sizes of which some ranks have equal shards; return those that are off."""
+    import holdfast.spmd
+
+    holdfast.spmd.enable()
+    mesh, wrong = init_device_mesh("cpu", (2,)), []
+    for name, call in MEANS.items():
+        compiled = torch.compile(call, backend=backend, dynamic=dynamic)
+        for rows in (4, 6, 5, 7, 8, 5):
+            whole = torch.randn(rows, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(rows))
+            whole.requires_grad_()
+            x = distribute_tensor(whole.detach(), mesh, [Shard(0)]).requires_grad_()
+            found, expected = compiled(x), call(whole)
+            found.backward()
+            expected.backward()
+            if not torch.allclose(found.full_tensor(), expected) or not torch.allclose(
+                x.grad.full_tensor(), whole.grad
+            ):
+                wrong.append((name, rows))
+    return wrong
+
+
+@pytest.mark.parametrize(("backend", "dynamic"), [("eager", False), ("aot_eager", False), ("aot_eager", None)])
+def test_a_graph_is_reused_only_for_sizes_that_are_sharded_alike(backend, dynamic):
+    assert run_ranks(2, _uneven_batches, backend, dynamic, deadline_s=120) == [[], []]
+
+
+@pytest.mark.parametrize("place", [Replicate(), Shard(0)])
+def test_a_compiled_loss_takes_batches_of_other_sizes(place):
+    assert run_ranks(2, _batches_of_other_sizes, [place], deadline_s=120) == [[], []]

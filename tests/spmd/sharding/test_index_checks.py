@@ -79,11 +79,11 @@ def _differences(
                 yield f"{bad} {places} {how}: {found} {ours!r}, not {expected} {message!r}"
 
 
-PARTS = 4
+SLICES = 4
 
 
-def _part(lookups: dict[str, Lookup], part: int) -> dict[str, Lookup]:
-    return dict(list(lookups.items())[part::PARTS])
+def _slice_of(lookups: dict[str, Lookup], slice_number: int) -> dict[str, Lookup]:
+    return dict(list(lookups.items())[slice_number::SLICES])
 
 
 def _wrong(
@@ -105,22 +105,22 @@ def _every_rank_has_them(name: str, shape: tuple[int, ...]) -> list[Any]:
     return [(R,) * len(shape), *([lambda index: index] if name in PLAIN else [])]
 
 
-def _out_of_range(part: int) -> list[str]:
-    every = _part({**LOOKUPS, **MEANS}, part)
+def _out_of_range(slice_number: int) -> list[str]:
+    every = _slice_of({**LOOKUPS, **MEANS}, slice_number)
     return [
         *_wrong(every, _every_rank_has_them),
-        *_wrong(_part(MEANS, part), lambda _, shape: INDICES[shape]),
+        *_wrong(_slice_of(MEANS, slice_number), lambda _, shape: INDICES[shape]),
         *_wrong(every, lambda _, shape: INDICES[shape], check_indices=True),
     ]
 
 
-@pytest.mark.sliced(PARTS)
-@pytest.mark.parametrize("part", range(PARTS))
-def test_every_rank_raises_what_one_device_raises(part: int) -> None:
-    assert run_ranks(4, _out_of_range, part, deadline_s=240) == [[]] * 4
+@pytest.mark.sliced(SLICES)
+@pytest.mark.parametrize("slice_number", range(SLICES))
+def test_every_rank_raises_what_one_device_raises(slice_number: int) -> None:
+    assert run_ranks(4, _out_of_range, slice_number, deadline_s=240) == [[]] * 4
 
 
-def _in_range(part: int) -> list[str]:
+def _in_range(slice_number: int) -> list[str]:
     import holdfast.spmd
 
     holdfast.spmd.enable(check_indices=True)
@@ -128,7 +128,7 @@ def _in_range(part: int) -> list[str]:
     for shape, tables in TABLES.items():
         mesh = init_device_mesh("cpu", shape)
         whole, index = torch.randn(ROWS, COLUMNS), torch.arange(ASKED) % 4
-        for name, lookup in _part({**LOOKUPS, **MEANS}, part).items():
+        for name, lookup in _slice_of({**LOOKUPS, **MEANS}, slice_number).items():
             for places in tables:
                 for how in INDICES[shape]:
                     found = lookup(place(whole, mesh, places), place(index, mesh, how))
@@ -139,10 +139,10 @@ def _in_range(part: int) -> list[str]:
     return wrong
 
 
-@pytest.mark.sliced(PARTS)
-@pytest.mark.parametrize("part", range(PARTS))
-def test_right_indices_stay_right_where_they_are_checked(part: int) -> None:
-    assert run_ranks(4, _in_range, part, deadline_s=240) == [[]] * 4
+@pytest.mark.sliced(SLICES)
+@pytest.mark.parametrize("slice_number", range(SLICES))
+def test_right_indices_stay_right_where_they_are_checked(slice_number: int) -> None:
+    assert run_ranks(4, _in_range, slice_number, deadline_s=240) == [[]] * 4
 
 
 def _no_numbers() -> list[bool]:

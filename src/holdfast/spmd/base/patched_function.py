@@ -22,7 +22,7 @@ class PatchedFunction:
         self.original = getattr(owner, name)
         self._target = [make(self.original)]
         self._function = _disguised(self.original, self._target)
-        if isinstance(owner, types.ModuleType):  # a builtin has another module, where pickle would look for it in vain
+        if isinstance(owner, types.ModuleType):  # a builtin names another module, where pickle would not find it
             self._function.__module__, self._function.__qualname__ = owner.__name__, name
         setattr(owner, name, self._function)
 

@@ -97,6 +97,7 @@ NAMES = (
             ("_get_builtin_table", ()),
         )
     ),
+    PrivateName("methods", "torch._dynamo.guards:GuardBuilder.DTENSOR_SPEC_MATCH", ("self", "guard")),
     PrivateName(
         "methods", "torch.utils._foreach_utils:_group_tensors_by_device_and_dtype", ("tensorlistlist", "with_indices")
     ),

@@ -80,12 +80,12 @@ def needs_communication(sharding: Any, info: Any) -> bool:
 
 
 def moves_first(sharding: Any, info: Any) -> bool:
-    """Return True if a decision changes the placements of the first argument."""
+    """Return True if a decision changes the placements of the first argument, a tensor or a list of tensors."""
     wanted = sharding.redistribute_schema
     if not sharding.needs_redistribute or wanted is None:
         return False
-    present, after = info.schema.args_schema[0], wanted.args_schema[0]
-    return getattr(present, "placements", None) != getattr(after, "placements", None)
+    present, after = specs_in(info.schema.args_schema[:1]), specs_in(wanted.args_schema[:1])
+    return [spec.placements for spec in present] != [spec.placements for spec in after]
 
 
 def decided_specs(sharding: Any) -> list[Any]:

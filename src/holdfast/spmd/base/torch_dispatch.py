@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from holdfast.spmd.base import torch_versions
+from holdfast.spmd.base.call import writes_first
 from holdfast.spmd.base.thread_caches import clear_every_thread
 
 SLOW_PATH = "_propagate_op_sharding_dispatch_slow_path"
@@ -80,6 +81,8 @@ def functions_to_patch() -> list[tuple[str, Any, str]]:
         ("clip", clipping, "_clip_grads_with_norm_"),
         ("strides", sys.modules["torch.distributed.tensor._dispatch"], redistribution),
         ("strides", sys.modules["torch.distributed.tensor._redistribute"], redistribution),
+        ("guards", sys.modules.get("torch._dynamo.guards"), "check_dtensor_spec"),
+        *([("equal_specs", torch_versions.DTensorSpec, "_check_equals")] if torch_versions.is_torch_2_11() else []),
     ]
     return [entry for entry in functions if hasattr(entry[1], entry[2])]
 
@@ -161,7 +164,7 @@ def wrap_results(local: Any, spec: Any) -> Any:
 
 def finish(op: Operator, args: tuple[object, ...], kwargs: dict[str, object], info: Any, local: Any) -> Any:
     """Return a call's result after its kernel ran: the tensor written in place, or the wrapped results."""
-    if op._schema.is_mutable:
+    if writes_first(op):
         return dispatcher()._dispatch_fast_path_python_tail(
             op, args, kwargs, info.compute_mesh, info.output_sharding, local, True, True, False
         )

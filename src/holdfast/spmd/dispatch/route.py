@@ -35,6 +35,7 @@ from holdfast.spmd.sharding.gather_fallback import gather_and_run
 from holdfast.spmd.sharding.gathered_views import call_on_views, gathered_view, is_gathered_view
 from holdfast.spmd.sharding.index_checks import check_on_all_ranks
 from holdfast.spmd.sharding.infeasible_decisions import is_infeasible
+from holdfast.spmd.sharding.out_variants import has_out, run_with_out
 from holdfast.spmd.sharding.shard_sizes import has_even_shards
 
 
@@ -91,17 +92,26 @@ def make_route(installed: Installed, original: Callable[..., Any]) -> Callable[.
             rule = installed.rules.get(op)
             call = bind(op, args, kwargs, info)
             family = None if rule is None else rule.family
-            if _is_replicated(call) and not _looks_in_place(op):  # torch is right, whatever the sizes
+            if (
+                _is_replicated(call) and not _looks_in_place(op) and not has_out(op)
+            ):  # torch is right, whatever the sizes
                 sharding = _decision(original, call, (op, args, kwargs, info, try_cache))
                 if _is_local(sharding, info) and all(spec.is_replicated() for spec in specs_in(sharding.output_spec)):
                     return sharding
-            return run_in_trace(call, family, lambda: answered(op, args, kwargs, info, try_cache))
+            answer = run_in_trace(call, family, lambda: answered(op, args, kwargs, info, try_cache))
+            return executed(op, args, kwargs, info, answer)
         if simulates_ranks():
             try:
-                return answered(op, args, kwargs, info, try_cache)
+                return executed(op, args, kwargs, info, answered(op, args, kwargs, info, try_cache))
             except Exception:  # noqa: BLE001 - a rule that needs its rank cannot run for all ranks at once
                 return original(op, args, kwargs, info, try_cache)
-        return answered(op, args, kwargs, info, try_cache)
+        return executed(op, args, kwargs, info, answered(op, args, kwargs, info, try_cache))
+
+    def executed(op: Any, args: Any, kwargs: Any, info: Any, answer: Any) -> Any:
+        """Return a decision for the dispatcher to cache and execute, or the result of one that it must not cache."""
+        if is_decision(answer) and _must_not_be_cached(installed, bind(op, args, kwargs, info), answer):
+            return execute_decision(op, args, kwargs, info, answer)
+        return answer
 
     def answered(op: Any, args: Any, kwargs: Any, info: Any, try_cache: bool) -> Any:
         if is_torch_2_11() and any(is_gathered_view(value) for value in (*args, *kwargs.values())):
@@ -131,8 +141,6 @@ def make_route(installed: Installed, original: Callable[..., Any]) -> Callable[.
             answer = _run(installed, original, bind(op, args, kwargs, info), (op, args, kwargs, info, try_cache))
             if key is not None and is_decision(answer):
                 known.decisions[key] = answer
-        if is_decision(answer) and _may_not_be_cached(installed, bind(op, args, kwargs, info), answer):
-            return execute_decision(op, args, kwargs, info, answer)
         return answer
 
     keep_out_of_dynamo(slow_path)
@@ -197,6 +205,9 @@ def _run(installed: Installed, original: Callable[..., Any], call: Call, argumen
             return installed.displaced[op](op, args, kwargs)
     if not installed.fallback:
         return original(*arguments)
+    if has_out(op):
+        result = run_with_out(call)
+        return gather_and_run(call) if result is USE_TORCH else result
     sharding = _decision(original, call, arguments)
     if sharding is None or is_infeasible(sharding, call.op, info):
         return gathered_view(gather_and_run(call), call) if is_view(op) else gather_and_run(call)
@@ -204,8 +215,6 @@ def _run(installed: Installed, original: Callable[..., Any], call: Call, argumen
         return sharding
     if writes_first(op) and moves_first(sharding, info):
         return gather_and_run(call)  # a write into a redistributed copy would be lost
-    if op._schema.is_mutable and not writes_first(op) and has_empty_input(call):
-        return gather_and_run(call)  # a kernel with out= raises where its shard is empty, and other ranks go on
     if is_view(op) and moves_first(sharding, info):
         return gathered_view(execute_decision(op, args, kwargs, info, sharding), call)
     if is_plain_call(op) and (has_empty_input(call) or will_have_empty_input(sharding)):
@@ -257,17 +266,17 @@ def _is_replicated(call: Call) -> bool:
     )
 
 
-def _may_not_be_cached(installed: Installed, call: Call, decision: Any) -> bool:
-    """Return True if torch's dispatcher would apply a decision wrongly, or to later calls that need another."""
-    if _looks_in_place(call.op):  # it would return the input
+def _must_not_be_cached(installed: Installed, call: Call, decision: Any) -> bool:
+    """Return True if torch's dispatcher would apply a decision wrongly, or reuse it for calls that need another."""
+    if _looks_in_place(call.op):  # the dispatcher would return the input
         return True
     if call.op in installed.lookups and (installed.check_indices or decision.needs_redistribute):
-        return True  # it would skip the index checks
+        return True  # a cached decision would skip the index checks
     return not is_tracing() and _has_ambiguous_key(call)
 
 
 def _looks_in_place(op: Any) -> bool:
-    """Return True for `x << n` and `x >> n`: torch takes the last letter of `__rshift__` for that of `add_`."""
+    """Return True for `x << n` and `x >> n`: torch treats an operator whose name ends in `_` as in place."""
     return op._schema.name.endswith("_") and not op._schema.is_mutable
 
 

@@ -12,6 +12,7 @@ from torch.distributed.tensor import DTensor
 from holdfast.spmd.base.collective_errors import naming
 from holdfast.spmd.base.patched_function import PatchedFunction
 from holdfast.spmd.base.torch_dispatch import functions_to_patch
+from holdfast.spmd.patches.compile_guards import check_equal_specs, check_spec
 from holdfast.spmd.patches.mixed_meshes import clip_with_norm, grouped_by_mesh, lists_grouped_by_mesh, total_norm
 from holdfast.spmd.patches.redistribute_strides import keep_strides
 from holdfast.spmd.patches.setitem import set_item
@@ -54,12 +55,15 @@ class Replacement:
 MIXED = "torch refuses parameters of several meshes, or plain ones and DTensors, in one list"
 REFUSED = "torch refuses CPU tensors and DTensors"
 MOVED = "torch forgets that a tensor was transposed or expanded when it moves it, and a view of the result raises"
+REUSED = "a compiled graph runs for sizes with other shards if a rank has as many rows as before"
 MAKERS: dict[str, tuple[Any, str]] = {
     "grouping": (grouped_by_mesh, MIXED),
     "lists": (lists_grouped_by_mesh, MIXED),
     "total_norm": (total_norm, MIXED),
     "clip": (clip_with_norm, MIXED),
     "strides": (keep_strides, MOVED),
+    "guards": (check_spec, REUSED),
+    "equal_specs": (check_equal_specs, REUSED),
 }
 
 

@@ -144,21 +144,11 @@ def _write_own_region(target: DTensor, value: Any, bounds: Bounds) -> None:
 def _fill(region: torch.Tensor, value: torch.Tensor) -> None:
     """Copy a value into a region of this rank's shard.
 
-    `x[a:b] += v` writes into the view and then assigns the view itself: nothing is left to copy. Any other value of the
-    same memory is read before it is overwritten, on whichever ranks it overlaps.
+    A value in the same storage is cloned first: it may overlap the region on some ranks only, and copy_ would raise
+    there. `x[a:b] += v` assigns the region to itself.
     """
     value = value.reshape(region.shape)
-    if storage_id(value) == storage_id(region):
-        if _memory_of(value) == _memory_of(region):
-            return
-        value = value.clone()
-    region.copy_(value)
-
-
-def _memory_of(tensor: torch.Tensor) -> tuple[int, list[int]]:
-    """Return where a tensor begins and the steps of its dims; a dim of one row has none."""
-    steps = zip(tensor.shape, tensor.stride(), strict=True)
-    return int(tensor.storage_offset()), [step for size, step in steps if size != 1]
+    region.copy_(value.clone() if storage_id(value) == storage_id(region) else value)
 
 
 def _region(bounds: Bounds) -> list[int]:

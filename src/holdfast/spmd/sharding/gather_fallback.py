@@ -12,7 +12,7 @@ from holdfast.spmd.base.call import Call
 from holdfast.spmd.base.spmd_errors import UnsupportedCall
 from holdfast.spmd.base.torch_specs import local_of
 from holdfast.spmd.sharding.local_parts import full_tensor, local_part, replicated
-from holdfast.spmd.sharding.partials import overwrite, reduced_placements
+from holdfast.spmd.sharding.partials import overwrite, reduce_partials, reduced_placements
 
 
 @dataclass(slots=True)
@@ -34,8 +34,13 @@ def gather_and_run(call: Call) -> Any:
     _count(call)
     if _written(call):
         return _inplace(call)
-    tensors = {slot: full_tensor(tensor) for slot, tensor in call.tensor_args()}
+    tensors = {slot: _gathered(tensor) for slot, tensor in call.tensor_args()}
     return replicated(call.run(tensors), call.mesh)
+
+
+def _gathered(tensor: Any) -> torch.Tensor:
+    """Return the full tensor. A Partial is reduced as comparisons reduce it: gradients may compare it with a result."""
+    return full_tensor(reduce_partials(tensor))
 
 
 def _count(call: Call) -> None:
@@ -67,7 +72,7 @@ def _inplace(call: Call) -> Any:
     written = _written(call)
     tensors = {}
     for slot, tensor in call.tensor_args():
-        everything = full_tensor(tensor)
+        everything = _gathered(tensor)
         shares = isinstance(tensor, DTensor) and everything is local_of(tensor)
         tensors[slot] = everything.clone() if slot in written and not shares else everything
     result = call.run(tensors)

@@ -241,9 +241,8 @@ def run_sharded(
         slot: local_part(tensor, placements, call.mesh)
         for (slot, tensor), placements in zip(slots, chosen.inputs, strict=True)
     }
-    empty = [
-        part for part, (_, tensor) in zip(tensors.values(), slots, strict=True) if tensor.numel() > part.numel() == 0
-    ]
+    pairs = zip(tensors.values(), (tensor for _, tensor in slots), strict=True)
+    empty = [part for part, tensor in pairs if part.numel() == 0 and tensor.numel()]
     if skip_empty and empty:
         return _results_of_empty(chosen, empty[0].device)
     result = call.run(tensors) if local is None else local(chosen, tensors)

@@ -61,7 +61,8 @@ def gather_or_scatter(call: Call) -> Any:
     if len(dims) > 1 or dims == {0}:
         return USE_TORCH
     dim = call["dim"] % tensors[0].ndim
-    unequal = {d for d in range(tensors[0].ndim) if d != dim and len({tensor.shape[d] for tensor in tensors}) > 1}
+    others = [d for d in range(tensors[0].ndim) if d != dim]
+    unequal = {d for d in others if any(tensor.shape[d] != tensors[0].shape[d] for tensor in tensors)}
     if not unequal:
         rule = SIZES_AGREE.get(call.op._schema.name.removeprefix("aten::"))
         return USE_TORCH if rule is None else rule(call)
@@ -109,6 +110,8 @@ def _rowwise(call: Call, dim: int) -> Any:
     tensor, index = call.values[0], call["index"]
     others = [place for place in range(tensor.ndim) if place != dim]
     if index.shape[dim] != 1 or any(tensor.shape[place] != index.shape[place] for place in others):
+        return gather_or_scatter(call)
+    if tensor.placements == index.placements and not any(is_shard(p) and p.dim == dim for p in index.placements):
         return gather_or_scatter(call)
     letters = "".join(FIXED if place == dim else LETTERS[place] for place in range(tensor.ndim))
     free = letters.replace(FIXED, "")

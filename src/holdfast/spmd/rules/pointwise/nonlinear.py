@@ -13,25 +13,12 @@ from holdfast.spmd.base import torch_versions
 from holdfast.spmd.base.call import USE_TORCH, Call, apply
 from holdfast.spmd.base.registry import Rule
 from holdfast.spmd.sharding.mixed_placements import torch_aligns
-from holdfast.spmd.sharding.partials import reduce_partials
+from holdfast.spmd.sharding.partials import on_reduced_alike, reduce_partials
 
 
 def on_reduced(call: Call) -> Any:
     """Reduce Partials, and call again; with other shards torch reduces straight into those."""
-    if call.is_inplace or not any(
-        isinstance(tensor, DTensor) and any(isinstance(place, Partial) for place in tensor.placements)
-        for _, tensor in call.tensor_args()
-    ):
-        return USE_TORCH
-    if torch_aligns(call):
-        return USE_TORCH
-    return apply(
-        call.op,
-        [
-            [reduce_partials(item) for item in value] if isinstance(value, list) else reduce_partials(value)
-            for value in call.values
-        ],
-    )
+    return USE_TORCH if torch_aligns(call) else on_reduced_alike(call)
 
 
 def on_reduced_unless_sum(call: Call) -> Any:

@@ -1,4 +1,4 @@
-"""Elementwise operators that torch has no rule for (shifts, hypot, gcd, polar, gradients of activations)."""
+"""Elementwise operators without a rule of torch (hypot, gcd, polar, gradients of activations), and shifts."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ RULES = [
         "pointwise",
         SHIFTS,
         "every dim of every argument",
-        "torch takes the calls for writes in place, by the last letter of their names, and returns the input as it was",
+        "torch mistakes these calls for writes in place, as their names end in _, and returns the input unchanged",
         pointwise,
     ),
     Rule(

@@ -13,7 +13,7 @@ from holdfast.spmd.sharding.empty_shards import has_empty_input
 from holdfast.spmd.sharding.gather_fallback import gather_and_run
 from holdfast.spmd.sharding.local_parts import local_part, wrap
 from holdfast.spmd.sharding.mesh_collectives import all_reduce_extreme
-from holdfast.spmd.sharding.partials import reduce_scatter_placements
+from holdfast.spmd.sharding.partials import on_reduced_alike, reduce_scatter_placements
 from holdfast.spmd.sharding.shard_sizes import is_shard
 
 
@@ -69,9 +69,9 @@ def worst_value(dtype: torch.dtype, largest: bool) -> Any:
     return torch.iinfo(dtype).min if largest else torch.iinfo(dtype).max
 
 
-def gather_if_empty(call: Call) -> Any:
-    """Gather if some rank has an empty shard."""
-    return gather_and_run(call) if has_empty_input(call) else USE_TORCH
+def min_and_max(call: Call) -> Any:
+    """Run aminmax: gathered if some rank has an empty shard; Partials are reduced as the gradient reduces them."""
+    return gather_and_run(call) if has_empty_input(call) else on_reduced_alike(call)
 
 
 RULES = [
@@ -85,8 +85,8 @@ RULES = [
     Rule(
         "reduction",
         ("aminmax.default",),
-        "as torch; whole where a shard is empty",
+        "as torch; whole where a shard is empty; a Partial is reduced first",
         "torch hangs when a shard is empty",
-        gather_if_empty,
+        min_and_max,
     ),
 ]

@@ -1,4 +1,4 @@
-"""vector_norm and _foreach_norm of order inf, -inf or negative, which an empty shard must not affect."""
+"""vector_norm and _foreach_norm of order inf, -inf or negative, which an empty shard must not affect; dist."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from holdfast.spmd.base.call import USE_TORCH, Call
 from holdfast.spmd.base.registry import Rule
 from holdfast.spmd.sharding.empty_shards import has_empty_input
 from holdfast.spmd.sharding.gather_fallback import gather_and_run
+from holdfast.spmd.sharding.partials import is_partial
 
 
 def vector_norm(call: Call) -> Any:
@@ -22,6 +23,14 @@ def vector_norm(call: Call) -> Any:
     if order not in (float("inf"), float("-inf")) or tensor.numel() == 0 or not _is_placed(tensor):
         return USE_TORCH
     return _extreme(tensor, order, call["dim"], call["keepdim"], call["dtype"])
+
+
+def dist(call: Call) -> Any:
+    """Run torch.dist as the norm of a difference: its gradient compares that difference with the result."""
+    if not any(is_partial(tensor) for _, tensor in call.tensor_args()):
+        return USE_TORCH
+    one, other = call.values[:2]
+    return torch.ops.aten.linalg_vector_norm.default(torch.ops.aten.sub.Tensor(one, other), call["p"])
 
 
 def foreach_norm(call: Call) -> Any:
@@ -53,4 +62,11 @@ RULES = [
         "reduction", ("linalg_vector_norm.default",), f"every dim, for ord=inf and -inf; {NEGATIVE}", WHY, vector_norm
     ),
     Rule("reduction", ("_foreach_norm.Scalar",), f"every dim, for ord=inf; {NEGATIVE}", WHY, foreach_norm),
+    Rule(
+        "reduction",
+        ("dist.default",),
+        "every dim, for a Partial",
+        "the gradient for p=inf compares a Partial with the result, which torch rounds differently",
+        dist,
+    ),
 ]
