@@ -16,7 +16,7 @@ from holdfast.plan.contents import Contents, KeySelection
 
 if TYPE_CHECKING:
     from holdfast.adapters.live_state import LiveState
-    from holdfast.adapters.loading.mapped import TargetTensors
+    from holdfast.adapters.loading.mapped_targets import TargetTensors
     from holdfast.adapters.loading.targets import Targets
 
 
@@ -151,7 +151,7 @@ def _collect(
 def _exchange_live_tensors(ranks: Ranks, state: MutableMapping[str, Any], options: LoadOptions) -> list[TargetTensors]:
     """Return the live tensors and ties of all ranks if there is a mapping, which needs them."""
     from holdfast.adapters.live_state import classify_state
-    from holdfast.adapters.loading.mapped import TargetTensors, describe_targets
+    from holdfast.adapters.loading.mapped_targets import TargetTensors, describe_targets
 
     if options.mapping is None:
         return []
@@ -173,7 +173,7 @@ def _map_contents(
 ) -> MappedContents:
     """Return the contents of the checkpoint under the keys of the live state."""
     from holdfast.adapters.huggingface import config_of
-    from holdfast.adapters.loading.mapped import map_stored
+    from holdfast.adapters.loading.mapped_targets import map_stored
 
     if options.mapping is None:
         return MappedContents(checkpoint.contents)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from holdfast.adapters.live_state import LiveState
     from holdfast.adapters.saving.agreement import Agreement, TensorName
     from holdfast.adapters.saving.collect import Collected
-    from holdfast.adapters.saving.mapped import StoredKeys
+    from holdfast.adapters.saving.stored_keys import StoredKeys
     from holdfast.adapters.tensors import Holders
     from holdfast.layout.placement import Mesh
     from holdfast.plan.state_values import RankValue
@@ -108,7 +108,7 @@ class Surveyor:
     def _map(self, ranks: Ranks, collected: Collected, state: Mapping[str, Any]) -> Collected:
         if self._options.mapping is None:
             return collected
-        from holdfast.adapters.saving.mapped import resolve_mapping
+        from holdfast.adapters.saving.stored_keys import resolve_mapping
 
         self._stored_keys = resolve_mapping(ranks, collected, self._options.mapping, state)
         return self.with_stored_keys(collected)
