@@ -412,11 +412,13 @@ def _uneven_batches(backend, dynamic):
     return wrong
 
 
-@pytest.mark.parametrize(("backend", "dynamic"), [("eager", False), ("aot_eager", False), ("aot_eager", None)])
+@pytest.mark.sliced(3)
+@pytest.mark.parametrize(("backend", "dynamic"), [("aot_eager", None), ("aot_eager", False), ("eager", False)])
 def test_a_graph_is_reused_only_for_sizes_that_are_sharded_alike(backend, dynamic):
     assert run_ranks(2, _uneven_batches, backend, dynamic, deadline_s=120) == [[], []]
 
 
+@pytest.mark.sliced(2)
 @pytest.mark.parametrize("place", [Replicate(), Shard(0)])
 def test_a_compiled_loss_takes_batches_of_other_sizes(place):
     assert run_ranks(2, _batches_of_other_sizes, [place], deadline_s=120) == [[], []]

@@ -57,7 +57,8 @@ def _wrong_results(rows):
     return wrong
 
 
-@pytest.mark.parametrize(("ranks", "rows"), [(2, 4), (2, 1), (3, 5)])
+@pytest.mark.sliced(3)
+@pytest.mark.parametrize(("ranks", "rows"), [(3, 5), (2, 1), (2, 4)])
 def test_out_has_the_numbers_of_one_device(ranks, rows):
     assert run_ranks(ranks, _wrong_results, rows, deadline_s=120) == [[]] * ranks
 
