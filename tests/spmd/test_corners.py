@@ -448,3 +448,73 @@ def _compared() -> list[str]:
 
 def test_gradients_that_compare_a_partial_with_the_result():
     assert run_ranks(3, _compared, deadline_s=120) == [[]] * 3
+
+
+def _root(x: Any) -> Any:
+    return torch.linalg.vector_norm(x, dim=0)
+
+
+def _add_in_place(x: Any) -> Any:
+    y = _root(x).clone()
+    y += y
+    return y - 1
+
+
+NORMED = {
+    "sum": lambda x: _root(x).sum(),
+    "sum of squares": lambda x: _root(x).sum().square(),
+    "nansum": lambda x: _root(x).nansum(),
+    "einsum": lambda x: torch.einsum("i->", _root(x)),
+    "repeat": lambda x: _root(x).repeat(2).sum(),
+    "stack": lambda x: torch.stack([x.norm(), -x.norm()]),
+    "stack of norms": lambda x: torch.stack([x.norm(), (2 * x).norm()]).norm(),
+    "cat": lambda x: torch.cat([_root(x), -x[0]]),
+    "another order": lambda x: _root(x).norm(1),
+    "view": lambda x: x.norm().view(1),
+    "reshape": lambda x: _root(x).reshape(1, -1),
+    "outer": lambda x: torch.outer(_root(x), _root(x)),
+    "write": _add_in_place,
+    "weight_norm": lambda x: torch._weight_norm(x, x[:, :1], 0),
+    "weight_norm 1": lambda x: torch._weight_norm(x, x[:1], 1),
+}
+
+
+def _norms() -> list[str]:
+    """Return the uses of norms whose value or gradient differs from one device's."""
+    import holdfast.spmd
+
+    holdfast.spmd.enable()
+    mesh, wrong = init_device_mesh("cpu", (2,)), []
+    for name, call in NORMED.items():
+        for place in (Shard(0), Shard(1), Replicate()):
+            whole = _draw(5, 3).requires_grad_()
+            own = distribute_tensor(whole.detach(), mesh, [place]).requires_grad_()
+            expected, found = call(whole), call(own)
+            expected.sum().backward()
+            found.sum().backward()
+            if _differ(found.detach(), expected.detach()) or _differ(own.grad, whole.grad):
+                wrong.append(f"{name} {place}")
+    return wrong
+
+
+def test_norms_that_are_used_before_they_are_reduced():
+    assert run_ranks(2, _norms, deadline_s=120) == [[], []]
+
+
+def _mixed_weight_norm() -> list[str]:
+    import holdfast.spmd
+
+    holdfast.spmd.enable()
+    mesh, wrong, places = init_device_mesh("cpu", (2,)), [], (Shard(0), Shard(1), Replicate(), Partial())
+    v, lengths = _draw(4, 3), {0: _draw(4, 1, seed=1), 1: _draw(1, 3, seed=1)}
+    for dim, g in lengths.items():
+        for here in places:
+            for there in places:
+                own = [placed(tensor, mesh, [place]) for tensor, place in ((v, here), (g, there))]
+                if _differ(torch._weight_norm(*own, dim), torch._weight_norm(v, g, dim)):
+                    wrong.append(f"dim {dim}, {here}, {there}")
+    return wrong
+
+
+def test_weight_norm_of_tensors_placed_differently():
+    assert run_ranks(2, _mixed_weight_norm, deadline_s=60) == [[], []]

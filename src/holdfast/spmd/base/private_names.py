@@ -48,6 +48,7 @@ NAMES = (
     PrivateName(RULES, f"{TENSOR}._dtensor_spec:DTensorSpec", ("mesh", "placements", "tensor_meta")),
     PrivateName(RULES, f"{TENSOR}._dtensor_spec:TensorMeta", ("shape", "stride", "dtype")),
     PrivateName(RULES, f"{TENSOR}._op_schema:OutputSharding"),
+    PrivateName(RULES, f"{TENSOR}._ops._math_ops:_NormPartial", ("norm_type",)),
     PrivateName(
         RULES,
         f"{TENSOR}._redistribute:redistribute_local_tensor",

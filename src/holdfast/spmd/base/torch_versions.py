@@ -23,6 +23,7 @@ try:
     from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
     from torch.distributed.tensor._op_schema import OutputSharding
     from torch.distributed.tensor._ops import _matrix_ops, utils
+    from torch.distributed.tensor._ops._math_ops import _NormPartial as NormPartial
     from torch.distributed.tensor._redistribute import redistribute_local_tensor
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
     from torch.distributed.tensor.debug import _clear_sharding_prop_cache
@@ -53,6 +54,7 @@ __all__ = [
     "DataDependentOutputException",
     "DynamicOutputShapeException",
     "GuardOnDataDependentSymNode",
+    "NormPartial",
     "OutputSharding",
     "TensorMeta",
     "UncachedSpec",

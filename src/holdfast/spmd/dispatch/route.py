@@ -35,6 +35,7 @@ from holdfast.spmd.sharding.gather_fallback import gather_and_run
 from holdfast.spmd.sharding.gathered_views import call_on_views, gathered_view, is_gathered_view
 from holdfast.spmd.sharding.index_checks import check_on_all_ranks
 from holdfast.spmd.sharding.infeasible_decisions import is_infeasible
+from holdfast.spmd.sharding.norm_partials import has_norm, keeps_norms, run_on_reduced_norms
 from holdfast.spmd.sharding.out_variants import has_out, run_with_out
 from holdfast.spmd.sharding.shard_sizes import has_even_shards
 
@@ -116,6 +117,9 @@ def make_route(installed: Installed, original: Callable[..., Any]) -> Callable[.
     def answered(op: Any, args: Any, kwargs: Any, info: Any, try_cache: bool) -> Any:
         if is_torch_2_11() and any(is_gathered_view(value) for value in (*args, *kwargs.values())):
             return call_on_views(op, args, kwargs)
+        if installed.fallback and has_norm(call := bind(op, args, kwargs, info)):
+            decision = _decision(original, call, (op, args, kwargs, info, try_cache)) if keeps_norms(call) else None
+            return run_on_reduced_norms(call) if decision is None else decision
         if op not in installed.rules and is_composite(op):
             return _composite(known, original, (op, args, kwargs, info, try_cache))
         if op in installed.lookups and not is_tracing():  # a trace has no values

@@ -1,1 +1,1 @@
-"""layer_norm, batch_norm and group_norm."""
+"""layer_norm, batch_norm, group_norm and weight_norm."""
