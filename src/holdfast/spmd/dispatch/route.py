@@ -93,9 +93,7 @@ def make_route(installed: Installed, original: Callable[..., Any]) -> Callable[.
             rule = installed.rules.get(op)
             call = bind(op, args, kwargs, info)
             family = None if rule is None else rule.family
-            if (
-                _is_replicated(call) and not _looks_in_place(op) and not has_out(op)
-            ):  # torch is right, whatever the sizes
+            if _is_replicated(call):
                 sharding = _decision(original, call, (op, args, kwargs, info, try_cache))
                 if _is_local(sharding, info) and all(spec.is_replicated() for spec in specs_in(sharding.output_spec)):
                     return sharding
@@ -258,7 +256,9 @@ def _is_local(sharding: Any, info: Any) -> bool:
 
 
 def _is_replicated(call: Call) -> bool:
-    """Return True if all DTensors of a call are replicated on its mesh, and its result depends on nothing else."""
+    """Return True if all DTensors of a call are replicated on its mesh, and torch is right whatever their sizes."""
+    if _looks_in_place(call.op) or has_out(call.op):
+        return False
     if {torch.Tag.nondeterministic_seeded, torch.Tag.dynamic_output_shape} & set(call.op.tags):
         return False
     return all(

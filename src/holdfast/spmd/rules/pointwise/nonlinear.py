@@ -13,12 +13,13 @@ from holdfast.spmd.base import torch_versions
 from holdfast.spmd.base.call import USE_TORCH, Call, apply
 from holdfast.spmd.base.registry import Rule
 from holdfast.spmd.sharding.mixed_placements import torch_aligns
-from holdfast.spmd.sharding.partials import on_reduced_alike, reduce_partials
+from holdfast.spmd.sharding.partials import is_partial, on_reduced_alike, reduce_partials
 
 
 def on_reduced(call: Call) -> Any:
     """Reduce Partials, and call again; with other shards torch reduces straight into those."""
-    return USE_TORCH if torch_aligns(call) else on_reduced_alike(call)
+    has_partials = any(is_partial(tensor) for _, tensor in call.tensor_args())
+    return on_reduced_alike(call) if has_partials and not torch_aligns(call) else USE_TORCH
 
 
 def on_reduced_unless_sum(call: Call) -> Any:
