@@ -98,19 +98,13 @@ def make_route(installed: Installed, original: Callable[..., Any]) -> Callable[.
                 if _is_local(sharding, info) and all(spec.is_replicated() for spec in specs_in(sharding.output_spec)):
                     return sharding
             answer = run_in_trace(call, family, lambda: answered(op, args, kwargs, info, try_cache))
-            return executed(op, args, kwargs, info, answer)
+            return _executed(installed, op, args, kwargs, info, answer)
         if simulates_ranks():
             try:
-                return executed(op, args, kwargs, info, answered(op, args, kwargs, info, try_cache))
+                return _executed(installed, op, args, kwargs, info, answered(op, args, kwargs, info, try_cache))
             except Exception:  # noqa: BLE001 - a rule that needs its rank cannot run for all ranks at once
                 return original(op, args, kwargs, info, try_cache)
-        return executed(op, args, kwargs, info, answered(op, args, kwargs, info, try_cache))
-
-    def executed(op: Any, args: Any, kwargs: Any, info: Any, answer: Any) -> Any:
-        """Return a decision for the dispatcher to cache and execute, or the result of one that it must not cache."""
-        if is_decision(answer) and _must_not_be_cached(installed, bind(op, args, kwargs, info), answer):
-            return execute_decision(op, args, kwargs, info, answer)
-        return answer
+        return _executed(installed, op, args, kwargs, info, answered(op, args, kwargs, info, try_cache))
 
     def answered(op: Any, args: Any, kwargs: Any, info: Any, try_cache: bool) -> Any:
         if is_torch_2_11() and any(is_gathered_view(value) for value in (*args, *kwargs.values())):
@@ -147,6 +141,13 @@ def make_route(installed: Installed, original: Callable[..., Any]) -> Callable[.
 
     keep_out_of_dynamo(slow_path)
     return slow_path
+
+
+def _executed(installed: Installed, op: Any, args: Any, kwargs: Any, info: Any, answer: Any) -> Any:
+    """Return a decision for the dispatcher to cache and execute, or the result of one that it must not cache."""
+    if is_decision(answer) and _must_not_be_cached(installed, bind(op, args, kwargs, info), answer):
+        return execute_decision(op, args, kwargs, info, answer)
+    return answer
 
 
 def _has_ambiguous_key(call: Call) -> bool:
