@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
@@ -499,6 +500,40 @@ def _norms() -> list[str]:
 
 def test_norms_that_are_used_before_they_are_reduced():
     assert run_ranks(2, _norms, deadline_s=120) == [[], []]
+
+
+VIEWS = {
+    "view": lambda norms: norms.view(2, 3),
+    "slice": lambda norms: norms[1:3],
+    "row": lambda norms: norms[4],
+    "detach": lambda norms: norms.detach(),
+    "split": lambda norms: norms.split(4)[1],
+}
+WRITES = {"double": lambda x: x.mul_(2), "add": lambda x: x.add_(1), "negate": lambda x: x.neg_()}
+
+
+def _written_norms() -> list[str]:
+    """Return the writes into a norm, or a view of it, that the norm or its other views do not show."""
+    import holdfast.spmd
+
+    holdfast.spmd.enable()
+    mesh, whole, wrong = init_device_mesh("cpu", (2, 2)), _draw(4, 5, 6), []
+    own = {places: distribute_tensor(whole, mesh, places) for places in ((Shard(0), Replicate()), (Shard(1), Shard(2)))}
+    for places, name, write in itertools.product(own, VIEWS, WRITES):
+        for writes_view in (False, True):
+            shown = []
+            for x in (whole, own[places]):
+                norms = torch.linalg.vector_norm(x, dim=(0, 1))
+                views = [view(norms) for view in VIEWS.values()]
+                WRITES[write](VIEWS[name](norms) if writes_view else norms)
+                shown.append([norms, *views])
+            if any(_differ(found, expected) for expected, found in zip(*shown, strict=True)):
+                wrong.append(f"{write} {name} {places} {writes_view}")
+    return wrong
+
+
+def test_writes_into_norms_and_their_views():
+    assert run_ranks(4, _written_norms, deadline_s=120) == [[]] * 4
 
 
 def _mixed_weight_norm() -> list[str]:

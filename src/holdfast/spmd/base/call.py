@@ -70,6 +70,10 @@ class Call:
             values[names.index(name)] = value
         return apply(self.op, values)
 
+    def again(self, change: Callable[[Any], Any]) -> Any:
+        """Call the operator again, with `change` applied to every argument and to the items of lists."""
+        return apply(self.op, [[*map(change, v)] if isinstance(v, (list, tuple)) else change(v) for v in self.values])
+
 
 @functools.cache
 def _names(op: Any) -> tuple[str, ...]:

@@ -35,7 +35,7 @@ from holdfast.spmd.sharding.gather_fallback import gather_and_run
 from holdfast.spmd.sharding.gathered_views import call_on_views, gathered_view, is_gathered_view
 from holdfast.spmd.sharding.index_checks import check_on_all_ranks
 from holdfast.spmd.sharding.infeasible_decisions import is_infeasible
-from holdfast.spmd.sharding.norm_partials import has_norm, keeps_norms, run_on_reduced_norms
+from holdfast.spmd.sharding.norm_partials import has_norm, keeps_norms, remember_views, run_on_reduced_norms
 from holdfast.spmd.sharding.out_variants import has_out, run_with_out
 from holdfast.spmd.sharding.shard_sizes import has_even_shards
 
@@ -110,8 +110,7 @@ def make_route(installed: Installed, original: Callable[..., Any]) -> Callable[.
         if is_torch_2_11() and any(is_gathered_view(value) for value in (*args, *kwargs.values())):
             return call_on_views(op, args, kwargs)
         if installed.fallback and has_norm(call := bind(op, args, kwargs, info)):
-            decision = _decision(original, call, (op, args, kwargs, info, try_cache)) if keeps_norms(call) else None
-            return run_on_reduced_norms(call) if decision is None else decision
+            return _run_on_norms(original, call, (op, args, kwargs, info, try_cache))
         if op not in installed.rules and is_composite(op):
             return _composite(known, original, (op, args, kwargs, info, try_cache))
         if op in installed.lookups and not is_tracing():  # a trace has no values
@@ -223,6 +222,17 @@ def _run(installed: Installed, original: Callable[..., Any], call: Call, argumen
     if is_plain_call(op) and (has_empty_input(call) or will_have_empty_input(sharding)):
         return run_with_empty_shards(call, args, kwargs, sharding)
     return sharding
+
+
+def _run_on_norms(original: Callable[..., Any], call: Call, arguments: tuple[Any, ...]) -> Any:
+    """Run a call with norms that are not yet reduced among its arguments."""
+    op, args, kwargs, info, _ = arguments
+    decision = _decision(original, call, arguments) if keeps_norms(call) else None
+    if not is_view(op) or is_tracing():
+        return run_on_reduced_norms(call) if decision is None else decision
+    if decision is None or not is_decision(decision) or moves_first(decision, info):
+        return gathered_view(run_on_reduced_norms(call), call)
+    return remember_views(call, execute_decision(op, args, kwargs, info, decision))
 
 
 def _decision_if_even(

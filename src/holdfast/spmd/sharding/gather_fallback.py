@@ -12,6 +12,7 @@ from holdfast.spmd.base.call import Call
 from holdfast.spmd.base.spmd_errors import UnsupportedCall
 from holdfast.spmd.base.torch_specs import local_of
 from holdfast.spmd.sharding.local_parts import full_tensor, local_part, replicated
+from holdfast.spmd.sharding.norm_partials import reduce_in_place
 from holdfast.spmd.sharding.partials import overwrite, reduce_partials, reduced_placements
 
 
@@ -90,6 +91,7 @@ def _inplace(call: Call) -> Any:
 def write_back(tensor: DTensor, contents: torch.Tensor) -> None:
     """Write `contents`, which every rank has, into `tensor` without moving it."""
     if local_of(tensor) is not contents:
+        reduce_in_place(tensor)
         overwrite(tensor, local_part(contents, reduced_placements(tensor), tensor.device_mesh))
 
 

@@ -12,7 +12,7 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 
-from holdfast.spmd.base.call import USE_TORCH, Call, apply
+from holdfast.spmd.base.call import USE_TORCH, Call
 from holdfast.spmd.base.torch_modes import own_coordinate, simulates_ranks
 from holdfast.spmd.base.torch_specs import local_of
 from holdfast.spmd.sharding.local_parts import local_part, wrap
@@ -108,10 +108,4 @@ def on_reduced_alike(call: Call) -> Any:
     """Reduce Partials as every other call of this function does, with the same rounding, and call again."""
     if call.is_inplace or not any(is_partial(tensor) for _, tensor in call.tensor_args()):
         return USE_TORCH
-    return apply(
-        call.op,
-        [
-            [reduce_partials(item) for item in value] if isinstance(value, list) else reduce_partials(value)
-            for value in call.values
-        ],
-    )
+    return call.again(reduce_partials)

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from holdfast.spmd.base import torch_dispatch, torch_versions
-from holdfast.spmd.base.call import USE_TORCH, Call, apply
+from holdfast.spmd.base.call import USE_TORCH, Call
 from holdfast.spmd.base.registry import Rule
 from holdfast.spmd.base.torch_dispatch import written_positions
 from holdfast.spmd.sharding.gather_fallback import gather_and_run
@@ -22,7 +22,7 @@ def on_reduced_lists(call: Call) -> Any:
     written = written_positions(call.op)
     if any(slot[0] in written and is_partial(tensor) for slot, tensor in call.tensor_args()):
         return gather_and_run(call)
-    return apply(call.op, [list(map(_reduced, value)) if isinstance(value, list) else value for value in call.values])
+    return call.again(_reduced)
 
 
 def _reduced(tensor: Any) -> Any:
