@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+from torch.distributed.tensor.debug import CommDebugMode
+from torch.distributed.tensor.placement_types import _StridedShard
 
 from tests.dist.harness import run_ranks
 
@@ -34,6 +37,34 @@ def _wrong(rows: int, columns: int) -> list[str]:
         if leaf.grad is None or not torch.equal(leaf.grad.full_tensor(), 2 * whole):  # type: ignore[attr-defined]
             wrong.append(f"gradient of {shape}")
     return wrong
+
+
+def _wrong_rows() -> list[str]:
+    """Return the reshapes of strided rows with other numbers than one device's, or sent where no rank needs more."""
+    import holdfast.spmd
+
+    holdfast.spmd.enable()
+    mesh, whole, wrong = init_device_mesh("cpu", (3,)), torch.arange(48.0).reshape(24, 2), []
+    for factor in (2, 4):
+        rows = DTensor.from_local(_own_rows(whole, factor), mesh, [_StridedShard(0, split_factor=factor)])
+        for shape in _shapes(48):
+            with CommDebugMode() as sent:
+                found = rows.view(shape)
+            if not torch.equal(found.full_tensor(), whole.view(shape)):
+                wrong.append(f"{shape} with factor {factor}")
+            if shape[0] % (3 * factor) == 0 and sent.get_total_counts():
+                wrong.append(f"{shape} with factor {factor} sends")
+    return wrong
+
+
+def _own_rows(whole: torch.Tensor, factor: int) -> torch.Tensor:
+    """Return this rank's rows: its third of each of `factor` blocks."""
+    return torch.cat([block.chunk(3)[dist.get_rank()] for block in whole.chunk(factor)])
+
+
+@pytest.mark.timeout(120)
+def test_strided_rows_reshape_as_on_one_device() -> None:
+    assert run_ranks(3, _wrong_rows, deadline_s=100) == [[]] * 3
 
 
 @pytest.mark.timeout(120)

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 import torch.nn.functional as F
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 
 from holdfast.spmd.base import torch_dispatch
+from holdfast.spmd.base.torch_versions import AT_LEAST_2_13
 from tests.dist.harness import run_ranks
 from tests.spmd.judge import place
 
@@ -52,6 +54,7 @@ def _asked() -> dict[str, dict[str, int]]:
     return counts
 
 
+@pytest.mark.skipif(not AT_LEAST_2_13, reason="before 2.13 the rules decide about even shards too")
 def test_even_shards_are_asked_about_once():
     for counts in run_ranks(2, _asked, deadline_s=120):
         assert {name: (asked["even"], asked["uneven"]) for name, asked in counts.items()} == dict.fromkeys(
@@ -76,3 +79,28 @@ def _numbers() -> list[float]:
 
 def test_a_number_and_a_tensor_beside_a_partial_share_no_decision() -> None:
     assert run_ranks(2, _numbers, deadline_s=120) == [[2.5] * 12] * 2
+
+
+def _asked_by_losses() -> int:
+    """How often the slow path is asked in the third of three backward passes from a Partial."""
+    import holdfast.spmd
+
+    holdfast.spmd.enable()
+    x = distribute_tensor(torch.ones(4, 3), init_device_mesh("cpu", (2,)), [Shard(0)]).requires_grad_()
+    for _ in range(2):  # the second adds to the first gradient
+        x.sum().backward()
+    route, asked = torch_dispatch.slow_path(), 0
+
+    def counted(*args: Any) -> Any:
+        nonlocal asked
+        asked += 1
+        return route(*args)
+
+    torch_dispatch.override(torch_dispatch.SLOW_PATH, counted)
+    x.sum().backward()
+    holdfast.spmd.disable()
+    return asked
+
+
+def test_the_backward_of_a_partial_loss_is_decided_once() -> None:
+    assert run_ranks(2, _asked_by_losses, deadline_s=60) == [0, 0]

@@ -70,10 +70,13 @@ def _collectives():
     mesh = init_device_mesh("cpu", (4,))
     rows, weight = torch.arange(6.0).reshape(3, 2), distribute_tensor(torch.ones(2, 2), mesh, [Replicate()])
     a, b, out = (distribute_tensor(rows, mesh, [Shard(0)]) for _ in range(3))
+    with CommDebugMode() as without:
+        torch.add(a, b)
+        torch.mm(a, weight)
     with CommDebugMode() as sent:
         torch.add(a, b, out=out)
         torch.mm(a, weight, out=out)
-    return sent.get_total_counts()
+    return sent.get_total_counts() - without.get_total_counts()
 
 
 def test_out_placed_as_the_result_sends_nothing():

@@ -155,10 +155,10 @@ def _has_ambiguous_key(call: Call) -> bool:
     if not any(place.is_partial() for place in places):
         return False
     slots = zip(call.op._schema.arguments, call.values, strict=True)
-    return any(
+    tensors = [value for argument, value in slots if isinstance(argument.type, torch.TensorType)]
+    return len(tensors) > 1 and any(
         value.ndim == 0 if isinstance(value, torch.Tensor) else isinstance(value, (int, float, complex))
-        for argument, value in slots
-        if isinstance(argument.type, torch.TensorType)
+        for value in tensors
     )
 
 

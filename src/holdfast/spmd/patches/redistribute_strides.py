@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from holdfast.spmd.base import torch_versions
 from holdfast.spmd.base.torch_modes import is_tracing, simulates_ranks
 from holdfast.spmd.sharding.shard_sizes import has_empty_shard
 
@@ -15,14 +16,17 @@ def keep_strides(original: Callable[..., Any]) -> Callable[..., Any]:
     """Redistribute a transposed or expanded tensor to local tensors that are transposed or expanded.
 
     torch's collectives and slices return row-major tensors and leave the global strides unchanged. Results computed
-    from them then have other strides than torch believes, and views of these raise, on some ranks or on all.
+    from them then have other strides than torch believes, and views of these raise, on some ranks or on all. Before
+    2.13 what was padded for a collective is a slice, of which views raise too.
     """
 
     def redistribute_local_tensor(local: torch.Tensor, present: Any, wanted: Any, **options: Any) -> torch.Tensor:
         moved: torch.Tensor = original(local, present, wanted, **options)
         meta = present.tensor_meta
-        if moved is local or meta is None or is_tracing() or _is_row_major(meta.stride):
+        if moved is local or meta is None or is_tracing():
             return moved
+        if _is_row_major(meta.stride):
+            return moved if torch_versions.AT_LEAST_2_13 else moved.contiguous()
         if simulates_ranks() and has_empty_shard(meta.shape, wanted.mesh, wanted.placements):
             return moved  # one shape stands for all ranks, and an empty shard has no rows to expand
         return _with_dim_order(moved, meta.stride, local.stride())

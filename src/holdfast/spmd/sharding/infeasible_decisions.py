@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch.distributed.tensor import Partial
+from torch.distributed.tensor.placement_types import _StridedShard
 
 from holdfast.spmd.base import torch_versions
 from holdfast.spmd.base.call import writes_first
@@ -16,7 +17,8 @@ from holdfast.spmd.base.torch_specs import specs_in
 def is_infeasible(sharding: Any, op: Any, info: Any) -> bool:
     """Return True if a decision turns shards or integers into Partials, or a Partial into another reduction.
 
-    Before 2.13 also if it redistributes a tensor that is written in place: the write would go into a copy.
+    Before 2.13 also if it redistributes a tensor that is written in place: the write would go into a copy. On 2.11 also
+    if it leaves a strided shard without the shards that it strides over.
     """
     if not is_decision(sharding):
         return False
@@ -26,6 +28,8 @@ def is_infeasible(sharding: Any, op: Any, info: Any) -> bool:
     if wanted is not None and any(
         test(before, after) for test in (_creates_partials, _divides_integers, _changes_reduction)
     ):
+        return True
+    if wanted is not None and torch_versions.is_torch_2_11() and _moves_to_strided(before, after):
         return True
     return not torch_versions.AT_LEAST_2_13 and _moves_written(sharding, op, before, after)
 
@@ -64,6 +68,14 @@ def _creates_partials(before: Any, after: Any) -> bool:
         then.is_partial() and not now.is_partial() and not (now.is_replicate() and _can_become_partial(then))
         for here, there in zip(specs_in(before), specs_in(after), strict=True)
         for now, then in zip(here.placements, there.placements, strict=True)
+    )
+
+
+def _moves_to_strided(before: Any, after: Any) -> bool:
+    """Return True if a tensor is moved and has a strided shard afterwards."""
+    return any(
+        here.placements != there.placements and any(isinstance(place, _StridedShard) for place in there.placements)
+        for here, there in zip(specs_in(before), specs_in(after), strict=True)
     )
 
 

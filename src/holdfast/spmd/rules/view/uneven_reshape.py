@@ -105,8 +105,8 @@ def _gathered(call: Call) -> Any:
 def _breaks_strided(tensor: DTensor, after: Sequence[int]) -> bool:
     """Return True if strided shards (FSDP2 with TP, flattened columns) do not stay, merge or split as torch describes.
 
-    With one sharding axis torch is right where the dim stays, where dims behind it are merged into it, and where it
-    splits at its own factor, evenly or into the dims that were merged.
+    With one sharding axis torch is right where the dim stays, where dims behind it are merged into it, where it splits
+    at its own factor, evenly or into the dims that were merged, and where every piece of a shard splits evenly.
     """
     if _is_plain(tensor.placements):
         return False
@@ -116,8 +116,9 @@ def _breaks_strided(tensor: DTensor, after: Sequence[int]) -> bool:
         starts = {math.prod(after[:dim]): size for dim, size in reversed(list(enumerate(after))) if size != 1}
         dim, factor = place.dim, place.split_factor  # type: ignore[attr-defined]
         before, size, ranks = math.prod(tensor.shape[:dim]), tensor.shape[dim], tensor.device_mesh.size(sharded[0])
-        inner = starts.get(before * factor, 1)
-        if starts.get(before, 1) % size and inner % ranks and inner != size // factor:
+        outer, inner = starts.get(before, 1), starts.get(before * factor, 1)
+        pieces_split = size % outer == 0 and outer % (factor * ranks) == 0
+        if outer % size and inner % ranks and inner != size // factor and not pieces_split:
             return True
     return _breaks_uneven(tensor, after)
 
