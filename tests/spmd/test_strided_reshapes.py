@@ -10,6 +10,7 @@ from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.distributed.tensor.debug import CommDebugMode
 from torch.distributed.tensor.placement_types import _StridedShard
 
+from holdfast.spmd.base.torch_versions import is_torch_2_11
 from tests.dist.harness import run_ranks
 
 WHOLES = [(8, 6), (8, 5), (6, 3), (2, 3)]
@@ -63,6 +64,7 @@ def _own_rows(whole: torch.Tensor, factor: int) -> torch.Tensor:
 
 
 @pytest.mark.timeout(120)
+@pytest.mark.skipif(is_torch_2_11(), reason="torch 2.11 cannot redistribute a strided shard alone")
 def test_strided_rows_reshape_as_on_one_device() -> None:
     assert run_ranks(3, _wrong_rows, deadline_s=100) == [[]] * 3
 

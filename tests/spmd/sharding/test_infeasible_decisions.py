@@ -9,6 +9,7 @@ import torch
 from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from torch.distributed.tensor._op_schema import OutputSharding
+from torch.distributed.tensor.placement_types import _StridedShard
 
 from holdfast.spmd.base import torch_versions
 from holdfast.spmd.sharding.infeasible_decisions import is_infeasible
@@ -69,3 +70,14 @@ def test_torch_2_13_moves_what_is_written_but_makes_no_parts(monkeypatch):
     shard, whole, part = _spec(Shard(0)), _spec(Replicate()), _spec(Partial())
     assert not _asked(ATEN.clamp_min_.default, (shard, 0), (whole, 0), whole)
     assert _asked(ATEN.cat.default, ([shard, part],), ([part, part],), part)
+
+
+def test_torch_2_11_leaves_no_strided_shard_alone(monkeypatch):
+    monkeypatch.setattr(torch_versions, "is_torch_2_11", lambda: True)
+    strided = _StridedShard(0, split_factor=2)
+    both = DTensorSpec(None, (strided, Shard(0)))
+    alone, elsewhere = DTensorSpec(None, (strided, Replicate())), DTensorSpec(None, (strided, Shard(1)))
+    assert not _asked(ATEN.exp.default, (both,), (both,), both)
+    assert _asked(ATEN.cumsum.default, (both, 0), (alone, 0), alone)
+    assert _asked(ATEN.t.default, (both,), (both,), elsewhere)
+    assert not _asked(ATEN.exp.default, (alone,), (alone,), alone)

@@ -29,7 +29,7 @@ def is_infeasible(sharding: Any, op: Any, info: Any) -> bool:
         test(before, after) for test in (_creates_partials, _divides_integers, _changes_reduction)
     ):
         return True
-    if wanted is not None and torch_versions.is_torch_2_11() and _moves_to_strided(before, after):
+    if torch_versions.is_torch_2_11() and _leaves_lone_stride(sharding, before, after):
         return True
     return not torch_versions.AT_LEAST_2_13 and _moves_written(sharding, op, before, after)
 
@@ -71,11 +71,20 @@ def _creates_partials(before: Any, after: Any) -> bool:
     )
 
 
-def _moves_to_strided(before: Any, after: Any) -> bool:
-    """Return True if a tensor is moved and has a strided shard afterwards."""
+def _leaves_lone_stride(sharding: Any, before: Any, after: Any) -> bool:
+    """Return True if an input or result would have a strided shard without the shards it strides over.
+
+    torch 2.11 cannot redistribute such a tensor.
+    """
+    specs = [*specs_in(after), *specs_in(sharding.output_spec)]
+    return any(map(_has_lone_stride, specs)) and not any(map(_has_lone_stride, specs_in(before)))
+
+
+def _has_lone_stride(spec: Any) -> bool:
+    places = list(spec.placements)
     return any(
-        here.placements != there.placements and any(isinstance(place, _StridedShard) for place in there.placements)
-        for here, there in zip(specs_in(before), specs_in(after), strict=True)
+        isinstance(place, _StridedShard) and not any(other.is_shard(place.dim) for other in places[axis + 1 :])
+        for axis, place in enumerate(places)
     )
 
 
