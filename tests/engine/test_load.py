@@ -16,6 +16,7 @@ from torch import nn
 import holdfast
 from holdfast.core.errors import InvalidArgument, Mismatch
 from holdfast.core.warnings import HoldfastWarning
+from holdfast.engine.load_wants import LoadWants
 
 
 @pytest.fixture
@@ -381,3 +382,15 @@ def test_a_folder_with_the_name_of_a_step_holds_that_step(tmp_path):
     assert holdfast.save(tmp_path / "step-000000000005", {"a": 1}).step == 5
     with pytest.raises(InvalidArgument, match="step=7, and the folder step-000000000005 is that of step 5"):
         holdfast.save(tmp_path / "step-000000000005", {"a": 1}, step=7)
+
+
+@pytest.mark.parametrize("mappable", [True, False])
+def test_two_tensors_take_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mappable: bool) -> None:
+    monkeypatch.setattr(LoadWants, "mappable", mappable)  # False as for object stores and network file systems
+    stored = torch.arange(4096.0).reshape(64, 64)
+    holdfast.save(tmp_path / "saved", {"model": {"w": stored}})
+    live = {"whole": torch.zeros(64, 64), "half": torch.zeros(32, 64)}
+    mapping = "w -> half, rest, axis=0\nw -> whole"
+    holdfast.load(tmp_path / "saved", {"model": live}, mapping=mapping, strict=False)
+    assert torch.equal(live["whole"], stored)
+    assert torch.equal(live["half"], stored[:32])

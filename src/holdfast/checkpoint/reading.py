@@ -8,7 +8,7 @@ into a window of shared memory from which all ranks copy (see host_windows.py).
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -234,18 +234,17 @@ class Loading:
             _check(read, self._digest.hexdigest(), self._source.path)
 
     def _direct_spans(self, portion: Portion) -> dict[int, memoryview]:
-        """Return the pieces that can be read directly into live memory, by identity."""
+        """Return the pieces that can be read directly into live memory, by identity: the only ones of their run."""
         out = {}
-        position = 0
-        for piece in sorted(portion.pieces, key=lambda piece: piece.run.at):
+        runs = Counter(piece.run for piece in portion.pieces)
+        for piece in portion.pieces:
             found = self._destinations[piece.run.place, piece.held]
-            array = found[0].direct() if len(found) == 1 else None
-            if array is None or piece.part != piece.run.box or piece.run.at < position:
+            array = found[0].direct() if len(found) == 1 and runs[piece.run] == 1 else None
+            if array is None or piece.part != piece.run.box:
                 continue
             target = part_of(array, piece.part, piece.held)
             if target.flags.c_contiguous and target.nbytes:
                 out[id(piece)] = bytes_of(target)
-                position = piece.run.at + piece.bytes
         return out
 
     def _put(self, piece: ShardPiece, data: RawArray) -> None:
