@@ -560,3 +560,68 @@ def _mixed_weight_norm() -> list[str]:
 
 def test_weight_norm_of_tensors_placed_differently():
     assert run_ranks(2, _mixed_weight_norm, deadline_s=60) == [[], []]
+
+
+def _scaled(place: Any) -> list[Any]:
+    """Return the scales and parameters after three steps, the second of which overflows in one element."""
+    first, second = torch.nn.Parameter(place(torch.ones(4), 0)), torch.nn.Parameter(place(torch.ones(4, 4), 1))
+    optimizer = torch.optim.SGD([first, second], lr=0.1)
+    scaler, scales = torch.amp.GradScaler("cpu", init_scale=4.0, growth_interval=100), []
+    for step in range(3):
+        optimizer.zero_grad()
+        factor = torch.ones(4, 4)
+        factor[3, 3] = 3e38 if step == 1 else 1.0  # times the scale: inf
+        for loss in ((second * place(factor, 1)).sum(), (first * first).sum()):
+            scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        scales.append(scaler.get_scale())
+    return [scales, *(p.full_tensor() if isinstance(p, DTensor) else p.detach() for p in (first, second))]
+
+
+def _overflows() -> list[str]:
+    """Return the placements with which a rank misses an overflow in another rank's shard."""
+    import holdfast.spmd
+
+    holdfast.spmd.enable()
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    both = [Shard(0), Shard(1)]
+    layouts = {
+        "replicas first": ((mesh, [Replicate(), Replicate()]), (mesh, both)),
+        "rows first": ((mesh, [Shard(0), Replicate()]), (mesh, both)),
+        "another mesh first": ((mesh["dp"], [Shard(0)]), (mesh, both)),
+        "one axis": ((mesh["tp"], [Replicate()]), (mesh["tp"], [Shard(0)])),
+        "a plain one first": (None, (mesh, both)),
+    }
+    expected, wrong = _scaled(lambda tensor, which: tensor), []
+    for name, layout in layouts.items():
+
+        def place(tensor: torch.Tensor, which: int, layout: Any = layout) -> torch.Tensor:
+            return tensor if layout[which] is None else distribute_tensor(tensor, *layout[which])
+
+        found = _scaled(place)
+        if found[0] != expected[0] or not all(map(torch.equal, found[1:], expected[1:])):
+            wrong.append(f"{name}: {found[0]}")
+    return wrong
+
+
+def test_an_overflow_in_one_shard_is_seen_by_every_rank():
+    assert run_ranks(4, _overflows, deadline_s=120) == [[]] * 4
+
+
+def _maxima() -> list[str]:
+    import holdfast.spmd
+
+    holdfast.spmd.enable()
+    mesh, wrong = init_device_mesh("cpu", (2,)), []
+    tensors = [_draw(5, 2), torch.tensor([[3.0, 4.0]]), _draw(4, 2, seed=1).flip(0)]
+    for order in itertools.permutations(range(3)):
+        whole = [tensors[index] for index in order]
+        found = torch._foreach_max([distribute_tensor(tensor, mesh, [Shard(0)]) for tensor in whole])
+        if any(_differ(*pair) for pair in zip(found, torch._foreach_max(whole), strict=True)):
+            wrong.append(f"{order}")
+    return wrong
+
+
+def test_an_empty_shard_in_a_list_affects_no_other_tensor():
+    assert run_ranks(2, _maxima, deadline_s=60) == [[], []]

@@ -31,6 +31,8 @@ from holdfast.spmd.sharding.plain_tensors import (
     INDEXING,
     MASKING,
     SAMPLING,
+    UNSCALING,
+    accept_gradients,
     accept_in_gradient,
     accept_masks,
     accept_plain,
@@ -42,6 +44,7 @@ INSTALLED = Installed()
 HANDLERS = (
     flip_in_gradient,
     accept_in_gradient,
+    accept_gradients,
     accept_masks,
     accept_plain,
     accept_samples,
@@ -173,7 +176,12 @@ def disable() -> None:
 
 def _accept_plain() -> None:
     """Install handlers ahead of the dispatcher's own check, which refuses plain tensors."""
-    for names, handler in ((INDEXING, accept_plain), (MASKING, accept_masks), (SAMPLING, accept_samples)):
+    for names, handler in (
+        (INDEXING, accept_plain),
+        (MASKING, accept_masks),
+        (SAMPLING, accept_samples),
+        (UNSCALING, accept_gradients),
+    ):
         for name in names:
             if (op := torch_dispatch.operator(name)) is not None:
                 torch_dispatch.handlers().setdefault(op, handler)  # a handler of another library stays

@@ -13,7 +13,7 @@ from holdfast.spmd.sharding.local_parts import full_tensor, replicated
 
 
 def is_foreach(op: Any) -> bool:
-    return bool(op._schema.name.startswith("aten::_foreach_"))
+    return bool(op._schema.name.startswith(("aten::_foreach_", "aten::_amp_foreach_")))
 
 
 def run_by_mesh(call: Call) -> Any:

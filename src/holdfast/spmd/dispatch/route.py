@@ -88,6 +88,8 @@ def make_route(installed: Installed, original: Callable[..., Any]) -> Callable[.
 
     def routed(op: Any, args: Any, kwargs: Any, info: Any, try_cache: bool) -> Any:
         if info.compute_mesh.get_coordinate() is None:
+            if op in installed.displaced:
+                return installed.displaced[op](op, args, kwargs)
             return original(op, args, kwargs, info, try_cache)
         if is_tracing():
             rule = installed.rules.get(op)

@@ -46,6 +46,7 @@ PLAIN_IN_GRADIENT = "torch's gradient formula makes a plain tensor, which its di
 BRACKETS = ("aten.index.", "index_put")  # their indices may be on the CPU while the tensors are not
 MASKING = ("masked_fill.Scalar", "masked_fill.Tensor")
 SAMPLING = ("fractional_max_pool2d.default", "fractional_max_pool3d.default")
+UNSCALING = ("_amp_foreach_non_finite_check_and_unscale_.default",)
 
 
 def accept_plain(op: Any, args: Any, kwargs: Any) -> Any:
@@ -67,6 +68,16 @@ def accept_samples(op: Any, args: Any, kwargs: Any) -> Any:
     """Handle fractional pooling, for which torch draws plain random numbers: equal on ranks with equal seeds."""
     _refuse_plain(op, args[:1])
     return accept_plain(op, args, kwargs)
+
+
+def accept_gradients(op: Any, args: Any, kwargs: Any) -> Any:
+    """Handle the unscale of plain gradients beside DTensors: the plain ones are equal on every rank."""
+    gradients, found, scale = args
+    plain = [gradient for gradient in gradients if not isinstance(gradient, DTensor)]
+    placed = [gradient for gradient in gradients if isinstance(gradient, DTensor)]
+    if plain:
+        op(plain, found, scale)
+    return dispatch_again(op, (placed, found, scale), kwargs)
 
 
 def _are_placed_alike(one: Any, other: Any) -> bool:

@@ -74,6 +74,11 @@ def min_and_max(call: Call) -> Any:
     return gather_and_run(call) if has_empty_input(call) else on_reduced_alike(call)
 
 
+def max_of_each(call: Call) -> Any:
+    """Return the maximum of each tensor of a list, in which one with an empty shard must not affect the others."""
+    return [torch.ops.aten.max.default(tensor) for tensor in call["self"]] if has_empty_input(call) else USE_TORCH
+
+
 RULES = [
     Rule(
         "reduction",
@@ -88,5 +93,12 @@ RULES = [
         "as torch; whole where a shard is empty; a Partial is reduced first",
         "torch hangs when a shard is empty",
         min_and_max,
+    ),
+    Rule(
+        "reduction",
+        ("_foreach_max.default",),
+        "as torch; the reduced ones are reduced at once where a shard is empty",
+        "torch raises on the rank with an empty shard",
+        max_of_each,
     ),
 ]
