@@ -625,3 +625,19 @@ def _maxima() -> list[str]:
 
 def test_an_empty_shard_in_a_list_affects_no_other_tensor():
     assert run_ranks(2, _maxima, deadline_s=60) == [[], []]
+
+
+def _undivided_columns() -> str:
+    """Return the error of a plan whose columns do not divide by the ranks, and whose layers exchange plain tensors."""
+    import holdfast.spmd
+
+    holdfast.spmd.enable()
+    layers = torch.nn.Sequential(torch.nn.Linear(5, 7), torch.nn.GELU(), torch.nn.Linear(7, 5))
+    plan = {"0": ColwiseParallel(), "2": RowwiseParallel()}
+    with pytest.raises(RuntimeError) as raised:
+        parallelize_module(layers, init_device_mesh("cpu", (2,)), plan)(torch.ones(4, 5))
+    return str(raised.value)
+
+
+def test_sizes_that_do_not_match_raise_before_anything_is_sent():
+    assert all("same reduction dim" in error for error in run_ranks(2, _undivided_columns, deadline_s=60))

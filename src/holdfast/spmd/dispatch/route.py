@@ -16,7 +16,7 @@ from holdfast.spmd.base.collective_errors import name_operator
 from holdfast.spmd.base.patched_function import PatchedFunction
 from holdfast.spmd.base.registry import Rule
 from holdfast.spmd.base.torch_decisions import is_decision, local_decision, moves_first, needs_communication
-from holdfast.spmd.base.torch_dispatch import is_composite, is_plain_call, is_view
+from holdfast.spmd.base.torch_dispatch import global_outputs, is_composite, is_plain_call, is_view
 from holdfast.spmd.base.torch_modes import is_tracing, keep_out_of_dynamo, simulates_ranks
 from holdfast.spmd.base.torch_specs import specs_in
 from holdfast.spmd.base.torch_versions import is_torch_2_11
@@ -38,6 +38,9 @@ from holdfast.spmd.sharding.infeasible_decisions import is_infeasible
 from holdfast.spmd.sharding.norm_partials import has_norm, keeps_norms, remember_views, run_on_reduced_norms
 from holdfast.spmd.sharding.out_variants import has_out, run_with_out
 from holdfast.spmd.sharding.shard_sizes import has_even_shards
+
+ATEN = torch.ops.aten
+PRODUCTS = frozenset({ATEN.mm.default, ATEN.addmm.default, ATEN.bmm.default, ATEN.baddbmm.default, ATEN.mv.default})
 
 
 @dataclass(slots=True)
@@ -213,6 +216,8 @@ def _run(installed: Installed, original: Callable[..., Any], call: Call, argumen
         result = run_with_out(call)
         return gather_and_run(call) if result is USE_TORCH else result
     sharding = _decision(original, call, arguments)
+    if sharding is None and op in PRODUCTS:
+        global_outputs(info)  # raises if the sizes do not match, before ranks that differ in them gather
     if sharding is None or is_infeasible(sharding, call.op, info):
         return gathered_view(gather_and_run(call), call) if is_view(op) else gather_and_run(call)
     if not is_decision(sharding):
