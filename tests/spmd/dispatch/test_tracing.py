@@ -422,3 +422,39 @@ def test_a_graph_is_reused_only_for_sizes_that_are_sharded_alike(backend, dynami
 @pytest.mark.parametrize("place", [Replicate(), Shard(0)])
 def test_a_compiled_loss_takes_batches_of_other_sizes(place):
     assert run_ranks(2, _batches_of_other_sizes, [place], deadline_s=120) == [[], []]
+
+
+def _dynamic_lookups():
+    """Train a sharded table, compiled once for batches of any size; return the sizes for which the loss is off."""
+    from torch.distributed.tensor.parallel import RowwiseParallel, parallelize_module
+
+    import holdfast.spmd
+
+    holdfast.spmd.enable()
+    torch.manual_seed(0)
+    whole = torch.nn.Embedding(8, 6, dtype=torch.float64)
+    table = torch.nn.Embedding(8, 6, dtype=torch.float64)
+    table.load_state_dict(whole.state_dict())
+    table = parallelize_module(table, init_device_mesh("cpu", (2,)), RowwiseParallel(input_layouts=Replicate()))
+
+    def loss(model, tokens, targets):
+        return F.cross_entropy(model(tokens), targets)
+
+    compiled, wrong = torch.compile(loss, backend="aot_eager", fullgraph=True), []
+    for rows in (4, 5, 7):
+        tokens, targets = torch.arange(rows) % 8, torch.arange(rows) % 6
+        for tensor in (tokens, targets):
+            torch._dynamo.mark_dynamic(tensor, 0)
+        found, expected = compiled(table, tokens, targets), loss(whole, tokens, targets)
+        for value, model in ((found, table), (expected, whole)):
+            model.zero_grad()
+            value.backward()
+        if not torch.allclose(found, expected) or not torch.allclose(
+            table.weight.grad.full_tensor(), whole.weight.grad
+        ):
+            wrong.append(rows)
+    return wrong
+
+
+def test_lookups_of_a_dynamic_batch_stay_in_the_graph():
+    assert run_ranks(2, _dynamic_lookups, deadline_s=120) == [[], []]

@@ -48,11 +48,18 @@ def _reason_to_leave(call: Call, family: str | None) -> str | None:
     for _, tensor in call.tensor_args():
         if isinstance(tensor, DTensor) and type(tensor) is not DTensor:
             return "a view of a sharded dim may have to be fetched from other ranks"
-        if isinstance(tensor, DTensor) and any(type(size) is not int for size in tensor.shape):
+        if isinstance(tensor, DTensor) and _has_symbolic_size(tensor, family):
             return f"a tensor of shape {list(tensor.shape)} has symbolic sizes"
         if isinstance(tensor, DTensor) and not _is_even(tensor):
             return f"a tensor of shape {list(tensor.shape)} as {tensor.placements} has uneven or strided shards"
     return None
+
+
+def _has_symbolic_size(tensor: DTensor, family: str | None) -> bool:
+    """Return True if a rule might decide by a size that is not known; lookups decide by those of the table only."""
+    if family == "embedding" and all(place.is_replicate() for place in tensor.placements):
+        return False
+    return any(type(size) is not int for size in tensor.shape)
 
 
 def _is_even(tensor: DTensor) -> bool:
