@@ -10,7 +10,7 @@ _RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED
 
 
 def uses_cuda() -> bool:
-    """Return whether this process has started CUDA.
+    """Return True if this process has started CUDA.
 
     A save must not start CUDA for a process that trains on the CPU: a context takes hundreds of megabytes of a GPU.
     A process forked from one that uses CUDA cannot start it at all.

@@ -47,7 +47,7 @@ class Checkpoint:
         try:
             self._pin = storage.pin(folder)
         except NotFound:
-            raise NotFound(f"{self.path}: there is no such checkpoint") from None
+            raise NotFound(f"{self.path}: no such checkpoint") from None
         self.manifest = self._read_manifest()
 
     @property

@@ -63,7 +63,7 @@ class Ledger:
         self._catalog.changed.clear()
 
     def _branches_change(self, steps: list[tuple[Committed | None, Committed | None]]) -> bool:
-        """Count which steps are left behind by which manifests; return True if that set changes."""
+        """Count manifests by the steps they left behind; return True if the set of keys changes."""
         before = set(self._lefts)
         for old, new in steps:
             if old is not None and (lefts := _left_by(old)):

@@ -96,7 +96,7 @@ def add_tag(storage: Storage, name: str, entry: Committed) -> None:
     storage.note(_FOLDER, name, strictjson.dumps(asdict(tag)), durable=True)
     if entry.folder not in storage.folders():
         storage.drop(_FOLDER, name)
-        raise NotFound(f"{storage.name} has no {entry.folder} any more: it was removed in the meantime")
+        raise NotFound(f"{storage.name} has no {entry.folder}: it was deleted while it was being tagged")
 
 
 def remove_tag(storage: Storage, name: str) -> None:

@@ -170,7 +170,7 @@ def _read_config(path: str) -> dict[str, Any]:
 
 
 def _is_loadable(done: Converted, options: ConvertOptions) -> bool:
-    """Return whether the format's library can load the result: it needs a config and its own key names."""
+    """Return True if the format's library can load the result: it needs a config and its own key names."""
     if done.format not in ("hf", "paddle"):
         return True
     mapping = options.mapping.written

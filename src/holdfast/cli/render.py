@@ -117,7 +117,7 @@ def _with_deadline(path: str) -> str:
 
 
 def is_file(path: str) -> bool:
-    """Return whether a path is a single local file."""
+    """Return True if a path is a single local file."""
     return "://" not in path and Path(path).expanduser().is_file()
 
 

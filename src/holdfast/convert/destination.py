@@ -88,7 +88,7 @@ class DestinationFolder:
 
 
 def _is_known(name: str, known: frozenset[str]) -> bool:
-    """Return whether a path is a known file or a folder that contains one. Its other files are checked separately."""
+    """Return True if a path is a known file or a folder that contains one. Its other files are checked separately."""
     return name in known or any(other.startswith(f"{name}/") for other in known)
 
 

@@ -51,7 +51,7 @@ class Orientation:
 
 
 def is_known(config: Mapping[str, Any] | None) -> bool:
-    """Return whether a config names an architecture with the hub's weights and key names."""
+    """Return True if a config names an architecture with the hub's weights and key names."""
     if config is None or config.get("model_type") in _FURTHER_TYPES:
         return config is not None
     try:
@@ -230,7 +230,7 @@ def hub_oriented(
 
 
 def is_in_out(contents: Contents, config: Mapping[str, Any] | None) -> bool:
-    """Return whether the shapes of a model show that its linear weights are [in, out]."""
+    """Return True if the shapes of a model show that its linear weights are [in, out]."""
     model = contents.groups.get("model")
     if model is None or model.kind != "module":
         return False

@@ -18,7 +18,7 @@ _FLOATS = ("float64", "float32", "float16", "bfloat16")
 
 
 def is_model(name: str, group: Group) -> bool:
-    """Return whether a group contains a model's weights, to which `--dtype` applies."""
+    """Return True if a group contains a model's weights, to which `--dtype` applies."""
     return group.kind == "module" or name == "model"
 
 

@@ -98,7 +98,7 @@ class Manifest:
         return sum(record.size for record in self.files.values())
 
     def content(self) -> tuple[Any, ...]:
-        """Return the parts that are equal for equal checkpoints, whoever wrote them and when."""
+        """Return the fields that depend only on the contents, not on the writer or the time."""
         return self.step, dict(self.groups), dict(self.files)
 
 

@@ -22,7 +22,7 @@ def varying_axes(mesh: Mesh, digests: Sequence[str | None]) -> tuple[str, ...]:
             coordinates = ((mesh.coordinate(rank) or (), digest) for rank, digest in present)
             if all(seen.setdefault(tuple(c[i] for i in chosen), digest) == digest for c, digest in coordinates):
                 return tuple(mesh.axes[index] for index in chosen)
-    raise AssertionError("the coordinates of a mesh with all ranks are distinct")
+    raise AssertionError("two ranks of the mesh have the same coordinate")
 
 
 def coordinate_on(mesh: Mesh, axes: Sequence[str], rank: int) -> tuple[int, ...] | None:

@@ -74,14 +74,14 @@ def _whole(spec: TensorSpec) -> Recipe[str]:
 
 
 def _is_whole_copy(term: Term[str], specs: _Specs) -> bool:
-    """Return whether a term copies a whole tensor unchanged, alone or as a slice of a new dim."""
+    """Return True if a term copies a whole tensor unchanged, alone or as a slice of a new dim."""
     shape = specs[term.source].shape
     kept = [dim for dim in term.order if dim != NEW]
     return term.part == Box.full(shape) and kept == list(range(len(shape)))
 
 
 def _only_stacks(recipe: Recipe[str]) -> bool:
-    """Return whether the terms of a recipe span every dim except new ones."""
+    """Return True if the terms of a recipe span every dim except new ones."""
     return all(
         dim == NEW or size == whole
         for term in recipe.terms
@@ -90,7 +90,7 @@ def _only_stacks(recipe: Recipe[str]) -> bool:
 
 
 def _mirrors(weight: Term[str], scale: Term[str], specs: _Specs) -> bool:
-    """Return whether a term of block scales matches the term of its weight, block by block."""
+    """Return True if a term of block scales matches the term of its weight, block by block."""
     if weight.order != scale.order or scale.casts:
         return False
     shape, blocks = specs[weight.source].shape, specs[scale.source].shape

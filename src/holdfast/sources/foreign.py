@@ -179,7 +179,7 @@ class Foreign(Checkpoint):
 
 
 def names_code(folder: Folder) -> bool:
-    """Return whether a folder's config refers to classes in its own code, which is needed to open the model."""
+    """Return True if a folder's config refers to classes in its own code, which is needed to open the model."""
     if folder.only is not None or "config.json" not in folder.files:
         return False
     try:
@@ -190,12 +190,12 @@ def names_code(folder: Folder) -> bool:
 
 
 def is_code(name: str) -> bool:
-    """Return whether the name is that of a Python file at the top of a folder."""
+    """Return True if the name is that of a Python file at the top of a folder."""
     return _CODE.fullmatch(name) is not None
 
 
 def is_side_file(name: str) -> bool:
-    """Return whether the name is that of a file that belongs to a copy of the model."""
+    """Return True if the name is that of a file that belongs to a copy of the model."""
     return _SIDE.fullmatch(name) is not None and not name.endswith(_NOT_SIDE)
 
 

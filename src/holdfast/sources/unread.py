@@ -36,5 +36,5 @@ def note_unread(folder: Folder, result: ReaderResult) -> ReaderResult:
 
 
 def _needs_no_note(name: str) -> bool:
-    """Return whether a file is copied unchanged, or only describes the others."""
+    """Return True if a file is copied unchanged, or only describes the others."""
     return is_side_file(name) or name.endswith(_INDEXES) or name == MANIFEST or _DOCUMENTS.fullmatch(name) is not None

@@ -45,7 +45,7 @@ def shared_storage_at(root: str | os.PathLike[str]) -> SharedStorage:
 
 
 def is_address(text: str) -> bool:
-    """Return whether a text is an address, not a path. `s3://bucket` must never become a local folder.
+    """Return True if a text is an address, not a path. `s3://bucket` must never become a local folder.
 
     Raises InvalidArgument for an address that was converted by `pathlib.Path`.
     """
@@ -69,7 +69,7 @@ def locate(path: str | os.PathLike[str]) -> tuple[SharedStorage, str]:
 
 
 def is_checkpoint(storage: Storage) -> bool:
-    """Return whether a root is itself a checkpoint rather than a folder of checkpoints."""
+    """Return True if a root is itself a checkpoint rather than a folder of checkpoints."""
     try:
         storage.read("", MANIFEST, JSON_BYTES)
     except NotFound:

@@ -157,7 +157,7 @@ class SharedStorage(Storage, Protocol):
         """The text from which `storage_at` opens the same storage in another process."""
 
     def exists(self) -> bool:
-        """Return whether the root exists, that is, something was written and the root was not deleted."""
+        """Return True if the root exists, that is, something was written and the root was not deleted."""
 
     @property
     def poll_s(self) -> float:
@@ -167,7 +167,7 @@ class SharedStorage(Storage, Protocol):
         """Mark the folder as in use until the hold is released or this process ends."""
 
     def is_held(self, folder: str) -> bool:
-        """Return whether a live process on this host is using the folder."""
+        """Return True if a live process on this host is using the folder."""
 
 
 @runtime_checkable

@@ -87,7 +87,7 @@ def exchange(first: Path, second: Path) -> None:
 
 
 def is_local_file_system(path: Path) -> bool:
-    """Return whether a path is on a local disk or in memory of this host, according to statfs."""
+    """Return True if a path is on a local disk or in memory of this host, according to statfs."""
     libc = _libc()
     if libc is None or not hasattr(libc, "statfs"):
         return False
@@ -169,7 +169,7 @@ def claim(descriptor: int) -> bool:
 
 
 def is_claimed(descriptor: int) -> bool:
-    """Return whether a live process has marked the file with `claim`."""
+    """Return True if a live process has marked the file with `claim`."""
     try:
         answer = fcntl.fcntl(descriptor, fcntl.F_OFD_GETLK, _first_byte())
     except OSError as error:

@@ -265,7 +265,7 @@ def sync_folder(path: Path) -> None:
 
 
 def is_listed_link(entry: os.DirEntry[str]) -> bool:
-    """Return whether a symlink counts as a folder: a step, or a step that was replaced or removed."""
+    """Return True if a symlink counts as a folder: a step, or a step that was replaced or removed."""
     return entry.is_symlink() and (not entry.name.startswith(".") or entry.name.startswith((".removed-", ".attempt-")))
 
 

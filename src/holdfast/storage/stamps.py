@@ -22,7 +22,7 @@ def stamp_of(status: os.stat_result) -> str:
 
 
 def is_settled(status: os.stat_result) -> bool:
-    """Return whether any later change would alter the stamp."""
+    """Return True if any later change would alter the stamp."""
     return abs(time.time_ns() - status.st_ctime_ns) > _TICK_NS
 
 
@@ -40,7 +40,7 @@ def _manifest_stamps(root: int, folders: Iterable[str]) -> dict[str, str | None]
 
 
 def _is_listed(root: int, name: str) -> bool:
-    """Return whether a folder or symlink of this name exists. Readers decide whether a symlink is valid."""
+    """Return True if a folder or symlink of this name exists. Readers decide whether a symlink is valid."""
     try:
         mode = os.stat(name, dir_fd=root, follow_symlinks=False).st_mode
     except FileNotFoundError:
@@ -85,7 +85,7 @@ class StampedFolders:
         """Do nothing: a local folder contains its data."""
 
     def _is_folder(self, name: str) -> bool:
-        """Return whether `folders` lists a name."""
+        """Return True if `folders` lists a name."""
         path = self.root / name
         return name in self.folders() if path.is_symlink() else path.is_dir()
 

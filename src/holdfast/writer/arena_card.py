@@ -87,7 +87,7 @@ class ArenaFile:
         return ArenaFile(path, Process(int(match["trainer"]), int(match["namespace"])), int(match["began"]))
 
     def trainer_lives(self) -> bool:
-        """Return whether the trainer is alive: the same process, not a later one with its id.
+        """Return True if the trainer is alive: the same process, not a later one with its id.
 
         A process id of another pid namespace identifies nothing here. There, the trainer's lock on the arena counts.
         """
@@ -99,11 +99,11 @@ class ArenaFile:
             return False
 
     def is_orphan(self) -> bool:
-        """Return whether a writer holds the arena and its trainer is dead."""
+        """Return True if a writer holds the arena and its trainer is dead."""
         return not self.trainer_lives() and is_held_file(self.path)
 
     def is_claimed(self) -> bool:
-        """Return whether the trainer is alive, or may be about to lock the new arena."""
+        """Return True if the trainer is alive, or may be about to lock the new arena."""
         if self.trainer.namespace != pid_namespace() and self._age_s() < _NEW_S:
             return True
         return self.trainer_lives()
@@ -132,7 +132,7 @@ def trainers(run: str) -> set[Process]:
 
 
 def is_held_file(path: Path) -> bool:
-    """Return whether a living process holds a file of shared memory; False if the file is gone."""
+    """Return True if a living process holds a file of shared memory; False if the file is gone."""
     try:
         return is_held(str(path))
     except FileNotFoundError:
@@ -144,7 +144,7 @@ def card_path(arena: str) -> str:
 
 
 def has_card(arena: str) -> bool:
-    """Return whether this user wrote a card for an arena."""
+    """Return True if this user wrote a card for an arena."""
     try:
         return is_own(os.lstat(card_path(arena)))
     except FileNotFoundError:

@@ -65,7 +65,7 @@ class CapturedFile:
 
 
 class SmallFile:
-    """A file whose bytes are in this process."""
+    """A file in this process's memory."""
 
     mappable = False
 

@@ -18,7 +18,7 @@ Bytes = npt.NDArray[np.uint8]
 
 
 def is_direct(block: BlockJob) -> bool:
-    """Return whether a block consists of contiguous byte ranges of arenas, so that it needs no buffer."""
+    """Return True if a block consists of contiguous byte ranges of arenas, so that it needs no buffer."""
     return not block.remote and all(copy.flat for copy in block.local)
 
 

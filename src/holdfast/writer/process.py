@@ -114,7 +114,7 @@ class WriterProcess:
         self._leave()
 
     def _accept(self, command: Command) -> None:
-        """Carry out a command that may come at any time."""
+        """Run a command that is valid at any time."""
         if isinstance(command, CloseWriter):
             self._closing = True
         elif isinstance(command, AddArena):

@@ -125,7 +125,7 @@ class AttemptWatch:
         self.unsure: set[str] = set()  # attempts that may be in use on other hosts
 
     def any_alive(self) -> bool:
-        """Return whether a save is in flight; False takes a few seconds of silence."""
+        """Return True if a save is in flight; False takes a few seconds of silence."""
         self.unsure.clear()
         hidden = set(self._storage.hidden())
         mailboxes = {folder for folder in hidden if attempt_of(folder)}
@@ -163,7 +163,7 @@ class AttemptWatch:
 
 
 def is_in_use(storage: SharedStorage, folder: str) -> bool:
-    """Return whether a process of this host works in a folder."""
+    """Return True if a process of this host works in a folder."""
     try:
         return storage.is_held(folder)
     except NotFound:

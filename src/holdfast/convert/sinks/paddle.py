@@ -109,12 +109,12 @@ def _transpose_if(recipe: Recipe[Place], condition: bool) -> Recipe[Place]:
 
 
 def is_linear(key: str) -> bool:
-    """Return whether a key is the weight of a Linear layer, which Paddle stores as [in, out]."""
+    """Return True if a key is the weight of a Linear layer, which Paddle stores as [in, out]."""
     return "lora" not in key and _LINEAR.fullmatch(key) is not None
 
 
 def is_paddle_layout(shapes: Mapping[str, tuple[int, ...]]) -> bool:
-    """Return whether a model's Linear weights are [in, out]; False if unknown."""
+    """Return True if a model's Linear weights are [in, out]; False if unknown."""
     return infer_layout(shapes) is True
 
 

@@ -116,7 +116,7 @@ def _steps(powers: Collection[Powers], noted: int | None, where: str) -> Steps:
 
 
 def _read_powers(checkpoint: Checkpoint, group: Group) -> dict[str, Powers]:
-    """Read the powers of the betas by parameter; each is a single number."""
+    """Read the beta powers of each parameter, which are scalars."""
     values = read_scalars(checkpoint, {key: recipe for key, recipe in group.tensors.items() if _is_power(key)})
     found: dict[str, dict[str, float]] = {}
     for key, value in values.items():

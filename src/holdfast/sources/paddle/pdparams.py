@@ -84,7 +84,7 @@ def _sort(collected: PaddleGroups, value: Any, name: str, where: str) -> None:
 
 
 def _is_part(key: str, item: Any) -> bool:
-    """Return whether an item of a file's dict is a separate state dict: a model, an optimizer, another model."""
+    """Return True if an item of a file's dict is a separate state dict: a model, an optimizer, another model."""
     named = key in _MODELS or key in _OPTIMIZERS or key == MASTERS
     return is_state_dict(item) or (named and isinstance(item, dict) and has_tensor(item))
 

@@ -58,7 +58,7 @@ def flattened(value: Tree, where: str, prefix: tuple[str, ...] = ()) -> Flat:
 
 
 def has_tensor(value: Tree) -> bool:
-    """Return whether a tree contains a tensor."""
+    """Return True if a tree contains a tensor."""
     if isinstance(value, dict):
         return any(has_tensor(item) for item in value.values())
     if isinstance(value, list | tuple):
@@ -67,7 +67,7 @@ def has_tensor(value: Tree) -> bool:
 
 
 def is_state_dict(value: Tree) -> bool:
-    """Return whether a tree is a dict that directly contains tensors."""
+    """Return True if a tree is a dict that directly contains tensors."""
     return isinstance(value, dict) and any(isinstance(item, Recipe) for item in value.values())
 
 

@@ -197,7 +197,7 @@ def _whole(file: str, begin: int, dtype: DType, shape: tuple[int, ...]) -> Recip
 
 
 def _is_named_array(value: Any) -> bool:
-    """Return whether a value is a pair of a tensor's Paddle name and its array."""
+    """Return True if a value is a pair of a tensor's Paddle name and its array."""
     return isinstance(value, tuple) and len(value) == 2 and isinstance(value[0], str) and is_array(value[1])
 
 

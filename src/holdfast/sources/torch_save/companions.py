@@ -49,7 +49,7 @@ class Companions:
 
 
 def is_companion(name: str) -> bool:
-    """Return whether the name is that of a file that trainers write next to a model."""
+    """Return True if the name is that of a file that trainers write next to a model."""
     return _TORCH_FILE.fullmatch(name) is not None or name == "training_args.bin"
 
 

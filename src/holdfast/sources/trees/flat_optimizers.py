@@ -79,6 +79,6 @@ def _owners(tree: Mapping[str, Any]) -> set[str]:
 
 
 def _has_owner(path: str, weights: Collection[str]) -> bool:
-    """Return whether a path is the key of a weight or lies below one."""
+    """Return True if a path is the key of a weight or lies below one."""
     parts = path.split(".")
     return any(".".join(parts[:count]) in weights for count in range(len(parts), 0, -1))

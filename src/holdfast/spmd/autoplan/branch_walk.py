@@ -38,7 +38,7 @@ class AxisTerms:
 
 @dataclass(slots=True)
 class Walk:
-    """The outcome: placements by value, moves in units of a value's bytes, and which steps are divided."""
+    """The result of a walk: placements by value, redistributions with their cost, and sharded steps."""
 
     takes: int
     parameters: dict[str, int]

@@ -1,4 +1,4 @@
-"""Plain tensors that a model makes in its forward become replicas where they meet DTensors, while modules run."""
+"""Replicate plain tensors created in a model's `forward` when a call combines them with DTensors."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class ActiveModules(threading.local):
         self.modules.append(module)
 
     def leave(self, module: object) -> None:
-        """Remove a module that returned or raised, and any modules within it that did not report their end."""
+        """Remove a module that returned or raised, and any nested modules whose exit was not reported."""
         while module in self.modules and self.modules.pop() is not module:
             pass
         if not self.modules and self.mode is not None:

@@ -17,8 +17,8 @@ from holdfast.spmd.base.torch_specs import specs_in
 def is_infeasible(sharding: Any, op: Any, info: Any) -> bool:
     """Return True if a decision turns shards or integers into Partials, or a Partial into another reduction.
 
-    Before 2.13 also if it redistributes a tensor that is written in place: the write would go into a copy. On 2.11 also
-    if it leaves a strided shard without the shards that it strides over.
+    Before 2.13, also if it redistributes a tensor written in place: the write would go to a copy. On 2.11, also if a
+    strided shard loses the shards that it strides over.
     """
     if not is_decision(sharding):
         return False

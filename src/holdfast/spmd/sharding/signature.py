@@ -75,9 +75,9 @@ def parse(
     text: str,
     call: Call,
 ) -> Signature:
-    """Return the signature of a text like "nc*, c -> nc*, c".
+    """Parse a signature such as "nc*, c -> nc*, c".
 
-    `*` stands for any number of dims that stay whole. `+` before a tensor marks the linear arguments: if all of them
+    `*` stands for any number of unsharded dims. `+` before a tensor marks the linear arguments: if all of them
     are Partial, the results marked `+` are.
     """
     before, after = (_tensors(side) for side in text.split("->"))

@@ -146,7 +146,7 @@ class Calls:
         return status is None or int(status[1]) >= 500 or int(status[1]) in _TRANSIENT
 
     def is_retryable(self, error: BaseException) -> bool:
-        """Return whether the failed call may succeed if repeated."""
+        """Return True if the failed call may succeed if repeated."""
         cause = error.__cause__
         return isinstance(error, ConditionFailed) or (isinstance(cause, Exception) and self._is_transient(cause))
 
@@ -236,7 +236,7 @@ class Calls:
         return self.retry("listing", key, request)
 
     def has_objects(self, prefix: str) -> bool:
-        """Return whether any object exists under a prefix."""
+        """Return True if any object exists under a prefix."""
 
         def request() -> bool:
             return any(bool(chunk) for chunk in self._store.list(prefix or None, chunk_size=1))

@@ -46,11 +46,11 @@ class OpenAttempts:
         self._own.add(attempt)
 
     def is_own(self, attempt: str) -> bool:
-        """Return whether this process has begun the attempt."""
+        """Return True if this process has begun the attempt."""
         return attempt in self._own
 
     def is_open(self, attempt: str) -> bool:
-        """Return whether the attempt is still open in the store."""
+        """Return True if the attempt is still open in the store."""
         return self._calls.exists(f"{OPEN}/{attempt}")
 
     def cached_prefix(self, attempt: str) -> str | None:

@@ -1,11 +1,11 @@
-"""`ObjectStorage`: attempts under prefixes of their own, published, renamed and removed by conditional puts.
+"""`ObjectStorage`: attempts under separate prefixes, published, renamed and removed by conditional puts.
 
 An attempt's objects are stored under `<root>/.attempt-x/` and never move. The manifest at
 `<root>/<folder>/holdfast.json` makes them a checkpoint: its field "attempt" names the prefix. The
 conditional put succeeds only if the folder's manifest is missing or still the expected one.
 `.open/<attempt>` marks an attempt as being written, `.removed/<prefix>` marks data for deletion.
 
-Locks do not reach across hosts. To exclude that one process discards an attempt and another
+Locks do not work across hosts. To exclude that one process discards an attempt and another
 publishes it, the first closes the attempt and then checks whether it was published. The second
 publishes the attempt and then checks whether it is still open.
 """

@@ -36,7 +36,7 @@ def cat(call: Call) -> Any:
 
 
 def _is_placed_as(tensor: Any, first: DTensor, dim: int) -> bool:
-    """Return True if a tensor has the placements of the first, no empty shard, and its sizes except along `dim`."""
+    """Return True if `tensor` has no empty shard and matches `first` in placements and in sizes except `dim`."""
     if not isinstance(tensor, DTensor) or tensor.ndim != first.ndim or tensor.dtype != first.dtype:
         return False
     sizes = zip(tensor.shape, first.shape, strict=True)
