@@ -63,6 +63,7 @@ def _own_rows(whole: torch.Tensor, factor: int) -> torch.Tensor:
     return torch.cat([block.chunk(3)[dist.get_rank()] for block in whole.chunk(factor)])
 
 
+@pytest.mark.full
 @pytest.mark.timeout(120)
 @pytest.mark.skipif(is_torch_2_11(), reason="torch 2.11 cannot redistribute a strided shard alone")
 def test_strided_rows_reshape_as_on_one_device() -> None:

@@ -456,5 +456,6 @@ def _dynamic_lookups():
     return wrong
 
 
+@pytest.mark.full
 def test_lookups_of_a_dynamic_batch_stay_in_the_graph():
     assert run_ranks(2, _dynamic_lookups, deadline_s=120) == [[], []]
