@@ -100,7 +100,7 @@ def test_opening_what_is_not_a_file_leaks_no_descriptor(storage, tmp_path):
     for _ in range(5):
         with pytest.raises(Damaged):
             storage.pin("step-1").open("pipe")
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(os.listdir("/proc/self/fd")) <= before  # fewer, if what another test left was collected
 
 
 def test_folders_and_links_that_are_not_hidden_are_listed(storage, tmp_path):

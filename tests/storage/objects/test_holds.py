@@ -137,4 +137,4 @@ def test_descriptors_do_not_leak(memory: Path) -> None:
     before = len(os.listdir("/proc/self/fd"))
     for _ in range(20):
         check_works()
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(os.listdir("/proc/self/fd")) <= before  # fewer, if what another test left was collected
