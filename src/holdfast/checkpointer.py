@@ -146,7 +146,7 @@ class Checkpointer:
         return self._schedule is not None and self._schedule.preempted
 
     def steps(self) -> list[int]:
-        """Return the committed steps of the current branch, oldest first."""
+        """Return the committed steps of the living branch, oldest first."""
         return [entry.step for entry in living_steps(self.storage) if entry.manifest is not None]
 
     def finish(self, timeout: float | None = None) -> bool:

@@ -321,7 +321,7 @@ def test_a_damaged_step_is_passed_over_for_good_and_stays_where_it_is(tmp_path: 
         assert checkpointer.steps() == [2, 3]
     assert names(tmp_path) == [step_folder(step) for step in (2, 3, 4)]
     state = state_of(0.0)
-    assert holdfast.Checkpointer(tmp_path).restore(state) == 3  # the highest of the current branch
+    assert holdfast.Checkpointer(tmp_path).restore(state) == 3  # the highest of the living branch
 
 
 def test_damaged_steps_are_moved_when_that_is_asked_for(tmp_path: Path) -> None:

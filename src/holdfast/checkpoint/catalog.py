@@ -1,4 +1,4 @@
-"""The catalog of the steps under a root: scan manifests, notice changes, find the current branch and set-aside steps.
+"""The catalog of the steps under a root: scan manifests, notice changes, find the living branch and set-aside steps.
 
 A manifest whose stamp is unchanged is not read again. A catalog remembers manifests in memory,
 and in a file across processes (see catalog_file.py).
@@ -287,7 +287,7 @@ def _scanned(storage: Storage) -> Catalog:
 
 
 def living_steps(storage: Storage) -> list[Committed]:
-    """Return the steps of the current branch, oldest first: without those that a restore left behind.
+    """Return the steps of the living branch, oldest first: without those that a restore left behind.
 
     The first commit after a rewind names the steps it abandons, and sets them aside under another
     name. If that is interrupted, its manifest still keeps them from coming back.

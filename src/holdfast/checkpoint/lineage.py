@@ -14,7 +14,7 @@ class Lineage:
     """A step, its parent, its metrics, and the steps that a restore left behind.
 
     `abandons` are later steps given up by a rewind; `skips` are damaged steps that a restore
-    skipped. Neither is on the current branch.
+    skipped. Neither is on the living branch.
     """
 
     step: int | None

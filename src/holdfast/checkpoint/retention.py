@@ -1,6 +1,6 @@
 """Retention: decide which steps stay, remove the others, set abandoned ones aside, store the policy for gc.
 
-The newest step of the current branch, tagged steps and steps being read are never removed. A
+The newest step of the living branch, tagged steps and steps being read are never removed. A
 removal renames the folder first, so that no reader takes half a folder for a checkpoint.
 
 The state of retention is kept across saves, so that a save need not visit every step. The first
@@ -71,7 +71,7 @@ class RetentionResult:
 def decide(
     storage: Storage, policy: Policy, committed: int | None = None, found: list[Committed] | None = None
 ) -> list[Decision]:
-    """Judge every step of the current branch by a policy, oldest first; `found` are all steps, if known.
+    """Judge every step of the living branch by a policy, oldest first; `found` are all steps, if known.
 
     `committed` is the step that was just committed; it always stays. Without it, and if a step would
     be removed, the newest step whose bytes verify stays as well.
@@ -184,7 +184,7 @@ def _remove(storage: Storage, entry: Committed, index: RetentionIndex, outcome: 
 
 
 def _set_aside(storage: Storage, index: RetentionIndex, outcome: RetentionResult) -> None:
-    """Rename the steps that a rewind abandoned, so that they are not taken for the current branch."""
+    """Rename the steps that a rewind abandoned, so that they are not taken for the living branch."""
     for entry in _set_aside_order(index.abandoned()):
         assert entry.manifest is not None
         with _recording_problems(outcome, entry.step):

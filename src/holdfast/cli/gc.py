@@ -30,7 +30,7 @@ class _Item:
     deleted: bool
     why: str
     size: int | None = None
-    is_aside: bool = False  # not on the current branch
+    is_aside: bool = False  # not on the living branch
 
 
 @click.command("gc", context_settings={"help_option_names": ["-h", "--help"]})

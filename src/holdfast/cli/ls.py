@@ -50,7 +50,7 @@ def _hint(root: str, storage: Storage) -> str:
 
 
 def _notes(storage: Storage, steps: list[Committed], aside: list[Committed]) -> dict[str, list[str]]:
-    """Return notes by folder: the tags of a step, and why it is not on the current branch."""
+    """Return notes by folder: the tags of a step, and why it is not on the living branch."""
     problems: list[str] = []
     tags = tagged(storage, [*steps, *aside], problems)
     for problem in problems:

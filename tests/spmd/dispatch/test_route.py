@@ -26,19 +26,24 @@ CALLS: dict[str, Callable[[Any, Any], Any]] = {
 }
 
 
+def _count_calls() -> list[Any]:
+    """Return a list that gets an entry for every call that is asked about from now on."""
+    route, asked = torch_dispatch.slow_path(), list[Any]()
+
+    def counted(*args: Any) -> Any:
+        asked.append(args[0])
+        return route(*args)
+
+    torch_dispatch.override(torch_dispatch.SLOW_PATH, counted)
+    return asked
+
+
 def _asked() -> dict[str, dict[str, int]]:
     """How often the slow path is asked in three calls, by operation and how its input lies."""
     import holdfast.spmd
 
     holdfast.spmd.enable()
-    route, asked = torch_dispatch.slow_path(), 0
-
-    def counted(*args: Any) -> Any:
-        nonlocal asked
-        asked += 1
-        return route(*args)
-
-    torch_dispatch.override(torch_dispatch.SLOW_PATH, counted)
+    asked = _count_calls()
     mesh, counts = init_device_mesh("cpu", (2,)), {}
     kernel = place(KERNEL, mesh, (Replicate(),))
     inputs = {"even": (4, Shard(0)), "uneven": (3, Shard(0)), "a sum": (4, Partial())}
@@ -46,9 +51,10 @@ def _asked() -> dict[str, dict[str, int]]:
         counts[name] = {}
         for word, (rows, where) in inputs.items():
             whole = torch.randn(rows, 2, 6, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-            x, asked = place(whole, mesh, (where,)), 0
+            x = place(whole, mesh, (where,))
+            asked.clear()
             results: list[DTensor] = [call(x, kernel) for _ in range(3)]
-            counts[name][word] = asked
+            counts[name][word] = len(asked)
             torch.testing.assert_close(results[2].full_tensor(), call(whole, KERNEL))
     holdfast.spmd.disable()
     return counts
@@ -89,17 +95,10 @@ def _asked_by_losses() -> int:
     x = distribute_tensor(torch.ones(4, 3), init_device_mesh("cpu", (2,)), [Shard(0)]).requires_grad_()
     for _ in range(2):  # the second adds to the first gradient
         x.sum().backward()
-    route, asked = torch_dispatch.slow_path(), 0
-
-    def counted(*args: Any) -> Any:
-        nonlocal asked
-        asked += 1
-        return route(*args)
-
-    torch_dispatch.override(torch_dispatch.SLOW_PATH, counted)
+    asked = _count_calls()
     x.sum().backward()
     holdfast.spmd.disable()
-    return asked
+    return len(asked)
 
 
 def test_the_backward_of_a_partial_loss_is_decided_once() -> None:

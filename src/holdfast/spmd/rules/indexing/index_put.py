@@ -56,7 +56,7 @@ def index_put(call: Call) -> Any:
 
 
 def _partials_fit(call: Call, target: DTensor) -> bool:
-    """Return True if target and values have equal placements and no element is written twice."""
+    """Return True if target and values are Partial alike, and no element is written twice: ranks differ in order."""
     values, indices = call["values"], [index for index in call["indices"] if index is not None]
     return (
         isinstance(values, DTensor)
