@@ -92,6 +92,7 @@ def load(
     ignore: Sequence[str] = (),
     ties: Mapping[str, str] | None = None,
     mesh: Any = None,
+    memory_bytes: int | str = limits.LOAD_MEMORY_BYTES,
     progress: Callable[[int], None] = no_progress,
     deadline_s: float = DEADLINE_S,
 ) -> LoadReport:
@@ -102,7 +103,8 @@ def load(
     the state was not filled, and a Mismatch if nothing was. `only` and `ignore` are
     patterns of keys. `cast` allows conversion of dtypes. `verify` checks the digest of
     every block that is read. `mapping` defines how the stored tensors become the live ones: statements,
-    a file of them, or the name of a built-in mapping. No tensor is changed before everything is known to fit.
+    a file of them, or the name of a built-in mapping. `memory_bytes` bounds the memory that each rank uses
+    beside the tensors. No tensor is changed before everything is known to fit.
     """
     from holdfast.adapters.comm import current_ranks
 
@@ -115,6 +117,7 @@ def load(
         ties=ties or {},
         mesh=mesh,
         mapping=mapping,
+        memory_bytes=memory_bytes,
     )
     ranks = current_ranks(deadline_s)
 

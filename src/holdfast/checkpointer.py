@@ -236,13 +236,15 @@ class Checkpointer:
         only: Sequence[str] = (),
         ignore: Sequence[str] = (),
         move_damaged: bool = False,
+        memory_bytes: int | str = limits.LOAD_MEMORY_BYTES,
         progress: Callable[[int], None] = no_progress,
     ) -> int | None:
         """Load the newest good checkpoint, or that of `step`; return its step, None if none exists.
 
         A damaged checkpoint is skipped with a warning, on every rank even if only one sees the
         damage; `move_damaged` renames it to `damaged-step-N`. If all are damaged, raises
-        Damaged. `last_report` is the report of the load.
+        Damaged. `last_report` is the report of the load. `memory_bytes` bounds the memory that each
+        rank uses beside the tensors.
 
         Restoring an earlier `step` begins another branch: the first save after it sets the
         later steps aside as `abandoned-step-M`, and nothing restores or removes those automatically.
@@ -260,6 +262,7 @@ class Checkpointer:
             mesh=self._options.mesh,
             mapping=self._options.mapping,
             reverse=self._options.mapping is not None,
+            memory_bytes=memory_bytes,
         )
         with self._lock:
             self._require_open()

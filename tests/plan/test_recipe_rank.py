@@ -29,6 +29,9 @@ class PutOnly:
     def __init__(self, array: np.ndarray) -> None:
         self.inner = ArrayDestination(array)
 
+    def flat(self) -> None:
+        return None
+
     def direct(self) -> None:
         return None
 

@@ -1,47 +1,39 @@
-"""Reads of a load plan: mapped or read portions, verified and copied to their destinations, shared within a host.
+"""Reads of a load plan: on threads, verified and copied to their destinations, each byte once per host.
 
-Files of this host are mapped. The page cache holds every byte once for all ranks, each rank
-copies its parts directly from it, and one rank of the host verifies each block. Files that
-cannot be mapped are read: directly into live memory if only one rank needs the bytes, otherwise
-into a window of shared memory from which all ranks copy (see host_windows.py).
+Files of this host are read through the page cache, which holds every byte once for all ranks: each
+rank copies its parts from it, and one rank of the host verifies each block. What only one rank
+needs and the cache does not hold is read past it. Files that cannot be mapped are read directly
+into live memory if only one rank needs the bytes, otherwise into a window of shared memory from
+which all ranks copy (see host_windows.py).
 """
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import itertools
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
 
-import numpy as np
-
+from holdfast.checkpoint.block_reader import BlockReader, Destinations, FlatDestinations, check_digest
 from holdfast.checkpoint.host_windows import WindowExchange
-from holdfast.core.errors import Damaged, HoldfastError, error_from_record, error_record
+from holdfast.core.errors import HoldfastError, error_from_record, error_record
 from holdfast.core.limits import MIB
 from holdfast.core.ranks import Ranks, run_on_all_ranks
 from holdfast.format.digest import Digest
-from holdfast.layout.box import Box
-from holdfast.plan.files import (
-    Place,
-    RawArray,
-    ShardDestination,
-    ShardPiece,
-    aligned_buffer,
-    bytes_of,
-    part_of,
-    piece_in_run,
-    raw_dtype,
-)
+from holdfast.plan.files import RawArray, piece_in_run
 from holdfast.plan.load_plan import Portion, Read
+from holdfast.plan.staging import STEP_BYTES, Staging
 from holdfast.storage.base import Reader
-from holdfast.storage.open_files import open_limit
+from holdfast.storage.open_files import OpenReaders
 
-PORTION_BYTES = 2 * MIB
+PORTION_BYTES = STEP_BYTES
 MAP_BYTES = 64 * MIB
-_NO_MAP: tuple[str, int, RawArray] = ("", 0, np.empty(0, dtype=np.uint8))
+_THREAD_BYTES = 8 * MIB  # a thread for fewer bytes costs more than it saves
 
-Destinations = Mapping[tuple[Place, Box], Sequence[ShardDestination]]
 Progress = Callable[[int], None]
 
 
@@ -66,95 +58,127 @@ class Loaded:
 class Loading:
     """One rank's share of a load plan. Collective: every rank takes part, even without anything to read."""
 
-    def __init__(self, ranks: Ranks, source: LoadSource, destinations: Destinations, progress: Progress) -> None:
+    def __init__(
+        self, ranks: Ranks, source: LoadSource, destinations: Destinations, progress: Progress, staging: Staging
+    ) -> None:
         self._ranks = ranks
         self._source = source
-        self._destinations = destinations
+        self._destinations = FlatDestinations(destinations)
         self._progress = progress
-        self._files: OrderedDict[str, Reader] = OrderedDict()
-        self._most_files = open_limit()
-        self._map = _NO_MAP
-        self._digest: Digest | None = None
+        self._staging = staging
+        self._files: OpenReaders[str] = OpenReaders(source.open_file)
+        self._lock = threading.Lock()
+        self._failures: dict[int, HoldfastError] = {}  # by the number of the read
         self._loaded = Loaded()
 
     def run_mapped(self, reads: Sequence[Read]) -> Loaded:
-        """Copy this host's reads from mapped files; needs no communication with other ranks."""
-        try:
-            for read in reads:
-                if read.reader == self._ranks.rank or any(self._ranks.rank in p.receivers() for p in read.portions):
-                    self._guarded(partial(self._copy_mapped, read))
-        finally:
-            self._close()
+        """Copy this host's reads through the page cache; needs no communication with other ranks."""
+        rank = self._ranks.rank
+
+        def copy(reader: BlockReader, read: Read) -> None:
+            reader.copy(read)
+            if read.reader == rank:
+                self._count(read.bytes)
+
+        mine = [r for r in reads if r.reader == rank or any(rank in portion.receivers() for portion in r.portions)]
+        with self._opened():
+            self._run_threads(mine, copy)
         return self._loaded
 
     def run_read(self, reads: Sequence[Read], neighbours: Sequence[int], deadline_s: float) -> Loaded:
         """Perform the reads of this host, whose ranks are `neighbours`. Collective among all ranks."""
         rank = self._ranks.rank
-        queue = [(read, portion) for read in reads if read.reader == rank for portion in read.portions]
+        queue = [read for read in reads if read.reader == rank]
         shared = any(portion.receivers() - {read.reader} for read in reads for portion in read.portions)
-        try:
+        with self._opened():
             if any(run_on_all_ranks(self._ranks, lambda: shared)):
                 exchange = WindowExchange(self._ranks, neighbours, PORTION_BYTES, deadline_s)
                 self._run_shared(exchange, reads, queue)
             else:
-                self._run_unshared(queue)
-        finally:
-            self._close()
+                self._run_threads(queue, self._read_unshared)
         return self._loaded
 
-    def _close(self) -> None:
-        self._map = _NO_MAP
-        while self._files:
-            self._files.popitem()[1].close()
+    @contextmanager
+    def _opened(self) -> Iterator[None]:
+        try:
+            yield
+        finally:
+            self._files.close()
+            if self._failures:
+                self._loaded.failure = self._failures[min(self._failures)]
 
-    def _copy_mapped(self, read: Read) -> None:
-        own = read.reader == self._ranks.rank
-        digest = Digest() if own and read.digest else None
+    def _count(self, size: int) -> None:
+        with self._lock:
+            self._loaded.read_bytes += size
+            self._progress(size)
+
+    def _guarded(self, work: Callable[[], None]) -> bool:
+        """Work unless something has failed; returns True if it succeeded."""
+        if not self._failures:
+            self._keep_failure(0, work)
+        return not self._failures
+
+    def _keep_failure(self, number: int, work: Callable[[], None]) -> None:
+        """Keep a failure for later: a rank that stops early would leave other ranks waiting."""
+        try:
+            work()
+        except HoldfastError as error:
+            self._failures[number] = error
+        except Exception as error:  # noqa: BLE001  (other ranks wait for this one, whatever failed)
+            self._failures[number] = error_from_record(error_record(error))
+            self._failures[number].__cause__ = error
+
+    def _run_threads(self, reads: Sequence[Read], work: Callable[[BlockReader, Read], None]) -> None:
+        """Perform the reads in order on several threads, or here if they are few.
+
+        After a failure no further read begins. The reads before it have begun then, so that the first
+        failure of all is the same however the threads run.
+        """
+        numbers = itertools.count()
+
+        def run() -> None:
+            with self._lent_reader() as reader:
+                while not self._failures and (number := next(numbers)) < len(reads):
+                    self._keep_failure(number, partial(work, reader, reads[number]))
+
+        threads = min(self._staging.threads, len(reads), 1 + sum(read.bytes for read in reads) // _THREAD_BYTES)
+        if threads <= 1:
+            run()
+            return
+        with ThreadPoolExecutor(threads, "holdfast-read") as pool:
+            running = [pool.submit(run) for _ in range(threads)]
+            try:
+                for future in running:
+                    future.result()
+            except BaseException:
+                numbers = itertools.count(len(reads))  # interrupted: begin no further read
+                raise
+
+    @contextmanager
+    def _lent_reader(self) -> Iterator[BlockReader]:
+        with self._staging.lend() as buffers:
+            yield BlockReader(
+                self._ranks.rank,
+                self._source.path,
+                self._files,
+                self._destinations,
+                buffers,
+                self._loaded.touched.add,
+            )
+
+    def _read_unshared(self, reader: BlockReader, read: Read) -> None:
+        digest = Digest() if read.digest is not None else None
         for portion in read.portions:
-            if own:
-                size = sum(size for _, size in portion.ranges)
-                self._loaded.read_bytes += size
-                self._progress(size)
-            if digest is not None:
-                data = np.frombuffer(self._file(read.file).map(portion.offset, portion.size, whole=True), np.uint8)
-                digest.update(data.data)
-                self._scatter(portion, data)
-            else:
-                self._scatter_mapped(read.file, portion)
+            self._read_portion(reader, read, portion, digest)
         if digest is not None:
-            _check(read, digest.hexdigest(), self._source.path)
+            check_digest(read, digest.hexdigest(), self._source.path)
 
-    def _scatter_mapped(self, name: str, portion: Portion) -> None:
-        """Copy this rank's pieces: large ones from their own map, the rest from a shared map."""
-        for piece in portion.pieces:
-            if piece.rank != self._ranks.rank:
-                continue
-            if piece.part == piece.run.box and piece.bytes >= MIB:
-                view = self._file(name).map(portion.offset + piece.run.at, piece.bytes, whole=True)
-                self._put(piece, np.frombuffer(view, raw_dtype(piece.run.place)).reshape(piece.part.sizes))
-            else:
-                self._put(piece, piece_in_run(self._mapped(name, portion.offset, portion.size), piece))
+    def _read_portion(self, reader: BlockReader, read: Read, portion: Portion, digest: Digest | None) -> None:
+        reader.read_portion(read, portion, digest)
+        self._count(sum(size for _, size in portion.ranges))
 
-    def _mapped(self, name: str, offset: int, size: int) -> RawArray:
-        """Return bytes of a mapped file; one range stays mapped, since mapping costs more than a small copy."""
-        file, begin, array = self._map
-        if file != name or offset < begin or offset + size > begin + array.nbytes:
-            self._map = _NO_MAP  # release the old map before creating the new one
-            reader = self._file(name)
-            begin = offset
-            array = np.frombuffer(reader.map(begin, min(MAP_BYTES, reader.size - begin)), dtype=np.uint8)
-            self._map = (name, begin, array)
-        return array[offset - begin : offset - begin + size]
-
-    def _run_unshared(self, queue: Sequence[tuple[Read, Portion]]) -> None:
-        scratch = aligned_buffer(PORTION_BYTES if queue else 0)
-        for read, portion in queue:
-            self._guarded(partial(self._read, read, portion, scratch))
-
-    def _run_shared(
-        self, exchange: WindowExchange, reads: Sequence[Read], queue: Sequence[tuple[Read, Portion]]
-    ) -> None:
-        scratch = aligned_buffer(PORTION_BYTES)
+    def _run_shared(self, exchange: WindowExchange, reads: Sequence[Read], queue: Sequence[Read]) -> None:
+        """Read on one thread, which also passes portions to the other ranks of the host."""
         portions = [(read.reader, portion) for read in reads for portion in read.portions]
         numbers = {id(portion): number for number, (_, portion) in enumerate(portions)}
         rank = self._ranks.rank
@@ -163,123 +187,36 @@ class Loading:
         def receive(number: int, window: RawArray) -> None:
             self._guarded(partial(self._scatter, portions[number][1], window))
 
-        with exchange.opened(expected, receive):
-            for read, portion in queue:
-                receivers = portion.receivers() - {rank}
-                if not receivers:
-                    exchange.serve()
-                    self._guarded(partial(self._read, read, portion, scratch))
-                    continue
-                slot, window = exchange.free_slot()
-                good = self._guarded(partial(self._read_window, read, portion, window))
-                exchange.announce(numbers[id(portion)], slot, receivers, good=good)
-                if good and rank in portion.receivers():
-                    self._guarded(partial(self._scatter, portion, window))
+        with exchange.opened(expected, receive), self._lent_reader() as reader:
+            for read in queue:
+                digest = Digest() if read.digest is not None else None
+                for portion in read.portions:
+                    receivers = portion.receivers() - {rank}
+                    if not receivers:
+                        exchange.serve()
+                        self._guarded(partial(self._read_portion, reader, read, portion, digest))
+                    else:
+                        slot, window = exchange.free_slot()
+                        good = self._guarded(partial(self._read_window, read, portion, window, digest))
+                        exchange.announce(numbers[id(portion)], slot, receivers, good=good)
+                        if good and rank in portion.receivers():
+                            self._guarded(partial(self._scatter, portion, window))
+                if digest is not None:
+                    self._guarded(partial(check_digest, read, digest.hexdigest(), self._source.path))
 
-    def _guarded(self, work: Callable[[], None]) -> bool:
-        """Keep the first failure for later: a rank that stops early would leave other ranks waiting."""
-        if self._loaded.failure is not None:
-            return False
-        try:
-            work()
-        except HoldfastError as error:
-            self._loaded.failure = error
-        except Exception as error:  # noqa: BLE001  (other ranks wait for this one, whatever failed)
-            self._loaded.failure = error_from_record(error_record(error))
-            self._loaded.failure.__cause__ = error
-        return self._loaded.failure is None
-
-    def _file(self, name: str) -> Reader:
-        """Return an open file. Only one thread uses the files, so any other may be closed; maps stay valid."""
-        if name not in self._files:
-            while len(self._files) >= self._most_files:
-                self._files.popitem(last=False)[1].close()
-            self._files[name] = self._source.open_file(name)
-        self._files.move_to_end(name)
-        return self._files[name]
-
-    def _read(self, read: Read, portion: Portion, scratch: RawArray) -> None:
-        """Read a portion that only this rank needs."""
-        direct = self._direct_spans(portion)
-        if direct:
-            self._loaded.touched.add(read.file)
-        self._fill(read, portion, list(_layer(portion, direct, scratch)))
-        for piece in portion.pieces:
-            if id(piece) not in direct:
-                self._put(piece, piece_in_run(scratch, piece))
-
-    def _read_window(self, read: Read, portion: Portion, window: RawArray) -> None:
-        spans = [(start, [window[start : start + size].data]) for start, size in portion.ranges]
-        self._fill(read, portion, spans)
+    def _read_window(self, read: Read, portion: Portion, window: RawArray, digest: Digest | None) -> None:
+        """Read a portion into a window of shared memory."""
+        with self._files.using(read.file) as file:
+            for start, size in portion.ranges:
+                buffer = window[start : start + size].data
+                file.read_into(portion.offset + start, [buffer])
+                if digest is not None:
+                    digest.update(buffer)
+                self._count(size)
 
     def _scatter(self, portion: Portion, window: RawArray) -> None:
+        """Copy this rank's pieces from a window."""
         for piece in portion.pieces:
             if piece.rank == self._ranks.rank:
-                self._put(piece, piece_in_run(window, piece))
-
-    def _fill(self, read: Read, portion: Portion, spans: Sequence[tuple[int, list[memoryview]]]) -> None:
-        """Read spans of a portion into buffers; digest them in order if the block is verified."""
-        file = self._file(read.file)
-        if portion is read.portions[0]:
-            self._digest = Digest() if read.digest else None
-        for start, buffers in spans:
-            file.read_into(portion.offset + start, buffers)
-            size = sum(buffer.nbytes for buffer in buffers)
-            self._loaded.read_bytes += size
-            self._progress(size)
-            if self._digest is not None:
-                for buffer in buffers:
-                    self._digest.update(buffer)
-        if portion is read.portions[-1] and self._digest is not None:
-            _check(read, self._digest.hexdigest(), self._source.path)
-
-    def _direct_spans(self, portion: Portion) -> dict[int, memoryview]:
-        """Return the pieces that can be read directly into live memory, by identity: the only ones of their run."""
-        out = {}
-        runs = Counter(piece.run for piece in portion.pieces)
-        for piece in portion.pieces:
-            found = self._destinations[piece.run.place, piece.held]
-            array = found[0].direct() if len(found) == 1 and runs[piece.run] == 1 else None
-            if array is None or piece.part != piece.run.box:
-                continue
-            target = part_of(array, piece.part, piece.held)
-            if target.flags.c_contiguous and target.nbytes:
-                out[id(piece)] = bytes_of(target)
-        return out
-
-    def _put(self, piece: ShardPiece, data: RawArray) -> None:
-        self._loaded.touched.add(piece.run.place.file)
-        part = piece.part.relative_to(piece.held)
-        for destination in self._destinations[piece.run.place, piece.held]:
-            destination.put(part, data)
-
-
-def _layer(
-    portion: Portion, direct: Mapping[int, memoryview], scratch: RawArray
-) -> Iterator[tuple[int, list[memoryview]]]:
-    """Yield the buffers that each range of a portion fills in order: live memory, else scratch."""
-    found = [(piece.run.at, direct[id(piece)]) for piece in portion.pieces if id(piece) in direct]
-    targets = sorted(found, key=lambda target: target[0])
-    for start, size in portion.ranges:
-        position, end = start, start + size
-        buffers = []
-        for at, target in targets:
-            if at < start or at >= end:
-                continue
-            if at > position:
-                buffers.append(scratch[position:at].data)
-            buffers.append(target)
-            position = at + target.nbytes
-        if position < end:
-            buffers.append(scratch[position:end].data)
-        yield start, buffers
-
-
-def _check(read: Read, found: str, path: str) -> None:
-    if found == read.digest:
-        return
-    keys = sorted({piece.run.place.spec.key for portion in read.portions for piece in portion.pieces})
-    raise Damaged(
-        f"{path}/{read.file}: the block at {read.offset} ({read.size} bytes) has the digest {found}, "
-        f"but the manifest records {read.digest}; it holds {', '.join(keys[:5])}{' ...' if len(keys) > 5 else ''}"
-    )
+                self._loaded.touched.add(piece.run.place.file)
+                self._destinations.put(piece, piece_in_run(window, piece))

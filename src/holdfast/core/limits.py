@@ -27,8 +27,10 @@ PAGE_BYTES = 4 * KIB
 BLOCK_BYTES = 32 * MIB
 MAX_SHARD_BYTES = 5 * GB
 
-# Memory that a load may use in addition to the live tensors: the shared windows of all ranks
-# of a host, and one scratch block per rank.
+# Memory that a load may use in addition to the live tensors: the buffers of each rank, and the
+# windows that all ranks of a host share.
+LOAD_MEMORY_BYTES = 256 * 1000**2
+LEAST_LOAD_MEMORY_BYTES = 32 * 1000**2
 WINDOWS_BYTES = 128 * MIB
 
 _UNITS = {"": 1, "B": 1, "KB": 1000, "MB": 1000**2, "GB": GB, "TB": 1000 * GB}

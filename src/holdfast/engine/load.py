@@ -90,7 +90,7 @@ def load_checkpoint(
         wants = collect_wants(ranks, open_held, state, options)
         fit = check_fit(wants, options)
         plan = _plan_reads(ranks, wants, verify=options.verify)
-        loaded = _read(ranks, wants, plan, progress, deadline_s)
+        loaded = _read(ranks, wants, plan, progress, options, deadline_s)
         if touched is not None:
             touched.update(*ranks.gather(_groups_of(wants.contents, loaded.touched)))
         placement = _place(ranks, wants, fit, loaded)
@@ -115,9 +115,20 @@ def _plan_reads(ranks: Ranks, wants: LoadWants, *, verify: bool) -> ReadPlan:
     return ReadPlan(plan_load(files, wanted, verify=verify, portion_bytes=portion_bytes), neighbours, wants.mappable)
 
 
-def _read(ranks: Ranks, wants: LoadWants, plan: ReadPlan, progress: Callable[[int], None], deadline_s: float) -> Loaded:
+def _read(
+    ranks: Ranks,
+    wants: LoadWants,
+    plan: ReadPlan,
+    progress: Callable[[int], None],
+    options: LoadOptions,
+    deadline_s: float,
+) -> Loaded:
     """Read, verify and copy into the live tensors. The first failure is in the result: all ranks finish first."""
-    loading = Loading(ranks, wants.checkpoint, wants.targets.requests.destinations, progress)
+    from holdfast.adapters.loading.device_staging import staging_for
+
+    requests = wants.targets.requests
+    staging = staging_for(requests.device, options.memory_limit_bytes, len(plan.neighbours))
+    loading = Loading(ranks, wants.checkpoint, requests.destinations, progress, staging)
     if plan.is_mapped:
         return loading.run_mapped(plan.reads)
     return loading.run_read(plan.reads, plan.neighbours, deadline_s)

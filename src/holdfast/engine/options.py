@@ -68,6 +68,17 @@ class LoadOptions:
     mesh: Any = None
     mapping: Any = None  # a program, or one program per module name
     reverse: bool = False  # the checkpoint was saved through this mapping
+    memory_bytes: int | str = limits.LOAD_MEMORY_BYTES
+
+    def __post_init__(self) -> None:
+        if self.memory_limit_bytes < limits.LEAST_LOAD_MEMORY_BYTES:
+            least = limits.LEAST_LOAD_MEMORY_BYTES // 1000**2
+            raise InvalidArgument(f"memory_bytes={self.memory_bytes!r}: the buffers of a load need at least {least} MB")
+
+    @property
+    def memory_limit_bytes(self) -> int:
+        """The most memory that a rank's load uses beside its tensors."""
+        return limits.parse_bytes(self.memory_bytes)
 
     def key_selection(self) -> KeySelection:
         """Return the selection of keys. Ranks call this collectively: a wrong pattern fails every rank."""

@@ -183,8 +183,22 @@ class Sources(Protocol):
         """Return the shard with the box `held`. The array stays valid until the next call."""
 
 
+class FlatDestination(Protocol):
+    """A shard that is contiguous in memory, filled as bytes in row-major order; offsets count stored bytes."""
+
+    @property
+    def memory(self) -> RawArray | None:
+        """Its bytes in host memory; None on a device."""
+
+    def write(self, at: int, pitch: int, rows: RawArray) -> None:
+        """Store rows of bytes, `pitch` bytes apart from `at` on. On a device, `rows` may be used after the return."""
+
+
 class ShardDestination(Protocol):
     """A shard that a load fills."""
+
+    def flat(self) -> FlatDestination | None:
+        """Return the shard as bytes if it is contiguous and takes the stored bytes as they are, else None."""
 
     def direct(self) -> RawArray | None:
         """Return the live memory if raw bytes may be written to it directly, else None."""
@@ -193,11 +207,34 @@ class ShardDestination(Protocol):
         """Store `data` in the box `part`, relative to the shard, casting or copying to a device as needed."""
 
 
+class FlatArray:
+    """Contiguous host memory as a flat destination."""
+
+    def __init__(self, array: RawArray) -> None:
+        self.memory = array.reshape(-1).view(np.uint8)
+
+    def write(self, at: int, pitch: int, rows: RawArray) -> None:
+        byte_rows(self.memory, at, pitch, *rows.shape)[...] = rows
+
+    @staticmethod
+    def of(array: RawArray | None) -> FlatArray | None:
+        """Return an array as a flat destination; None without one, or if it is not contiguous."""
+        return None if array is None or not array.flags.c_contiguous else FlatArray(array)
+
+
+def byte_rows(memory: RawArray, at: int, pitch: int, count: int, width: int) -> RawArray:
+    """Return a view of rows of `width` bytes, `pitch` bytes apart, in contiguous bytes."""
+    return np.ndarray((count, width), np.uint8, memory.data, at, (pitch, 1))
+
+
 class ArrayDestination:
     """A destination in host memory, backed by a raw array."""
 
     def __init__(self, array: RawArray) -> None:
         self._array = array
+
+    def flat(self) -> FlatDestination | None:
+        return FlatArray.of(self._array)
 
     def direct(self) -> RawArray | None:
         return self._array

@@ -18,7 +18,7 @@ import numpy as np
 
 from holdfast.format.dtypes import DType, numpy_dtype
 from holdfast.layout.box import Box
-from holdfast.plan.files import Place, RawArray, ShardDestination, part_of
+from holdfast.plan.files import FlatArray, FlatDestination, Place, RawArray, ShardDestination, part_of
 
 S = TypeVar("S")
 R = TypeVar("R")
@@ -292,6 +292,9 @@ class TermDestination:
         self._rank = len(term.part.sizes)
         self._dtype = term.source.spec.dtype
         self._casts = term.casts
+
+    def flat(self) -> FlatDestination | None:
+        return FlatArray.of(self.direct())
 
     def direct(self) -> RawArray | None:
         array = None if self._casts else self._inner.direct()

@@ -35,6 +35,17 @@ class Reader(Protocol):
     def close(self) -> None: ...
 
 
+@runtime_checkable
+class PageCacheReader(Reader, Protocol):
+    """A reader of a file in this host's page cache, or not yet in it."""
+
+    def read_uncached(self, offset: int, buffer: memoryview) -> bool:
+        """Fill whole pages past the page cache; returns False, and reads nothing, if that would not be faster.
+
+        Offset, size and address are multiples of a page; bytes past the end of the file stay as they are.
+        """
+
+
 class Writer(Protocol):
     """An open file of an attempt. Several ranks may write disjoint ranges of it."""
 

@@ -22,6 +22,7 @@ from holdfast.core.names import check_file
 from holdfast.storage import linux
 from holdfast.storage.base import Stamped
 from holdfast.storage.stamps import is_settled, stamp_of
+from holdfast.storage.uncached import UncachedFile
 
 _BLOB = re.compile(r"(?:\.\./){2,3}blobs/[0-9a-f]{40}(?:[0-9a-f]{24})?")
 _CALL_BUFFERS = 512
@@ -89,6 +90,7 @@ class LocalReader:
             os.close(self._descriptor)
             raise Damaged(f"{path} is not a regular file")
         self.size = status.st_size
+        self._uncached = UncachedFile(self._descriptor) if mappable else None
 
     def map(self, offset: int, size: int, *, whole: bool = False) -> memoryview:
         skip = offset % mmap.ALLOCATIONGRANULARITY
@@ -113,6 +115,15 @@ class LocalReader:
                 position += count
                 waiting = _remaining(waiting, count)
 
+    def read_uncached(self, offset: int, buffer: memoryview) -> bool:
+        if self._uncached is None:
+            return False
+        with storage_errors(f"reading {self.path} at {offset}"):
+            count = self._uncached.read(offset, buffer)
+        if count is not None and offset + count < min(offset + buffer.nbytes, self.size):
+            raise Damaged(f"{self.path} ends at {offset + count}, {self.size - offset - count} bytes too early")
+        return count is not None
+
     def read(self, limit_bytes: int) -> bytes:
         """Return the whole file. Raises Damaged if it exceeds the limit."""
         if self.size > limit_bytes:
@@ -127,6 +138,8 @@ class LocalReader:
         return Stamped(self.read(limit_bytes), stamp_of(status), is_settled(status))
 
     def close(self) -> None:
+        if self._uncached is not None:
+            self._uncached.close()
         os.close(self._descriptor)
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from holdfast.adapters.loading.device_staging import FlatTensor
 from holdfast.adapters.optimizer import StateTensor
 from holdfast.adapters.tensors import (
     RAW_DTYPES,
@@ -26,7 +27,7 @@ from holdfast.format.dtypes import dtype_named
 from holdfast.layout.box import Box
 from holdfast.layout.placement import ShardBox
 from holdfast.plan.contents import Contents, KeySelection, StoredTensor
-from holdfast.plan.files import Place, RawArray, ShardDestination
+from holdfast.plan.files import FlatArray, FlatDestination, Place, RawArray, ShardDestination
 from holdfast.plan.quantized_keys import Quantized, quantized_weights
 from holdfast.plan.recipe import destinations_of
 
@@ -45,9 +46,15 @@ class Findings:
 class TensorDestination:
     """A part of a live tensor that a load fills."""
 
-    def __init__(self, holder: Holder, part: ShardBox, stored: str) -> None:
+    def __init__(self, holder: Holder, part: ShardBox, stored: str, device: torch.device | None = None) -> None:
         self._live = self._view = part_view(holder, part)
         self._stored: torch.dtype = getattr(torch, stored)
+        self._device = device  # copies to this device need not be waited for
+
+    def flat(self) -> FlatDestination | None:
+        if self._view.device == self._device and self._view.is_contiguous():
+            return FlatTensor(self._view, self._stored)
+        return FlatArray.of(self.direct())
 
     def direct(self) -> RawArray | None:
         if self._view.device.type != "cpu" or self._view.dtype != self._stored:
@@ -107,6 +114,7 @@ class LoadRequests:
         self.choice = choice
         self.findings = Findings()
         self.destinations: dict[tuple[Place, Box], list[ShardDestination]] = {}
+        self.device: torch.device | None = None  # the first CUDA device that has a requested tensor
         self._cast = cast
         self._kept = kept
         self._filled: list[_RequestedTensor] = []
@@ -145,10 +153,12 @@ class LoadRequests:
                 "(tensor.contiguous()), or exclude it with ignore"
             )
         self.findings.loaded.append(f"{group}: {source.key}")
+        if self.device is None and holder.local.is_cuda:
+            self.device = holder.local.device
         filled = _RequestedTensor(text, f"{source.group}: {source.key}", holder.local, [])
         for part in holder.parts:
             if part.box.volume:
-                inner = TensorDestination(holder, part, source.dtype.name)
+                inner = TensorDestination(holder, part, source.dtype.name, self.device)
                 filled.destinations.append(inner)
                 for wanted, destination in destinations_of(source.recipe, part.box, inner):
                     self.destinations.setdefault(wanted, []).append(destination)
