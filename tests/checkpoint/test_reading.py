@@ -28,8 +28,7 @@ STEP = 4096
 @pytest.fixture(autouse=True)
 def small_steps(monkeypatch):
     """Steps of a page, and a thread for every page: what megabytes do in use happens here to kilobytes."""
-    for module in (staging, block_reader):
-        monkeypatch.setattr(module, "STEP_BYTES", STEP)
+    monkeypatch.setattr(staging, "SMALLEST_STEP", STEP)
     monkeypatch.setattr(reading, "_THREAD_BYTES", STEP)
     monkeypatch.setattr(block_reader, "_UNCACHED_BYTES", 1)
 
@@ -66,7 +65,7 @@ class Elements:
 
 
 class OnDevice(FlatArray):
-    """A destination without host memory: every row comes from a buffer and is contiguous."""
+    """A destination without host memory: every row comes from a buffer."""
 
     def __init__(self, array: RawArray) -> None:
         super().__init__(array)

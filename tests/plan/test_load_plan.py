@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from unittest.mock import patch
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -9,6 +11,7 @@ from hypothesis import strategies as st
 
 from holdfast.format.dtypes import dtype_named
 from holdfast.layout.box import Box
+from holdfast.plan import load_plan
 from holdfast.plan.files import Place, TensorSpec, split_group
 from holdfast.plan.load_plan import Read, StoredBlock, StoredFile, Want, plan_load
 
@@ -34,10 +37,17 @@ def test_neighbouring_tensors_are_read_in_one_range() -> None:
     assert sum(read.bytes for read in reads) == 3 * 512
 
 
-def test_a_column_alone_is_read_by_rows() -> None:
+def test_a_column_alone_is_read_by_rows(monkeypatch) -> None:
+    monkeypatch.setattr(load_plan, "_GAP_BYTES", 47)  # 48 bytes are between the rows
     (read,) = reads_of([("a", Box((0, 4), (8, 4)), 0)], verify=False)
     (portion,) = read.portions
     assert [size for _, size in portion.ranges] == [16] * 8
+
+
+def test_rows_with_small_gaps_are_read_in_one_range() -> None:
+    (read,) = reads_of([("a", Box((0, 4), (8, 4)), 0)], verify=False)
+    (portion,) = read.portions
+    assert [size for _, size in portion.ranges] == [7 * 64 + 16]
 
 
 def test_columns_that_fill_the_rows_are_read_whole_and_shared() -> None:
@@ -111,7 +121,8 @@ def test_exactly_the_wanted_bytes_are_read_and_all_pieces_are_delivered(data: st
         elements[want.box.within(Box.full(shape))] = True
     needed = np.concatenate([np.zeros(5, bool), elements.reshape(-1)]).repeat(2)
     portion_bytes = 2 * data.draw(st.integers(1, 70))
-    reads = plan_load([stored(places, 16)], wants, verify=False, portion_bytes=portion_bytes)
+    with patch.object(load_plan, "_GAP_BYTES", 0):
+        reads = plan_load([stored(places, 16)], wants, verify=False, portion_bytes=portion_bytes)
     read_times = np.zeros(len(needed), int)
     for portion in (portion for read in reads for portion in read.portions):
         assert portion.pieces and portion.size <= portion_bytes

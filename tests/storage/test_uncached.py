@@ -58,13 +58,16 @@ def test_what_is_not_cached_is_read_and_stays_out_of_the_cache(file):
 def test_what_is_cached_is_left_to_the_cache(file):
     file.read_bytes()
     reader = LocalReader(file, mappable=True)
-    assert not reader.read_uncached(0, aligned_buffer(64 * PAGE).data)
+    assert reader.is_cached(0, 64 * PAGE)
+    evict(file)
+    assert not reader.is_cached(0, 64 * PAGE)
     reader.close()
 
 
 def test_a_file_on_another_host_is_never_read_so(file):
     evict(file)
     reader = LocalReader(file, mappable=False)
+    assert reader.is_cached(0, 64 * PAGE)
     assert not reader.read_uncached(0, aligned_buffer(64 * PAGE).data)
     reader.close()
 

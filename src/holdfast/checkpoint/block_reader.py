@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from holdfast.core.errors import Damaged
-from holdfast.core.limits import MIB, PAGE_BYTES
+from holdfast.core.limits import KIB, MIB, PAGE_BYTES
 from holdfast.format.digest import Digest
 from holdfast.layout.box import Box
 from holdfast.plan.byte_rows import ByteRows, rows_of
@@ -22,11 +22,15 @@ from holdfast.plan.files import (
     piece_in_run,
 )
 from holdfast.plan.load_plan import Portion, Read
-from holdfast.plan.staging import STEP_BYTES, ThreadBuffers
+from holdfast.plan.staging import ThreadBuffers
 from holdfast.storage.base import PageCacheReader, Reader
 from holdfast.storage.open_files import OpenReaders
 
 _UNCACHED_BYTES = MIB // 4  # a smaller read is not worth a question to the kernel
+# Rows that are at least one such part of what is between them are read with it; others are copied from a map.
+_HOST_DENSITY = 2
+_DEVICE_DENSITY = 16
+_GAP_BYTES = 64 * KIB  # reading them takes less time than another call
 
 Destinations = Mapping[tuple[Place, Box], Sequence[ShardDestination]]
 
@@ -60,7 +64,17 @@ class _Flow:
 
     rows: ByteRows
     targets: Sequence[FlatDestination]
-    memory: RawArray | None
+    memory: RawArray | None = None
+
+    @property
+    def on_device(self) -> bool:
+        return any(target.memory is None for target in self.targets)
+
+    @property
+    def is_dense(self) -> bool:
+        """True if reading the rows with the gaps between them costs less than copying them from a map."""
+        density = _DEVICE_DENSITY if self.on_device else _HOST_DENSITY
+        return density * self.rows.bytes >= self.rows.end - self.rows.at
 
 
 class BlockReader:
@@ -73,6 +87,7 @@ class BlockReader:
         files: OpenReaders[str],
         destinations: FlatDestinations,
         buffers: ThreadBuffers,
+        step_bytes: int,
         touch: Callable[[str], None],
     ) -> None:
         self._rank = rank
@@ -80,6 +95,7 @@ class BlockReader:
         self._files = files
         self._destinations = destinations
         self._buffers = buffers
+        self._step_bytes = step_bytes
         self._touch = touch
 
     def copy(self, read: Read) -> None:
@@ -109,35 +125,31 @@ class BlockReader:
         flows, rest = self._flows(portion)
         if flows or rest:
             self._touch(read.file)
+        alone = not rest and portion.receivers() <= {self._rank}
         if digest is not None:
-            alone = not rest and portion.receivers() <= {self._rank}
-            self._read_steps(file, portion.offset, 0, portion.size, flows, digest, alone=alone)
+            self._read_steps(file, portion.offset, (0, portion.size), flows, digest, alone=alone)
         else:
-            for flow in flows:
-                self._copy_flow(file, portion, flow)
+            for group in _dense(flows):
+                self._copy_group(file, portion.offset, group, alone=alone)
         if rest:
             window = np.frombuffer(file.map(portion.offset, portion.size, whole=digest is not None), np.uint8)
             for piece in rest:
                 self._destinations.put(piece, piece_in_run(window, piece))
 
-    def _copy_flow(self, file: Reader, portion: Portion, flow: _Flow) -> None:
-        """Copy rows that need no verification: neighbouring ones are read, sparse ones copied from a map."""
-        rows = flow.rows
-        if flow.memory is not None:
-            memory = flow.memory[rows.shard_at : rows.shard_at + rows.width]
-            file.read_into(portion.offset + rows.at, [memory.data])
+    def _copy_group(self, file: Reader, offset: int, flows: Sequence[_Flow], *, alone: bool) -> None:
+        """Copy neighbouring rows that need no verification: they are read, or copied from a map if they are sparse."""
+        begin, end = flows[0].rows.at, max(flow.rows.end for flow in flows)
+        if len(flows) > 1 or flows[0].is_dense:
+            self._read_steps(file, offset, (begin, end), flows, None, alone=alone)
             return
-        if 2 * rows.bytes >= rows.end - rows.at:
-            alone = portion.receivers() <= {self._rank}
-            self._read_steps(file, portion.offset, rows.at, rows.end, [flow], None, alone=alone)
-            return
-        window = np.frombuffer(file.map(portion.offset + rows.at, rows.end - rows.at), np.uint8)
-        for batch in rows.batches(STEP_BYTES):
-            found = byte_rows(window, batch.at - rows.at, batch.pitch, batch.count, batch.width)
-            data = found
-            if any(target.memory is None for target in flow.targets):
-                data = self._buffers.next()[: batch.bytes].reshape(found.shape)
-                data[...] = found
+        window = np.frombuffer(file.map(offset + begin, end - begin), np.uint8)
+        (flow,) = flows
+        for batch in flow.rows.batches(self._step_bytes):
+            data = byte_rows(window, batch.at - begin, batch.pitch, batch.count, batch.width)
+            if flow.on_device:
+                buffer = self._buffers.next()[: batch.bytes].reshape(data.shape)
+                buffer[...] = data
+                data = buffer
             for target in flow.targets:
                 target.write(batch.shard_at, batch.shard_pitch, data)
             self._buffers.sent()
@@ -146,20 +158,22 @@ class BlockReader:
         self,
         file: Reader,
         offset: int,
-        begin: int,
-        end: int,
+        span: tuple[int, int],
         flows: Sequence[_Flow],
         digest: Digest | None,
         *,
         alone: bool,
     ) -> None:
-        """Read the bytes [begin, end) of a portion at `offset` step by step, and deliver each step.
+        """Read the bytes of a span of a portion at `offset` step by step, and deliver each step.
 
         `alone` says that no other rank of the host reads them too: then they need not enter the page cache.
         """
+        begin, end = span
         uncached = file if alone and isinstance(file, PageCacheReader) else None
-        for at in range(begin, end, STEP_BYTES):
-            stop = min(at + STEP_BYTES, end)
+        if uncached is not None and (end - begin < _UNCACHED_BYTES or uncached.is_cached(offset + begin, end - begin)):
+            uncached = None
+        for at in range(begin, end, self._step_bytes):
+            stop = min(at + self._step_bytes, end)
             buffer = self._buffers.next()
             if uncached is not None and self._read_uncached(uncached, offset + at, stop - at, buffer):
                 if digest is not None:
@@ -172,7 +186,7 @@ class BlockReader:
 
     def _read_uncached(self, file: PageCacheReader, offset: int, size: int, buffer: RawArray) -> bool:
         pages = -(-size // PAGE_BYTES) * PAGE_BYTES
-        if offset % PAGE_BYTES or size < _UNCACHED_BYTES or pages > buffer.nbytes:
+        if offset % PAGE_BYTES or pages > buffer.nbytes:
             return False
         return file.read_uncached(offset, buffer[:pages].data)
 
@@ -202,8 +216,7 @@ class BlockReader:
             for rows in flow.rows.within(begin, end):
                 data = byte_rows(buffer, rows.at - begin, rows.pitch, rows.count, rows.width)
                 for target in flow.targets:
-                    ready = data if target.memory is not None else self._buffers.gather(data)
-                    target.write(rows.shard_at, rows.shard_pitch, ready)
+                    target.write(rows.shard_at, rows.shard_pitch, data)
 
     def _flows(self, portion: Portion) -> tuple[list[_Flow], list[ShardPiece]]:
         """Return how this rank's pieces of a portion flow as bytes, in order, and the pieces that do not."""
@@ -216,7 +229,7 @@ class BlockReader:
             if flat is None:
                 rest.append(piece)
             else:
-                flows += (_Flow(rows, flat, None) for rows in rows_of(piece))
+                flows += (_Flow(rows, flat) for rows in rows_of(piece))
         flows.sort(key=lambda flow: flow.rows.at)
         reach = 0
         for number, flow in enumerate(flows):
@@ -230,6 +243,20 @@ class BlockReader:
                 if any(flow.rows.at < end and begin < flow.rows.end for begin, end in taken):
                     flow.memory = None
         return flows, rest
+
+
+def _dense(flows: Sequence[_Flow]) -> Iterator[list[_Flow]]:
+    """Group flows that are read together: dense ones with small gaps between them. Sparse ones stand alone."""
+    group: list[_Flow] = []
+    reach = 0
+    for flow in flows:
+        if group and not (flow.is_dense and group[-1].is_dense and flow.rows.at - reach <= _GAP_BYTES):
+            yield group
+            group = []
+        group.append(flow)
+        reach = max(reach, flow.rows.end)
+    if group:
+        yield group
 
 
 def _layered(span: tuple[int, int], buffer: RawArray, flows: Iterable[_Flow]) -> Iterator[memoryview]:

@@ -28,7 +28,7 @@ from holdfast.plan.contents import Contents, Group, StoredTensor
 from holdfast.plan.files import ArrayDestination, Place, ShardDestination, TensorSpec
 from holdfast.plan.load_plan import StoredBlock, StoredFile, Want, plan_load
 from holdfast.plan.recipe import Recipe, destinations_of
-from holdfast.plan.staging import HostStaging, threads_within
+from holdfast.plan.staging import HostStaging
 from holdfast.storage.base import Readable, Reader
 
 _CONFIG = "config.json"
@@ -288,7 +288,7 @@ class Checkpoint:
         wants = [Want(place, box, 0) for place, box in destinations]
         mapped = self.mappable
         reads = plan_load(files, wants, verify=verify, portion_bytes=MAP_BYTES if mapped else PORTION_BYTES)
-        staging = HostStaging(threads_within(limits.LOAD_MEMORY_BYTES, 1, 1))
+        staging = HostStaging.within(limits.LOAD_MEMORY_BYTES)
         loading = Loading(SingleProcess(), self, destinations, no_progress, staging)
         failure = (loading.run_mapped(reads) if mapped else loading.run_read(reads, [0], 0.0)).failure
         if failure is not None:

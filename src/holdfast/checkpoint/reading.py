@@ -26,11 +26,11 @@ from holdfast.core.ranks import Ranks, run_on_all_ranks
 from holdfast.format.digest import Digest
 from holdfast.plan.files import RawArray, piece_in_run
 from holdfast.plan.load_plan import Portion, Read
-from holdfast.plan.staging import STEP_BYTES, Staging
+from holdfast.plan.staging import SMALLEST_STEP, Staging
 from holdfast.storage.base import Reader
 from holdfast.storage.open_files import OpenReaders
 
-PORTION_BYTES = STEP_BYTES
+PORTION_BYTES = SMALLEST_STEP
 MAP_BYTES = 64 * MIB
 _THREAD_BYTES = 8 * MIB  # a thread for fewer bytes costs more than it saves
 
@@ -163,6 +163,7 @@ class Loading:
                 self._files,
                 self._destinations,
                 buffers,
+                self._staging.step_bytes,
                 self._loaded.touched.add,
             )
 

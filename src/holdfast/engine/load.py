@@ -13,9 +13,10 @@ Up to the fit nothing of the live state is touched.
 
 from __future__ import annotations
 
+import gc
 import time
-from collections.abc import Callable, Collection, Iterable, MutableMapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Collection, Iterable, Iterator, MutableMapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -80,7 +81,7 @@ def load_checkpoint(
 
     started = time.perf_counter()
     wait_for_captures()
-    with ExitStack() as held:
+    with _paused_collector(), ExitStack() as held:
 
         def open_held() -> Checkpoint:
             checkpoint = opener()
@@ -97,6 +98,18 @@ def load_checkpoint(
         if options.strict:
             _require_placed(wants.checkpoint.path, placement)
         return _report(wants, fit, plan, loaded, placement, options, time.perf_counter() - started)
+
+
+@contextmanager
+def _paused_collector() -> Iterator[None]:
+    """Pause the garbage collector: a load makes many objects and no cycles, and each collection halts its threads."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def _plan_reads(ranks: Ranks, wants: LoadWants, *, verify: bool) -> ReadPlan:

@@ -9,8 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from holdfast.core.limits import KIB
 from holdfast.layout.box import Box
+from holdfast.plan.byte_rows import rows_of
 from holdfast.plan.files import Place, ShardPiece, TensorRun, runs_in
+
+_GAP_BYTES = 64 * KIB  # reading them takes less time than another range
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,16 +158,17 @@ def _take(run: TensorRun, wants: Sequence[Want]) -> list[ShardPiece]:
 
 
 def _needed(run: TensorRun, pieces: Sequence[ShardPiece]) -> Iterator[tuple[int, int]]:
-    """Yield the needed bytes of a run as ranges relative to the portion."""
-    item = run.place.spec.dtype.bytes
-    parts = {piece.part for piece in pieces}
-    if run.box in parts or _fills(run.box, parts):
+    """Yield the needed bytes of a run as ranges relative to the portion; small gaps between rows are read too."""
+    parts = {piece.part: piece for piece in pieces}
+    if run.box in parts or _fills(run.box, set(parts)):
         yield run.at, run.bytes
         return
-    for part in parts:
-        relative = part.relative_to(run.box)
-        for start, count in _rows(relative, run.box.sizes):
-            yield run.at + start * item, count * item
+    for piece in parts.values():
+        for rows in rows_of(piece):
+            if rows.pitch - rows.width <= _GAP_BYTES:
+                yield rows.at, rows.end - rows.at
+            else:
+                yield from ((rows.at + row * rows.pitch, rows.width) for row in range(rows.count))
 
 
 def _fills(box: Box, parts: set[Box]) -> bool:
@@ -172,20 +177,6 @@ def _fills(box: Box, parts: set[Box]) -> bool:
     if sum(part.volume for part in ordered) != box.volume:
         return False
     return all(a.intersect(b) is None for i, a in enumerate(ordered) for b in ordered[i + 1 :])
-
-
-def _rows(box: Box, shape: tuple[int, ...]) -> Iterator[tuple[int, int]]:
-    """Yield the runs of elements (start, count) of a box in a row-major array of `shape`."""
-    if box.is_contiguous_in(shape):
-        yield box.flat_offset(shape), box.volume
-        return
-    row = 1
-    for size in shape[1:]:
-        row *= size
-    inner = Box(box.offsets[1:], box.sizes[1:])
-    for index in range(box.offsets[0], box.offsets[0] + box.sizes[0]):
-        for start, count in _rows(inner, shape[1:]):
-            yield index * row + start, count
 
 
 def _coalesce(ranges: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int]]:

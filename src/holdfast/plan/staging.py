@@ -7,21 +7,18 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Protocol
 
-from holdfast.core.limits import MIB
+from holdfast.core.limits import MIB, PAGE_BYTES
 from holdfast.plan.files import RawArray, aligned_buffer
 
 MOST_THREADS = 10  # more were slower on 16 cores
-STEP_BYTES = 2 * MIB  # what was read is still in the processor's cache when it is digested and copied
+SMALLEST_STEP = 2 * MIB
 
 
 class ThreadBuffers(Protocol):
-    """The buffers of one thread, page-aligned and STEP_BYTES long."""
+    """The buffers of one thread, page-aligned and one step long."""
 
     def next(self) -> RawArray:
         """Return a buffer whose bytes no copy needs any more."""
-
-    def gather(self, rows: RawArray) -> RawArray:
-        """Return rows of bytes as contiguous memory from which a copy to the device can run."""
 
     def sent(self) -> None:
         """Note that the copies from the buffer of the last `next` have been started."""
@@ -31,40 +28,47 @@ class Staging(Protocol):
     """The buffers through which a load's bytes pass."""
 
     threads: int
+    step_bytes: int  # a thread reads so many bytes at a time
 
     def lend(self) -> AbstractContextManager[ThreadBuffers]:
         """Lend one thread its buffers; on exit everything that it sent has arrived."""
 
 
-def threads_within(memory_bytes: int, neighbours: int, buffers: int) -> int:
-    """Return how many threads read if each has so many buffers, all within `memory_bytes`; at least one.
+def threads_and_step(memory_bytes: int, neighbours: int, buffers: int, largest_step: int) -> tuple[int, int]:
+    """Return how many threads read, and how many bytes at a time, if each has so many buffers of a step.
 
+    All buffers together take at most `memory_bytes`, except that a single thread has the smallest step in any case.
     The processors of the host are shared with the other ranks on it, the `neighbours`.
     """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, min(MOST_THREADS, cores // max(1, neighbours), memory_bytes // (buffers * STEP_BYTES)))
+    threads = max(1, min(MOST_THREADS, cores // max(1, neighbours), memory_bytes // (buffers * SMALLEST_STEP)))
+    step = min(largest_step, memory_bytes // (buffers * threads)) // PAGE_BYTES * PAGE_BYTES
+    return threads, max(SMALLEST_STEP, step)
 
 
 class HostStaging:
-    """One buffer of plain memory per thread."""
+    """One buffer of plain memory per thread. What a step reads is still in the processor's cache when it is copied."""
 
     def __init__(self, threads: int) -> None:
         self.threads = threads
+        self.step_bytes = SMALLEST_STEP
+
+    @staticmethod
+    def within(memory_bytes: int, neighbours: int = 1) -> HostStaging:
+        """Return buffers that take at most `memory_bytes`, beside those of the other ranks of the host."""
+        return HostStaging(threads_and_step(memory_bytes, neighbours, 1, SMALLEST_STEP)[0])
 
     @contextmanager
     def lend(self) -> Iterator[ThreadBuffers]:
-        yield _HostBuffers()
+        yield _HostBuffers(self.step_bytes)
 
 
 class _HostBuffers:
-    def __init__(self) -> None:
-        self._buffer = aligned_buffer(STEP_BYTES)
+    def __init__(self, size: int) -> None:
+        self._buffer = aligned_buffer(size)
 
     def next(self) -> RawArray:
         return self._buffer
-
-    def gather(self, rows: RawArray) -> RawArray:
-        return rows
 
     def sent(self) -> None:
         """Nothing is under way: copies within host memory have ended."""

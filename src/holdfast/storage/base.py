@@ -39,8 +39,11 @@ class Reader(Protocol):
 class PageCacheReader(Reader, Protocol):
     """A reader of a file in this host's page cache, or not yet in it."""
 
+    def is_cached(self, offset: int, size: int) -> bool:
+        """Return True if most of a range is in the page cache, or if nothing can be read past it."""
+
     def read_uncached(self, offset: int, buffer: memoryview) -> bool:
-        """Fill whole pages past the page cache; returns False, and reads nothing, if that would not be faster.
+        """Fill whole pages past the page cache; returns False, and reads nothing, if the file system cannot.
 
         Offset, size and address are multiples of a page; bytes past the end of the file stay as they are.
         """

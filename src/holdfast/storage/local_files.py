@@ -115,6 +115,9 @@ class LocalReader:
                 position += count
                 waiting = _remaining(waiting, count)
 
+    def is_cached(self, offset: int, size: int) -> bool:
+        return self._uncached is None or self._uncached.is_cached(offset, size)
+
     def read_uncached(self, offset: int, buffer: memoryview) -> bool:
         if self._uncached is None:
             return False

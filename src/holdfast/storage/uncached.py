@@ -56,18 +56,18 @@ class UncachedFile:
         self._direct: int | None = None
         self._refused = False
 
-    def read(self, offset: int, buffer: memoryview) -> int | None:
-        """Fill the buffer from a range that is mostly not cached, and return the number of bytes that were read.
-
-        The offset, the size and the address are multiples of a page; the end of the file may come earlier. None
-        if the range is cached, or if the kernel or the file system cannot tell or cannot read past the cache.
-        """
+    def is_cached(self, offset: int, size: int) -> bool:
+        """Return True if most of a range is cached, or if the kernel does not say."""
         if self._refused:
-            return None
-        cached = cached_bytes(self._descriptor, offset, buffer.nbytes)
-        if cached is None or 2 * cached >= buffer.nbytes:
-            self._refused = cached is None
-            return None
+            return True
+        cached = cached_bytes(self._descriptor, offset, size)
+        return cached is None or 2 * cached >= size
+
+    def read(self, offset: int, buffer: memoryview) -> int | None:
+        """Fill the buffer past the cache and return the number of bytes that were read; None if that is not possible.
+
+        The offset, the size and the address are multiples of a page; the end of the file may come earlier.
+        """
         direct = self._open()
         if direct is None:
             return None

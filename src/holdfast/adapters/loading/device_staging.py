@@ -1,17 +1,18 @@
-"""Loads into device memory: page-locked buffers, copies on side streams, conversion of dtypes on the device."""
+"""Loads into device memory: page-locked buffers, copies on side streams, scattered and converted on the device."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import numpy as np
 import torch
 
+from holdfast.core.limits import MIB
 from holdfast.plan.files import RawArray
-from holdfast.plan.staging import STEP_BYTES, HostStaging, Staging, threads_within
+from holdfast.plan.staging import HostStaging, Staging, threads_and_step
 
-BUFFERS = 4  # per thread: two to read into, and for each one to gather rows in
+_BUFFERS = 2  # per thread: one is read into while the other is copied
+_LARGEST_STEP = 8 * MIB  # threads that begin many small steps wait for each other
 
 
 class FlatTensor:
@@ -20,79 +21,69 @@ class FlatTensor:
     memory = None
 
     def __init__(self, tensor: torch.Tensor, stored: torch.dtype) -> None:
-        self._casts = tensor.dtype != stored
         self._stored = stored
         self._item = stored.itemsize
-        flat = tensor.reshape(-1)
-        self._flat = flat if self._casts else flat.view(torch.uint8)
+        self._elements = tensor.reshape(-1)
+        self._bytes = self._elements.view(torch.uint8) if tensor.dtype == stored else None
 
     def write(self, at: int, pitch: int, rows: RawArray) -> None:
         count, width = rows.shape
-        data = torch.from_numpy(rows.reshape(-1))
-        if not self._casts and (count == 1 or pitch == width):
-            self._flat[at : at + data.numel()].copy_(data, non_blocking=True)
+        data = torch.from_numpy(rows)
+        if self._bytes is not None and count == 1:
+            self._bytes[at : at + width].copy_(data[0], non_blocking=True)
             return
-        data = data.to(self._flat.device, non_blocking=True)
-        if self._casts:
-            data, at, pitch, width = data.view(self._stored), at // self._item, pitch // self._item, width // self._item
-        self._flat.as_strided((count, width), (pitch, 1), self._flat.storage_offset() + at).copy_(
-            data.view(count, width)
-        )
+        # The rows with the bytes between them make one copy; the device picks them out and converts them.
+        reach = (count - 1) * data.stride(0) + width
+        found = data.as_strided((reach,), (1,)).to(self._elements.device, non_blocking=True).view(self._stored)
+        sizes = (count, width // self._item)
+        source = found.as_strided(sizes, (data.stride(0) // self._item, 1))
+        start = self._elements.storage_offset() + at // self._item
+        self._elements.as_strided(sizes, (pitch // self._item, 1), start).copy_(source)
 
 
 def staging_for(device: torch.device | None, memory_bytes: int, neighbours: int) -> Staging:
     """Return the buffers of a load of tensors on `device`, or on none, beside the other ranks of the host."""
-    threads = threads_within(memory_bytes, neighbours, 1 if device is None else BUFFERS)
+    if device is None:
+        staging: Staging = HostStaging.within(memory_bytes, neighbours)
+    else:
+        staging = DeviceStaging(device, *threads_and_step(memory_bytes, neighbours, _BUFFERS, _LARGEST_STEP))
     if torch.is_inference_mode_enabled():  # a mode of this thread, without which its tensors cannot be written
-        threads = 1
-    return HostStaging(threads) if device is None else DeviceStaging(device, threads)
+        staging.threads = 1
+    return staging
 
 
 class DeviceStaging:
     """Page-locked buffers and a stream for each thread. Copies wait for what the program's stream has begun."""
 
-    def __init__(self, device: torch.device, threads: int) -> None:
-        self.threads = threads
+    def __init__(self, device: torch.device, threads: int, step_bytes: int) -> None:
+        self.threads, self.step_bytes = threads, step_bytes
         self._device = device
         self._begun = torch.cuda.current_stream(device).record_event()
 
     @contextmanager
     def lend(self) -> Iterator[_PinnedBuffers]:
-        with torch.cuda.device(self._device), torch.cuda.stream(torch.cuda.Stream(self._device)):  # type: ignore[no-untyped-call]
-            stream = torch.cuda.current_stream()
-            stream.wait_event(self._begun)
+        side = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+        with torch.cuda.device(self._device), torch.cuda.stream(side):
+            side.wait_event(self._begun)
             try:
-                yield _PinnedBuffers()
+                yield _PinnedBuffers(self.step_bytes)
             finally:
-                stream.synchronize()
+                side.synchronize()
 
 
 class _PinnedBuffers:
-    """Two buffers in turn, with room beside each to gather rows in: one is read into while the other is copied."""
+    """Page-locked buffers in turn, each with the event after its last copy."""
 
-    def __init__(self) -> None:
-        memory = torch.empty(BUFFERS // 2, 2 * STEP_BYTES, dtype=torch.uint8, device="cpu", pin_memory=True)
-        self._halves: list[RawArray] = list(memory.numpy())
-        self._events = [torch.cuda.Event() for _ in self._halves]  # type: ignore[no-untyped-call]
+    def __init__(self, size: int) -> None:
+        memory = torch.empty(_BUFFERS, size, dtype=torch.uint8, device="cpu", pin_memory=True)
+        self._buffers: list[RawArray] = list(memory.numpy())
+        self._events = [torch.cuda.Event() for _ in self._buffers]  # type: ignore[no-untyped-call]
         self._turn = -1
-        self._gathered = 0
 
     def next(self) -> RawArray:
-        self._turn = (self._turn + 1) % len(self._halves)
+        self._turn = (self._turn + 1) % len(self._buffers)
         self._events[self._turn].synchronize()
-        self._gathered = STEP_BYTES
-        return self._halves[self._turn][:STEP_BYTES]
-
-    def gather(self, rows: RawArray) -> RawArray:
-        if rows.flags.c_contiguous:
-            return rows
-        end = self._gathered + rows.size
-        if end > 2 * STEP_BYTES:  # several destinations take the same rows: ordinary memory, copied at once
-            return np.ascontiguousarray(rows)
-        out = self._halves[self._turn][self._gathered : end].reshape(rows.shape)
-        out[...] = rows
-        self._gathered = end
-        return out
+        return self._buffers[self._turn]
 
     def sent(self) -> None:
         self._events[self._turn].record()
