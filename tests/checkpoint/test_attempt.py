@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+import threading
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -12,6 +14,7 @@ from holdfast.checkpoint.attempt import Attempt, new_attempt
 from holdfast.checkpoint.commit import BlockReport
 from holdfast.core.errors import HoldfastError
 from holdfast.format.digest import digest_hex
+from holdfast.plan.save_plan import BlockPlan
 from holdfast.storage.local import LocalStorage, LocalWriter
 
 
@@ -63,6 +66,54 @@ def test_blocks_may_come_from_several_threads(tmp_path: Path) -> None:
         reports = list(pool.map(lambda at: writer.write("a", at, 1, views(bytes([at]))), range(64)))
     assert (tmp_path / attempt.name / "a").read_bytes() == bytes(range(64))
     assert [report.offset for report in reports] == list(range(64))
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("whole_files", [False, True])
+def test_all_blocks_are_written_on_threads_and_reported_in_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, threads: int, whole_files: bool
+) -> None:
+    monkeypatch.setattr(LocalStorage, "whole_files", whole_files)
+    attempt = Attempt(LocalStorage(tmp_path), new_attempt(), "step-000000000001")
+    attempt.create([("a", 16), ("b", 16)])
+    blocks = [BlockPlan(file, at, 1, 0, b"", ()) for at in reversed(range(16)) for file in "ab"]
+    seen: list[tuple[str, int, int]] = []
+    gatherers: list[int] = []
+
+    def gatherer() -> Callable[[BlockPlan], Iterator[memoryview]]:
+        gatherers.append(threading.get_ident())
+
+        def gather(block: BlockPlan) -> Iterator[memoryview]:
+            assert threading.get_ident() in gatherers
+            seen.append((block.file, block.offset, threading.get_ident()))
+            return views(bytes([block.offset]))
+
+        return gather
+
+    done: list[BlockReport] = []
+    reports = attempt.write(blocks, gatherer, threads, done.append)
+    assert [(report.file, report.offset) for report in reports] == [(block.file, block.offset) for block in blocks]
+    assert sorted(done, key=str) == sorted(reports, key=str)
+    assert len(gatherers) == len({*gatherers}) <= threads
+    for name in "ab":
+        assert (tmp_path / attempt.name / name).read_bytes() == bytes(range(16))
+        if whole_files:
+            assert [at for file, at, _ in seen if file == name] == list(range(16))
+            assert len({thread for file, _, thread in seen if file == name}) == 1
+
+
+def test_a_block_that_cannot_be_gathered_fails_the_write_and_leaves_no_file_open(attempt: Attempt) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    blocks = [BlockPlan("a", 0, 8, 0, b"", ()), BlockPlan("b", 0, 4, 0, b"", ())]
+
+    def gather(block: BlockPlan) -> Iterator[memoryview]:
+        if block.file == "b":
+            raise HoldfastError("gone")
+        return views(bytes(8))
+
+    with pytest.raises(HoldfastError, match="gone"):
+        attempt.write(blocks, lambda: gather, 2)
+    assert len(os.listdir("/proc/self/fd")) <= before
 
 
 def test_it_is_hidden_until_it_is_published(attempt: Attempt, tmp_path: Path) -> None:

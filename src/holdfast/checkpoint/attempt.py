@@ -1,8 +1,7 @@
-"""An attempt: hidden folder, block writer, the blocks of a blocking save (pieces in travel files), publishing.
+"""An attempt: hidden folder, block writer with its threads, publishing.
 
 Blocking saves, background saves and conversions write their bytes here, from whatever process and
-thread. Bytes held by another rank are passed in a file: in shared memory between ranks of a host,
-in the attempt's folder between hosts. A durable manifest and a rename publish the attempt.
+thread. A durable manifest and a rename publish the attempt.
 """
 
 from __future__ import annotations
@@ -11,38 +10,36 @@ import secrets
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
-
-import numpy as np
+from typing import Protocol, TypeVar
 
 from holdfast.checkpoint.catalog import committed_steps, left_steps
 from holdfast.checkpoint.checkpoint import Checkpoint
 from holdfast.checkpoint.commit import BlockReport
 from holdfast.checkpoint.retention import unused_name
-from holdfast.checkpoint.shared_memory import create_file, open_reader, open_writer, unlink_file
 from holdfast.core import limits
 from holdfast.core.errors import Damaged, HoldfastError, StorageError
 from holdfast.core.names import MANIFEST, abandoned_folder, is_holdfast_name
-from holdfast.core.ranks import Ranks, run_on_all_ranks
 from holdfast.format.digest import Digest
 from holdfast.format.manifest import Manifest, decode_manifest, encode_manifest
-from holdfast.plan.files import (
-    RawArray,
-    ShardPiece,
-    Sources,
-    TensorRun,
-    aligned_buffer,
-    bytes_of,
-    part_of,
-    piece_in_run,
-    raw_dtype,
-)
-from holdfast.plan.save_plan import BlockPlan, Export, SavePlan
-from holdfast.plan.writer_job import travel_file
-from holdfast.storage.base import Reader, Storage, Writer
-from holdfast.storage.open_files import LazyReaders
+from holdfast.storage.base import Storage, Writer
+
+Block = TypeVar("Block", bound="PlannedBlock")
+
+
+class PlannedBlock(Protocol):
+    """The location of a block: its file, and its offset and size there."""
+
+    @property
+    def file(self) -> str: ...
+
+    @property
+    def offset(self) -> int: ...
+
+    @property
+    def size(self) -> int: ...
 
 
 def new_attempt() -> str:
@@ -63,6 +60,46 @@ class Attempt:
         self.storage.begin(self.name)
         for name, size in files:
             self.storage.create(self.name, name, size)
+
+    def write(
+        self,
+        blocks: Sequence[Block],
+        gatherer: Callable[[], Callable[[Block], Iterable[memoryview]]],
+        threads: int,
+        done: Callable[[BlockReport], None] = lambda report: None,
+    ) -> list[BlockReport]:
+        """Write blocks on threads and sync their files; return the reports in order.
+
+        `gatherer` returns, for one thread, a function from a block to its bytes. `done` is called after each block.
+        In a storage of whole files, each file has one thread, and its blocks come in byte order.
+        """
+        local = threading.local()
+        writer = self.block_writer(block.file for block in blocks)
+        files: dict[str, list[int]] = {}
+        for number in sorted(range(len(blocks)), key=lambda number: blocks[number].offset):
+            files.setdefault(blocks[number].file, []).append(number)
+        tasks = files.values() if self.storage.whole_files else [[number] for file in files.values() for number in file]
+        reports: dict[int, BlockReport] = {}
+
+        def write(task: list[int]) -> None:
+            if not hasattr(local, "gather"):
+                local.gather = gatherer()
+            for number in task:
+                block = blocks[number]
+                reports[number] = writer.write(block.file, block.offset, block.size, local.gather(block))
+                done(reports[number])
+
+        try:
+            if threads == 1:
+                for task in tasks:
+                    write(task)
+            else:
+                with ThreadPoolExecutor(threads, "holdfast-write") as pool:
+                    for _ in pool.map(write, tasks):
+                        pass
+        finally:
+            writer.close()
+        return [reports[number] for number in range(len(blocks))]
 
     def block_writer(self, files: Iterable[str]) -> BlockWriter:
         """Return a writer of blocks; `files` has the file of every block to come."""
@@ -147,141 +184,6 @@ class BlockWriter:
     def close(self) -> None:
         """Close the files that a failure left unfinished."""
         self._writers.close()
-
-
-def write_blocks(plan: SavePlan, ranks: Ranks, attempt: Attempt, sources: Sources) -> list[BlockReport]:
-    """Write every block of the plan; return the reports of all ranks, on all ranks."""
-    with ExitStack() as stack:
-        readers = _exchange(plan, ranks, attempt, sources, stack)
-        reports = run_on_all_ranks(ranks, lambda: _write_own(plan, ranks.rank, attempt, sources, readers))
-    return [BlockReport.from_fields(report) for rank_reports in reports for report in rank_reports]
-
-
-def _exchange(
-    plan: SavePlan, ranks: Ranks, attempt: Attempt, sources: Sources, stack: ExitStack
-) -> Mapping[int, Reader]:
-    """Write the pieces that other ranks need to files; return readers of the pieces for this rank, by rank."""
-    if all(piece.rank == block.owner for block in plan.blocks for piece in block.pieces):
-        return {}
-    rank, host, storage = ranks.rank, plan.hosts[ranks.rank], attempt.storage
-
-    def export() -> str | None:
-        name = None
-        for receiver, exports in plan.exports(rank).items():
-            if receiver == host:
-                name = create_file(exports[-1].end)
-                stack.callback(unlink_file, name)
-                _copy_out(exports, sources, open_writer(name), whole=False)
-            else:
-                file = travel_file(rank, receiver)
-                storage.create(attempt.name, file, exports[-1].end)
-                _copy_out(exports, sources, storage.writer(attempt.name, file), whole=storage.whole_files)
-        return name
-
-    names = run_on_all_ranks(ranks, export)
-
-    def open_export(source_rank: int) -> Reader:
-        if plan.hosts[source_rank] == host:
-            return open_reader(str(names[source_rank]))
-        return storage.take(attempt.name, travel_file(source_rank, host))
-
-    wanted = {piece.rank for block in plan.blocks if block.owner == rank for piece in block.pieces} - {rank}
-    readers = LazyReaders(sorted(wanted), open_export)
-    stack.callback(readers.close)
-    return readers
-
-
-def _copy_out(exports: Sequence[Export], sources: Sources, writer: Writer, *, whole: bool) -> None:
-    """Write the exports to a file; with `whole`, the file is written without holes and completed."""
-    position = 0
-    try:
-        for export in exports:
-            if whole and export.offset > position:
-                writer.write(position, [memoryview(bytes(export.offset - position))])
-            position = export.end
-            shard = sources.array(export.piece.run.place, export.piece.held)
-            data = np.ascontiguousarray(part_of(shard, export.piece.part, export.piece.held))
-            writer.write(export.offset, [bytes_of(data)])
-        if whole:
-            writer.sync()
-    finally:
-        writer.close()
-
-
-def drop_travel_files(plan: SavePlan, attempt: Attempt) -> None:
-    """Delete the travel files between hosts: they are not part of the checkpoint."""
-    pairs = {(piece.rank, plan.hosts[block.owner]) for block in plan.blocks for piece in block.pieces}
-    for source_rank, host in sorted(pairs):
-        if plan.hosts[source_rank] != host:
-            attempt.storage.drop(attempt.name, travel_file(source_rank, host))
-
-
-class _LiveGatherer:
-    """Assembles blocks from live memory and from the exports of other ranks."""
-
-    def __init__(self, plan: SavePlan, rank: int, sources: Sources, readers: Mapping[int, Reader], size: int) -> None:
-        self._rank = rank
-        self._sources = sources
-        self._readers = readers
-        self._buffer = aligned_buffer(size)
-        self._offsets: dict[int, int] = {}
-        for source_rank in readers:
-            for export in plan.exports(source_rank)[plan.hosts[rank]]:
-                self._offsets[id(export.piece)] = export.offset
-
-    def block(self, block: BlockPlan) -> Iterator[memoryview]:
-        """Yield the bytes of a block in order: live memory where contiguous, else gathered."""
-        if block.header:
-            yield memoryview(block.header)
-        for run, pieces in _by_run(block.pieces):
-            whole = len(pieces) == 1 and pieces[0].part == run.box
-            if whole and pieces[0].rank == self._rank:
-                own = self._own(pieces[0])
-                if own.flags.c_contiguous:
-                    yield bytes_of(own)
-                    continue
-            target = self._buffer[run.at : run.at + run.bytes]
-            if whole and pieces[0].rank != self._rank:
-                self._fetch(pieces[0], target)
-            else:
-                for piece in pieces:
-                    piece_in_run(self._buffer, piece)[...] = self._data(piece)
-            yield target.data
-
-    def _own(self, piece: ShardPiece) -> RawArray:
-        return part_of(self._sources.array(piece.run.place, piece.held), piece.part, piece.held)
-
-    def _fetch(self, piece: ShardPiece, target: RawArray) -> None:
-        self._readers[piece.rank].read_into(self._offsets[id(piece)], [target.data])
-
-    def _data(self, piece: ShardPiece) -> RawArray:
-        if piece.rank == self._rank:
-            return self._own(piece)
-        span = aligned_buffer(piece.bytes)
-        self._fetch(piece, span)
-        return span.view(raw_dtype(piece.run.place)).reshape(piece.part.sizes)
-
-
-def _by_run(pieces: Sequence[ShardPiece]) -> Iterator[tuple[TensorRun, list[ShardPiece]]]:
-    """Group pieces by run, in byte order."""
-    runs: dict[int, tuple[TensorRun, list[ShardPiece]]] = {}
-    for piece in pieces:
-        runs.setdefault(piece.run.at, (piece.run, []))[1].append(piece)
-    for at in sorted(runs):
-        yield runs[at]
-
-
-def _write_own(
-    plan: SavePlan, rank: int, attempt: Attempt, sources: Sources, readers: Mapping[int, Reader]
-) -> list[list[Any]]:
-    own = [block for block in plan.blocks if block.owner == rank]
-    gatherer = _LiveGatherer(plan, rank, sources, readers, max((block.size for block in own), default=0))
-    writer = attempt.block_writer(block.file for block in own)
-    try:
-        reports = [writer.write(block.file, block.offset, block.size, gatherer.block(block)) for block in own]
-    finally:
-        writer.close()
-    return [report.fields() for report in reports]
 
 
 def check_replaceable(storage: Storage, folder: str) -> None:

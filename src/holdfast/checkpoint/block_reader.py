@@ -59,7 +59,7 @@ class FlatDestinations:
 
 
 @dataclass(slots=True)
-class _Flow:
+class _Delivery:
     """Rows of a portion on their way to flat destinations; with `memory` they are read straight into it."""
 
     rows: ByteRows
@@ -109,48 +109,51 @@ class BlockReader:
 
     def read_portion(self, read: Read, portion: Portion, digest: Digest | None) -> None:
         """Read a portion that only this rank needs, of at most one step, from a file that cannot be mapped."""
-        flows, rest = self._flows(portion)
+        deliveries, rest = self._deliveries(portion)
         if portion.pieces:
             self._touch(read.file)
+        if rest:  # pieces that take elements may need the same bytes, from the buffer
+            for delivery in deliveries:
+                delivery.memory = None
         with self._files.using(read.file) as file:
             buffer = self._buffers.next()
             for start, size in portion.ranges:
-                self._read_range(file, portion.offset, (start, start + size), buffer[start:], flows, digest)
-        self._deliver(buffer, 0, portion.size, flows)
+                self._read_range(file, portion.offset, (start, start + size), buffer[start:], deliveries, digest)
+        self._deliver(buffer, 0, portion.size, deliveries)
         for piece in rest:
             self._destinations.put(piece, piece_in_run(buffer, piece))
         self._buffers.sent()
 
     def _copy_portion(self, file: Reader, read: Read, portion: Portion, digest: Digest | None) -> None:
-        flows, rest = self._flows(portion)
-        if flows or rest:
+        deliveries, rest = self._deliveries(portion)
+        if deliveries or rest:
             self._touch(read.file)
         alone = not rest and portion.receivers() <= {self._rank}
         if digest is not None:
-            self._read_steps(file, portion.offset, (0, portion.size), flows, digest, alone=alone)
+            self._read_steps(file, portion.offset, (0, portion.size), deliveries, digest, alone=alone)
         else:
-            for group in _dense(flows):
+            for group in _dense(deliveries):
                 self._copy_group(file, portion.offset, group, alone=alone)
         if rest:
             window = np.frombuffer(file.map(portion.offset, portion.size, whole=digest is not None), np.uint8)
             for piece in rest:
                 self._destinations.put(piece, piece_in_run(window, piece))
 
-    def _copy_group(self, file: Reader, offset: int, flows: Sequence[_Flow], *, alone: bool) -> None:
+    def _copy_group(self, file: Reader, offset: int, deliveries: Sequence[_Delivery], *, alone: bool) -> None:
         """Copy neighbouring rows that need no verification: they are read, or copied from a map if they are sparse."""
-        begin, end = flows[0].rows.at, max(flow.rows.end for flow in flows)
-        if len(flows) > 1 or flows[0].is_dense:
-            self._read_steps(file, offset, (begin, end), flows, None, alone=alone)
+        begin, end = deliveries[0].rows.at, max(delivery.rows.end for delivery in deliveries)
+        if len(deliveries) > 1 or deliveries[0].is_dense:
+            self._read_steps(file, offset, (begin, end), deliveries, None, alone=alone)
             return
         window = np.frombuffer(file.map(offset + begin, end - begin), np.uint8)
-        (flow,) = flows
-        for batch in flow.rows.batches(self._step_bytes):
+        (delivery,) = deliveries
+        for batch in delivery.rows.batches(self._step_bytes):
             data = byte_rows(window, batch.at - begin, batch.pitch, batch.count, batch.width)
-            if flow.on_device:
+            if delivery.on_device:
                 buffer = self._buffers.next()[: batch.bytes].reshape(data.shape)
                 buffer[...] = data
                 data = buffer
-            for target in flow.targets:
+            for target in delivery.targets:
                 target.write(batch.shard_at, batch.shard_pitch, data)
             self._buffers.sent()
 
@@ -159,7 +162,7 @@ class BlockReader:
         file: Reader,
         offset: int,
         span: tuple[int, int],
-        flows: Sequence[_Flow],
+        deliveries: Sequence[_Delivery],
         digest: Digest | None,
         *,
         alone: bool,
@@ -178,10 +181,10 @@ class BlockReader:
             if uncached is not None and self._read_uncached(uncached, offset + at, stop - at, buffer):
                 if digest is not None:
                     digest.update(buffer[: stop - at].data)
-                self._deliver(buffer, at, stop, flows, into_memory=True)
+                self._deliver(buffer, at, stop, deliveries, into_memory=True)
             else:
-                self._read_range(file, offset, (at, stop), buffer, flows, digest)
-                self._deliver(buffer, at, stop, flows)
+                self._read_range(file, offset, (at, stop), buffer, deliveries, digest)
+                self._deliver(buffer, at, stop, deliveries)
             self._buffers.sent()
 
     def _read_uncached(self, file: PageCacheReader, offset: int, size: int, buffer: RawArray) -> bool:
@@ -196,31 +199,35 @@ class BlockReader:
         offset: int,
         span: tuple[int, int],
         buffer: RawArray,
-        flows: Iterable[_Flow],
+        deliveries: Iterable[_Delivery],
         digest: Digest | None,
     ) -> None:
         """Read a range of a portion into the memory of its shards, or else into the buffer, which begins with it."""
-        buffers = list(_layered(span, buffer, flows))
+        buffers = list(_layered(span, buffer, deliveries))
         file.read_into(offset + span[0], buffers)
         if digest is not None:
             for part in buffers:
                 digest.update(part)
 
     def _deliver(
-        self, buffer: RawArray, begin: int, end: int, flows: Iterable[_Flow], *, into_memory: bool = False
+        self, buffer: RawArray, begin: int, end: int, deliveries: Iterable[_Delivery], *, into_memory: bool = False
     ) -> None:
         """Copy the rows in the bytes [begin, end) of a portion from the buffer to their destinations."""
-        for flow in flows:
-            if flow.rows.end <= begin or flow.rows.at >= end or (flow.memory is not None and not into_memory):
+        for delivery in deliveries:
+            if (
+                delivery.rows.end <= begin
+                or delivery.rows.at >= end
+                or (delivery.memory is not None and not into_memory)
+            ):
                 continue
-            for rows in flow.rows.within(begin, end):
+            for rows in delivery.rows.within(begin, end):
                 data = byte_rows(buffer, rows.at - begin, rows.pitch, rows.count, rows.width)
-                for target in flow.targets:
+                for target in delivery.targets:
                     target.write(rows.shard_at, rows.shard_pitch, data)
 
-    def _flows(self, portion: Portion) -> tuple[list[_Flow], list[ShardPiece]]:
-        """Return how this rank's pieces of a portion flow as bytes, in order, and the pieces that do not."""
-        flows: list[_Flow] = []
+    def _deliveries(self, portion: Portion) -> tuple[list[_Delivery], list[ShardPiece]]:
+        """Return the deliveries of this rank's pieces of a portion, in order, and the pieces that take elements."""
+        deliveries: list[_Delivery] = []
         rest: list[ShardPiece] = []
         for piece in portion.pieces:
             if piece.rank != self._rank:
@@ -229,48 +236,48 @@ class BlockReader:
             if flat is None:
                 rest.append(piece)
             else:
-                flows += (_Flow(rows, flat) for rows in rows_of(piece))
-        flows.sort(key=lambda flow: flow.rows.at)
+                deliveries += (_Delivery(rows, flat) for rows in rows_of(piece))
+        deliveries.sort(key=lambda delivery: delivery.rows.at)
         reach = 0
-        for number, flow in enumerate(flows):
-            after = flows[number + 1].rows.at if number + 1 < len(flows) else portion.size
-            if flow.rows.count == 1 and len(flow.targets) == 1 and reach <= flow.rows.at and flow.rows.end <= after:
-                flow.memory = flow.targets[0].memory
-            reach = max(reach, flow.rows.end)
-        if rest and flows:  # pieces that take elements may need the same bytes, from the buffer
-            taken = {(piece.run.at, piece.run.at + piece.run.bytes) for piece in rest}
-            for flow in flows:
-                if any(flow.rows.at < end and begin < flow.rows.end for begin, end in taken):
-                    flow.memory = None
-        return flows, rest
+        for number, delivery in enumerate(deliveries):
+            after = deliveries[number + 1].rows.at if number + 1 < len(deliveries) else portion.size
+            if (
+                delivery.rows.count == 1
+                and len(delivery.targets) == 1
+                and reach <= delivery.rows.at
+                and delivery.rows.end <= after
+            ):
+                delivery.memory = delivery.targets[0].memory
+            reach = max(reach, delivery.rows.end)
+        return deliveries, rest
 
 
-def _dense(flows: Sequence[_Flow]) -> Iterator[list[_Flow]]:
-    """Group flows that are read together: dense ones with small gaps between them. Sparse ones stand alone."""
-    group: list[_Flow] = []
+def _dense(deliveries: Sequence[_Delivery]) -> Iterator[list[_Delivery]]:
+    """Group deliveries that are read together: dense ones with small gaps between them. Sparse ones stand alone."""
+    group: list[_Delivery] = []
     reach = 0
-    for flow in flows:
-        if group and not (flow.is_dense and group[-1].is_dense and flow.rows.at - reach <= _GAP_BYTES):
+    for delivery in deliveries:
+        if group and not (delivery.is_dense and group[-1].is_dense and delivery.rows.at - reach <= _GAP_BYTES):
             yield group
             group = []
-        group.append(flow)
-        reach = max(reach, flow.rows.end)
+        group.append(delivery)
+        reach = max(reach, delivery.rows.end)
     if group:
         yield group
 
 
-def _layered(span: tuple[int, int], buffer: RawArray, flows: Iterable[_Flow]) -> Iterator[memoryview]:
+def _layered(span: tuple[int, int], buffer: RawArray, deliveries: Iterable[_Delivery]) -> Iterator[memoryview]:
     """Yield the memory that the bytes of a span fill in order: that of shards, and the buffer between them."""
     begin, end = span
     position = begin
-    for flow in flows:
-        rows = flow.rows
-        if flow.memory is None or rows.end <= begin or rows.at >= end:
+    for delivery in deliveries:
+        rows = delivery.rows
+        if delivery.memory is None or rows.end <= begin or rows.at >= end:
             continue
         at, stop = max(rows.at, begin), min(rows.end, end)
         if at > position:
             yield buffer[position - begin : at - begin].data
-        yield flow.memory[rows.shard_at + at - rows.at : rows.shard_at + stop - rows.at].data
+        yield delivery.memory[rows.shard_at + at - rows.at : rows.shard_at + stop - rows.at].data
         position = stop
     if position < end:
         yield buffer[position - begin : end - begin].data

@@ -16,10 +16,11 @@ from dataclasses import replace
 from typing import Any
 
 from holdfast.checkpoint import retention
-from holdfast.checkpoint.attempt import Attempt, check_replaceable, drop_travel_files, publish, write_blocks
+from holdfast.checkpoint.attempt import Attempt, check_replaceable, publish
 from holdfast.checkpoint.checkpoint import Checkpoint
 from holdfast.checkpoint.commit import BlockReport
 from holdfast.checkpoint.lineage import Lineage
+from holdfast.checkpoint.live_blocks import drop_travel_files, write_blocks
 from holdfast.checkpoint.retention import RetentionIndex
 from holdfast.core.errors import HoldfastError
 from holdfast.core.events import Event, Listener

@@ -177,10 +177,10 @@ def raw_dtype(place: Place) -> np.dtype[Any]:
 
 
 class Sources(Protocol):
-    """The shards of this rank, to be saved."""
+    """The shards of this rank, to be saved. Thread-safe."""
 
-    def array(self, place: Place, held: Box) -> RawArray:
-        """Return the shard with the box `held`. The array stays valid until the next call."""
+    def array(self, piece: ShardPiece) -> RawArray:
+        """Return a piece that this rank holds: live memory where possible, else a copy."""
 
 
 class FlatDestination(Protocol):

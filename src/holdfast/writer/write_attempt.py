@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -183,29 +181,24 @@ class AttemptWriter:
         return self._workspace.storage.take(self._order.attempt, travel_file(rank, self._job.host))
 
     def _write(self, blocks: list[BlockJob], travel_files: Mapping[int, Reader]) -> None:
-        """Write blocks on a few threads and sync their files. In a storage of whole files, each has one thread."""
-        local = threading.local()
-        storage = self._workspace.storage
-        attempt = Attempt(storage, self._order.attempt, self._order.folder)
-        writer = attempt.block_writer(block.file for block in blocks)
-        files = _by_file(blocks)
-        tasks = list(files) if storage.whole_files else [[block] for file in files for block in file]
+        """Write blocks on a few threads and sync their files."""
 
-        def write(task: list[BlockJob]) -> None:
-            if not hasattr(local, "gatherer"):
-                local.gatherer = Gatherer(self._workspace.arenas, travel_files)
-            for block in task:
+        def gatherer() -> Callable[[BlockJob], list[memoryview]]:
+            own = Gatherer(self._workspace.arenas, travel_files)
+
+            def gather(block: BlockJob) -> list[memoryview]:
                 if self._heartbeat.stopped:
                     raise PeerFailed(_ABANDONED)
-                self._record(writer.write(block.file, block.offset, block.size, local.gatherer.block(block)))
-                self._heartbeat.written += block.size
+                return own.block(block)
 
-        try:
-            with ThreadPoolExecutor(self._threads(blocks)) as pool:
-                for _ in pool.map(write, tasks):
-                    pass
-        finally:
-            writer.close()
+            return gather
+
+        def done(report: BlockReport) -> None:
+            self._record(report)
+            self._heartbeat.written += report.size
+
+        attempt = Attempt(self._workspace.storage, self._order.attempt, self._order.folder)
+        attempt.write(blocks, gatherer, self._threads(blocks), done)
 
     def _threads(self, blocks: list[BlockJob]) -> int:
         largest = max((block.size for block in blocks if not is_direct(block)), default=0)
@@ -288,11 +281,3 @@ class AttemptWriter:
         end = time.monotonic() + _MAILBOX_S
         while not self._mailbox.names() and time.monotonic() < end:
             time.sleep(self._workspace.storage.poll_s)
-
-
-def _by_file(blocks: list[BlockJob]) -> Iterable[list[BlockJob]]:
-    """Group the blocks by file, in byte order."""
-    files: dict[str, list[BlockJob]] = {}
-    for block in sorted(blocks, key=lambda block: block.offset):
-        files.setdefault(block.file, []).append(block)
-    return files.values()

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections import OrderedDict
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,7 +23,7 @@ from holdfast.format.dtypes import DType, model_dtype_named
 from holdfast.layout.box import Box
 from holdfast.layout.coordinates import key_at
 from holdfast.layout.placement import ShardBox
-from holdfast.plan.files import Place, RawArray
+from holdfast.plan.files import RawArray, ShardPiece
 from holdfast.plan.state_values import FILE, FILE_PREFIX, OPTIMIZER, PLAN, PLAN_PREFIX, SPLIT_DICT, TREE, RankValue
 
 _CACHED_TENSORS = 2
@@ -65,30 +64,25 @@ class LiveSources:
     def __init__(self, items: Mapping[tuple[str, str], list[SaveItem]], group_of: Mapping[str, str]) -> None:
         self._items = items
         self._group_of = group_of
-        self._cache: OrderedDict[tuple[int, Box], RawArray] = OrderedDict()
+        # Other threads copy from the devices, on streams that do not wait for those of the program.
+        for device in {item.holder.local.device for found in items.values() for item in found}:
+            if device.type not in ("cpu", "meta"):
+                torch.accelerator.synchronize(device)
 
-    def array(self, place: Place, held: Box) -> RawArray:
-        for item, part in self._parts(place):
-            if part.box == held:
-                return self._array(item, part)
-        raise AssertionError(f"{place.spec.key}: the plan names a shard that this rank does not hold")
+    def array(self, piece: ShardPiece) -> RawArray:
+        item, part = self._shard(piece)
+        view = part_view(item.holder, part)[piece.part.within(piece.held)]
+        if item.cast is not None:
+            view = view.to(getattr(torch, item.cast.name))
+        return raw_array(view.to("cpu"))
 
-    def _parts(self, place: Place) -> Iterator[tuple[SaveItem, ShardBox]]:
+    def _shard(self, piece: ShardPiece) -> tuple[SaveItem, ShardBox]:
+        place = piece.run.place
         for item in self._items[self._group_of[place.file], place.spec.key]:
             for part in item.holder.parts:
-                yield item, part
-
-    def _array(self, item: SaveItem, part: ShardBox) -> RawArray:
-        if item.cast is None and item.holder.local.device.type == "cpu":
-            return raw_array(part_view(item.holder, part))
-        # Blocks arrive in file order, so the most recently used tensors are needed next.
-        address = (id(item), part.box)
-        if address not in self._cache:
-            view = stored_view(item, part).to("cpu")
-            self._cache[address] = raw_array(view)
-            while len(self._cache) > _CACHED_TENSORS:
-                self._cache.popitem(last=False)
-        return self._cache[address]
+                if part.box == piece.held:
+                    return item, part
+        raise AssertionError(f"{place.spec.key}: the plan names a shard that this rank does not hold")
 
 
 @dataclass(slots=True)
