@@ -88,7 +88,7 @@ class BlockReader:
         destinations: FlatDestinations,
         buffers: ThreadBuffers,
         step_bytes: int,
-        touch: Callable[[str], None],
+        touch: Callable[[str], None] = lambda file: None,
     ) -> None:
         self._rank = rank
         self._path = path
@@ -106,6 +106,12 @@ class BlockReader:
                 self._copy_portion(file, read, portion, digest)
         if digest is not None:
             check_digest(read, digest.hexdigest(), self._path)
+
+    def digest(self, file: Reader, offset: int, size: int) -> str:
+        """Return the digest of a range of a file."""
+        digest = Digest()
+        self._read_steps(file, offset, (0, size), [], digest, alone=True)
+        return digest.hexdigest()
 
     def read_portion(self, read: Read, portion: Portion, digest: Digest | None) -> None:
         """Read a portion that only this rank needs, of at most one step, from a file that cannot be mapped."""

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from holdfast.checkpoint.reading import PORTION_BYTES, Progress
-from holdfast.core import names
+from holdfast.checkpoint.block_reader import BlockReader, FlatDestinations
+from holdfast.checkpoint.reading import Progress
+from holdfast.core import limits, names
 from holdfast.core.errors import Damaged
-from holdfast.format.digest import Digest
-from holdfast.format.manifest import FileRecord, Manifest
+from holdfast.format.manifest import BlockRecord, FileRecord, Manifest
 from holdfast.format.safetensors import LENGTH_BYTES, decode_index, header_bytes
 from holdfast.plan.files import Place
 from holdfast.plan.load_plan import StoredFile
+from holdfast.plan.staging import HostStaging
 from holdfast.storage.base import Reader
+from holdfast.storage.open_files import OpenReaders
+
+_BLOCKS_AT_ONCE = 4
 
 
 class VerifiableCheckpoint(Protocol):
@@ -67,10 +73,32 @@ class VerifyReport:
 
 
 def verify(checkpoint: VerifiableCheckpoint, progress: Progress) -> VerifyReport:
-    """Verify every file of a checkpoint; reports all damage, not only the first."""
-    damage: list[Damage] = []
-    for name, record in checkpoint.manifest.files.items():
-        damage += _verify_file(checkpoint, name, record, progress)
+    """Verify every file of a checkpoint, on threads; reports all damage, not only the first, in order."""
+    lock = threading.Lock()
+
+    def count(size: int) -> None:
+        with lock:
+            progress(size)
+
+    staging = HostStaging.within(limits.LOAD_MEMORY_BYTES)
+    files = OpenReaders(checkpoint.open_file)
+    tasks = iter(enumerate(_tasks(checkpoint.manifest.files)))
+    found: dict[int, list[Damage]] = {}
+
+    def run() -> None:
+        with staging.lend() as buffers:
+            reader = BlockReader(0, checkpoint.path, files, FlatDestinations({}), buffers, staging.step_bytes)
+            while (task := _next(tasks, lock)) is not None:
+                number, blocks = task
+                found[number] = list(_verify_blocks(checkpoint, files, reader, blocks, count))
+
+    try:
+        with ThreadPoolExecutor(staging.threads, "holdfast-verify") as pool:
+            for future in [pool.submit(run) for _ in range(staging.threads)]:
+                future.result()
+    finally:
+        files.close()
+    damage = _once_per_file(one for number in sorted(found) for one in found[number])
     if not damage:
         try:
             damage += _verify_contents(checkpoint)
@@ -79,33 +107,60 @@ def verify(checkpoint: VerifiableCheckpoint, progress: Progress) -> VerifyReport
     return VerifyReport(len(checkpoint.manifest.files), checkpoint.manifest.total_bytes, tuple(damage))
 
 
-def _verify_file(
-    checkpoint: VerifiableCheckpoint, name: str, record: FileRecord, progress: Progress
+@dataclass(frozen=True, slots=True)
+class _BlockRange:
+    """Some neighbouring blocks of a file."""
+
+    file: str
+    blocks: Sequence[BlockRecord]
+
+
+def _next(tasks: Iterator[tuple[int, _BlockRange]], lock: threading.Lock) -> tuple[int, _BlockRange] | None:
+    with lock:
+        return next(tasks, None)
+
+
+def _once_per_file(damage: Iterable[Damage]) -> list[Damage]:
+    """Return all damage, of problems with a file as a whole only the first."""
+    out: list[Damage] = []
+    whole: set[str] = set()
+    for one in damage:
+        if one.offset is not None or one.file not in whole:
+            out.append(one)
+        if one.offset is None:
+            whole.add(one.file)
+    return out
+
+
+def _tasks(files: Mapping[str, FileRecord]) -> Iterator[_BlockRange]:
+    for name, record in files.items():
+        for at in range(0, max(1, len(record.blocks)), _BLOCKS_AT_ONCE):
+            yield _BlockRange(name, record.blocks[at : at + _BLOCKS_AT_ONCE])
+
+
+def _verify_blocks(
+    checkpoint: VerifiableCheckpoint,
+    files: OpenReaders[str],
+    blocks: BlockReader,
+    task: _BlockRange,
+    progress: Progress,
 ) -> Iterator[Damage]:
+    name = task.file
     try:
-        reader = checkpoint.open_file(name)
+        with files.using(name) as reader:
+            if names.is_tensor_file(name):
+                # Refuse an impossible header length: such a file may claim petabytes.
+                length = bytearray(min(LENGTH_BYTES, reader.size))
+                reader.read_into(0, [memoryview(length)])
+                header_bytes(bytes(length), reader.size, name)
+            for block in task.blocks:
+                found = blocks.digest(reader, block.offset, block.size)
+                progress(block.size)
+                if found != block.digest:
+                    keys = tuple(_keys_in(checkpoint, name, block.offset, block.size))
+                    yield Damage(name, "the digest does not match", block.offset, block.size, keys)
     except (Damaged, OSError) as error:
         yield Damage(name, str(error), keys=tuple(_keys_of_index(checkpoint, name)))
-        return
-    try:
-        buffer = memoryview(bytearray(PORTION_BYTES))
-        for block in record.blocks:
-            digest = Digest()
-            for at in range(0, block.size, PORTION_BYTES):
-                view = buffer[: min(PORTION_BYTES, block.size - at)]
-                reader.read_into(block.offset + at, [view])
-                if not block.offset + at and names.is_tensor_file(name):
-                    # Refuse an impossible header length: such a file may claim petabytes.
-                    header_bytes(bytes(view[:LENGTH_BYTES]), reader.size, name)
-                digest.update(view)
-                progress(view.nbytes)
-            if digest.hexdigest() != block.digest:
-                keys = tuple(_keys_in(checkpoint, name, block.offset, block.size))
-                yield Damage(name, "the digest does not match", block.offset, block.size, keys)
-    except (Damaged, OSError) as error:
-        yield Damage(name, str(error), keys=tuple(_keys_of_index(checkpoint, name)))
-    finally:
-        reader.close()
 
 
 def _keys_in(checkpoint: VerifiableCheckpoint, name: str, offset: int, size: int) -> Iterator[str]:
