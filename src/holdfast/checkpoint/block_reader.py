@@ -31,6 +31,7 @@ _UNCACHED_BYTES = MIB // 4  # a smaller read is not worth a question to the kern
 _HOST_DENSITY = 2
 _DEVICE_DENSITY = 16
 _GAP_BYTES = 64 * KIB  # reading them takes less time than another call
+_MAP_STEP = 32 * MIB  # copying from a map that is populated in one go is faster than a read
 
 Destinations = Mapping[tuple[Place, Box], Sequence[ShardDestination]]
 
@@ -137,24 +138,31 @@ class BlockReader:
         alone = not rest and portion.receivers() <= {self._rank}
         if digest is not None:
             self._read_steps(file, portion.offset, (0, portion.size), deliveries, digest, alone=alone)
+            sparse = []
         else:
-            for group in _dense(deliveries):
-                self._copy_group(file, portion.offset, group, alone=alone)
-        if rest:
+            sparse = list(self._copy_dense(file, portion.offset, deliveries, alone=alone))
+        if sparse or rest:
             window = np.frombuffer(file.map(portion.offset, portion.size, whole=digest is not None), np.uint8)
+            for delivery in sparse:
+                self._copy_sparse(window, delivery)
             for piece in rest:
                 self._destinations.put(piece, piece_in_run(window, piece))
 
-    def _copy_group(self, file: Reader, offset: int, deliveries: Sequence[_Delivery], *, alone: bool) -> None:
-        """Copy neighbouring rows that need no verification: they are read, or copied from a map if they are sparse."""
-        begin, end = deliveries[0].rows.at, max(delivery.rows.end for delivery in deliveries)
-        if len(deliveries) > 1 or deliveries[0].is_dense:
-            self._read_steps(file, offset, (begin, end), deliveries, None, alone=alone)
-            return
-        window = np.frombuffer(file.map(offset + begin, end - begin), np.uint8)
-        (delivery,) = deliveries
+    def _copy_dense(
+        self, file: Reader, offset: int, deliveries: Sequence[_Delivery], *, alone: bool
+    ) -> Iterator[_Delivery]:
+        """Copy neighbouring rows that need no verification; yields the deliveries that are too sparse for that."""
+        for group in _dense(deliveries):
+            if len(group) > 1 or group[0].is_dense:
+                end = max(delivery.rows.end for delivery in group)
+                self._read_steps(file, offset, (group[0].rows.at, end), group, None, alone=alone)
+            else:
+                yield group[0]
+
+    def _copy_sparse(self, window: RawArray, delivery: _Delivery) -> None:
+        """Copy rows from a map of the portion."""
         for batch in delivery.rows.batches(self._step_bytes):
-            data = byte_rows(window, batch.at - begin, batch.pitch, batch.count, batch.width)
+            data = byte_rows(window, batch.at, batch.pitch, batch.count, batch.width)
             if delivery.on_device:
                 buffer = self._buffers.next()[: batch.bytes].reshape(data.shape)
                 buffer[...] = data
@@ -181,16 +189,22 @@ class BlockReader:
         uncached = file if alone and isinstance(file, PageCacheReader) else None
         if uncached is not None and (end - begin < _UNCACHED_BYTES or uncached.is_cached(offset + begin, end - begin)):
             uncached = None
-        for at in range(begin, end, self._step_bytes):
-            stop = min(at + self._step_bytes, end)
-            buffer = self._buffers.next()
-            if uncached is not None and self._read_uncached(uncached, offset + at, stop - at, buffer):
-                if digest is not None:
-                    digest.update(buffer[: stop - at].data)
-                self._deliver(buffer, at, stop, deliveries, into_memory=True)
+        mapped = uncached is None and file.mappable and not any(delivery.on_device for delivery in deliveries)
+        step_bytes = _MAP_STEP if mapped else self._step_bytes
+        for at in range(begin, end, step_bytes):
+            stop = min(at + step_bytes, end)
+            if mapped:
+                found = np.frombuffer(file.map(offset + at, stop - at, whole=True), np.uint8)
             else:
-                self._read_range(file, offset, (at, stop), buffer, deliveries, digest)
-                self._deliver(buffer, at, stop, deliveries)
+                found = self._buffers.next()
+                if uncached is None or not self._read_uncached(uncached, offset + at, stop - at, found):
+                    self._read_range(file, offset, (at, stop), found, deliveries, digest)
+                    self._deliver(found, at, stop, deliveries)
+                    self._buffers.sent()
+                    continue
+            if digest is not None:
+                digest.update(found[: stop - at].data)
+            self._deliver(found, at, stop, deliveries, into_memory=True)
             self._buffers.sent()
 
     def _read_uncached(self, file: PageCacheReader, offset: int, size: int, buffer: RawArray) -> bool:
