@@ -172,7 +172,7 @@ def load_shards(path: Path, dim: int, *, verify: bool) -> int:
                 destinations[place, box] = [_ShardDestination(kept[-1])]
         wants = [Want(place, box, 0) for place, box in destinations]
         reads = plan_load(checkpoint.contents.files, wants, verify=verify, portion_bytes=MAP_BYTES)
-        staging = staging_for(torch.device("cuda", 0), MEMORY, 1)
+        staging = staging_for([torch.device("cuda", 0)], MEMORY, 1)
         loaded = Loading(SingleProcess(), checkpoint, destinations, lambda size: None, staging).run_mapped(reads)
         assert loaded.failure is None, loaded.failure
         read += loaded.read_bytes
@@ -269,6 +269,7 @@ def main() -> None:
         for _ in range(arguments.peer_rounds):
             evict(peers)
             peer("dcp.load, cold")()
+    warm(files)
     _cast(arguments, folder, saved, times)
     _print(times, total, arguments.json)
     shutil.rmtree(folder)

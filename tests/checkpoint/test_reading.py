@@ -17,10 +17,11 @@ from holdfast.format.digest import digest_hex
 from holdfast.format.dtypes import dtype_named
 from holdfast.layout.box import Box
 from holdfast.plan import staging
-from holdfast.plan.files import ArrayDestination, FlatArray, Place, RawArray, TensorSpec
+from holdfast.plan.files import ArrayDestination, FlatArray, Place, RawArray, ShardPiece, TensorRun, TensorSpec
 from holdfast.plan.load_plan import StoredBlock, StoredFile, Want, plan_load
 from holdfast.plan.staging import HostStaging
 from holdfast.storage.local_files import LocalReader
+from holdfast.storage.open_files import OpenReaders
 
 STEP = 4096
 
@@ -206,6 +207,39 @@ def test_of_several_damaged_blocks_the_first_is_named_however_threads_run(tmp_pa
         assert f"the block at {7 * STEP} " in str(loaded.failure)
 
 
+class FetchesAhead:
+    """A reader as those of object stores and captured states: it remembers where it was."""
+
+    mappable = False
+
+    def __init__(self, reader: LocalReader, users: set[int]) -> None:
+        self._reader, self._users, self.size = reader, users, reader.size
+        self.map, self.close = reader.map, reader.close
+
+    def read_into(self, offset: int, buffers) -> None:
+        self._users.add(threading.get_ident())
+        self._reader.read_into(offset, buffers)
+
+
+def test_one_thread_uses_a_reader_that_remembers_where_it_was(tmp_path):
+    users: set[int] = set()
+
+    class Remote(Source):
+        def open_file(self, name: str):
+            return FetchesAhead(super().open_file(name), users)
+
+    case = Case(11)
+    source = Remote(tmp_path, case.data, mappable=False)
+    reads = case.plan(verify=True, portion_bytes=STEP)
+    assert len(reads) > 4
+    loaded = Loading(SingleProcess(), source, case.destinations, lambda size: None, HostStaging(4)).run_read(
+        reads, [0], 5.0
+    )
+    assert loaded.failure is None
+    case.assert_loaded()
+    assert users == {threading.get_ident()}
+
+
 def test_all_files_are_closed_and_no_thread_is_left(tmp_path):
     case = Case(3)
     source = Source(tmp_path, case.data, mappable=True)
@@ -233,3 +267,56 @@ def test_an_interrupt_stops_the_threads(tmp_path):
             case.plan(verify=True, portion_bytes=STEP)
         )
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("holdfast-read")]
+
+
+def test_buffers_that_cannot_be_made_are_a_failure_of_this_rank_and_no_exception(tmp_path):
+    """Other ranks wait for this one: it must come to the end of the load."""
+
+    class NoMemory(HostStaging):
+        def lend(self):
+            raise RuntimeError("no page-locked memory")
+
+    case = Case(5)
+    for mapped in (True, False):
+        source = Source(tmp_path, case.data, mappable=mapped)
+        loading = Loading(SingleProcess(), source, case.destinations, lambda size: None, NoMemory(2))
+        reads = case.plan(verify=True, portion_bytes=STEP)
+        loaded = loading.run_mapped(reads) if mapped else loading.run_read(reads, [0], 5.0)
+        assert "no page-locked memory" in str(loaded.failure)
+
+
+def test_a_file_that_is_cut_while_it_is_digested_raises_and_kills_nobody(tmp_path):
+    """A map of it would end the process with a signal."""
+    file = tmp_path / "file"
+    file.write_bytes(bytes(20 * STEP))
+    reader = LocalReader(file, mappable=True)
+    with HostStaging(1).lend() as buffers:
+        blocks = block_reader.BlockReader(
+            0, str(tmp_path), OpenReaders(lambda name: reader), block_reader.FlatDestinations({}), buffers, STEP
+        )
+        assert blocks.digest(reader, 0, 20 * STEP) == digest_hex(bytes(20 * STEP))
+        os.truncate(file, 3 * STEP)
+        with pytest.raises(Damaged, match="too early"):
+            blocks.digest(reader, 0, 20 * STEP)
+    reader.close()
+
+
+def test_pieces_that_take_elements_come_a_few_rows_at_a_time(monkeypatch):
+    """A destination may copy what it gets: many threads with large pieces would exceed the bound."""
+    monkeypatch.setattr(block_reader, "_PUT_BYTES", 100)
+    sizes: list[int] = []
+
+    class Watched(Elements):
+        def put(self, part: Box, data: RawArray) -> None:
+            sizes.append(data.nbytes)
+            super().put(part, data)
+
+    for shape, most in (((7, 10), 80), ((300,), 100), ((2, 90), 360), ((), 4), ((0, 3), 0)):
+        array = np.zeros(shape, np.uint32)
+        spec = TensorSpec("w", dtype_named("float32"), shape)
+        place, box = Place(spec, "file", 0), Box.full(shape)
+        data = np.arange(1, 1 + array.size, dtype=np.uint32).reshape(shape)
+        destinations = block_reader.FlatDestinations({(place, box): [Watched(array)]})
+        sizes.clear()
+        destinations.put(ShardPiece(TensorRun(place, box, 0), box, 0, box), data)
+        assert (array == data).all() and max(sizes, default=0) <= most

@@ -10,7 +10,6 @@ import secrets
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
@@ -22,6 +21,7 @@ from holdfast.checkpoint.retention import unused_name
 from holdfast.core import limits
 from holdfast.core.errors import Damaged, HoldfastError, StorageError
 from holdfast.core.names import MANIFEST, abandoned_folder, is_holdfast_name
+from holdfast.core.threads import run_on_threads
 from holdfast.format.digest import Digest
 from holdfast.format.manifest import Manifest, decode_manifest, encode_manifest
 from holdfast.storage.base import Storage, Writer
@@ -73,30 +73,30 @@ class Attempt:
         `gatherer` returns, for one thread, a function from a block to its bytes. `done` is called after each block.
         In a storage of whole files, each file has one thread, and its blocks come in byte order.
         """
-        local = threading.local()
         writer = self.block_writer(block.file for block in blocks)
         files: dict[str, list[int]] = {}
         for number in sorted(range(len(blocks)), key=lambda number: blocks[number].offset):
             files.setdefault(blocks[number].file, []).append(number)
-        tasks = files.values() if self.storage.whole_files else [[number] for file in files.values() for number in file]
+        work = list(files.values())
+        if not self.storage.whole_files:
+            work = [[number] for numbers in work for number in numbers]
+        tasks = iter(work)
         reports: dict[int, BlockReport] = {}
 
-        def write(task: list[int]) -> None:
-            if not hasattr(local, "gather"):
-                local.gather = gatherer()
-            for number in task:
-                block = blocks[number]
-                reports[number] = writer.write(block.file, block.offset, block.size, local.gather(block))
-                done(reports[number])
+        def run() -> None:
+            gather = gatherer()
+            while (task := next(tasks, None)) is not None:
+                for number in task:
+                    block = blocks[number]
+                    reports[number] = writer.write(block.file, block.offset, block.size, gather(block))
+                    done(reports[number])
+
+        def stop() -> None:
+            nonlocal tasks
+            tasks = iter(())
 
         try:
-            if threads == 1:
-                for task in tasks:
-                    write(task)
-            else:
-                with ThreadPoolExecutor(threads, "holdfast-write") as pool:
-                    for _ in pool.map(write, tasks):
-                        pass
+            run_on_threads(min(threads, len(work)), "holdfast-write", run, stop)
         finally:
             writer.close()
         return [reports[number] for number in range(len(blocks))]

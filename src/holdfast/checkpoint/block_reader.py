@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -27,10 +28,11 @@ from holdfast.storage.base import PageCacheReader, Reader
 from holdfast.storage.open_files import OpenReaders
 
 _UNCACHED_BYTES = MIB // 4  # a smaller read is not worth a question to the kernel
-# Rows that are at least one such part of what is between them are read with it; others are copied from a map.
+# A delivery is dense if its rows are at least 1/2 (host) or 1/16 (device) of the range that they span.
 _HOST_DENSITY = 2
 _DEVICE_DENSITY = 16
 _GAP_BYTES = 64 * KIB  # reading them takes less time than another call
+_PUT_BYTES = 2 * MIB
 _MAP_STEP = 32 * MIB  # copying from a map that is populated in one go is faster than a read
 
 Destinations = Mapping[tuple[Place, Box], Sequence[ShardDestination]]
@@ -53,10 +55,17 @@ class FlatDestinations:
         return self._flat[key]
 
     def put(self, piece: ShardPiece, data: RawArray) -> None:
-        """Store a piece, element by element, in each of its destinations."""
+        """Store a piece in each of its destinations, a few rows at a time: a destination may copy what it gets."""
         part = piece.part.relative_to(piece.held)
-        for destination in self.all[piece.run.place, piece.held]:
-            destination.put(part, data)
+        rows = max(1, _PUT_BYTES * data.shape[0] // data.nbytes) if data.ndim and data.nbytes else 1
+        for begin in range(0, data.shape[0] if data.ndim else 1, rows):
+            some, values = part, data
+            if data.ndim:
+                values = data[begin : begin + rows]
+                offsets = (part.offsets[0] + begin, *part.offsets[1:])
+                some = Box(offsets, (len(values), *part.sizes[1:]))
+            for destination in self.all[piece.run.place, piece.held]:
+                destination.put(some, values)
 
 
 @dataclass(slots=True)
@@ -109,9 +118,9 @@ class BlockReader:
             check_digest(read, digest.hexdigest(), self._path)
 
     def digest(self, file: Reader, offset: int, size: int) -> str:
-        """Return the digest of a range of a file."""
+        """Return the digest of a range of a file. Nothing is mapped: a bad disk raises instead of a signal."""
         digest = Digest()
-        self._read_steps(file, offset, (0, size), [], digest, alone=True)
+        self._read_steps(file, offset, (0, size), [], digest, self._past_cache(file, offset, (0, size)))
         return digest.hexdigest()
 
     def read_portion(self, read: Read, portion: Portion, digest: Digest | None) -> None:
@@ -135,10 +144,10 @@ class BlockReader:
         deliveries, rest = self._deliveries(portion)
         if deliveries or rest:
             self._touch(read.file)
-        alone = not rest and portion.receivers() <= {self._rank}
+        alone = not rest and portion.receivers() | {read.reader} <= {self._rank}
+        sparse: list[_Delivery] = []
         if digest is not None:
-            self._read_steps(file, portion.offset, (0, portion.size), deliveries, digest, alone=alone)
-            sparse = []
+            self._copy_span(file, portion.offset, (0, portion.size), deliveries, digest, alone=alone)
         else:
             sparse = list(self._copy_dense(file, portion.offset, deliveries, alone=alone))
         if sparse or rest:
@@ -154,8 +163,10 @@ class BlockReader:
         """Copy neighbouring rows that need no verification; yields the deliveries that are too sparse for that."""
         for group in _dense(deliveries):
             if len(group) > 1 or group[0].is_dense:
-                end = max(delivery.rows.end for delivery in group)
-                self._read_steps(file, offset, (group[0].rows.at, end), group, None, alone=alone)
+                begin, end = group[0].rows.at, max(delivery.rows.end for delivery in group)
+                # A step never ends inside an element: tensors begin at multiples of 8 from the portion's begin.
+                begin -= (offset + begin) % PAGE_BYTES if offset % 8 == 0 else begin % 8
+                self._copy_span(file, offset, (begin, end), group, None, alone=alone)
             else:
                 yield group[0]
 
@@ -171,7 +182,7 @@ class BlockReader:
                 target.write(batch.shard_at, batch.shard_pitch, data)
             self._buffers.sent()
 
-    def _read_steps(
+    def _copy_span(
         self,
         file: Reader,
         offset: int,
@@ -181,36 +192,54 @@ class BlockReader:
         *,
         alone: bool,
     ) -> None:
-        """Read the bytes of a span of a portion at `offset` step by step, and deliver each step.
+        """Copy the bytes of a span of a portion at `offset`, and digest them: past the cache, by reads, or from maps.
 
         `alone` says that no other rank of the host reads them too: then they need not enter the page cache.
         """
-        begin, end = span
-        uncached = file if alone and isinstance(file, PageCacheReader) else None
-        if uncached is not None and (end - begin < _UNCACHED_BYTES or uncached.is_cached(offset + begin, end - begin)):
-            uncached = None
-        mapped = uncached is None and file.mappable and not any(delivery.on_device for delivery in deliveries)
-        step_bytes = _MAP_STEP if mapped else self._step_bytes
-        for at in range(begin, end, step_bytes):
-            stop = min(at + step_bytes, end)
-            if mapped:
-                found = np.frombuffer(file.map(offset + at, stop - at, whole=True), np.uint8)
-            else:
-                found = self._buffers.next()
-                if uncached is None or not self._read_uncached(uncached, offset + at, stop - at, found):
-                    self._read_range(file, offset, (at, stop), found, deliveries, digest)
-                    self._deliver(found, at, stop, deliveries)
-                    self._buffers.sent()
-                    continue
+        past_cache = self._past_cache(file, offset, span) if alone else None
+        if past_cache is not None or any(delivery.on_device for delivery in deliveries):
+            self._read_steps(file, offset, span, deliveries, digest, past_cache)
+            return
+        for at in range(span[0], span[1], _MAP_STEP):
+            stop = min(at + _MAP_STEP, span[1])
+            window = np.frombuffer(file.map(offset + at, stop - at, whole=True), np.uint8)
             if digest is not None:
-                digest.update(found[: stop - at].data)
-            self._deliver(found, at, stop, deliveries, into_memory=True)
+                digest.update(window.data)
+            self._deliver(window, at, stop, deliveries, into_memory=True)
+
+    def _past_cache(self, file: Reader, offset: int, span: tuple[int, int]) -> PageCacheReader | None:
+        """Return the file if a span of it is to be read past the page cache."""
+        size = span[1] - span[0]
+        if not isinstance(file, PageCacheReader) or size < _UNCACHED_BYTES or (offset + span[0]) % PAGE_BYTES:
+            return None
+        return None if file.is_cached(offset + span[0], size) else file
+
+    def _read_steps(
+        self,
+        file: Reader,
+        offset: int,
+        span: tuple[int, int],
+        deliveries: Sequence[_Delivery],
+        digest: Digest | None,
+        past_cache: PageCacheReader | None,
+    ) -> None:
+        """Read a span step by step into live memory or buffers, and deliver each step."""
+        waiting = deque(deliveries)
+        for at in range(span[0], span[1], self._step_bytes):
+            stop = min(at + self._step_bytes, span[1])
+            while waiting and waiting[0].rows.end <= at:
+                waiting.popleft()
+            buffer = self._buffers.next()
+            uncached = past_cache is not None and self._read_uncached(past_cache, offset + at, stop - at, buffer)
+            if not uncached:
+                self._read_range(file, offset, (at, stop), buffer, waiting, digest)
+            elif digest is not None:
+                digest.update(buffer[: stop - at].data)
+            self._deliver(buffer, at, stop, waiting, into_memory=uncached)
             self._buffers.sent()
 
     def _read_uncached(self, file: PageCacheReader, offset: int, size: int, buffer: RawArray) -> bool:
         pages = -(-size // PAGE_BYTES) * PAGE_BYTES
-        if offset % PAGE_BYTES or pages > buffer.nbytes:
-            return False
         return file.read_uncached(offset, buffer[:pages].data)
 
     def _read_range(
@@ -234,11 +263,9 @@ class BlockReader:
     ) -> None:
         """Copy the rows in the bytes [begin, end) of a portion from the buffer to their destinations."""
         for delivery in deliveries:
-            if (
-                delivery.rows.end <= begin
-                or delivery.rows.at >= end
-                or (delivery.memory is not None and not into_memory)
-            ):
+            if delivery.rows.at >= end:
+                break
+            if delivery.rows.end <= begin or (delivery.memory is not None and not into_memory):
                 continue
             for rows in delivery.rows.within(begin, end):
                 data = byte_rows(buffer, rows.at - begin, rows.pitch, rows.count, rows.width)
@@ -292,7 +319,9 @@ def _layered(span: tuple[int, int], buffer: RawArray, deliveries: Iterable[_Deli
     position = begin
     for delivery in deliveries:
         rows = delivery.rows
-        if delivery.memory is None or rows.end <= begin or rows.at >= end:
+        if rows.at >= end:
+            break
+        if delivery.memory is None or rows.end <= begin:
             continue
         at, stop = max(rows.at, begin), min(rows.end, end)
         if at > position:

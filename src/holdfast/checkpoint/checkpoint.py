@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from holdfast.checkpoint.reading import MAP_BYTES, PORTION_BYTES, Loading, Progress
+from holdfast.checkpoint.reading import PORTION_BYTES, Loading, Progress
 from holdfast.checkpoint.verify import VerifyReport, verify
 from holdfast.core import limits, names
 from holdfast.core.errors import Damaged, HoldfastError, NotFound
@@ -286,11 +286,9 @@ class Checkpoint:
             for wanted, destination in destinations_of(recipe, Box.full(recipe.shape), inner):
                 destinations.setdefault(wanted, []).append(destination)
         wants = [Want(place, box, 0) for place, box in destinations]
-        mapped = self.mappable
-        reads = plan_load(files, wants, verify=verify, portion_bytes=MAP_BYTES if mapped else PORTION_BYTES)
+        reads = plan_load(files, wants, verify=verify, portion_bytes=PORTION_BYTES)
         staging = HostStaging.within(limits.LOAD_MEMORY_BYTES)
-        loading = Loading(SingleProcess(), self, destinations, no_progress, staging)
-        failure = (loading.run_mapped(reads) if mapped else loading.run_read(reads, [0], 0.0)).failure
+        failure = Loading(SingleProcess(), self, destinations, no_progress, staging).run_read(reads, [0], 0.0).failure
         if failure is not None:
             raise failure
         return arrays

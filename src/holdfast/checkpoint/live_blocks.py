@@ -6,7 +6,6 @@ attempt's folder between hosts.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
@@ -17,6 +16,7 @@ from holdfast.checkpoint.attempt import Attempt
 from holdfast.checkpoint.commit import BlockReport
 from holdfast.checkpoint.shared_memory import create_file, open_reader, open_writer, unlink_file
 from holdfast.core.ranks import Ranks, run_on_all_ranks
+from holdfast.core.threads import cores
 from holdfast.plan.files import (
     RawArray,
     ShardPiece,
@@ -167,5 +167,5 @@ def _write_own(
         return _LiveGatherer(rank, sources, readers, offsets, largest).block
 
     neighbours = sum(host == plan.hosts[rank] for host in plan.hosts)
-    threads = max(1, min(_THREADS, (os.cpu_count() or 1) // neighbours, _BUFFERS_BYTES // max(1, largest)))
+    threads = max(1, min(_THREADS, cores() // neighbours, _BUFFERS_BYTES // max(1, largest)))
     return [report.fields() for report in attempt.write(own, gatherer, threads)]

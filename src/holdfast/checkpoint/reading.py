@@ -9,11 +9,9 @@ which all ranks copy (see host_windows.py).
 
 from __future__ import annotations
 
-import itertools
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
@@ -23,11 +21,12 @@ from holdfast.checkpoint.host_windows import WindowExchange
 from holdfast.core.errors import HoldfastError, error_from_record, error_record
 from holdfast.core.limits import MIB
 from holdfast.core.ranks import Ranks, run_on_all_ranks
+from holdfast.core.threads import run_on_threads
 from holdfast.format.digest import Digest
 from holdfast.plan.files import RawArray, piece_in_run
 from holdfast.plan.load_plan import Portion, Read
 from holdfast.plan.staging import SMALLEST_STEP, Staging
-from holdfast.storage.base import Reader
+from holdfast.storage.base import PageCacheReader, Reader
 from holdfast.storage.open_files import OpenReaders
 
 PORTION_BYTES = SMALLEST_STEP
@@ -134,25 +133,33 @@ class Loading:
         After a failure no further read begins. The reads before it have begun then, so that the first
         failure of all is the same however the threads run.
         """
-        numbers = itertools.count()
+        waiting: Iterator[tuple[int, Read]] = iter(enumerate(reads))
 
         def run() -> None:
+            self._keep_failure(len(reads), perform)  # buffers that cannot be made, for example
+
+        def perform() -> None:
             with self._lent_reader() as reader:
-                while not self._failures and (number := next(numbers)) < len(reads):
-                    self._keep_failure(number, partial(work, reader, reads[number]))
+                while not self._failures and (task := next(waiting, None)) is not None:
+                    number, read = task
+                    self._keep_failure(number, partial(work, reader, read))
+
+        def stop() -> None:
+            nonlocal waiting
+            waiting = iter(())
 
         threads = min(self._staging.threads, len(reads), 1 + sum(read.bytes for read in reads) // _THREAD_BYTES)
-        if threads <= 1:
-            run()
-            return
-        with ThreadPoolExecutor(threads, "holdfast-read") as pool:
-            running = [pool.submit(run) for _ in range(threads)]
-            try:
-                for future in running:
-                    future.result()
-            except BaseException:
-                numbers = itertools.count(len(reads))  # interrupted: begin no further read
-                raise
+        if threads > 1 and not self._is_concurrent(reads[0].file):
+            threads = 1
+        run_on_threads(threads, "holdfast-read", run, stop)
+
+    def _is_concurrent(self, name: str) -> bool:
+        """Return True if several threads may read a file; object stores fetch ahead of a single one instead."""
+        try:
+            with self._files.using(name) as file:
+                return isinstance(file, PageCacheReader)
+        except HoldfastError:
+            return False  # the read itself reports it
 
     @contextmanager
     def _lent_reader(self) -> Iterator[BlockReader]:
@@ -188,14 +195,16 @@ class Loading:
         def receive(number: int, window: RawArray) -> None:
             self._guarded(partial(self._scatter, portions[number][1], window))
 
-        with exchange.opened(expected, receive), self._lent_reader() as reader:
+        with ExitStack() as lent, exchange.opened(expected, receive):
+            readers: list[BlockReader] = []
+            self._guarded(lambda: readers.append(lent.enter_context(self._lent_reader())))
             for read in queue:
                 digest = Digest() if read.digest is not None else None
                 for portion in read.portions:
                     receivers = portion.receivers() - {rank}
                     if not receivers:
                         exchange.serve()
-                        self._guarded(partial(self._read_portion, reader, read, portion, digest))
+                        self._guarded(lambda: self._read_portion(readers[0], read, portion, digest))  # noqa: B023
                     else:
                         slot, window = exchange.free_slot()
                         good = self._guarded(partial(self._read_window, read, portion, window, digest))

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from holdfast.checkpoint.block_reader import BlockReader, FlatDestinations
 from holdfast.checkpoint.reading import Progress
 from holdfast.core import limits, names
-from holdfast.core.errors import Damaged
+from holdfast.core.errors import Damaged, HoldfastError
+from holdfast.core.threads import run_on_threads
 from holdfast.format.manifest import BlockRecord, FileRecord, Manifest
 from holdfast.format.safetensors import LENGTH_BYTES, decode_index, header_bytes
 from holdfast.plan.files import Place
 from holdfast.plan.load_plan import StoredFile
 from holdfast.plan.staging import HostStaging
-from holdfast.storage.base import Reader
+from holdfast.storage.base import PageCacheReader, Reader
 from holdfast.storage.open_files import OpenReaders
 
 _BLOCKS_AT_ONCE = 4
@@ -82,20 +82,23 @@ def verify(checkpoint: VerifiableCheckpoint, progress: Progress) -> VerifyReport
 
     staging = HostStaging.within(limits.LOAD_MEMORY_BYTES)
     files = OpenReaders(checkpoint.open_file)
-    tasks = iter(enumerate(_tasks(checkpoint.manifest.files)))
+    tasks = iter(list(enumerate(_tasks(checkpoint.manifest.files))))
     found: dict[int, list[Damage]] = {}
 
     def run() -> None:
         with staging.lend() as buffers:
             reader = BlockReader(0, checkpoint.path, files, FlatDestinations({}), buffers, staging.step_bytes)
-            while (task := _next(tasks, lock)) is not None:
+            while (task := next(tasks, None)) is not None:
                 number, blocks = task
                 found[number] = list(_verify_blocks(checkpoint, files, reader, blocks, count))
 
+    def stop() -> None:
+        nonlocal tasks
+        tasks = iter(())
+
     try:
-        with ThreadPoolExecutor(staging.threads, "holdfast-verify") as pool:
-            for future in [pool.submit(run) for _ in range(staging.threads)]:
-                future.result()
+        threads = staging.threads if _is_concurrent(checkpoint, files) else 1
+        run_on_threads(threads, "holdfast-verify", run, stop)
     finally:
         files.close()
     damage = _once_per_file(one for number in sorted(found) for one in found[number])
@@ -115,13 +118,19 @@ class _BlockRange:
     blocks: Sequence[BlockRecord]
 
 
-def _next(tasks: Iterator[tuple[int, _BlockRange]], lock: threading.Lock) -> tuple[int, _BlockRange] | None:
-    with lock:
-        return next(tasks, None)
+def _is_concurrent(checkpoint: VerifiableCheckpoint, files: OpenReaders[str]) -> bool:
+    """Return True if several threads may read the files; object stores fetch ahead of a single one instead."""
+    for name in checkpoint.manifest.files:
+        try:
+            with files.using(name) as file:
+                return isinstance(file, PageCacheReader)
+        except (HoldfastError, OSError):  # verifying the file reports it
+            continue
+    return False
 
 
 def _once_per_file(damage: Iterable[Damage]) -> list[Damage]:
-    """Return all damage, of problems with a file as a whole only the first."""
+    """Return all damage, but only the first problem of each file as a whole."""
     out: list[Damage] = []
     whole: set[str] = set()
     for one in damage:
@@ -148,7 +157,7 @@ def _verify_blocks(
     name = task.file
     try:
         with files.using(name) as reader:
-            if names.is_tensor_file(name):
+            if names.is_tensor_file(name) and task.blocks and not task.blocks[0].offset:
                 # Refuse an impossible header length: such a file may claim petabytes.
                 length = bytearray(min(LENGTH_BYTES, reader.size))
                 reader.read_into(0, [memoryview(length)])

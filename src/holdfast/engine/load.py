@@ -30,6 +30,7 @@ from holdfast.engine.options import LoadOptions
 from holdfast.layout.box import Box
 from holdfast.plan.contents import Contents
 from holdfast.plan.load_plan import Read, Want, plan_load
+from holdfast.plan.staging import Staging
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,17 +82,18 @@ def load_checkpoint(
 
     started = time.perf_counter()
     wait_for_captures()
-    with _paused_collector(), ExitStack() as held:
+    with ExitStack() as held:
 
         def open_held() -> Checkpoint:
             checkpoint = opener()
             held.enter_context(checkpoint.held())
             return checkpoint
 
-        wants = collect_wants(ranks, open_held, state, options)
-        fit = check_fit(wants, options)
-        plan = _plan_reads(ranks, wants, verify=options.verify)
-        loaded = _read(ranks, wants, plan, progress, options, deadline_s)
+        with _paused_collector():
+            wants = collect_wants(ranks, open_held, state, options)
+            fit = check_fit(wants, options)
+            plan = _plan_reads(ranks, wants, verify=options.verify)
+            loaded = _read(ranks, wants, plan, progress, options, deadline_s)
         if touched is not None:
             touched.update(*ranks.gather(_groups_of(wants.contents, loaded.touched)))
         placement = _place(ranks, wants, fit, loaded)
@@ -102,7 +104,7 @@ def load_checkpoint(
 
 @contextmanager
 def _paused_collector() -> Iterator[None]:
-    """Pause the garbage collector: a load makes many objects and no cycles, and each collection halts its threads."""
+    """Pause the garbage collector: planning makes many objects, and each collection halts all threads."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -140,8 +142,13 @@ def _read(
     from holdfast.adapters.loading.device_staging import staging_for
 
     requests = wants.targets.requests
-    staging = staging_for(requests.device, options.memory_limit_bytes, len(plan.neighbours))
-    loading = Loading(ranks, wants.checkpoint, requests.destinations, progress, staging)
+    made: list[Staging] = []
+
+    def make_staging() -> None:
+        made.append(staging_for(requests.devices, options.memory_limit_bytes, len(plan.neighbours)))
+
+    run_on_all_ranks(ranks, make_staging)
+    loading = Loading(ranks, wants.checkpoint, requests.destinations, progress, made[0])
     if plan.is_mapped:
         return loading.run_mapped(plan.reads)
     return loading.run_read(plan.reads, plan.neighbours, deadline_s)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Protocol
 
-from holdfast.core.limits import MIB, PAGE_BYTES
+from holdfast.core.limits import MIB
+from holdfast.core.threads import cores
 from holdfast.plan.files import RawArray, aligned_buffer
 
 MOST_THREADS = 10  # more were slower on 16 cores
@@ -40,10 +40,11 @@ def threads_and_step(memory_bytes: int, neighbours: int, buffers: int, largest_s
     All buffers together take at most `memory_bytes`, except that a single thread has the smallest step in any case.
     The processors of the host are shared with the other ranks on it, the `neighbours`.
     """
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    threads = max(1, min(MOST_THREADS, cores // max(1, neighbours), memory_bytes // (buffers * SMALLEST_STEP)))
-    step = min(largest_step, memory_bytes // (buffers * threads)) // PAGE_BYTES * PAGE_BYTES
-    return threads, max(SMALLEST_STEP, step)
+    threads = max(1, min(MOST_THREADS, cores() // max(1, neighbours), memory_bytes // (buffers * SMALLEST_STEP)))
+    step = SMALLEST_STEP
+    while 2 * step <= min(largest_step, memory_bytes // (buffers * threads)):
+        step *= 2  # torch page-locks a power of two
+    return threads, step
 
 
 class HostStaging:

@@ -37,7 +37,7 @@ class Reader(Protocol):
 
 @runtime_checkable
 class PageCacheReader(Reader, Protocol):
-    """A reader of a file in this host's page cache, or not yet in it."""
+    """A reader of a file that the kernel opened for this process. Several threads may use it at once."""
 
     def is_cached(self, offset: int, size: int) -> bool:
         """Return True if most of a range is in the page cache, or if nothing can be read past it."""

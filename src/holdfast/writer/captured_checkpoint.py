@@ -23,7 +23,7 @@ from holdfast.writer.gather import Bytes, Gatherer
 
 
 class CapturedFile:
-    """A tensor file that exists only as blocks of arenas."""
+    """A tensor file that exists only as blocks of arenas. One thread at a time reads it: the last block is kept."""
 
     mappable = False
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 
 import torch
 
+from holdfast.adapters.tensors import RAW_DTYPES
 from holdfast.core.limits import MIB
 from holdfast.plan.files import RawArray
 from holdfast.plan.staging import HostStaging, Staging, threads_and_step
@@ -21,10 +22,14 @@ class FlatTensor:
     memory = None
 
     def __init__(self, tensor: torch.Tensor, stored: torch.dtype) -> None:
-        self._stored = stored
         self._item = stored.itemsize
-        self._elements = tensor.reshape(-1)
-        self._bytes = self._elements.view(torch.uint8) if tensor.dtype == stored else None
+        self._elements = tensor.as_strided((tensor.numel(),), (1,))  # a single element may have any stride
+        self._stored = stored
+        self._bytes: torch.Tensor | None = None
+        if tensor.dtype == stored:  # copied bit for bit
+            self._stored = RAW_DTYPES[self._item]
+            self._elements = self._elements.view(self._stored)
+            self._bytes = self._elements.view(torch.uint8)
 
     def write(self, at: int, pitch: int, rows: RawArray) -> None:
         count, width = rows.shape
@@ -41,13 +46,21 @@ class FlatTensor:
         self._elements.as_strided(sizes, (pitch // self._item, 1), start).copy_(source)
 
 
-def staging_for(device: torch.device | None, memory_bytes: int, neighbours: int) -> Staging:
-    """Return the buffers of a load of tensors on `device`, or on none, beside the other ranks of the host."""
-    if device is None:
+def staging_for(devices: Collection[torch.device], memory_bytes: int, neighbours: int) -> Staging:
+    """Return the buffers of a load of tensors on some devices, on a host that `neighbours` ranks share.
+
+    The first CUDA device gets page-locked buffers; tensors on other devices are copied as they come.
+    """
+    cuda = next((device for device in devices if device.type == "cuda"), None)
+    if cuda is None:
         staging: Staging = HostStaging.within(memory_bytes, neighbours)
     else:
-        staging = DeviceStaging(device, *threads_and_step(memory_bytes, neighbours, _BUFFERS, _LARGEST_STEP))
-    if torch.is_inference_mode_enabled():  # a mode of this thread, without which its tensors cannot be written
+        staging = DeviceStaging(cuda, *threads_and_step(memory_bytes, neighbours, _BUFFERS, _LARGEST_STEP))
+    others = [device for device in devices if device not in (cuda, torch.device("cpu"))]
+    for device in others:  # threads copy to them on streams that do not wait for the program's
+        torch.accelerator.synchronize(device)
+    # Only this thread is in inference mode, without which its tensors cannot be written.
+    if others or torch.is_inference_mode_enabled():
         staging.threads = 1
     return staging
 

@@ -114,12 +114,16 @@ class LoadRequests:
         self.choice = choice
         self.findings = Findings()
         self.destinations: dict[tuple[Place, Box], list[ShardDestination]] = {}
-        self.device: torch.device | None = None  # the first CUDA device that has a requested tensor
+        self.devices: dict[torch.device, None] = {}  # of requested tensors, in order
         self._cast = cast
         self._kept = kept
         self._filled: list[_RequestedTensor] = []
         self._shared: list[list[_RequestedTensor]] = []
         self._quantized_of: dict[str, Mapping[str, Quantized]] = {}
+
+    @property
+    def _first_cuda(self) -> torch.device | None:
+        return next((device for device in self.devices if device.type == "cuda"), None)
 
     @property
     def casts(self) -> bool:
@@ -153,12 +157,11 @@ class LoadRequests:
                 "(tensor.contiguous()), or exclude it with ignore"
             )
         self.findings.loaded.append(f"{group}: {source.key}")
-        if self.device is None and holder.local.is_cuda:
-            self.device = holder.local.device
+        self.devices.setdefault(holder.local.device)
         filled = _RequestedTensor(text, f"{source.group}: {source.key}", holder.local, [])
         for part in holder.parts:
             if part.box.volume:
-                inner = TensorDestination(holder, part, source.dtype.name, self.device)
+                inner = TensorDestination(holder, part, source.dtype.name, self._first_cuda)
                 filled.destinations.append(inner)
                 for wanted, destination in destinations_of(source.recipe, part.box, inner):
                     self.destinations.setdefault(wanted, []).append(destination)

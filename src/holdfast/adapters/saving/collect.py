@@ -26,8 +26,6 @@ from holdfast.layout.placement import ShardBox
 from holdfast.plan.files import RawArray, ShardPiece
 from holdfast.plan.state_values import FILE, FILE_PREFIX, OPTIMIZER, PLAN, PLAN_PREFIX, SPLIT_DICT, TREE, RankValue
 
-_CACHED_TENSORS = 2
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SaveItem:
