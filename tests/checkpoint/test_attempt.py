@@ -94,7 +94,7 @@ def test_all_blocks_are_written_on_threads_and_reported_in_order(
     reports = attempt.write(blocks, gatherer, threads, done.append)
     assert [(report.file, report.offset) for report in reports] == [(block.file, block.offset) for block in blocks]
     assert sorted(done, key=str) == sorted(reports, key=str)
-    assert len(gatherers) == len({*gatherers}) <= threads
+    assert 1 <= len(gatherers) <= threads
     for name in "ab":
         assert (tmp_path / attempt.name / name).read_bytes() == bytes(range(16))
         if whole_files:

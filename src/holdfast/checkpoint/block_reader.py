@@ -144,14 +144,18 @@ class BlockReader:
         deliveries, rest = self._deliveries(portion)
         if deliveries or rest:
             self._touch(read.file)
-        alone = not rest and portion.receivers() | {read.reader} <= {self._rank}
+        alone = portion.receivers() | {read.reader} <= {self._rank}
         sparse: list[_Delivery] = []
-        if digest is not None:
+        if digest is None:
+            sparse = list(self._copy_dense(file, portion.offset, deliveries, alone=alone))
+        elif not rest:
             self._copy_span(file, portion.offset, (0, portion.size), deliveries, digest, alone=alone)
         else:
-            sparse = list(self._copy_dense(file, portion.offset, deliveries, alone=alone))
+            sparse = deliveries
         if sparse or rest:
             window = np.frombuffer(file.map(portion.offset, portion.size, whole=digest is not None), np.uint8)
+            if digest is not None:  # of the very bytes that are copied: a second read may return others
+                digest.update(window.data)
             for delivery in sparse:
                 self._copy_sparse(window, delivery)
             for piece in rest:

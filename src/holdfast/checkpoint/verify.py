@@ -157,17 +157,18 @@ def _verify_blocks(
     name = task.file
     try:
         with files.using(name) as reader:
-            if names.is_tensor_file(name) and task.blocks and not task.blocks[0].offset:
-                # Refuse an impossible header length: such a file may claim petabytes.
-                length = bytearray(min(LENGTH_BYTES, reader.size))
-                reader.read_into(0, [memoryview(length)])
-                header_bytes(bytes(length), reader.size, name)
             for block in task.blocks:
                 found = blocks.digest(reader, block.offset, block.size)
                 progress(block.size)
-                if found != block.digest:
-                    keys = tuple(_keys_in(checkpoint, name, block.offset, block.size))
-                    yield Damage(name, "the digest does not match", block.offset, block.size, keys)
+                if found == block.digest:
+                    continue
+                if not block.offset and names.is_tensor_file(name):
+                    # Name an impossible header length: such a file may claim petabytes.
+                    length = bytearray(min(LENGTH_BYTES, reader.size))
+                    reader.read_into(0, [memoryview(length)])
+                    header_bytes(bytes(length), reader.size, name)
+                keys = tuple(_keys_in(checkpoint, name, block.offset, block.size))
+                yield Damage(name, "the digest does not match", block.offset, block.size, keys)
     except (Damaged, OSError) as error:
         yield Damage(name, str(error), keys=tuple(_keys_of_index(checkpoint, name)))
 
