@@ -3,7 +3,7 @@
     python -m benchmarks.gpu_restore            # needs a CUDA device with some 50 GB, and 40 GB of disk
 
 A model of 1.34 billion fp32 parameters with AdamW, 16 GB of state, is saved once by each contestant.
-The contestants take turns; the medians are printed with their ratios. The plain reader does what the
+The contestants take turns; the medians are printed with their rates. The plain reader does what the
 machine can do: threads that read into page-locked memory, digest every byte and copy it to the device.
 Every load of Holdfast is compared with the saved state, bit for bit.
 """
@@ -34,6 +34,7 @@ import holdfast
 from benchmarks.gpu_stall import Block
 from holdfast.adapters.loading.device_staging import FlatTensor, staging_for
 from holdfast.checkpoint.reading import MAP_BYTES, Loading
+from holdfast.core.limits import LOAD_MEMORY_BYTES
 from holdfast.core.ranks import SingleProcess
 from holdfast.layout.box import Box
 from holdfast.plan.files import Place
@@ -41,7 +42,6 @@ from holdfast.plan.load_plan import Want, plan_load
 
 THREADS = 16
 CHUNK = 4 << 20
-MEMORY = 256 * 1000**2
 
 
 class State:
@@ -172,7 +172,7 @@ def load_shards(path: Path, dim: int, *, verify: bool) -> int:
                 destinations[place, box] = [_ShardDestination(kept[-1])]
         wants = [Want(place, box, 0) for place, box in destinations]
         reads = plan_load(checkpoint.contents.files, wants, verify=verify, portion_bytes=MAP_BYTES)
-        staging = staging_for([torch.device("cuda", 0)], MEMORY, 1)
+        staging = staging_for([torch.device("cuda", 0)], LOAD_MEMORY_BYTES, 1)
         loaded = Loading(SingleProcess(), checkpoint, destinations, lambda size: None, staging).run_mapped(reads)
         assert loaded.failure is None, loaded.failure
         read += loaded.read_bytes

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
+import time
 
 import pytest
 
@@ -13,36 +14,46 @@ from holdfast.core.threads import run_on_threads
 AT_EXIT = """
 import atexit
 from holdfast.core.threads import run_on_threads
-atexit.register(lambda: run_on_threads(3, "test", lambda: print("worked"), lambda: None))
+atexit.register(lambda: run_on_threads(3, "test", "ab", lambda tasks: print(*tasks)))
 """
 
 
-def test_each_thread_works_once_and_all_are_waited_for():
-    users = []
-    run_on_threads(3, "holdfast-test", lambda: users.append(threading.current_thread().name), lambda: None)
-    assert len(users) == 3 and all(name.startswith("holdfast-test") for name in users)
+def test_every_task_is_done_once_and_all_threads_are_waited_for():
+    done: list[int] = []
+    names: set[str] = set()
+
+    def work(tasks) -> None:
+        names.add(threading.current_thread().name)
+        done.extend(tasks)
+
+    run_on_threads(3, "holdfast-test", range(1000), work)
+    assert sorted(done) == list(range(1000)) and all(name.startswith("holdfast-test") for name in names)
 
 
-def test_one_thread_is_the_callers_own():
-    users: list[int] = []
-    run_on_threads(1, "holdfast-test", lambda: users.append(threading.get_ident()), lambda: None)
-    assert users == [threading.get_ident()]
+def test_one_thread_is_the_callers_own_and_takes_tasks_in_order():
+    done: list[tuple[int, int]] = []
+    run_on_threads(1, "holdfast-test", range(5), lambda tasks: done.extend((n, threading.get_ident()) for n in tasks))
+    assert done == [(number, threading.get_ident()) for number in range(5)]
 
 
-def test_an_error_stops_the_others_and_is_raised():
-    stopped = threading.Event()
-    turns = iter(range(2))
+def test_an_error_ends_the_tasks_of_the_others_and_is_raised():
+    done: list[int] = []
+    failed = threading.Event()
 
-    def work() -> None:
-        if next(turns):
-            raise ValueError("second")
-        assert stopped.wait(10)
+    def work(tasks) -> None:
+        for task in tasks:
+            if task == 1:
+                failed.set()
+                raise ValueError("second")
+            assert failed.wait(10)
+            time.sleep(0.2)
+            done.append(task)
 
     with pytest.raises(ValueError, match="second"):
-        run_on_threads(2, "holdfast-test", work, stopped.set)
-    assert stopped.is_set()
+        run_on_threads(2, "holdfast-test", range(100), work)
+    assert len(done) < 50
 
 
 def test_while_the_interpreter_exits_the_caller_works_alone():
     run = subprocess.run([sys.executable, "-c", AT_EXIT], capture_output=True, text=True, timeout=60, check=True)
-    assert run.stdout == "worked\n" and not run.stderr
+    assert run.stdout == "a b\n" and not run.stderr

@@ -38,7 +38,7 @@ def test_neighbouring_tensors_are_read_in_one_range() -> None:
 
 
 def test_a_column_alone_is_read_by_rows(monkeypatch) -> None:
-    monkeypatch.setattr(load_plan, "_GAP_BYTES", 47)  # 48 bytes are between the rows
+    monkeypatch.setattr(load_plan, "GAP_BYTES", 47)  # 48 bytes are between the rows
     (read,) = reads_of([("a", Box((0, 4), (8, 4)), 0)], verify=False)
     (portion,) = read.portions
     assert [size for _, size in portion.ranges] == [16] * 8
@@ -121,7 +121,7 @@ def test_exactly_the_wanted_bytes_are_read_and_all_pieces_are_delivered(data: st
         elements[want.box.within(Box.full(shape))] = True
     needed = np.concatenate([np.zeros(5, bool), elements.reshape(-1)]).repeat(2)
     portion_bytes = 2 * data.draw(st.integers(1, 70))
-    with patch.object(load_plan, "_GAP_BYTES", 0):
+    with patch.object(load_plan, "GAP_BYTES", 0):
         reads = plan_load([stored(places, 16)], wants, verify=False, portion_bytes=portion_bytes)
     read_times = np.zeros(len(needed), int)
     for portion in (portion for read in reads for portion in read.portions):

@@ -129,7 +129,7 @@ def test_a_load_plan_brings_each_rank_its_boxes_and_reads_no_more(data: st.DataO
     ranks = data.draw(st.sets(st.integers(0, len(sharding.coordinates) - 1), min_size=1))
     wants = [Want(file.places[0], part.box, rank) for rank in sorted(ranks) for part in sharding.parts(rank)]
     verify = data.draw(st.booleans())
-    with patch.object(load_plan, "_GAP_BYTES", 0):
+    with patch.object(load_plan, "GAP_BYTES", 0):
         reads = plan_load([StoredFile(file.name, tuple(blocks), file.places)], wants, verify=verify, portion_bytes=48)
     got = {(want.rank, want.box): np.zeros(want.box.sizes, dtype=np.uint32) for want in wants}
     total = 0

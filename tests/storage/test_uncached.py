@@ -8,8 +8,9 @@ import pytest
 
 from holdfast.core.errors import Damaged
 from holdfast.plan.files import aligned_buffer
+from holdfast.storage.linux import cached_bytes
 from holdfast.storage.local_files import LocalReader
-from holdfast.storage.uncached import UncachedFile, cached_bytes
+from holdfast.storage.uncached import UncachedFile
 
 PAGE = 4096
 

@@ -6,6 +6,7 @@ thread. A durable manifest and a rename publish the attempt.
 
 from __future__ import annotations
 
+import itertools
 import secrets
 import threading
 from collections import Counter
@@ -80,23 +81,17 @@ class Attempt:
         work = list(files.values())
         if not self.storage.whole_files:
             work = [[number] for numbers in work for number in numbers]
-        tasks = iter(work)
         reports: dict[int, BlockReport] = {}
 
-        def run() -> None:
+        def run(tasks: Iterator[list[int]]) -> None:
             gather = gatherer()
-            while (task := next(tasks, None)) is not None:
-                for number in task:
-                    block = blocks[number]
-                    reports[number] = writer.write(block.file, block.offset, block.size, gather(block))
-                    done(reports[number])
-
-        def stop() -> None:
-            nonlocal tasks
-            tasks = iter(())
+            for number in itertools.chain.from_iterable(tasks):
+                block = blocks[number]
+                reports[number] = writer.write(block.file, block.offset, block.size, gather(block))
+                done(reports[number])
 
         try:
-            run_on_threads(min(threads, len(work)), "holdfast-write", run, stop)
+            run_on_threads(min(threads, len(work)), "holdfast-write", work, run)
         finally:
             writer.close()
         return [reports[number] for number in range(len(blocks))]

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from holdfast.core.errors import Damaged
-from holdfast.core.limits import KIB, MIB, PAGE_BYTES
+from holdfast.core.limits import MIB, PAGE_BYTES
 from holdfast.format.digest import Digest
 from holdfast.layout.box import Box
 from holdfast.plan.byte_rows import ByteRows, rows_of
@@ -22,7 +22,7 @@ from holdfast.plan.files import (
     byte_rows,
     piece_in_run,
 )
-from holdfast.plan.load_plan import Portion, Read
+from holdfast.plan.load_plan import GAP_BYTES, Portion, Read
 from holdfast.plan.staging import ThreadBuffers
 from holdfast.storage.base import PageCacheReader, Reader
 from holdfast.storage.open_files import OpenReaders
@@ -31,7 +31,6 @@ _UNCACHED_BYTES = MIB // 4  # a smaller read is not worth a question to the kern
 # A delivery is dense if its rows are at least 1/2 (host) or 1/16 (device) of the range that they span.
 _HOST_DENSITY = 2
 _DEVICE_DENSITY = 16
-_GAP_BYTES = 64 * KIB  # reading them takes less time than another call
 _PUT_BYTES = 2 * MIB
 _MAP_STEP = 32 * MIB  # copying from a map that is populated in one go is faster than a read
 
@@ -308,7 +307,7 @@ def _dense(deliveries: Sequence[_Delivery]) -> Iterator[list[_Delivery]]:
     group: list[_Delivery] = []
     reach = 0
     for delivery in deliveries:
-        if group and not (delivery.is_dense and group[-1].is_dense and delivery.rows.at - reach <= _GAP_BYTES):
+        if group and not (delivery.is_dense and group[-1].is_dense and delivery.rows.at - reach <= GAP_BYTES):
             yield group
             group = []
         group.append(delivery)

@@ -26,7 +26,7 @@ from holdfast.format.digest import Digest
 from holdfast.plan.files import RawArray, piece_in_run
 from holdfast.plan.load_plan import Portion, Read
 from holdfast.plan.staging import SMALLEST_STEP, Staging
-from holdfast.storage.base import PageCacheReader, Reader
+from holdfast.storage.base import Reader
 from holdfast.storage.open_files import OpenReaders
 
 PORTION_BYTES = SMALLEST_STEP
@@ -133,33 +133,21 @@ class Loading:
         After a failure no further read begins. The reads before it have begun then, so that the first
         failure of all is the same however the threads run.
         """
-        waiting: Iterator[tuple[int, Read]] = iter(enumerate(reads))
 
-        def run() -> None:
-            self._keep_failure(len(reads), perform)  # buffers that cannot be made, for example
+        def run(tasks: Iterator[tuple[int, Read]]) -> None:
+            self._keep_failure(len(reads), partial(perform, tasks))  # buffers that cannot be made, for example
 
-        def perform() -> None:
+        def perform(tasks: Iterator[tuple[int, Read]]) -> None:
             with self._lent_reader() as reader:
-                while not self._failures and (task := next(waiting, None)) is not None:
-                    number, read = task
+                for number, read in tasks:
                     self._keep_failure(number, partial(work, reader, read))
-
-        def stop() -> None:
-            nonlocal waiting
-            waiting = iter(())
+                    if self._failures:
+                        return
 
         threads = min(self._staging.threads, len(reads), 1 + sum(read.bytes for read in reads) // _THREAD_BYTES)
-        if threads > 1 and not self._is_concurrent(reads[0].file):
+        if threads > 1 and not self._files.are_concurrent([reads[0].file]):
             threads = 1
-        run_on_threads(threads, "holdfast-read", run, stop)
-
-    def _is_concurrent(self, name: str) -> bool:
-        """Return True if several threads may read a file; object stores fetch ahead of a single one instead."""
-        try:
-            with self._files.using(name) as file:
-                return isinstance(file, PageCacheReader)
-        except HoldfastError:
-            return False  # the read itself reports it
+        run_on_threads(threads, "holdfast-read", enumerate(reads), run)
 
     @contextmanager
     def _lent_reader(self) -> Iterator[BlockReader]:

@@ -10,14 +10,14 @@ from typing import Any, Protocol
 from holdfast.checkpoint.block_reader import BlockReader, FlatDestinations
 from holdfast.checkpoint.reading import Progress
 from holdfast.core import limits, names
-from holdfast.core.errors import Damaged, HoldfastError
+from holdfast.core.errors import Damaged
 from holdfast.core.threads import run_on_threads
 from holdfast.format.manifest import BlockRecord, FileRecord, Manifest
 from holdfast.format.safetensors import LENGTH_BYTES, decode_index, header_bytes
 from holdfast.plan.files import Place
 from holdfast.plan.load_plan import StoredFile
 from holdfast.plan.staging import HostStaging
-from holdfast.storage.base import PageCacheReader, Reader
+from holdfast.storage.base import Reader
 from holdfast.storage.open_files import OpenReaders
 
 _BLOCKS_AT_ONCE = 4
@@ -82,23 +82,17 @@ def verify(checkpoint: VerifiableCheckpoint, progress: Progress) -> VerifyReport
 
     staging = HostStaging.within(limits.LOAD_MEMORY_BYTES)
     files = OpenReaders(checkpoint.open_file)
-    tasks = iter(list(enumerate(_tasks(checkpoint.manifest.files))))
     found: dict[int, list[Damage]] = {}
 
-    def run() -> None:
+    def run(tasks: Iterator[tuple[int, _BlockRange]]) -> None:
         with staging.lend() as buffers:
             reader = BlockReader(0, checkpoint.path, files, FlatDestinations({}), buffers, staging.step_bytes)
-            while (task := next(tasks, None)) is not None:
-                number, blocks = task
+            for number, blocks in tasks:
                 found[number] = list(_verify_blocks(checkpoint, files, reader, blocks, count))
 
-    def stop() -> None:
-        nonlocal tasks
-        tasks = iter(())
-
     try:
-        threads = staging.threads if _is_concurrent(checkpoint, files) else 1
-        run_on_threads(threads, "holdfast-verify", run, stop)
+        threads = staging.threads if files.are_concurrent(checkpoint.manifest.files) else 1
+        run_on_threads(threads, "holdfast-verify", enumerate(_tasks(checkpoint.manifest.files)), run)
     finally:
         files.close()
     damage = _once_per_file(one for number in sorted(found) for one in found[number])
@@ -116,17 +110,6 @@ class _BlockRange:
 
     file: str
     blocks: Sequence[BlockRecord]
-
-
-def _is_concurrent(checkpoint: VerifiableCheckpoint, files: OpenReaders[str]) -> bool:
-    """Return True if several threads may read the files; object stores fetch ahead of a single one instead."""
-    for name in checkpoint.manifest.files:
-        try:
-            with files.using(name) as file:
-                return isinstance(file, PageCacheReader)
-        except (HoldfastError, OSError):  # verifying the file reports it
-            continue
-    return False
 
 
 def _once_per_file(damage: Iterable[Damage]) -> list[Damage]:

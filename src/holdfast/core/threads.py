@@ -1,10 +1,13 @@
-"""The same work on several threads at once, until it is done or one of them fails."""
+"""The same work on several threads at once, from one list of tasks, until it is done or one of them fails."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from typing import TypeVar
+
+T = TypeVar("T")
 
 
 def cores() -> int:
@@ -12,25 +15,35 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def run_on_threads(count: int, name: str, work: Callable[[], None], stop: Callable[[], None]) -> None:
-    """Run `work` on `count` threads and wait for all of them; raises the first error.
+def run_on_threads(count: int, name: str, tasks: Iterable[T], work: Callable[[Iterator[T]], None]) -> None:
+    """Run `work` on `count` threads, each with the iterator that all take their tasks from; raises the first error.
 
-    `stop` is called after an error or an interrupt, so that the other threads end early. A single
+    After an error or an interrupt the iterator ends, so that the other threads end early. A single
     thread is the caller's own; so it is while the interpreter exits, when no thread can be started.
     """
+    waiting = list(reversed(list(tasks)))
+
+    def shared() -> Iterator[T]:
+        while True:
+            try:
+                task = waiting.pop()  # one call of a list: no two threads get the same
+            except IndexError:
+                return
+            yield task
+
     if count <= 1:
-        work()
+        work(shared())
         return
     with ThreadPoolExecutor(count, name) as pool:
         try:
-            running = [pool.submit(work) for _ in range(count)]
+            running = [pool.submit(work, shared()) for _ in range(count)]
         except RuntimeError:  # the interpreter is exiting
-            work()
+            work(shared())
             return
         try:
             ended, _ = wait(running, return_when=FIRST_EXCEPTION)
             for future in ended:
                 future.result()
         except BaseException:
-            stop()
+            waiting.clear()
             raise

@@ -14,7 +14,7 @@ from holdfast.layout.box import Box
 from holdfast.plan.byte_rows import rows_of
 from holdfast.plan.files import Place, ShardPiece, TensorRun, runs_in
 
-_GAP_BYTES = 64 * KIB  # reading them takes less time than another range
+GAP_BYTES = 64 * KIB  # reading them takes less time than another range
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +165,7 @@ def _needed(run: TensorRun, pieces: Sequence[ShardPiece]) -> Iterator[tuple[int,
         return
     for piece in parts.values():
         for rows in rows_of(piece):
-            if rows.pitch - rows.width <= _GAP_BYTES:
+            if rows.pitch - rows.width <= GAP_BYTES:
                 yield rows.at, rows.end - rows.at
             else:
                 yield from ((rows.at + row * rows.pitch, rows.width) for row in range(rows.count))

@@ -1,4 +1,4 @@
-"""System calls that Python's os module lacks: locks, claims, exchange, reserve, statx, page faults; fallbacks."""
+"""System calls that Python's os module lacks: locks, claims, exchange, reserve, statx, cachestat, page faults."""
 
 from __future__ import annotations
 
@@ -21,7 +21,9 @@ _RENAME_EXCHANGE = 2
 _SYNC_FILE_RANGE_WRITE = 2
 _MADV_POPULATE_WRITE = 23
 # Magic numbers of statfs: ext2 to ext4, xfs, btrfs, tmpfs, overlayfs, zfs, f2fs, bcachefs.
-_LOCAL_FILE_SYSTEMS = {0xEF53, 0x58465342, 0x9123683E, 0x01021994, 0x794C7630, 0x2FC12FC1, 0xF2F52010, 0xCA451A4E}
+_OVERLAYFS = 0x794C7630
+_LOCAL_FILE_SYSTEMS = {0xEF53, 0x58465342, 0x9123683E, 0x01021994, _OVERLAYFS, 0x2FC12FC1, 0xF2F52010, 0xCA451A4E}
+_CACHESTAT = 451  # the system call's number on x86-64 and ARM64
 _LOCK_TRIES = 5
 _STATX_BTIME = 0x800
 _BIRTH = "I76xqI"  # struct statx: the mask of fields that are set; at byte 80 the birth time, seconds and nanoseconds
@@ -109,6 +111,29 @@ def birth_time_ns(descriptor: int) -> int | None:
         return None
     fields, seconds, nanoseconds = struct.unpack_from(_BIRTH, buffer)
     return seconds * 1_000_000_000 + nanoseconds if fields & _STATX_BTIME else None
+
+
+def is_overlay(descriptor: int) -> bool:
+    """Return True if an open file is on overlayfs, whose files have no pages of their own."""
+    libc = _libc()
+    if libc is None or not hasattr(libc, "fstatfs"):
+        return False
+    buffer = ctypes.create_string_buffer(512)
+    if libc.fstatfs(ctypes.c_int(descriptor), buffer):
+        return False
+    return ctypes.c_long.from_buffer(buffer).value & 0xFFFFFFFF == _OVERLAYFS
+
+
+def cached_bytes(descriptor: int, offset: int, size: int) -> int | None:
+    """Return how many bytes of a range are in the page cache, in whole pages; None if the kernel does not say."""
+    libc = _libc()
+    if libc is None or not hasattr(libc, "syscall"):
+        return None
+    asked, found = struct.pack("QQ", offset, size), ctypes.create_string_buffer(40)  # the first field: pages
+    arguments = (ctypes.c_long(_CACHESTAT), ctypes.c_int(descriptor), asked, found, ctypes.c_uint(0))
+    if libc.syscall(*arguments):
+        return None
+    return int(struct.unpack_from("Q", found)[0]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def start_write_back(descriptor: int, offset: int, size: int) -> None:

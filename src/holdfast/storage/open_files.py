@@ -9,7 +9,8 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Seq
 from contextlib import contextmanager
 from typing import Generic, TypeVar
 
-from holdfast.storage.base import Reader
+from holdfast.core.errors import HoldfastError
+from holdfast.storage.base import PageCacheReader, Reader
 
 _FEWEST, _MOST = 4, 128
 _SHARE = 8  # each set of open files may use one eighth of the process's descriptors
@@ -51,6 +52,19 @@ class OpenReaders(Generic[Key]):
         finally:
             with self._lock:
                 self._used[name] -= 1
+
+    def are_concurrent(self, names: Iterable[Key]) -> bool:
+        """Return True if several threads may read the first of these files that opens.
+
+        Readers that remember where they were, as those of object stores, serve one thread.
+        """
+        for name in names:
+            try:
+                with self.using(name) as reader:
+                    return isinstance(reader, PageCacheReader)
+            except (HoldfastError, OSError):  # whoever reads the file reports it
+                continue
+        return False
 
     def _make_room(self) -> None:
         idle = [name for name in self._open if not self._used[name]]

@@ -1,50 +1,14 @@
-"""Reads that leave the page cache alone: what the kernel has cached, and direct reads of what it has not."""
+"""Reads past the page cache, of what the kernel says it does not hold."""
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import errno
-import functools
 import os
 import threading
 
 from holdfast.core.limits import PAGE_BYTES
-
-_CACHESTAT = 451  # the same number on x86-64 and ARM64
-_OVERLAYFS = 0x794C7630  # its files have no pages of their own, so that cachestat finds nothing
-
-
-class _Range(ctypes.Structure):
-    _fields_ = (("offset", ctypes.c_uint64), ("size", ctypes.c_uint64))
-
-
-class _Cached(ctypes.Structure):
-    _fields_ = tuple((name, ctypes.c_uint64) for name in ("pages", "dirty", "writeback", "evicted", "recent"))
-
-
-@functools.cache
-def _libc() -> ctypes.CDLL:
-    return ctypes.CDLL(None, use_errno=True)
-
-
-def cached_bytes(descriptor: int, offset: int, size: int) -> int | None:
-    """Return how many bytes of a range are in the page cache, in whole pages; None if the kernel does not say."""
-    asked, found = _Range(offset, size), _Cached()
-    call = getattr(_libc(), "syscall", None)
-    if call is None:
-        return None
-    number = ctypes.c_long(_CACHESTAT)
-    if call(number, ctypes.c_int(descriptor), ctypes.byref(asked), ctypes.byref(found), ctypes.c_uint(0)):
-        return None
-    return int(found.pages) * os.sysconf("SC_PAGE_SIZE")
-
-
-def _is_overlay(descriptor: int) -> bool:
-    buffer = ctypes.create_string_buffer(512)
-    if _libc().fstatfs(ctypes.c_int(descriptor), buffer):
-        return True
-    return ctypes.c_long.from_buffer(buffer).value & 0xFFFFFFFF == _OVERLAYFS
+from holdfast.storage import linux
 
 
 class UncachedFile:
@@ -60,7 +24,7 @@ class UncachedFile:
         """Return True if most of a range is cached, or if the kernel does not say."""
         if self._refused:
             return True
-        cached = cached_bytes(self._descriptor, offset, size)
+        cached = linux.cached_bytes(self._descriptor, offset, size)
         return cached is None or 2 * cached >= size
 
     def read(self, offset: int, buffer: memoryview) -> int | None:
@@ -90,7 +54,7 @@ class UncachedFile:
             if self._direct is None and not self._refused:
                 flags = os.O_RDONLY | os.O_CLOEXEC | getattr(os, "O_DIRECT", 0)
                 with contextlib.suppress(OSError):  # no O_DIRECT here, or no /proc
-                    if hasattr(os, "O_DIRECT") and not _is_overlay(self._descriptor):
+                    if hasattr(os, "O_DIRECT") and not linux.is_overlay(self._descriptor):
                         self._direct = os.open(f"/proc/self/fd/{self._descriptor}", flags)
                 self._refused = self._direct is None
             return self._direct
