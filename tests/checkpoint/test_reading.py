@@ -23,14 +23,14 @@ from holdfast.plan.staging import HostStaging
 from holdfast.storage.local_files import LocalReader
 from holdfast.storage.open_files import OpenReaders
 
-STEP = 4096
+PAGE = 4096
 
 
 @pytest.fixture(autouse=True)
-def small_steps(monkeypatch):
-    """Steps of a page, and a thread for every page: what megabytes do in use happens here to kilobytes."""
-    monkeypatch.setattr(staging, "SMALLEST_STEP", STEP)
-    monkeypatch.setattr(reading, "_THREAD_BYTES", STEP)
+def small_buffers(monkeypatch):
+    """Buffers of a page, and a thread for every page: what megabytes do in use happens here to kilobytes."""
+    monkeypatch.setattr(staging, "SMALLEST_BUFFER_BYTES", PAGE)
+    monkeypatch.setattr(reading, "_THREAD_BYTES", PAGE)
     monkeypatch.setattr(block_reader, "_UNCACHED_BYTES", 1)
 
 
@@ -151,7 +151,7 @@ class Case:
 def test_every_byte_is_where_it_belongs(tmp_path, seed, verify, mapped):
     case = Case(seed)
     source = Source(tmp_path, case.data, mappable=mapped)
-    reads = case.plan(verify=verify, portion_bytes=16 * STEP if mapped else STEP)
+    reads = case.plan(verify=verify, portion_bytes=16 * PAGE if mapped else PAGE)
     counted: list[int] = []
     loading = Loading(SingleProcess(), source, case.destinations, counted.append, HostStaging(3))
     loaded = loading.run_mapped(reads) if mapped else loading.run_read(reads, [0], 5.0)
@@ -170,7 +170,7 @@ def test_what_is_not_in_the_page_cache_is_read_all_the_same(tmp_path, mapped):
         os.fsync(descriptor)
         os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
         os.close(descriptor)
-        reads = case.plan(verify=True, portion_bytes=16 * STEP if mapped else STEP)
+        reads = case.plan(verify=True, portion_bytes=16 * PAGE if mapped else PAGE)
         loading = Loading(SingleProcess(), source, case.destinations, lambda size: None, HostStaging(2))
         loaded = loading.run_mapped(reads) if mapped else loading.run_read(reads, [0], 5.0)
         assert loaded.failure is None
@@ -187,24 +187,24 @@ def _flip(source_file, at: int) -> None:
 
 @pytest.mark.parametrize("mapped", [True, False], ids=["mapped", "read"])
 def test_of_several_damaged_blocks_the_first_is_named_however_threads_run(tmp_path, mapped):
-    spec = TensorSpec("w", dtype_named("uint8"), (40 * STEP,))
-    data = bytes(40 * STEP)
-    blocks = tuple(StoredBlock(at, STEP, digest_hex(data[at : at + STEP])) for at in range(0, len(data), STEP))
+    spec = TensorSpec("w", dtype_named("uint8"), (40 * PAGE,))
+    data = bytes(40 * PAGE)
+    blocks = tuple(StoredBlock(at, PAGE, digest_hex(data[at : at + PAGE])) for at in range(0, len(data), PAGE))
     place = Place(spec, "file", 0)
     for _ in range(10):
         source = Source(tmp_path, data, mappable=mapped)
-        for at in (7 * STEP, 9 * STEP, 31 * STEP):
+        for at in (7 * PAGE, 9 * PAGE, 31 * PAGE):
             _flip(tmp_path / "file", at + 5)
         box = Box.full(spec.shape)
         array = np.zeros(spec.shape, np.uint8)
         reads = plan_load(
-            [StoredFile("file", blocks, (place,))], [Want(place, box, 0)], verify=True, portion_bytes=STEP
+            [StoredFile("file", blocks, (place,))], [Want(place, box, 0)], verify=True, portion_bytes=PAGE
         )
         destinations = {(place, box): [ArrayDestination(array)]}
         loading = Loading(SingleProcess(), source, destinations, lambda size: None, HostStaging(4))
         loaded = loading.run_mapped(reads) if mapped else loading.run_read(reads, [0], 5.0)
         assert isinstance(loaded.failure, Damaged)
-        assert f"the block at {7 * STEP} " in str(loaded.failure)
+        assert f"the block at {7 * PAGE} " in str(loaded.failure)
 
 
 class FetchesAhead:
@@ -230,7 +230,7 @@ def test_one_thread_uses_a_reader_that_remembers_where_it_was(tmp_path):
 
     case = Case(11)
     source = Remote(tmp_path, case.data, mappable=False)
-    reads = case.plan(verify=True, portion_bytes=STEP)
+    reads = case.plan(verify=True, portion_bytes=PAGE)
     assert len(reads) > 4
     loaded = Loading(SingleProcess(), source, case.destinations, lambda size: None, HostStaging(4)).run_read(
         reads, [0], 5.0
@@ -244,7 +244,7 @@ def test_all_files_are_closed_and_no_thread_is_left(tmp_path):
     case = Case(3)
     source = Source(tmp_path, case.data, mappable=True)
     Loading(SingleProcess(), source, case.destinations, lambda size: None, HostStaging(4)).run_mapped(
-        case.plan(verify=True, portion_bytes=STEP)
+        case.plan(verify=True, portion_bytes=PAGE)
     )
     for reader in source.opened:
         with pytest.raises(OSError):
@@ -264,7 +264,7 @@ def test_an_interrupt_stops_the_threads(tmp_path):
 
     with pytest.raises(Stop):
         Loading(SingleProcess(), source, case.destinations, stop, HostStaging(4)).run_mapped(
-            case.plan(verify=True, portion_bytes=STEP)
+            case.plan(verify=True, portion_bytes=PAGE)
         )
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("holdfast-read")]
 
@@ -280,24 +280,24 @@ def test_buffers_that_cannot_be_made_are_a_failure_of_this_rank_and_no_exception
     for mapped in (True, False):
         source = Source(tmp_path, case.data, mappable=mapped)
         loading = Loading(SingleProcess(), source, case.destinations, lambda size: None, NoMemory(2))
-        reads = case.plan(verify=True, portion_bytes=STEP)
+        reads = case.plan(verify=True, portion_bytes=PAGE)
         loaded = loading.run_mapped(reads) if mapped else loading.run_read(reads, [0], 5.0)
         assert "no page-locked memory" in str(loaded.failure)
 
 
-def test_a_file_that_is_cut_while_it_is_digested_raises_and_kills_nobody(tmp_path):
+def test_a_file_that_is_cut_while_it_is_read_raises_and_kills_nobody(tmp_path):
     """A map of it would end the process with a signal."""
     file = tmp_path / "file"
-    file.write_bytes(bytes(20 * STEP))
+    file.write_bytes(bytes(20 * PAGE))
     reader = LocalReader(file, mappable=True)
     with HostStaging(1).lend() as buffers:
         blocks = block_reader.BlockReader(
-            0, str(tmp_path), OpenReaders(lambda name: reader), block_reader.FlatDestinations({}), buffers, STEP
+            0, str(tmp_path), OpenReaders(lambda name: reader), block_reader.FlatDestinations({}), buffers, PAGE
         )
-        assert blocks.digest(reader, 0, 20 * STEP) == digest_hex(bytes(20 * STEP))
-        os.truncate(file, 3 * STEP)
+        assert [part.nbytes for part in blocks.parts(reader, 0, 20 * PAGE)] == [PAGE] * 20
+        os.truncate(file, 3 * PAGE)
         with pytest.raises(Damaged, match="too early"):
-            blocks.digest(reader, 0, 20 * STEP)
+            list(blocks.parts(reader, 0, 20 * PAGE))
     reader.close()
 
 

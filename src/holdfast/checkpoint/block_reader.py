@@ -1,4 +1,4 @@
-"""One thread's reads of blocks: in steps, digested and copied to the shards while they are in the processor's cache."""
+"""One thread's reads of blocks: a buffer at a time, digested and copied while it is in the processor's cache."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _UNCACHED_BYTES = MIB // 4  # a smaller read is not worth a question to the kern
 _HOST_DENSITY = 2
 _DEVICE_DENSITY = 16
 _PUT_BYTES = 2 * MIB
-_MAP_STEP = 32 * MIB  # copying from a map that is populated in one go is faster than a read
+_WINDOW_BYTES = 32 * MIB  # copying from a map that is populated in one go is faster than a read
 
 Destinations = Mapping[tuple[Place, Box], Sequence[ShardDestination]]
 
@@ -96,7 +96,7 @@ class BlockReader:
         files: OpenReaders[str],
         destinations: FlatDestinations,
         buffers: ThreadBuffers,
-        step_bytes: int,
+        buffer_bytes: int,
         touch: Callable[[str], None] = lambda file: None,
     ) -> None:
         self._rank = rank
@@ -104,7 +104,7 @@ class BlockReader:
         self._files = files
         self._destinations = destinations
         self._buffers = buffers
-        self._step_bytes = step_bytes
+        self._buffer_bytes = buffer_bytes
         self._touch = touch
 
     def copy(self, read: Read) -> None:
@@ -116,14 +116,19 @@ class BlockReader:
         if digest is not None:
             check_digest(read, digest.hexdigest(), self._path)
 
-    def digest(self, file: Reader, offset: int, size: int) -> str:
-        """Return the digest of a range of a file. Nothing is mapped: a bad disk raises instead of a signal."""
-        digest = Digest()
-        self._read_steps(file, offset, (0, size), [], digest, self._past_cache(file, offset, (0, size)))
-        return digest.hexdigest()
+    def parts(self, file: Reader, offset: int, size: int) -> Iterator[RawArray]:
+        """Yield a range of a file, a buffer at a time. Nothing is mapped: a bad disk raises instead of a signal."""
+        past_cache = self._past_cache(file, offset, (0, size))
+        for at in range(0, size, self._buffer_bytes):
+            buffer = self._buffers.next()
+            part = buffer[: size - at]
+            if past_cache is None or not self._read_uncached(past_cache, offset + at, part.nbytes, buffer):
+                file.read_into(offset + at, [part.data])
+            yield part
+            self._buffers.sent()
 
     def read_portion(self, read: Read, portion: Portion, digest: Digest | None) -> None:
-        """Read a portion that only this rank needs, of at most one step, from a file that cannot be mapped."""
+        """Read a portion that only this rank needs, of at most one buffer, from a file that cannot be mapped."""
         deliveries, rest = self._deliveries(portion)
         if portion.pieces:
             self._touch(read.file)
@@ -167,7 +172,7 @@ class BlockReader:
         for group in _dense(deliveries):
             if len(group) > 1 or group[0].is_dense:
                 begin, end = group[0].rows.at, max(delivery.rows.end for delivery in group)
-                # A step never ends inside an element: tensors begin at multiples of 8 from the portion's begin.
+                # A buffer never ends inside an element: tensors begin at multiples of 8 from the portion's begin.
                 begin -= (offset + begin) % PAGE_BYTES if offset % 8 == 0 else begin % 8
                 self._copy_span(file, offset, (begin, end), group, None, alone=alone)
             else:
@@ -175,7 +180,7 @@ class BlockReader:
 
     def _copy_sparse(self, window: RawArray, delivery: _Delivery) -> None:
         """Copy rows from a map of the portion."""
-        for batch in delivery.rows.batches(self._step_bytes):
+        for batch in delivery.rows.batches(self._buffer_bytes):
             data = byte_rows(window, batch.at, batch.pitch, batch.count, batch.width)
             if delivery.on_device:
                 buffer = self._buffers.next()[: batch.bytes].reshape(data.shape)
@@ -201,10 +206,10 @@ class BlockReader:
         """
         past_cache = self._past_cache(file, offset, span) if alone else None
         if past_cache is not None or any(delivery.on_device for delivery in deliveries):
-            self._read_steps(file, offset, span, deliveries, digest, past_cache)
+            self._read_through_buffers(file, offset, span, deliveries, digest, past_cache)
             return
-        for at in range(span[0], span[1], _MAP_STEP):
-            stop = min(at + _MAP_STEP, span[1])
+        for at in range(span[0], span[1], _WINDOW_BYTES):
+            stop = min(at + _WINDOW_BYTES, span[1])
             window = np.frombuffer(file.map(offset + at, stop - at, whole=True), np.uint8)
             if digest is not None:
                 digest.update(window.data)
@@ -217,7 +222,7 @@ class BlockReader:
             return None
         return None if file.is_cached(offset + span[0], size) else file
 
-    def _read_steps(
+    def _read_through_buffers(
         self,
         file: Reader,
         offset: int,
@@ -226,10 +231,10 @@ class BlockReader:
         digest: Digest | None,
         past_cache: PageCacheReader | None,
     ) -> None:
-        """Read a span step by step into live memory or buffers, and deliver each step."""
+        """Read a span into live memory or buffers, and deliver each buffer before the next is read."""
         waiting = deque(deliveries)
-        for at in range(span[0], span[1], self._step_bytes):
-            stop = min(at + self._step_bytes, span[1])
+        for at in range(span[0], span[1], self._buffer_bytes):
+            stop = min(at + self._buffer_bytes, span[1])
             while waiting and waiting[0].rows.end <= at:
                 waiting.popleft()
             buffer = self._buffers.next()

@@ -25,11 +25,11 @@ from holdfast.core.threads import run_on_threads
 from holdfast.format.digest import Digest
 from holdfast.plan.files import RawArray, piece_in_run
 from holdfast.plan.load_plan import Portion, Read
-from holdfast.plan.staging import SMALLEST_STEP, Staging
+from holdfast.plan.staging import SMALLEST_BUFFER_BYTES, Staging
 from holdfast.storage.base import Reader
 from holdfast.storage.open_files import OpenReaders
 
-PORTION_BYTES = SMALLEST_STEP
+PORTION_BYTES = SMALLEST_BUFFER_BYTES
 MAP_BYTES = 64 * MIB
 _THREAD_BYTES = 8 * MIB  # a thread for fewer bytes costs more than it saves
 
@@ -158,7 +158,7 @@ class Loading:
                 self._files,
                 self._destinations,
                 buffers,
-                self._staging.step_bytes,
+                self._staging.buffer_bytes,
                 self._loaded.touched.add,
             )
 

@@ -12,6 +12,7 @@ from holdfast.checkpoint.reading import Progress
 from holdfast.core import limits, names
 from holdfast.core.errors import Damaged
 from holdfast.core.threads import run_on_threads
+from holdfast.format.digest import Digest
 from holdfast.format.manifest import BlockRecord, FileRecord, Manifest
 from holdfast.format.safetensors import LENGTH_BYTES, decode_index, header_bytes
 from holdfast.plan.files import Place
@@ -86,7 +87,7 @@ def verify(checkpoint: VerifiableCheckpoint, progress: Progress) -> VerifyReport
 
     def run(tasks: Iterator[tuple[int, _BlockRange]]) -> None:
         with staging.lend() as buffers:
-            reader = BlockReader(0, checkpoint.path, files, FlatDestinations({}), buffers, staging.step_bytes)
+            reader = BlockReader(0, checkpoint.path, files, FlatDestinations({}), buffers, staging.buffer_bytes)
             for number, blocks in tasks:
                 found[number] = list(_verify_blocks(checkpoint, files, reader, blocks, count))
 
@@ -141,19 +142,26 @@ def _verify_blocks(
     try:
         with files.using(name) as reader:
             for block in task.blocks:
-                found = blocks.digest(reader, block.offset, block.size)
+                found = _digest(blocks, reader, name, block)
                 progress(block.size)
                 if found == block.digest:
                     continue
-                if not block.offset and names.is_tensor_file(name):
-                    # Name an impossible header length: such a file may claim petabytes.
-                    length = bytearray(min(LENGTH_BYTES, reader.size))
-                    reader.read_into(0, [memoryview(length)])
-                    header_bytes(bytes(length), reader.size, name)
                 keys = tuple(_keys_in(checkpoint, name, block.offset, block.size))
                 yield Damage(name, "the digest does not match", block.offset, block.size, keys)
     except (Damaged, OSError) as error:
         yield Damage(name, str(error), keys=tuple(_keys_of_index(checkpoint, name)))
+
+
+def _digest(blocks: BlockReader, reader: Reader, name: str, block: BlockRecord) -> str:
+    """Return the digest of a block. An impossible header length raises at once: such a file may claim petabytes."""
+    digest = Digest()
+    is_header = not block.offset and names.is_tensor_file(name)
+    for part in blocks.parts(reader, block.offset, block.size):
+        if is_header:
+            header_bytes(part[:LENGTH_BYTES].tobytes(), reader.size, name)
+            is_header = False
+        digest.update(part.data)
+    return digest.hexdigest()
 
 
 def _keys_in(checkpoint: VerifiableCheckpoint, name: str, offset: int, size: int) -> Iterator[str]:

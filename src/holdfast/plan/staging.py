@@ -11,11 +11,11 @@ from holdfast.core.threads import cores
 from holdfast.plan.files import RawArray, aligned_buffer
 
 MOST_THREADS = 10  # more were slower on 16 cores
-SMALLEST_STEP = 2 * MIB
+SMALLEST_BUFFER_BYTES = 2 * MIB
 
 
 class ThreadBuffers(Protocol):
-    """The buffers of one thread, page-aligned and one step long."""
+    """The buffers of one thread, page-aligned."""
 
     def next(self) -> RawArray:
         """Return a buffer whose bytes no copy needs any more."""
@@ -28,40 +28,42 @@ class Staging(Protocol):
     """The buffers through which a load's bytes pass."""
 
     threads: int
-    step_bytes: int  # a thread reads so many bytes at a time
+    buffer_bytes: int  # a thread reads so many bytes at a time
 
     def lend(self) -> AbstractContextManager[ThreadBuffers]:
         """Lend one thread its buffers; on exit everything that it sent has arrived."""
 
 
-def threads_and_step(memory_bytes: int, neighbours: int, buffers: int, largest_step: int) -> tuple[int, int]:
-    """Return how many threads read, and how many bytes at a time, if each has so many buffers of a step.
+def threads_and_buffer_bytes(memory_bytes: int, neighbours: int, buffers: int, largest_bytes: int) -> tuple[int, int]:
+    """Return how many threads read, and how many bytes at a time, if each has so many buffers.
 
-    All buffers together take at most `memory_bytes`, except that a single thread has the smallest step in any case.
+    All buffers together take at most `memory_bytes`, except that a single thread has the smallest buffers in any case.
     The processors of the host are shared with the other ranks on it, the `neighbours`.
     """
-    threads = max(1, min(MOST_THREADS, cores() // max(1, neighbours), memory_bytes // (buffers * SMALLEST_STEP)))
-    step = SMALLEST_STEP
-    while 2 * step <= min(largest_step, memory_bytes // (buffers * threads)):
-        step *= 2  # torch page-locks a power of two
-    return threads, step
+    threads = max(
+        1, min(MOST_THREADS, cores() // max(1, neighbours), memory_bytes // (buffers * SMALLEST_BUFFER_BYTES))
+    )
+    size = SMALLEST_BUFFER_BYTES
+    while 2 * size <= min(largest_bytes, memory_bytes // (buffers * threads)):
+        size *= 2  # torch page-locks a power of two
+    return threads, size
 
 
 class HostStaging:
-    """One buffer of plain memory per thread. What a step reads is still in the processor's cache when it is copied."""
+    """One buffer of plain memory per thread. What it holds is still in the processor's cache when it is copied."""
 
     def __init__(self, threads: int) -> None:
         self.threads = threads
-        self.step_bytes = SMALLEST_STEP
+        self.buffer_bytes = SMALLEST_BUFFER_BYTES
 
     @staticmethod
     def within(memory_bytes: int, neighbours: int = 1) -> HostStaging:
         """Return buffers that take at most `memory_bytes`, beside those of the other ranks of the host."""
-        return HostStaging(threads_and_step(memory_bytes, neighbours, 1, SMALLEST_STEP)[0])
+        return HostStaging(threads_and_buffer_bytes(memory_bytes, neighbours, 1, SMALLEST_BUFFER_BYTES)[0])
 
     @contextmanager
     def lend(self) -> Iterator[ThreadBuffers]:
-        yield _HostBuffers(self.step_bytes)
+        yield _HostBuffers(self.buffer_bytes)
 
 
 class _HostBuffers:

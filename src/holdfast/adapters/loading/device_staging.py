@@ -10,10 +10,10 @@ import torch
 from holdfast.adapters.tensors import RAW_DTYPES
 from holdfast.core.limits import MIB
 from holdfast.plan.files import RawArray
-from holdfast.plan.staging import HostStaging, Staging, threads_and_step
+from holdfast.plan.staging import HostStaging, Staging, threads_and_buffer_bytes
 
 _BUFFERS = 2  # per thread: one is read into while the other is copied
-_LARGEST_STEP = 8 * MIB  # threads that begin many small steps wait for each other
+_LARGEST_BUFFER_BYTES = 8 * MIB  # threads that begin many small copies wait for each other
 
 
 class FlatTensor:
@@ -55,7 +55,9 @@ def staging_for(devices: Collection[torch.device], memory_bytes: int, neighbours
     if cuda is None:
         staging: Staging = HostStaging.within(memory_bytes, neighbours)
     else:
-        staging = DeviceStaging(cuda, *threads_and_step(memory_bytes, neighbours, _BUFFERS, _LARGEST_STEP))
+        staging = DeviceStaging(
+            cuda, *threads_and_buffer_bytes(memory_bytes, neighbours, _BUFFERS, _LARGEST_BUFFER_BYTES)
+        )
     others = [device for device in devices if device not in (cuda, torch.device("cpu"))]
     for device in others:  # threads copy to them on streams that do not wait for the program's
         torch.accelerator.synchronize(device)
@@ -68,8 +70,8 @@ def staging_for(devices: Collection[torch.device], memory_bytes: int, neighbours
 class DeviceStaging:
     """Page-locked buffers and a stream for each thread. Copies wait for what the program's stream has begun."""
 
-    def __init__(self, device: torch.device, threads: int, step_bytes: int) -> None:
-        self.threads, self.step_bytes = threads, step_bytes
+    def __init__(self, device: torch.device, threads: int, buffer_bytes: int) -> None:
+        self.threads, self.buffer_bytes = threads, buffer_bytes
         self._device = device
         self._begun = torch.cuda.current_stream(device).record_event()
 
@@ -79,7 +81,7 @@ class DeviceStaging:
         with torch.cuda.device(self._device), torch.cuda.stream(side):
             side.wait_event(self._begun)
             try:
-                yield _PinnedBuffers(self.step_bytes)
+                yield _PinnedBuffers(self.buffer_bytes)
             finally:
                 side.synchronize()
 
