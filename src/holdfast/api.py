@@ -93,6 +93,7 @@ def load(
     ties: Mapping[str, str] | None = None,
     mesh: Any = None,
     memory_bytes: int | str = limits.LOAD_MEMORY_BYTES,
+    read_once: bool | str | Mapping[str, int | str] = "auto",
     progress: Callable[[int], None] = no_progress,
     deadline_s: float = DEADLINE_S,
 ) -> LoadReport:
@@ -104,7 +105,9 @@ def load(
     patterns of keys. `cast` allows conversion of dtypes. `verify` checks the digest of
     every block that is read. `mapping` defines how the stored tensors become the live ones: statements,
     a file of them, or the name of a built-in mapping. `memory_bytes` bounds the memory that each rank uses
-    beside the tensors. No tensor is changed before everything is known to fit.
+    beside the tensors. `read_once` lets one host read what several hosts need and pass it on: "auto" measures
+    whether that is faster; True and False decide; {"storage": "2GB", "network": "10GB"} gives the bytes per
+    second of a host. No tensor is changed before everything is known to fit.
     """
     from holdfast.adapters.comm import current_ranks
 
@@ -118,6 +121,7 @@ def load(
         mesh=mesh,
         mapping=mapping,
         memory_bytes=memory_bytes,
+        read_once=read_once,
     )
     ranks = current_ranks(deadline_s)
 

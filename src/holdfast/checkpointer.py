@@ -237,6 +237,7 @@ class Checkpointer:
         ignore: Sequence[str] = (),
         move_damaged: bool = False,
         memory_bytes: int | str = limits.LOAD_MEMORY_BYTES,
+        read_once: bool | str | Mapping[str, int | str] = "auto",
         progress: Callable[[int], None] = no_progress,
     ) -> int | None:
         """Load the newest good checkpoint, or that of `step`; return its step, None if none exists.
@@ -244,7 +245,7 @@ class Checkpointer:
         A damaged checkpoint is skipped with a warning, on every rank even if only one sees the
         damage; `move_damaged` renames it to `damaged-step-N`. If all are damaged, raises
         Damaged. `last_report` is the report of the load. `memory_bytes` bounds the memory that each
-        rank uses beside the tensors.
+        rank uses beside the tensors; `read_once` is that of `holdfast.load`.
 
         Restoring an earlier `step` begins another branch: the first save after it sets the
         later steps aside as `abandoned-step-M`, and nothing restores or removes those automatically.
@@ -263,6 +264,7 @@ class Checkpointer:
             mapping=self._options.mapping,
             reverse=self._options.mapping is not None,
             memory_bytes=memory_bytes,
+            read_once=read_once,
         )
         with self._lock:
             self._require_open()

@@ -44,6 +44,16 @@ def test_background_options_are_checked(options: dict[str, Any], message: str) -
         BackgroundOptions(**options)
 
 
+@pytest.mark.parametrize(
+    "read_once", ["always", 1, None, {"storage": "1GB"}, {"storage": "1GB", "network": "fast"}, {"disk": 1, "net": 1}]
+)
+def test_read_once_is_checked(read_once: Any) -> None:
+    with pytest.raises(holdfast.InvalidArgument, match=r"read_once=|not a size: 'fast'"):
+        LoadOptions(read_once=read_once)
+    speed = LoadOptions(read_once={"storage": "1GB", "network": 5 * 10**9}).bandwidths
+    assert speed is not None and (speed.storage, speed.network) == (1e9, 5e9)
+
+
 def test_options_are_keyword_only_values() -> None:
     with pytest.raises(TypeError):
         SaveOptions("5GB")  # type: ignore[call-arg]

@@ -1,4 +1,4 @@
-"""Ranks over torch.distributed: gather JSON and maxima on a gloo group, with a deadline and late-rank warnings."""
+"""Ranks over torch.distributed, on a gloo group of their own: gathers, maxima and messages, with a deadline."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import struct
 import threading
 import weakref
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
@@ -16,12 +16,14 @@ import torch
 import torch.distributed as dist
 
 from holdfast.core.errors import PeerFailed
-from holdfast.core.ranks import Ranks, SingleProcess, host_identity
+from holdfast.core.ranks import RankLinks, Ranks, SingleProcess, host_identity
 from holdfast.core.warnings import warn
 
 NOTICE_S = 30.0
 _FRAME_BYTES = 2048
 _COMPRESS_BYTES = 2048
+_LOST = struct.Struct("<q")
+_MEETING = 2**30  # above the numbers of all messages
 
 # Why each broken group is unusable. gloo cannot recover from a collective that not all ranks joined.
 _BROKEN: weakref.WeakKeyDictionary[dist.ProcessGroup, str] = weakref.WeakKeyDictionary()
@@ -99,11 +101,78 @@ class TorchRanks:
     def host(self) -> str:
         return host_identity()
 
+    def links(self) -> RankLinks:
+        """Return links for messages between two ranks, on the same group."""
+        return TorchLinks(self._group, self._deadline_s)
+
     def all_max(self, values: Sequence[int]) -> list[int]:
         own = torch.tensor(list(values), dtype=torch.int64)
         with _waiting_for_others(self._group, self.rank, self._deadline_s):
             dist.all_reduce(own, dist.ReduceOp.MAX, group=self._group)
         return [int(value) for value in own.tolist()]
+
+
+class TorchLinks:
+    """Messages between two ranks. A rank that exited, or did not take part within the deadline, is lost.
+
+    After that no message with it is tried: `send` and `receive` return False at once.
+    """
+
+    def __init__(self, group: dist.ProcessGroup, deadline_s: float) -> None:
+        self._group = group
+        self._deadline_s = deadline_s
+        self._rank = dist.get_rank(group)
+        self._world = dist.get_world_size(group)
+        self._lost: set[int] = set()
+
+    def send(self, rank: int, number: int, data: memoryview) -> bool:
+        """Send a message and wait until its bytes are no longer needed; returns False if the rank is lost."""
+        return self._try(rank, lambda: dist.send(_tensor(data), group_dst=rank, group=self._group, tag=number))
+
+    def receive(self, rank: int, number: int, data: memoryview) -> bool:
+        """Receive a message of exactly this size; returns False if the rank is lost."""
+        return self._try(rank, lambda: dist.recv(_tensor(data), group_src=rank, group=self._group, tag=number))
+
+    def _try(self, rank: int, exchange: Callable[[], object]) -> bool:
+        if rank not in self._lost:
+            try:
+                exchange()
+            except RuntimeError:
+                self._lost.add(rank)
+        return rank not in self._lost
+
+    def meet(self) -> None:
+        """Wait for all ranks. If any has lost another, every rank raises the same PeerFailed."""
+        if self._rank == 0:
+            for rank in range(1, self._world):
+                self._lost |= self._receive_lost(rank)
+            for rank in range(1, self._world):
+                self._send_lost(rank)
+        else:
+            self._send_lost(0)
+            self._lost |= self._receive_lost(0)
+        if self._lost:
+            found = min(self._lost)
+            _BROKEN[self._group] = (
+                f"rank {found} exited, or sent nothing for {self._deadline_s:.0f} s, while the ranks passed the bytes "
+                "of a checkpoint to each other"
+            )
+            raise PeerFailed(f"{_BROKEN[self._group]}; restart the run")
+
+    def _send_lost(self, rank: int) -> None:
+        """Send the first lost rank, or -1."""
+        self.send(rank, _MEETING, memoryview(bytearray(_LOST.pack(min(self._lost, default=-1)))))
+
+    def _receive_lost(self, rank: int) -> set[int]:
+        data = bytearray(_LOST.size)
+        if not self.receive(rank, _MEETING, memoryview(data)):
+            return {rank}
+        (found,) = _LOST.unpack(data)
+        return set() if found < 0 else {found}
+
+
+def _tensor(data: memoryview) -> torch.Tensor:
+    return torch.frombuffer(data, dtype=torch.uint8)
 
 
 def _unpack(data: bytes) -> Any:

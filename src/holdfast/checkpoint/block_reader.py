@@ -144,6 +144,29 @@ class BlockReader:
             self._destinations.put(piece, piece_in_run(buffer, piece))
         self._buffers.sent()
 
+    def next_buffer(self) -> RawArray:
+        """Return a buffer to fill with a portion; `deliver` follows, unless the portion is not for this rank."""
+        return self._buffers.next()
+
+    def fill(self, buffer: RawArray, read: Read, portion: Portion, digest: Digest | None) -> None:
+        """Read a portion of at most one buffer."""
+        with self._files.using(read.file) as file:
+            for start, size in portion.ranges:
+                part = buffer[start : start + size].data
+                file.read_into(portion.offset + start, [part])
+                if digest is not None:
+                    digest.update(part)
+
+    def deliver(self, buffer: RawArray, read: Read, portion: Portion) -> None:
+        """Copy this rank's pieces of a portion from its buffer."""
+        deliveries, rest = self._deliveries(portion)
+        if deliveries or rest:
+            self._touch(read.file)
+        self._deliver(buffer, 0, portion.size, deliveries, into_memory=True)
+        for piece in rest:
+            self._destinations.put(piece, piece_in_run(buffer, piece))
+        self._buffers.sent()
+
     def _copy_portion(self, file: Reader, read: Read, portion: Portion, digest: Digest | None) -> None:
         deliveries, rest = self._deliveries(portion)
         if deliveries or rest:

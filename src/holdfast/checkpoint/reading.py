@@ -4,7 +4,8 @@ Files of this host are read through the page cache, which holds every byte once 
 rank copies its parts from it, and one rank of the host verifies each block. What only one rank
 needs and the cache does not hold is read past it. Files that cannot be mapped are read directly
 into live memory if only one rank needs the bytes, otherwise into a window of shared memory from
-which all ranks copy (see host_windows.py).
+which all ranks copy (see host_windows.py). Where one host reads for others, portions are passed
+from rank to rank (see plan/passing.py).
 """
 
 from __future__ import annotations
@@ -14,18 +15,21 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import groupby
 from typing import Protocol
 
 from holdfast.checkpoint.block_reader import BlockReader, Destinations, FlatDestinations, check_digest
 from holdfast.checkpoint.host_windows import WindowExchange
+from holdfast.checkpoint.passed_portions import receive_portion, send_portion
 from holdfast.core.errors import HoldfastError, error_from_record, error_record
 from holdfast.core.limits import MIB
-from holdfast.core.ranks import Ranks, run_on_all_ranks
+from holdfast.core.ranks import RankLinks, Ranks, run_on_all_ranks
 from holdfast.core.threads import run_on_threads
 from holdfast.format.digest import Digest
 from holdfast.plan.files import RawArray, piece_in_run
 from holdfast.plan.load_plan import Portion, Read
-from holdfast.plan.staging import SMALLEST_BUFFER_BYTES, Staging
+from holdfast.plan.passing import Transfer, transfers_of
+from holdfast.plan.staging import SMALLEST_BUFFER_BYTES, HostStaging, Staging, ThreadBuffers
 from holdfast.storage.base import Reader
 from holdfast.storage.open_files import OpenReaders
 
@@ -97,6 +101,26 @@ class Loading:
                 self._run_threads(queue, self._read_unshared)
         return self._loaded
 
+    def run_passed(self, reads: Sequence[Read], hosts: Sequence[str], links: RankLinks) -> Loaded:
+        """Perform the reads that one rank makes for all hosts, and pass them on. Collective among all ranks.
+
+        One thread reads and sends, another receives and forwards: so a rank always receives, and no
+        two ranks wait for each other.
+        """
+        transfers = transfers_of(self._ranks.rank, reads, hosts)
+        own = [transfer for transfer in transfers if transfer.sender is None]
+        others = [transfer for transfer in transfers if transfer.sender is not None]
+
+        def run(tasks: Iterator[Callable[[], None]]) -> None:
+            for task in tasks:
+                task()
+
+        with self._opened():
+            tasks = [partial(self._send_all, own, links), partial(self._receive_all, others, links)]
+            run_on_threads(len(tasks), "holdfast-pass", tasks, run)
+            links.meet()
+        return self._loaded
+
     @contextmanager
     def _opened(self) -> Iterator[None]:
         try:
@@ -152,15 +176,18 @@ class Loading:
     @contextmanager
     def _lent_reader(self) -> Iterator[BlockReader]:
         with self._staging.lend() as buffers:
-            yield BlockReader(
-                self._ranks.rank,
-                self._source.path,
-                self._files,
-                self._destinations,
-                buffers,
-                self._staging.buffer_bytes,
-                self._loaded.touched.add,
-            )
+            yield self._block_reader(buffers)
+
+    def _block_reader(self, buffers: ThreadBuffers) -> BlockReader:
+        return BlockReader(
+            self._ranks.rank,
+            self._source.path,
+            self._files,
+            self._destinations,
+            buffers,
+            self._staging.buffer_bytes,
+            self._loaded.touched.add,
+        )
 
     def _read_unshared(self, reader: BlockReader, read: Read) -> None:
         digest = Digest() if read.digest is not None else None
@@ -201,6 +228,42 @@ class Loading:
                             self._guarded(partial(self._scatter, portion, window))
                 if digest is not None:
                     self._guarded(partial(check_digest, read, digest.hexdigest(), self._source.path))
+
+    def _send_all(self, transfers: Sequence[Transfer], links: RankLinks) -> None:
+        """Read portions, send them and copy this rank's pieces. After a failure the receivers only learn of it."""
+        with ExitStack() as lent:
+            blocks = self._passing_reader(lent)
+            for read, portions in groupby(transfers, key=lambda transfer: transfer.read):
+                digest = Digest() if read.digest is not None else None
+                for transfer in portions:
+                    buffer = blocks.next_buffer()
+                    good = self._guarded(partial(self._fill, blocks, buffer, transfer, digest))
+                    send_portion(links, transfer, buffer, good=good)
+                    self._guarded(partial(blocks.deliver, buffer, read, transfer.portion))
+                if digest is not None:
+                    self._guarded(partial(check_digest, read, digest.hexdigest(), self._source.path))
+
+    def _receive_all(self, transfers: Sequence[Transfer], links: RankLinks) -> None:
+        """Receive portions, forward them and copy this rank's pieces."""
+        with ExitStack() as lent:
+            blocks = self._passing_reader(lent)
+            for transfer in transfers:
+                buffer = blocks.next_buffer()
+                good = receive_portion(links, transfer, buffer)
+                send_portion(links, transfer, buffer, good=good)
+                if good:
+                    self._guarded(partial(blocks.deliver, buffer, transfer.read, transfer.portion))
+
+    def _passing_reader(self, lent: ExitStack) -> BlockReader:
+        """Lend buffers. If they cannot be made, other ranks still send: plain ones take what arrives."""
+        made: list[BlockReader] = []
+        if not self._guarded(lambda: made.append(lent.enter_context(self._lent_reader()))):
+            made.append(self._block_reader(lent.enter_context(HostStaging(1).lend())))
+        return made[0]
+
+    def _fill(self, blocks: BlockReader, buffer: RawArray, transfer: Transfer, digest: Digest | None) -> None:
+        blocks.fill(buffer, transfer.read, transfer.portion, digest)
+        self._count(sum(size for _, size in transfer.portion.ranges))
 
     def _read_window(self, read: Read, portion: Portion, window: RawArray, digest: Digest | None) -> None:
         """Read a portion into a window of shared memory."""

@@ -43,6 +43,16 @@ class Ranks(Protocol):
         """Return the identity of this rank's host: ranks with equal identities share memory."""
 
 
+class RankLinks(Protocol):
+    """Messages of bytes between two ranks; `meet` raises PeerFailed, alike on every rank, if any was lost."""
+
+    def send(self, rank: int, number: int, data: memoryview) -> bool: ...
+
+    def receive(self, rank: int, number: int, data: memoryview) -> bool: ...
+
+    def meet(self) -> None: ...
+
+
 class SingleProcess:
     """A run with a single process."""
 

@@ -3,7 +3,7 @@
     open     Checkpoint   every rank opens the checkpoint, and holds it against retention
     wants    LoadWants    each rank matches its live state with the checkpoint; all ranks compare
     fit      Fit          missing, unexpected and mismatched keys: a strict load raises here
-    plan     ReadPlan     the byte ranges that this host reads, each once
+    plan     ReadPlan     the byte ranges that this host reads, each once, or once for all hosts
     read     Loaded       bytes are verified and copied into the live tensors
     place    Placement    values that are not filled in place are assigned, hooks run
     report   LoadReport
@@ -17,16 +17,17 @@ import gc
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, MutableMapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from holdfast.checkpoint.checkpoint import Checkpoint, no_progress
 from holdfast.checkpoint.reading import MAP_BYTES, PORTION_BYTES, Loaded, Loading
 from holdfast.core.errors import Mismatch
-from holdfast.core.ranks import Ranks, run_on_all_ranks
+from holdfast.core.ranks import RankLinks, Ranks, run_on_all_ranks
 from holdfast.engine.load_report import LoadReport
 from holdfast.engine.load_wants import Fit, LoadWants, check_fit, collect_wants
 from holdfast.engine.options import LoadOptions
+from holdfast.engine.read_once import choose, count_host_bytes
 from holdfast.layout.box import Box
 from holdfast.plan.contents import Contents
 from holdfast.plan.load_plan import Read, Want, plan_load
@@ -35,11 +36,16 @@ from holdfast.plan.staging import Staging
 
 @dataclass(frozen=True, slots=True)
 class ReadPlan:
-    """The reads of this host, and its ranks; files are mapped into memory if every rank can."""
+    """The reads of this host, and its ranks; files are mapped into memory if every rank can.
+
+    With links the reads are those of all hosts: each byte is read once and passed on.
+    """
 
     reads: tuple[Read, ...]
     neighbours: tuple[int, ...]
     is_mapped: bool
+    reason: str = ""  # why hosts read apart, or once for all
+    links: RankLinks | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +98,7 @@ def load_checkpoint(
         with _paused_collector():
             wants = collect_wants(ranks, open_held, state, options)
             fit = check_fit(wants, options)
-            plan = _plan_reads(ranks, wants, verify=options.verify)
+            plan = _plan_reads(ranks, wants, options)
             loaded = _read(ranks, wants, plan, progress, options, deadline_s)
         if touched is not None:
             touched.update(*ranks.gather(_groups_of(wants.contents, loaded.touched)))
@@ -114,20 +120,38 @@ def _paused_collector() -> Iterator[None]:
             gc.enable()
 
 
-def _plan_reads(ranks: Ranks, wants: LoadWants, *, verify: bool) -> ReadPlan:
-    """Plan the reads of this host from the wants of its ranks."""
-    here = wants.ranks[ranks.rank].host
-    neighbours = tuple(rank for rank, answer in enumerate(wants.ranks) if answer.host == here)
+def _plan_reads(ranks: Ranks, wants: LoadWants, options: LoadOptions) -> ReadPlan:
+    """Plan the reads of this host from the wants of its ranks, or those of all hosts if bytes are passed on."""
+    from holdfast.adapters.comm import TorchRanks
+
+    hosts = wants.hosts
+    neighbours = tuple(rank for rank, host in enumerate(hosts) if host == hosts[ranks.rank])
+    apart = ReadPlan(
+        _plan(wants, neighbours, MAP_BYTES if wants.mappable else PORTION_BYTES, verify=options.verify),
+        neighbours,
+        wants.mappable,
+    )
+    if len(set(hosts)) == 1 or options.read_once is False or not isinstance(ranks, TorchRanks):
+        return apart
+    reads = _plan(wants, range(ranks.world), PORTION_BYTES, verify=options.verify)
+    links = ranks.links()
+    size = count_host_bytes(ranks, hosts, apart.reads, reads)
+    choice = choose(ranks, links, wants.checkpoint, hosts, apart.reads, size, options)
+    if choice.is_passed:
+        return ReadPlan(reads, neighbours, False, choice.reason, links)
+    return replace(apart, reason=choice.reason)
+
+
+def _plan(wants: LoadWants, ranks: Iterable[int], portion_bytes: int, *, verify: bool) -> tuple[Read, ...]:
     files = wants.contents.files
     places = {(place.file, place.spec.key): place for file in files for place in file.places}
     wanted = []
-    for rank in neighbours:
+    for rank in ranks:
         for file, key, boxes in wants.ranks[rank].boxes:
             place = places[file, key]
             dims = len(place.spec.shape)
             wanted += [Want(place, Box(tuple(box[:dims]), tuple(box[dims:])), rank) for box in boxes]
-    portion_bytes = MAP_BYTES if wants.mappable else PORTION_BYTES
-    return ReadPlan(plan_load(files, wanted, verify=verify, portion_bytes=portion_bytes), neighbours, wants.mappable)
+    return plan_load(files, wanted, verify=verify, portion_bytes=portion_bytes)
 
 
 def _read(
@@ -149,6 +173,8 @@ def _read(
 
     run_on_all_ranks(ranks, make_staging)
     loading = Loading(ranks, wants.checkpoint, requests.destinations, progress, made[0])
+    if plan.links is not None:
+        return loading.run_passed(plan.reads, wants.hosts, plan.links)
     if plan.is_mapped:
         return loading.run_mapped(plan.reads)
     return loading.run_read(plan.reads, plan.neighbours, deadline_s)
@@ -217,4 +243,5 @@ def _report(
         read_bytes=loaded.read_bytes,
         seconds=seconds,
         non_persistent=fit.non_persistent,
+        reading=plan.reason,
     )

@@ -27,6 +27,7 @@ class LoadReport:
     read_bytes: int
     seconds: float
     non_persistent: tuple[str, ...] = ()  # buffers of the live modules that no checkpoint holds
+    reading: str = ""  # with several hosts: whether one read for the others, and why
 
     @property
     def is_partial(self) -> bool:
@@ -42,4 +43,6 @@ class LoadReport:
         if self.non_persistent:
             more = " ..." if len(self.non_persistent) > 5 else ""
             parts.append(f"not stored, left as they are: {'; '.join(self.non_persistent[:5])}{more}")
+        if self.reading:
+            parts.append(self.reading)
         return "\n".join(parts)

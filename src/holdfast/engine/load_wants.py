@@ -66,6 +66,11 @@ class LoadWants:
         return self.targets.requests.contents
 
     @property
+    def hosts(self) -> tuple[str, ...]:
+        """The hosts of all ranks."""
+        return tuple(wants.host for wants in self.ranks)
+
+    @property
     def mappable(self) -> bool:
         """True if every rank can map the files into its memory."""
         return all(wants.mappable for wants in self.ranks)

@@ -55,6 +55,14 @@ class SaveOptions:
             check_mapping(self.mapping, reversible=True)
 
 
+@dataclass(frozen=True, slots=True)
+class Bandwidths:
+    """Bytes per second of one host, while all hosts read or pass bytes on."""
+
+    storage: float
+    network: float
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadOptions:
     """Which keys are loaded, and how strictly. Patterns are shell-like and match a key or "group/key"."""
@@ -69,8 +77,16 @@ class LoadOptions:
     mapping: Any = None  # a program, or one program per module name
     reverse: bool = False  # the checkpoint was saved through this mapping
     memory_bytes: int | str = limits.LOAD_MEMORY_BYTES
+    read_once: bool | str | Mapping[str, int | str] = "auto"  # or the bandwidths to choose by
 
     def __post_init__(self) -> None:
+        given = self.read_once
+        if isinstance(given, Mapping):
+            if set(given) != {"storage", "network"}:
+                raise InvalidArgument(f"read_once={given!r}: give the bytes per second of 'storage' and of 'network'")
+            _ = self.bandwidths
+        elif not isinstance(given, bool) and given != "auto":
+            raise InvalidArgument(f"read_once={given!r}: choose 'auto', True, False, or give the bandwidths")
         if self.memory_limit_bytes < limits.LEAST_LOAD_MEMORY_BYTES:
             least = limits.LEAST_LOAD_MEMORY_BYTES // 1000**2
             raise InvalidArgument(f"memory_bytes={self.memory_bytes!r}: the buffers of a load need at least {least} MB")
@@ -79,6 +95,13 @@ class LoadOptions:
     def memory_limit_bytes(self) -> int:
         """The most memory that a rank's load uses beside its tensors."""
         return limits.parse_bytes(self.memory_bytes)
+
+    @property
+    def bandwidths(self) -> Bandwidths | None:
+        """The given bandwidths, if any."""
+        if not isinstance(self.read_once, Mapping):
+            return None
+        return Bandwidths(*(float(limits.parse_bytes(self.read_once[name])) for name in ("storage", "network")))
 
     def key_selection(self) -> KeySelection:
         """Return the selection of keys. Ranks call this collectively: a wrong pattern fails every rank."""
