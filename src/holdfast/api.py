@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from typing import Any
 
-from holdfast.checkpoint.checkpoint import Checkpoint, no_progress
+from holdfast.checkpoint.checkpoint import Checkpoint
 from holdfast.checkpoint.lineage import Lineage
 from holdfast.core import limits
 from holdfast.core.errors import InvalidArgument
@@ -94,7 +94,7 @@ def load(
     mesh: Any = None,
     memory_bytes: int | str = limits.LOAD_MEMORY_BYTES,
     read_once: bool | str | Mapping[str, int | str] = "auto",
-    progress: Callable[[int], None] = no_progress,
+    progress: Callable[[int], None] | None = None,
     deadline_s: float = DEADLINE_S,
 ) -> LoadReport:
     """Load a checkpoint into live objects, in place, whatever layout wrote it.
@@ -107,7 +107,8 @@ def load(
     a file of them, or the name of a built-in mapping. `memory_bytes` bounds the memory that each rank uses
     beside the tensors. `read_once` lets one host read what several hosts need and pass it on: "auto" measures
     whether that is faster; True and False decide; {"storage": "2GB", "network": "10GB"} gives the bytes per
-    second of a host. No tensor is changed before everything is known to fit.
+    second of a host. `progress` is called with the bytes of each read; without it rank 0 shows a bar if
+    it has a terminal. No tensor is changed before everything is known to fit.
     """
     from holdfast.adapters.comm import current_ranks
 

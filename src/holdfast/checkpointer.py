@@ -12,8 +12,8 @@ from types import TracebackType
 from typing import Any, Self
 
 from holdfast.checkpoint.catalog import living_steps
-from holdfast.checkpoint.checkpoint import no_progress
 from holdfast.core import limits
+from holdfast.core.clock import process_age_s
 from holdfast.core.errors import HoldfastError, InvalidArgument, StorageError, Unsupported
 from holdfast.core.events import Event, Listener, log_event, safe_listener
 from holdfast.core.ranks import Ranks
@@ -34,6 +34,9 @@ from holdfast.when import Occasion, Schedule
 __all__ = ["Checkpointer", "SaveHandle"]
 
 _TRIES = 3
+# How old the process was when this module was imported, until a restore reports it.
+_IMPORTED_S = [age for age in (process_age_s(),) if age is not None]
+
 _LIVING: weakref.WeakSet[Checkpointer] = weakref.WeakSet()
 
 
@@ -238,14 +241,15 @@ class Checkpointer:
         move_damaged: bool = False,
         memory_bytes: int | str = limits.LOAD_MEMORY_BYTES,
         read_once: bool | str | Mapping[str, int | str] = "auto",
-        progress: Callable[[int], None] = no_progress,
+        progress: Callable[[int], None] | None = None,
     ) -> int | None:
         """Load the newest good checkpoint, or that of `step`; return its step, None if none exists.
 
         A damaged checkpoint is skipped with a warning, on every rank even if only one sees the
         damage; `move_damaged` renames it to `damaged-step-N`. If all are damaged, raises
         Damaged. `last_report` is the report of the load. `memory_bytes` bounds the memory that each
-        rank uses beside the tensors; `read_once` is that of `holdfast.load`.
+        rank uses beside the tensors; `read_once` and `progress` are those of
+        `holdfast.load`.
 
         Restoring an earlier `step` begins another branch: the first save after it sets the
         later steps aside as `abandoned-step-M`, and nothing restores or removes those automatically.
@@ -274,9 +278,16 @@ class Checkpointer:
             )
             for living in [other for other in _LIVING if other.storage.name == self.storage.name]:
                 living.finish()  # the save in flight of this or another Checkpointer of the process
-            restored = self._engine.restore(self._ranks(), state, request)
+            ranks = self._ranks()
+            self._report_import(ranks.rank)
+            restored = self._engine.restore(ranks, state, request)
             self._warnings.emit()
             return restored
+
+    def _report_import(self, rank: int) -> None:
+        """Report the import at the first restore of the process: a restart begins with it."""
+        if _IMPORTED_S:
+            self._listener(Event("imported", rank=rank, seconds=_IMPORTED_S.pop(), detail="since the process began"))
 
     def close(self, timeout: float | None = None) -> None:
         """Finish the save in flight and release the writer. A closed Checkpointer cannot save.

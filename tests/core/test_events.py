@@ -37,8 +37,8 @@ def test_the_fields_of_an_event_make_it_again() -> None:
 @pytest.mark.parametrize(
     ("level", "names"),
     [
-        (logging.DEBUG, ["planned", "captured", "written", "skipped", "waited", "restored", "cleaned", "arena"]),
-        (logging.INFO, ["published", "preempted", "removed", "set aside", "went back", "closing"]),
+        (logging.DEBUG, ["planned", "captured", "written", "skipped", "waited", "discovered", "cleaned", "arena"]),
+        (logging.INFO, ["published", "restored", "preempted", "removed", "set aside", "went back", "closing"]),
         (logging.WARNING, ["failed", "no identity", "unrestored"]),
     ],
 )

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from holdfast.checkpoint.checkpoint import no_progress
 from holdfast.core.errors import StorageError
 from holdfast.core.ranks import Ranks, SingleProcess
+from holdfast.core.terminal import no_progress
 from holdfast.core.warnings import PendingWarnings
 from holdfast.engine.memory_tier import MemoryState, MemoryTier
 from holdfast.engine.options import LoadOptions
@@ -37,7 +37,7 @@ class FakeLeftovers:
 
 @pytest.fixture
 def tier() -> tuple[MemoryTier, FakeLeftovers]:
-    memory, leftovers = MemoryTier("root", lambda event: None, PendingWarnings()), FakeLeftovers()
+    memory, leftovers = MemoryTier("root", PendingWarnings()), FakeLeftovers()
     memory.attach(leftovers)  # type: ignore[arg-type]
     return memory, leftovers
 

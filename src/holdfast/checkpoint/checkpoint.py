@@ -12,11 +12,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from holdfast.checkpoint.reading import PORTION_BYTES, Loading, Progress
+from holdfast.checkpoint.reading import PORTION_BYTES, Loading
 from holdfast.checkpoint.verify import VerifyReport, verify
 from holdfast.core import limits, names
 from holdfast.core.errors import Damaged, HoldfastError, NotFound
 from holdfast.core.ranks import SingleProcess
+from holdfast.core.terminal import Progress, no_progress
 from holdfast.format import statejson, strictjson
 from holdfast.format.digest import digest_hex
 from holdfast.format.dtypes import dtype_named, numpy_dtype
@@ -33,10 +34,6 @@ from holdfast.storage.base import Readable, Reader
 
 _CONFIG = "config.json"
 _SUGGESTION_KEYS = 20_000  # searching more keys takes longer than a suggestion is worth
-
-
-def no_progress(count: int) -> None:
-    """Ignore progress; the default callback."""
 
 
 class Checkpoint:

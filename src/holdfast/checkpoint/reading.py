@@ -24,6 +24,7 @@ from holdfast.checkpoint.passed_portions import receive_portion, send_portion
 from holdfast.core.errors import HoldfastError, error_from_record, error_record
 from holdfast.core.limits import MIB
 from holdfast.core.ranks import RankLinks, Ranks, run_on_all_ranks
+from holdfast.core.terminal import Progress
 from holdfast.core.threads import run_on_threads
 from holdfast.format.digest import Digest
 from holdfast.plan.files import RawArray, piece_in_run
@@ -36,8 +37,6 @@ from holdfast.storage.open_files import OpenReaders
 PORTION_BYTES = SMALLEST_BUFFER_BYTES
 MAP_BYTES = 64 * MIB
 _THREAD_BYTES = 8 * MIB  # a thread for fewer bytes costs more than it saves
-
-Progress = Callable[[int], None]
 
 
 class LoadSource(Protocol):

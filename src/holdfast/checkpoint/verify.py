@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from holdfast.checkpoint.block_reader import BlockReader, FlatDestinations
-from holdfast.checkpoint.reading import Progress
 from holdfast.core import limits, names
 from holdfast.core.errors import Damaged
+from holdfast.core.terminal import Progress
 from holdfast.core.threads import run_on_threads
 from holdfast.format.digest import Digest
 from holdfast.format.manifest import BlockRecord, FileRecord, Manifest

@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from holdfast.cli.render import clean, count, print_json, print_table, progress, size_text
+from holdfast.cli.render import clean, count, print_json, print_table, size_text
 from holdfast.convert.destination import DestinationFolder
 from holdfast.convert.mapping import MappingOptions
 from holdfast.convert.open_source import open_source
@@ -31,6 +31,7 @@ from holdfast.core.errors import (
     Unsupported,
 )
 from holdfast.core.ranks import Ranks
+from holdfast.core.terminal import progress_bar
 from holdfast.format import strictjson
 from holdfast.mapping import families
 from holdfast.storage import locate
@@ -183,7 +184,7 @@ def _convert(source: str, destination: str, options: ConvertOptions, ranks: Rank
     def show_progress(total: int) -> Any:
         if options.to == "dcp" and ranks.rank == 0 and sys.stderr.isatty():
             click.echo("torch writes the checkpoint and needs a few seconds to start", err=True)
-        return progress("converting", total // ranks.world if ranks.rank == 0 else 0)
+        return progress_bar("converting", total // ranks.world if ranks.rank == 0 else 0)
 
     return convert(source, destination, options, ranks, show_progress)
 

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from holdfast.cli.render import clean, count, open_path, print_json, progress
+from holdfast.cli.render import clean, count, open_path, print_json
 from holdfast.core.errors import NotFound
 from holdfast.core.names import natural_key
+from holdfast.core.terminal import progress_bar
 from holdfast.format import strictjson
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ def command(first: str, second: str, as_json: bool, group: str | None) -> None:
         raise NotFound(
             f"neither checkpoint has a group {group!r}; the groups are {', '.join({*one.groups, *two.groups})}"
         )
-    with progress("comparing", one.manifest.total_bytes) as advance:
+    with progress_bar("comparing", one.manifest.total_bytes) as advance:
         differences = [*_compare(one, two, group, advance)]
     if as_json:
         print_json({"same": not differences, "differences": [asdict(difference) for difference in differences]})

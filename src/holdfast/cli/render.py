@@ -1,11 +1,9 @@
-"""Shared by commands: format sizes, tables, progress, JSON, escaped text; open the root or path of an argument."""
+"""Shared by commands: format sizes, tables, JSON, escaped text; open the root or path of an argument."""
 
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +15,6 @@ if TYPE_CHECKING:
     from holdfast.storage.base import SharedStorage
 
 _DEADLINE_S = 20
-_PROGRESS_BYTES = 100_000_000
 
 
 def size_text(size: float) -> str:
@@ -50,27 +47,6 @@ def print_table(headers: Sequence[str], rows: Sequence[Sequence[str]], right: Se
     for row in [list(headers), *cells]:
         parts = [cell.rjust(widths[i]) if i in right else cell.ljust(widths[i]) for i, cell in enumerate(row)]
         click.echo("  ".join(parts).rstrip())
-
-
-@contextmanager
-def progress(label: str, total: int) -> Iterator[Callable[[int], None]]:
-    """Show a progress bar over bytes if stderr is a terminal. Yields the function that advances it."""
-    if total < _PROGRESS_BYTES or not sys.stderr.isatty():
-        yield lambda count: None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
-
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        DownloadColumn(),
-        TransferSpeedColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(label, total=total)
-        yield lambda count: bar.advance(task, count)
 
 
 def live(text: Callable[[], str], interval_s: float) -> None:

@@ -9,9 +9,10 @@ import click
 
 from holdfast.checkpoint.catalog import Committed, committed_steps
 from holdfast.checkpoint.checkpoint import Checkpoint
-from holdfast.cli.render import clean, count, is_file, open_path, print_json, progress, size_text
+from holdfast.cli.render import clean, count, is_file, open_path, print_json, size_text
 from holdfast.core.errors import NotFound, Untrusted
 from holdfast.core.names import MANIFEST
+from holdfast.core.terminal import progress_bar
 from holdfast.storage import Storage, is_checkpoint, storage_at
 
 
@@ -53,7 +54,7 @@ def _verify_step(entry: Committed, root: Storage) -> dict[str, Any]:
 def _verify(checkpoint: Checkpoint) -> dict[str, Any]:
     if not checkpoint.manifest.writer:
         raise NotFound(f"{checkpoint.path} was not written by Holdfast and has no digests to verify")
-    with progress("verifying", checkpoint.manifest.total_bytes) as advance:
+    with progress_bar("verifying", checkpoint.manifest.total_bytes) as advance:
         report = checkpoint.verify(advance)
     facts = {"path": checkpoint.path, "good": report.good, "files": report.files, "bytes": report.bytes}
     return facts | {"damage": [asdict(damage) for damage in report.damage]}

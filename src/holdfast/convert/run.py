@@ -10,10 +10,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from holdfast.checkpoint.attempt import Attempt
-from holdfast.checkpoint.checkpoint import Checkpoint, no_progress
+from holdfast.checkpoint.checkpoint import Checkpoint
 from holdfast.checkpoint.commit import BlockReport
 from holdfast.checkpoint.equal_scalars import require_same
-from holdfast.checkpoint.reading import Progress
 from holdfast.convert.boxes_for_sink import BoxReader
 from holdfast.convert.check_transposes import check_transposes
 from holdfast.convert.destination import DestinationFolder
@@ -38,6 +37,7 @@ from holdfast.core import limits
 from holdfast.core.errors import InvalidArgument, Unsupported
 from holdfast.core.names import folder_step
 from holdfast.core.ranks import Ranks, SingleProcess, run_on_all_ranks
+from holdfast.core.terminal import Progress, no_progress
 from holdfast.plan.contents import Contents
 from holdfast.plan.state_references import update_references
 from holdfast.sources.foreign import Foreign

@@ -11,11 +11,11 @@ from collections.abc import Callable, Sequence
 
 from holdfast.checkpoint.attempt import Attempt, BlockWriter
 from holdfast.checkpoint.commit import BlockReport
-from holdfast.checkpoint.reading import Progress
 from holdfast.convert.assemble import AssembledBlock, assemble_blocks
 from holdfast.convert.source_files import SourceCheckpoint, SourceFiles
 from holdfast.convert.spans import SPAN_BLOCKS, BlockSpan, SourceBlock
 from holdfast.convert.verifying import Verifier
+from holdfast.core.terminal import Progress
 from holdfast.plan.files import RawArray, aligned_buffer
 from holdfast.plan.load_plan import StoredFile
 

@@ -17,7 +17,8 @@ class Event:
     """One event: its name and step, the bytes involved and the time taken.
 
     Names: "planned", "captured", "written", "published", "failed", "skipped", "waited",
-    "restored", "unrestored", "went back", "preempted", "cleaned", "removed", "set aside", "arena", "closing".
+    "preempted", "cleaned", "removed", "set aside", "arena", "closing"; of a restart "imported", "discovered",
+    "load planned", "reading", "read", "restored", "unrestored", "went back".
     """
 
     name: str
@@ -44,6 +45,10 @@ class Event:
 Listener = Callable[[Event], None]
 
 
+def ignore_event(event: Event) -> None:
+    """Listen to nothing."""
+
+
 def safe_listener(listener: Listener) -> Listener:
     """Wrap a listener so that its errors are logged and do not stop a save or training."""
 
@@ -61,7 +66,9 @@ def log_event(event: Event) -> None:
 
     Failures are also warned about in the training loop.
     """
-    level = dict.fromkeys(("published", "preempted", "removed", "set aside", "went back", "closing"), logging.INFO) | {
+    level = dict.fromkeys(
+        ("published", "restored", "preempted", "removed", "set aside", "went back", "closing"), logging.INFO
+    ) | {
         "failed": logging.WARNING,
         "no identity": logging.WARNING,
         "unrestored": logging.WARNING,

@@ -14,16 +14,19 @@ Up to the fit nothing of the live state is touched.
 from __future__ import annotations
 
 import gc
-import time
 from collections.abc import Callable, Collection, Iterable, Iterator, MutableMapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from holdfast.checkpoint.checkpoint import Checkpoint, no_progress
+from holdfast.checkpoint.checkpoint import Checkpoint
 from holdfast.checkpoint.reading import MAP_BYTES, PORTION_BYTES, Loaded, Loading
+from holdfast.core.clock import PhaseClock
 from holdfast.core.errors import Mismatch
+from holdfast.core.events import Event, Listener, ignore_event
 from holdfast.core.ranks import RankLinks, Ranks, run_on_all_ranks
+from holdfast.core.terminal import Progress
+from holdfast.engine.load_progress import watched
 from holdfast.engine.load_report import LoadReport
 from holdfast.engine.load_wants import Fit, LoadWants, check_fit, collect_wants
 from holdfast.engine.options import LoadOptions
@@ -75,18 +78,20 @@ def load_checkpoint(
     opener: Callable[[], Checkpoint],
     state: MutableMapping[str, Any],
     options: LoadOptions,
-    progress: Callable[[int], None] = no_progress,
+    progress: Progress | None = None,
     *,
     deadline_s: float,
     touched: set[str] | None = None,
+    listener: Listener = ignore_event,
 ) -> LoadReport:
     """Load a checkpoint into the live state.
 
-    `touched` receives the names of the groups that any rank has overwritten, also if the load fails.
+    Without `progress` rank 0 shows a bar if it has a terminal. `touched` receives the names of the
+    groups that any rank has overwritten, also if the load fails.
     """
     from holdfast.capture.capturer import wait_for_captures
 
-    started = time.perf_counter()
+    clock = PhaseClock()
     wait_for_captures()
     with ExitStack() as held:
 
@@ -99,13 +104,19 @@ def load_checkpoint(
             wants = collect_wants(ranks, open_held, state, options)
             fit = check_fit(wants, options)
             plan = _plan_reads(ranks, wants, options)
-            loaded = _read(ranks, wants, plan, progress, options, deadline_s)
+            clock.end("plan")
+            step = wants.checkpoint.step
+            listener(Event("load planned", step, ranks.rank, seconds=clock.seconds["plan"]))
+            loaded = _read(ranks, wants, plan, progress, options, deadline_s, listener)
+        clock.end("read")
+        listener(Event("read", step, ranks.rank, loaded.read_bytes, clock.seconds["read"], plan.reason))
         if touched is not None:
             touched.update(*ranks.gather(_groups_of(wants.contents, loaded.touched)))
         placement = _place(ranks, wants, fit, loaded)
         if options.strict:
             _require_placed(wants.checkpoint.path, placement)
-        return _report(wants, fit, plan, loaded, placement, options, time.perf_counter() - started)
+        clock.end("place")
+        return _report(wants, fit, plan, loaded, placement, options, clock)
 
 
 @contextmanager
@@ -158,9 +169,10 @@ def _read(
     ranks: Ranks,
     wants: LoadWants,
     plan: ReadPlan,
-    progress: Callable[[int], None],
+    progress: Progress | None,
     options: LoadOptions,
     deadline_s: float,
+    listener: Listener,
 ) -> Loaded:
     """Read, verify and copy into the live tensors. The first failure is in the result: all ranks finish first."""
     from holdfast.adapters.loading.device_staging import staging_for
@@ -172,12 +184,15 @@ def _read(
         made.append(staging_for(requests.devices, options.memory_limit_bytes, len(plan.neighbours)))
 
     run_on_all_ranks(ranks, make_staging)
-    loading = Loading(ranks, wants.checkpoint, requests.destinations, progress, made[0])
-    if plan.links is not None:
-        return loading.run_passed(plan.reads, wants.hosts, plan.links)
-    if plan.is_mapped:
-        return loading.run_mapped(plan.reads)
-    return loading.run_read(plan.reads, plan.neighbours, deadline_s)
+    checkpoint, own = wants.checkpoint, sum(read.bytes for read in plan.reads if read.reader == ranks.rank)
+    label = f"loading {checkpoint.path.rpartition('/')[2]}"
+    with watched(progress, listener, label, checkpoint.step, ranks.rank, own) as count:
+        loading = Loading(ranks, checkpoint, requests.destinations, count, made[0])
+        if plan.links is not None:
+            return loading.run_passed(plan.reads, wants.hosts, plan.links)
+        if plan.is_mapped:
+            return loading.run_mapped(plan.reads)
+        return loading.run_read(plan.reads, plan.neighbours, deadline_s)
 
 
 def _groups_of(contents: Contents, files: Collection[str]) -> list[str]:
@@ -225,7 +240,7 @@ def _report(
     loaded: Loaded,
     placement: Placement,
     options: LoadOptions,
-    seconds: float,
+    clock: PhaseClock,
 ) -> LoadReport:
     checkpoint, destinations = wants.checkpoint, wants.targets.requests.destinations
     return LoadReport(
@@ -241,7 +256,8 @@ def _report(
         verified=options.verify and all(read.digest is not None for read in plan.reads),
         needed_bytes=sum(box.volume * place.spec.dtype.bytes for place, box in destinations),
         read_bytes=loaded.read_bytes,
-        seconds=seconds,
+        seconds=clock.total_s,
         non_persistent=fit.non_persistent,
         reading=plan.reason,
+        phases=clock.seconds,
     )

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +28,7 @@ class LoadReport:
     read_bytes: int
     seconds: float
     non_persistent: tuple[str, ...] = ()  # buffers of the live modules that no checkpoint holds
+    phases: Mapping[str, float] = field(default_factory=dict)  # the seconds of plan, read and place
     reading: str = ""  # with several hosts: whether one read for the others, and why
 
     @property

@@ -16,7 +16,6 @@ from typing import Any
 from holdfast.checkpoint.catalog import Catalog
 from holdfast.checkpoint.lineage import Lineage
 from holdfast.core.errors import Damaged, HoldfastError, Mismatch
-from holdfast.core.events import Event, Listener
 from holdfast.core.ranks import Ranks, run_on_all_ranks
 from holdfast.core.warnings import PendingWarnings
 from holdfast.engine.load_report import LoadReport
@@ -58,9 +57,9 @@ class RestoredFromMemory:
 class MemoryTier:
     """One rank's view of the captured states of earlier starts. `attach` comes before any of them is used."""
 
-    def __init__(self, storage_name: str, listener: Listener, warnings: PendingWarnings) -> None:
+    def __init__(self, storage_name: str, warnings: PendingWarnings) -> None:
         self._storage_name = storage_name
-        self._listener = listener
+        self.restored_step: int | None = None
         self._warnings = warnings
         self._machine = StateMachine(MemoryState.UNCLAIMED, MEMORY_TRANSITIONS)
         self._leftovers: Leftovers | None = None
@@ -142,8 +141,8 @@ class MemoryTier:
         return self._plan_rewrite(ranks, captured, report)
 
     def _report_adopted(self, ranks: Ranks, captured: Captured) -> None:
+        self.restored_step = captured.step
         if ranks.rank == 0:
-            self._listener(Event("restored", captured.step, detail="from memory"))
             self._warnings.add(
                 f"step {captured.step} is restored from the memory of its hosts: the run before had captured but "
                 "not written it; it is written now"
@@ -151,8 +150,8 @@ class MemoryTier:
 
     def report_restored(self, ranks: Ranks, restored: RestoredFromMemory) -> None:
         """Report a state that was restored from the memory of this host."""
+        self.restored_step = restored.step
         if ranks.rank == 0:
-            self._listener(Event("restored", restored.step, detail="from memory"))
             self._warnings.add(
                 f"step {restored.step} was restored from the memory of this host: the run before had captured but "
                 f"not written it; {restored.outlook}"

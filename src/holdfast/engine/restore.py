@@ -23,8 +23,10 @@ from holdfast.core.errors import (
     error_from_record,
     error_record,
 )
+from holdfast.core.events import Listener, ignore_event
 from holdfast.core.names import damaged_folder, step_folder
 from holdfast.core.ranks import Ranks, run_on_all_ranks
+from holdfast.core.terminal import Progress
 from holdfast.engine.load import load_checkpoint
 from holdfast.engine.load_report import LoadReport
 from holdfast.engine.options import LoadOptions
@@ -41,16 +43,24 @@ class RestoreRequest:
 
     step: int | None
     options: LoadOptions
-    progress: Callable[[int], None]
+    progress: Progress | None
     deadline_s: float
     move_damaged: bool = False
+    listener: Listener = ignore_event
     skipped: list[str] = field(default_factory=list)
     touched: set[str] = field(default_factory=set)
 
     def load(self, ranks: Ranks, opener: Callable[[], Checkpoint], state: MutableMapping[str, Any]) -> LoadReport:
         """Load one checkpoint with these arguments; every rank returns or raises alike."""
         return load_checkpoint(
-            ranks, opener, state, self.options, self.progress, deadline_s=self.deadline_s, touched=self.touched
+            ranks,
+            opener,
+            state,
+            self.options,
+            self.progress,
+            deadline_s=self.deadline_s,
+            touched=self.touched,
+            listener=self.listener,
         )
 
 

@@ -71,7 +71,7 @@ class RunEngine:
         self._machine = StateMachine(RunState.NEW, RUN_TRANSITIONS)
         self._blocking = BlockingSaver(storage, options)
         self._retention = BlockingRetention(storage, background_options.keep, listener)
-        self._memory = MemoryTier(storage.name, listener, warnings)
+        self._memory = MemoryTier(storage.name, warnings)
         self._origin = Lineage(None)  # the lineage of the next save
         self.background: BackgroundSaver | None = None  # set in BACKGROUND, and kept in CLOSED
         self.last_report: LoadReport | None = None
@@ -194,12 +194,15 @@ class RunEngine:
 
     def restore(self, ranks: Ranks, state: MutableMapping[str, Any], request: RestoreRequest) -> int | None:
         """Load a state from memory or from the newest good checkpoint; return its step, None if none exists."""
+        started = time.perf_counter()
+        request = replace(request, listener=self._listener)
         has_optimizer = _has_optimizer(ranks, state)
         self._begin(ranks, create_root=has_optimizer)
         self._memory.begin_restore(request)
         step = self._restore_captured(ranks, state, request)
         if step is None:
             step = self._restore_stored(ranks, state, request)
+        self._report_restart(ranks, step, time.perf_counter() - started)
         if self.background is not None:
             self._memory.end_restore(ranks)
             if has_optimizer:
@@ -237,6 +240,15 @@ class RunEngine:
                 detail = f"the first save sets the later steps aside: step {steps}"
                 self._listener(Event("went back", restored.step, detail=detail))
         return restored.step
+
+    def _report_restart(self, ranks: Ranks, step: int | None, seconds: float) -> None:
+        """Report what a restart took until here; the load has reported its own phases."""
+        report = self.last_report if step is not None else None
+        load_s = 0.0 if report is None else report.seconds
+        self._listener(Event("discovered", step, ranks.rank, seconds=seconds - load_s))
+        if report is not None and ranks.rank == 0:
+            detail = "from memory" if step == self._memory.restored_step else report.reading
+            self._listener(Event("restored", step, bytes=report.read_bytes, seconds=seconds, detail=detail))
 
     def _set_origin(self, origin: Lineage) -> None:
         """Continue from a restored step: it is the parent of the next save."""

@@ -10,12 +10,13 @@ from typing import Any
 from holdfast.adapters.comm import current_ranks
 from holdfast.checkpoint import retention
 from holdfast.checkpoint.catalog import committed_steps
-from holdfast.checkpoint.checkpoint import Checkpoint, no_progress
+from holdfast.checkpoint.checkpoint import Checkpoint
 from holdfast.checkpoint.lineage import Lineage
 from holdfast.checkpoint.run_identity import identify
 from holdfast.checkpoint.tags import read_tags
 from holdfast.core.errors import HoldfastError, NotFound
 from holdfast.core.names import step_folder
+from holdfast.core.terminal import no_progress
 from holdfast.engine.blocking_save import BlockingSaver
 from holdfast.engine.options import LoadOptions, SaveOptions
 from holdfast.engine.recovery import Leftovers

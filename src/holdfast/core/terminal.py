@@ -1,0 +1,36 @@
+"""Progress over bytes: a bar on the terminal, and none where nobody watches."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+_SHOWN_BYTES = 100_000_000
+
+Progress = Callable[[int], None]
+
+
+def no_progress(count: int) -> None:
+    """Ignore progress."""
+
+
+@contextmanager
+def progress_bar(label: str, total: int) -> Iterator[Progress]:
+    """Show a progress bar over bytes if stderr is a terminal. Yields the function that advances it."""
+    if total < _SHOWN_BYTES or not sys.stderr.isatty():
+        yield no_progress
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(label, total=total)
+        yield lambda count: bar.advance(task, count)
