@@ -21,6 +21,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -172,7 +173,7 @@ def load_shards(path: Path, dim: int, *, verify: bool) -> int:
                 destinations[place, box] = [_ShardDestination(kept[-1])]
         wants = [Want(place, box, 0) for place, box in destinations]
         reads = plan_load(checkpoint.contents.files, wants, verify=verify, portion_bytes=MAP_BYTES)
-        staging = staging_for([torch.device("cuda", 0)], LOAD_MEMORY_BYTES, 1)
+        staging = partial(staging_for, [torch.device("cuda", 0)], LOAD_MEMORY_BYTES, 1)
         loaded = Loading(SingleProcess(), checkpoint, destinations, lambda size: None, staging).run_mapped(reads)
         assert loaded.failure is None, loaded.failure
         read += loaded.read_bytes

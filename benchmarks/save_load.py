@@ -4,12 +4,14 @@
 
 Every round does each contestant once, in turn, on the same bytes; the table shows medians.
 Plain write: each rank writes its share into a file of its own and syncs it.
+Plain read: each rank copies its share from the mapped files into its tensors: what the machine can do.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import mmap
 import os
 import shutil
 import statistics
@@ -23,22 +25,29 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 SIDE = 4096
 SETTLE_S = 1.0
+POPULATE = getattr(mmap, "MAP_POPULATE", 0)
 TARGETS = {
-    "save row / plain write": ("<=", 1.3),
+    "save row / plain write": ("<=", 1.1),
+    "save column / plain write": ("<=", 1.15),
     "DCP HF consolidated / save row": (">=", 3.0),
-    "save column / save row": ("<=", 1.5),
-    "dcp.load / load": (">=", 2.5),
-    "dcp.load / load verified": (">=", 1.3),
-    "dcp.load column / load column": (">=", 4.0),
-    "dcp.load column / load column verified": (">=", 2.5),
+    "dcp.load / load": (">=", 3.5),
+    "dcp.load / load verified": (">=", 2.5),
+    "dcp.load column / load column": (">=", 7.0),
+    "dcp.load column / load column verified": (">=", 5.5),
     "read / needed, unverified": ("<=", 1.05),
     "read / touched blocks, verified": ("<=", 1.05),
     "load peak MB": ("<=", 256.0),
     "load column peak MB": ("<=", 256.0),
     "save row peak MB beyond one copy": ("<=", 256.0),
     "save column peak MB beyond one copy": ("<=", 256.0),
+}
+LIMITS = {
+    "dcp.load / plain read": "dcp.load / load",
+    "dcp.load column / plain read column": "dcp.load column / load column",
 }
 
 
@@ -202,6 +211,18 @@ def measure(arguments: argparse.Namespace, contest: Contest, rows: Any, columns:
             for tensor in module.parameters():
                 tensor.to_local().zero_()
 
+    def plain_read(module: Any, dim: int) -> None:
+        """Copy the rank's rows or columns of every tensor from a map of the files that hold them in order."""
+        for key, tensor in module.state_dict().items():
+            place = stored[key]
+            with (root / "row" / place.file).open("rb") as file:
+                start = place.begin - place.begin % mmap.ALLOCATIONGRANULARITY
+                size = place.begin - start + SIDE * SIDE * 4
+                view = mmap.mmap(file.fileno(), size, mmap.MAP_SHARED | POPULATE, mmap.PROT_READ, offset=start)
+                whole = np.frombuffer(view, np.float32, SIDE * SIDE, place.begin - start).reshape(SIDE, SIDE)
+                part = np.array_split(whole, dist.get_world_size(), dim)[rank]
+                tensor.to_local().numpy()[...] = part
+
     def load_dcp(module: Any) -> None:
         dcp.load(module.state_dict(), checkpoint_id=str(root / "dcp"))
 
@@ -217,6 +238,7 @@ def measure(arguments: argparse.Namespace, contest: Contest, rows: Any, columns:
     truth = {
         id(module): [tensor.to_local().clone() for tensor in module.state_dict().values()] for module in (rows, columns)
     }
+    stored = holdfast.open(root / "row").places["model"]
     figures: dict[str, float] = {}
     for _ in range(arguments.rounds):
         fresh(f"plain-{rank}")
@@ -234,6 +256,9 @@ def measure(arguments: argparse.Namespace, contest: Contest, rows: Any, columns:
         fresh("save-column")
         for module, suffix in ((rows, ""), (columns, " column")):
             contest.run(f"dcp.load{suffix}", partial(load_dcp, module))
+            spoil(module)
+            contest.run(f"plain read{suffix}", partial(plain_read, module, 1 if suffix else 0))
+            check(module, truth[id(module)])
             for verify, label in ((False, ""), (True, " verified")):
                 spoil(module)
                 result = contest.run(
@@ -257,7 +282,9 @@ def report(arguments: argparse.Namespace, contest: Contest, figures: dict[str, f
     figures |= {
         "save row / plain write": ratio("save row", "plain write"),
         "DCP HF consolidated / save row": ratio("DCP HF consolidated", "save row"),
-        "save column / save row": ratio("save column", "save row"),
+        "save column / plain write": ratio("save column", "plain write"),
+        "dcp.load / plain read": ratio("dcp.load", "plain read"),
+        "dcp.load column / plain read column": ratio("dcp.load column", "plain read column"),
         "load peak MB": max(contest.peaks["load"], contest.peaks["load verified"]),
         "load column peak MB": max(contest.peaks["load column"], contest.peaks["load column verified"]),
         "save row peak MB beyond one copy": contest.peaks["save row"] - share,
@@ -274,6 +301,8 @@ def report(arguments: argparse.Namespace, contest: Contest, figures: dict[str, f
     for name, (sign, target) in TARGETS.items():
         good = figures[name] <= target if sign == "<=" else figures[name] >= target
         print(f"  {name:40} {figures[name]:8.2f}   wanted {sign} {target:g}   {'ok' if good else 'MISSED'}")
+    for name, limited in LIMITS.items():
+        print(f"  {name:40} {figures[name]:8.2f}   the most that {limited} can be here")
     arguments.json.parent.mkdir(parents=True, exist_ok=True)
     content = {"bytes": total_bytes, "seconds": contest.seconds, "peaks_mb": contest.peaks, "figures": figures}
     arguments.json.write_text(json.dumps(content, indent=2) + "\n")

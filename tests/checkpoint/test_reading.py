@@ -153,7 +153,7 @@ def test_every_byte_is_where_it_belongs(tmp_path, seed, verify, mapped):
     source = Source(tmp_path, case.data, mappable=mapped)
     reads = case.plan(verify=verify, portion_bytes=16 * PAGE if mapped else PAGE)
     counted: list[int] = []
-    loading = Loading(SingleProcess(), source, case.destinations, counted.append, HostStaging(3))
+    loading = Loading(SingleProcess(), source, case.destinations, counted.append, lambda: HostStaging(3))
     loaded = loading.run_mapped(reads) if mapped else loading.run_read(reads, [0], 5.0)
     assert loaded.failure is None
     case.assert_loaded()
@@ -171,7 +171,7 @@ def test_what_is_not_in_the_page_cache_is_read_all_the_same(tmp_path, mapped):
         os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
         os.close(descriptor)
         reads = case.plan(verify=True, portion_bytes=16 * PAGE if mapped else PAGE)
-        loading = Loading(SingleProcess(), source, case.destinations, lambda size: None, HostStaging(2))
+        loading = Loading(SingleProcess(), source, case.destinations, lambda size: None, lambda: HostStaging(2))
         loaded = loading.run_mapped(reads) if mapped else loading.run_read(reads, [0], 5.0)
         assert loaded.failure is None
         case.assert_loaded()
@@ -201,7 +201,7 @@ def test_of_several_damaged_blocks_the_first_is_named_however_threads_run(tmp_pa
             [StoredFile("file", blocks, (place,))], [Want(place, box, 0)], verify=True, portion_bytes=PAGE
         )
         destinations = {(place, box): [ArrayDestination(array)]}
-        loading = Loading(SingleProcess(), source, destinations, lambda size: None, HostStaging(4))
+        loading = Loading(SingleProcess(), source, destinations, lambda size: None, lambda: HostStaging(4))
         loaded = loading.run_mapped(reads) if mapped else loading.run_read(reads, [0], 5.0)
         assert isinstance(loaded.failure, Damaged)
         assert f"the block at {7 * PAGE} " in str(loaded.failure)
@@ -232,7 +232,7 @@ def test_one_thread_uses_a_reader_that_remembers_where_it_was(tmp_path):
     source = Remote(tmp_path, case.data, mappable=False)
     reads = case.plan(verify=True, portion_bytes=PAGE)
     assert len(reads) > 4
-    loaded = Loading(SingleProcess(), source, case.destinations, lambda size: None, HostStaging(4)).run_read(
+    loaded = Loading(SingleProcess(), source, case.destinations, lambda size: None, lambda: HostStaging(4)).run_read(
         reads, [0], 5.0
     )
     assert loaded.failure is None
@@ -243,7 +243,7 @@ def test_one_thread_uses_a_reader_that_remembers_where_it_was(tmp_path):
 def test_all_files_are_closed_and_no_thread_is_left(tmp_path):
     case = Case(3)
     source = Source(tmp_path, case.data, mappable=True)
-    Loading(SingleProcess(), source, case.destinations, lambda size: None, HostStaging(4)).run_mapped(
+    Loading(SingleProcess(), source, case.destinations, lambda size: None, lambda: HostStaging(4)).run_mapped(
         case.plan(verify=True, portion_bytes=PAGE)
     )
     for reader in source.opened:
@@ -263,7 +263,7 @@ def test_an_interrupt_stops_the_threads(tmp_path):
         raise Stop
 
     with pytest.raises(Stop):
-        Loading(SingleProcess(), source, case.destinations, stop, HostStaging(4)).run_mapped(
+        Loading(SingleProcess(), source, case.destinations, stop, lambda: HostStaging(4)).run_mapped(
             case.plan(verify=True, portion_bytes=PAGE)
         )
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("holdfast-read")]
@@ -279,10 +279,18 @@ def test_buffers_that_cannot_be_made_are_a_failure_of_this_rank_and_no_exception
     case = Case(5)
     for mapped in (True, False):
         source = Source(tmp_path, case.data, mappable=mapped)
-        loading = Loading(SingleProcess(), source, case.destinations, lambda size: None, NoMemory(2))
+        loading = Loading(SingleProcess(), source, case.destinations, lambda size: None, lambda: NoMemory(2))
         reads = case.plan(verify=True, portion_bytes=PAGE)
         loaded = loading.run_mapped(reads) if mapped else loading.run_read(reads, [0], 5.0)
         assert "no page-locked memory" in str(loaded.failure)
+
+    def fail() -> HostStaging:
+        raise RuntimeError("no device")
+
+    for mapped in (True, False):
+        loading = Loading(SingleProcess(), source, case.destinations, lambda size: None, fail)
+        loaded = loading.run_mapped(reads) if mapped else loading.run_read(reads, [0], 5.0)
+        assert "no device" in str(loaded.failure) and not loaded.read_bytes
 
 
 def test_a_file_that_is_cut_while_it_is_read_raises_and_kills_nobody(tmp_path):

@@ -32,6 +32,7 @@ _UNCACHED_BYTES = MIB // 4  # a smaller read is not worth a question to the kern
 _HOST_DENSITY = 2
 _DEVICE_DENSITY = 16
 _PUT_BYTES = 2 * MIB
+_CACHED_BYTES = MIB  # the processor's cache holds them
 _WINDOW_BYTES = 32 * MIB  # copying from a map that is populated in one go is faster than a read
 
 Destinations = Mapping[tuple[Place, Box], Sequence[ShardDestination]]
@@ -234,9 +235,19 @@ class BlockReader:
         for at in range(span[0], span[1], _WINDOW_BYTES):
             stop = min(at + _WINDOW_BYTES, span[1])
             window = np.frombuffer(file.map(offset + at, stop - at, whole=True), np.uint8)
-            if digest is not None:
-                digest.update(window.data)
-            self._deliver(window, at, stop, deliveries, into_memory=True)
+            if digest is None:
+                self._deliver(window, at, stop, deliveries, into_memory=True)
+            else:
+                self._digest_and_deliver(window, at, deliveries, digest)
+
+    def _digest_and_deliver(
+        self, window: RawArray, begin: int, deliveries: Sequence[_Delivery], digest: Digest
+    ) -> None:
+        """Digest and copy the bytes of a window that begins at `begin`, each while it is in the processor's cache."""
+        for at in range(0, window.nbytes, _CACHED_BYTES):
+            part = window[at : at + _CACHED_BYTES]
+            digest.update(part.data)
+            self._deliver(part, begin + at, begin + at + part.nbytes, deliveries, into_memory=True)
 
     def _past_cache(self, file: Reader, offset: int, span: tuple[int, int]) -> PageCacheReader | None:
         """Return the file if a span of it is to be read past the page cache."""

@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -284,7 +284,7 @@ class Checkpoint:
                 destinations.setdefault(wanted, []).append(destination)
         wants = [Want(place, box, 0) for place, box in destinations]
         reads = plan_load(files, wants, verify=verify, portion_bytes=PORTION_BYTES)
-        staging = HostStaging.within(limits.LOAD_MEMORY_BYTES)
+        staging = partial(HostStaging.within, limits.LOAD_MEMORY_BYTES)
         failure = Loading(SingleProcess(), self, destinations, no_progress, staging).run_read(reads, [0], 0.0).failure
         if failure is not None:
             raise failure

@@ -61,17 +61,24 @@ class Loading:
     """One rank's share of a load plan. Collective: every rank takes part, even without anything to read."""
 
     def __init__(
-        self, ranks: Ranks, source: LoadSource, destinations: Destinations, progress: Progress, staging: Staging
+        self,
+        ranks: Ranks,
+        source: LoadSource,
+        destinations: Destinations,
+        progress: Progress,
+        make_staging: Callable[[], Staging],
     ) -> None:
         self._ranks = ranks
         self._source = source
         self._destinations = FlatDestinations(destinations)
         self._progress = progress
-        self._staging = staging
         self._files: OpenReaders[str] = OpenReaders(source.open_file)
         self._lock = threading.Lock()
         self._failures: dict[int, HoldfastError] = {}  # by the number of the read
         self._loaded = Loaded()
+        made: list[Staging] = []
+        self._guarded(lambda: made.append(make_staging()))
+        self._staging = made[0] if made else HostStaging(1)
 
     def run_mapped(self, reads: Sequence[Read]) -> Loaded:
         """Copy this host's reads through the page cache; needs no communication with other ranks."""
@@ -167,6 +174,8 @@ class Loading:
                     if self._failures:
                         return
 
+        if self._failures:
+            return
         threads = min(self._staging.threads, len(reads), 1 + sum(read.bytes for read in reads) // _THREAD_BYTES)
         if threads > 1 and not self._files.are_concurrent([reads[0].file]):
             threads = 1

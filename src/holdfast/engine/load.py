@@ -178,16 +178,14 @@ def _read(
     from holdfast.adapters.loading.device_staging import staging_for
 
     requests = wants.targets.requests
-    made: list[Staging] = []
 
-    def make_staging() -> None:
-        made.append(staging_for(requests.devices, options.memory_limit_bytes, len(plan.neighbours)))
+    def make_staging() -> Staging:
+        return staging_for(requests.devices, options.memory_limit_bytes, len(plan.neighbours))
 
-    run_on_all_ranks(ranks, make_staging)
     checkpoint, own = wants.checkpoint, sum(read.bytes for read in plan.reads if read.reader == ranks.rank)
     label = f"loading {checkpoint.path.rpartition('/')[2]}"
     with watched(progress, listener, label, checkpoint.step, ranks.rank, own) as count:
-        loading = Loading(ranks, checkpoint, requests.destinations, count, made[0])
+        loading = Loading(ranks, checkpoint, requests.destinations, count, make_staging)
         if plan.links is not None:
             return loading.run_passed(plan.reads, wants.hosts, plan.links)
         if plan.is_mapped:

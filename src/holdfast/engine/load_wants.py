@@ -118,12 +118,15 @@ def _collect(
     owners: dict[str, list[str]],
     live_tensors: Sequence[TargetTensors],
 ) -> LoadWants:
+    import torch
+
     from holdfast.adapters.live_state import classify_state, live_mesh
     from holdfast.adapters.loading.targets import Targets
     from holdfast.adapters.loading.wants import LoadRequests
 
     own: list[Targets] = []
 
+    @torch.no_grad()  # DTensor.to_local and detach are cheap then
     def collect() -> dict[str, Any]:
         checkpoint = opener()
         live = replace(classify_state(state, options.ties), owners=owners)
