@@ -174,7 +174,7 @@ def load_shards(path: Path, dim: int, *, verify: bool) -> int:
         wants = [Want(place, box, 0) for place, box in destinations]
         reads = plan_load(checkpoint.contents.files, wants, verify=verify, portion_bytes=MAP_BYTES)
         staging = partial(staging_for, [torch.device("cuda", 0)], LOAD_MEMORY_BYTES, 1)
-        loaded = Loading(SingleProcess(), checkpoint, destinations, lambda size: None, staging).run_mapped(reads)
+        loaded = Loading(SingleProcess(), checkpoint, destinations, lambda size: None, staging).run_local(reads)
         assert loaded.failure is None, loaded.failure
         read += loaded.read_bytes
     return read

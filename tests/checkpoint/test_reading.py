@@ -154,7 +154,7 @@ def test_every_byte_is_where_it_belongs(tmp_path, seed, verify, mapped):
     reads = case.plan(verify=verify, portion_bytes=16 * PAGE if mapped else PAGE)
     counted: list[int] = []
     loading = Loading(SingleProcess(), source, case.destinations, counted.append, lambda: HostStaging(3))
-    loaded = loading.run_mapped(reads) if mapped else loading.run_read(reads, [0], 5.0)
+    loaded = loading.run_local(reads) if mapped else loading.run_read(reads, [0], 5.0)
     assert loaded.failure is None
     case.assert_loaded()
     assert loaded.read_bytes == sum(counted) == sum(read.bytes for read in reads)
@@ -172,7 +172,7 @@ def test_what_is_not_in_the_page_cache_is_read_all_the_same(tmp_path, mapped):
         os.close(descriptor)
         reads = case.plan(verify=True, portion_bytes=16 * PAGE if mapped else PAGE)
         loading = Loading(SingleProcess(), source, case.destinations, lambda size: None, lambda: HostStaging(2))
-        loaded = loading.run_mapped(reads) if mapped else loading.run_read(reads, [0], 5.0)
+        loaded = loading.run_local(reads) if mapped else loading.run_read(reads, [0], 5.0)
         assert loaded.failure is None
         case.assert_loaded()
 
@@ -202,7 +202,7 @@ def test_of_several_damaged_blocks_the_first_is_named_however_threads_run(tmp_pa
         )
         destinations = {(place, box): [ArrayDestination(array)]}
         loading = Loading(SingleProcess(), source, destinations, lambda size: None, lambda: HostStaging(4))
-        loaded = loading.run_mapped(reads) if mapped else loading.run_read(reads, [0], 5.0)
+        loaded = loading.run_local(reads) if mapped else loading.run_read(reads, [0], 5.0)
         assert isinstance(loaded.failure, Damaged)
         assert f"the block at {7 * PAGE} " in str(loaded.failure)
 
@@ -243,7 +243,7 @@ def test_one_thread_uses_a_reader_that_remembers_where_it_was(tmp_path):
 def test_all_files_are_closed_and_no_thread_is_left(tmp_path):
     case = Case(3)
     source = Source(tmp_path, case.data, mappable=True)
-    Loading(SingleProcess(), source, case.destinations, lambda size: None, lambda: HostStaging(4)).run_mapped(
+    Loading(SingleProcess(), source, case.destinations, lambda size: None, lambda: HostStaging(4)).run_local(
         case.plan(verify=True, portion_bytes=PAGE)
     )
     for reader in source.opened:
@@ -263,7 +263,7 @@ def test_an_interrupt_stops_the_threads(tmp_path):
         raise Stop
 
     with pytest.raises(Stop):
-        Loading(SingleProcess(), source, case.destinations, stop, lambda: HostStaging(4)).run_mapped(
+        Loading(SingleProcess(), source, case.destinations, stop, lambda: HostStaging(4)).run_local(
             case.plan(verify=True, portion_bytes=PAGE)
         )
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("holdfast-read")]
@@ -281,7 +281,7 @@ def test_buffers_that_cannot_be_made_are_a_failure_of_this_rank_and_no_exception
         source = Source(tmp_path, case.data, mappable=mapped)
         loading = Loading(SingleProcess(), source, case.destinations, lambda size: None, lambda: NoMemory(2))
         reads = case.plan(verify=True, portion_bytes=PAGE)
-        loaded = loading.run_mapped(reads) if mapped else loading.run_read(reads, [0], 5.0)
+        loaded = loading.run_local(reads) if mapped else loading.run_read(reads, [0], 5.0)
         assert "no page-locked memory" in str(loaded.failure)
 
     def fail() -> HostStaging:
@@ -289,7 +289,7 @@ def test_buffers_that_cannot_be_made_are_a_failure_of_this_rank_and_no_exception
 
     for mapped in (True, False):
         loading = Loading(SingleProcess(), source, case.destinations, lambda size: None, fail)
-        loaded = loading.run_mapped(reads) if mapped else loading.run_read(reads, [0], 5.0)
+        loaded = loading.run_local(reads) if mapped else loading.run_read(reads, [0], 5.0)
         assert "no device" in str(loaded.failure) and not loaded.read_bytes
 
 

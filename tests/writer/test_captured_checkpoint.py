@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,9 +12,13 @@ from holdfast.checkpoint.commit import BlockReport
 from holdfast.checkpoint.lineage import Lineage
 from holdfast.core.errors import Damaged, NotFound
 from holdfast.core.names import MANIFEST
+from holdfast.core.threads import run_on_threads
 from holdfast.format.digest import digest_hex
+from holdfast.storage.base import MemoryReader
+from holdfast.storage.open_files import OpenReaders
 from holdfast.writer.arena_card import Card
-from holdfast.writer.captured_checkpoint import CapturedStorage
+from holdfast.writer.captured_checkpoint import CapturedFile, CapturedStorage
+from holdfast.writer.gather import is_direct
 from tests.writer import two_hosts
 from tests.writer.two_hosts import ATTEMPT
 
@@ -40,6 +46,37 @@ def test_a_file_is_read_across_the_blocks_of_both_ranks(storage: CapturedStorage
     first, second = bytearray(20), bytearray(150)
     file.read_into(120, [memoryview(first), memoryview(second)])
     assert first + second == whole[120:290]
+
+
+@pytest.mark.timeout(60)
+def test_several_threads_read_a_file_at_once(storage: CapturedStorage) -> None:
+    file, whole = storage.open(FILE), two_hosts.file_bytes()
+    assert isinstance(file, MemoryReader)
+    wrong: list[tuple[int, int]] = []
+
+    def read(tasks: Iterator[int]) -> None:
+        for seed in tasks:
+            rng = random.Random(seed)
+            for _ in range(200):
+                begin = rng.randrange(len(whole))
+                size = rng.randint(1, len(whole) - begin)
+                if bytes(file.map(begin, size)) != whole[begin : begin + size]:
+                    wrong.append((begin, size))
+
+    run_on_threads(4, "test", range(8), read)
+    assert wrong == []
+
+
+def test_a_thread_takes_the_memory_of_one_gathered_block(storage: CapturedStorage) -> None:
+    file = storage.open(FILE)
+    assert isinstance(file, CapturedFile)
+    gathered = [block.size for rank in (0, 1) for block in two_hosts.job(rank, ONE_HOST).blocks if not is_direct(block)]
+    assert file.thread_bytes == max(gathered, default=0)
+    files = OpenReaders(storage.open)
+    assert files.most_threads([FILE], 8, 10**9) == 8
+    assert files.most_threads([FILE], 8, file.thread_bytes) == (1 if gathered else 8)
+    assert files.most_threads([MANIFEST], 8, 10**9) == 1
+    files.close()
 
 
 @pytest.mark.timeout(20)

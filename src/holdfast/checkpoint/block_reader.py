@@ -229,7 +229,7 @@ class BlockReader:
         `alone` says that no other rank of the host reads them too: then they need not enter the page cache.
         """
         past_cache = self._past_cache(file, offset, span) if alone else None
-        if past_cache is not None or any(delivery.on_device for delivery in deliveries):
+        if past_cache is not None or not file.mappable or any(delivery.on_device for delivery in deliveries):
             self._read_through_buffers(file, offset, span, deliveries, digest, past_cache)
             return
         for at in range(span[0], span[1], _WINDOW_BYTES):

@@ -30,7 +30,7 @@ from holdfast.plan.files import ArrayDestination, Place, ShardDestination, Tenso
 from holdfast.plan.load_plan import StoredBlock, StoredFile, Want, plan_load
 from holdfast.plan.recipe import Recipe, destinations_of
 from holdfast.plan.staging import HostStaging
-from holdfast.storage.base import Readable, Reader
+from holdfast.storage.base import MemoryReader, Readable, Reader
 
 _CONFIG = "config.json"
 _SUGGESTION_KEYS = 20_000  # searching more keys takes longer than a suggestion is worth
@@ -128,13 +128,22 @@ class Checkpoint:
     @cached_property
     def mappable(self) -> bool:
         """True if this process may map the files: they are on a file system of its host."""
+        return self._first_reader is not None and self._first_reader.mappable
+
+    @property
+    def in_memory(self) -> bool:
+        """True if the tensors are in the memory of this host, where a crashed run captured them."""
+        return isinstance(self._first_reader, MemoryReader)
+
+    @cached_property
+    def _first_reader(self) -> Reader | None:
+        """A reader of the first tensor file, closed."""
         for record in self.manifest.groups.values():
-            if not record.files:
-                continue
-            reader = self.open_file(record.files[0])
-            reader.close()
-            return reader.mappable
-        return False
+            if record.files:
+                reader = self.open_file(record.files[0])
+                reader.close()
+                return reader
+        return None
 
     @cached_property
     def places(self) -> dict[str, dict[str, Place]]:

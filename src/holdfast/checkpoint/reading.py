@@ -36,6 +36,7 @@ from holdfast.storage.open_files import OpenReaders
 
 PORTION_BYTES = SMALLEST_BUFFER_BYTES
 MAP_BYTES = 64 * MIB
+MEMORY_PORTION_BYTES = 8 * MIB  # copied where they cannot be mapped
 _THREAD_BYTES = 8 * MIB  # a thread for fewer bytes costs more than it saves
 
 
@@ -80,8 +81,8 @@ class Loading:
         self._guarded(lambda: made.append(make_staging()))
         self._staging = made[0] if made else HostStaging(1)
 
-    def run_mapped(self, reads: Sequence[Read]) -> Loaded:
-        """Copy this host's reads through the page cache; needs no communication with other ranks."""
+    def run_local(self, reads: Sequence[Read]) -> Loaded:
+        """Copy this rank's pieces from the page cache, or from memory; needs no communication with other ranks."""
         rank = self._ranks.rank
 
         def copy(reader: BlockReader, read: Read) -> None:
@@ -177,8 +178,8 @@ class Loading:
         if self._failures:
             return
         threads = min(self._staging.threads, len(reads), 1 + sum(read.bytes for read in reads) // _THREAD_BYTES)
-        if threads > 1 and not self._files.are_concurrent([reads[0].file]):
-            threads = 1
+        if threads > 1:
+            threads = self._files.most_threads([reads[0].file], threads, self._staging.memory_bytes)
         run_on_threads(threads, "holdfast-read", enumerate(reads), run)
 
     @contextmanager

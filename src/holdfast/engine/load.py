@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from holdfast.checkpoint.checkpoint import Checkpoint
-from holdfast.checkpoint.reading import MAP_BYTES, PORTION_BYTES, Loaded, Loading
+from holdfast.checkpoint.reading import MAP_BYTES, MEMORY_PORTION_BYTES, PORTION_BYTES, Loaded, Loading
 from holdfast.core.clock import PhaseClock
 from holdfast.core.errors import Mismatch
 from holdfast.core.events import Event, Listener, ignore_event
@@ -39,14 +39,14 @@ from holdfast.plan.staging import Staging
 
 @dataclass(frozen=True, slots=True)
 class ReadPlan:
-    """The reads of this host, and its ranks; files are mapped into memory if every rank can.
+    """The reads of this host, and its ranks. Each rank reads for itself if it has the files mapped or in memory.
 
     With links the reads are those of all hosts: each byte is read once and passed on.
     """
 
     reads: tuple[Read, ...]
     neighbours: tuple[int, ...]
-    is_mapped: bool
+    is_local: bool
     reason: str = ""  # why hosts read apart, or once for all
     links: RankLinks | None = None
 
@@ -137,11 +137,10 @@ def _plan_reads(ranks: Ranks, wants: LoadWants, options: LoadOptions) -> ReadPla
 
     hosts = wants.hosts
     neighbours = tuple(rank for rank, host in enumerate(hosts) if host == hosts[ranks.rank])
-    apart = ReadPlan(
-        _plan(wants, neighbours, MAP_BYTES if wants.mappable else PORTION_BYTES, verify=options.verify),
-        neighbours,
-        wants.mappable,
-    )
+    in_memory = wants.checkpoint.in_memory
+    portion_bytes = MEMORY_PORTION_BYTES if in_memory else MAP_BYTES if wants.mappable else PORTION_BYTES
+    reads = _plan(wants, neighbours, portion_bytes, verify=options.verify)
+    apart = ReadPlan(reads, neighbours, is_local=in_memory or wants.mappable)
     if len(set(hosts)) == 1 or options.read_once is False or not isinstance(ranks, TorchRanks):
         return apart
     reads = _plan(wants, range(ranks.world), PORTION_BYTES, verify=options.verify)
@@ -149,7 +148,7 @@ def _plan_reads(ranks: Ranks, wants: LoadWants, options: LoadOptions) -> ReadPla
     size = count_host_bytes(ranks, hosts, apart.reads, reads)
     choice = choose(ranks, links, wants.checkpoint, hosts, apart.reads, size, options)
     if choice.is_passed:
-        return ReadPlan(reads, neighbours, False, choice.reason, links)
+        return ReadPlan(reads, neighbours, is_local=False, reason=choice.reason, links=links)
     return replace(apart, reason=choice.reason)
 
 
@@ -188,8 +187,8 @@ def _read(
         loading = Loading(ranks, checkpoint, requests.destinations, count, make_staging)
         if plan.links is not None:
             return loading.run_passed(plan.reads, wants.hosts, plan.links)
-        if plan.is_mapped:
-            return loading.run_mapped(plan.reads)
+        if plan.is_local:
+            return loading.run_local(plan.reads)
         return loading.run_read(plan.reads, plan.neighbours, deadline_s)
 
 

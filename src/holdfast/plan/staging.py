@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Protocol
 
-from holdfast.core.limits import MIB
+from holdfast.core.limits import LOAD_MEMORY_BYTES, MIB
 from holdfast.core.threads import cores
 from holdfast.plan.files import RawArray, aligned_buffer
 
@@ -29,6 +29,7 @@ class Staging(Protocol):
 
     threads: int
     buffer_bytes: int  # a thread reads so many bytes at a time
+    memory_bytes: int  # the bound of all threads' buffers
 
     def lend(self) -> AbstractContextManager[ThreadBuffers]:
         """Lend one thread its buffers; on exit everything that it sent has arrived."""
@@ -52,14 +53,16 @@ def threads_and_buffer_bytes(memory_bytes: int, neighbours: int, buffers: int, l
 class HostStaging:
     """One buffer of plain memory per thread. What it holds is still in the processor's cache when it is copied."""
 
-    def __init__(self, threads: int) -> None:
+    def __init__(self, threads: int, memory_bytes: int = LOAD_MEMORY_BYTES) -> None:
         self.threads = threads
         self.buffer_bytes = SMALLEST_BUFFER_BYTES
+        self.memory_bytes = memory_bytes
 
     @staticmethod
     def within(memory_bytes: int, neighbours: int = 1) -> HostStaging:
         """Return buffers that take at most `memory_bytes`, beside those of the other ranks of the host."""
-        return HostStaging(threads_and_buffer_bytes(memory_bytes, neighbours, 1, SMALLEST_BUFFER_BYTES)[0])
+        threads, _ = threads_and_buffer_bytes(memory_bytes, neighbours, 1, SMALLEST_BUFFER_BYTES)
+        return HostStaging(threads, memory_bytes)
 
     @contextmanager
     def lend(self) -> Iterator[ThreadBuffers]:

@@ -49,6 +49,15 @@ class PageCacheReader(Reader, Protocol):
         """
 
 
+@runtime_checkable
+class MemoryReader(Reader, Protocol):
+    """A reader of bytes in the memory of this host. Every rank of the host, and several threads, may use it at once."""
+
+    @property
+    def thread_bytes(self) -> int:
+        """The memory that each thread takes that reads the file."""
+
+
 class Writer(Protocol):
     """An open file of an attempt. Several ranks may write disjoint ranges of it."""
 

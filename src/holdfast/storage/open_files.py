@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import resource
+import sys
 import threading
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
@@ -10,7 +11,7 @@ from contextlib import contextmanager
 from typing import Generic, TypeVar
 
 from holdfast.core.errors import HoldfastError
-from holdfast.storage.base import PageCacheReader, Reader
+from holdfast.storage.base import MemoryReader, PageCacheReader, Reader
 
 _FEWEST, _MOST = 4, 128
 _SHARE = 8  # each set of open files may use one eighth of the process's descriptors
@@ -54,17 +55,23 @@ class OpenReaders(Generic[Key]):
                 self._used[name] -= 1
 
     def are_concurrent(self, names: Iterable[Key]) -> bool:
-        """Return True if several threads may read the first of these files that opens.
+        """Return True if several threads may read the first of these files that opens."""
+        return self.most_threads(names, 2, sys.maxsize) > 1
+
+    def most_threads(self, names: Iterable[Key], threads: int, memory_bytes: int) -> int:
+        """Return how many threads, at most so many, may read the first of these files that opens, within a bound.
 
         Readers that remember where they were, as those of object stores, serve one thread.
         """
         for name in names:
             try:
                 with self.using(name) as reader:
-                    return isinstance(reader, PageCacheReader)
+                    if isinstance(reader, MemoryReader):
+                        return max(1, min(threads, memory_bytes // max(1, reader.thread_bytes)))
+                    return threads if isinstance(reader, PageCacheReader) else 1
             except (HoldfastError, OSError):  # whoever reads the file reports it
                 continue
-        return False
+        return 1
 
     def _make_room(self) -> None:
         idle = [name for name in self._open if not self._used[name]]

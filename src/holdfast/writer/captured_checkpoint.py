@@ -7,6 +7,8 @@ a change of memory since is found like damage on a disk.
 from __future__ import annotations
 
 import bisect
+import itertools
+import threading
 from collections.abc import Mapping, Sequence
 from typing import Self
 
@@ -19,20 +21,21 @@ from holdfast.core.names import MANIFEST, step_folder
 from holdfast.format.manifest import encode_manifest
 from holdfast.plan.writer_job import BlockJob
 from holdfast.writer.arena_card import Card
-from holdfast.writer.gather import Bytes, Gatherer
+from holdfast.writer.gather import Bytes, Gatherer, is_direct
 
 
 class CapturedFile:
-    """A tensor file that exists only as blocks of arenas. One thread at a time reads it: the last block is kept."""
+    """A tensor file that exists only as blocks of arenas. Each thread that reads it keeps its last block."""
 
     mappable = False
 
     def __init__(self, blocks: Sequence[BlockJob], arenas: Mapping[int, Bytes]) -> None:
         self._blocks = sorted(blocks, key=lambda block: block.offset)
         self._begins = [block.offset for block in self._blocks]
-        self._gatherer = Gatherer(arenas, {})
-        self._last: tuple[int, Bytes] | None = None
+        self._arenas = arenas
+        self._thread = _LastBlock()
         self.size = self._blocks[-1].offset + self._blocks[-1].size
+        self.thread_bytes = max((block.size for block in self._blocks if not is_direct(block)), default=0)
 
     def map(self, offset: int, size: int, *, whole: bool = False) -> memoryview:
         buffer = memoryview(bytearray(size))
@@ -44,24 +47,40 @@ class CapturedFile:
             target = np.frombuffer(buffer.cast("B"), dtype=np.uint8)
             position = 0
             while position < target.size:
-                index = bisect.bisect_right(self._begins, offset) - 1
-                skip = offset - self._begins[index]
-                count = min(self._blocks[index].size - skip, target.size - position)
-                if count <= 0:
+                source = self._bytes_at(offset)
+                count = min(source.size, target.size - position)
+                if not count:
                     raise Damaged(f"a captured file ends at {offset}, {target.size - position} bytes too early")
-                target[position : position + count] = self._block(index)[skip : skip + count]
+                target[position : position + count] = source[:count]
                 position += count
                 offset += count
 
-    def _block(self, index: int) -> Bytes:
-        if self._last is None or self._last[0] != index:
-            parts = self._gatherer.block(self._blocks[index])
-            self._last = (index, np.concatenate([np.frombuffer(part, dtype=np.uint8) for part in parts]))
-        return self._last[1]
+    def _bytes_at(self, offset: int) -> Bytes:
+        """Return the bytes from an offset to the end of the part of a block that has them; none past the end."""
+        index = bisect.bisect_right(self._begins, offset) - 1
+        last = self._thread
+        if last.index != index:
+            last.index = index
+            last.gatherer = last.gatherer or Gatherer(self._arenas, {})
+            last.parts = [np.frombuffer(part, dtype=np.uint8) for part in last.gatherer.block(self._blocks[index])]
+            last.ends = list(itertools.accumulate(part.size for part in last.parts))
+        skip = offset - self._begins[index]
+        number = min(bisect.bisect_right(last.ends, skip), len(last.parts) - 1)
+        part = last.parts[number]
+        return part[part.size - (last.ends[number] - skip) :] if skip < last.ends[number] else part[:0]
 
     def close(self) -> None:
-        """Free the last block."""
-        self._last = None
+        """Free this thread's last block; those of other threads end with them."""
+        self._thread = _LastBlock()
+
+
+class _LastBlock(threading.local):
+    """The block that a thread read last: its parts in order, views of arenas or one gathered buffer, and their ends."""
+
+    index: int | None = None
+    gatherer: Gatherer | None = None
+    parts: Sequence[Bytes] = ()
+    ends: Sequence[int] = ()
 
 
 class SmallFile:

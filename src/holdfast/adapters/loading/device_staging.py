@@ -55,9 +55,8 @@ def staging_for(devices: Collection[torch.device], memory_bytes: int, neighbours
     if cuda is None:
         staging: Staging = HostStaging.within(memory_bytes, neighbours)
     else:
-        staging = DeviceStaging(
-            cuda, *threads_and_buffer_bytes(memory_bytes, neighbours, _BUFFERS, _LARGEST_BUFFER_BYTES)
-        )
+        sizes = threads_and_buffer_bytes(memory_bytes, neighbours, _BUFFERS, _LARGEST_BUFFER_BYTES)
+        staging = DeviceStaging(cuda, *sizes, memory_bytes)
     others = [device for device in devices if device not in (cuda, torch.device("cpu"))]
     for device in others:  # threads copy to them on streams that do not wait for the program's
         torch.accelerator.synchronize(device)
@@ -70,8 +69,8 @@ def staging_for(devices: Collection[torch.device], memory_bytes: int, neighbours
 class DeviceStaging:
     """Page-locked buffers and a stream for each thread. Copies wait for what the program's stream has begun."""
 
-    def __init__(self, device: torch.device, threads: int, buffer_bytes: int) -> None:
-        self.threads, self.buffer_bytes = threads, buffer_bytes
+    def __init__(self, device: torch.device, threads: int, buffer_bytes: int, memory_bytes: int) -> None:
+        self.threads, self.buffer_bytes, self.memory_bytes = threads, buffer_bytes, memory_bytes
         self._device = device
         self._begun = torch.cuda.current_stream(device).record_event()
 
