@@ -80,7 +80,7 @@ def test_the_storage_gives_each_byte_once(
     [
         ({"storage": "100MB", "network": "10GB"}, True, "storage 0.10 GB/s and network 10.00 GB/s a host, given"),
         ({"storage": "10GB", "network": "100MB"}, False, "storage 10.00 GB/s and network 0.10 GB/s a host, given"),
-        ("auto", False, "too little to pass on"),
+        ("auto", False, "are too few to pass on"),
         (False, False, ""),
     ],
 )
@@ -175,5 +175,7 @@ def test_a_host_that_is_lost_fails_every_other_rank_alike(tmp_path: Path, victim
     finally:
         victims.kill()
     assert len({text for _, (text, _) in answers}) == 1, answers
-    assert f"rank {victim} exited, or sent nothing for" in answers[0][1][0]
+    assert "exited, or sent nothing for" in answers[0][1][0]
+    if fate == "dies":  # of several silent ranks, the first that another waited for in vain is named
+        assert f"rank {victim} exited" in answers[0][1][0]
     assert all(seconds < 20.0 for _, (_, seconds) in answers), answers

@@ -115,7 +115,9 @@ class TorchRanks:
 class TorchLinks:
     """Messages between two ranks. A rank that exited, or did not take part within the deadline, is lost.
 
-    After that no message with it is tried: `send` and `receive` return False at once.
+    After that no message with it is tried: `send` and `receive` return False at once. The first rank
+    that any rank lost is in the store of the default group: gloo closes all connections of a rank
+    whose deadline has passed, so that ranks cannot tell each other.
     """
 
     def __init__(self, group: dist.ProcessGroup, deadline_s: float) -> None:
@@ -124,6 +126,7 @@ class TorchLinks:
         self._rank = dist.get_rank(group)
         self._world = dist.get_world_size(group)
         self._lost: set[int] = set()
+        self._first_lost: int | None = None  # of all ranks
 
     def send(self, rank: int, number: int, data: memoryview) -> bool:
         """Send a message and wait until its bytes are no longer needed; returns False if the rank is lost."""
@@ -138,37 +141,49 @@ class TorchLinks:
             try:
                 exchange()
             except RuntimeError:
-                self._lost.add(rank)
+                self._lose(rank)
         return rank not in self._lost
+
+    def _lose(self, rank: int) -> None:
+        """Note a lost rank, and ask which rank was the first that any rank lost."""
+        from torch.distributed.distributed_c10d import _get_default_store
+
+        self._lost.add(rank)
+        if self._first_lost is None:
+            key = f"holdfast lost a rank of {self._group.group_name}"
+            try:
+                self._first_lost = int(_get_default_store().compare_set(key, "", str(rank)))
+            except RuntimeError:  # the store is gone: rank 0, or its host, keeps it
+                self._first_lost = 0
 
     def meet(self) -> None:
         """Wait for all ranks. If any has lost another, every rank raises the same PeerFailed."""
         if self._rank == 0:
             for rank in range(1, self._world):
-                self._lost |= self._receive_lost(rank)
+                self._hear(rank)
             for rank in range(1, self._world):
-                self._send_lost(rank)
+                self._tell(rank)
         else:
-            self._send_lost(0)
-            self._lost |= self._receive_lost(0)
-        if self._lost:
-            found = min(self._lost)
+            self._tell(0)
+            self._hear(0)
+        if self._first_lost is not None:
             _BROKEN[self._group] = (
-                f"rank {found} exited, or sent nothing for {self._deadline_s:.0f} s, while the ranks passed the bytes "
-                "of a checkpoint to each other"
+                f"rank {self._first_lost} exited, or sent nothing for {self._deadline_s:.0f} s, while the ranks passed "
+                "the bytes of a checkpoint to each other"
             )
             raise PeerFailed(f"{_BROKEN[self._group]}; restart the run")
 
-    def _send_lost(self, rank: int) -> None:
+    def _tell(self, rank: int) -> None:
         """Send the first lost rank, or -1."""
-        self.send(rank, _MEETING, memoryview(bytearray(_LOST.pack(min(self._lost, default=-1)))))
+        found = -1 if self._first_lost is None else self._first_lost
+        self.send(rank, _MEETING, memoryview(bytearray(_LOST.pack(found))))
 
-    def _receive_lost(self, rank: int) -> set[int]:
+    def _hear(self, rank: int) -> None:
         data = bytearray(_LOST.size)
-        if not self.receive(rank, _MEETING, memoryview(data)):
-            return {rank}
-        (found,) = _LOST.unpack(data)
-        return set() if found < 0 else {found}
+        if self.receive(rank, _MEETING, memoryview(data)):
+            (found,) = _LOST.unpack(data)
+            if found >= 0 and self._first_lost is None:
+                self._first_lost = found
 
 
 def _tensor(data: memoryview) -> torch.Tensor:

@@ -29,7 +29,7 @@ from holdfast.core.threads import run_on_threads
 from holdfast.format.digest import Digest
 from holdfast.plan.files import RawArray, piece_in_run
 from holdfast.plan.load_plan import Portion, Read
-from holdfast.plan.passing import Transfer, transfers_of
+from holdfast.plan.passing import OncePlan, Transfer, transfers_of
 from holdfast.plan.staging import SMALLEST_BUFFER_BYTES, HostStaging, Staging, ThreadBuffers
 from holdfast.storage.base import Reader
 from holdfast.storage.open_files import OpenReaders
@@ -108,13 +108,13 @@ class Loading:
                 self._run_threads(queue, self._read_unshared)
         return self._loaded
 
-    def run_passed(self, reads: Sequence[Read], hosts: Sequence[str], links: RankLinks) -> Loaded:
+    def run_passed(self, plan: OncePlan, links: RankLinks) -> Loaded:
         """Perform the reads that one rank makes for all hosts, and pass them on. Collective among all ranks.
 
         One thread reads and sends, another receives and forwards: so a rank always receives, and no
         two ranks wait for each other.
         """
-        transfers = transfers_of(self._ranks.rank, reads, hosts)
+        transfers = transfers_of(self._ranks.rank, plan)
         own = [transfer for transfer in transfers if transfer.sender is None]
         others = [transfer for transfer in transfers if transfer.sender is not None]
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Collection, Iterable, Iterator, MutableMapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from holdfast.checkpoint.checkpoint import Checkpoint
@@ -24,16 +24,17 @@ from holdfast.checkpoint.reading import MAP_BYTES, MEMORY_PORTION_BYTES, PORTION
 from holdfast.core.clock import PhaseClock
 from holdfast.core.errors import Mismatch
 from holdfast.core.events import Event, Listener, ignore_event
-from holdfast.core.ranks import RankLinks, Ranks, run_on_all_ranks
+from holdfast.core.ranks import Ranks, run_on_all_ranks
 from holdfast.core.terminal import Progress
 from holdfast.engine.load_progress import watched
 from holdfast.engine.load_report import LoadReport
 from holdfast.engine.load_wants import Fit, LoadWants, check_fit, collect_wants
 from holdfast.engine.options import LoadOptions
-from holdfast.engine.read_once import choose, count_host_bytes
+from holdfast.engine.read_once import ReadOnce, choose_read_once
 from holdfast.layout.box import Box
 from holdfast.plan.contents import Contents
 from holdfast.plan.load_plan import Read, Want, plan_load
+from holdfast.plan.passing import Groups
 from holdfast.plan.staging import Staging
 
 
@@ -41,14 +42,14 @@ from holdfast.plan.staging import Staging
 class ReadPlan:
     """The reads of this host, and its ranks. Each rank reads for itself if it has the files mapped or in memory.
 
-    With links the reads are those of all hosts: each byte is read once and passed on.
+    With `once` the reads are those of all hosts: each byte is read once and passed on.
     """
 
     reads: tuple[Read, ...]
     neighbours: tuple[int, ...]
     is_local: bool
     reason: str = ""  # why hosts read apart, or once for all
-    links: RankLinks | None = None
+    once: ReadOnce | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,35 +134,27 @@ def _paused_collector() -> Iterator[None]:
 
 def _plan_reads(ranks: Ranks, wants: LoadWants, options: LoadOptions) -> ReadPlan:
     """Plan the reads of this host from the wants of its ranks, or those of all hosts if bytes are passed on."""
-    from holdfast.adapters.comm import TorchRanks
-
-    hosts = wants.hosts
+    hosts, files = wants.hosts, wants.contents.files
     neighbours = tuple(rank for rank, host in enumerate(hosts) if host == hosts[ranks.rank])
     in_memory = wants.checkpoint.in_memory
     portion_bytes = MEMORY_PORTION_BYTES if in_memory else MAP_BYTES if wants.mappable else PORTION_BYTES
-    reads = _plan(wants, neighbours, portion_bytes, verify=options.verify)
-    apart = ReadPlan(reads, neighbours, is_local=in_memory or wants.mappable)
-    if len(set(hosts)) == 1 or options.read_once is False or not isinstance(ranks, TorchRanks):
-        return apart
-    reads = _plan(wants, range(ranks.world), PORTION_BYTES, verify=options.verify)
-    links = ranks.links()
-    size = count_host_bytes(ranks, hosts, apart.reads, reads)
-    choice = choose(ranks, links, wants.checkpoint, hosts, apart.reads, size, options)
-    if choice.is_passed:
-        return ReadPlan(reads, neighbours, is_local=False, reason=choice.reason, links=links)
-    return replace(apart, reason=choice.reason)
+    reads = plan_load(files, list(_wanted(wants, neighbours)), verify=options.verify, portion_bytes=portion_bytes)
+    if len(set(hosts)) == 1 or options.read_once is False:
+        return ReadPlan(reads, neighbours, is_local=in_memory or wants.mappable)
+    groups = Groups(_wanted(wants, range(ranks.world)), hosts)
+    once, reason = choose_read_once(ranks, wants.checkpoint, hosts, files, reads, groups, options)
+    if once is None:
+        return ReadPlan(reads, neighbours, is_local=wants.mappable, reason=reason)
+    return ReadPlan(once.plan.reads, neighbours, is_local=False, reason=reason, once=once)
 
 
-def _plan(wants: LoadWants, ranks: Iterable[int], portion_bytes: int, *, verify: bool) -> tuple[Read, ...]:
-    files = wants.contents.files
-    places = {(place.file, place.spec.key): place for file in files for place in file.places}
-    wanted = []
+def _wanted(wants: LoadWants, ranks: Iterable[int]) -> Iterator[Want]:
+    places = {(place.file, place.spec.key): place for file in wants.contents.files for place in file.places}
     for rank in ranks:
         for file, key, boxes in wants.ranks[rank].boxes:
             place = places[file, key]
             dims = len(place.spec.shape)
-            wanted += [Want(place, Box(tuple(box[:dims]), tuple(box[dims:])), rank) for box in boxes]
-    return plan_load(files, wanted, verify=verify, portion_bytes=portion_bytes)
+            yield from (Want(place, Box(tuple(box[:dims]), tuple(box[dims:])), rank) for box in boxes)
 
 
 def _read(
@@ -185,8 +178,8 @@ def _read(
     label = f"loading {checkpoint.path.rpartition('/')[2]}"
     with watched(progress, listener, label, checkpoint.step, ranks.rank, own) as count:
         loading = Loading(ranks, checkpoint, requests.destinations, count, make_staging)
-        if plan.links is not None:
-            return loading.run_passed(plan.reads, wants.hosts, plan.links)
+        if plan.once is not None:
+            return loading.run_passed(plan.once.plan, plan.once.links)
         if plan.is_local:
             return loading.run_local(plan.reads)
         return loading.run_read(plan.reads, plan.neighbours, deadline_s)

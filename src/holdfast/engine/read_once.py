@@ -12,13 +12,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from holdfast.checkpoint.checkpoint import Checkpoint
+from holdfast.checkpoint.reading import PORTION_BYTES
 from holdfast.core.limits import GB, MIB
 from holdfast.core.ranks import RankLinks, Ranks, run_on_all_ranks
 from holdfast.core.threads import run_on_threads
 from holdfast.engine.options import Bandwidths, LoadOptions
 from holdfast.plan.files import aligned_buffer
-from holdfast.plan.load_plan import Read
-from holdfast.plan.passing import bytes_read_by_host
+from holdfast.plan.load_plan import Read, StoredFile
+from holdfast.plan.passing import Groups, OncePlan, plan_once
 from holdfast.storage.open_files import OpenReaders
 
 _WORTH_BYTES = 256 * MIB  # fewer shared bytes are not worth a measurement
@@ -28,11 +29,11 @@ _PROBE = 2**29  # the number of a message, above those of portions
 
 
 @dataclass(frozen=True, slots=True)
-class ReadChoice:
-    """The choice of all ranks, and why: bytes are passed from host to host, or not."""
+class ReadOnce:
+    """A load in which bytes are passed from host to host: the plan, and the links between the ranks."""
 
-    is_passed: bool
-    reason: str
+    plan: OncePlan
+    links: RankLinks
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +43,6 @@ class HostBytes:
     apart: Mapping[str, int]
     once: Mapping[str, int]
 
-    @property
-    def shared(self) -> int:
-        """The bytes that the storage would give more than once."""
-        return sum(self.apart.values()) - sum(self.once.values())
-
     def apart_s(self, speed: Bandwidths) -> float:
         return max(self.apart.values()) / speed.storage
 
@@ -54,43 +50,51 @@ class HostBytes:
         received = max(self.apart[host] - self.once[host] for host in self.apart)
         return max(max(self.once.values()) / speed.storage, received / speed.network)
 
+    def __str__(self) -> str:
+        once = _text(sum(self.once.values()))
+        return f"{len(self.apart)} hosts need {_text(sum(self.apart.values()))}, {once} of them once"
 
-def count_host_bytes(
-    ranks: Ranks, hosts: Sequence[str], reads_here: Sequence[Read], reads_once: Sequence[Read]
-) -> HostBytes:
+
+def choose_read_once(
+    ranks: Ranks,
+    checkpoint: Checkpoint,
+    hosts: Sequence[str],
+    files: Sequence[StoredFile],
+    reads_here: Sequence[Read],
+    groups: Groups,
+    options: LoadOptions,
+) -> tuple[ReadOnce | None, str]:
+    """Choose for all ranks alike, and say why. Collective; measures if no bandwidth is given and much is shared."""
+    from holdfast.adapters.comm import TorchRanks
+
+    apart = "every host reads what it needs"
+    count = len(set(hosts))
+    if not groups.shared_bytes or not isinstance(ranks, TorchRanks):
+        return None, f"{apart}: no two of {count} hosts need the same bytes"
+    speed, source = options.bandwidths, "given"
+    if options.read_once == "auto" and groups.shared_bytes < _WORTH_BYTES:
+        return None, f"{apart}: {_text(groups.shared_bytes)} that {count} hosts share are too few to pass on"
+    links = ranks.links()
+    plan = plan_once(files, groups, hosts, verify=options.verify, portion_bytes=PORTION_BYTES)
+    size = _count_bytes(ranks, hosts, reads_here, plan)
+    once = "one host reads each byte and passes it on"
+    if options.read_once is True:
+        return ReadOnce(plan, links), f"{once}, as requested: {size}"
+    if speed is None:
+        speed, source = _measure(ranks, links, checkpoint, hosts, reads_here), "measured"
+    found = f"storage {_text(speed.storage)}/s and network {_text(speed.network)}/s a host, {source}; {size}"
+    if size.once_s(speed) <= _GAIN * size.apart_s(speed):
+        return ReadOnce(plan, links), f"{once}: {found}"
+    return None, f"{apart}: {found}"
+
+
+def _count_bytes(ranks: Ranks, hosts: Sequence[str], reads_here: Sequence[Read], plan: OncePlan) -> HostBytes:
     """Count the bytes of both ways. Collective: the reads of this host are known here only."""
     own = sum(read.bytes for read in reads_here if read.reader == ranks.rank)
     apart = dict.fromkeys(hosts, 0)
     for rank, size in enumerate(ranks.gather(own)):
         apart[hosts[rank]] += size
-    return HostBytes(apart, bytes_read_by_host(reads_once, hosts))
-
-
-def choose(
-    ranks: Ranks,
-    links: RankLinks,
-    checkpoint: Checkpoint,
-    hosts: Sequence[str],
-    reads_here: Sequence[Read],
-    size: HostBytes,
-    options: LoadOptions,
-) -> ReadChoice:
-    """Choose for all ranks alike. Collective; measures only if nothing is given and much is shared."""
-    count = len(size.apart)
-    needed = f"{count} hosts need {_text(sum(size.apart.values()))}, {_text(sum(size.once.values()))} of them once"
-    if not size.shared:
-        return ReadChoice(False, f"every host reads what it needs: no two of {count} hosts need the same bytes")
-    if options.read_once is True:
-        return ReadChoice(True, f"one host reads each byte and passes it on, as requested: {needed}")
-    speed, source = options.bandwidths, "given"
-    if speed is None:
-        if size.shared < _WORTH_BYTES:
-            return ReadChoice(False, f"every host reads what it needs: {needed}, too little to pass on")
-        speed, source = _measure(ranks, links, checkpoint, hosts, reads_here), "measured"
-    found = f"storage {_text(speed.storage)}/s and network {_text(speed.network)}/s a host, {source}; {needed}"
-    if size.once_s(speed) <= _GAIN * size.apart_s(speed):
-        return ReadChoice(True, f"one host reads each byte and passes it on: {found}")
-    return ReadChoice(False, f"every host reads what it needs: {found}")
+    return HostBytes(apart, plan.bytes_by_host())
 
 
 def _measure(

@@ -1,21 +1,85 @@
-"""The routes of portions, where one rank reads for several hosts.
+"""The plan of a load in which one rank reads for all hosts, and the routes of what it reads.
 
-A portion goes from its reader to one rank of every other host that needs it, and from there to the
-other ranks of that host. Every rank handles its transfers in the order of their numbers, so that
-none waits for a rank that waits for it.
+Ranks that need the same box of a tensor are one group, so that a plan for a thousand replicas is no
+larger than for one. A portion goes from its reader to one rank of every other host that needs it,
+and from there to the other ranks of that host. Every rank handles its transfers in the order of
+their numbers, so that none waits for a rank that waits for it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 
-from holdfast.plan.load_plan import Portion, Read
+from holdfast.plan.load_plan import Portion, Read, StoredFile, Want, plan_load
+
+
+class Groups:
+    """The wants of all ranks, one for each box; the ranks that need it are a group with a number."""
+
+    def __init__(self, wants: Iterable[Want], hosts: Sequence[str]) -> None:
+        ranks: dict[tuple[object, object], list[int]] = {}
+        firsts: list[Want] = []
+        for want in wants:
+            if not want.box.volume:
+                continue
+            members = ranks.setdefault((want.place, want.box), [])
+            if not members:
+                firsts.append(want)
+            members.append(want.rank)
+        self.ranks = tuple(map(tuple, ranks.values()))
+        self.wants = [replace(want, rank=number) for number, want in enumerate(firsts)]
+        self._hosts = hosts
+
+    @cached_property
+    def shared_bytes(self) -> int:
+        """The bytes of boxes that more than one host needs, counted for each host but one."""
+        return sum(
+            want.box.volume * want.place.spec.dtype.bytes * (len({self._hosts[rank] for rank in members}) - 1)
+            for want, members in zip(self.wants, self.ranks, strict=True)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class OncePlan:
+    """Reads of which each byte is read once. The rank of a piece is the number of its group; that of a read is real."""
+
+    reads: tuple[Read, ...]
+    groups: Groups
+    hosts: Sequence[str]  # of all ranks
+
+    def bytes_by_host(self) -> Mapping[str, int]:
+        """Return how many bytes each host reads from storage."""
+        out = dict.fromkeys(self.hosts, 0)
+        for read in self.reads:
+            out[self.hosts[read.reader]] += read.bytes
+        return out
+
+
+def plan_once(
+    files: Sequence[StoredFile], groups: Groups, hosts: Sequence[str], *, verify: bool, portion_bytes: int
+) -> OncePlan:
+    """Plan the reads of all hosts; each goes to the host, and there to the rank, with the fewest bytes so far."""
+    load = [0] * len(hosts)
+    host_load = dict.fromkeys(hosts, 0)
+    reads = []
+    for read in plan_load(files, groups.wants, verify=verify, portion_bytes=portion_bytes):
+        numbers = {piece.rank for portion in read.portions for piece in portion.pieces}
+        needing = {rank for number in numbers for rank in groups.ranks[number]}
+        reader = min(needing, key=lambda rank: (host_load[hosts[rank]], load[rank], rank))
+        load[reader] += read.bytes
+        host_load[hosts[reader]] += read.bytes
+        reads.append(replace(read, reader=reader))
+    return OncePlan(tuple(reads), groups, hosts)
 
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """A portion as one rank handles it: from which rank it comes, None if this rank reads it, and to which it goes."""
+    """A portion as one rank handles it, with that rank's pieces.
+
+    `sender` is the rank that it comes from, None if this rank reads it; `receivers` are those it goes to.
+    """
 
     number: int
     read: Read
@@ -24,37 +88,49 @@ class Transfer:
     receivers: tuple[int, ...]
 
 
-def transfers_of(rank: int, reads: Sequence[Read], hosts: Sequence[str]) -> list[Transfer]:
-    """Return the transfers of a rank, in order; `hosts` are those of all ranks."""
+def transfers_of(rank: int, plan: OncePlan) -> list[Transfer]:
+    """Return the transfers of a rank, in order."""
+    own = {number for number, members in enumerate(plan.groups.ranks) if rank in members}
+    routes: dict[frozenset[int], _Routes] = {}
     transfers = []
-    numbered = enumerate((read, portion) for read in reads for portion in read.portions)
-    for number, (read, portion) in numbered:
-        needing = portion.receivers()
-        if rank != read.reader and rank not in needing:
-            continue
-        routes = _routes(number, read.reader, needing, hosts)
-        sender = next((other for other, receivers in routes.items() if rank in receivers), None)
-        transfers.append(Transfer(number, read, portion, sender, routes.get(rank, ())))
+    number = -1
+    for read in plan.reads:
+        for portion in read.portions:
+            number += 1
+            groups = frozenset(piece.rank for piece in portion.pieces)
+            if rank != read.reader and own.isdisjoint(groups):
+                continue
+            if groups not in routes:
+                routes[groups] = _Routes(groups, plan)
+            pieces = tuple(replace(piece, rank=rank) for piece in portion.pieces if piece.rank in own)
+            sender, receivers = routes[groups].at(rank, read.reader, number)
+            transfers.append(Transfer(number, read, replace(portion, pieces=pieces), sender, receivers))
     return transfers
 
 
-def _routes(number: int, reader: int, needing: set[int], hosts: Sequence[str]) -> dict[int, tuple[int, ...]]:
-    """Return the receivers of every rank that sends a portion. The ranks of a host take turns by its number."""
-    by_host: dict[str, list[int]] = {}
-    for rank in sorted(needing - {reader}):
-        by_host.setdefault(hosts[rank], []).append(rank)
-    routes: dict[int, tuple[int, ...]] = {}
-    first = tuple(by_host.pop(hosts[reader], ()))
-    for members in by_host.values():
-        head = members.pop(number % len(members))
-        first += (head,)
-        routes[head] = tuple(members)
-    return {reader: first, **routes}
+class _Routes:
+    """The ranks that need a set of groups, by host."""
 
+    def __init__(self, groups: frozenset[int], plan: OncePlan) -> None:
+        self._hosts = plan.hosts
+        self._members: dict[str, list[int]] = {}
+        for rank in sorted({rank for number in groups for rank in plan.groups.ranks[number]}):
+            self._members.setdefault(plan.hosts[rank], []).append(rank)
 
-def bytes_read_by_host(reads: Sequence[Read], hosts: Sequence[str]) -> Mapping[str, int]:
-    """Return how many bytes each host reads from storage."""
-    out = dict.fromkeys(hosts, 0)
-    for read in reads:
-        out[hosts[read.reader]] += read.bytes
-    return out
+    def at(self, rank: int, reader: int, number: int) -> tuple[int | None, tuple[int, ...]]:
+        """Return the sender and the receivers of a portion at a rank."""
+        home = self._hosts[reader]
+        here = self._hosts[rank]
+        neighbours = tuple(other for other in self._members.get(here, ()) if other not in (rank, reader))
+        if rank == reader:
+            heads = (self._head(host, number) for host in self._members if host != home)
+            return None, (*neighbours, *heads)
+        if here == home:
+            return reader, ()
+        head = self._head(here, number)
+        return (reader, neighbours) if rank == head else (head, ())
+
+    def _head(self, host: str, number: int) -> int:
+        """Return the rank of a host that receives a portion from another; they take turns."""
+        members = self._members[host]
+        return members[number % len(members)]
