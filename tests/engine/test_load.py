@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 import time
 from collections import OrderedDict
 from pathlib import Path
@@ -394,3 +397,48 @@ def test_two_tensors_take_the_same_bytes(tmp_path: Path, monkeypatch: pytest.Mon
     holdfast.load(tmp_path / "saved", {"model": live}, mapping=mapping, strict=False)
     assert torch.equal(live["whole"], stored)
     assert torch.equal(live["half"], stored[:32])
+
+
+BOUNDED = """
+import json, os, sys, torch, holdfast
+from pathlib import Path
+from holdfast.plan import staging
+staging.cores = lambda: 16
+def status(field):
+    return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith(field)) * 1024
+path, options = sys.argv[1], json.loads(sys.argv[2])
+if options.pop("cold"):
+    for file in Path(path).rglob("*.safetensors"):
+        descriptor = os.open(file, os.O_RDONLY)
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+dtype = getattr(torch, options.pop("dtype"))
+state = {"model": {f"w{n}": torch.full((4096, 4096), -1.0, dtype=dtype) for n in range(5)}}
+if options.pop("strided"):
+    state["model"] = {key: tensor.t() for key, tensor in state["model"].items()}
+small = {"model": {"w0": state["model"]["w0"]}}
+holdfast.load(path, small, only=["w0"], **options)  # imports, and whatever is made once
+Path("/proc/self/clear_refs").write_text("5")
+before = status("VmRSS")
+holdfast.load(path, state, **options)
+assert all((tensor == int(key[1:])).all() for key, tensor in state["model"].items())
+print(status("VmHWM") - before)
+"""
+
+
+@pytest.mark.sliced(5)
+@pytest.mark.parametrize("verify", [True, False], ids=["verified", "unverified"])
+@pytest.mark.parametrize("kind", ["plain", "cold", "cast", "strided"])
+@pytest.mark.parametrize("memory_bytes", [32_000_000, 256_000_000])
+def test_the_memory_of_a_load_is_bounded(tmp_path: Path, kind: str, memory_bytes: int, verify: bool) -> None:
+    holdfast.save(tmp_path / "a", {"model": {f"w{n}": torch.full((4096, 4096), float(n)) for n in range(5)}})
+    options: dict[str, Any] = {
+        "verify": verify,
+        "memory_bytes": memory_bytes,
+        "cold": kind == "cold",
+        "cast": kind == "cast",
+    }
+    options |= {"dtype": "bfloat16" if kind == "cast" else "float32", "strided": kind == "strided"}
+    command = [sys.executable, "-c", BOUNDED, str(tmp_path / "a"), json.dumps(options)]
+    process = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    assert process.returncode == 0, process.stderr
+    assert int(process.stdout) <= memory_bytes + 8_000_000  # what Python itself allocates

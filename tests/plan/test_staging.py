@@ -8,7 +8,7 @@ import holdfast
 from holdfast.core.errors import InvalidArgument
 from holdfast.engine.options import LoadOptions
 from holdfast.plan import staging
-from holdfast.plan.staging import MOST_THREADS, SMALLEST_BUFFER_BYTES, threads_and_buffer_bytes
+from holdfast.plan.staging import MOST_THREADS, SMALLEST_BUFFER_BYTES, portion_bytes_within, threads_and_buffer_bytes
 
 
 @pytest.mark.parametrize("cores", [1, 2, 16, 200])
@@ -20,6 +20,9 @@ def test_all_buffers_fit_the_bound(monkeypatch, cores, memory_bytes, neighbours)
     assert threads * 2 * size <= memory_bytes
     assert 1 <= threads <= min(MOST_THREADS, max(1, cores // neighbours))
     assert SMALLEST_BUFFER_BYTES <= size <= 8 << 20 and size & (size - 1) == 0
+    plain, _ = threads_and_buffer_bytes(memory_bytes, neighbours, 1, SMALLEST_BUFFER_BYTES)
+    portion = portion_bytes_within(memory_bytes, neighbours, 64 << 20)
+    assert plain * (portion + SMALLEST_BUFFER_BYTES) <= memory_bytes and portion <= 64 << 20
 
 
 def test_a_bound_that_is_too_small_is_refused(tmp_path):

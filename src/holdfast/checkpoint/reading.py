@@ -35,8 +35,8 @@ from holdfast.storage.base import Reader
 from holdfast.storage.open_files import OpenReaders
 
 PORTION_BYTES = SMALLEST_BUFFER_BYTES
-MAP_BYTES = 64 * MIB
-MEMORY_PORTION_BYTES = 8 * MIB  # copied where they cannot be mapped
+MAP_BYTES = 64 * MIB  # the largest portion that is mapped
+MEMORY_PORTION_BYTES = 8 * MIB  # and of those in memory, which may be copied
 _THREAD_BYTES = 8 * MIB  # a thread for fewer bytes costs more than it saves
 
 

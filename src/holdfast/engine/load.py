@@ -35,7 +35,7 @@ from holdfast.layout.box import Box
 from holdfast.plan.contents import Contents
 from holdfast.plan.load_plan import Read, Want, plan_load
 from holdfast.plan.passing import Groups
-from holdfast.plan.staging import Staging
+from holdfast.plan.staging import Staging, portion_bytes_within
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +137,10 @@ def _plan_reads(ranks: Ranks, wants: LoadWants, options: LoadOptions) -> ReadPla
     hosts, files = wants.hosts, wants.contents.files
     neighbours = tuple(rank for rank, host in enumerate(hosts) if host == hosts[ranks.rank])
     in_memory = wants.checkpoint.in_memory
-    portion_bytes = MEMORY_PORTION_BYTES if in_memory else MAP_BYTES if wants.mappable else PORTION_BYTES
+    portion_bytes = PORTION_BYTES
+    if in_memory or wants.mappable:
+        largest_bytes = MEMORY_PORTION_BYTES if in_memory else MAP_BYTES
+        portion_bytes = portion_bytes_within(options.memory_limit_bytes, len(neighbours), largest_bytes)
     reads = plan_load(files, list(_wanted(wants, neighbours)), verify=options.verify, portion_bytes=portion_bytes)
     if len(set(hosts)) == 1 or options.read_once is False:
         return ReadPlan(reads, neighbours, is_local=in_memory or wants.mappable)

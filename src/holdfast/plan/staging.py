@@ -12,6 +12,7 @@ from holdfast.plan.files import RawArray, aligned_buffer
 
 MOST_THREADS = 10  # more were slower on 16 cores
 SMALLEST_BUFFER_BYTES = 2 * MIB
+_BESIDE = 3  # a thread may also need a portion that it maps, and two pieces that it converts
 
 
 class ThreadBuffers(Protocol):
@@ -41,13 +42,21 @@ def threads_and_buffer_bytes(memory_bytes: int, neighbours: int, buffers: int, l
     All buffers together take at most `memory_bytes`, except that a single thread has the smallest buffers in any case.
     The processors of the host are shared with the other ranks on it, the `neighbours`.
     """
-    threads = max(
-        1, min(MOST_THREADS, cores() // max(1, neighbours), memory_bytes // (buffers * SMALLEST_BUFFER_BYTES))
-    )
+    thread_bytes = (buffers + _BESIDE) * SMALLEST_BUFFER_BYTES
+    threads = max(1, min(MOST_THREADS, cores() // max(1, neighbours), memory_bytes // thread_bytes))
     size = SMALLEST_BUFFER_BYTES
     while 2 * size <= min(largest_bytes, memory_bytes // (buffers * threads)):
         size *= 2  # torch page-locks a power of two
     return threads, size
+
+
+def portion_bytes_within(memory_bytes: int, neighbours: int, largest_bytes: int) -> int:
+    """Return the size of portions of which every thread can have one mapped, or copied, beside its buffers."""
+    threads, _ = threads_and_buffer_bytes(memory_bytes, neighbours, 1, SMALLEST_BUFFER_BYTES)
+    size = SMALLEST_BUFFER_BYTES
+    while 2 * size <= min(largest_bytes, memory_bytes * 3 // 4 // threads):
+        size *= 2
+    return size
 
 
 class HostStaging:
