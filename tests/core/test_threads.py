@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -57,3 +58,42 @@ def test_an_error_ends_the_tasks_of_the_others_and_is_raised():
 def test_while_the_interpreter_exits_the_caller_works_alone():
     run = subprocess.run([sys.executable, "-c", AT_EXIT], capture_output=True, text=True, timeout=60, check=True)
     assert run.stdout == "a b\n" and not run.stderr
+
+
+def test_a_thread_that_cannot_be_started_hides_no_error(monkeypatch):
+    """The others have begun: their errors count, and their tasks are done."""
+    plain, begun, done = ThreadPoolExecutor.submit, [], []
+
+    def submit(self, *arguments):
+        if begun:
+            raise RuntimeError("can't start new thread")
+        begun.append(1)
+        return plain(self, *arguments)
+
+    monkeypatch.setattr(ThreadPoolExecutor, "submit", submit)
+
+    def work(tasks):
+        for task in tasks:
+            done.append(task)
+            if task == 0:
+                raise ValueError("the first task failed")
+
+    with pytest.raises(ValueError, match="the first task failed"):
+        run_on_threads(3, "test", range(5), work)
+    begun.clear()
+    done.clear()
+    run_on_threads(3, "test", range(1, 6), work)
+    assert sorted(done) == [1, 2, 3, 4, 5]
+
+
+def test_long_tasks_are_told_to_stop():
+    stopped = threading.Event()
+
+    def work(tasks):
+        for task in tasks:
+            if task == "fails":
+                raise ValueError
+            assert stopped.wait(30)
+
+    with pytest.raises(ValueError):
+        run_on_threads(2, "test", ["waits", "fails"], work, stopped.set)

@@ -10,7 +10,7 @@ from holdfast.format.dtypes import dtype_named
 from holdfast.layout.box import Box
 from holdfast.plan.files import Place, TensorSpec
 from holdfast.plan.load_plan import Portion, StoredBlock, StoredFile, Want
-from holdfast.plan.passing import Groups, OncePlan, Transfer, plan_once, transfers_of
+from holdfast.plan.passing import OncePlan, SharedWants, Transfer, plan_once, transfers_of
 
 
 def random_plan(seed: int) -> OncePlan:
@@ -23,11 +23,11 @@ def random_plan(seed: int) -> OncePlan:
         if rng.random() < 0.9:
             begin = rng.choice([0, 0, rng.randrange(4096)])
             wants.append(Want(place, Box((begin,), (4096 - begin,)), rank))
-    return plan_once([file], Groups(wants, hosts), hosts, verify=rng.random() < 0.5, portion_bytes=128)
+    return plan_once([file], SharedWants(wants, hosts), hosts, verify=rng.random() < 0.5, portion_bytes=128)
 
 
 def needing(plan: OncePlan, portion: Portion) -> set[int]:
-    return {rank for piece in portion.pieces for rank in plan.groups.ranks[piece.rank]}
+    return {rank for piece in portion.pieces for rank in plan.shared.ranks[piece.rank]}
 
 
 @pytest.mark.parametrize("seed", range(50))
@@ -85,9 +85,9 @@ def test_a_thousand_replicas_are_planned_like_one():
     place = Place(TensorSpec("w", dtype_named("uint8"), (1 << 20,)), "file", 0)
     blocks = tuple(StoredBlock(at, 1 << 14, "digest") for at in range(0, 1 << 20, 1 << 14))
     wants = [Want(place, Box((0,), (1 << 20,)), rank) for rank in range(1024)]
-    groups = Groups(wants, hosts)
-    assert groups.shared_bytes == 127 << 20
-    plan = plan_once([StoredFile("file", blocks, (place,))], groups, hosts, verify=True, portion_bytes=1 << 12)
+    shared = SharedWants(wants, hosts)
+    assert shared.distinct_bytes == 1 << 20 and shared.bytes_by_host()["host5"] == 8 << 20
+    plan = plan_once([StoredFile("file", blocks, (place,))], shared, hosts, verify=True, portion_bytes=1 << 12)
     assert sum(len(portion.pieces) for read in plan.reads for portion in read.portions) == 256
     assert len({hosts[read.reader] for read in plan.reads}) == 64, "the reads are spread over the hosts"
     received = sum(transfer.sender is not None for rank in (0, 77, 1023) for transfer in transfers_of(rank, plan))

@@ -71,10 +71,10 @@ def test_a_thread_takes_the_memory_of_one_gathered_block(storage: CapturedStorag
     file = storage.open(FILE)
     assert isinstance(file, CapturedFile)
     gathered = [block.size for rank in (0, 1) for block in two_hosts.job(rank, ONE_HOST).blocks if not is_direct(block)]
-    assert file.thread_bytes == max(gathered, default=0)
+    assert gathered and file.thread_bytes > max(gathered)
     files = OpenReaders(storage.open)
     assert files.most_threads([FILE], 8, 10**9) == 8
-    assert files.most_threads([FILE], 8, file.thread_bytes) == (1 if gathered else 8)
+    assert files.most_threads([FILE], 8, file.thread_bytes) == 1
     assert files.most_threads([MANIFEST], 8, 10**9) == 1
     files.close()
 

@@ -127,20 +127,24 @@ class TorchLinks:
         self._world = dist.get_world_size(group)
         self._lost: set[int] = set()
         self._first_lost: int | None = None  # of all ranks
+        self._cause: RuntimeError | None = None
 
     def send(self, rank: int, number: int, data: memoryview) -> bool:
         """Send a message and wait until its bytes are no longer needed; returns False if the rank is lost."""
-        return self._try(rank, lambda: dist.send(_tensor(data), group_dst=rank, group=self._group, tag=number))
+        tensor = _tensor(data)
+        return self._try(rank, lambda: dist.send(tensor, group_dst=rank, group=self._group, tag=number))
 
     def receive(self, rank: int, number: int, data: memoryview) -> bool:
         """Receive a message of exactly this size; returns False if the rank is lost."""
-        return self._try(rank, lambda: dist.recv(_tensor(data), group_src=rank, group=self._group, tag=number))
+        tensor = _tensor(data)
+        return self._try(rank, lambda: dist.recv(tensor, group_src=rank, group=self._group, tag=number))
 
     def _try(self, rank: int, exchange: Callable[[], object]) -> bool:
         if rank not in self._lost:
             try:
                 exchange()
-            except RuntimeError:
+            except RuntimeError as error:
+                self._cause = self._cause or error
                 self._lose(rank)
         return rank not in self._lost
 
@@ -160,25 +164,25 @@ class TorchLinks:
         """Wait for all ranks. If any has lost another, every rank raises the same PeerFailed."""
         if self._rank == 0:
             for rank in range(1, self._world):
-                self._hear(rank)
+                self._receive_lost(rank)
             for rank in range(1, self._world):
-                self._tell(rank)
+                self._send_lost(rank)
         else:
-            self._tell(0)
-            self._hear(0)
+            self._send_lost(0)
+            self._receive_lost(0)
         if self._first_lost is not None:
             _BROKEN[self._group] = (
                 f"rank {self._first_lost} exited, or sent nothing for {self._deadline_s:.0f} s, while the ranks passed "
                 "the bytes of a checkpoint to each other"
             )
-            raise PeerFailed(f"{_BROKEN[self._group]}; restart the run")
+            raise PeerFailed(f"{_BROKEN[self._group]}; restart the run") from self._cause
 
-    def _tell(self, rank: int) -> None:
+    def _send_lost(self, rank: int) -> None:
         """Send the first lost rank, or -1."""
         found = -1 if self._first_lost is None else self._first_lost
         self.send(rank, _MEETING, memoryview(bytearray(_LOST.pack(found))))
 
-    def _hear(self, rank: int) -> None:
+    def _receive_lost(self, rank: int) -> None:
         data = bytearray(_LOST.size)
         if self.receive(rank, _MEETING, memoryview(data)):
             (found,) = _LOST.unpack(data)

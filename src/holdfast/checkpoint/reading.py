@@ -27,7 +27,7 @@ from holdfast.core.ranks import RankLinks, Ranks, run_on_all_ranks
 from holdfast.core.terminal import Progress
 from holdfast.core.threads import run_on_threads
 from holdfast.format.digest import Digest
-from holdfast.plan.files import RawArray, piece_in_run
+from holdfast.plan.files import RawArray, aligned_buffer, piece_in_run
 from holdfast.plan.load_plan import Portion, Read
 from holdfast.plan.passing import OncePlan, Transfer, transfers_of
 from holdfast.plan.staging import SMALLEST_BUFFER_BYTES, HostStaging, Staging, ThreadBuffers
@@ -124,7 +124,7 @@ class Loading:
 
         with self._opened():
             tasks = [partial(self._send_all, own, links), partial(self._receive_all, others, links)]
-            run_on_threads(len(tasks), "holdfast-pass", tasks, run)
+            run_on_threads(len(tasks), "holdfast-pass", tasks, run, self._stop)
             links.meet()
         return self._loaded
 
@@ -147,6 +147,14 @@ class Loading:
         if not self._failures:
             self._keep_failure(0, work)
         return not self._failures
+
+    def _stop(self) -> None:
+        """Let threads that pass portions on come to their end: they only send that they have failed."""
+        self._keep_failure(0, self._raise_interrupted)
+
+    @staticmethod
+    def _raise_interrupted() -> None:
+        raise HoldfastError("the load was interrupted")
 
     def _keep_failure(self, number: int, work: Callable[[], None]) -> None:
         """Keep a failure for later: a rank that stops early would leave other ranks waiting."""
@@ -207,7 +215,7 @@ class Loading:
 
     def _read_portion(self, reader: BlockReader, read: Read, portion: Portion, digest: Digest | None) -> None:
         reader.read_portion(read, portion, digest)
-        self._count(sum(size for _, size in portion.ranges))
+        self._count(portion.read_bytes)
 
     def _run_shared(self, exchange: WindowExchange, reads: Sequence[Read], queue: Sequence[Read]) -> None:
         """Read on one thread, which also passes portions to the other ranks of the host."""
@@ -240,39 +248,41 @@ class Loading:
 
     def _send_all(self, transfers: Sequence[Transfer], links: RankLinks) -> None:
         """Read portions, send them and copy this rank's pieces. After a failure the receivers only learn of it."""
-        with ExitStack() as lent:
-            blocks = self._passing_reader(lent)
+        with self._passing_buffers() as buffers:
             for read, portions in groupby(transfers, key=lambda transfer: transfer.read):
                 digest = Digest() if read.digest is not None else None
                 for transfer in portions:
-                    buffer = blocks.next_buffer()
-                    good = self._guarded(partial(self._fill, blocks, buffer, transfer, digest))
+                    buffer = buffers.next()
+                    good = self._guarded(partial(self._fill, buffers, buffer, transfer, digest))
                     send_portion(links, transfer, buffer, good=good)
-                    self._guarded(partial(blocks.deliver, buffer, read, transfer.portion))
+                    self._guarded(partial(buffers.deliver, buffer, transfer))
                 if digest is not None:
                     self._guarded(partial(check_digest, read, digest.hexdigest(), self._source.path))
 
     def _receive_all(self, transfers: Sequence[Transfer], links: RankLinks) -> None:
         """Receive portions, forward them and copy this rank's pieces."""
-        with ExitStack() as lent:
-            blocks = self._passing_reader(lent)
+        with self._passing_buffers() as buffers:
             for transfer in transfers:
-                buffer = blocks.next_buffer()
+                buffer = buffers.next()
                 good = receive_portion(links, transfer, buffer)
                 send_portion(links, transfer, buffer, good=good)
                 if good:
-                    self._guarded(partial(blocks.deliver, buffer, transfer.read, transfer.portion))
+                    self._guarded(partial(buffers.deliver, buffer, transfer))
 
-    def _passing_reader(self, lent: ExitStack) -> BlockReader:
-        """Lend buffers. If they cannot be made, other ranks still send: plain ones take what arrives."""
+    @contextmanager
+    def _passing_buffers(self) -> Iterator[_PassingBuffers]:
+        """Lend buffers to a thread that passes portions on; a failure to lend or to return them is kept."""
+        lent = ExitStack()
         made: list[BlockReader] = []
-        if not self._guarded(lambda: made.append(lent.enter_context(self._lent_reader()))):
-            made.append(self._block_reader(lent.enter_context(HostStaging(1).lend())))
-        return made[0]
+        self._guarded(lambda: made.append(lent.enter_context(self._lent_reader())))
+        try:
+            yield _PassingBuffers(made, self._guarded)
+        finally:
+            self._keep_failure(0, lent.close)
 
-    def _fill(self, blocks: BlockReader, buffer: RawArray, transfer: Transfer, digest: Digest | None) -> None:
-        blocks.fill(buffer, transfer.read, transfer.portion, digest)
-        self._count(sum(size for _, size in transfer.portion.ranges))
+    def _fill(self, buffers: _PassingBuffers, buffer: RawArray, transfer: Transfer, digest: Digest | None) -> None:
+        buffers.fill(buffer, transfer, digest)
+        self._count(transfer.portion.read_bytes)
 
     def _read_window(self, read: Read, portion: Portion, window: RawArray, digest: Digest | None) -> None:
         """Read a portion into a window of shared memory."""
@@ -290,3 +300,27 @@ class Loading:
             if piece.rank == self._ranks.rank:
                 self._loaded.touched.add(piece.run.place.file)
                 self._destinations.put(piece, piece_in_run(window, piece))
+
+
+class _PassingBuffers:
+    """The buffers of a thread that passes portions on. After a failure others still send: a plain one takes it all."""
+
+    def __init__(self, made: Sequence[BlockReader], guarded: Callable[[Callable[[], None]], bool]) -> None:
+        self._made = made
+        self._guarded = guarded
+        self._spare: RawArray | None = None
+
+    def next(self) -> RawArray:
+        """Return a buffer to fill with a portion."""
+        taken: list[RawArray] = []
+        if self._guarded(lambda: taken.append(self._made[0].next_buffer())):
+            return taken[0]
+        if self._spare is None:
+            self._spare = aligned_buffer(PORTION_BYTES)
+        return self._spare
+
+    def fill(self, buffer: RawArray, transfer: Transfer, digest: Digest | None) -> None:
+        self._made[0].fill(buffer, transfer.read, transfer.portion, digest)
+
+    def deliver(self, buffer: RawArray, transfer: Transfer) -> None:
+        self._made[0].deliver(buffer, transfer.read, transfer.portion)

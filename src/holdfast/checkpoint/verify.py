@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from holdfast.checkpoint.block_reader import BlockReader, FlatDestinations
@@ -96,7 +96,10 @@ def verify(checkpoint: VerifiableCheckpoint, progress: Progress) -> VerifyReport
         run_on_threads(threads, "holdfast-verify", enumerate(_tasks(checkpoint.manifest.files)), run)
     finally:
         files.close()
-    damage = _once_per_file(one for number in sorted(found) for one in found[number])
+    damage = [
+        one if one.offset is not None else replace(one, keys=tuple(_keys_of_index(checkpoint, one.file)))
+        for one in _once_per_file(one for number in sorted(found) for one in found[number])
+    ]
     if not damage:
         try:
             damage += _verify_contents(checkpoint)
@@ -149,7 +152,7 @@ def _verify_blocks(
                 keys = tuple(_keys_in(checkpoint, name, block.offset, block.size))
                 yield Damage(name, "the digest does not match", block.offset, block.size, keys)
     except (Damaged, OSError) as error:
-        yield Damage(name, str(error), keys=tuple(_keys_of_index(checkpoint, name)))
+        yield Damage(name, str(error))
 
 
 def _digest(blocks: BlockReader, reader: Reader, name: str, block: BlockRecord) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -31,6 +32,13 @@ def progress_bar(label: str, total: int) -> Iterator[Progress]:
         TransferSpeedColumn(),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(label, total=total)
+    bar = Progress(*columns, console=Console(stderr=True), transient=True)
+    task = bar.add_task(label, total=total)
+    with contextlib.suppress(OSError, ValueError):
+        bar.start()
+    try:
         yield lambda count: bar.advance(task, count)
+    finally:
+        # Other ranks may wait for this one: a terminal that is gone must not fail its work.
+        with contextlib.suppress(OSError, ValueError):
+            bar.stop()

@@ -34,7 +34,7 @@ from holdfast.engine.read_once import ReadOnce, choose_read_once
 from holdfast.layout.box import Box
 from holdfast.plan.contents import Contents
 from holdfast.plan.load_plan import Read, Want, plan_load
-from holdfast.plan.passing import Groups
+from holdfast.plan.passing import SharedWants
 from holdfast.plan.staging import Staging, portion_bytes_within
 
 
@@ -142,12 +142,13 @@ def _plan_reads(ranks: Ranks, wants: LoadWants, options: LoadOptions) -> ReadPla
         largest_bytes = MEMORY_PORTION_BYTES if in_memory else MAP_BYTES
         portion_bytes = portion_bytes_within(options.memory_limit_bytes, len(neighbours), largest_bytes)
     reads = plan_load(files, list(_wanted(wants, neighbours)), verify=options.verify, portion_bytes=portion_bytes)
+    is_local = in_memory or wants.mappable
     if len(set(hosts)) == 1 or options.read_once is False:
-        return ReadPlan(reads, neighbours, is_local=in_memory or wants.mappable)
-    groups = Groups(_wanted(wants, range(ranks.world)), hosts)
-    once, reason = choose_read_once(ranks, wants.checkpoint, hosts, files, reads, groups, options)
+        return ReadPlan(reads, neighbours, is_local)
+    shared = SharedWants(_wanted(wants, range(ranks.world)), hosts)
+    once, reason = choose_read_once(ranks, wants, reads, shared, options)
     if once is None:
-        return ReadPlan(reads, neighbours, is_local=wants.mappable, reason=reason)
+        return ReadPlan(reads, neighbours, is_local, reason)
     return ReadPlan(once.plan.reads, neighbours, is_local=False, reason=reason, once=once)
 
 

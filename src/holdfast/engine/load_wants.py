@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from holdfast.checkpoint.checkpoint import Checkpoint
 from holdfast.checkpoint.equal_scalars import require_same
-from holdfast.core.errors import HoldfastError, Mismatch
+from holdfast.core.errors import HoldfastError, InvalidArgument, Mismatch
 from holdfast.core.ranks import Ranks, run_on_all_ranks
 from holdfast.engine.options import LoadOptions
 from holdfast.mapping.apply import MappedContents
@@ -26,6 +26,7 @@ class RankWants:
 
     host: str
     attempt: str
+    agreed_options: Sequence[str]  # those that must be the same on every rank
     mappable: bool
     owners: Mapping[str, list[str]]  # the modules that each optimizer of the rank spans
     used_patterns: Sequence[str]
@@ -107,6 +108,10 @@ def collect_wants(
         wants = _collect(ranks, opener, state, options, owners, live_tensors)
     if len({answer.attempt for answer in wants.ranks}) > 1:
         raise HoldfastError(f"{wants.checkpoint.path}: the ranks see different checkpoints under this name")
+    asked = sorted({tuple(answer.agreed_options) for answer in wants.ranks})
+    if len(asked) > 1:
+        texts = "; ".join(", ".join(options) for options in asked)
+        raise InvalidArgument(f"the ranks must load with the same options, not with {texts}")
     return wants
 
 
@@ -142,6 +147,7 @@ def _collect(
         return RankWants(
             host=ranks.host(),
             attempt=checkpoint.manifest.attempt,
+            agreed_options=[f"verify={options.verify!r}", f"read_once={options.read_once!r}"],
             mappable=checkpoint.mappable,
             owners=live.own_owners(),
             used_patterns=sorted(selection.used),

@@ -97,6 +97,7 @@ class MemoryTier:
 
     def begin_restore(self, request: RestoreRequest) -> None:
         """Keep the captured states if a given step is restored: that does not judge them."""
+        self.restored_step = None
         self._machine.move(MemoryState.DROPPED if request.step is None else MemoryState.KEPT)
 
     def restore(

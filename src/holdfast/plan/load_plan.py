@@ -56,6 +56,11 @@ class Portion:
     ranges: tuple[tuple[int, int], ...]
     pieces: tuple[ShardPiece, ...]
 
+    @property
+    def read_bytes(self) -> int:
+        """The bytes of its ranges."""
+        return sum(size for _, size in self.ranges)
+
     def receivers(self) -> set[int]:
         return {piece.rank for piece in self.pieces}
 
@@ -73,7 +78,7 @@ class Read:
 
     @property
     def bytes(self) -> int:
-        return sum(size for portion in self.portions for _, size in portion.ranges)
+        return sum(portion.read_bytes for portion in self.portions)
 
 
 def plan_load(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import bisect
 import itertools
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Self
 
 import numpy as np
@@ -17,25 +17,64 @@ import numpy as np
 from holdfast.checkpoint.checkpoint import Checkpoint
 from holdfast.checkpoint.shared_memory import Arena, sealed_attempt
 from holdfast.core.errors import Damaged, NotFound
+from holdfast.core.limits import MIB
 from holdfast.core.names import MANIFEST, step_folder
 from holdfast.format.manifest import encode_manifest
 from holdfast.plan.writer_job import BlockJob
 from holdfast.writer.arena_card import Card
 from holdfast.writer.gather import Bytes, Gatherer, is_direct
 
+_COPIED_BYTES = 8 * MIB  # of a portion that cannot be copied straight into live memory
+
+
+class _LastBlock(threading.local):
+    """The block that a thread read last: its parts in order, views of arenas or one gathered buffer, and their ends.
+
+    All files of a checkpoint share it, so that each thread holds one block.
+    """
+
+    block: BlockJob | None = None
+    gatherer: Gatherer | None = None
+    parts: Sequence[Bytes] = ()
+    ends: Sequence[int] = ()
+
+
+class _Arenas:
+    """The arenas of a checkpoint, and the block that each thread read last."""
+
+    def __init__(self, memory: Mapping[int, Bytes], blocks: Iterable[BlockJob]) -> None:
+        self._memory = memory
+        self._last = _LastBlock()
+        gathered = max((block.size for block in blocks if not is_direct(block)), default=0)
+        self.thread_bytes = gathered + _COPIED_BYTES
+
+    def bytes_of(self, block: BlockJob, skip: int) -> Bytes:
+        """Return the bytes of a block from `skip` to the end of the part that has them; none past the end."""
+        last = self._last
+        if last.block is not block:
+            last.block = None
+            last.gatherer = last.gatherer or Gatherer(self._memory, {})
+            last.parts = [np.frombuffer(part, dtype=np.uint8) for part in last.gatherer.block(block)]
+            last.ends = list(itertools.accumulate(part.size for part in last.parts))
+            last.block = block
+        number = bisect.bisect_right(last.ends, skip)
+        if number == len(last.parts):
+            return np.empty(0, np.uint8)
+        part = last.parts[number]
+        return part[part.size - (last.ends[number] - skip) :]
+
 
 class CapturedFile:
-    """A tensor file that exists only as blocks of arenas. Each thread that reads it keeps its last block."""
+    """A tensor file that exists only as blocks of arenas."""
 
     mappable = False
 
-    def __init__(self, blocks: Sequence[BlockJob], arenas: Mapping[int, Bytes]) -> None:
+    def __init__(self, blocks: Sequence[BlockJob], arenas: _Arenas) -> None:
         self._blocks = sorted(blocks, key=lambda block: block.offset)
         self._begins = [block.offset for block in self._blocks]
         self._arenas = arenas
-        self._thread = _LastBlock()
         self.size = self._blocks[-1].offset + self._blocks[-1].size
-        self.thread_bytes = max((block.size for block in self._blocks if not is_direct(block)), default=0)
+        self.thread_bytes = arenas.thread_bytes
 
     def map(self, offset: int, size: int, *, whole: bool = False) -> memoryview:
         buffer = memoryview(bytearray(size))
@@ -47,7 +86,8 @@ class CapturedFile:
             target = np.frombuffer(buffer.cast("B"), dtype=np.uint8)
             position = 0
             while position < target.size:
-                source = self._bytes_at(offset)
+                index = bisect.bisect_right(self._begins, offset) - 1
+                source = self._arenas.bytes_of(self._blocks[index], offset - self._begins[index])
                 count = min(source.size, target.size - position)
                 if not count:
                     raise Damaged(f"a captured file ends at {offset}, {target.size - position} bytes too early")
@@ -55,32 +95,8 @@ class CapturedFile:
                 position += count
                 offset += count
 
-    def _bytes_at(self, offset: int) -> Bytes:
-        """Return the bytes from an offset to the end of the part of a block that has them; none past the end."""
-        index = bisect.bisect_right(self._begins, offset) - 1
-        last = self._thread
-        if last.index != index:
-            last.index = index
-            last.gatherer = last.gatherer or Gatherer(self._arenas, {})
-            last.parts = [np.frombuffer(part, dtype=np.uint8) for part in last.gatherer.block(self._blocks[index])]
-            last.ends = list(itertools.accumulate(part.size for part in last.parts))
-        skip = offset - self._begins[index]
-        number = min(bisect.bisect_right(last.ends, skip), len(last.parts) - 1)
-        part = last.parts[number]
-        return part[part.size - (last.ends[number] - skip) :] if skip < last.ends[number] else part[:0]
-
     def close(self) -> None:
-        """Free this thread's last block; those of other threads end with them."""
-        self._thread = _LastBlock()
-
-
-class _LastBlock(threading.local):
-    """The block that a thread read last: its parts in order, views of arenas or one gathered buffer, and their ends."""
-
-    index: int | None = None
-    gatherer: Gatherer | None = None
-    parts: Sequence[Bytes] = ()
-    ends: Sequence[int] = ()
+        """Do nothing: no file is open."""
 
 
 class SmallFile:
@@ -122,11 +138,11 @@ class CapturedStorage:
         manifest, small = commit.manifest(first.attempt, first.lineage, reports, values)
         self.folder = step_folder(first.step)
         self._small = {**small, MANIFEST: encode_manifest(manifest)}
-        self._arenas = arenas
         self._blocks: dict[str, list[BlockJob]] = {}
         for card in cards:
             for block in card.job.blocks:
                 self._blocks.setdefault(block.file, []).append(block)
+        self._arenas = _Arenas(arenas, itertools.chain.from_iterable(self._blocks.values()))
 
     def pin(self, folder: str) -> Self:
         return self

@@ -57,13 +57,24 @@ def staging_for(devices: Collection[torch.device], memory_bytes: int, neighbours
     else:
         sizes = threads_and_buffer_bytes(memory_bytes, neighbours, _BUFFERS, _LARGEST_BUFFER_BYTES)
         staging = DeviceStaging(cuda, *sizes, memory_bytes)
-    others = [device for device in devices if device not in (cuda, torch.device("cpu"))]
-    for device in others:  # threads copy to them on streams that do not wait for the program's
+    for device in _others(devices):  # threads copy to them on streams that do not wait for the program's
         torch.accelerator.synchronize(device)
-    # Only this thread is in inference mode, without which its tensors cannot be written.
-    if others or torch.is_inference_mode_enabled():
+    if needs_one_thread(devices):
         staging.threads = 1
     return staging
+
+
+def needs_one_thread(devices: Collection[torch.device]) -> bool:
+    """Return True if only the calling thread may fill the tensors.
+
+    No other is in inference mode, without which its tensors cannot be written.
+    """
+    return bool(_others(devices)) or torch.is_inference_mode_enabled()
+
+
+def _others(devices: Collection[torch.device]) -> list[torch.device]:
+    cuda = next((device for device in devices if device.type == "cuda"), None)
+    return [device for device in devices if device not in (cuda, torch.device("cpu"))]
 
 
 class DeviceStaging:
