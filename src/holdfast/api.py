@@ -9,14 +9,15 @@ from typing import Any
 from holdfast.checkpoint.checkpoint import Checkpoint
 from holdfast.checkpoint.lineage import Lineage
 from holdfast.core import limits
+from holdfast.core.durations import parse_seconds
 from holdfast.core.errors import InvalidArgument
 from holdfast.core.names import folder_step
-from holdfast.core.ranks import run_on_all_ranks
+from holdfast.core.ranks import raise_on_all_ranks, run_on_all_ranks
 from holdfast.core.warnings import warn
 from holdfast.engine.blocking_save import BlockingSaver
 from holdfast.engine.load import load_checkpoint
 from holdfast.engine.load_report import LoadReport
-from holdfast.engine.options import DEADLINE_S, LoadOptions, SaveOptions
+from holdfast.engine.options import DEADLINE_S, LoadOptions, SaveOptions, check_progress
 from holdfast.mapping.per_module import MappingLike
 from holdfast.sources import open_stored
 from holdfast.sources.paddle.optimizer_names import as_torch
@@ -112,19 +113,24 @@ def load(
     """
     from holdfast.adapters.comm import current_ranks
 
-    options = LoadOptions(
-        strict=strict,
-        verify=verify,
-        cast=cast,
-        only=only,
-        ignore=ignore,
-        ties=ties or {},
-        mesh=mesh,
-        mapping=mapping,
-        memory_bytes=memory_bytes,
-        read_once=read_once,
-    )
-    ranks = current_ranks(deadline_s)
+    ranks = current_ranks(parse_seconds(deadline_s, "deadline_s"))
+
+    def check() -> LoadOptions:
+        check_progress(progress)
+        return LoadOptions(
+            strict=strict,
+            verify=verify,
+            cast=cast,
+            only=only,
+            ignore=ignore,
+            ties=ties or {},
+            mesh=mesh,
+            mapping=mapping,
+            memory_bytes=memory_bytes,
+            read_once=read_once,
+        )
+
+    options = raise_on_all_ranks(ranks, check)
 
     def opener() -> Checkpoint:
         return as_torch(open_stored(path))

@@ -16,10 +16,18 @@ from holdfast.core import limits
 from holdfast.core.clock import process_age_s
 from holdfast.core.errors import HoldfastError, InvalidArgument, StorageError, Unsupported
 from holdfast.core.events import Event, Listener, log_event, safe_listener
-from holdfast.core.ranks import Ranks
+from holdfast.core.ranks import Ranks, raise_on_all_ranks
 from holdfast.core.warnings import PendingWarnings, warn
 from holdfast.engine.load_report import LoadReport
-from holdfast.engine.options import DEADLINE_S, GRACE_S, SILENCE_S, BackgroundOptions, LoadOptions, SaveOptions
+from holdfast.engine.options import (
+    DEADLINE_S,
+    GRACE_S,
+    SILENCE_S,
+    BackgroundOptions,
+    LoadOptions,
+    SaveOptions,
+    check_progress,
+)
 from holdfast.engine.restore import RestoreRequest
 from holdfast.engine.run_engine import RunEngine, RunState
 from holdfast.engine.save_handle import SaveHandle, SaveRequest, check_state, check_step
@@ -257,28 +265,32 @@ class Checkpointer:
         A state that a crashed run had captured but not written is restored from memory if it is
         newer than every checkpoint, and written now.
         """
-        options = LoadOptions(
-            strict=strict,
-            verify=verify,
-            cast=cast,
-            only=only,
-            ignore=ignore,
-            ties=self._options.ties,
-            mesh=self._options.mesh,
-            mapping=self._options.mapping,
-            reverse=self._options.mapping is not None,
-            memory_bytes=memory_bytes,
-            read_once=read_once,
-        )
-        with self._lock:
+
+        def check() -> RestoreRequest:
             self._require_open()
             check_state(state)
-            request = RestoreRequest(
-                None if step is None else check_step(step), options, progress, self._deadline_s, move_damaged
+            check_progress(progress)
+            options = LoadOptions(
+                strict=strict,
+                verify=verify,
+                cast=cast,
+                only=only,
+                ignore=ignore,
+                ties=self._options.ties,
+                mesh=self._options.mesh,
+                mapping=self._options.mapping,
+                reverse=self._options.mapping is not None,
+                memory_bytes=memory_bytes,
+                read_once=read_once,
             )
+            number = None if step is None else check_step(step)
+            return RestoreRequest(number, options, progress, self._deadline_s, move_damaged)
+
+        with self._lock:
+            ranks = self._ranks()
+            request = raise_on_all_ranks(ranks, check)
             for living in [other for other in _LIVING if other.storage.name == self.storage.name]:
                 living.finish()  # the save in flight of this or another Checkpointer of the process
-            ranks = self._ranks()
             self._report_import(ranks.rank)
             restored = self._engine.restore(ranks, state, request)
             self._warnings.emit()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -37,7 +38,8 @@ class Scripted:
 
 
 def good(value):
-    return {"value": value}
+    caller = sys._getframe(1).f_code.co_qualname
+    return {"value": value, "at": caller}
 
 
 def bad(error):

@@ -205,7 +205,7 @@ def _absent(root: str) -> tuple[str, str]:
 
 def test_a_rank_that_does_not_come_is_named_for_what_it_is(tmp_path: Path) -> None:
     kind, text = run_ranks(2, _absent, str(tmp_path))[0]
-    assert kind == "PeerFailed" and "rank 0 waited" in text and "every rank must call save" in text
+    assert kind == "PeerFailed" and "a rank exited, or did not arrive within 3 s; every rank must call save" in text
 
 
 def _not_json(root: str) -> tuple[str, str]:
@@ -375,3 +375,41 @@ def test_when_no_step_is_good_every_rank_raises(tmp_path: Path) -> None:
     one_error(
         run_ranks(2, _restore_nothing, str(tmp_path)), "Damaged", "no checkpoint is good", "overwritten", "step 1"
     )
+
+
+def ask_differently(root: str, options: dict[str, Any], restoring: bool) -> str:
+    own = options if dist.get_rank() == 1 else {}
+    state = {"w": torch.zeros(5)}
+    started = time.monotonic()
+    try:
+        if restoring:
+            holdfast.Checkpointer(root, deadline_s=60).restore(state, **own)
+        else:
+            holdfast.load(f"{root}/step-000000000001", state, deadline_s=60, **own)
+    except holdfast.HoldfastError as error:
+        assert time.monotonic() - started < 30, "the others waited"
+        return f"{type(error).__name__}: {error}"
+    raise AssertionError("nobody noticed")
+
+
+WRONG: list[tuple[dict[str, Any], str]] = [
+    ({"read_once": "x"}, "InvalidArgument: rank 1: read_once='x'"),
+    ({"memory_bytes": "banana"}, "InvalidArgument: rank 1: not a size: 'banana'"),
+    ({"progress": 5}, "InvalidArgument: rank 1: progress=5"),
+    ({"only": 5}, "InvalidArgument: rank 1: patterns are a list of strings, not 5"),
+    ({"verify": False}, "InvalidArgument: the ranks must load with the same options"),
+]
+MAPPED: tuple[dict[str, Any], str] = ({"mapping": ["w -> w"]}, "InvalidArgument: the ranks are at different points")
+
+
+@pytest.mark.parametrize(
+    ("options", "text", "restoring"),
+    [(*case, restoring) for case in WRONG for restoring in (False, True)] + [(*MAPPED, False)],
+)
+def test_an_option_of_one_rank_fails_every_rank_alike(
+    tmp_path: Path, options: dict[str, Any], text: str, restoring: bool
+) -> None:
+    with holdfast.Checkpointer(tmp_path) as run:
+        run.save(1, {"w": torch.ones(5)}).result()
+    answers = run_ranks(2, ask_differently, str(tmp_path), options, restoring)
+    assert len(set(answers)) == 1 and answers[0].startswith(text), answers

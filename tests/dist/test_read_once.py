@@ -115,7 +115,7 @@ def test_auto_measures_storage_and_network(tmp_path: Path) -> None:
     figures = run_ranks(4, restore_measured, str(tmp_path), 1e6, hosts=HOSTS[4])
     assert sum(read for read, _ in figures) <= BYTES * 1.05
     assert figures[0][1].startswith("one host reads each byte and passes it on: storage ")
-    assert "MB/s a host, measured" in figures[0][1]
+    assert "B/s a host, measured" in figures[0][1]
 
 
 def test_one_host_has_nothing_to_choose(tmp_path: Path) -> None:

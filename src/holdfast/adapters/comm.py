@@ -61,9 +61,7 @@ def _waiting_for_others(group: dist.ProcessGroup, rank: int, deadline_s: float) 
     try:
         yield
     except RuntimeError as error:
-        _BROKEN[group] = (
-            f"rank {rank} waited for the other ranks; one exited or did not arrive within {deadline_s:.0f} s; {text}"
-        )
+        _BROKEN[group] = f"a rank exited, or did not arrive within {deadline_s:.0f} s; {text}"
         raise PeerFailed(_BROKEN[group]) from error
     finally:
         notice.cancel()
@@ -173,7 +171,7 @@ class TorchLinks:
         if self._first_lost is not None:
             _BROKEN[self._group] = (
                 f"rank {self._first_lost} exited, or sent nothing for {self._deadline_s:.0f} s, while the ranks passed "
-                "the bytes of a checkpoint to each other"
+                "the bytes of a checkpoint to each other (it may itself have waited for another)"
             )
             raise PeerFailed(f"{_BROKEN[self._group]}; restart the run") from self._cause
 

@@ -16,9 +16,14 @@ _LOG.addHandler(logging.NullHandler())  # without logging set up, failures show 
 class Event:
     """One event: its name and step, the bytes involved and the time taken.
 
-    Names: "planned", "captured", "written", "published", "failed", "skipped", "waited",
-    "preempted", "cleaned", "removed", "set aside", "arena", "closing"; of a restart "imported", "discovered",
-    "load planned", "reading", "read", "restored", "unrestored", "went back".
+    Of saves: "planned", "captured", "written", "published", "failed", "skipped", "waited", "preempted",
+    "cleaned", "removed", "set aside", "arena", "closing".
+
+    Of a restart, in this order: "imported" (the age of the process when Holdfast was imported), "damaged" (a
+    step that was skipped, and why), "load planned" (the checkpoint opened and matched with the live
+    state), "reading" (every few seconds, the bytes so far), "read" (this rank's bytes from storage),
+    "discovered" (what came before the load: cleaning up, finding the step, damaged steps), "restored" (all
+    of it), "went back" (an earlier step was requested), "unrestored" (the memory has a state of another run).
     """
 
     name: str
@@ -67,7 +72,7 @@ def log_event(event: Event) -> None:
     Failures are also warned about in the training loop.
     """
     level = dict.fromkeys(
-        ("published", "restored", "preempted", "removed", "set aside", "went back", "closing"), logging.INFO
+        ("published", "restored", "preempted", "removed", "set aside", "went back", "closing", "damaged"), logging.INFO
     ) | {
         "failed": logging.WARNING,
         "no identity": logging.WARNING,

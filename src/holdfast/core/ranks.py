@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import socket
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from holdfast.core.errors import HoldfastError, error_from_record, error_record
+from holdfast.core.errors import HoldfastError, InvalidArgument, error_from_record, error_record
 
 HOST_VARIABLE = "HOLDFAST_HOST"
 
@@ -76,9 +77,10 @@ def run_on_all_ranks(ranks: Ranks, work: Callable[[], T]) -> list[T]:
     that errors do not become hangs. The results must be JSON.
     """
     failure: Exception | None = None
+    point = sys._getframe(1).f_code.co_qualname
     answer: dict[str, Any]
     try:
-        answer = {"value": work()}
+        answer = {"value": work(), "at": point}
     except Exception as error:  # noqa: BLE001  (other ranks must learn of any error)
         failure = error
         answer = {"error": error_record(error)}
@@ -86,12 +88,43 @@ def run_on_all_ranks(ranks: Ranks, work: Callable[[], T]) -> list[T]:
         raise failure
     answers = ranks.gather(answer)
     _raise_first(answers, failure)
+    _require_one_point(answers)
     return [other["value"] for other in answers]
+
+
+def raise_on_all_ranks(ranks: Ranks, work: Callable[[], T]) -> T:
+    """Run `work`, which checks this rank's arguments. Its error is raised on the others where they gather next.
+
+    That must be in `run_on_all_ranks`. Without an error nothing is sent.
+    """
+    try:
+        return work()
+    except HoldfastError as error:
+        failure = error
+
+    def fail() -> None:
+        raise failure
+
+    run_on_all_ranks(ranks, fail)
+    raise failure
+
+
+def _require_one_point(answers: list[Any]) -> None:
+    """Raise if the ranks gather different things: they were called differently."""
+    points = [answer["at"] if isinstance(answer, dict) and "at" in answer else "a plain gather" for answer in answers]
+    if len(set(points)) > 1:
+        texts = "; ".join(f"rank {points.index(point)}: {point}" for point in sorted(set(points)))
+        raise InvalidArgument(
+            "the ranks are at different points; every rank must call save, load and restore in the same order, with "
+            f"the same options ({texts})"
+        )
 
 
 def _raise_first(answers: list[Any], cause: Exception | None) -> None:
     """Raise the error of the first failed rank, naming all ranks with the same error."""
-    failed = [(rank, answer["error"]) for rank, answer in enumerate(answers) if "error" in answer]
+    failed = [
+        (rank, answer["error"]) for rank, answer in enumerate(answers) if isinstance(answer, dict) and "error" in answer
+    ]
     if not failed:
         return
     record = failed[0][1]

@@ -110,7 +110,8 @@ def load_checkpoint(
             listener(Event("load planned", step, ranks.rank, seconds=clock.seconds["plan"]))
             loaded = _read(ranks, wants, plan, progress, options, deadline_s, listener)
         clock.end("read")
-        listener(Event("read", step, ranks.rank, loaded.read_bytes, clock.seconds["read"], plan.reason))
+        if loaded.failure is None:
+            listener(Event("read", step, ranks.rank, loaded.read_bytes, clock.seconds["read"], plan.reason))
         if touched is not None:
             touched.update(*ranks.gather(_groups_of(wants.contents, loaded.touched)))
         placement = _place(ranks, wants, fit, loaded)
@@ -143,8 +144,10 @@ def _plan_reads(ranks: Ranks, wants: LoadWants, options: LoadOptions) -> ReadPla
         portion_bytes = portion_bytes_within(options.memory_limit_bytes, len(neighbours), largest_bytes)
     reads = plan_load(files, list(_wanted(wants, neighbours)), verify=options.verify, portion_bytes=portion_bytes)
     is_local = in_memory or wants.mappable
-    if len(set(hosts)) == 1 or options.read_once is False:
+    if len(set(hosts)) == 1:
         return ReadPlan(reads, neighbours, is_local)
+    if options.read_once is False:
+        return ReadPlan(reads, neighbours, is_local, "every host reads what it needs, as requested")
     shared = SharedWants(_wanted(wants, range(ranks.world)), hosts)
     once, reason = choose_read_once(ranks, wants, reads, shared, options)
     if once is None:

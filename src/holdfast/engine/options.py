@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -101,16 +101,27 @@ class LoadOptions:
         """The given bandwidths, if any."""
         if not isinstance(self.read_once, Mapping):
             return None
-        return Bandwidths(*(float(limits.parse_bytes(self.read_once[name])) for name in ("storage", "network")))
+        try:
+            return Bandwidths(*(float(limits.parse_bytes(self.read_once[name])) for name in ("storage", "network")))
+        except InvalidArgument as error:
+            raise InvalidArgument(f"read_once={self.read_once!r}: bytes per second, {error}") from None
 
     def key_selection(self) -> KeySelection:
         """Return the selection of keys. Ranks call this collectively: a wrong pattern fails every rank."""
         return KeySelection(_patterns(self.only), _patterns(self.ignore))
 
 
+def check_progress(progress: object) -> None:
+    """Raise unless progress can be reported to it."""
+    if progress is not None and not callable(progress):
+        raise InvalidArgument(f"progress={progress!r} cannot be called with a number of bytes")
+
+
 def _patterns(patterns: Sequence[str]) -> tuple[str, ...]:
     if isinstance(patterns, str):  # a string is a sequence of letters, too
         raise InvalidArgument(f"patterns are a list of strings: write [{patterns!r}]")
+    if not isinstance(patterns, Collection) or not all(isinstance(pattern, str) for pattern in patterns):
+        raise InvalidArgument(f"patterns are a list of strings, not {patterns!r}")
     return tuple(patterns)
 
 

@@ -23,7 +23,7 @@ from holdfast.core.errors import (
     error_from_record,
     error_record,
 )
-from holdfast.core.events import Listener, ignore_event
+from holdfast.core.events import Event, Listener, ignore_event
 from holdfast.core.names import damaged_folder, step_folder
 from holdfast.core.ranks import Ranks, run_on_all_ranks
 from holdfast.core.terminal import Progress
@@ -136,6 +136,8 @@ def restore_stored(
             if request.step is not None:
                 raise
             request.skipped.append(f"step {step}: {error}")
+            if ranks.rank == 0:
+                request.listener(Event("damaged", step, detail=str(error)))
             skips.append((step, candidate.attempt))
             continue
         except NotFound:

@@ -287,4 +287,4 @@ class RunEngine:
 def _has_optimizer(ranks: Ranks, state: MutableMapping[str, Any]) -> bool:
     from holdfast.adapters.optimizer import is_optimizer
 
-    return bool(ranks.all_max([int(any(is_optimizer(value) for value in state.values()))])[0])
+    return any(run_on_all_ranks(ranks, lambda: any(is_optimizer(value) for value in state.values())))
