@@ -23,7 +23,7 @@ from holdfast.plan.staging import HostStaging
 from holdfast.storage.local import LocalStorage
 from tests.dist.harness import Victims, run_ranks, tell_parent
 
-pytestmark = pytest.mark.sliced(4)
+pytestmark = pytest.mark.sliced(8)
 
 HOSTS = {4: ["a", "b", "c", "d"], 8: ["a", "a", "b", "b", "c", "c", "d", "d"]}
 SHAPES = {"matrix": (1003, 517), "cube": (211, 3, 401), "bias": (7,), "scale": ()}
