@@ -402,6 +402,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
 MAPPED: tuple[dict[str, Any], str] = ({"mapping": ["w -> w"]}, "InvalidArgument: the ranks are at different points")
 
 
+@pytest.mark.sliced(6)
 @pytest.mark.parametrize(
     ("options", "text", "restoring"),
     [(*case, restoring) for case in WRONG for restoring in (False, True)] + [(*MAPPED, False)],

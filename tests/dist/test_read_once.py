@@ -23,7 +23,7 @@ from holdfast.plan.staging import HostStaging
 from holdfast.storage.local import LocalStorage
 from tests.dist.harness import Victims, run_ranks, tell_parent
 
-pytestmark = pytest.mark.sliced(8)
+pytestmark = pytest.mark.sliced(24)
 
 HOSTS = {4: ["a", "b", "c", "d"], 8: ["a", "a", "b", "b", "c", "c", "d", "d"]}
 SHAPES = {"matrix": (1003, 517), "cube": (211, 3, 401), "bias": (7,), "scale": ()}
@@ -110,6 +110,7 @@ def restore_measured(root: str, times: float) -> tuple[int, str]:
     return restore(root, "data parallel", 4, {})
 
 
+@pytest.mark.full
 def test_auto_measures_storage_and_network(tmp_path: Path) -> None:
     save(tmp_path)
     figures = run_ranks(4, restore_measured, str(tmp_path), 1e6, hosts=HOSTS[4])
@@ -118,6 +119,7 @@ def test_auto_measures_storage_and_network(tmp_path: Path) -> None:
     assert "B/s a host, measured" in figures[0][1]
 
 
+@pytest.mark.full
 def test_one_host_has_nothing_to_choose(tmp_path: Path) -> None:
     save(tmp_path)
     figures = run_ranks(2, restore, str(tmp_path), "data parallel", 2, {"read_once": True})
@@ -146,6 +148,7 @@ def restore_cast(root: str, inference: bool) -> str:
     return checkpointer.last_report.reading
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("inference", [False, True])
 def test_casts_and_inference_mode(tmp_path: Path, inference: bool) -> None:
     save(tmp_path)
@@ -161,6 +164,7 @@ def restore_differently(root: str, options: list[dict[str, Any]]) -> str:
     raise AssertionError("nobody noticed")
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "options", [[{"read_once": True}, {}], [{"verify": True, "read_once": True}, {"verify": False, "read_once": True}]]
 )

@@ -59,6 +59,7 @@ def _train(settings: RunConfig) -> int:
 
 
 @pytest.mark.timeout(300)
+@pytest.mark.full
 def test_a_run_with_dropout_goes_on_elsewhere(tmp_path: Path) -> None:
     """Three steps on two ranks, then three on one: the six steps of one rank alone."""
     options: dict[str, Any] = {"sparse": True, "train__micro_batch": 1}

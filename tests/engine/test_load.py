@@ -425,7 +425,7 @@ print(status("VmHWM") - before)
 """
 
 
-@pytest.mark.sliced(8)
+@pytest.mark.sliced(16)
 @pytest.mark.parametrize("verify", [True, False], ids=["verified", "unverified"])
 @pytest.mark.parametrize("kind", ["plain", "cold", "cast", "strided"])
 @pytest.mark.parametrize("memory_bytes", [32_000_000, 256_000_000])

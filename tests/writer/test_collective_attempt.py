@@ -65,7 +65,7 @@ def test_other_ranks_get_the_attempt_of_rank_0_and_leave_it_alone(
 ) -> None:
     discarded: list[str] = []
     monkeypatch.setattr(LocalStorage, "discard", lambda self, folder: discarded.append(folder))
-    ranks = SecondOfTwo({"value": ".attempt-of-rank-0"})
+    ranks = SecondOfTwo({"value": ".attempt-of-rank-0", "at": "collective_attempt"})
     with pytest.raises(ValueError, match="rank 1 fails"), attempt_at(tmp_path, refuse, ranks) as attempt:
         assert attempt.name == ".attempt-of-rank-0"
         (tmp_path / attempt.name).mkdir()

@@ -151,6 +151,7 @@ def _dynamic():
     return found
 
 
+@pytest.mark.full
 def test_symbolic_sizes_stay_in_the_graph_and_are_right():
     assert run_ranks(2, _dynamic, deadline_s=240) == [{}, {}]
 
