@@ -58,6 +58,7 @@ def _save(path: str, tied: bool) -> list[list[list[float]]]:
         return model(input_ids=TOKENS).logits.tolist()
 
 
+@pytest.mark.sliced(2)
 @pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_from_pretrained_gives_the_live_models_logits(tmp_path: Path, tied: bool) -> None:

@@ -74,6 +74,7 @@ holdfast.load(sys.argv[1], {"w": torch.zeros(5)}, **eval(sys.argv[2]))
 """
 
 
+@pytest.mark.sliced(2)
 @pytest.mark.parametrize(("options", "shown"), [("{}", True), ("{'progress': lambda size: None}", False)])
 def test_a_terminal_shows_a_bar(tmp_path, options, shown):
     holdfast.save(tmp_path / "one", {"w": torch.ones(5)})

@@ -138,6 +138,7 @@ def _load(root: str, sizes: tuple[int, int]) -> tuple[dict[str, list[float]], st
     return {purpose: draws(streams, purpose) for purpose in PURPOSES}, streams.derived
 
 
+@pytest.mark.full
 def test_every_rank_gets_its_own_back_and_another_mesh_derives(tmp_path: Path):
     root = str(tmp_path / "c")
     saved = run_ranks(4, _save, root, deadline_s=60)

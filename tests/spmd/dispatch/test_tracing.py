@@ -205,6 +205,7 @@ def _without_values():
     return wrong
 
 
+@pytest.mark.full
 def test_rules_do_without_values_in_a_trace_or_leave_it():
     assert run_ranks(4, _without_values, deadline_s=120) == [[]] * 4
 
@@ -270,6 +271,7 @@ def _for_all_ranks(name):
 
 
 @pytest.mark.skipif(not AT_LEAST_2_13, reason="torch has no compile_on_one_rank before 2.13")
+@pytest.mark.sliced(100)  # one of them
 @pytest.mark.parametrize("name", OF_A_RANK)
 def test_no_rule_is_traced_into_a_graph_that_other_ranks_run(name):
     assert run_ranks(2, _for_all_ranks, name, deadline_s=120) == [(True, True)] * 2
