@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.core.errors import Damaged, NotFound, PeerFailed, error_record
-from holdfast.core.ranks import HOST_VARIABLE, SingleProcess, host_identity, run_on_all_ranks
+from holdfast.core.errors import Damaged, InvalidArgument, NotFound, PeerFailed, error_record
+from holdfast.core.ranks import HOST_VARIABLE, SingleProcess, host_identity, raise_on_all_ranks, run_on_all_ranks
 
 
 @dataclass
@@ -126,3 +126,20 @@ def test_without_shared_memory_every_process_is_a_host(monkeypatch: pytest.Monke
 
 def test_a_single_process_names_no_host() -> None:
     assert SingleProcess().host() == "alone"
+
+
+def test_ranks_at_different_points_are_told_so():
+    for other in ({"value": 1, "at": "_collect"}, [1, False], 7):
+        with pytest.raises(InvalidArgument, match="the ranks are at different points"):
+            run_on_all_ranks(Scripted({1: other}), lambda: "mine")
+
+
+def test_the_arguments_of_one_rank_fail_the_others_where_they_gather_next():
+    ranks = Scripted({0: good("a")}, rank=1)
+    with pytest.raises(NotFound, match="rank 1: mine"):
+        raise_on_all_ranks(ranks, lambda: fail(NotFound("mine")))
+    assert ranks.told == [bad(NotFound("mine"))]
+    with pytest.raises(NotFound, match="rank 1: mine"):
+        run_on_all_ranks(Scripted({1: bad(NotFound("mine"))}), lambda: "another rank")
+    quiet = Scripted({0: good("a")}, rank=1)
+    assert raise_on_all_ranks(quiet, lambda: "right") == "right" and not quiet.told

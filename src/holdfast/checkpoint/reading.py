@@ -149,12 +149,8 @@ class Loading:
         return not self._failures
 
     def _stop(self) -> None:
-        """Let threads that pass portions on come to their end: they only send that they have failed."""
-        self._keep_failure(0, self._raise_interrupted)
-
-    @staticmethod
-    def _raise_interrupted() -> None:
-        raise HoldfastError("the load was interrupted")
+        """Let threads that pass portions on come to their end: from now on they only send that they have failed."""
+        self._failures.setdefault(0, HoldfastError("the load was interrupted"))
 
     def _keep_failure(self, number: int, work: Callable[[], None]) -> None:
         """Keep a failure for later: a rank that stops early would leave other ranks waiting."""
@@ -239,7 +235,7 @@ class Loading:
                         self._guarded(lambda: self._read_portion(readers[0], read, portion, digest))  # noqa: B023
                     else:
                         slot, window = exchange.free_slot()
-                        good = self._guarded(partial(self._read_window, read, portion, window, digest))
+                        good = self._guarded(lambda: self._fill(readers[0], window, read, portion, digest))  # noqa: B023
                         exchange.announce(numbers[id(portion)], slot, receivers, good=good)
                         if good and rank in portion.receivers():
                             self._guarded(partial(self._scatter, portion, window))
@@ -253,7 +249,7 @@ class Loading:
                 digest = Digest() if read.digest is not None else None
                 for transfer in portions:
                     buffer = buffers.next()
-                    good = self._guarded(partial(self._fill, buffers, buffer, transfer, digest))
+                    good = self._guarded(lambda: self._fill(buffers.reader, buffer, read, transfer.portion, digest))  # noqa: B023
                     send_portion(links, transfer, buffer, good=good)
                     self._guarded(partial(buffers.deliver, buffer, transfer))
                 if digest is not None:
@@ -280,19 +276,10 @@ class Loading:
         finally:
             self._keep_failure(0, lent.close)
 
-    def _fill(self, buffers: _PassingBuffers, buffer: RawArray, transfer: Transfer, digest: Digest | None) -> None:
-        buffers.fill(buffer, transfer, digest)
-        self._count(transfer.portion.read_bytes)
-
-    def _read_window(self, read: Read, portion: Portion, window: RawArray, digest: Digest | None) -> None:
-        """Read a portion into a window of shared memory."""
-        with self._files.using(read.file) as file:
-            for start, size in portion.ranges:
-                buffer = window[start : start + size].data
-                file.read_into(portion.offset + start, [buffer])
-                if digest is not None:
-                    digest.update(buffer)
-                self._count(size)
+    def _fill(self, reader: BlockReader, buffer: RawArray, read: Read, portion: Portion, digest: Digest | None) -> None:
+        """Read a portion for other ranks, too, into a buffer or a window of shared memory."""
+        reader.fill(buffer, read, portion, digest)
+        self._count(portion.read_bytes)
 
     def _scatter(self, portion: Portion, window: RawArray) -> None:
         """Copy this rank's pieces from a window."""
@@ -313,14 +300,16 @@ class _PassingBuffers:
     def next(self) -> RawArray:
         """Return a buffer to fill with a portion."""
         taken: list[RawArray] = []
-        if self._guarded(lambda: taken.append(self._made[0].next_buffer())):
+        if self._guarded(lambda: taken.append(self.reader.next_buffer())):
             return taken[0]
         if self._spare is None:
             self._spare = aligned_buffer(PORTION_BYTES)
         return self._spare
 
-    def fill(self, buffer: RawArray, transfer: Transfer, digest: Digest | None) -> None:
-        self._made[0].fill(buffer, transfer.read, transfer.portion, digest)
+    @property
+    def reader(self) -> BlockReader:
+        """The reader of the thread; only where nothing has failed."""
+        return self._made[0]
 
     def deliver(self, buffer: RawArray, transfer: Transfer) -> None:
-        self._made[0].deliver(buffer, transfer.read, transfer.portion)
+        self.reader.deliver(buffer, transfer.read, transfer.portion)

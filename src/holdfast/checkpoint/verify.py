@@ -92,7 +92,7 @@ def verify(checkpoint: VerifiableCheckpoint, progress: Progress) -> VerifyReport
                 found[number] = list(_verify_blocks(checkpoint, files, reader, blocks, count))
 
     try:
-        threads = staging.threads if files.are_concurrent(checkpoint.manifest.files) else 1
+        threads = files.most_threads(checkpoint.manifest.files, staging.threads, staging.memory_bytes)
         run_on_threads(threads, "holdfast-verify", enumerate(_tasks(checkpoint.manifest.files)), run)
     finally:
         files.close()

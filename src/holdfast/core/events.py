@@ -19,7 +19,7 @@ class Event:
     Of saves: "planned", "captured", "written", "published", "failed", "skipped", "waited", "preempted",
     "cleaned", "removed", "set aside", "arena", "closing".
 
-    Of a restart, in this order: "imported" (the age of the process when Holdfast was imported), "damaged" (a
+    Of a restart: "imported" (the age of the process when Holdfast was imported), "damaged" (a
     step that was skipped, and why), "load planned" (the checkpoint opened and matched with the live
     state), "reading" (every few seconds, the bytes so far), "read" (this rank's bytes from storage),
     "discovered" (what came before the load: cleaning up, finding the step, damaged steps), "restored" (all

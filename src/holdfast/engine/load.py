@@ -138,12 +138,12 @@ def _plan_reads(ranks: Ranks, wants: LoadWants, options: LoadOptions) -> ReadPla
     hosts, files = wants.hosts, wants.contents.files
     neighbours = tuple(rank for rank, host in enumerate(hosts) if host == hosts[ranks.rank])
     in_memory = wants.checkpoint.in_memory
+    is_local = in_memory or wants.mappable
     portion_bytes = PORTION_BYTES
-    if in_memory or wants.mappable:
+    if is_local:
         largest_bytes = MEMORY_PORTION_BYTES if in_memory else MAP_BYTES
         portion_bytes = portion_bytes_within(options.memory_limit_bytes, len(neighbours), largest_bytes)
     reads = plan_load(files, list(_wanted(wants, neighbours)), verify=options.verify, portion_bytes=portion_bytes)
-    is_local = in_memory or wants.mappable
     if len(set(hosts)) == 1:
         return ReadPlan(reads, neighbours, is_local)
     if options.read_once is False:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import resource
-import sys
 import threading
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
@@ -53,10 +52,6 @@ class OpenReaders(Generic[Key]):
         finally:
             with self._lock:
                 self._used[name] -= 1
-
-    def are_concurrent(self, names: Iterable[Key]) -> bool:
-        """Return True if several threads may read the first of these files that opens."""
-        return self.most_threads(names, 2, sys.maxsize) > 1
 
     def most_threads(self, names: Iterable[Key], threads: int, memory_bytes: int) -> int:
         """Return how many threads, at most so many, may read the first of these files that opens, within a bound.

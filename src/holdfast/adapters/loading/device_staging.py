@@ -67,7 +67,8 @@ def staging_for(devices: Collection[torch.device], memory_bytes: int, neighbours
 def needs_one_thread(devices: Collection[torch.device]) -> bool:
     """Return True if only the calling thread may fill the tensors.
 
-    No other is in inference mode, without which its tensors cannot be written.
+    No other thread is in inference mode, without which its tensors cannot be written; and copies to
+    further devices are on this thread's streams.
     """
     return bool(_others(devices)) or torch.is_inference_mode_enabled()
 
