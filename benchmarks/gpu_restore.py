@@ -5,7 +5,9 @@
 A model of 1.34 billion fp32 parameters with AdamW, 16 GB of state, is saved once by each contestant.
 The contestants take turns; the medians are printed with their rates. The plain reader does what the
 machine can do: threads that read into page-locked memory, digest every byte and copy it to the device.
-Every load of Holdfast is compared with the saved state, bit for bit.
+A save is measured beside a plain threaded write of as many bytes with fsync, and a restore from the
+memory of a crashed run beside the warm load. Every load of Holdfast is compared with the saved state,
+bit for bit.
 """
 
 from __future__ import annotations
@@ -14,11 +16,14 @@ import argparse
 import contextlib
 import itertools
 import json
+import multiprocessing
 import os
 import shutil
+import signal
 import statistics
 import sys
 import time
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -32,7 +37,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 import holdfast
-from benchmarks.gpu_stall import Block
+from benchmarks.gpu_stall import Block, plain_write
 from holdfast.adapters.loading.device_staging import FlatTensor, staging_for
 from holdfast.checkpoint.reading import MAP_BYTES, Loading
 from holdfast.core.limits import LOAD_MEMORY_BYTES
@@ -45,13 +50,17 @@ THREADS = 16
 CHUNK = 4 << 20
 
 
+def make_model(layers: int, width: int, dtype: torch.dtype) -> nn.Module:
+    with torch.device("cuda"):
+        return nn.Sequential(nn.Embedding(16384, width), *(Block(width) for _ in range(layers))).to(dtype)
+
+
 class State:
     """A model and an optimizer with random state on the device."""
 
     def __init__(self, layers: int, width: int, seed: int, dtype: torch.dtype = torch.float32) -> None:
         torch.manual_seed(seed)
-        embedding = nn.Embedding(16384, width)
-        self.model = nn.Sequential(embedding, *(Block(width) for _ in range(layers))).to("cuda", dtype)
+        self.model = make_model(layers, width, dtype)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-5, fused=True)
         for parameter in self.model.parameters():
             parameter.grad = torch.randn_like(parameter)
@@ -137,6 +146,34 @@ def plain_read(files: list[Path], *, direct: bool) -> None:
         os.close(descriptor)
 
 
+def crash(root: Path, layers: int, width: int) -> None:
+    """In a process of its own: capture a step that cannot be written, since its folder is taken, and die."""
+    state = State(layers, width, 1)
+    (root / "step-000000000001").mkdir(parents=True)
+    (root / "step-000000000001" / "notes.txt").write_text("not a checkpoint")
+    checkpointer = holdfast.Checkpointer(root)
+    checkpointer.save(1, state.live).wait(300)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def restore_from_memory(root: Path, live: State, times: dict[str, list[float]]) -> None:
+    """Restore the step that `crash` left in memory; the load and the whole call are timed apart."""
+    (root / "step-000000000001" / "notes.txt").unlink()
+    (root / "step-000000000001").rmdir()
+    with warnings.catch_warnings(), holdfast.Checkpointer(root) as checkpointer:
+        warnings.simplefilter("ignore")
+        with timed(times, "restore from memory, the whole call"):
+            assert checkpointer.restore(live.live) == 1
+        assert checkpointer.last_report is not None
+        times.setdefault("restore from memory, its load", []).append(checkpointer.last_report.seconds)
+        print(
+            f"  its load: {checkpointer.last_report.seconds:.3f} s",
+            dict(checkpointer.last_report.phases),
+            file=sys.stderr,
+        )
+    shutil.rmtree(root)
+
+
 class _ShardDestination:
     def __init__(self, tensor: torch.Tensor) -> None:
         self._tensor = tensor
@@ -197,8 +234,13 @@ def main() -> None:
     folder.mkdir(parents=True)
     saved, live = (State(arguments.layers, arguments.width, seed) for seed in (1, 2))
     times: dict[str, list[float]] = {}
-    with timed(times, "holdfast.save"):
-        holdfast.save(folder / "step", saved.live)
+    size = sum(tensor.numel() * tensor.element_size() for tensor in saved.tensors())
+    for _ in range(arguments.save_rounds):
+        shutil.rmtree(folder / "step", ignore_errors=True)
+        with timed(times, "holdfast.save"):
+            holdfast.save(folder / "step", saved.live)
+        times.setdefault("plain write", []).append(plain_write(folder / "plain", size))
+        print(f"  plain write: {times['plain write'][-1]:.3f} s", file=sys.stderr, flush=True)
     files = sorted((folder / "step").rglob("*.safetensors"))
     weights = [file for file in files if "model" in file.name and "optimizer" not in str(file.relative_to(folder))]
     total = sum(file.stat().st_size for file in files)
@@ -272,6 +314,16 @@ def main() -> None:
             peer("dcp.load, cold")()
     warm(files)
     _cast(arguments, folder, saved, times)
+    for _ in range(arguments.memory_rounds):
+        live.spoil()
+        torch.cuda.empty_cache()
+        victim = multiprocessing.get_context("spawn").Process(
+            target=crash, args=(folder / "crashed", arguments.layers, arguments.width)
+        )
+        victim.start()
+        victim.join()
+        restore_from_memory(folder / "crashed", live, times)
+        assert live.equals(saved), "from memory"
     _print(times, total, arguments.json)
     shutil.rmtree(folder)
 
@@ -279,9 +331,7 @@ def main() -> None:
 def _cast(arguments: argparse.Namespace, folder: Path, saved: State, times: dict[str, list[float]]) -> None:
     """A model in bfloat16 from fp32 weights, beside the same model in fp32."""
     for dtype, name in ((torch.bfloat16, "model, cast to bf16"), (torch.float32, "model, fp32")) * arguments.rounds:
-        model = nn.Sequential(
-            nn.Embedding(16384, arguments.width), *(Block(arguments.width) for _ in range(arguments.layers))
-        ).to("cuda", dtype)
+        model = make_model(arguments.layers, arguments.width, dtype)
         with timed(times, name):
             holdfast.load(folder / "step", {"model": model}, cast=True)
         pairs = zip(model.parameters(), saved.model.parameters(), strict=True)
@@ -304,6 +354,8 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--width", type=int, default=2048)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--cold-rounds", type=int, default=3)
+    parser.add_argument("--save-rounds", type=int, default=3)
+    parser.add_argument("--memory-rounds", type=int, default=2)
     parser.add_argument("--peer-rounds", type=int, default=2)
     parser.add_argument("--no-peers", dest="peers", action="store_false", help="without torch DCP")
     parser.add_argument("--folder", type=Path, default=Path("out/gpu_restore"))

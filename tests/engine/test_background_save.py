@@ -123,7 +123,7 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[.
 
     yield make_bench
     for bench in benches:
-        bench.saver.close(0.0, keep=False)
+        bench.saver.close(0.0)
         bench.saver._arena.release()
         path = bench.saver._arena.path
         assert path is None, "no arena stays"
@@ -240,6 +240,43 @@ def test_a_busy_saver_skips(make: Callable[..., Bench]) -> None:
     assert first.error is None and not bench.save(3).skipped
 
 
+def test_the_write_of_a_restored_state_counts_as_in_flight(make: Callable[..., Bench]) -> None:
+    bench = make(on_busy="skip")
+    written = SaveHandle(7, 60.0)
+    bench.saver.follow(written)
+    assert not bench.saver.is_idle and not bench.saver.wait(0.01)
+    assert bench.save(8, origin=Lineage(7, parent=5)).skipped
+    written.succeed(lambda: None)  # type: ignore[arg-type,return-value]
+    assert bench.saver.wait(0.01) and bench.saver.last_published == 7
+    bench.save(9, origin=Lineage(7, parent=5))
+    assert bench.writer.orders[-1].lineage.parent == 7
+
+
+def test_a_restored_state_that_was_not_written_is_no_parent(make: Callable[..., Bench]) -> None:
+    bench = make()
+    written = SaveHandle(7, 60.0)
+    bench.saver.follow(written)
+    written.fail(PeerFailed("full"))
+    bench.save(9, origin=Lineage(7, parent=5))
+    assert bench.writer.orders[-1].lineage.parent == 5
+
+
+def test_a_first_save_after_prepare_finds_the_state_in_the_cache(
+    make: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = torch.nn.Linear(3, 3)
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.ones(3)).sum().backward()
+    optimizer.step()
+    state = {"model": model, "optimizer": optimizer}
+    bench = make()
+    bench.saver.prepare(SingleProcess(), state)
+    bench.saver._planner.join(30)
+    monkeypatch.setattr("holdfast.adapters.saving.collect.collect", None)  # may not be called
+    assert bench.saver.save(SingleProcess(), SaveRequest.of(1, state, None), Lineage(None)).error is None
+    assert bench.flight.state is FlightState.WRITING
+
+
 def test_a_save_past_its_deadline_is_given_up_with_its_writer(make: Callable[..., Bench]) -> None:
     bench = make(deadline_s=0.05)
     handle = bench.save(1)
@@ -322,7 +359,7 @@ class RankOf2:
         return sum(event.name == "planned" for event in self.events)
 
     def close(self) -> None:
-        self.saver.close(0.0, keep=False)
+        self.saver.close(0.0)
 
 
 def test_ranks_decide_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

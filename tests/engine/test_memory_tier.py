@@ -1,19 +1,27 @@
-"""The memory tier: when captured states of earlier starts are dropped, kept or rewritten."""
+"""The memory tier: when captured states of earlier starts are dropped, kept or written."""
 
 from __future__ import annotations
 
-from typing import Any
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
+from holdfast.checkpoint.lineage import Lineage
 from holdfast.core.errors import StorageError
+from holdfast.core.events import Event
 from holdfast.core.ranks import Ranks, SingleProcess
 from holdfast.core.terminal import no_progress
 from holdfast.core.warnings import PendingWarnings
-from holdfast.engine.memory_tier import MemoryState, MemoryTier
+from holdfast.engine import memory_tier
+from holdfast.engine.memory_tier import MemoryState, MemoryTier, RestoredFromMemory
 from holdfast.engine.options import LoadOptions
 from holdfast.engine.restore import RestoreRequest
 from holdfast.engine.save_handle import SaveHandle
+from holdfast.storage.local import LocalStorage
 
 RANKS = SingleProcess()
 
@@ -46,13 +54,14 @@ def request(step: int | None = None) -> RestoreRequest:
     return RestoreRequest(step, LoadOptions(), no_progress, 1.0)
 
 
-def rewriting(memory: MemoryTier) -> SaveHandle:
-    """Restore a state from memory, as far as its rewrite is concerned."""
-    memory.begin_restore(request(1))
-    memory.begin_rewrite()
-    memory.drop_before_save(RANKS)  # the save of the rewrite itself
-    handle = SaveHandle(1, 1.0)
-    memory.set_rewrite(handle)
+def restored_from_memory(memory: MemoryTier, write: Callable[[], None], events: list[Event]) -> SaveHandle:
+    """Restore a state from memory, as far as its write is concerned."""
+    memory.begin_restore(request())
+    memory._machine.move(MemoryState.WRITING)
+    handle = SaveHandle(1, 10.0)
+    restored = RestoredFromMemory(1, cast("Any", None), Lineage(1), write)
+    memory.write(restored, LocalStorage(Path("nowhere")), handle, events.append)
+    memory.end_restore(RANKS)
     return handle
 
 
@@ -87,28 +96,35 @@ def test_a_restore_of_a_given_step_keeps_it_until_the_next_save(tier: Any) -> No
     assert leftovers.dropped == 1
 
 
-def test_a_rewrite_keeps_the_copy_until_it_is_committed(tier: Any) -> None:
+def test_a_restored_state_is_dropped_by_its_writers(tier: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     memory, leftovers = tier
-    handle = rewriting(memory)
-    assert memory.state is MemoryState.REWRITING and leftovers.dropped == 0
-    memory.free_rewritten()
-    assert leftovers.forgotten == 0, "it is not committed yet"
-    handle.succeed(lambda: None)  # type: ignore[arg-type,return-value]
-    assert memory.keeps_unwritten
-    memory.free_rewritten()
-    assert leftovers.forgotten == 1 and memory.state is MemoryState.DROPPED
+    manifest = SimpleNamespace(manifest=SimpleNamespace(total_bytes=12))
+    monkeypatch.setattr(memory_tier, "Checkpoint", lambda storage, folder: manifest)
+    go, events = threading.Event(), []
+    handle = restored_from_memory(memory, lambda: require(go.wait(10)), events)
+    memory.drop_before_save(RANKS)  # a save that is skipped: the state is still being written
+    assert not handle.done() and (leftovers.dropped, leftovers.forgotten) == (0, 0)
+    go.set()
+    assert handle.result(10) is manifest and [(event.name, event.bytes) for event in events] == [("published", 12)]
+    for _ in range(2):
+        memory.free_written()
+    assert (leftovers.dropped, leftovers.forgotten) == (0, 1), "what else was left goes with it"
 
 
-def test_a_rewrite_that_failed_leaves_one_copy(tier: Any) -> None:
+def require(true: bool) -> None:
+    assert true
+
+
+def test_a_restored_state_that_cannot_be_written_stays_until_the_next_save(tier: Any) -> None:
     memory, leftovers = tier
-    rewriting(memory).fail(StorageError("full"))
-    assert not memory.keeps_unwritten
-    memory.free_rewritten()
-    assert leftovers.forgotten == 0 and memory.state is MemoryState.REWRITING
 
+    def fail() -> None:
+        raise StorageError("full")
 
-def test_the_save_after_a_rewrite_drops_the_copy(tier: Any) -> None:
-    memory, leftovers = tier
-    rewriting(memory)
+    events: list[Event] = []
+    handle = restored_from_memory(memory, fail, events)
+    assert handle.wait(10) and isinstance(handle.error, StorageError) and events[0].name == "failed"
+    memory.free_written()
+    assert leftovers.forgotten == 0, "the only copy"
     memory.drop_before_save(RANKS)
-    assert leftovers.dropped == 1 and memory.keeps_unwritten
+    assert (leftovers.dropped, leftovers.forgotten) == (0, 1)

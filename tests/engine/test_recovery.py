@@ -226,7 +226,7 @@ def test_a_process_that_ends_without_closing_leaves_no_arena(tmp_path: Path) -> 
 
 @pytest.mark.full
 def test_starts_that_cannot_write_do_not_add_up_in_memory(small: Path) -> None:
-    """Each restores from memory and captures what it restored; each is killed before it can close."""
+    """Each restores from memory and tries to write what it restored; each is killed before it can close."""
     leave_in_memory(small, 2)
     first = arenas(small)
     remount(small, "ro")
@@ -235,7 +235,7 @@ def test_starts_that_cannot_write_do_not_add_up_in_memory(small: Path) -> None:
         "warnings.simplefilter('ignore')\n"
         "ck = holdfast.Checkpointer(sys.argv[1])\n"
         "assert ck.restore({'w': torch.zeros(50_000)}) == 2\n"
-        "ck._engine._memory._rewriting.wait(60); ck._engine.background.writer.kill(); os._exit(9)\n"
+        "ck._engine._memory._written.wait(60); ck._engine.background.writer.kill(); os._exit(9)\n"
     )
     for _ in range(2):
         assert subprocess.run([sys.executable, "-c", code, str(small)], check=False, timeout=120).returncode == 9

@@ -11,12 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.checkpoint.shared_memory import create_file, find_files
+from holdfast.checkpoint.shared_memory import Arena, create_file, find_files, unlink_file
 from holdfast.core.errors import PeerFailed
+from holdfast.storage import linux
 from holdfast.storage.local import LocalStorage
 from holdfast.testing.watched import WatchedSharedStorage
 from holdfast.writer import startup_cleanup
-from holdfast.writer.arena_card import pid_namespace
+from holdfast.writer.arena_card import arena_prefix, pid_namespace
 from holdfast.writer.mailbox import Mailbox
 from holdfast.writer.messages import Outcome, WriterStatus
 from holdfast.writer.startup_cleanup import clean_arenas, clean_storage, dead_attempts, holders, wait_for_writers
@@ -40,6 +41,17 @@ def test_arenas_of_dead_trainers_are_deleted_but_for_those_to_keep() -> None:
     assert clean_arenas(RUN, keep=lambda path: path == paths[0]) == 1
     assert [str(path) for path in find_files(RUN)] == paths[:1]
     assert clean_arenas(RUN) == 1 and find_files(RUN) == []
+
+
+def test_arenas_of_living_trainers_are_kept_without_a_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first save of a run asks for every arena of its host."""
+    path = create_file(4096, arena_prefix(RUN, 0), in_memory=True)
+    arena = Arena(path, 4096, hold=True, owner=True)
+    monkeypatch.setattr(linux, "_LOCK_TRIES", 10**6)
+    assert clean_arenas(RUN) == 0 and [str(path) for path in find_files(RUN)] == [path]
+    arena.close()
+    assert clean_arenas(RUN) == 0, "its trainer lives"
+    unlink_file(path)
 
 
 def test_the_error_names_the_writers_processes_and_no_others(

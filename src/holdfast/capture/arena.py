@@ -98,7 +98,7 @@ class RankArena:
         address = arena.bytes.ctypes.data
         with ThreadPoolExecutor(_THREADS) as pool:
             for begin in range(0, size, _SLICE_BYTES):
-                pool.submit(linux.populate, address + begin, min(_SLICE_BYTES, size - begin))
+                pool.submit(linux.populate, address + begin, min(_SLICE_BYTES, size - begin), write=True)
         self._arena = arena
         if self._closed:
             self.release()
@@ -142,16 +142,16 @@ class RankArena:
         self._arena.close()
         self._arena = None
 
-    def close(self, timeout_s: float, *, leave: bool, keep: bool = True) -> tuple[str, int] | None:
+    def close(self, timeout_s: float, *, leave: bool) -> tuple[str, int] | None:
         """Free the memory, or `leave` it to the writer, which deletes it when it exits.
 
-        With `keep`, an arena with a card also stays: it keeps unwritten state for the next start.
-        Returns the path and size of an arena that stays.
+        An arena with a card also stays: it keeps unwritten state for the next start. Returns the path
+        and size of an arena that stays.
         """
         self._closed = True
         if self._thread is not None:
             self._thread.join(timeout_s)
-        if self._arena is None or not (leave or (keep and has_card(self._arena.path))):
+        if self._arena is None or not (leave or has_card(self._arena.path)):
             self.release()
             return None
         kept = self._arena.path, self.size

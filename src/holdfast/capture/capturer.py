@@ -26,6 +26,7 @@ from holdfast.layout.placement import ShardBox
 from holdfast.plan.writer_job import ArenaSpan
 
 _INTERVALS = 3
+_REHEARSED = 200  # copies; their code is then compiled for the types that it meets
 
 
 # Every capture of this process, so that code that changes weights outside of optimizers can wait.
@@ -151,6 +152,21 @@ class Capturer:
             self._queue.put(_WatchedCapture(pending, on_done, on_error))
         else:
             on_done(pending.started)
+
+    def rehearse(self, sources: Iterable[tuple[SaveItem, ShardBox, ArenaSpan]], targets: CopyTargets) -> None:
+        """Copy a few tensors of each kind from devices, before the first save needs the code and the kernels.
+
+        The arena is not in use yet. What it gets may be torn by a step, and nothing reads it.
+        """
+        items = [
+            CopyItem(item, part, span, target, owned)
+            for (item, part, span), target in zip(sources, targets.targets, strict=True)
+            for owned in (False, True)
+            if item.holder.local.is_cuda
+        ]
+        items.sort(key=lambda item: item.span.bytes)
+        if items:
+            self.copier.start(items[:_REHEARSED], targets, None).wait()
 
     def _items(
         self, sources: Iterable[tuple[SaveItem, ShardBox, ArenaSpan]], optimizers: Sequence[Any], targets: CopyTargets

@@ -154,11 +154,11 @@ def sealed_attempt(memory: npt.NDArray[np.uint8]) -> str:
     return memory[:_SEAL_TEXT].tobytes().rstrip(b"\0").decode(errors="replace")
 
 
-def is_held(path: str) -> bool:
-    """Return True if a living process holds the file."""
+def is_held(path: str, *, once: bool = False) -> bool:
+    """Return True if a living process holds the file. Asked `once`, one that only checks may be taken for it."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
-        return not linux.lock(descriptor, exclusive=True)
+        return not linux.lock(descriptor, exclusive=True, once=once)
     finally:
         os.close(descriptor)
 

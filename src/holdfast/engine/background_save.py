@@ -72,6 +72,7 @@ class BackgroundSaver:
         self._rank = ranks.rank
         self._owner = os.getpid()
         self._number = 0  # of the last attempt
+        self._followed: SaveHandle | None = None  # a write of somebody else that counts as in flight
         self._capturer = Capturer()
         prefix = arena_prefix(session.run.key, ranks.rank)
         self._arena = RankArena(prefix, background.arena_limit_bytes, background.deadline_s, self._name_arena)
@@ -137,8 +138,10 @@ class BackgroundSaver:
             status.local is None,
             self._planner.state is not PlanState.READY,
         ]
-        highest = ranks.all_max([*map(int, flags), self._number, step, -step, common, -common])
-        failed, invalid, busy, changed, unready, self._number, last, first, high, low = highest
+        published = -1 if self.last_published is None else self.last_published
+        highest = ranks.all_max([*map(int, flags), self._number, step, -step, common, -common, published])
+        failed, invalid, busy, changed, unready, self._number, last, first, high, low, published = highest
+        self._flights.last_published = None if published < 0 else published
 
         def raise_failure() -> None:
             if failure is not None:
@@ -222,11 +225,10 @@ class BackgroundSaver:
 
     def _capture(self, flight: Flight, ready: ReadyPlan, local: LocalState) -> None:
         """Order the save, and start to copy the state into the arena. Failures fail the handle."""
-        items = local.collected.items
         try:
             self._flights.launch(flight)
             self._capturer.capture(
-                ((items[s.item], items[s.item].holder.parts[s.part], s.span) for s in ready.plan.sources),
+                local.sources(ready.plan),
                 local.collected.live_optimizers,
                 ready.targets,
                 on_done=lambda began: self._hand_over(flight, began),
@@ -245,21 +247,30 @@ class BackgroundSaver:
 
     # Between saves, and the end.
 
+    def follow(self, handle: SaveHandle) -> None:
+        """Treat the write of a captured state, which was restored, as the save in flight. On rank 0."""
+        self._followed = handle
+
     @property
     def is_idle(self) -> bool:
-        return self._flights.is_idle
+        return self._flights.is_idle and (self._followed is None or self._followed.done())
 
     def wait(self, timeout_s: float) -> bool:
         """Wait for the save in flight; return False if it is not over in time."""
-        return self._flights.wait(timeout_s)
+        end = time.monotonic() + timeout_s
+        followed = self._followed is None or self._followed.wait(timeout_s)
+        return self._flights.wait(max(0.0, end - time.monotonic())) and followed
 
     def wait_for_turn(self) -> None:
         """Wait for the save before, unless the next save is to be skipped while it is in flight."""
+        started = time.perf_counter()
+        deadline_s = self._background.deadline_s
+        if self._followed is not None and self._background.on_busy != "skip" and not self._followed.done():
+            self._followed.wait()
+            self._emit("waited", self._followed.step, seconds=time.perf_counter() - started)
         flight = self._flights.in_flight
         if flight is None:
             return
-        started = time.perf_counter()
-        deadline_s = self._background.deadline_s
         left = deadline_s - (started - flight.started)
         if self._background.on_busy == "skip" and left > 0:
             return
@@ -269,12 +280,16 @@ class BackgroundSaver:
 
     @property
     def last_published(self) -> int | None:
-        """The last step that this run has published since it restored one."""
+        """The last step that this run has published since it restored one, or the restored one from memory."""
+        followed = self._followed
+        if self._flights.last_published is None and followed is not None and followed.done() and not followed.error:
+            return followed.step
         return self._flights.last_published
 
     def forget_published(self) -> None:
         """Let the next save descend from its `origin`: another step was restored."""
         self._flights.last_published = None
+        self._followed = None
 
     def _drop_failed_plan(self) -> None:
         """Plan again after a failed save: another rank may have dropped its plan."""
@@ -284,10 +299,10 @@ class BackgroundSaver:
     def _emit(self, name: str, step: int | None = None, **fields: Any) -> None:
         self._session.listener(Event(name, step, self._rank, **fields))
 
-    def close(self, timeout_s: float, *, keep: bool = True) -> bool:
+    def close(self, timeout_s: float) -> bool:
         """Finish the save in flight and release the writer; return False if it is at work after `timeout_s`.
 
-        With `keep`, a captured state that could not be written stays in memory for the next start.
+        A captured state that could not be written stays in memory for the next start.
         """
         if self._owner != os.getpid():
             return True  # a forked child owns nothing of this
@@ -300,6 +315,6 @@ class BackgroundSaver:
         self._planner.join(max(1.0, left()))
         self._capturer.close(max(_CAPTURE_S, left()))  # the writer finishes by itself once all is captured
         finished = self._flights.close_writer(max(1.0, left()) if finished else 0.0) and finished
-        self._flights.close(max(1.0, left()), min(timeout_s, _SWEEP_S), finished=finished, keep=keep)
+        self._flights.close(max(1.0, left()), min(timeout_s, _SWEEP_S), finished=finished)
         self._planner.close()
         return finished

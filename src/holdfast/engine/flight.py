@@ -247,10 +247,10 @@ class FlightControl:
         """Ask the writer to leave; return False if it is still at work after `timeout_s`."""
         return self.writer is None or self.writer.close(timeout_s)
 
-    def close(self, timeout_s: float, sweep_s: float, *, finished: bool, keep: bool) -> None:
-        """Free the arena, leave it to a writer at work, or `keep` it for the next start if it was not written."""
+    def close(self, timeout_s: float, sweep_s: float, *, finished: bool) -> None:
+        """Free the arena, leave it to a writer at work, or keep it for the next start if it was not written."""
         self._dead_writer.sweep(sweep_s)
-        kept = self._arena.close(timeout_s, leave=not finished, keep=keep)
+        kept = self._arena.close(timeout_s, leave=not finished)
         if kept is not None and finished and not self._warnings.mentions(kept[0]):
             self._warnings.add(self._how_to_free(*kept))
         if finished:

@@ -1,28 +1,36 @@
-"""Restore of a state that an earlier start captured and never wrote: load it, save it again, then drop it.
+"""Restore of a state that an earlier start captured and never wrote: load it, have it written, then drop it.
 
-`restore` loads it if it is newer than every checkpoint. It then stays in memory until it is written.
+`restore` loads it if it is newer than every checkpoint. It is then written from the same memory, which
+is freed once that is committed.
 """
 
 from __future__ import annotations
 
 import shlex
 import shutil
-from collections.abc import Mapping, MutableMapping
+import threading
+import time
+from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass, replace
 from enum import Enum
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from holdfast.checkpoint.catalog import Catalog
+from holdfast.checkpoint.checkpoint import Checkpoint
 from holdfast.checkpoint.lineage import Lineage
 from holdfast.core.errors import Damaged, HoldfastError, Mismatch
+from holdfast.core.events import Event, Listener
+from holdfast.core.names import step_folder
 from holdfast.core.ranks import Ranks, run_on_all_ranks
 from holdfast.core.warnings import PendingWarnings
 from holdfast.engine.load_report import LoadReport
 from holdfast.engine.recovery import Captured, Leftovers
-from holdfast.engine.restore import RestoreRequest, is_complete
+from holdfast.engine.restore import RestoreRequest
 from holdfast.engine.save_handle import SaveHandle
 from holdfast.engine.state_machine import StateMachine
+from holdfast.storage.base import Storage
 from holdfast.writer.captured_checkpoint import captured_checkpoint
 
 
@@ -31,27 +39,26 @@ class MemoryState(Enum):
 
     UNCLAIMED = "unclaimed"  # nothing was restored or saved yet; the first save drops them
     KEPT = "kept"  # a restore could not use them; the next save drops them
-    REWRITING = "rewriting"  # one was restored and is being written; dropped when that is committed
+    WRITING = "writing"  # one was restored and is being written; its writers free it
     DROPPED = "dropped"
 
 
 MEMORY_TRANSITIONS: Mapping[MemoryState, frozenset[MemoryState]] = {
     MemoryState.UNCLAIMED: frozenset({MemoryState.KEPT, MemoryState.DROPPED}),
-    MemoryState.KEPT: frozenset({MemoryState.KEPT, MemoryState.REWRITING, MemoryState.DROPPED}),
-    MemoryState.REWRITING: frozenset({MemoryState.KEPT, MemoryState.DROPPED}),
-    MemoryState.DROPPED: frozenset({MemoryState.KEPT, MemoryState.DROPPED}),
+    MemoryState.KEPT: frozenset({MemoryState.KEPT, MemoryState.WRITING, MemoryState.DROPPED}),
+    MemoryState.WRITING: frozenset({MemoryState.KEPT, MemoryState.DROPPED}),
+    MemoryState.DROPPED: frozenset({MemoryState.KEPT, MemoryState.WRITING, MemoryState.DROPPED}),
 }
 
 
 @dataclass(frozen=True, slots=True)
 class RestoredFromMemory:
-    """A captured state that was loaded; `rewrite` asks the caller to save it now."""
+    """A captured state that was loaded; `write` writes it, on rank 0."""
 
     step: int
     report: LoadReport
     origin: Lineage
-    rewrite: bool
-    outlook: str  # what becomes of the copy in memory
+    write: Callable[[], None]
 
 
 class MemoryTier:
@@ -60,10 +67,11 @@ class MemoryTier:
     def __init__(self, storage_name: str, warnings: PendingWarnings) -> None:
         self._storage_name = storage_name
         self.restored_step: int | None = None
+        self.leaves_room = True  # for another capture beside the one that was restored, on every rank
         self._warnings = warnings
         self._machine = StateMachine(MemoryState.UNCLAIMED, MEMORY_TRANSITIONS)
         self._leftovers: Leftovers | None = None
-        self._rewriting: SaveHandle | None = None
+        self._written: SaveHandle | None = None  # of the state that was restored, on rank 0
 
     @property
     def state(self) -> MemoryState:
@@ -83,17 +91,14 @@ class MemoryTier:
             self._machine.move(MemoryState.DROPPED)
 
     def drop_before_save(self, ranks: Ranks) -> None:
-        """Drop what earlier starts captured: the run continues without it. Collective.
-
-        The save that rewrites a restored state keeps the copy in memory.
-        """
-        is_rewrite = self.state is MemoryState.REWRITING and self._rewriting is None
-        if self.state is MemoryState.DROPPED or is_rewrite:
-            return
-        self._machine.move(MemoryState.DROPPED)
-        self._rewriting = None
-        if self._leftovers is not None:
-            self._leftovers.drop(ranks)
+        """Drop what earlier starts captured: the run continues without it. Collective unless one is being written."""
+        self.free_written(superseded=True)
+        if self.state is MemoryState.WRITING:
+            self._machine.move(MemoryState.DROPPED)  # by its writers, or in a later save
+        elif self.state is not MemoryState.DROPPED:
+            self._machine.move(MemoryState.DROPPED)
+            if self._leftovers is not None:
+                self._leftovers.drop(ranks)
 
     def begin_restore(self, request: RestoreRequest) -> None:
         """Keep the captured states if a given step is restored: that does not judge them."""
@@ -139,7 +144,10 @@ class MemoryTier:
                 self._machine.move(MemoryState.KEPT)  # another start may be able to load it
             request.skipped.append(f"step {captured.step} in memory: {error}")
             return None
-        return self._plan_rewrite(ranks, captured, report)
+        self.leaves_room = all(run_on_all_ranks(ranks, lambda: _leaves_room(captured)))
+        self._machine.move(MemoryState.WRITING)
+        write = partial(self._leftovers.write, captured, threads, silence_s)
+        return RestoredFromMemory(captured.step, report, captured.lineage, write)
 
     def _report_adopted(self, ranks: Ranks, captured: Captured) -> None:
         self.restored_step = captured.step
@@ -155,53 +163,45 @@ class MemoryTier:
         if ranks.rank == 0:
             self._warnings.add(
                 f"step {restored.step} was restored from the memory of this host: the run before had captured but "
-                f"not written it; {restored.outlook}"
+                "not written it; it is written now"
             )
 
-    def _plan_rewrite(self, ranks: Ranks, captured: Captured, report: LoadReport) -> RestoredFromMemory:
-        """Decide on all ranks whether the restored state can be saved while its copy stays in memory."""
+    def write(self, restored: RestoredFromMemory, storage: Storage, handle: SaveHandle, listener: Listener) -> None:
+        """Write a restored state on a thread, from the memory that holds it. On rank 0."""
+        self._written = handle
+        arguments = (restored, storage, handle, listener)
+        threading.Thread(target=self._write, args=arguments, name="holdfast-memory", daemon=True).start()
 
-        def check() -> list[bool]:
-            arenas = [Path(card.arena) for card in captured.cards]
-            has_room = shutil.disk_usage(arenas[0].parent).free >= sum(arena.stat().st_size for arena in arenas)
-            return [is_complete(report, captured_checkpoint(captured.cards)), has_room]
-
-        answers = run_on_all_ranks(ranks, check)
-        self._machine.move(MemoryState.KEPT)
-        rewrite = False
-        if not all(complete for complete, _ in answers):
-            outlook = "it stays there, since not all of it was restored"
-        elif not all(has_room for _, has_room in answers):
-            outlook = "it stays there until the next save, since there is no room for another capture beside it"
-        else:
-            outlook, rewrite = "it is written now", True
-        return RestoredFromMemory(captured.step, report, captured.lineage, rewrite, outlook)
-
-    def begin_rewrite(self) -> None:
-        """Announce the save of a restored state; `set_rewrite` follows with its handle."""
-        self._machine.move(MemoryState.REWRITING)
-        self._rewriting = None
-
-    def set_rewrite(self, handle: SaveHandle) -> None:
-        self._rewriting = handle
+    def _write(self, restored: RestoredFromMemory, storage: Storage, handle: SaveHandle, listener: Listener) -> None:
+        started = time.perf_counter()
+        folder = step_folder(restored.step)
+        try:
+            restored.write()
+            size = Checkpoint(storage, folder).manifest.total_bytes
+        except HoldfastError as error:
+            self._warnings.add(
+                f"step {restored.step}, restored from memory, was not saved: {error}; it stays in memory"
+            )
+            listener(Event("failed", restored.step, detail=str(error)))
+            handle.fail(error)
+            return
+        handle.seconds = time.perf_counter() - started
+        listener(Event("published", restored.step, bytes=size, seconds=handle.seconds, detail="from memory"))
+        handle.succeed(lambda: Checkpoint(storage, folder))
 
     def end_restore(self, ranks: Ranks) -> None:
         """Drop the captured states that are not kept. Collective."""
         if self.state is MemoryState.DROPPED and self._leftovers is not None:
             self._leftovers.drop(ranks)
 
-    @property
-    def keeps_unwritten(self) -> bool:
-        """Return True if a state that could not be written should stay in memory.
-
-        A restored state whose rewrite failed is still in memory: a second copy is of no use.
-        """
-        return self._rewriting is None or self._rewriting.error is None
-
-    def free_rewritten(self) -> None:
-        """Free the copy in memory once the restored state is committed. Not collective."""
-        if self._rewriting is not None and self._rewriting.done() and self._rewriting.error is None:
-            self._rewriting = None
-            self._machine.move(MemoryState.DROPPED)
+    def free_written(self, *, superseded: bool = False) -> None:
+        """Free the memory of a restored state that was written, or that a save has `superseded`. Not collective."""
+        if self._written is not None and self._written.done() and (superseded or self._written.error is None):
+            self._written = None
             if self._leftovers is not None:
                 self._leftovers.forget()
+
+
+def _leaves_room(captured: Captured) -> bool:
+    arenas = [Path(card.arena) for card in captured.cards]
+    return shutil.disk_usage(arenas[0].parent).free >= sum(arena.stat().st_size for arena in arenas)

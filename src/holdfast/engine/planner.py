@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Iterable, Mapping, MutableMapping
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TYPE_CHECKING, Any
@@ -23,11 +23,13 @@ from holdfast.writer.messages import AssignJob
 if TYPE_CHECKING:
     import torch
 
-    from holdfast.adapters.saving.collect import Collected
+    from holdfast.adapters.saving.collect import Collected, SaveItem
     from holdfast.capture.arena import RankArena
     from holdfast.capture.capturer import Capturer
     from holdfast.capture.copy import CopyTargets
+    from holdfast.layout.placement import ShardBox
     from holdfast.plan.state_values import RankValue
+    from holdfast.plan.writer_job import ArenaSpan
 
 
 class PlanState(Enum):
@@ -53,6 +55,11 @@ class LocalState:
 
     collected: Collected
     values: Mapping[str, RankValue]
+
+    def sources(self, plan: RankPlan) -> Iterator[tuple[SaveItem, ShardBox, ArenaSpan]]:
+        """Yield the tensors, their parts and the spans of the arena into which a plan captures them."""
+        items = self.collected.items
+        return ((items[s.item], items[s.item].holder.parts[s.part], s.span) for s in plan.sources)
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +147,7 @@ class Planner:
             self._plan_on_thread(ranks, state)
         else:
             self.plan_layout(ranks, state)
+            self._rehearse(state)
 
     def _probe_arena(self, devices: Iterable[torch.device]) -> None:
         """Measure copies into a new arena, on the thread that allocated it."""
@@ -169,20 +177,34 @@ class Planner:
                 enter_thread(device)
                 self.plan_layout(ranks, state)
                 self.make_ready(ranks)
+                self._rehearse(state)
             except HoldfastError as error:  # the save raises it again
                 self._emit("planned", detail=f"not ahead of the first save: {error}")
 
         self._thread = threading.Thread(target=plan, name="holdfast-plan", daemon=True)
         self._thread.start()
 
+    def _rehearse(self, state: MutableMapping[str, Any]) -> None:
+        """Do what a save does of a plan, so that the first one finds caches filled."""
+        try:
+            for _ in range(2):  # collected, then found in the cache
+                local = self._collect_own(state)
+            if local is not None and self.ready is not None:
+                self._capturer.rehearse(local.sources(self.ready.plan), self.ready.targets)
+        except (HoldfastError, RuntimeError) as error:  # the save raises it again, if it matters there
+            self._emit("planned", detail=f"without a rehearsal: {error}")
+
     # In a save.
 
     def local_state(self, state: MutableMapping[str, Any]) -> LocalState | None:
         """Return this rank's state now, None if there is no plan or the plan does not fit."""
+        self.join(self._background.deadline_s)
+        return self._collect_own(state)
+
+    def _collect_own(self, state: MutableMapping[str, Any]) -> LocalState | None:
         from holdfast.adapters.live_state import classify_state
         from holdfast.adapters.saving.collect import collect
 
-        self.join(self._background.deadline_s)
         plan = self.plan
         if plan is None:
             return None

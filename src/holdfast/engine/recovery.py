@@ -225,21 +225,22 @@ class Leftovers:
 
     def adopt(self, ranks: Ranks, captured: Captured, threads: int, silence_s: float) -> None:
         """Write a captured state that is spread over hosts, from their memory; every rank returns or raises alike."""
-        deadline_s = self._deadline_s * _OF_DEADLINE
-        order = SaveOrder(
-            captured.attempt,
-            step_folder(captured.step),
-            captured.lineage,
-            deadline_s,
-            silence_s,
-            captured.plan,
-        )
 
         def write() -> None:
             if self._leads and captured.cards:
-                _write(self._storage.address, order, captured.cards, threads)
+                self.write(captured, threads, silence_s)
 
         run_on_all_ranks(ranks, write)
+
+    def write(self, captured: Captured, threads: int, silence_s: float) -> None:
+        """Write the part of a captured state that this host has. Not collective; other hosts write theirs.
+
+        The memory is freed once all of it is committed.
+        """
+        deadline_s = self._deadline_s * _OF_DEADLINE
+        folder = step_folder(captured.step)
+        order = SaveOrder(captured.attempt, folder, captured.lineage, deadline_s, silence_s, captured.plan)
+        _write(self._storage.address, order, captured.cards, threads)
 
     def drop(self, ranks: Ranks) -> None:
         """Delete the captured states of earlier starts, once no rank reads them."""

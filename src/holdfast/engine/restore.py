@@ -220,11 +220,3 @@ def _require_empty(storage: Storage, request: RestoreRequest) -> None:
             else "the live state was not touched"
         )
         raise Damaged(f"{storage.name}: no checkpoint is good; {live}\n  " + "\n  ".join(request.skipped))
-
-
-def is_complete(report: LoadReport, checkpoint: Checkpoint) -> bool:
-    """Return True if a load took everything in a checkpoint."""
-    plain = [entry for entry in checkpoint.state.values() if entry["kind"] not in ("optimizer", "tensors", "module")]
-    return len(report.loaded) == sum(
-        len(group.tensors) for group in checkpoint.contents.groups.values()
-    ) and report.values >= len(plain)

@@ -22,7 +22,7 @@ from holdfast.core.warnings import PendingWarnings
 from holdfast.engine.background_save import BackgroundSaver
 from holdfast.engine.blocking_save import BlockingRetention, BlockingSaver
 from holdfast.engine.load_report import LoadReport
-from holdfast.engine.memory_tier import MemoryState, MemoryTier
+from holdfast.engine.memory_tier import MemoryState, MemoryTier, RestoredFromMemory
 from holdfast.engine.options import BackgroundOptions, SaveOptions
 from holdfast.engine.restore import RestoreRequest, restore_stored
 from holdfast.engine.save_handle import InvalidCall, SaveHandle, SaveRequest
@@ -205,7 +205,7 @@ class RunEngine:
         self._report_restart(ranks, step, time.perf_counter() - started)
         if self.background is not None:
             self._memory.end_restore(ranks)
-            if has_optimizer:
+            if has_optimizer and self._memory.leaves_room:
                 self._prepare_quietly(ranks, self.background, state)
         if step is not None and ranks.rank == 0 and self.last_report is not None and self.last_report.is_partial:
             self._warnings.add(str(self.last_report))
@@ -219,12 +219,21 @@ class RunEngine:
             return None
         self.last_report = restored.report
         self._set_origin(restored.origin)
-        if restored.rewrite:
-            rewrite = SaveRequest.of(restored.step, state, restored.origin.metrics)
-            self._memory.begin_rewrite()
-            self._memory.set_rewrite(self.save(ranks, rewrite))
         self._memory.report_restored(ranks, restored)
+        self._write_captured(ranks, restored)
         return restored.step
+
+    def _write_captured(self, ranks: Ranks, restored: RestoredFromMemory) -> None:
+        """Write a restored state from the memory that holds it. Training goes on meanwhile, unless saves block."""
+        handle = SaveHandle(restored.step, self._deadline_s)
+        if ranks.rank == 0:
+            self._memory.write(restored, self.storage, handle, self._listener)
+            if self.background is not None:
+                self.background.follow(handle)
+        if self.background is None:
+            failed = ranks.rank == 0 and (not handle.wait() or handle.error is not None)
+            if not ranks.all_max([int(failed)])[0]:
+                self._origin = replace(self._origin, parent=restored.step)
 
     def _restore_stored(self, ranks: Ranks, state: MutableMapping[str, Any], request: RestoreRequest) -> int | None:
         restored = restore_stored(ranks, self.storage, state, request, self._memory.catalog)
@@ -273,9 +282,9 @@ class RunEngine:
             self._listener(Event("closing", detail=f"waiting up to {timeout_s:.0f} s for the save in flight"))
         self.background.wait(timeout_s)
         left_s = max(0.0, end - time.monotonic())
-        if not self.background.close(left_s, keep=self._memory.keeps_unwritten):
+        if not self.background.close(left_s):
             self._warnings.add("the writer is still at work after close(); it finishes by itself")
-        self._memory.free_rewritten()
+        self._memory.free_written()
 
     def release(self) -> None:
         """Close without waiting: the writer finishes by itself. Not collective."""

@@ -19,7 +19,8 @@ _AT_FDCWD = -100
 _AT_EMPTY_PATH = 0x1000
 _RENAME_EXCHANGE = 2
 _SYNC_FILE_RANGE_WRITE = 2
-_MADV_POPULATE_WRITE = 23
+_MADV_POPULATE_READ, _MADV_POPULATE_WRITE = 22, 23
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 # Magic numbers of statfs: ext2 to ext4, xfs, btrfs, tmpfs, overlayfs, zfs, f2fs, bcachefs.
 _OVERLAYFS = 0x794C7630
 _LOCAL_FILE_SYSTEMS = {0xEF53, 0x58465342, 0x9123683E, 0x01021994, _OVERLAYFS, 0x2FC12FC1, 0xF2F52010, 0xCA451A4E}
@@ -133,7 +134,7 @@ def cached_bytes(descriptor: int, offset: int, size: int) -> int | None:
     arguments = (ctypes.c_long(_CACHESTAT), ctypes.c_int(descriptor), asked, found, ctypes.c_uint(0))
     if libc.syscall(*arguments):
         return None
-    return int(struct.unpack_from("Q", found)[0]) * os.sysconf("SC_PAGE_SIZE")
+    return int(struct.unpack_from("Q", found)[0]) * _PAGE_BYTES
 
 
 def start_write_back(descriptor: int, offset: int, size: int) -> None:
@@ -148,18 +149,20 @@ def start_write_back(descriptor: int, offset: int, size: int) -> None:
         )
 
 
-def lock(descriptor: int, *, exclusive: bool) -> bool:
+def lock(descriptor: int, *, exclusive: bool, once: bool = False) -> bool:
     """Lock an open file or folder, exclusively or shared. Returns False if another process holds the lock.
 
-    Tried a few times, because a process that only checks for holders takes the exclusive lock for
-    a moment. The lock ends when the last copy of the descriptor is closed. Where the file system
+    Tried a few times unless `once`, because a process that only checks for holders takes the exclusive
+    lock for a moment. The lock ends when the last copy of the descriptor is closed. Where the file system
     has no locks, every lock is granted.
     """
-    for _ in range(_LOCK_TRIES):
+    for number in range(1 if once else _LOCK_TRIES):
+        if number:
+            time.sleep(random.uniform(0.001, 0.01))  # noqa: S311  (jitter, so that two processes do not retry in lockstep)
         try:
             fcntl.flock(descriptor, (fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH) | fcntl.LOCK_NB)
         except BlockingIOError:
-            time.sleep(random.uniform(0.001, 0.01))  # noqa: S311  (jitter, so that two processes do not retry in lockstep)
+            continue
         except OSError as error:
             if error.errno not in (*_UNSUPPORTED, errno.ENOLCK):
                 raise
@@ -209,8 +212,10 @@ def _first_byte() -> bytes:
     return struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 1, 0)
 
 
-def populate(address: int, size: int) -> None:
-    """Fault in the pages of a map for writing, so that later writes do not wait for them."""
+def populate(address: int, size: int, *, write: bool) -> None:
+    """Fault in the pages of a range of a map in one call, so that later accesses do not wait for them one by one."""
     libc = _libc()
     if libc is not None:
-        libc.madvise(ctypes.c_void_p(address), ctypes.c_size_t(size), ctypes.c_int(_MADV_POPULATE_WRITE))
+        start = address - address % _PAGE_BYTES
+        advice = _MADV_POPULATE_WRITE if write else _MADV_POPULATE_READ
+        libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(address + size - start), ctypes.c_int(advice))

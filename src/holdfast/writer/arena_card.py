@@ -131,10 +131,10 @@ def trainers(run: str) -> set[Process]:
     return {arena.trainer for arena in find_arenas(run) if arena.trainer_lives()}
 
 
-def is_held_file(path: Path) -> bool:
+def is_held_file(path: Path, *, once: bool = False) -> bool:
     """Return True if a living process holds a file of shared memory; False if the file is gone."""
     try:
-        return is_held(str(path))
+        return is_held(str(path), once=once)
     except FileNotFoundError:
         return False
 

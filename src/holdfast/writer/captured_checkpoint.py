@@ -21,6 +21,7 @@ from holdfast.core.limits import MIB
 from holdfast.core.names import MANIFEST, step_folder
 from holdfast.format.manifest import encode_manifest
 from holdfast.plan.writer_job import BlockJob
+from holdfast.storage import linux
 from holdfast.writer.arena_card import Card
 from holdfast.writer.gather import Bytes, Gatherer, is_direct
 
@@ -55,6 +56,9 @@ class _Arenas:
             last.block = None
             last.gatherer = last.gatherer or Gatherer(self._memory, {})
             last.parts = [np.frombuffer(part, dtype=np.uint8) for part in last.gatherer.block(block)]
+            if is_direct(block):
+                for part in last.parts:
+                    linux.populate(part.ctypes.data, part.size, write=False)
             last.ends = list(itertools.accumulate(part.size for part in last.parts))
             last.block = block
         number = bisect.bisect_right(last.ends, skip)

@@ -207,7 +207,8 @@ def clean_arenas(run: str, keep: Callable[[str], bool] = lambda path: False) -> 
     deleted = 0
     for path in find_files(run):
         arena = str(path).removesuffix(".card")
-        if keep(arena) or is_held_file(Path(arena)):
+        # The arenas of living trainers are usually held. Asking again would delay the first save of a run.
+        if keep(arena) or is_held_file(Path(arena), once=_is_claimed(Path(arena))):
             continue
         cards = read_cards([Path(card_path(arena))])
         if cards[0].host == host_identity() if cards else not _is_claimed(Path(arena)):

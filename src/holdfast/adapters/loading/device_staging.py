@@ -34,8 +34,12 @@ class FlatTensor:
     def write(self, at: int, pitch: int, rows: RawArray) -> None:
         count, width = rows.shape
         data = torch.from_numpy(rows)
-        if self._bytes is not None and count == 1:
-            self._bytes[at : at + width].copy_(data[0], non_blocking=True)
+        if count == 1:
+            if self._bytes is not None:
+                self._bytes[at : at + width].copy_(data[0], non_blocking=True)
+            else:
+                found = data[0].to(self._elements.device, non_blocking=True).view(self._stored)
+                self._elements[at // self._item : (at + width) // self._item].copy_(found)
             return
         # The rows with the bytes between them make one copy; the device picks them out and converts them.
         reach = (count - 1) * data.stride(0) + width
