@@ -17,8 +17,8 @@ from holdfast.format.digest import digest_hex
 from holdfast.storage.base import MemoryReader
 from holdfast.storage.open_files import OpenReaders
 from holdfast.writer.arena_card import Card
+from holdfast.writer.arena_fragments import is_direct
 from holdfast.writer.captured_checkpoint import CapturedFile, CapturedStorage
-from holdfast.writer.gather import is_direct
 from tests.writer import two_hosts
 from tests.writer.two_hosts import ATTEMPT
 

@@ -13,6 +13,7 @@ from typing import Any, cast
 
 import pytest
 
+from holdfast.checkpoint import gather
 from holdfast.checkpoint.attempt import Attempt
 from holdfast.checkpoint.commit import BlockReport
 from holdfast.checkpoint.lineage import Lineage
@@ -167,13 +168,13 @@ def test_a_travel_file_is_the_same_in_small_portions(root: Path, monkeypatch: py
     Rank(root, 1, TWO_HOSTS).writer.run({})
     whole = (root / ATTEMPT / "travel-1-0").read_bytes()
     (root / ATTEMPT / "travel-1-0").unlink()
-    monkeypatch.setattr(write_attempt, "_TRAVEL_BYTES", 1)
+    monkeypatch.setattr(gather, "_TRAVEL_BYTES", 1)
     Rank(root, 1, TWO_HOSTS).writer.run({})
     assert (root / ATTEMPT / "travel-1-0").read_bytes() == whole
 
 
 def test_a_portion_of_a_travel_file_stays_within_its_limit(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(write_attempt, "_TRAVEL_BYTES", 96)
+    monkeypatch.setattr(gather, "_TRAVEL_BYTES", 96)
     gate = PortionSizes()
     rank = Rank(root, 1, TWO_HOSTS, storage=watched(LocalStorage(root), gate))
     rank.writer.run({})

@@ -6,14 +6,14 @@ attempt's folder between hosts.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, closing
+from functools import partial
 from typing import Any
-
-import numpy as np
 
 from holdfast.checkpoint.attempt import Attempt
 from holdfast.checkpoint.commit import BlockReport
+from holdfast.checkpoint.gather import Fragment, Gatherer, write_fragments, write_travel_file
 from holdfast.checkpoint.shared_memory import create_file, open_reader, open_writer, unlink_file
 from holdfast.core.ranks import Ranks, run_on_all_ranks
 from holdfast.core.threads import cores
@@ -21,15 +21,13 @@ from holdfast.plan.files import (
     RawArray,
     ShardPiece,
     Sources,
-    TensorRun,
     aligned_buffer,
-    bytes_of,
-    piece_in_run,
     raw_dtype,
+    row_major_strides,
 )
 from holdfast.plan.save_plan import BlockPlan, Export, SavePlan
 from holdfast.plan.writer_job import travel_file
-from holdfast.storage.base import Reader, Writer
+from holdfast.storage.base import Reader
 from holdfast.storage.open_files import LazyReaders
 
 _THREADS = 8
@@ -55,14 +53,14 @@ def _exchange(
     def export() -> str | None:
         name = None
         for receiver, exports in plan.exports(rank).items():
+            fragments = (_export_fragment(export, sources) for export in exports)
             if receiver == host:
                 name = create_file(exports[-1].end)
                 stack.callback(unlink_file, name)
-                _copy_out(exports, sources, open_writer(name), whole=False)
+                with closing(open_writer(name)) as writer:
+                    write_fragments(writer, fragments)
             else:
-                file = travel_file(rank, receiver)
-                storage.create(attempt.name, file, exports[-1].end)
-                _copy_out(exports, sources, storage.writer(attempt.name, file), whole=storage.whole_files)
+                write_travel_file(storage, attempt.name, travel_file(rank, receiver), exports[-1].end, fragments)
         return name
 
     names = run_on_all_ranks(ranks, export)
@@ -78,19 +76,11 @@ def _exchange(
     return readers
 
 
-def _copy_out(exports: Sequence[Export], sources: Sources, writer: Writer, *, whole: bool) -> None:
-    """Write the exports to a file; with `whole`, the file is written without holes and completed."""
-    position = 0
-    try:
-        for export in exports:
-            if whole and export.offset > position:
-                writer.write(position, [memoryview(bytes(export.offset - position))])
-            position = export.end
-            writer.write(export.offset, [bytes_of(np.ascontiguousarray(sources.array(export.piece)))])
-        if whole:
-            writer.sync()
-    finally:
-        writer.close()
+def _export_fragment(export: Export, sources: Sources) -> Fragment:
+    """Return a piece that another rank needs, at its place in the file that passes it on."""
+    piece, item = export.piece, export.piece.run.place.spec.dtype.bytes
+    strides = row_major_strides(piece.part.sizes, item)
+    return Fragment(export.offset, item, piece.part.sizes, strides, partial(sources.array, piece))
 
 
 def drop_travel_files(plan: SavePlan, attempt: Attempt) -> None:
@@ -101,55 +91,17 @@ def drop_travel_files(plan: SavePlan, attempt: Attempt) -> None:
             attempt.storage.drop(attempt.name, travel_file(source_rank, host))
 
 
-class _LiveGatherer:
-    """Assembles blocks from live memory and from the exports of other ranks."""
-
-    def __init__(
-        self, rank: int, sources: Sources, readers: Mapping[int, Reader], offsets: Mapping[int, int], size: int
-    ) -> None:
-        self._rank = rank
-        self._sources = sources
-        self._readers = readers
-        self._offsets = offsets  # of exported pieces, by identity
-        self._buffer = aligned_buffer(size)
-
-    def block(self, block: BlockPlan) -> Iterator[memoryview]:
-        """Yield the bytes of a block in order: live memory where contiguous, else gathered."""
-        if block.header:
-            yield memoryview(block.header)
-        for run, pieces in _by_run(block.pieces):
-            whole = len(pieces) == 1 and pieces[0].part == run.box
-            if whole and pieces[0].rank == self._rank:
-                own = self._sources.array(pieces[0])
-                if own.flags.c_contiguous:
-                    yield bytes_of(own)
-                    continue
-            target = self._buffer[run.at : run.at + run.bytes]
-            if whole and pieces[0].rank != self._rank:
-                self._fetch(pieces[0], target)
-            else:
-                for piece in pieces:
-                    piece_in_run(self._buffer, piece)[...] = self._data(piece)
-            yield target.data
-
-    def _fetch(self, piece: ShardPiece, target: RawArray) -> None:
-        self._readers[piece.rank].read_into(self._offsets[id(piece)], [target.data])
-
-    def _data(self, piece: ShardPiece) -> RawArray:
-        if piece.rank == self._rank:
-            return self._sources.array(piece)
-        span = aligned_buffer(piece.bytes)
-        self._fetch(piece, span)
-        return span.view(raw_dtype(piece.run.place)).reshape(piece.part.sizes)
+def _fragment(piece: ShardPiece, array: Callable[[], RawArray]) -> Fragment:
+    item = piece.run.place.spec.dtype.bytes
+    strides = row_major_strides(piece.run.box.sizes, item)
+    return Fragment(piece.at, item, piece.part.sizes, strides, array)
 
 
-def _by_run(pieces: Sequence[ShardPiece]) -> Iterator[tuple[TensorRun, list[ShardPiece]]]:
-    """Group pieces by run, in byte order."""
-    runs: dict[int, tuple[TensorRun, list[ShardPiece]]] = {}
-    for piece in pieces:
-        runs.setdefault(piece.run.at, (piece.run, []))[1].append(piece)
-    for at in sorted(runs):
-        yield runs[at]
+def _fetch(piece: ShardPiece, readers: Mapping[int, Reader], offset: int) -> RawArray:
+    """Return a piece that another rank has exported."""
+    span = aligned_buffer(piece.bytes)
+    readers[piece.rank].read_into(offset, [span.data])
+    return span.view(raw_dtype(piece.run.place)).reshape(piece.part.sizes)
 
 
 def _write_own(
@@ -163,8 +115,16 @@ def _write_own(
         for export in plan.exports(source_rank)[plan.hosts[rank]]
     }
 
-    def gatherer() -> Callable[[BlockPlan], Iterable[memoryview]]:
-        return _LiveGatherer(rank, sources, readers, offsets, largest).block
+    def fragments(block: BlockPlan) -> Iterator[Fragment]:
+        for piece in block.pieces:
+            if piece.rank == rank:
+                yield _fragment(piece, partial(sources.array, piece))
+            else:
+                yield _fragment(piece, partial(_fetch, piece, readers, offsets[id(piece)]))
+
+    def gatherer() -> Callable[[BlockPlan], Iterator[memoryview]]:
+        own = Gatherer()
+        return lambda block: own.block(block, fragments(block))
 
     neighbours = sum(host == plan.hosts[rank] for host in plan.hosts)
     threads = max(1, min(_THREADS, cores() // neighbours, _BUFFERS_BYTES // max(1, largest)))

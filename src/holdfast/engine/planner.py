@@ -136,7 +136,6 @@ class Planner:
         optimizers = layout.collected.live_optimizers
         self._capturer.hooks.attach(optimizers)
         devices = {item.holder.local.device for item in layout.collected.items}
-        self._capturer.warm_up(devices)
         size = forecast_arena_bytes(ranks, layout, self._options)
         self._arena.prepare(size, lambda: self._probe_arena(devices))
         has_unstepped = any(missing_state_tensors(optimizer) for optimizer in optimizers)
@@ -150,7 +149,8 @@ class Planner:
             self._rehearse(state)
 
     def _probe_arena(self, devices: Iterable[torch.device]) -> None:
-        """Measure copies into a new arena, on the thread that allocated it."""
+        """Load what copies need and measure them, on the thread that allocated the arena."""
+        self._capturer.warm_up(devices)
         self._capturer.probe(devices, self._arena.memory)
         self._emit("arena", bytes=self._arena.size, seconds=self._arena.seconds)
 

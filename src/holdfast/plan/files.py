@@ -148,6 +148,12 @@ class ShardPiece:
     held: Box
 
     @property
+    def at(self) -> int:
+        """The byte of the block at which the piece begins; its rows are as far apart as those of its run."""
+        inside = self.part.relative_to(self.run.box).flat_offset(self.run.box.sizes)
+        return self.run.at + inside * self.run.place.spec.dtype.bytes
+
+    @property
     def bytes(self) -> int:
         return self.part.volume * self.run.place.spec.dtype.bytes
 
@@ -167,6 +173,14 @@ def runs_in(places: Sequence[Place], begins: Sequence[int], offset: int, size: i
         for box in flat_boxes(place.spec.shape, (begin - place.begin) // item, (stop - place.begin) // item):
             yield TensorRun(place, box, at)
             at += box.volume * item
+
+
+def row_major_strides(sizes: Sequence[int], item: int) -> tuple[int, ...]:
+    """Return the strides in bytes of an array in row-major order."""
+    strides = [item] * len(sizes)
+    for dim in range(len(sizes) - 2, -1, -1):
+        strides[dim] = strides[dim + 1] * sizes[dim + 1]
+    return tuple(strides)
 
 
 RawArray = npt.NDArray[Any]

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from holdfast.layout.box import Box
-from holdfast.plan.files import Place, ShardPiece
+from holdfast.plan.files import Place, ShardPiece, row_major_strides
 from holdfast.plan.save_plan import BlockPlan, Export, SavePlan
 
 _ALIGNMENT = 512
@@ -268,7 +268,7 @@ def writer_job(plan: SavePlan, digest: str, rank: int, arenas: Mapping[int, Aren
 
 def _travel_copy(export: Export, arena: ArenaLayout) -> Copy:
     piece, item = export.piece, export.piece.run.place.spec.dtype.bytes
-    shard, contiguous = _strides(piece.held.sizes, item), _strides(piece.part.sizes, item)
+    shard, contiguous = row_major_strides(piece.held.sizes, item), row_major_strides(piece.part.sizes, item)
     return _collapsed(piece.rank, arena.locate(piece), export.offset, item, piece.part.sizes, shard, contiguous)
 
 
@@ -277,26 +277,15 @@ def _block_job(
 ) -> BlockJob:
     local, remote = [], []
     for piece in block.pieces:
-        item = piece.run.place.spec.dtype.bytes
-        in_block = _strides(piece.run.box.sizes, item)
-        inside = piece.part.relative_to(piece.run.box).flat_offset(piece.run.box.sizes)
-        target = piece.run.at + inside * item
-        sizes = piece.part.sizes
+        item, sizes = piece.run.place.spec.dtype.bytes, piece.part.sizes
+        target, in_block = piece.at, row_major_strides(piece.run.box.sizes, item)
         if piece.rank in arenas:
-            source, strides = arenas[piece.rank].locate(piece), _strides(piece.held.sizes, item)
+            source, strides = arenas[piece.rank].locate(piece), row_major_strides(piece.held.sizes, item)
             local.append(_collapsed(piece.rank, source, target, item, sizes, strides, in_block))
         else:
-            source, strides = travel_offsets[piece.rank][id(piece)], _strides(sizes, item)
+            source, strides = travel_offsets[piece.rank][id(piece)], row_major_strides(sizes, item)
             remote.append(_collapsed(piece.rank, source, target, item, sizes, strides, in_block))
     return BlockJob(block.file, block.offset, block.size, block.header, tuple(local), tuple(remote))
-
-
-def _strides(sizes: Sequence[int], item: int) -> list[int]:
-    """Return the row-major strides of an array in bytes."""
-    strides = [item] * len(sizes)
-    for dim in range(len(sizes) - 2, -1, -1):
-        strides[dim] = strides[dim + 1] * sizes[dim + 1]
-    return strides
 
 
 def _collapsed(

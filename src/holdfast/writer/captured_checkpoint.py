@@ -15,6 +15,7 @@ from typing import Self
 import numpy as np
 
 from holdfast.checkpoint.checkpoint import Checkpoint
+from holdfast.checkpoint.gather import Gatherer
 from holdfast.checkpoint.shared_memory import Arena, sealed_attempt
 from holdfast.core.errors import Damaged, NotFound
 from holdfast.core.limits import MIB
@@ -23,7 +24,7 @@ from holdfast.format.manifest import encode_manifest
 from holdfast.plan.writer_job import BlockJob
 from holdfast.storage import linux
 from holdfast.writer.arena_card import Card
-from holdfast.writer.gather import Bytes, Gatherer, is_direct
+from holdfast.writer.arena_fragments import Bytes, block_fragments, is_direct
 
 _COPIED_BYTES = 8 * MIB  # of a portion that cannot be copied straight into live memory
 
@@ -54,8 +55,9 @@ class _Arenas:
         last = self._last
         if last.block is not block:
             last.block = None
-            last.gatherer = last.gatherer or Gatherer(self._memory, {})
-            last.parts = [np.frombuffer(part, dtype=np.uint8) for part in last.gatherer.block(block)]
+            last.gatherer = last.gatherer or Gatherer()
+            gathered = last.gatherer.block(block, block_fragments(block, self._memory, {}))
+            last.parts = [np.frombuffer(part, dtype=np.uint8) for part in gathered]
             if is_direct(block):
                 for part in last.parts:
                     linux.populate(part.ctypes.data, part.size, write=False)

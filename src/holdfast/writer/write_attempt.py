@@ -4,32 +4,29 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import replace
-
-import numpy as np
+from collections.abc import Callable, Iterator, Mapping
 
 from holdfast.checkpoint.attempt import Attempt
 from holdfast.checkpoint.commit import BlockReport
+from holdfast.checkpoint.gather import Gatherer, write_travel_file
 from holdfast.checkpoint.shared_memory import Arena, sealed_attempt, unlink_file
 from holdfast.core.errors import Damaged, HoldfastError, PeerFailed
 from holdfast.core.ranks import host_identity
 from holdfast.format.digest import Digest
-from holdfast.plan.writer_job import BlockJob, TravelJob, travel_file
+from holdfast.plan.writer_job import BlockJob, travel_file
 from holdfast.storage import Storage, storage_at
-from holdfast.storage.base import Reader, SharedStorage, Writer
+from holdfast.storage.base import Reader, SharedStorage
 from holdfast.storage.open_files import LazyReaders
 from holdfast.writer import mailbox as mail
 from holdfast.writer.arena_card import Card, card_path
+from holdfast.writer.arena_fragments import Bytes, arena_fragment, block_fragments, is_direct
 from holdfast.writer.coordinator import Coordinator
-from holdfast.writer.gather import Bytes, Gatherer, copy_bytes, is_direct
 from holdfast.writer.mailbox import Heartbeat, Mailbox, Watch
 from holdfast.writer.messages import AssignJob, Failure, RankReport, SaveOrder, Values
 
 _ABANDONED = "the save was given up because another rank failed"
 _CAPTURE_POLL_S, _MAILBOX_POLL_S = 0.001, 0.1
 _BUFFERS_BYTES = 64 << 20
-_TRAVEL_BYTES = 32 << 20
 _MAILBOX_S = 5.0
 _NEIGHBOUR_S = 5.0  # another rank of this host may still be capturing
 
@@ -149,33 +146,13 @@ class AttemptWriter:
 
     def _write_travel_files(self) -> None:
         """Write the bytes that writers of other hosts need to the attempt's folder."""
-        storage, attempt = self._workspace.storage, self._order.attempt
+        own = self._workspace.arenas[self._job.rank]
         for travel in self._job.travel:
             name = travel_file(self._job.rank, travel.host)
-            storage.create(attempt, name, travel.size)
-            writer = storage.writer(attempt, name)
-            try:
-                self._fill_travel_file(writer, travel)
-                if storage.whole_files:
-                    writer.sync()
-            finally:
-                writer.close()
+            fragments = (arena_fragment(copy, own) for copy in travel.copies)
+            write_travel_file(self._workspace.storage, self._order.attempt, name, travel.size, fragments)
         if self._job.travel:
             self._mailbox.post_gave(self._job.rank, self._job.plan)
-
-    def _fill_travel_file(self, writer: Writer, travel: TravelJob) -> None:
-        """Write a travel file, a few of its copies at a time."""
-        own = self._workspace.arenas[self._job.rank]
-        copies = list(travel.copies)
-        begin = 0
-        while copies:
-            count = sum(1 for copy in copies if copy.target + copy.bytes - begin <= _TRAVEL_BYTES) or 1
-            area = np.zeros(copies[count - 1].target + copies[count - 1].bytes - begin, dtype=np.uint8)
-            for copy in copies[:count]:
-                copy_bytes(replace(copy, target=copy.target - begin), own, area)
-            writer.write(begin, [area.data])
-            begin += area.size
-            del copies[:count]
 
     def _open_travel_file(self, rank: int) -> Reader:
         return self._workspace.storage.take(self._order.attempt, travel_file(rank, self._job.host))
@@ -183,13 +160,13 @@ class AttemptWriter:
     def _write(self, blocks: list[BlockJob], travel_files: Mapping[int, Reader]) -> None:
         """Write blocks on a few threads and sync their files."""
 
-        def gatherer() -> Callable[[BlockJob], list[memoryview]]:
-            own = Gatherer(self._workspace.arenas, travel_files)
+        def gatherer() -> Callable[[BlockJob], Iterator[memoryview]]:
+            own = Gatherer()
 
-            def gather(block: BlockJob) -> list[memoryview]:
+            def gather(block: BlockJob) -> Iterator[memoryview]:
                 if self._heartbeat.stopped:
                     raise PeerFailed(_ABANDONED)
-                return own.block(block)
+                return own.block(block, block_fragments(block, self._workspace.arenas, travel_files))
 
             return gather
 
@@ -258,11 +235,11 @@ class AttemptWriter:
                 return False  # another rank's share was never captured
             time.sleep(_CAPTURE_POLL_S)
         try:
-            gatherer = Gatherer(self._workspace.arenas, {})
+            gatherer = Gatherer()
             for block in self._job.blocks:
                 if (block.file, block.offset) not in self._written and not block.remote:
                     digest = Digest()
-                    for buffer in gatherer.block(block):
+                    for buffer in gatherer.block(block, block_fragments(block, self._workspace.arenas, {})):
                         digest.update(buffer)
                     self._record(BlockReport(block.file, block.offset, block.size, digest.hexdigest()))
         except (HoldfastError, OSError):
