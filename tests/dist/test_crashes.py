@@ -185,6 +185,35 @@ def fail_to_write(root: str) -> None:
     time.sleep(600)
 
 
+def restore_and_save(root: str) -> tuple[list[bool], int | None]:
+    """Restore from memory and save until a save is not skipped: the state in memory is written meanwhile."""
+    fresh: dict[str, Any] = state(0)
+    skipped = []
+    with warnings.catch_warnings(), holdfast.Checkpointer(root, deadline_s=60, on_busy="skip") as checkpointer:
+        warnings.simplefilter("ignore")
+        assert checkpointer.restore(fresh) == 2 and float(fresh["w"]["big"][0]) == 2.0
+        for step in range(3, 2000):
+            handle = checkpointer.save(step, fresh)
+            skipped.append(handle.skipped)
+            if not handle.skipped:
+                return skipped, handle.result(60).manifest.parent
+            time.sleep(0.05)
+    raise AssertionError("every save was skipped")
+
+
+@pytest.mark.parametrize("world", [1, 4])
+def test_a_run_goes_on_while_its_state_is_written_from_memory(tmp_path: Path, world: int) -> None:
+    victims = Victims(2, fail_to_write, str(tmp_path))
+    victims.hear()
+    victims.kill()
+    (tmp_path / "step-000000000002" / "thesis.txt").unlink()
+    (tmp_path / "step-000000000002").rmdir()
+    results = run_ranks(world, restore_and_save, str(tmp_path))
+    assert all(result == results[0] for result in results) and results[0][1] == 2
+    assert holdfast.open(tmp_path / "step-000000000002").verify().good
+    wait_until(lambda: not leftovers(tmp_path))
+
+
 def test_what_only_memory_holds_is_restored_from_it(tmp_path: Path) -> None:
     victims = Victims(2, fail_to_write, str(tmp_path))
     assert victims.hear() == ["StorageError"] * 2

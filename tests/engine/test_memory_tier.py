@@ -82,7 +82,7 @@ def test_a_blocking_save_claims_the_run_and_drops_nothing(tier: Any) -> None:
 def test_a_restore_drops_what_it_did_not_want(tier: Any) -> None:
     memory, leftovers = tier
     memory.begin_restore(request())
-    assert memory.restore(RANKS, {}, request(), 1, 1.0) is None
+    assert memory.restore(RANKS, {}, request()) is None
     memory.end_restore(RANKS)
     assert leftovers.dropped == 1
 

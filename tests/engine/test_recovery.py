@@ -245,6 +245,49 @@ def test_starts_that_cannot_write_do_not_add_up_in_memory(small: Path) -> None:
     assert first
 
 
+@pytest.mark.parametrize("on_busy", ["skip", "wait"])
+def test_a_save_right_after_a_restore_from_memory_descends_from_it(tmp_path: Path, on_busy: str) -> None:
+    with holdfast.Checkpointer(tmp_path) as checkpointer:
+        for step in (1, 2):
+            checkpointer.save(step, state(step)).result(60)
+    leave_in_memory(tmp_path, 3)
+    live = state(0)
+    events: list[holdfast.Event] = []
+    keep = holdfast.keep.last(2)
+    with heard(), holdfast.Checkpointer(tmp_path, on_busy=on_busy, keep=keep, on_event=events.append) as checkpointer:
+        assert checkpointer.restore(live) == 3 and live["w"][0] == 3.0
+        first = checkpointer.save(4, live)
+        assert first.wait(60) and (first.error is None or first.skipped)
+        assert checkpointer.finish(60) and checkpointer.steps()[0] > 1, "the run's policy applies to it"
+        last = checkpointer.save(5, live).result(60)
+        assert last.manifest.parent == (3 if first.skipped else 4)
+    assert [event.detail for event in events if event.name == "published" and event.step == 3] == ["from memory"]
+    assert arenas(tmp_path) == [] and all(holdfast.open(path).verify().good for path in tmp_path.glob("step-*"))
+
+
+def test_two_restores_in_a_row_from_memory(tmp_path: Path) -> None:
+    leave_in_memory(tmp_path, 3)
+    with heard(), holdfast.Checkpointer(tmp_path) as checkpointer:
+        for _ in range(2):
+            live = state(0)
+            assert checkpointer.restore(live) == 3 and live["w"][0] == 3.0
+    assert arenas(tmp_path) == [] and holdfast.open(tmp_path / "step-000000000003").verify().good
+
+
+def test_a_run_that_is_killed_right_after_a_restore_from_memory_loses_nothing(tmp_path: Path) -> None:
+    leave_in_memory(tmp_path, 3)
+    code = (
+        "import os, sys, torch, warnings, holdfast\n"
+        "warnings.simplefilter('ignore')\n"
+        "ck = holdfast.Checkpointer(sys.argv[1])\n"
+        "assert ck.restore({'w': torch.zeros(50_000)}) == 3\n"
+        "os._exit(9)\n"
+    )
+    assert subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=False, timeout=120).returncode == 9
+    assert restored(tmp_path) == (3, 3.0)
+    assert arenas(tmp_path) == [] and holdfast.open(tmp_path / "step-000000000003").verify().good
+
+
 def test_memory_that_does_not_fit_the_model_says_how_to_give_it_up(tmp_path: Path) -> None:
     root = tmp_path / "root"
     leave_in_memory(root, 2)

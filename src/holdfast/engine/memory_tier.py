@@ -106,7 +106,7 @@ class MemoryTier:
         self._machine.move(MemoryState.DROPPED if request.step is None else MemoryState.KEPT)
 
     def restore(
-        self, ranks: Ranks, state: MutableMapping[str, Any], request: RestoreRequest, threads: int, silence_s: float
+        self, ranks: Ranks, state: MutableMapping[str, Any], request: RestoreRequest
     ) -> RestoredFromMemory | None:
         """Load the newest captured state, if it is complete and newer than every checkpoint. Collective.
 
@@ -128,7 +128,7 @@ class MemoryTier:
             return None
         try:
             if not captured.is_here:
-                self._leftovers.adopt(ranks, captured, threads, silence_s)
+                self._leftovers.adopt(ranks, captured)
                 self._report_adopted(ranks, captured)
                 return None
             checked = replace(request, options=replace(request.options, verify=True))
@@ -146,7 +146,7 @@ class MemoryTier:
             return None
         self.leaves_room = all(run_on_all_ranks(ranks, lambda: _leaves_room(captured)))
         self._machine.move(MemoryState.WRITING)
-        write = partial(self._leftovers.write, captured, threads, silence_s)
+        write = partial(self._leftovers.write, captured)
         return RestoredFromMemory(captured.step, report, captured.lineage, write)
 
     def _report_adopted(self, ranks: Ranks, captured: Captured) -> None:

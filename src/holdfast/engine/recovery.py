@@ -16,6 +16,8 @@ from holdfast.checkpoint.retention import RetentionIndex
 from holdfast.core.errors import HoldfastError, PeerFailed
 from holdfast.core.names import step_folder
 from holdfast.core.ranks import Ranks, run_on_all_ranks
+from holdfast.core.threads import cores
+from holdfast.engine.options import BackgroundOptions
 from holdfast.storage.base import SharedStorage, Tracked
 from holdfast.writer import startup_cleanup
 from holdfast.writer.arena_card import Card, Process, captured_sets, trainers
@@ -25,6 +27,7 @@ from holdfast.writer.startup_cleanup import wait_for_writers
 
 _OF_DEADLINE = 0.8  # the writing rank gives up before the other ranks stop waiting for it
 _LEAVE_S = 1.0
+_THREADS = 8  # of all writers of the host
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,10 +118,10 @@ class Cleaned:
 class Leftovers:
     """Finds, cleans and adopts what earlier starts of a run left. Calls are collective unless they say so."""
 
-    def __init__(self, storage: SharedStorage, run: str, deadline_s: float) -> None:
+    def __init__(self, storage: SharedStorage, run: str, options: BackgroundOptions) -> None:
         self._storage = storage
         self._run = run
-        self._deadline_s = deadline_s
+        self._options = options
         self._leads = False  # whether this rank is the first of its host
         self._index = RetentionIndex(storage)
         self._hosts = 1
@@ -128,14 +131,14 @@ class Leftovers:
         """The catalog of the root's steps since the start, on rank 0."""
         return self._index.catalog
 
-    def clean(self, ranks: Ranks, silence_s: float) -> Cleaned:
+    def clean(self, ranks: Ranks) -> Cleaned:
         """Wait for living writers, then remove what nobody holds and nobody can restore."""
         started = time.monotonic()
         dead: set[str] = set()
 
         def wait() -> None:
-            first = ranks.rank == 0
-            dead.update(wait_for_writers(self._storage, self._run, self._deadline_s, silence_s, look_at_storage=first))
+            limits = self._options.deadline_s, self._options.silence_s
+            dead.update(wait_for_writers(self._storage, self._run, *limits, look_at_storage=ranks.rank == 0))
 
         run_on_all_ranks(ranks, wait)
         waited_s = time.monotonic() - started
@@ -223,24 +226,31 @@ class Leftovers:
         usable = [found for found in merged.values() if found.is_whole or found.hosts > self._hosts]
         return _without_twins(usable)
 
-    def adopt(self, ranks: Ranks, captured: Captured, threads: int, silence_s: float) -> None:
+    def adopt(self, ranks: Ranks, captured: Captured) -> None:
         """Write a captured state that is spread over hosts, from their memory; every rank returns or raises alike."""
 
         def write() -> None:
             if self._leads and captured.cards:
-                self.write(captured, threads, silence_s)
+                self.write(captured)
 
         run_on_all_ranks(ranks, write)
 
-    def write(self, captured: Captured, threads: int, silence_s: float) -> None:
+    def write(self, captured: Captured) -> None:
         """Write the part of a captured state that this host has. Not collective; other hosts write theirs.
 
         The memory is freed once all of it is committed.
         """
-        deadline_s = self._deadline_s * _OF_DEADLINE
-        folder = step_folder(captured.step)
-        order = SaveOrder(captured.attempt, folder, captured.lineage, deadline_s, silence_s, captured.plan)
-        _write(self._storage.address, order, captured.cards, threads)
+        options = self._options
+        order = SaveOrder(
+            attempt=captured.attempt,
+            folder=step_folder(captured.step),
+            lineage=captured.lineage,
+            deadline_s=options.deadline_s * _OF_DEADLINE,
+            silence_s=options.silence_s,
+            plan=captured.plan,
+            keep=None if options.keep is None else options.keep.fields(),
+        )
+        _write(self._storage.address, order, captured.cards, options.writer_threads or min(_THREADS, cores()))
 
     def drop(self, ranks: Ranks) -> None:
         """Delete the captured states of earlier starts, once no rank reads them."""

@@ -6,7 +6,6 @@ returned, warnings and events are left where the Checkpointer put them.
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Mapping, MutableMapping
 from dataclasses import replace
@@ -212,9 +211,7 @@ class RunEngine:
         return step
 
     def _restore_captured(self, ranks: Ranks, state: MutableMapping[str, Any], request: RestoreRequest) -> int | None:
-        background = self._background_options
-        threads = background.writer_threads or min(8, os.cpu_count() or 1)
-        restored = self._memory.restore(ranks, state, request, threads, background.silence_s)
+        restored = self._memory.restore(ranks, state, request)
         if restored is None:
             return None
         self.last_report = restored.report

@@ -54,8 +54,8 @@ def start_run(
             "kept in memory for the next start"
         )
         listener(Event("no identity", detail=detail))
-    leftovers = Leftovers(storage, run.key, background.deadline_s)
-    cleaned = leftovers.clean(ranks, background.silence_s)
+    leftovers = Leftovers(storage, run.key, background)
+    cleaned = leftovers.clean(ranks)
     if ranks.rank == 0:
         _report_cleaned(storage, cleaned, listener, warnings)
     session = RunSession(storage, run, token, listener, warnings)

@@ -18,7 +18,7 @@ from holdfast.core.errors import HoldfastError, NotFound
 from holdfast.core.names import step_folder
 from holdfast.core.terminal import no_progress
 from holdfast.engine.blocking_save import BlockingSaver
-from holdfast.engine.options import LoadOptions, SaveOptions
+from holdfast.engine.options import BackgroundOptions, LoadOptions, SaveOptions
 from holdfast.engine.recovery import Leftovers
 from holdfast.engine.restore import RestoreRequest, restore_stored
 from holdfast.storage.local import LocalStorage
@@ -99,7 +99,8 @@ class RunJudge:
     def _restore(self, storage: LocalStorage) -> int:
         """Start like a Checkpointer, but without a writer process; return the step, 0 if there is none."""
         ranks = current_ranks(_DEADLINE_S)
-        Leftovers(storage, identify(ranks, storage).key, _DEADLINE_S).clean(ranks, _SILENCE_S)
+        options = BackgroundOptions(deadline_s=_DEADLINE_S, silence_s=_SILENCE_S)
+        Leftovers(storage, identify(ranks, storage).key, options).clean(ranks)
         request = RestoreRequest(None, LoadOptions(), no_progress, _DEADLINE_S)
         restored = restore_stored(ranks, storage, self.fresh(), request)
         return 0 if restored is None else restored.step
