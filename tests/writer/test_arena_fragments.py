@@ -11,11 +11,12 @@ from types import MappingProxyType
 import numpy as np
 import pytest
 
-from holdfast.checkpoint.gather import Gatherer, write_fragments
-from holdfast.checkpoint.shared_memory import Arena, open_reader, open_writer
+from holdfast.checkpoint.gather import Gatherer, write_travel_file
+from holdfast.checkpoint.shared_memory import Arena
 from holdfast.core.errors import HoldfastError
 from holdfast.plan.writer_job import BlockJob, Copy, WriterJob
 from holdfast.storage.base import Reader
+from holdfast.storage.local import LocalStorage
 from holdfast.writer.arena_fragments import Bytes, arena_fragment, block_fragments, is_direct
 from tests.writer import two_hosts
 
@@ -51,12 +52,12 @@ def test_strided_copies_of_two_arenas_make_the_file(tmp_path: Path) -> None:
 def test_bytes_of_another_host_come_from_its_travel_file(tmp_path: Path) -> None:
     memory = arenas(tmp_path, (0, 1))
     (travel,) = two_hosts.job(1).travel
-    (tmp_path / "travel").touch()
-    with closing(open_writer(str(tmp_path / "travel"))) as writer:
-        write_fragments(writer, (arena_fragment(copy, memory[1]) for copy in travel.copies))
-    assert (tmp_path / "travel").stat().st_size == travel.size
-    travel_files = {1: open_reader(str(tmp_path / "travel"))}
-    assert file_bytes(two_hosts.job(0), {0: memory[0]}, travel_files) == two_hosts.file_bytes()
+    storage = LocalStorage(tmp_path)
+    storage.begin(two_hosts.ATTEMPT)
+    fragments = (arena_fragment(copy, memory[1]) for copy in travel.copies)
+    write_travel_file(storage, two_hosts.ATTEMPT, "travel", travel.size, fragments)
+    with closing(storage.take(two_hosts.ATTEMPT, "travel")) as travel_file:
+        assert file_bytes(two_hosts.job(0), {0: memory[0]}, {1: travel_file}) == two_hosts.file_bytes()
 
 
 def flat_copy(rank: int, source: int, target: int, size: int) -> Copy:

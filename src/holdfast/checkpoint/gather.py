@@ -118,14 +118,14 @@ def write_travel_file(storage: Storage, attempt: str, name: str, size: int, frag
     storage.create(attempt, name, size)
     writer = storage.writer(attempt, name)
     try:
-        write_fragments(writer, fragments)
+        _write_fragments(writer, fragments)
         if storage.whole_files:
             writer.sync()
     finally:
         writer.close()
 
 
-def write_fragments(writer: Writer, fragments: Iterable[Fragment]) -> None:
+def _write_fragments(writer: Writer, fragments: Iterable[Fragment]) -> None:
     """Write contiguous fragments, in order, each at its offset, with zeros between them."""
     parts: list[memoryview] = []
     begin = position = 0

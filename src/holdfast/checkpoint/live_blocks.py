@@ -1,20 +1,20 @@
-"""The blocks of a blocking save: gathered from live memory and from other ranks' travel files, written on threads.
+"""The blocks of a blocking save: gathered from live memory and from other ranks, written on threads.
 
-Bytes held by another rank are passed in a file: in shared memory between ranks of a host, in the
-attempt's folder between hosts.
+Bytes held by another rank are passed on: through shared memory between ranks of a host, in travel
+files in the attempt's folder between hosts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, closing
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
 from holdfast.checkpoint.attempt import Attempt
 from holdfast.checkpoint.commit import BlockReport
-from holdfast.checkpoint.gather import Fragment, Gatherer, write_fragments, write_travel_file
-from holdfast.checkpoint.shared_memory import create_file, open_reader, open_writer, unlink_file
+from holdfast.checkpoint.gather import Fragment, Gatherer, write_travel_file
+from holdfast.checkpoint.shared_memory import Arena, create_file, unlink_file
 from holdfast.core.ranks import Ranks, run_on_all_ranks
 from holdfast.core.threads import cores
 from holdfast.plan.files import (
@@ -27,27 +27,28 @@ from holdfast.plan.files import (
 )
 from holdfast.plan.save_plan import BlockPlan, Export, SavePlan
 from holdfast.plan.writer_job import travel_file
-from holdfast.storage.base import Reader
+from holdfast.storage import linux
 from holdfast.storage.open_files import LazyReaders
 
 _THREADS = 8
 _BUFFERS_BYTES = 256 << 20  # for blocks that are gathered, or copied from a device
 
 
+Fetch = Callable[[ShardPiece], RawArray]
+
+
 def write_blocks(plan: SavePlan, ranks: Ranks, attempt: Attempt, sources: Sources) -> list[BlockReport]:
     """Write every block of the plan; return the reports of all ranks, on all ranks."""
     with ExitStack() as stack:
-        readers = _exchange(plan, ranks, attempt, sources, stack)
-        reports = run_on_all_ranks(ranks, lambda: _write_own(plan, ranks.rank, attempt, sources, readers))
+        fetch = _exchange(plan, ranks, attempt, sources, stack)
+        reports = run_on_all_ranks(ranks, lambda: _write_own(plan, ranks.rank, attempt, fetch))
     return [BlockReport.from_fields(report) for rank_reports in reports for report in rank_reports]
 
 
-def _exchange(
-    plan: SavePlan, ranks: Ranks, attempt: Attempt, sources: Sources, stack: ExitStack
-) -> Mapping[int, Reader]:
-    """Write the pieces that other ranks need to files; return readers of the pieces for this rank, by rank."""
+def _exchange(plan: SavePlan, ranks: Ranks, attempt: Attempt, sources: Sources, stack: ExitStack) -> Fetch:
+    """Export the pieces that other ranks need; return a function that gets the pieces of this rank's blocks."""
     if all(piece.rank == block.owner for block in plan.blocks for piece in block.pieces):
-        return {}
+        return sources.array
     rank, host, storage = ranks.rank, plan.hosts[ranks.rank], attempt.storage
 
     def export() -> str | None:
@@ -57,23 +58,46 @@ def _exchange(
             if receiver == host:
                 name = create_file(exports[-1].end)
                 stack.callback(unlink_file, name)
-                with closing(open_writer(name)) as writer:
-                    write_fragments(writer, fragments)
+                _fill(name, exports[-1].end, fragments)
             else:
                 write_travel_file(storage, attempt.name, travel_file(rank, receiver), exports[-1].end, fragments)
         return name
 
     names = run_on_all_ranks(ranks, export)
-
-    def open_export(source_rank: int) -> Reader:
-        if plan.hosts[source_rank] == host:
-            return open_reader(str(names[source_rank]))
-        return storage.take(attempt.name, travel_file(source_rank, host))
-
-    wanted = {piece.rank for block in plan.blocks if block.owner == rank for piece in block.pieces} - {rank}
-    readers = LazyReaders(sorted(wanted), open_export)
+    wanted = sorted({piece.rank for block in plan.blocks if block.owner == rank for piece in block.pieces} - {rank})
+    exports = {source_rank: plan.exports(source_rank)[host] for source_rank in wanted}
+    offsets = {id(export.piece): export.offset for own in exports.values() for export in own}
+    shared = {
+        source_rank: Arena(str(names[source_rank]), own[-1].end, writable=False).bytes
+        for source_rank, own in exports.items()
+        if plan.hosts[source_rank] == host
+    }
+    readers = LazyReaders(
+        [source_rank for source_rank in wanted if source_rank not in shared],
+        lambda source_rank: storage.take(attempt.name, travel_file(source_rank, host)),
+    )
     stack.callback(readers.close)
-    return readers
+
+    def fetch(piece: ShardPiece) -> RawArray:
+        if piece.rank == rank:
+            return sources.array(piece)
+        at = offsets[id(piece)]
+        if piece.rank in shared:
+            span: RawArray = shared[piece.rank][at : at + piece.bytes]
+        else:
+            span = aligned_buffer(piece.bytes)
+            readers[piece.rank].read_into(at, [span.data])
+        return span.view(raw_dtype(piece.run.place)).reshape(piece.part.sizes)
+
+    return fetch
+
+
+def _fill(name: str, size: int, fragments: Iterable[Fragment]) -> None:
+    """Copy fragments into shared memory."""
+    memory = Arena(name, size).bytes
+    linux.populate(memory.ctypes.data, size, write=True)
+    for fragment in fragments:
+        fragment.put(fragment.array(), memory)
 
 
 def _export_fragment(export: Export, sources: Sources) -> Fragment:
@@ -91,41 +115,21 @@ def drop_travel_files(plan: SavePlan, attempt: Attempt) -> None:
             attempt.storage.drop(attempt.name, travel_file(source_rank, host))
 
 
-def _fragment(piece: ShardPiece, array: Callable[[], RawArray]) -> Fragment:
+def _fragment(piece: ShardPiece, fetch: Fetch) -> Fragment:
+    """Return a piece at its place in its block."""
     item = piece.run.place.spec.dtype.bytes
     strides = row_major_strides(piece.run.box.sizes, item)
-    return Fragment(piece.at, item, piece.part.sizes, strides, array)
+    return Fragment(piece.at, item, piece.part.sizes, strides, partial(fetch, piece))
 
 
-def _fetch(piece: ShardPiece, readers: Mapping[int, Reader], offset: int) -> RawArray:
-    """Return a piece that another rank has exported."""
-    span = aligned_buffer(piece.bytes)
-    readers[piece.rank].read_into(offset, [span.data])
-    return span.view(raw_dtype(piece.run.place)).reshape(piece.part.sizes)
-
-
-def _write_own(
-    plan: SavePlan, rank: int, attempt: Attempt, sources: Sources, readers: Mapping[int, Reader]
-) -> list[list[Any]]:
+def _write_own(plan: SavePlan, rank: int, attempt: Attempt, fetch: Fetch) -> list[list[Any]]:
     own = [block for block in plan.blocks if block.owner == rank]
     largest = max((block.size for block in own), default=0)
-    offsets = {
-        id(export.piece): export.offset
-        for source_rank in readers
-        for export in plan.exports(source_rank)[plan.hosts[rank]]
-    }
 
-    def fragments(block: BlockPlan) -> Iterator[Fragment]:
-        for piece in block.pieces:
-            if piece.rank == rank:
-                yield _fragment(piece, partial(sources.array, piece))
-            else:
-                yield _fragment(piece, partial(_fetch, piece, readers, offsets[id(piece)]))
-
-    def gatherer() -> Callable[[BlockPlan], Iterator[memoryview]]:
-        own = Gatherer()
-        return lambda block: own.block(block, fragments(block))
+    def make_gatherer() -> Callable[[BlockPlan], Iterator[memoryview]]:
+        gatherer = Gatherer()
+        return lambda block: gatherer.block(block, (_fragment(piece, fetch) for piece in block.pieces))
 
     neighbours = sum(host == plan.hosts[rank] for host in plan.hosts)
     threads = max(1, min(_THREADS, cores() // neighbours, _BUFFERS_BYTES // max(1, largest)))
-    return [report.fields() for report in attempt.write(own, gatherer, threads)]
+    return [report.fields() for report in attempt.write(own, make_gatherer, threads)]

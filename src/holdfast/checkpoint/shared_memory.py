@@ -21,7 +21,6 @@ import numpy.typing as npt
 
 from holdfast.core.errors import StorageError
 from holdfast.storage import linux
-from holdfast.storage.local import LocalReader, LocalWriter
 
 _MEMORY = Path("/dev/shm")
 _SEAL_TEXT = 64
@@ -84,14 +83,6 @@ def is_own(status: os.stat_result) -> bool:
         and not status.st_mode & 0o077
         and status.st_nlink <= 1
     )
-
-
-def open_writer(path: str) -> LocalWriter:
-    return LocalWriter(Path(path), write_back=False)
-
-
-def open_reader(path: str) -> LocalReader:
-    return LocalReader(Path(path))
 
 
 def socket_path(path: str) -> Path:
