@@ -13,6 +13,7 @@ from typing import Protocol
 
 import numpy as np
 
+from holdfast.checkpoint.attempt import PlannedBlock
 from holdfast.core.errors import HoldfastError
 from holdfast.plan.files import RawArray, aligned_buffer, bytes_of
 from holdfast.storage.base import Storage, Writer
@@ -51,17 +52,8 @@ class Fragment:
         view[...] = array
 
 
-class HeadedBlock(Protocol):
-    """A block: its place, and the header bytes with which it begins."""
-
-    @property
-    def file(self) -> str: ...
-
-    @property
-    def offset(self) -> int: ...
-
-    @property
-    def size(self) -> int: ...
+class HeadedBlock(PlannedBlock, Protocol):
+    """A block, and the header bytes with which it begins."""
 
     @property
     def header(self) -> bytes: ...

@@ -20,7 +20,7 @@ from typing import Any
 from holdfast.checkpoint.catalog import Catalog
 from holdfast.checkpoint.checkpoint import Checkpoint
 from holdfast.checkpoint.lineage import Lineage
-from holdfast.core.errors import Damaged, HoldfastError, Mismatch
+from holdfast.core.errors import Damaged, HoldfastError, Mismatch, error_from_record, error_record
 from holdfast.core.events import Event, Listener
 from holdfast.core.names import step_folder
 from holdfast.core.ranks import Ranks, run_on_all_ranks
@@ -178,12 +178,13 @@ class MemoryTier:
         try:
             restored.write()
             size = Checkpoint(storage, folder).manifest.total_bytes
-        except HoldfastError as error:
+        except Exception as error:  # noqa: BLE001  (saves wait for this one, whatever failed)
+            failure = error_from_record(error_record(error))
             self._warnings.add(
-                f"step {restored.step}, restored from memory, was not saved: {error}; it stays in memory"
+                f"step {restored.step}, restored from memory, was not saved: {failure}; it stays in memory"
             )
-            listener(Event("failed", restored.step, detail=str(error)))
-            handle.fail(error)
+            listener(Event("failed", restored.step, detail=str(failure)))
+            handle.fail(failure)
             return
         handle.seconds = time.perf_counter() - started
         listener(Event("published", restored.step, bytes=size, seconds=handle.seconds, detail="from memory"))
