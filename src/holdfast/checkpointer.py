@@ -161,7 +161,10 @@ class Checkpointer:
         return [entry.step for entry in living_steps(self.storage) if entry.manifest is not None]
 
     def finish(self, timeout: float | None = None) -> bool:
-        """Wait until the save in flight has been committed or has failed; return False after `timeout` seconds."""
+        """Wait until the save in flight has been committed or has failed; return False after `timeout` seconds.
+
+        The write of a state that was restored from memory is waited for on rank 0.
+        """
         return self._engine.wait(self._deadline_s if timeout is None else timeout)
 
     def prepare(self, state: MutableMapping[str, Any]) -> None:

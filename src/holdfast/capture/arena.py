@@ -118,6 +118,10 @@ class RankArena:
         else:
             self.problem = f"cannot page-lock {size} bytes (CUDA error {int(code)}; check ulimit -l): saves are slower"
 
+    def has_card(self) -> bool:
+        """Return True if the arena keeps a captured state that was not written."""
+        return self._arena is not None and has_card(self._arena.path)
+
     def invalidate(self) -> None:
         """Mark the arena as being filled: nothing may be read or restored from it until it is sealed."""
         if self._arena is not None:
@@ -151,7 +155,7 @@ class RankArena:
         self._closed = True
         if self._thread is not None:
             self._thread.join(timeout_s)
-        if self._arena is None or not (leave or has_card(self._arena.path)):
+        if self._arena is None or not (leave or self.has_card()):
             self.release()
             return None
         kept = self._arena.path, self.size

@@ -12,7 +12,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -26,7 +26,7 @@ from holdfast.layout.placement import ShardBox
 from holdfast.plan.writer_job import ArenaSpan
 
 _INTERVALS = 3
-_REHEARSED = 200  # copies; their code is then compiled for the types that it meets
+_REHEARSED = 50  # copies of each kind; their code is then compiled for the types that it meets
 
 
 # Every capture of this process, so that code that changes weights outside of optimizers can wait.
@@ -114,6 +114,10 @@ class StepHooks:
         return bool(len(self._graphed))
 
 
+def _copied_bytes(item: CopyItem) -> int:
+    return item.span.bytes
+
+
 @dataclass(frozen=True, slots=True)
 class _WatchedCapture:
     """A capture that the thread waits for, and its callbacks."""
@@ -156,17 +160,16 @@ class Capturer:
     def rehearse(self, sources: Iterable[tuple[SaveItem, ShardBox, ArenaSpan]], targets: CopyTargets) -> None:
         """Copy a few tensors of each kind from devices, before the first save needs the code and the kernels.
 
-        The arena is not in use yet. What it gets may be torn by a step, and nothing reads it.
+        Nothing may be kept in the arena. What it gets may be torn by a step, and nothing reads it.
         """
-        items = [
-            CopyItem(item, part, span, target, owned)
-            for (item, part, span), target in zip(sources, targets.targets, strict=True)
-            for owned in (False, True)
-            if item.holder.local.is_cuda
-        ]
-        items.sort(key=lambda item: item.span.bytes)
-        if items:
-            self.copier.start(items[:_REHEARSED], targets, None).wait()
+        kinds: dict[Any, list[CopyItem]] = {}
+        for (item, part, span), target in zip(sources, targets.targets, strict=True):
+            if item.holder.local.is_cuda:
+                kind = target.mirrored, target.whole is None, span.place.spec.dtype, item.cast
+                kinds.setdefault(kind, []).append(CopyItem(item, part, span, target, owned=False))
+        few = [item for kind in kinds.values() for item in sorted(kind, key=_copied_bytes)[:_REHEARSED]]
+        if few:
+            self.copier.start([*few, *(replace(item, owned=True) for item in few)], targets, None).wait()
 
     def _items(
         self, sources: Iterable[tuple[SaveItem, ShardBox, ArenaSpan]], optimizers: Sequence[Any], targets: CopyTargets

@@ -72,7 +72,7 @@ class BackgroundSaver:
         self._rank = ranks.rank
         self._owner = os.getpid()
         self._number = 0  # of the last attempt
-        self._followed: SaveHandle | None = None  # a write of somebody else that counts as in flight
+        self._followed: SaveHandle | None = None  # the write of a restored state, on rank 0
         self._capturer = Capturer()
         prefix = arena_prefix(session.run.key, ranks.rank)
         self._arena = RankArena(prefix, background.arena_limit_bytes, background.deadline_s, self._name_arena)

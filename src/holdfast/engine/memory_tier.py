@@ -56,6 +56,7 @@ class RestoredFromMemory:
     """A captured state that was loaded; `write` writes it, on rank 0."""
 
     step: int
+    bytes: int
     report: LoadReport
     origin: Lineage
     write: Callable[[], None]
@@ -100,10 +101,16 @@ class MemoryTier:
             if self._leftovers is not None:
                 self._leftovers.drop(ranks)
 
-    def begin_restore(self, request: RestoreRequest) -> None:
-        """Keep the captured states if a given step is restored: that does not judge them."""
+    def begin_restore(self, ranks: Ranks, request: RestoreRequest) -> None:
+        """Keep the captured states if a given step is restored: that does not judge them. Collective.
+
+        A restored state that could not be written is kept, too.
+        """
         self.restored_step = None
-        self._machine.move(MemoryState.DROPPED if request.step is None else MemoryState.KEPT)
+        self.leaves_room = True
+        unwritten = self._written is not None and (not self._written.done() or self._written.error is not None)
+        is_kept = request.step is not None or ranks.all_max([int(unwritten)])[0]
+        self._machine.move(MemoryState.KEPT if is_kept else MemoryState.DROPPED)
 
     def restore(
         self, ranks: Ranks, state: MutableMapping[str, Any], request: RestoreRequest
@@ -147,7 +154,7 @@ class MemoryTier:
         self.leaves_room = all(run_on_all_ranks(ranks, lambda: _leaves_room(captured)))
         self._machine.move(MemoryState.WRITING)
         write = partial(self._leftovers.write, captured)
-        return RestoredFromMemory(captured.step, report, captured.lineage, write)
+        return RestoredFromMemory(captured.step, captured.bytes, report, captured.lineage, write)
 
     def _report_adopted(self, ranks: Ranks, captured: Captured) -> None:
         self.restored_step = captured.step
@@ -174,10 +181,8 @@ class MemoryTier:
 
     def _write(self, restored: RestoredFromMemory, storage: Storage, handle: SaveHandle, listener: Listener) -> None:
         started = time.perf_counter()
-        folder = step_folder(restored.step)
         try:
             restored.write()
-            size = Checkpoint(storage, folder).manifest.total_bytes
         except Exception as error:  # noqa: BLE001  (saves wait for this one, whatever failed)
             failure = error_from_record(error_record(error))
             self._warnings.add(
@@ -187,8 +192,8 @@ class MemoryTier:
             handle.fail(failure)
             return
         handle.seconds = time.perf_counter() - started
-        listener(Event("published", restored.step, bytes=size, seconds=handle.seconds, detail="from memory"))
-        handle.succeed(lambda: Checkpoint(storage, folder))
+        listener(Event("published", restored.step, bytes=restored.bytes, seconds=handle.seconds, detail="from memory"))
+        handle.succeed(lambda: Checkpoint(storage, step_folder(restored.step)))
 
     def end_restore(self, ranks: Ranks) -> None:
         """Drop the captured states that are not kept. Collective."""

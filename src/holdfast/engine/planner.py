@@ -189,9 +189,9 @@ class Planner:
         try:
             for _ in range(2):  # collected, then found in the cache
                 local = self._collect_own(state)
-            if local is not None and self.ready is not None:
+            if local is not None and self.ready is not None and not self._arena.has_card():
                 self._capturer.rehearse(local.sources(self.ready.plan), self.ready.targets)
-        except (HoldfastError, RuntimeError) as error:  # the save raises it again, if it matters there
+        except Exception as error:  # noqa: BLE001  (the save raises it again, if it matters there)
             self._emit("planned", detail=f"without a rehearsal: {error}")
 
     # In a save.

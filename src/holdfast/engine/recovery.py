@@ -26,7 +26,7 @@ from holdfast.writer.messages import AssignJob, Report, SaveEnded, SaveOrder, Wr
 from holdfast.writer.startup_cleanup import wait_for_writers
 
 _OF_DEADLINE = 0.8  # the writing rank gives up before the other ranks stop waiting for it
-_LEAVE_S = 1.0
+_LEAVE_S = 15.0  # longer than a writer waits for others to read an outcome
 _THREADS = 8  # of all writers of the host
 
 
@@ -44,6 +44,11 @@ class Captured:
     @property
     def step(self) -> int:
         return self.lineage.step or 0
+
+    @property
+    def bytes(self) -> int:
+        """The size of the files that the cards of this host make."""
+        return sum(card.job.bytes for card in self.cards)
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,8 +228,7 @@ class Leftovers:
             for found in map(CapturedSet.from_fields, answer):
                 known = merged.get(found.attempt)
                 merged[found.attempt] = found if known is None else known.joined(found)
-        usable = [found for found in merged.values() if found.is_whole or found.hosts > self._hosts]
-        return _without_twins(usable)
+        return {attempt: found for attempt, found in merged.items() if found.is_whole or found.hosts > self._hosts}
 
     def adopt(self, ranks: Ranks, captured: Captured) -> None:
         """Write a captured state that is spread over hosts, from their memory; every rank returns or raises alike."""
@@ -262,20 +266,6 @@ class Leftovers:
         startup_cleanup.clean_arenas(self._run)
 
 
-def _without_twins(captured: Iterable[CapturedSet]) -> dict[str, CapturedSet]:
-    """Keep one of the whole states that are the same step of the same lineage, the same on every rank.
-
-    A start that restores a state from memory captures it again, to write it. If that fails, both
-    are left.
-    """
-    kept: dict[str, CapturedSet] = {}
-    for found in sorted(captured, key=lambda found: found.attempt):
-        has_twin = any(other.is_whole and other.lineage == found.lineage for other in kept.values())
-        if not found.is_whole or not has_twin:
-            kept[found.attempt] = found
-    return kept
-
-
 def _is_newer(lineage: Lineage, living: Iterable[Committed]) -> bool:
     """Return True if a captured step is newer than every checkpoint, except for those that it abandons.
 
@@ -295,9 +285,12 @@ def _write(address: str, order: SaveOrder, cards: list[Card], threads: int) -> N
         if not isinstance(report, WriterEvent):
             outcomes.put(report)
 
-    writers = [WriterClient(hear) for _ in cards]
+    writers: list[WriterClient] = []
+    failures: list[HoldfastError] = []
     try:
-        for writer, card in zip(writers, cards, strict=True):
+        for card in cards:
+            writer = WriterClient(hear)
+            writers.append(writer)
             writer.assign(_assignment(address, card, cards, max(1, threads // len(cards))))
             writer.order(order)
             writer.captured(order.attempt, card.values)
@@ -308,12 +301,14 @@ def _write(address: str, order: SaveOrder, cards: list[Card], threads: int) -> N
             except queue.Empty:
                 raise PeerFailed(f"step {order.step} was not written within {order.deadline_s:.0f} s") from None
             if isinstance(report, WriterGone):
-                raise PeerFailed(f"the writer process died: {report.why}")
-            if report.outcome.failure is not None:
-                raise report.outcome.failure.error()
+                failures.append(PeerFailed(f"the writer process died: {report.why}"))
+            elif report.outcome.failure is not None:
+                failures.append(report.outcome.failure.error())
     finally:
         for writer in writers:
             writer.close(_LEAVE_S)  # one that has not left by then does so by itself
+    if failures:
+        raise failures[0]  # only now: no writer holds its arena any more, and a restore finds all of them
 
 
 def _assignment(address: str, card: Card, cards: list[Card], threads: int) -> AssignJob:

@@ -197,7 +197,7 @@ class RunEngine:
         request = replace(request, listener=self._listener)
         has_optimizer = _has_optimizer(ranks, state)
         self._begin(ranks, create_root=has_optimizer)
-        self._memory.begin_restore(request)
+        self._memory.begin_restore(ranks, request)
         step = self._restore_captured(ranks, state, request)
         if step is None:
             step = self._restore_stored(ranks, state, request)

@@ -157,7 +157,7 @@ class CapturedStorage:
         return self
 
     def release(self) -> None:
-        """Do nothing: no process deletes the arenas while this run lives."""
+        """Do nothing: the arenas stay until what they hold is written, or superseded."""
 
     def open(self, name: str) -> CapturedFile | SmallFile:
         if name in self._blocks:

@@ -126,6 +126,7 @@ class WriterProcess:
                 self._workspace.coordinator.sweep(_SEEN_S, give_up=True)
             self._workspace.close()
         self._workspace = Workspace(assignment, self._open_storage)
+        self._unpublished = self._workspace.has_card()
 
     def _leave(self) -> None:
         """Delete the arenas, except one with a captured state that was not published."""
@@ -146,7 +147,7 @@ class WriterProcess:
         assert self._workspace is not None
         workspace, rank = self._workspace, self._workspace.job.rank
         mailbox = Mailbox(workspace.storage, order.attempt)
-        self._unpublished = False
+        self._unpublished = workspace.has_card()
         started = time.monotonic()
         stuck = threading.Timer(order.deadline_s + _STUCK_S, os._exit, (1,))
         stuck.daemon = True
@@ -195,7 +196,8 @@ class WriterProcess:
     def _keep_or_delete(self, writer: AttemptWriter, values: Values | None, outcome: Outcome) -> None:
         """Keep the captured state of a failed save in memory; delete the card of any other."""
         assert self._workspace is not None
-        if outcome.failure is None or outcome.failure.kind == LayoutError.__name__:
+        is_layout_error = outcome.failure is not None and outcome.failure.kind == LayoutError.__name__
+        if outcome.failure is None or (is_layout_error and not writer.is_adopted):
             self._unpublished = False  # published, or not restorable
         elif values is not None and not self._unpublished:
             self._unpublished = writer.keep_in_memory(values)

@@ -18,7 +18,7 @@ from holdfast.storage import Storage, storage_at
 from holdfast.storage.base import Reader, SharedStorage
 from holdfast.storage.open_files import LazyReaders
 from holdfast.writer import mailbox as mail
-from holdfast.writer.arena_card import Card, card_path
+from holdfast.writer.arena_card import Card, card_path, has_card
 from holdfast.writer.arena_fragments import Bytes, arena_fragment, block_fragments, is_direct
 from holdfast.writer.coordinator import Coordinator
 from holdfast.writer.mailbox import Heartbeat, Mailbox, Watch
@@ -56,6 +56,10 @@ class Workspace:
         self.known_digests = {(report.file, report.offset): report.digest for report in assignment.reports}
         self.arena_digest = assignment.arena_digest
 
+    def has_card(self) -> bool:
+        """Return True if the arena holds a state that was captured and not published."""
+        return has_card(self.arena_path)
+
     def close(self) -> None:
         for arena in self._arenas.values():
             arena.close()
@@ -72,6 +76,7 @@ class AttemptWriter:
         self._heartbeat = heartbeat
         self._watch = Watch(mailbox, order.deadline_s, order.silence_s)
         self._written: dict[tuple[str, int], BlockReport] = {}
+        self.is_adopted = workspace.has_card()  # an earlier process captured the state, and its card stays as it is
 
     def run(self, values: Values) -> None:
         """Write this rank's blocks, make them durable and report them."""
@@ -94,7 +99,7 @@ class AttemptWriter:
                 travel_files.close()
         if not all(map(self._is_filled, self._local_ranks())):
             raise PeerFailed("an arena was filled anew while it was being written: this save was given up")
-        if not self._write_card(values):
+        if not self.is_adopted and not self._write_card(values):
             unlink_file(card_path(self._workspace.arena_path))  # a full memory: this state cannot be restored from it
         self._mailbox.post_report(self._job.rank, RankReport(self._job.plan, self._reports(), values))
 
@@ -227,6 +232,8 @@ class AttemptWriter:
 
         Blocks with bytes of other hosts may have no digest; then the whole arena has one. Returns False on failure.
         """
+        if self.is_adopted:
+            return True
         if not self._is_filled(self._job.rank) or self._workspace.arena_digest not in ("", self._own_digest()):
             return False
         end = time.monotonic() + _NEIGHBOUR_S
