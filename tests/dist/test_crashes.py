@@ -423,9 +423,10 @@ def test_who_asks_for_an_older_step_leaves_memory_alone(tmp_path: Path) -> None:
     wait_until(lambda: not leftovers(tmp_path))
 
 
-def tell_and_wait(self: Leftovers, ranks: Any) -> None:
+def tell_and_wait(self: Leftovers, ranks: Any) -> set[int]:
     tell_parent(True)
     time.sleep(600)
+    return set()
 
 
 def spoil_and_die(root: str) -> None:

@@ -35,11 +35,13 @@ class FakeLeftovers:
     def newest(self, ranks: Ranks) -> None:
         return None
 
-    def drop(self, ranks: Ranks) -> None:
+    def drop(self, ranks: Ranks) -> set[int]:
         self.dropped += 1
+        return {3}
 
-    def forget(self) -> None:
+    def forget(self) -> set[int]:
         self.forgotten += 1
+        return set()
 
 
 @pytest.fixture
@@ -70,6 +72,8 @@ def test_a_first_save_drops_what_is_there_once(tier: Any) -> None:
     for _ in range(2):
         memory.drop_before_save(RANKS)
     assert leftovers.dropped == 1 and memory.state is MemoryState.DROPPED
+    with pytest.warns(match="step 3, which an earlier start had captured"):
+        memory._warnings.emit()
 
 
 def test_a_blocking_save_claims_the_run_and_drops_nothing(tier: Any) -> None:

@@ -16,14 +16,17 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
 import holdfast
 from holdfast.checkpoint.run_identity import older_run_id, run_id
 from holdfast.checkpoint.shared_memory import create_file, find_files, unlink_file
+from holdfast.engine.options import SILENCE_S
 from holdfast.storage.identity import IDENTITY
 from holdfast.storage.local import LocalStorage
 from holdfast.writer.arena_card import card_path
 from tests.cli.calls import call
+from tests.dist.harness import run_ranks
 
 
 def state(value: float) -> dict[str, Any]:
@@ -201,6 +204,32 @@ def test_what_a_read_only_disk_leaves_in_memory_is_restored_once_it_can_be_writt
     assert arenas(small) == [] and holdfast.open(small / "step-000000000002").verify().good
 
 
+def save_before_and_after_it_is_read_only(root: str) -> str:
+    with heard(), holdfast.Checkpointer(root) as checkpointer:
+        checkpointer.save(1, state(1)).result(60)
+        dist.barrier()
+        if dist.get_rank() == 0:
+            remount(Path(root), "ro")
+        dist.barrier()
+        handle = checkpointer.save(2, state(2))
+        assert handle.wait(100)
+        dist.barrier()
+        if dist.get_rank() == 0:
+            remount(Path(root), "rw")
+        dist.barrier()
+    return str(handle.error)
+
+
+@pytest.mark.full
+def test_every_rank_learns_soon_that_nothing_can_be_created(small: Path) -> None:
+    """The writers cannot tell each other: there is no place for their notes."""
+    started = time.monotonic()
+    for error in run_ranks(2, save_before_and_after_it_is_read_only, str(small), deadline_s=100):
+        assert "Read-only file system" in error
+    assert time.monotonic() - started < SILENCE_S, "no rank waited for another to be silent"
+    assert restored(small) == (2, 2.0), "it was kept in memory"
+
+
 def test_a_root_without_an_identity_leaves_nothing_in_memory(small: Path) -> None:
     """No later start could tell that it is this root's."""
     holdfast.save(small / "step-000000000001", {"w": torch.ones(3)}, step=1)
@@ -263,6 +292,23 @@ def test_a_save_right_after_a_restore_from_memory_descends_from_it(tmp_path: Pat
         assert last.manifest.parent == (3 if first.skipped else 4)
     assert [event.detail for event in events if event.name == "published" and event.step == 3] == ["from memory"]
     assert arenas(tmp_path) == [] and all(holdfast.open(path).verify().good for path in tmp_path.glob("step-*"))
+
+
+def test_a_step_that_only_memory_holds_is_not_found_by_its_number(tmp_path: Path) -> None:
+    leave_in_memory(tmp_path, 3)
+    with heard(), holdfast.Checkpointer(tmp_path) as checkpointer:
+        with pytest.raises(holdfast.NotFound, match="the memory of this host holds it: restore without a step"):
+            checkpointer.restore(state(0), step=3)
+        with pytest.raises(holdfast.NotFound, match=r"no checkpoint of step 4$"):
+            checkpointer.restore(state(0), step=4)
+        assert checkpointer.restore(state(0)) == 3
+
+
+def test_a_run_that_saves_without_restoring_says_what_it_discards(tmp_path: Path) -> None:
+    leave_in_memory(tmp_path, 3)
+    with heard() as texts, holdfast.Checkpointer(tmp_path) as checkpointer:
+        checkpointer.save(1, state(1)).result(60)
+    assert any("step 3, which an earlier start had captured" in text for text in texts) and arenas(tmp_path) == []
 
 
 def test_two_restores_in_a_row_from_memory(tmp_path: Path) -> None:

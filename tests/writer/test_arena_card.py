@@ -117,7 +117,7 @@ def test_a_later_process_with_the_same_pid_is_not_the_trainer() -> None:
 
 def test_an_orphan_is_held_by_a_writer_whose_trainer_is_dead(orphan: tuple[str, int]) -> None:
     (arena,) = find_arenas(RUN)
-    assert arena.is_orphan() and clean_arenas(RUN) == 0
+    assert arena.is_orphan() and clean_arenas(RUN) == []
 
 
 @pytest.mark.parametrize("alive", [True, False])
@@ -135,9 +135,9 @@ def test_a_trainer_of_another_namespace_is_judged_by_its_lock(alive: bool, monke
         assert "of another container" in str(Process(os.getpid(), elsewhere))
         memory.close()
         assert not arena.is_orphan()
-        assert clean_arenas(RUN) == 0, "it may just be about to be held"
+        assert clean_arenas(RUN) == [], "it may just be about to be held"
         monkeypatch.setattr(arena_card, "_NEW_S", 0.0)
-        assert clean_arenas(RUN) == 1 and not find_files(RUN)
+        assert clean_arenas(RUN) == [None] and not find_files(RUN)
     finally:
         unlink_file(path)
 

@@ -38,9 +38,9 @@ def test_a_held_mailbox_keeps_its_attempt(tmp_path: Path, mailbox: Mailbox) -> N
 
 def test_arenas_of_dead_trainers_are_deleted_but_for_those_to_keep() -> None:
     paths = [create_file(4096, f"{RUN}-{rank}-{2**22}-1-{pid_namespace()}-", in_memory=True) for rank in (0, 1)]
-    assert clean_arenas(RUN, keep=lambda path: path == paths[0]) == 1
+    assert clean_arenas(RUN, keep=lambda path: path == paths[0]) == [None]
     assert [str(path) for path in find_files(RUN)] == paths[:1]
-    assert clean_arenas(RUN) == 1 and find_files(RUN) == []
+    assert clean_arenas(RUN) == [None] and find_files(RUN) == []
 
 
 def test_arenas_of_living_trainers_are_kept_without_a_wait(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -48,9 +48,9 @@ def test_arenas_of_living_trainers_are_kept_without_a_wait(monkeypatch: pytest.M
     path = create_file(4096, arena_prefix(RUN, 0), in_memory=True)
     arena = Arena(path, 4096, hold=True, owner=True)
     monkeypatch.setattr(linux, "_LOCK_TRIES", 10**6)
-    assert clean_arenas(RUN) == 0 and [str(path) for path in find_files(RUN)] == [path]
+    assert clean_arenas(RUN) == [] and [str(path) for path in find_files(RUN)] == [path]
     arena.close()
-    assert clean_arenas(RUN) == 0, "its trainer lives"
+    assert clean_arenas(RUN) == [], "its trainer lives"
     unlink_file(path)
 
 

@@ -98,8 +98,11 @@ class MemoryTier:
             self._machine.move(MemoryState.DROPPED)  # by its writers, or in a later save
         elif self.state is not MemoryState.DROPPED:
             self._machine.move(MemoryState.DROPPED)
-            if self._leftovers is not None:
-                self._leftovers.drop(ranks)
+            for step in sorted(self._leftovers.drop(ranks)) if self._leftovers is not None else ():
+                self._warnings.add(
+                    f"step {step}, which an earlier start had captured in memory and not written, was discarded: this "
+                    "run has saved without restoring it"
+                )
 
     def begin_restore(self, ranks: Ranks, request: RestoreRequest) -> None:
         """Keep the captured states if a given step is restored: that does not judge them. Collective.
@@ -194,6 +197,10 @@ class MemoryTier:
         handle.seconds = time.perf_counter() - started
         listener(Event("published", restored.step, bytes=restored.bytes, seconds=handle.seconds, detail="from memory"))
         handle.succeed(lambda: Checkpoint(storage, step_folder(restored.step)))
+
+    def holds(self, step: int | None) -> bool:
+        """Return True if the memory of this host holds a step. Not collective."""
+        return self._leftovers is not None and step in self._leftovers.steps()
 
     def end_restore(self, ranks: Ranks) -> None:
         """Drop the captured states that are not kept. Collective."""

@@ -211,6 +211,10 @@ class Leftovers:
         is_here = ranks.all_max([-len(cards)])[0] == -newest.world
         return Captured(newest.attempt, newest.lineage, newest.plan, cards, is_here, newest.is_whole)
 
+    def steps(self) -> set[int]:
+        """Return the steps that the memory of this host holds, whole or in part. Not collective."""
+        return {cards[0].step for cards in captured_sets(self._run).values()}
+
     def _captured_sets(self, ranks: Ranks) -> dict[str, CapturedSet]:
         """Return the attempts whose captures survived on all ranks, or may have on hosts where no rank runs now."""
 
@@ -256,14 +260,14 @@ class Leftovers:
         )
         _write(self._storage.address, order, captured.cards, options.writer_threads or min(_THREADS, cores()))
 
-    def drop(self, ranks: Ranks) -> None:
-        """Delete the captured states of earlier starts, once no rank reads them."""
+    def drop(self, ranks: Ranks) -> set[int]:
+        """Delete the captured states of earlier starts, once no rank reads them; return their steps."""
         ranks.gather(None)
-        self.forget()
+        return self.forget()
 
-    def forget(self) -> None:
+    def forget(self) -> set[int]:
         """Delete the captured states on this host. Not collective: no rank may be reading them."""
-        startup_cleanup.clean_arenas(self._run)
+        return {step for step in startup_cleanup.clean_arenas(self._run) if step is not None}
 
 
 def _is_newer(lineage: Lineage, living: Iterable[Committed]) -> bool:

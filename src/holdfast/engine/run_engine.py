@@ -13,7 +13,7 @@ from enum import Enum
 from typing import Any
 
 from holdfast.checkpoint.lineage import Lineage
-from holdfast.core.errors import HoldfastError, NoArena
+from holdfast.core.errors import HoldfastError, NoArena, NotFound, PeerFailed
 from holdfast.core.events import Event, Listener
 from holdfast.core.names import step_folder
 from holdfast.core.ranks import Ranks, run_on_all_ranks
@@ -138,7 +138,10 @@ class RunEngine:
         """Save a step, in the background if possible. A failure is in the handle; a wrong call raises."""
         started = time.perf_counter()
         if self.background is None or self._memory.state is not MemoryState.DROPPED:
-            run_on_all_ranks(ranks, request.require_valid)  # a wrong call must not drop what earlier starts captured
+            try:  # a wrong call must not drop what earlier starts captured
+                run_on_all_ranks(ranks, request.require_valid)
+            except PeerFailed as error:
+                return self._failed(ranks, request, error)
         if self.background is None:
             try:
                 self._begin(ranks)
@@ -233,7 +236,12 @@ class RunEngine:
                 self._origin = replace(self._origin, parent=restored.step)
 
     def _restore_stored(self, ranks: Ranks, state: MutableMapping[str, Any], request: RestoreRequest) -> int | None:
-        restored = restore_stored(ranks, self.storage, state, request, self._memory.catalog)
+        try:
+            restored = restore_stored(ranks, self.storage, state, request, self._memory.catalog)
+        except NotFound as error:
+            if self._memory.holds(request.step):
+                raise NotFound(f"{error}; the memory of this host holds it: restore without a step takes it") from error
+            raise
         if restored is None:
             return None
         self.last_report = restored.report

@@ -100,7 +100,7 @@ class ArenaFile:
 
     def is_orphan(self) -> bool:
         """Return True if a writer holds the arena and its trainer is dead."""
-        return not self.trainer_lives() and is_held_file(self.path)
+        return not self.trainer_lives() and is_held_file(self.path, once=True)
 
     def is_claimed(self) -> bool:
         """Return True if the trainer is alive, or may be about to lock the new arena."""

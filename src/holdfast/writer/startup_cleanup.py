@@ -33,6 +33,7 @@ from holdfast.writer.mailbox import Mailbox, attempt_of, mail_folder
 _ATTEMPT = re.compile(r"\.attempt-[0-9a-f]{16}")
 _POLL_S = 0.05
 _WARN_S = 5.0
+_LOOKS_S = (0.0, 0.007, 0.013)  # pauses before looks at the files that processes have open
 _UNKNOWN_HOST_S = 4.0  # how long an attempt whose host is unknown may be silent
 
 
@@ -80,14 +81,20 @@ def _describe_writers(storage: SharedStorage, arenas: Iterable[Path], folders: I
 
 
 def holders(paths: Iterable[Path]) -> list[int]:
-    """Return the other processes of this user and pid namespace that have one of the files or folders open."""
+    """Return the other processes of this user and pid namespace that keep one of the files or folders open.
+
+    Another rank of this start may have one open for a moment, to see whether it is held.
+    """
     wanted = set()
     for path in paths:
         with contextlib.suppress(OSError):  # a deleted file has no holder
             status = path.stat()
             wanted.add((status.st_dev, status.st_ino))
-    found = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
-    return sorted(pid for pid in found if pid != os.getpid() and _has_open(pid, wanted))
+    found = {int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()} - {os.getpid()}
+    for pause_s in _LOOKS_S:
+        time.sleep(pause_s)
+        found = {pid for pid in found if _has_open(pid, wanted)}
+    return sorted(found)
 
 
 def _has_open(pid: int, wanted: set[tuple[int, int]]) -> bool:
@@ -202,9 +209,12 @@ def _discard(storage: SharedStorage, folder: str) -> None:
         storage.discard(folder)
 
 
-def clean_arenas(run: str, keep: Callable[[str], bool] = lambda path: False) -> int:
-    """Delete the run's arenas that no process holds, except those to `keep`; return the number deleted."""
-    deleted = 0
+def clean_arenas(run: str, keep: Callable[[str], bool] = lambda path: False) -> list[int | None]:
+    """Delete the run's arenas that no process holds, except those to `keep`; return the steps that they held.
+
+    An arena that held none counts as None.
+    """
+    deleted: list[int | None] = []
     for path in find_files(run):
         arena = str(path).removesuffix(".card")
         # The arenas of living trainers are usually held. Asking again would delay the first save of a run.
@@ -214,7 +224,7 @@ def clean_arenas(run: str, keep: Callable[[str], bool] = lambda path: False) -> 
         if cards[0].host == host_identity() if cards else not _is_claimed(Path(arena)):
             unlink_file(card_path(arena))
             unlink_file(arena)
-            deleted += 1
+            deleted.append(cards[0].step if cards else None)
     return deleted
 
 

@@ -6,7 +6,7 @@ import contextlib
 import time
 from collections.abc import Callable, Iterator, Mapping
 
-from holdfast.checkpoint.attempt import Attempt
+from holdfast.checkpoint.attempt import Attempt, new_attempt
 from holdfast.checkpoint.commit import BlockReport
 from holdfast.checkpoint.gather import Gatherer, write_travel_file
 from holdfast.checkpoint.shared_memory import Arena, sealed_attempt, unlink_file
@@ -82,7 +82,7 @@ class AttemptWriter:
         """Write this rank's blocks, make them durable and report them."""
         self._heartbeat.phase = "writing"
         if self._workspace.coordinator is None:  # otherwise this process has begun the attempt
-            self._await([mail.BEGUN], "the attempt's folder", [0])
+            self._await([mail.BEGUN], "the attempt's folder", [0], self._probe_storage())
         self._await_captures()
         if self._workspace.arena_digest not in ("", self._own_digest()):
             raise Damaged("the memory of this host is not what was captured: its digest differs")
@@ -115,10 +115,31 @@ class AttemptWriter:
             blocks[is_late].append(block)
         return blocks
 
-    def _await(self, wanted: list[str], what: str, ranks: list[int]) -> None:
-        """Wait for notes of other ranks; raises the error of a rank that failed."""
+    def _probe_storage(self) -> Callable[[set[str]], None]:
+        """Return a check of the notes that raises if there are none for a while and the storage takes no new folder.
+
+        Then the writer of rank 0 cannot say why there are none.
+        """
+        probe_at = time.monotonic() + _MAILBOX_S
+        probed = False
+
+        def probe(names: set[str]) -> None:
+            nonlocal probed
+            if not names and not probed and time.monotonic() > probe_at:
+                probed = True
+                folder = new_attempt()
+                self._workspace.storage.begin(folder)
+                self._workspace.storage.discard(folder)
+
+        return probe
+
+    def _await(
+        self, wanted: list[str], what: str, ranks: list[int], check: Callable[[set[str]], None] = lambda names: None
+    ) -> None:
+        """Wait for notes of other ranks; raises the error of a rank that failed, or of `check`."""
 
         def are_posted(names: set[str]) -> bool:
+            check(names)
             if mail.OUTCOME in names:
                 raise PeerFailed(_ABANDONED)
             for rank in ranks:
