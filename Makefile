@@ -60,7 +60,7 @@ test: $(READY)
 	$(MAKE) --no-print-directory -j2 check pytest
 
 pytest: $(READY)
-	$(BIN)/python -m pytest -n 3 --dist loadfile --durations=40
+	$(BIN)/python -m pytest -n 2 --dist loadfile --durations=40
 
 full: check
 	$(BIN)/python -m pytest --full
