@@ -201,7 +201,8 @@ def restore_and_save(root: str) -> tuple[list[bool], int | None]:
     raise AssertionError("every save was skipped")
 
 
-@pytest.mark.parametrize("world", [1, 4])
+@pytest.mark.sliced(2)
+@pytest.mark.parametrize("world", [4, 1])
 def test_a_run_goes_on_while_its_state_is_written_from_memory(tmp_path: Path, world: int) -> None:
     victims = Victims(2, fail_to_write, str(tmp_path))
     victims.hear()

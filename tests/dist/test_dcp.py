@@ -44,7 +44,7 @@ def _load(layout: str, path: str) -> int:
     return len(truth)
 
 
-@pytest.fixture(scope="module", params=[False, True], ids=["nested", "flat"])
+@pytest.fixture(scope="module", params=[False, pytest.param(True, marks=pytest.mark.full)], ids=["nested", "flat"])
 def saved(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("dcp")
     for layout in FROM:

@@ -187,6 +187,7 @@ def test_what_a_full_disk_leaves_in_memory_is_named_and_can_be_freed(small: Path
     assert arenas(small) == [] and not Path(card_path(str(kept))).exists()
 
 
+@pytest.mark.full
 def test_what_a_read_only_disk_leaves_in_memory_is_restored_once_it_can_be_written(small: Path) -> None:
     with heard() as texts, holdfast.Checkpointer(small) as checkpointer:
         checkpointer.save(1, {"w": torch.ones(3)}).result(60)

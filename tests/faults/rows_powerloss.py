@@ -97,9 +97,9 @@ def record(steps: int, work: Work) -> Iterator[tuple[DiskRecording, Path]]:
         yield recording, here.folder
 
 
-def power_loss(steps: int, work: Work, seed: int) -> Tally:
+def power_loss(steps: int, work: Work, seed: int, every: int = 1) -> Tally:
     with record(steps, work) as (recording, folder):
-        return judged(recording, folder)
+        return judged(recording, folder, every=every)
 
 
 def go_on_after(steps: int, work: Work, every: int, seed: int) -> Tally:

@@ -60,8 +60,8 @@ def test_a_load_from_a_bad_disk(here: World, fault: Fault) -> None:
         assert rows_reading.read_with(fault, root, "slice") == SURVIVED
 
 
-def test_a_power_loss_after_every_operation_of_a_step_saved_again() -> None:
-    assert rows_powerloss.power_loss(1, rows_powerloss.again, 1).good
+def test_a_power_loss_after_operations_of_a_step_saved_again() -> None:
+    assert rows_powerloss.power_loss(1, rows_powerloss.again, 1, every=3).good
 
 
 def test_a_power_loss_after_an_fsync_that_failed() -> None:

@@ -75,7 +75,7 @@ else:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["background", "blocking", "convert"])
+@pytest.mark.parametrize("kind", ["background", "blocking", pytest.param("convert", marks=pytest.mark.full)])
 def test_a_checkpoint_of_more_files_than_may_be_open(tmp_path, kind):
     work = WORK.replace("OPEN_FILES", str(LIMIT)).replace("FILES", str(FILES))
     done = subprocess.run(

@@ -165,7 +165,7 @@ def test_too_few_sizes_name_what_is_open():
 
 
 def test_every_answer_satisfies_the_products_and_nothing_is_rounded():
-    for total, micro, world in itertools.product(range(1, 26), range(1, 6), range(1, 6)):
+    for total, micro, world in itertools.product(range(1, 17), range(1, 5), range(1, 5)):
         fits = total % (micro * world) == 0
         try:
             batches = derive_batches(global_batch=total, micro_batch=micro, data_parallel=world)
