@@ -245,9 +245,9 @@ class WriterProcess:
                 return workspace.coordinator.conclude(order, failure)
             except (HoldfastError, OSError) as error:
                 return Outcome(Failure.of(failure or _as_failure(error)))
-        if failure is not None and not mailbox.names():
-            return Outcome(Failure.of(failure))  # rank 0's writer could not begin, so it will not conclude
         try:
+            if failure is not None and not mailbox.names():
+                return Outcome(Failure.of(failure))  # rank 0's writer could not begin, so it will not conclude
             watch = Watch(mailbox, order.deadline_s, order.silence_s, began)
             watch.wait(lambda names: mail.OUTCOME in names, lambda names: [0], "the coordinator's outcome")
             outcome = mailbox.outcome()
