@@ -37,7 +37,7 @@ def main() -> int:
         chosen = [name for name in chosen if operations[name].family in arguments.family]
     cases = [case for name in chosen for case in cases_of(operations[name]) if case.others in arguments.others]
     cases = [
-        replace(case, laid=arguments.laid, way=arguments.way, partial=arguments.partial)
+        replace(case, laid=arguments.laid, way=arguments.way, partial=arguments.partial, shards=arguments.shards)
         for case in cases[arguments.offset :: arguments.every]
     ]
     families = {name: operation.family for name, operation in operations.items()}
@@ -77,6 +77,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--laid", choices=("rows", "columns"), default="rows", help="how inputs lie in memory")
     parser.add_argument("--way", choices=WAYS, default="eager", help="; ".join(map(": ".join, WAYS.items())))
     parser.add_argument("--partial", choices=PARTIALS, default="sum", help="how a Partial's parts make the tensor")
+    parser.add_argument(
+        "--shards", choices=("plain", "strided"), default="plain", help="strided: as FSDP2 with TP shards (torch 2.13)"
+    )
     parser.add_argument("--every", type=int, default=1, help="only every so-manieth case")
     parser.add_argument("--offset", type=int, default=0)
     parser.add_argument("--mode", choices=("both", "on", "off"), default="both")

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from torch.distributed.tensor import Partial, Placement, Replicate, Shard
+from torch.distributed.tensor.placement_types import _StridedShard
 
 from tests.spmd.table import SIZES, Input, Operation
 
@@ -33,9 +34,10 @@ class Case:
     laid: str = "rows"  # or "columns": the inputs lie in memory as transposed ones do
     way: str = "eager"  # or another of WAYS
     partial: str = "sum"  # what "P" stands for: one of PARTIALS
+    shards: str = "plain"  # or "strided": the first axis that shards a tensor takes a part of each half of the dim
 
     def __str__(self) -> str:
-        laid = "" if self.laid == "rows" else f" {self.laid}"
+        laid = ("" if self.laid == "rows" else f" {self.laid}") + ("" if self.shards == "plain" else f" {self.shards}")
         way = ("" if self.way == "eager" else f" {self.way}") + ("" if self.partial == "sum" else f" {self.partial}")
         return f"{self.operation}[{self.size} {self.mesh} {','.join(self.first)} {self.others}{laid}{way}]"
 
@@ -76,7 +78,15 @@ def placements_of(case: Case, operation: Operation) -> list[tuple[Placement, ...
             if not given.is_float:
                 follows = [Replicate() if placement.is_partial() else placement for placement in follows]
             result.append(tuple(follows))
-    return result
+    return result if case.shards == "plain" else [None if places is None else _strided(places) for places in result]
+
+
+def _strided(places: tuple[Placement, ...]) -> tuple[Placement, ...]:
+    """Return the placements with the first shard strided, as FSDP2 with TP and flattened activations have them."""
+    for axis, place in enumerate(places):
+        if isinstance(place, Shard):
+            return (*places[:axis], _StridedShard(place.dim, split_factor=2), *places[axis + 1 :])
+    return places
 
 
 def _placement(word: str, leader: str, letters: str, partial: str) -> Placement:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import fnmatch
+from dataclasses import replace
 
 import pytest
 
+from holdfast.spmd.base.torch_versions import is_torch_2_11
 from tests.spmd.cases import Case, cases_of
 from tests.spmd.compare import failures, grown, spoilt, why_grown
 from tests.spmd.named import NAMED
@@ -38,6 +40,25 @@ def test_a_slice_is_never_wrong_never_hangs_and_moves_what_is_declared():
     again = [finding.case for finding in findings if finding.outcome == "raise"]
     with Team(enable=True, threads=False) as team:
         findings = [finding for finding in findings if finding.case not in again] + list(team.find(again))
+    assert failures(findings) == []
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.skipif(is_torch_2_11(), reason="torch 2.11 cannot redistribute a strided shard alone")
+def test_strided_shards_are_never_wrong_and_never_hang():
+    cases = [
+        Case("mse_loss_mean", "even", "4", ("0",), "follow"),
+        Case("F.glu", "even", "2x2", ("R", "1"), "follow"),
+        Case("stack", "uneven", "2x2", ("R", "0"), "apart"),
+        Case("polar", "few", "2x2", ("1", "0"), "apart"),
+        Case("cosine_embedding_none", "even", "2x2", ("P", "1"), "apart"),
+        Case("index_put_", "even", "2x2", ("P", "0"), "apart"),
+        Case("nll_loss_mean", "even", "2x2", ("0", "P"), "apart"),
+        Case("pad1d_reflect", "uneven", "2x2", ("1", "P"), "follow"),
+        *[case for case in CASES if not OPERATIONS[case.operation].random][17::6007],
+    ]
+    with Team(enable=True, threads=True) as team:
+        findings = list(team.find([replace(case, shards="strided") for case in cases]))
     assert failures(findings) == []
 
 

@@ -59,6 +59,8 @@ NAMES = (
         f"{TENSOR}._utils:compute_local_shape_and_global_offset",
         ("global_shape", "mesh", "placements"),
     ),
+    PrivateName(RULES, f"{TENSOR}.placement_types:Shard._split_tensor", ("self", "tensor", "num_chunks")),
+    PrivateName(RULES, f"{TENSOR}.placement_types:_StridedShard._split_tensor", ("self", "tensor", "num_chunks")),
     PrivateName(RULES, f"{TENSOR}.debug:_clear_sharding_prop_cache", ()),
     PrivateName(RULES, "torch.distributed._functional_collectives:_are_we_tracing", ()),
     PrivateName(RULES, "torch._subclasses.fake_tensor:DataDependentOutputException"),

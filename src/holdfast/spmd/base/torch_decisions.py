@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import torch
+from torch.distributed.tensor import Shard
+from torch.distributed.tensor.placement_types import _StridedShard
+from torch.utils._pytree import tree_map
 
 from holdfast.spmd.base import torch_versions
 from holdfast.spmd.base.patched_function import PatchedFunction
@@ -48,6 +52,25 @@ def decision(info: Any) -> Any:
         return dispatcher().sharding_propagator.propagate_op_sharding_non_cached(info.schema)
     except Exception:  # noqa: BLE001 - whatever stops torch here, there is no such decision
         return None
+
+
+def decision_for_plain_shards(info: Any) -> Any:
+    """Return what torch would decide if every strided shard were a plain one, or None."""
+
+    def plain(value: Any) -> Any:
+        if not isinstance(value, torch_versions.DTensorSpec):
+            return value
+        places = [Shard(p.dim) if isinstance(p, _StridedShard) else p for p in value.placements]
+        return torch_versions.DTensorSpec(value.mesh, tuple(places), tensor_meta=value.tensor_meta)
+
+    schema = info.schema
+    args, kwargs = tree_map(plain, (schema.args_schema, schema.kwargs_schema), is_leaf=_is_spec)
+    asked = SimpleNamespace(schema=type(schema)(schema.op, args, kwargs, schema.schema_info))
+    return decision(asked)
+
+
+def _is_spec(value: Any) -> bool:
+    return isinstance(value, torch_versions.DTensorSpec)
 
 
 def local_decision(info: Any) -> Any:

@@ -79,8 +79,8 @@ def functions_to_patch() -> list[tuple[str, Any, str]]:
         ("lists", sys.modules.get("torch.optim._adafactor"), "_group_tensors_by_device_dtype_and_is_multidim"),
         ("total_norm", clipping, "_get_total_norm"),
         ("clip", clipping, "_clip_grads_with_norm_"),
-        ("strides", sys.modules["torch.distributed.tensor._dispatch"], redistribution),
-        ("strides", sys.modules["torch.distributed.tensor._redistribute"], redistribution),
+        ("redistribution", sys.modules["torch.distributed.tensor._dispatch"], redistribution),
+        ("redistribution", sys.modules["torch.distributed.tensor._redistribute"], redistribution),
         ("guards", sys.modules.get("torch._dynamo.guards"), "check_dtensor_spec"),
         *([("equal_specs", torch_versions.DTensorSpec, "_check_equals")] if torch_versions.is_torch_2_11() else []),
     ]
@@ -156,6 +156,14 @@ def local_results(op: Operator, args: tuple[object, ...], info: Any) -> Any:
 def local_inputs(info: Any) -> list[Any]:
     """Return the tensors that this rank's kernel was called with."""
     return [value for value in info.local_args if isinstance(value, torch.Tensor)]
+
+
+def run_kernel(op: Operator, info: Any, change: Callable[[Any], Any]) -> Any:
+    """Call the kernel again as `local_results` called it, with `change` applied to every argument."""
+    args = [change(value) for value in info.local_args]
+    if info.args_tree_spec is not None:
+        args = list(torch_versions.tree_unflatten(args, info.args_tree_spec))
+    return op(*args, **info.local_kwargs)
 
 
 def wrap_results(local: Any, spec: Any) -> Any:

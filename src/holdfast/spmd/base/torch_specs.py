@@ -86,20 +86,6 @@ def reshape_in_place(
     tensor._spec = make_spec(tensor.device_mesh, placements, tensor.shape, tensor.stride(), local.dtype)
 
 
-def redistribute_local(tensor: DTensor, placements: Sequence[Placement]) -> torch.Tensor:
-    """Return this rank's local tensor under other placements; collective."""
-    spec = spec_of(tensor)
-    pairs = zip(spec.placements, placements, strict=True)
-    first = tuple(REPLICATE if then.is_partial() and now.is_shard() else then for now, then in pairs)
-    if first != tuple(placements):  # torch does not turn a Shard into a Partial in one step
-        spec = torch_versions.DTensorSpec(spec.mesh, first, tensor_meta=spec.tensor_meta)
-        tensor = wrap(redistribute_local(tensor, first), spec)
-    target = torch_versions.DTensorSpec(spec.mesh, tuple(placements), tensor_meta=spec.tensor_meta)
-    local: torch.Tensor = torch_versions.redistribute_local_tensor(local_of(tensor), spec, target)
-    local = local.wait() if hasattr(local, "wait") else local
-    return local.contiguous() if tensor.is_contiguous() else local  # 2.11 gathers dims after the first transposed
-
-
 def local_box(
     shape: Sequence[int], mesh: DeviceMesh, placements: Sequence[Placement]
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:

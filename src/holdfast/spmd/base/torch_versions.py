@@ -30,7 +30,7 @@ try:
     from torch.distributed.tensor.parallel import loss as loss_module
     from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, guard_or_false
     from torch.utils._mode_utils import no_dispatch
-    from torch.utils._pytree import tree_leaves
+    from torch.utils._pytree import tree_leaves, tree_unflatten
 except ImportError as error:
     MISSING = f"torch {torch.__version__} lacks what holdfast.spmd builds on: {error}"
 else:
@@ -72,6 +72,7 @@ __all__ = [
     "no_dispatch",
     "redistribute_local_tensor",
     "tree_leaves",
+    "tree_unflatten",
     "unsupported_reason",
     "utils",
 ]

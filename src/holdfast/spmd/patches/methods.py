@@ -17,6 +17,7 @@ from holdfast.spmd.patches.mixed_meshes import clip_with_norm, grouped_by_mesh, 
 from holdfast.spmd.patches.redistribute_strides import keep_strides
 from holdfast.spmd.patches.setitem import set_item
 from holdfast.spmd.patches.sync_batch_norm import forward_of
+from holdfast.spmd.sharding.strided_shards import move_strided_apart
 
 
 def _tolist(self: DTensor) -> Any:
@@ -29,6 +30,10 @@ def _format(self: DTensor, spec: str) -> str:
     if not spec or self.ndim or self.is_meta:
         return object.__format__(self, spec)
     return format(self.detach().item(), spec)
+
+
+def _redistributes_right(original: Callable[..., Any]) -> Callable[..., Any]:
+    return keep_strides(move_strided_apart(original))
 
 
 METHODS: dict[str, tuple[Any, str]] = {
@@ -54,14 +59,14 @@ class Replacement:
 
 MIXED = "torch refuses parameters of several meshes, or plain ones and DTensors, in one list"
 REFUSED = "torch refuses CPU tensors and DTensors"
-MOVED = "torch forgets that a tensor was transposed or expanded when it moves it, and a view of the result raises"
+MOVED = "as torch moves a tensor it forgets that it was transposed or expanded, and takes strided shards for plain ones"
 REUSED = "a compiled graph runs for sizes with other shards if a rank has as many rows as before"
 MAKERS: dict[str, tuple[Any, str]] = {
     "grouping": (grouped_by_mesh, MIXED),
     "lists": (lists_grouped_by_mesh, MIXED),
     "total_norm": (total_norm, MIXED),
     "clip": (clip_with_norm, MIXED),
-    "strides": (keep_strides, MOVED),
+    "redistribution": (_redistributes_right, MOVED),
     "guards": (check_spec, REUSED),
     "equal_specs": (check_equal_specs, REUSED),
 }

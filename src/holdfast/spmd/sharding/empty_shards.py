@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -62,12 +63,14 @@ def _received(spec: Any, places: Sequence[Placement], shards: bool = False) -> f
 
 
 def run_with_empty_shards(call: Call, args: Any, kwargs: Any, sharding: Any) -> Any:
-    """Execute torch's decision; if this rank's kernel fails on an empty shard, use the empty result."""
+    """Execute torch's decision; if this rank's kernel fails because a shard is empty, use the empty result."""
     call.info.output_sharding = sharding
     try:
         local = torch_dispatch.local_results(call.op, args, call.info)
     except Exception as error:
         if not _has_empty_local_input(call) or is_collective_error(error):
+            raise
+        if not _can_be_filled(sharding.output_spec) or _fails_with_rows(call, error):
             raise
         local = None
     if local is None or (_has_empty_local_input(call) and not _fits(local, sharding.output_spec)):
@@ -78,6 +81,35 @@ def run_with_empty_shards(call: Call, args: Any, kwargs: Any, sharding: Any) -> 
 def _has_empty_local_input(call: Call) -> bool:
     """Return True if this rank's kernel was called with an empty tensor."""
     return any(part.numel() == 0 for part in torch_dispatch.local_inputs(call.info))
+
+
+def _can_be_filled(spec: Any) -> bool:
+    """Return True if this rank's results are empty, or Partials without a share."""
+    for item in specs_in(spec):
+        sizes, _ = local_box(item.shape, item.mesh, item.placements)
+        if 0 not in sizes and not any(isinstance(place, Partial) for place in item.placements):
+            return False
+    return True
+
+
+def _fails_with_rows(call: Call, error: Exception) -> bool:
+    """Return True if the kernel refuses a row of zeros in place of the empty shards, too, as on the other ranks."""
+    try:
+        torch_dispatch.run_kernel(call.op, call.info, _with_row)
+    except Exception as refused:  # noqa: BLE001 - zeros may be wrong in their own way
+        return type(refused) is type(error) and _without_numbers(refused) == _without_numbers(error)
+    return False
+
+
+def _with_row(value: Any) -> Any:
+    """Return zeros with one row in place of an empty tensor."""
+    if not isinstance(value, torch.Tensor) or value.numel():
+        return value
+    return value.new_zeros([max(1, size) for size in value.shape])
+
+
+def _without_numbers(error: Exception) -> str:
+    return re.sub(r"\d+", "", str(error))
 
 
 def _fits(local: Any, spec: Any) -> bool:

@@ -5,20 +5,23 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.distributed.tensor import Partial
+from torch.distributed.tensor import Partial, Shard
 from torch.distributed.tensor.placement_types import _StridedShard
 
 from holdfast.spmd.base import torch_versions
 from holdfast.spmd.base.call import writes_first
-from holdfast.spmd.base.torch_decisions import is_decision
+from holdfast.spmd.base.torch_decisions import decision_for_plain_shards, is_decision
 from holdfast.spmd.base.torch_specs import specs_in
+
+ATEN = torch.ops.aten
+RESHAPES = (ATEN.view.default, ATEN._unsafe_view.default, ATEN.reshape.default)  # their rule knows strided shards
 
 
 def is_infeasible(sharding: Any, op: Any, info: Any) -> bool:
     """Return True if a decision turns shards or integers into Partials, or a Partial into another reduction.
 
-    Before 2.13, also if it redistributes a tensor written in place: the write would go to a copy. On 2.11, also if a
-    strided shard loses the shards that it strides over.
+    Also if it keeps a strided shard of a dim that must not be sharded; on 2.11, if a strided shard loses the shards that
+    it strides over. Before 2.13, also if it redistributes a tensor written in place: the write would go to a copy.
     """
     if not is_decision(sharding):
         return False
@@ -29,9 +32,36 @@ def is_infeasible(sharding: Any, op: Any, info: Any) -> bool:
         test(before, after) for test in (_creates_partials, _divides_integers, _changes_reduction)
     ):
         return True
-    if torch_versions.is_torch_2_11() and _leaves_lone_stride(sharding, before, after):
+    if torch_versions.is_torch_2_11():
+        if _leaves_lone_stride(sharding, before, after):
+            return True
+    elif op not in RESHAPES and _keeps_strided(info, before, after):
         return True
     return not torch_versions.AT_LEAST_2_13 and _moves_written(sharding, op, before, after)
+
+
+def _keeps_strided(info: Any, before: Any, after: Any) -> bool:
+    """Return True if a decision keeps a strided shard where it would redistribute a plain one.
+
+    Some of torch's strategies gather the dim that they work along only if a plain Shard divides it.
+    """
+    kept = [
+        (index, axis)
+        for index, (here, there) in enumerate(zip(specs_in(before), specs_in(after), strict=True))
+        for axis, (now, then) in enumerate(zip(here.placements, there.placements, strict=True))
+        if isinstance(now, _StridedShard) and now == then
+    ]
+    if not kept:
+        return False
+    plain = decision_for_plain_shards(info)
+    if plain is None:
+        return True
+    if not plain.needs_redistribute:
+        return False
+    wanted = specs_in(plain.redistribute_schema.args_schema)
+    return any(
+        wanted[index].placements[axis] != Shard(specs_in(before)[index].placements[axis].dim) for index, axis in kept
+    )
 
 
 def _divides_integers(before: Any, after: Any) -> bool:

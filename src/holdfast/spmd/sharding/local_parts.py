@@ -9,9 +9,10 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate
 
-from holdfast.spmd.base import torch_specs
-from holdfast.spmd.base.torch_specs import local_box, local_of, make_spec, redistribute_local
+from holdfast.spmd.base import torch_specs, torch_versions
+from holdfast.spmd.base.torch_specs import local_box, local_of, make_spec, spec_of
 from holdfast.spmd.sharding.shard_sizes import is_shard
+from holdfast.spmd.sharding.strided_shards import move_strided_apart
 
 
 def local_part(tensor: Any, placements: Sequence[Placement], mesh: DeviceMesh) -> torch.Tensor:
@@ -22,7 +23,27 @@ def local_part(tensor: Any, placements: Sequence[Placement], mesh: DeviceMesh) -
         return _sliced(full_tensor(tensor), placements, mesh)
     if tuple(tensor.placements) == tuple(placements):
         return local_of(tensor)
-    return redistribute_local(tensor, placements)
+    return _redistributed(tensor, placements)
+
+
+def _redistributed(tensor: DTensor, placements: Sequence[Placement]) -> torch.Tensor:
+    """Return this rank's local tensor under other placements; collective."""
+    spec = spec_of(tensor)
+    pairs = zip(spec.placements, placements, strict=True)
+    first = tuple(Replicate() if then.is_partial() and not _is_whole(now) else then for now, then in pairs)
+    if first != tuple(placements):  # torch does not turn a Shard into a Partial in one step
+        spec = torch_versions.DTensorSpec(spec.mesh, first, tensor_meta=spec.tensor_meta)
+        tensor = torch_specs.wrap(_redistributed(tensor, first), spec)
+    target = torch_versions.DTensorSpec(spec.mesh, tuple(placements), tensor_meta=spec.tensor_meta)
+    redistribute = move_strided_apart(torch_versions.redistribute_local_tensor)
+    local: torch.Tensor = redistribute(local_of(tensor), spec, target)
+    local = local.wait() if hasattr(local, "wait") else local
+    return local.contiguous() if tensor.is_contiguous() else local  # 2.11 gathers dims after the first transposed
+
+
+def _is_whole(place: Placement) -> bool:
+    """Return True if a rank has a number for every element."""
+    return place.is_replicate() or place.is_partial()
 
 
 def slice_replicas(tensor: Any, placements: Sequence[Placement]) -> Any:
@@ -46,7 +67,7 @@ def slice_replicas(tensor: Any, placements: Sequence[Placement]) -> Any:
 
 def _sliced(tensor: torch.Tensor, placements: Sequence[Placement], mesh: DeviceMesh) -> torch.Tensor:
     if not all(is_shard(place) or isinstance(place, Replicate) for place in placements):
-        return redistribute_local(replicated(tensor, mesh), placements)
+        return _redistributed(replicated(tensor, mesh), placements)
     sizes, offsets = local_box(tensor.shape, mesh, placements)
     for dim, (size, offset) in enumerate(zip(sizes, offsets, strict=True)):
         if size != tensor.shape[dim]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
 from torch.distributed.tensor import DTensor
 
-from holdfast.spmd.base.call import USE_TORCH, Call
+from holdfast.spmd.base.call import USE_TORCH, Call, apply
 from holdfast.spmd.base.registry import Rule
 from holdfast.spmd.base.torch_autograd import in_gradient
 from holdfast.spmd.base.torch_specs import local_of
@@ -19,6 +20,8 @@ from holdfast.spmd.sharding.shard_sizes import has_empty_shard, only_sharding_ax
 def cat(call: Call) -> Any:
     """Concatenate tensors of equal placements along a dim that one mesh axis shards."""
     tensors = call["tensors"]
+    if len(counted := _counted(tensors)) < len(tensors):
+        return apply(call.op, (counted, call["dim"]))
     first = tensors[0]
     if not isinstance(first, DTensor) or first.ndim < 2:  # torch gathers vectors anyway, for the products that use them
         return USE_TORCH
@@ -33,6 +36,15 @@ def cat(call: Call) -> Any:
     shape = list(first.shape)
     shape[dim] = sum(tensor.shape[dim] for tensor in tensors)
     return wrap(torch.cat(pieces, dim), call.mesh, first.placements, shape)
+
+
+def _counted(tensors: list[Any]) -> list[Any]:
+    """Return the tensors that have a part in the result: beside others, torch ignores vectors without elements."""
+    counted = [tensor for tensor in tensors if tuple(tensor.shape) != (0,)]
+    if not any(tensor.ndim > 1 for tensor in counted):
+        return tensors
+    dtype = functools.reduce(torch.promote_types, (tensor.dtype for tensor in tensors))
+    return [tensor if tensor.dtype == dtype else tensor.to(dtype) for tensor in counted]
 
 
 def _is_placed_as(tensor: Any, first: DTensor, dim: int) -> bool:

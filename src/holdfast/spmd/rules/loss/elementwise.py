@@ -12,7 +12,6 @@ from holdfast.spmd.base.call import USE_TORCH, ArgSlot, Call
 from holdfast.spmd.base.registry import Rule
 from holdfast.spmd.sharding.byte_costs import HALF_DTYPES
 from holdfast.spmd.sharding.empty_shards import has_empty_input
-from holdfast.spmd.sharding.shard_sizes import is_shard
 from holdfast.spmd.sharding.signature import ChosenPlacements, Signature, broadcast_signature, run_sharded
 
 NONE, MEAN, SUM = 0, 1, 2
@@ -59,7 +58,8 @@ def _is_linear(call: Call) -> bool:
 
 
 def _has_shards(call: Call) -> bool:
-    return any(is_shard(place) for _, t in call.tensor_args() if isinstance(t, DTensor) for place in t.placements)
+    placed = [tensor for _, tensor in call.tensor_args() if isinstance(tensor, DTensor)]
+    return any(not (place.is_replicate() or place.is_partial()) for tensor in placed for place in tensor.placements)
 
 
 def _elements(chosen: ChosenPlacements) -> int:

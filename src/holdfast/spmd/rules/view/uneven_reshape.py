@@ -14,10 +14,11 @@ from holdfast.spmd.base import torch_dispatch, torch_specs
 from holdfast.spmd.base.call import USE_TORCH, Call, apply
 from holdfast.spmd.base.registry import Rule
 from holdfast.spmd.base.torch_decisions import decided_reshape
-from holdfast.spmd.base.torch_dispatch import global_outputs, is_view
+from holdfast.spmd.base.torch_dispatch import is_view
 from holdfast.spmd.base.torch_specs import local_box, local_of, make_spec
 from holdfast.spmd.sharding.gather_fallback import gather_and_run
 from holdfast.spmd.sharding.gathered_views import gathered_view
+from holdfast.spmd.sharding.local_elements import local_elements
 from holdfast.spmd.sharding.local_parts import local_part, wrap
 from holdfast.spmd.sharding.shard_sizes import is_evenly_sharded, is_shard
 
@@ -32,13 +33,13 @@ def reshape(call: Call) -> Any:
         return USE_TORCH
     if any(type(size) is int and size == 0 for size in tensor.shape):
         return _gathered(call)  # nothing to send; torch's search for the dims of an empty tensor may not end
-    if _breaks_strided(tensor, global_outputs(call.info).shape):
-        return _gathered(call)
     dims = [place.dim for place in tensor.placements if is_shard(place)]
-    if len(set(dims)) == len(dims) and all(is_evenly_sharded(tensor, dim) for dim in dims):
+    is_even = len(set(dims)) == len(dims) and all(is_evenly_sharded(tensor, dim) for dim in dims)
+    decided = decided_reshape(call.info)
+    if decided is not None and _keeps_elements(*decided, is_even):
         return USE_TORCH
-    if _fits(call):
-        return USE_TORCH
+    if not _is_plain(tensor.placements):
+        return _gathered(call)
     kept = _largest_kept(tensor)
     result = _on_kept(call, kept) if _can_keep(call, kept) else gather_and_run(call)
     return gathered_view(result, call) if is_view(call.op) else result
@@ -102,54 +103,19 @@ def _gathered(call: Call) -> Any:
     return gathered_view(gather_and_run(call), call) if is_view(call.op) else gather_and_run(call)
 
 
-def _breaks_strided(tensor: DTensor, after: Sequence[int]) -> bool:
-    """Return True if strided shards (FSDP2 with TP, flattened columns) do not stay, merge or split as torch describes.
-
-    With one sharding axis torch is right where the dim stays, where dims behind it are merged into it, where it splits
-    at its own factor, evenly or into the dims that were merged, and where every piece of a shard splits evenly.
-    """
-    if _is_plain(tensor.placements):
-        return False
-    sharded = [axis for axis, place in enumerate(tensor.placements) if not (place.is_replicate() or place.is_partial())]
-    place = tensor.placements[sharded[0]]
-    if len(sharded) == 1 and not is_shard(place):
-        starts = {math.prod(after[:dim]): size for dim, size in reversed(list(enumerate(after))) if size != 1}
-        dim, factor = place.dim, place.split_factor  # type: ignore[attr-defined]
-        before, size, ranks = math.prod(tensor.shape[:dim]), tensor.shape[dim], tensor.device_mesh.size(sharded[0])
-        outer, inner = starts.get(before, 1), starts.get(before * factor, 1)
-        pieces_split = size % outer == 0 and outer % (factor * ranks) == 0
-        if outer % size and inner % ranks and inner != size // factor and not pieces_split:
-            return True
-    return _breaks_uneven(tensor, after)
-
-
 def _is_plain(placements: Sequence[Placement]) -> bool:
     return all(type(place) in (Shard, Replicate, Partial) for place in placements)
 
 
-def _breaks_uneven(tensor: DTensor, after: Sequence[int], axes: int = 1) -> bool:
-    """Return True if the reshape splits or merges a dim that at least `axes` axes divide unevenly."""
-    ranks: dict[int, list[int]] = {}
-    for axis, place in enumerate(tensor.placements):
-        if not place.is_replicate() and not place.is_partial():
-            ranks.setdefault(place.dim, []).append(tensor.device_mesh.size(axis))  # type: ignore[attr-defined]
-    stay = {(math.prod(after[:dim]), size) for dim, size in enumerate(after)}
-    return any(
-        tensor.shape[dim] % math.prod(sizes) and (math.prod(tensor.shape[:dim]), tensor.shape[dim]) not in stay
-        for dim, sizes in ranks.items()
-        if len(sizes) >= axes
-    )
-
-
-def _fits(call: Call) -> bool:
-    """Return True if torch's decision for a reshape leaves every rank its number of elements."""
-    if (decided := decided_reshape(call.info)) is None:
-        return False
-    before, after = decided
-    if not all(_is_plain(spec.placements) for spec in decided):
-        return not _breaks_uneven(call.values[0], after.shape, axes=2)  # torch handles other strided shards
-    coordinates = itertools.product(*(range(size) for size in before.mesh.shape))
-    return all(_elements(before, at) == _elements(after, at) for at in coordinates)
+def _keeps_elements(before: Any, after: Any, is_even: bool) -> bool:
+    """Return True if every rank's part is the same elements before and after a reshape as torch decides it."""
+    if _is_plain(before.placements) and _is_plain(after.placements):
+        coordinates = itertools.product(*(range(size) for size in before.mesh.shape))
+        return is_even or all(_elements(before, at) == _elements(after, at) for at in coordinates)
+    if not all(type(size) is int for size in (*before.shape, *after.shape)):
+        return _is_plain(before.placements) and is_even  # symbolic sizes, in a trace
+    own = local_elements(before.shape, before.mesh, before.placements)
+    return own is not None and own == local_elements(after.shape, after.mesh, after.placements)
 
 
 def _elements(spec: Any, coordinate: Sequence[int]) -> int:
