@@ -79,8 +79,11 @@ def functions_to_patch() -> list[tuple[str, Any, str]]:
         ("lists", sys.modules.get("torch.optim._adafactor"), "_group_tensors_by_device_dtype_and_is_multidim"),
         ("total_norm", clipping, "_get_total_norm"),
         ("clip", clipping, "_clip_grads_with_norm_"),
-        ("redistribution", sys.modules["torch.distributed.tensor._dispatch"], redistribution),
-        ("redistribution", sys.modules["torch.distributed.tensor._redistribute"], redistribution),
+        *(
+            (role, sys.modules[f"torch.distributed.tensor.{module}"], redistribution)
+            for role in ("strided_shards", "half_norms", "strides")
+            for module in ("_dispatch", "_redistribute")
+        ),
         ("guards", sys.modules.get("torch._dynamo.guards"), "check_dtensor_spec"),
         *([("equal_specs", torch_versions.DTensorSpec, "_check_equals")] if torch_versions.is_torch_2_11() else []),
     ]

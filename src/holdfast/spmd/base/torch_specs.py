@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -15,6 +15,7 @@ from holdfast.spmd.base.torch_modes import is_tracing, refuse_rank_in_shared_gra
 from holdfast.spmd.base.torch_versions import is_torch_2_11
 
 REPLICATE = Replicate()
+HALF_DTYPES = (torch.float16, torch.bfloat16)
 
 
 def spec_of(tensor: DTensor) -> Any:
@@ -84,6 +85,25 @@ def reshape_in_place(
         op(tensor, *rest)
     tensor._local_tensor = local
     tensor._spec = make_spec(tensor.device_mesh, placements, tensor.shape, tensor.stride(), local.dtype)
+
+
+def norms_in_float32(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap `redistribute_local_tensor` to reduce norms in half precision in float32, since their powers overflow."""
+
+    def redistribute_local_tensor(local: torch.Tensor, present: Any, wanted: Any, **options: Any) -> torch.Tensor:
+        has_norm = any(isinstance(place, torch_versions.NormPartial) for place in present.placements)
+        if not has_norm or local.dtype not in HALF_DTYPES:
+            return original(local, present, wanted, **options)  # type: ignore[no-any-return]
+        specs = [_with_dtype(spec, torch.float32) for spec in (present, wanted)]
+        moved: torch.Tensor = original(local.float(), *specs, **options)
+        return moved.to(local.dtype)
+
+    return redistribute_local_tensor
+
+
+def _with_dtype(spec: Any, dtype: torch.dtype) -> Any:
+    meta = spec.tensor_meta
+    return spec if meta is None else make_spec(spec.mesh, spec.placements, meta.shape, meta.stride, dtype)
 
 
 def local_box(

@@ -12,6 +12,7 @@ from torch.distributed.tensor import DTensor
 from holdfast.spmd.base.collective_errors import naming
 from holdfast.spmd.base.patched_function import PatchedFunction
 from holdfast.spmd.base.torch_dispatch import functions_to_patch
+from holdfast.spmd.base.torch_specs import norms_in_float32
 from holdfast.spmd.patches.compile_guards import check_equal_specs, check_spec
 from holdfast.spmd.patches.mixed_meshes import clip_with_norm, grouped_by_mesh, lists_grouped_by_mesh, total_norm
 from holdfast.spmd.patches.redistribute_strides import keep_strides
@@ -30,10 +31,6 @@ def _format(self: DTensor, spec: str) -> str:
     if not spec or self.ndim or self.is_meta:
         return object.__format__(self, spec)
     return format(self.detach().item(), spec)
-
-
-def _redistributes_right(original: Callable[..., Any]) -> Callable[..., Any]:
-    return keep_strides(move_strided_apart(original))
 
 
 METHODS: dict[str, tuple[Any, str]] = {
@@ -59,14 +56,18 @@ class Replacement:
 
 MIXED = "torch refuses parameters of several meshes, or plain ones and DTensors, in one list"
 REFUSED = "torch refuses CPU tensors and DTensors"
-MOVED = "as torch moves a tensor it forgets that it was transposed or expanded, and takes strided shards for plain ones"
+MOVED = "torch forgets that a tensor was transposed or expanded when it moves it, and a view of the result raises"
+OVERFLOWS = "torch raises the norms of shards to their power in half precision, which overflows"
+STRIDED = "torch takes strided shards, of FSDP2 with TP and of flattened tensors, for plain ones when it moves them"
 REUSED = "a compiled graph runs for sizes with other shards if a rank has as many rows as before"
 MAKERS: dict[str, tuple[Any, str]] = {
     "grouping": (grouped_by_mesh, MIXED),
     "lists": (lists_grouped_by_mesh, MIXED),
     "total_norm": (total_norm, MIXED),
     "clip": (clip_with_norm, MIXED),
-    "redistribution": (_redistributes_right, MOVED),
+    "strided_shards": (move_strided_apart, STRIDED),
+    "half_norms": (norms_in_float32, OVERFLOWS),
+    "strides": (keep_strides, MOVED),
     "guards": (check_spec, REUSED),
     "equal_specs": (check_equal_specs, REUSED),
 }

@@ -7,9 +7,8 @@ from collections.abc import Collection
 import torch
 from torch.distributed.tensor import DTensor
 
+from holdfast.spmd.base.torch_specs import HALF_DTYPES
 from holdfast.spmd.sharding.shard_sizes import longest_shard, sharded_axes
-
-HALF_DTYPES = (torch.float16, torch.bfloat16)
 
 
 def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:

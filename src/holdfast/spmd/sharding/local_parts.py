@@ -10,7 +10,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate
 
 from holdfast.spmd.base import torch_specs, torch_versions
-from holdfast.spmd.base.torch_specs import local_box, local_of, make_spec, spec_of
+from holdfast.spmd.base.torch_specs import local_box, local_of, make_spec, norms_in_float32, spec_of
 from holdfast.spmd.sharding.shard_sizes import is_shard
 from holdfast.spmd.sharding.strided_shards import move_strided_apart
 
@@ -35,7 +35,7 @@ def _redistributed(tensor: DTensor, placements: Sequence[Placement]) -> torch.Te
         spec = torch_versions.DTensorSpec(spec.mesh, first, tensor_meta=spec.tensor_meta)
         tensor = torch_specs.wrap(_redistributed(tensor, first), spec)
     target = torch_versions.DTensorSpec(spec.mesh, tuple(placements), tensor_meta=spec.tensor_meta)
-    redistribute = move_strided_apart(torch_versions.redistribute_local_tensor)
+    redistribute = norms_in_float32(move_strided_apart(torch_versions.redistribute_local_tensor))
     local: torch.Tensor = redistribute(local_of(tensor), spec, target)
     local = local.wait() if hasattr(local, "wait") else local
     return local.contiguous() if tensor.is_contiguous() else local  # 2.11 gathers dims after the first transposed

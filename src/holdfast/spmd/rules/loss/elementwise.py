@@ -10,7 +10,7 @@ from torch.distributed.tensor import DTensor
 
 from holdfast.spmd.base.call import USE_TORCH, ArgSlot, Call
 from holdfast.spmd.base.registry import Rule
-from holdfast.spmd.sharding.byte_costs import HALF_DTYPES
+from holdfast.spmd.base.torch_specs import HALF_DTYPES
 from holdfast.spmd.sharding.empty_shards import has_empty_input
 from holdfast.spmd.sharding.signature import ChosenPlacements, Signature, broadcast_signature, run_sharded
 

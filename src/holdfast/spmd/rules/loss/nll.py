@@ -12,9 +12,8 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from holdfast.spmd.base.call import ArgSlot, Call
 from holdfast.spmd.base.registry import Rule
 from holdfast.spmd.base.torch_modes import assert_async, can_be_read
-from holdfast.spmd.base.torch_specs import local_box, local_of
+from holdfast.spmd.base.torch_specs import HALF_DTYPES, local_box, local_of
 from holdfast.spmd.rules.loss.elementwise import MEAN, NONE, SUM
-from holdfast.spmd.sharding.byte_costs import HALF_DTYPES
 from holdfast.spmd.sharding.local_parts import full_tensor, local_part, wrap
 from holdfast.spmd.sharding.mesh_collectives import all_reduce
 from holdfast.spmd.sharding.shard_sizes import is_shard, sharded_axes
