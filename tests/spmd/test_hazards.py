@@ -93,6 +93,33 @@ def test_means_in_half_precision_do_not_overflow_on_the_way():
     assert run_ranks(2, _half, deadline_s=180) == [[], []]
 
 
+LARGE_MEANS = {
+    "mean": lambda x: x.mean(),
+    "mean of rows": lambda x: x.mean(0, keepdim=True),
+    "l1_loss": lambda x: F.l1_loss(x, x * 0),
+    "avg_pool2d": lambda x: F.avg_pool2d(x[None, None], 2),
+}
+
+
+def _large_means() -> list[str]:
+    mesh, wrong = _enabled((2,)), []
+    for rows in (8, 7):
+        for name, take in LARGE_MEANS.items():
+            x = torch.full((rows, 4), 40000.0, dtype=torch.float16)
+            leaf, placed = x.clone().requires_grad_(), distribute_tensor(x, mesh, [Shard(0)]).requires_grad_()
+            expected, found = take(leaf), take(placed)
+            (expected / 4000).sum().backward()
+            (found / 4000).sum().backward()
+            for ours, theirs in ((found, expected), (placed.grad, leaf.grad)):
+                if not torch.allclose(ours.full_tensor(), theirs, rtol=2e-3):
+                    wrong.append(f"{name} {rows}: {ours.full_tensor().flatten()[0]}, not {theirs.flatten()[0]}")
+    return wrong
+
+
+def test_means_in_float16_are_finite_where_the_sum_of_two_is_not():
+    assert run_ranks(2, _large_means, deadline_s=120) == [[], []]
+
+
 def _two_meshes() -> list[str]:
     mesh = _enabled((2, 2), ("dp", "tp"))
     draw = torch.Generator().manual_seed(0)

@@ -9,6 +9,7 @@ import torch
 
 from holdfast.spmd.base.call import USE_TORCH, Call
 from holdfast.spmd.base.registry import Rule
+from holdfast.spmd.sharding.byte_costs import accumulation_dtype
 from holdfast.spmd.sharding.empty_shards import has_empty_input
 from holdfast.spmd.sharding.halo import Halo, Kernel, halo_over, own_gradient, sharded_image, with_halo
 from holdfast.spmd.sharding.local_parts import local_part, wrap
@@ -93,9 +94,11 @@ def average_pool(call: Call, halo: Halo) -> Any:
     """Return the sum of each window, divided as one device divides."""
     source = call["self"]
     part = with_halo(halo, local_part(source, halo.places, call.mesh))
+    part = part.to(accumulation_dtype(part.dtype))
     sums = call.run({(0,): part}, **_changes(call, halo), ceil_mode=_ceil(call, halo), divisor_override=1)
     sums = _own(sums, halo)
-    return wrap(sums / _divisor(call, halo, sums), call.mesh, halo.places, _shape(source, halo, sums))
+    means = (sums / _divisor(call, halo, sums)).to(source.dtype)
+    return wrap(means, call.mesh, halo.places, _shape(source, halo, means))
 
 
 def average_pool_backward(call: Call, halo: Halo) -> Any:
