@@ -122,7 +122,8 @@ def _install(only: Sequence[str], exclude: Sequence[str], check_indices: bool) -
         INSTALLED.functions = install_functions()
     if INSTALLED.fallback:
         INSTALLED.shardable = allow_empty_shards()
-    for function in (*HANDLERS, *(method for method, _ in METHODS.values()), GatheredView.__torch_dispatch__):
+    methods = (getattr(method, "fset", method) for method, _ in METHODS.values())
+    for function in (*HANDLERS, *methods, GatheredView.__torch_dispatch__):
         keep_out_of_dynamo(function)
     if not torch_dispatch.clear_decision_caches() and threading.active_count() > 1:
         warn(

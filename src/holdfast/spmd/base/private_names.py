@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 TENSOR = "torch.distributed.tensor"
+FSDP = "torch.distributed.fsdp._fully_shard"
 DISPATCHER = f"{TENSOR}._dispatch:OpDispatcher"
 PROPAGATOR = f"{TENSOR}._sharding_prop:ShardingPropagator"
 RULES = "rules"  # without these names no rule can be installed
@@ -112,6 +113,9 @@ NAMES = (
         "torch.nn.utils.clip_grad:_clip_grads_with_norm_",
         ("parameters", "max_norm", "total_norm", "foreach"),
     ),
+    PrivateName("methods", f"{FSDP}._fsdp_param_group:FSDPParamGroup.unshard", ("self",)),
+    PrivateName("methods", f"{FSDP}._fsdp_param_group:FSDPParamGroup.is_sharded"),
+    PrivateName("methods", f"{FSDP}._fsdp_param:FSDPParam.reset_sharded_param", ("self",)),
 )
 
 

@@ -72,6 +72,7 @@ def functions_to_patch() -> list[tuple[str, Any, str]]:
     """Return the private functions to replace: the role of each, the module that looks it up, and its name."""
     grouping, redistribution = "_group_tensors_by_device_and_dtype", "redistribute_local_tensor"
     clipping = sys.modules["torch.nn.utils.clip_grad"]
+    fsdp = sys.modules.get("torch.distributed.fsdp._fully_shard._fsdp_param_group")
     functions = [
         ("grouping", sys.modules["torch.optim.optimizer"], grouping),
         ("grouping", clipping, grouping),
@@ -84,6 +85,7 @@ def functions_to_patch() -> list[tuple[str, Any, str]]:
             for role in ("strided_shards", "half_norms", "strides")
             for module in ("_dispatch", "_redistribute")
         ),
+        ("unshard", getattr(fsdp, "FSDPParamGroup", None), "unshard"),
         ("guards", sys.modules.get("torch._dynamo.guards"), "check_dtensor_spec"),
         *([("equal_specs", torch_versions.DTensorSpec, "_check_equals")] if torch_versions.is_torch_2_11() else []),
     ]

@@ -77,6 +77,11 @@ def replace_contents(tensor: DTensor, local: torch.Tensor, placements: Sequence[
     tensor._spec = uncached_spec(spec) if isinstance(tensor._spec, torch_versions.UncachedSpec) else spec
 
 
+def take_contents(tensor: DTensor, local: torch.Tensor, spec: Any) -> None:
+    """Give a DTensor another local tensor and its spec, as an assignment to `.data` does."""
+    tensor._local_tensor, tensor._spec = local, spec
+
+
 def reshape_in_place(
     op: Any, tensor: DTensor, local: torch.Tensor, placements: Sequence[Placement], rest: tuple[Any, ...]
 ) -> None:

@@ -14,6 +14,7 @@ from holdfast.spmd.base.patched_function import PatchedFunction
 from holdfast.spmd.base.torch_dispatch import functions_to_patch
 from holdfast.spmd.base.torch_specs import norms_in_float32
 from holdfast.spmd.patches.compile_guards import check_equal_specs, check_spec
+from holdfast.spmd.patches.data_attribute import DATA, seeing_assigned_data
 from holdfast.spmd.patches.mixed_meshes import clip_with_norm, grouped_by_mesh, lists_grouped_by_mesh, total_norm
 from holdfast.spmd.patches.redistribute_strides import keep_strides
 from holdfast.spmd.patches.setitem import set_item
@@ -37,6 +38,7 @@ METHODS: dict[str, tuple[Any, str]] = {
     "tolist": (_tolist, "torch refuses it"),
     "__setitem__": (set_item, "torch loses what is written through a view of the sharded dim"),
     "__format__": (_format, 'f"{loss:.4f}" is refused'),
+    "data": (DATA, "torch ignores what is assigned"),
 }
 
 
@@ -59,6 +61,7 @@ REFUSED = "torch refuses CPU tensors and DTensors"
 MOVED = "torch forgets that a tensor was transposed or expanded when it moves it, and a view of the result raises"
 OVERFLOWS = "torch raises the norms of shards to their power in half precision, which overflows"
 STRIDED = "torch takes strided shards, of FSDP2 with TP and of flattened tensors, for plain ones when it moves them"
+ASSIGNED_DATA = "FSDP2 gathers the local tensor that a parameter had before `parameter.data = other`"
 REUSED = "a compiled graph runs for sizes with other shards if a rank has as many rows as before"
 MAKERS: dict[str, tuple[Any, str]] = {
     "grouping": (grouped_by_mesh, MIXED),
@@ -68,6 +71,7 @@ MAKERS: dict[str, tuple[Any, str]] = {
     "strided_shards": (move_strided_apart, STRIDED),
     "half_norms": (norms_in_float32, OVERFLOWS),
     "strides": (keep_strides, MOVED),
+    "unshard": (seeing_assigned_data, ASSIGNED_DATA),
     "guards": (check_spec, REUSED),
     "equal_specs": (check_equal_specs, REUSED),
 }

@@ -20,8 +20,8 @@ RESHAPES = (ATEN.view.default, ATEN._unsafe_view.default, ATEN.reshape.default) 
 def is_infeasible(sharding: Any, op: Any, info: Any) -> bool:
     """Return True if a decision turns shards or integers into Partials, or a Partial into another reduction.
 
-    Also if it keeps a strided shard of a dim that must not be sharded; on 2.11, if a strided shard loses the shards that
-    it strides over. Before 2.13, also if it redistributes a tensor written in place: the write would go to a copy.
+    Also if it keeps a strided shard of a dim that must not be sharded; on 2.11, if a strided shard loses the shards
+    that it strides over. Before 2.13, also if it redistributes a tensor written in place: the write would go to a copy.
     """
     if not is_decision(sharding):
         return False
