@@ -1,24 +1,27 @@
-"""The table and installation of all replaced methods and functions; DTensor.tolist and format are written here."""
+"""The table and installation of all replaced methods and functions; tolist, format and deepcopy are written here."""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
 from holdfast.spmd.base.collective_errors import naming
 from holdfast.spmd.base.patched_function import PatchedFunction
 from holdfast.spmd.base.torch_dispatch import functions_to_patch
-from holdfast.spmd.base.torch_specs import norms_in_float32
+from holdfast.spmd.base.torch_specs import local_of, norms_in_float32, spec_of, wrap
 from holdfast.spmd.patches.compile_guards import check_equal_specs, check_spec
 from holdfast.spmd.patches.data_attribute import DATA, seeing_assigned_data
 from holdfast.spmd.patches.mixed_meshes import clip_with_norm, grouped_by_mesh, lists_grouped_by_mesh, total_norm
 from holdfast.spmd.patches.redistribute_strides import keep_strides
 from holdfast.spmd.patches.setitem import set_item
 from holdfast.spmd.patches.sync_batch_norm import forward_of
+from holdfast.spmd.sharding.partials import is_partial
 from holdfast.spmd.sharding.strided_shards import move_strided_apart
 
 
@@ -34,10 +37,23 @@ def _format(self: DTensor, spec: str) -> str:
     return format(self.detach().item(), spec)
 
 
+def _deepcopy(self: DTensor, memo: dict[int, Any]) -> Any:
+    """Copy a Partial as torch does, but through a clone of its local tensor: cloning the Partial reduces it."""
+    if not is_partial(self) or not self.is_leaf or id(self) in memo:
+        return torch.Tensor.__deepcopy__(self, memo)  # type: ignore[no-untyped-call]
+    with torch.no_grad():
+        copied = wrap(copy.deepcopy(local_of(self), memo), spec_of(self)).requires_grad_(self.requires_grad)
+        copied.grad = copy.deepcopy(self.grad, memo)
+        copied.__dict__ = copy.deepcopy(self.__dict__, memo)
+    memo[id(self)] = copied
+    return copied
+
+
 METHODS: dict[str, tuple[Any, str]] = {
     "tolist": (_tolist, "torch refuses it"),
     "__setitem__": (set_item, "torch loses what is written through a view of the sharded dim"),
     "__format__": (_format, 'f"{loss:.4f}" is refused'),
+    "__deepcopy__": (_deepcopy, "torch reduces a Partial to copy it"),
     "data": (DATA, "torch ignores what is assigned"),
 }
 
