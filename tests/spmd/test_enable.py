@@ -182,6 +182,10 @@ def test_every_operator_of_every_rule_exists_on_the_newest_known_torch():
     [
         ({"only": "loss"}, "give a list"),
         ({"only": []}, "chooses nothing"),
+        ({"only": ["loss"], "exclude": ["loss"]}, "choose nothing"),
+        ({"only": ["mse_loss"], "exclude": ["loss"]}, "choose nothing"),
+        ({"exclude": ["*"]}, "choose nothing"),
+        ({"check_indices": "yes"}, "True or False"),
         ({"only": ["losses"]}, "neither a family nor an operator"),
         ({"exclude": ["mse_los"]}, "like 'mse_loss.default'"),
     ],

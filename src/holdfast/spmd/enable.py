@@ -62,13 +62,16 @@ def enable(only: Sequence[str] = ("*",), exclude: Sequence[str] = (), check_indi
     `only` and `exclude` are patterns over families ("indexing") and operators ("mse_loss.default"). An operator
     includes its gradient: a loss and a gradient of different rules would fit neither. "fallback" is the gathering of
     calls that torch refuses. A later call replaces the choice. Raises SpmdArgumentError, and leaves the choice
-    unchanged, for a pattern that matches nothing.
+    unchanged, for a pattern that matches nothing and for a choice that leaves nothing.
 
     With `check_indices` an index out of range in a sharded index tensor raises on every rank, at the cost of two
     numbers sent in each such lookup. Without it only the ranks that hold the index raise, as with torch alone.
     """
     _check("only", only)
     _check("exclude", exclude)
+    _check_choice(only, exclude)
+    if not isinstance(check_indices, bool):
+        raise SpmdArgumentError(f"check_indices={check_indices!r}: give True or False")
     problem = torch_versions.unsupported_reason()
     if problem is None and in_loss_parallel():
         raise SpmdArgumentError(
@@ -146,6 +149,15 @@ def _check(option: str, patterns: Sequence[str]) -> None:
                 f"{option}: {pattern!r} is neither a family nor an operator with a rule: give an operator, "
                 f"like 'mse_loss.default', or a family: {', '.join(sorted(families))}"
             )
+
+
+def _check_choice(only: Sequence[str], exclude: Sequence[str]) -> None:
+    """Refuse an `exclude` that leaves nothing of `only`."""
+    choices = [(rule.family, name) for rule in all_rules() for name in rule.operators]
+    if not any(_is_chosen(names, only, exclude) for names in [*choices, *((group,) for group in GROUPS)]):
+        raise SpmdArgumentError(
+            f"only={list(only)} and exclude={list(exclude)} choose nothing: call disable() to turn the rules off"
+        )
 
 
 def _left_out() -> list[str]:

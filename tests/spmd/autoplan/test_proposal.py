@@ -191,3 +191,10 @@ def test_a_way_that_forgets_an_input_is_refused() -> None:
 
     with pytest.raises(SpmdArgumentError, match="has to name every parameter and input"):
         proposed(nn.Sequential(Forgets()), [torch.zeros(4, 4)], "tp", 2)
+
+
+def test_a_missing_mesh_or_model_is_named() -> None:
+    with pytest.raises(SpmdArgumentError, match="the mesh is NoneType"):
+        plan(transformer(), None, [IDS])  # type: ignore[arg-type]
+    with pytest.raises(SpmdArgumentError, match="the model is list"):
+        proposed([], [IDS], "tp", 2)  # type: ignore[arg-type]

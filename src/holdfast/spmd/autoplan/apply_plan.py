@@ -11,7 +11,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, distribute_tensor
 
 from holdfast.spmd.autoplan.nested_tensors import map_first_tensor, map_tensors
-from holdfast.spmd.autoplan.placement_plan import Pins, Places, Plan, placements_of
+from holdfast.spmd.autoplan.placement_plan import Pins, Places, Plan, check_model_and_mesh, placements_of
 from holdfast.spmd.autoplan.recording import own_tensors
 from holdfast.spmd.autoplan.roles import roles_of
 from holdfast.spmd.autoplan.unsharded_inputs import ActiveModules
@@ -29,6 +29,7 @@ def distribute(model: nn.Module, mesh: DeviceMesh, plan: Plan | Mapping[str, Any
     as its parameters are. A checkpoint of the model has the plan in its manifest. Raises PlanMismatch for a plan of
     another mesh or of other roles.
     """
+    check_model_and_mesh("distribute", model, mesh)
     plan = plan if isinstance(plan, Plan) else Plan.from_dict(plan)
     roles = roles_of(model)
     _check(model, mesh, plan, roles)

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Placement, Replicate, Shard
 
 from holdfast.spmd.autoplan.units import WHOLE
@@ -130,6 +132,16 @@ class Plan:
             shown = [" ".join(_placement_words(places) or ["as it comes"]) for places in (pins.takes, pins.gives)]
             lines.append(f"  {role:{width}}  {shown[0]} -> {shown[1]}")
         return "\n".join([*lines, "why", *(f"  {line}" for line in self.why)])
+
+
+def check_model_and_mesh(call: str, model: object, mesh: object) -> None:
+    """Raise SpmdArgumentError unless `call` was given a module and a mesh."""
+    if not isinstance(model, nn.Module):
+        raise SpmdArgumentError(f"{call}: the model is {type(model).__name__}, not an nn.Module")
+    if not isinstance(mesh, DeviceMesh):
+        raise SpmdArgumentError(
+            f"{call}: the mesh is {type(mesh).__name__}, not a DeviceMesh: give init_device_mesh(...), on every rank"
+        )
 
 
 def placements_of(places: Places) -> list[Placement]:

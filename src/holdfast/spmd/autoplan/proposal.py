@@ -14,7 +14,7 @@ from holdfast.spmd.autoplan.branch_walk import AxisTerms
 from holdfast.spmd.autoplan.nested_tensors import tensors_in
 from holdfast.spmd.autoplan.partition import Partition, PlannedBranch
 from holdfast.spmd.autoplan.placement_options import Explorer
-from holdfast.spmd.autoplan.placement_plan import Plan
+from holdfast.spmd.autoplan.placement_plan import Plan, check_model_and_mesh
 from holdfast.spmd.autoplan.reasons import reasons
 from holdfast.spmd.autoplan.recording import Inputs, Recording, arguments_of, record
 from holdfast.spmd.autoplan.roles import roles_of
@@ -66,6 +66,7 @@ def plan(
     The model is not changed, and every rank finds the same plan. Raises SpmdArgumentError if no plan fits the memory,
     UnsupportedCall if a module reads values and is not a unit.
     """
+    check_model_and_mesh("plan", model, mesh)
     recording = record(model, example_inputs)
     roles = roles_of(model)
     explorer = Explorer(recording, _biases(model), flops_per_byte)
