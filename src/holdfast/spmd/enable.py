@@ -25,8 +25,9 @@ from holdfast.spmd.patches.loss_parallel import loss_handlers
 from holdfast.spmd.patches.methods import METHODS, install_methods, remove_methods
 from holdfast.spmd.rules.scan.cumsum_gradient import flip_in_gradient
 from holdfast.spmd.sharding.gather_fallback import GATHERED
-from holdfast.spmd.sharding.gathered_views import GatheredView, mark_stale
+from holdfast.spmd.sharding.gathered_views import GatheredView
 from holdfast.spmd.sharding.index_checks import LOOKUPS
+from holdfast.spmd.sharding.live_views import MarkStale, ignore_writes, mark_all_stale, watch_writes
 from holdfast.spmd.sharding.plain_tensors import (
     INDEXING,
     MASKING,
@@ -48,7 +49,6 @@ HANDLERS = (
     accept_masks,
     accept_plain,
     accept_samples,
-    mark_stale,
 )
 # The end of an operator's name that tells forward and gradient apart: `nll_loss_forward`, `embedding_dense_backward`.
 _GRADIENT = re.compile(r"_forward\b|(_dense)?_backward(_data)?\b")
@@ -77,7 +77,7 @@ def enable(only: Sequence[str] = ("*",), exclude: Sequence[str] = (), check_indi
         raise SpmdArgumentError(
             "enable() within loss_parallel(): call enable() first, since loss_parallel restores what it found"
         )
-    disable()
+    _remove()
     if problem is not None:
         warn(f"holdfast.spmd.enable: {problem}")
         INSTALLED.left_out = [(name, rule.family, problem) for rule in all_rules() for name in rule.operators]
@@ -125,8 +125,9 @@ def _install(only: Sequence[str], exclude: Sequence[str], check_indices: bool) -
         INSTALLED.functions = install_functions()
     if INSTALLED.fallback:
         INSTALLED.shardable = allow_empty_shards()
+    watch_writes()
     methods = (getattr(method, "fset", method) for method, _ in METHODS.values())
-    for function in (*HANDLERS, *methods, GatheredView.__torch_dispatch__):
+    for function in (*HANDLERS, *methods, MarkStale.__call__, GatheredView.__torch_dispatch__):
         keep_out_of_dynamo(function)
     if not torch_dispatch.clear_decision_caches() and threading.active_count() > 1:
         warn(
@@ -166,11 +167,17 @@ def _left_out() -> list[str]:
 
 def disable() -> None:
     """Restore torch exactly as it was."""
+    mark_all_stale()  # nothing watches the writes from now on
+    _remove()
+
+
+def _remove() -> None:
     INSTALLED.left_out, INSTALLED.not_chosen = [], []
     if not INSTALLED.is_on:
         return
     torch_dispatch.restore(torch_dispatch.SLOW_PATH)
     torch_dispatch.restore(torch_dispatch.REPLICATE_PLAIN)
+    ignore_writes()
     table = torch_dispatch.handlers()
     for op in [op for op, handler in table.items() if handler in HANDLERS]:
         del table[op]

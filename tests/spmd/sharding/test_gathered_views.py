@@ -135,7 +135,39 @@ def _turned_off_and_on(y):
     return row + 0
 
 
+def _unscaled(y):
+    leaf = torch.nn.Parameter(torch.zeros_like(y))
+    leaf.grad = y
+    rows, scaler = y[1:3], torch.amp.GradScaler("cpu", init_scale=4.0)
+    scaler.scale(torch.zeros(()))
+    scaler.unscale_(torch.optim.SGD([leaf]))
+    return rows + 0
+
+
+def _kept_while_turned_on_again(y):
+    import holdfast.spmd
+
+    row = y[1]
+    holdfast.spmd.enable()
+    torch._foreach_add_([y], 1.0)
+    return row + 0
+
+
+def _kept_while_turned_off(y):
+    import holdfast.spmd
+
+    read, unread = y[1], y[3:5]
+    holdfast.spmd.disable()
+    _ = read + 0
+    torch._foreach_add_([y], 1.0)
+    meanwhile = read + 0
+    torch._foreach_add_([y], 1.0)
+    holdfast.spmd.enable()
+    return meanwhile + read + unread
+
+
 ACTS = (
+    *(_unscaled, _kept_while_turned_on_again, _kept_while_turned_off),
     *(_stepped_in_lists, _stepped_at_once, _averaged_in_lists, _turned_off_and_on),
     *(_sees_later_writes, _writes_through_two_views, _two_views_of_one_tensor),
     *(_unbound_rows, _turned_then_sliced, _assigned_and_read_back, _gathered_after_a_write),

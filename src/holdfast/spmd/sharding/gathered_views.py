@@ -3,24 +3,19 @@
 `y[2:6]` of a row-sharded y is gathered, so a write into the copy would be lost. A GatheredView is that copy: a write
 into it is written back into y, and every live view of y is refreshed from what the write gathered on every rank. A
 write into y itself is gathered when a view is next read. Gathering at such a write could wait forever: one rank may
-have kept a view that the others have dropped. torch counts the writes into a tensor, but not those of foreach and
-fused operators: `mark_stale` handles these once a view exists.
+have kept a view that the others have dropped. live_views.py watches the writes that torch does not count.
 """
 
 from __future__ import annotations
 
 import copy
-import functools
-import weakref
-from collections.abc import MutableMapping
 from typing import Any
 
 import torch
 from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_map
-from torch.utils.weak import WeakIdKeyDictionary
 
-from holdfast.spmd.base import torch_dispatch, torch_specs
+from holdfast.spmd.base import torch_specs
 from holdfast.spmd.base.call import Call, apply, bind
 from holdfast.spmd.base.collective_errors import naming
 from holdfast.spmd.base.spmd_errors import UnsupportedCall
@@ -31,12 +26,11 @@ from holdfast.spmd.base.torch_specs import (
     local_of,
     replace_contents,
     spec_of,
-    storage_id,
     uncached_spec,
 )
 from holdfast.spmd.sharding.gather_fallback import write_back
+from holdfast.spmd.sharding.live_views import add_live_view, live_views, version_of
 from holdfast.spmd.sharding.local_parts import full_tensor, replicated
-from holdfast.spmd.sharding.plain_tensors import dispatch_again
 
 
 class GatheredView(DTensor):
@@ -74,11 +68,6 @@ class GatheredView(DTensor):
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Pickle the rows as a DTensor of their own: the tensor they were taken from is not saved with them."""
         return _as_dtensor(self).__reduce_ex__(protocol)
-
-
-# The live views of each tensor that was viewed.
-LIVE: MutableMapping[DTensor, list[weakref.ref[GatheredView]]] = WeakIdKeyDictionary()
-STALE = -1  # the version of a view that must be gathered again
 
 
 def is_gathered_view(value: Any) -> bool:
@@ -137,55 +126,15 @@ def _gathered_view(item: Any, base: DTensor, views: tuple[Any, ...]) -> Any:
     if not isinstance(item, DTensor):
         return item
     made = torch_specs.wrap_as(GatheredView, local_of(item), uncached_spec(spec_of(item)))
-    made._base_tensor, made._views, made._shown_version = base, views, _version(base)
-    _install_mark_stale()
-    LIVE.setdefault(base, []).append(weakref.ref(made))
+    made._base_tensor, made._views, made._shown_version = base, views, version_of(base)
+    add_live_view(made, base)
     return made
-
-
-@functools.cache
-def _uncounted() -> tuple[Any, ...]:
-    """Return the foreach and fused operators that write; torch counts none of their writes into DTensors."""
-    names = torch_dispatch.operators("_foreach_", "_fused_", "_amp_foreach_")
-    return tuple(op for op in map(torch_dispatch.operator, names) if op is not None and written_positions(op))
-
-
-def _install_mark_stale() -> None:
-    """Handle the uncounted writes from now on; until the first view the dispatcher's own path is faster."""
-    table = torch_dispatch.handlers()
-    if table.get(_uncounted()[0]) is not mark_stale:
-        for op in _uncounted():
-            table.setdefault(op, mark_stale)
-
-
-def mark_stale(op: Any, args: Any, kwargs: Any) -> Any:
-    """Run a write that torch does not count; views of the written tensors are gathered when next read."""
-    result = dispatch_again(op, args, kwargs)
-    positions = written_positions(op)
-    written = {storage_id(tensor) for slot, tensor in bind(op, args, kwargs).tensor_args() if slot[0] in positions}
-    for base in list(LIVE):
-        if storage_id(base) in written:
-            for view in _live(base):
-                view._shown_version = STALE
-    return result
-
-
-def _live(base: DTensor) -> list[GatheredView]:
-    """Return the gathered views of a tensor that are still referenced."""
-    pairs = [(reference, reference()) for reference in LIVE.get(base, ())]
-    LIVE[base] = [reference for reference, view in pairs if view is not None]
-    return [view for _, view in pairs if view is not None]
-
-
-def _version(base: DTensor) -> int | None:
-    """Return a tensor's version counter; None in inference mode, where torch does not count."""
-    return None if base.is_inference() else base._version
 
 
 def _refresh(value: GatheredView) -> None:
     """Gather a view again if its base has changed, or may have."""
     base = value._base_tensor
-    version = _version(base)
+    version = version_of(base)
     if version is None or version != value._shown_version:
         _update(value, full_tensor(base))
         value._shown_version = version
@@ -222,7 +171,7 @@ def _write_through(written: GatheredView, contents: DTensor) -> None:
         _write_through(base, replicated(everything, base.device_mesh))
     else:
         write_back(base, everything)
-    for other in _live(base):
+    for other in live_views(base):
         if other is not written:
             _update(other, everything)
     replace_contents(written, local_of(contents), contents.placements)
@@ -231,9 +180,9 @@ def _write_through(written: GatheredView, contents: DTensor) -> None:
 def _expect_versions(func: Any, written: list[GatheredView]) -> None:
     """Set the versions of live views to what torch will count after the call, so that they stay fresh."""
     for base in {id(target._base_tensor): target._base_tensor for target in written}.values():
-        version = _version(base)
+        version = version_of(base)
         if version is not None:
             own = (target for target in written if target._base_tensor is base)
             version += sum(counts_write(func, target, base) for target in own)
-        for value in _live(base):
+        for value in live_views(base):
             value._shown_version = version
