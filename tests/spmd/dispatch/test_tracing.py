@@ -462,3 +462,37 @@ def _dynamic_lookups():
 @pytest.mark.full
 def test_lookups_of_a_dynamic_batch_stay_in_the_graph():
     assert run_ranks(2, _dynamic_lookups, deadline_s=120) == [[], []]
+
+
+def _squares(c):
+    return torch.view_as_real(c * c.conj()).flatten(1)
+
+
+def _conjugate_written(c):
+    written = c * 1
+    written.conj().mul_(2j)
+    return written * 3
+
+
+def _conjugates():
+    """Return the conjugates that are wrong compiled, or eager after it, each with the size and the placement."""
+    import holdfast.spmd
+
+    holdfast.spmd.enable()
+    mesh, found = init_device_mesh("cpu", (2,)), {}
+    calls = {
+        "squares": lambda x: _squares(torch.view_as_complex(x.reshape(x.shape[0], 3, 2))),
+        "gathered": lambda x: torch.view_as_real(torch.complex(x, x * 2).mH @ torch.complex(x, x + 1)),
+        "rows": lambda x: torch.view_as_real(torch.complex(x, x * 2).conj()[1:3] * 1),
+        "written": lambda x: torch.view_as_real(_conjugate_written(torch.complex(x, x * 2))),
+    }
+    for name, call in calls.items():
+        for rows in (4, 5):
+            whole = torch.randn(rows, 6, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+            for places in ([Shard(0)], [Partial()]):
+                found[f"{name} {rows} {places[0]}"] = _gap(call, whole, mesh, places, "aot_eager")
+    return {title: gap for title, gap in found.items() if not max(gap) < 1e-10}
+
+
+def test_a_conjugate_stays_in_the_graph_and_is_still_a_view():
+    assert run_ranks(2, _conjugates, deadline_s=240) == [{}, {}]

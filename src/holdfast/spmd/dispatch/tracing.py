@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch.distributed.tensor import DTensor
 
 from holdfast.spmd.base.call import Call
@@ -17,6 +18,9 @@ from holdfast.spmd.base.torch_decisions import is_decision
 from holdfast.spmd.base.torch_dispatch import is_view
 from holdfast.spmd.base.torch_modes import is_data_dependent, leaves_graph, out_of_graph, traces_for_all_ranks
 from holdfast.spmd.sharding.shard_sizes import is_shard
+
+# Views that every rank takes of its own part.
+LOCAL_VIEWS = (torch.ops.aten._conj.default, torch.ops.aten.view_as_real.default)
 
 
 def run_in_trace(call: Call, family: str | None, answer: Callable[[], Any]) -> Any:
@@ -43,14 +47,14 @@ def _reason_to_leave(call: Call, family: str | None) -> str | None:
         return "each shard draws random numbers of its own"
     if call.op._schema.is_mutable:
         return "the call writes into its input"
-    if is_view(call.op):
+    if is_view(call.op) and call.op not in LOCAL_VIEWS:
         return "the view may have to be fetched from other ranks"
     for _, tensor in call.tensor_args():
         if isinstance(tensor, DTensor) and type(tensor) is not DTensor:
             return "a view of a sharded dim may have to be fetched from other ranks"
         if isinstance(tensor, DTensor) and _has_symbolic_size(tensor, family):
             return f"a tensor of shape {list(tensor.shape)} has symbolic sizes"
-        if isinstance(tensor, DTensor) and not _is_even(tensor):
+        if isinstance(tensor, DTensor) and call.op not in LOCAL_VIEWS and not _is_even(tensor):
             return f"a tensor of shape {list(tensor.shape)} as {tensor.placements} has uneven or strided shards"
     return None
 

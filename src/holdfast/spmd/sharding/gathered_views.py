@@ -21,6 +21,7 @@ from holdfast.spmd.base.collective_errors import naming
 from holdfast.spmd.base.spmd_errors import UnsupportedCall
 from holdfast.spmd.base.torch_autograd import counts_write
 from holdfast.spmd.base.torch_dispatch import is_view, written_positions
+from holdfast.spmd.base.torch_modes import is_tracing, out_of_graph
 from holdfast.spmd.base.torch_specs import (
     cacheable_spec,
     local_of,
@@ -57,6 +58,18 @@ class GatheredView(DTensor):
             _refresh(self)
         return super().to_local(**kwargs)
 
+    def __tensor_flatten__(self) -> Any:
+        """Leave the graph if a compiled region would return the view: the result would no longer write through."""
+        if is_tracing() and type(local_of(self)) is not torch.Tensor:
+            raise out_of_graph(_view_operator(self), "a view of a sharded dim is not returned from a graph")
+        return super().__tensor_flatten__()  # type: ignore[no-untyped-call]
+
+    def __coerce_same_metadata_as_tangent__(self, flatten_spec: Any, expected_type: type | None = None) -> Any:
+        """Give the backward of a compiled region the DTensor that it expects as a gradient."""
+        if expected_type not in (None, DTensor):
+            return None
+        return _as_dtensor(self).__coerce_same_metadata_as_tangent__(flatten_spec)
+
     def __deepcopy__(self, memo: dict[int, Any]) -> DTensor:
         """Copy the rows as a DTensor of their own, as a copy of a view is on one device."""
         if self.requires_grad and not self.is_leaf:
@@ -82,6 +95,8 @@ def call_on_views(func: Any, args: Any, kwargs: Any) -> Any:
     call = bind(func, args, kwargs)
     if torch.Tag.inplace_view in func.tags and type(call.values[0]) is GatheredView:
         raise UnsupportedCall(f"{func} changes the shape of a view of a sharded dim in place: use the form without _")
+    if is_tracing() and _writes_view(call):
+        raise out_of_graph(func, "a write into a view of a sharded dim is sent to other ranks")
     plain = Call(func, tuple(tree_map(_as_dtensor, list(call.values))), call.mesh)
     result = apply(func, plain.values)
     first = call.values[0] if call.values else None
@@ -97,6 +112,10 @@ def call_on_views(func: Any, args: Any, kwargs: Any) -> Any:
     if not written or not returns or returns[0].alias_info is None:
         return result
     return written[0][0] if len(returns) == 1 else tuple(target for target, _ in written)
+
+
+def _writes_view(call: Call) -> bool:
+    return any(is_gathered_view(call.values[position]) for position in written_positions(call.op))
 
 
 def _written(call: Call, plain: Call) -> list[tuple[Any, Any]]:
@@ -136,6 +155,8 @@ def _refresh(value: GatheredView) -> None:
     base = value._base_tensor
     version = version_of(base)
     if version is None or version != value._shown_version:
+        if is_tracing():
+            raise out_of_graph(_view_operator(value), "the view has to be fetched again after a write")
         _update(value, full_tensor(base))
         value._shown_version = version
 
@@ -144,6 +165,10 @@ def _update(value: GatheredView, everything: torch.Tensor) -> None:
     """Update a view from the full contents of its base."""
     fresh = replicated(_take_views(everything, value._views), value.device_mesh)
     replace_contents(value, local_of(fresh).clone(), fresh.placements)
+
+
+def _view_operator(value: GatheredView) -> Any:
+    return next(view.op for view in value._views if isinstance(view, Call))
 
 
 def _as_dtensor(value: Any) -> Any:

@@ -14,13 +14,12 @@ from holdfast.spmd.sharding.gathered_views import gathered_view
 
 
 def conjugate(call: Call) -> Any:
-    """Conjugate each rank's part; return a gathered view, because torch promises a view."""
+    """Conjugate each rank's part; nothing is gathered, but the copy writes through, because torch promises a view."""
     tensor = call.values[0]
     if not isinstance(tensor, DTensor):
         return USE_TORCH
-    local = local_of(tensor).conj().resolve_conj()
     spec = make_spec(tensor.device_mesh, tensor.placements, tensor.shape, tensor.stride(), tensor.dtype)
-    return gathered_view(torch_specs.wrap(local, spec), call)
+    return gathered_view(torch_specs.wrap(local_of(tensor).conj_physical(), spec), call)
 
 
 RULES = [
