@@ -102,7 +102,7 @@ def _wrong_parameters() -> list[str]:
             found = view(weight)
         if not torch.equal(found.full_tensor(), view(whole)):  # type: ignore[attr-defined]
             wrong.append(name)
-        if name in KEPT and sent.get_total_counts():
+        if name in KEPT and sent.get_total_counts() and not is_torch_2_11():  # which gathers more
             wrong.append(f"{name} sends")
     return wrong
 
