@@ -38,11 +38,11 @@ CALLS = {
 ROWS = {"even": 8, "uneven": 7, "few": 1}
 
 
-SLICES = 2
+SLICES = 4
 
 
 def _gaps(backend, slice_number):
-    """For every second call and each size: how far a compiled call, and an eager one after it, are from one device."""
+    """For every fourth call and each size: how far a compiled call, and an eager one after it, are from one device."""
     import holdfast.spmd
 
     holdfast.spmd.enable()
@@ -83,6 +83,7 @@ def _distance(found, expected):
     return float((found.double() - expected.double()).abs().max())
 
 
+@pytest.mark.sliced(2)
 @pytest.mark.parametrize("slice_number", range(SLICES))
 def test_a_traced_call_and_the_call_after_it_are_right(slice_number):
     assert run_ranks(2, _gaps, "eager", slice_number, deadline_s=240) == [{}, {}]
@@ -474,25 +475,29 @@ def _conjugate_written(c):
     return written * 3
 
 
-def _conjugates():
+CONJUGATES = {
+    "squares": lambda x: _squares(torch.view_as_complex(x.reshape(x.shape[0], 3, 2))),
+    "gathered": lambda x: torch.view_as_real(torch.complex(x, x * 2).mH @ torch.complex(x, x + 1)),
+    "rows": lambda x: torch.view_as_real(torch.complex(x, x * 2).conj()[1:3] * 1),
+    "written": lambda x: torch.view_as_real(_conjugate_written(torch.complex(x, x * 2))),
+}
+
+
+def _conjugates(name):
     """Return the conjugates that are wrong compiled, or eager after it, each with the size and the placement."""
     import holdfast.spmd
 
     holdfast.spmd.enable()
     mesh, found = init_device_mesh("cpu", (2,)), {}
-    calls = {
-        "squares": lambda x: _squares(torch.view_as_complex(x.reshape(x.shape[0], 3, 2))),
-        "gathered": lambda x: torch.view_as_real(torch.complex(x, x * 2).mH @ torch.complex(x, x + 1)),
-        "rows": lambda x: torch.view_as_real(torch.complex(x, x * 2).conj()[1:3] * 1),
-        "written": lambda x: torch.view_as_real(_conjugate_written(torch.complex(x, x * 2))),
-    }
-    for name, call in calls.items():
-        for rows in (4, 5):
-            whole = torch.randn(rows, 6, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-            for places in ([Shard(0)], [Partial()]):
-                found[f"{name} {rows} {places[0]}"] = _gap(call, whole, mesh, places, "aot_eager")
+    call = CONJUGATES[name]
+    for rows in (4, 5):
+        whole = torch.randn(rows, 6, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+        for places in ([Shard(0)], [Partial()]):
+            found[f"{name} {rows} {places[0]}"] = _gap(call, whole, mesh, places, "aot_eager")
     return {title: gap for title, gap in found.items() if not max(gap) < 1e-10}
 
 
-def test_a_conjugate_stays_in_the_graph_and_is_still_a_view():
-    assert run_ranks(2, _conjugates, deadline_s=240) == [{}, {}]
+@pytest.mark.sliced(4)
+@pytest.mark.parametrize("name", CONJUGATES)
+def test_a_conjugate_stays_in_the_graph_and_is_still_a_view(name):
+    assert run_ranks(2, _conjugates, name, deadline_s=240) == [{}, {}]

@@ -79,7 +79,7 @@ def _differences(
                 yield f"{bad} {places} {how}: {found} {ours!r}, not {expected} {message!r}"
 
 
-SLICES = 4
+SLICES = 8
 
 
 def _slice_of(lookups: dict[str, Lookup], slice_number: int) -> dict[str, Lookup]:
