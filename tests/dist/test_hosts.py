@@ -11,7 +11,7 @@ from tests.dist.harness import run_ranks
 from tests.dist.layouts import LAYOUTS
 from tests.dist.test_layouts import CUT, _load_all, _tensor_bytes
 
-pytestmark = pytest.mark.sliced(8)
+pytestmark = pytest.mark.sliced(16)
 
 HOSTS = {"two": ["a", "a", "b", "b"], "four": ["a", "b", "c", "d"], "mixed": ["a", "b", "a", "b"]}
 

@@ -17,7 +17,7 @@ from tests.dist.harness import run_ranks
 from tests.dist.resume_cases import config, losses
 from tests.dist.train_cases import LAYOUTS, assemble, batches, keyed, model, pieces, share
 
-pytestmark = pytest.mark.sliced(20)
+pytestmark = pytest.mark.sliced(40)
 
 # First the layout that cuts sequences, heads and layers: `make test` runs it alone.
 ORDER = sorted(LAYOUTS, key=lambda name: name != "pp-2-tp-2")
