@@ -58,7 +58,7 @@ def decision_for_plain_shards(info: Any) -> Any:
     """Return what torch would decide if every strided shard were a plain one, or None."""
 
     def plain(value: Any) -> Any:
-        if not isinstance(value, torch_versions.DTensorSpec):
+        if not _is_spec(value):
             return value
         places = [Shard(p.dim) if isinstance(p, _StridedShard) else p for p in value.placements]
         return torch_versions.DTensorSpec(value.mesh, tuple(places), tensor_meta=value.tensor_meta)

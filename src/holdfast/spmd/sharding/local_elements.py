@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Placement
 
+from holdfast.spmd.sharding.shard_sizes import sharded_dim
+
 Digits = list[tuple[int, int]]  # size and stride, the leading digit first
 Pick = tuple[tuple[int, int], ...] | tuple[str, int, int]  # digits, or uneven shards of one digit
 
@@ -21,10 +23,9 @@ def local_elements(shape: Sequence[int], mesh: DeviceMesh, placements: Sequence[
     dims = [[(size, math.prod(shape[dim + 1 :]))] for dim, size in enumerate(shape)]
     picks: list[Pick] = []
     for axis, place in enumerate(placements):
-        if place.is_replicate() or place.is_partial():
+        if (dim := sharded_dim(place)) is None:
             picks.append(())
             continue
-        dim: int = place.dim  # type: ignore[attr-defined]
         found = _pick(dims[dim], getattr(place, "split_factor", 1), mesh.size(axis))
         if found is None:
             return None
@@ -50,13 +51,13 @@ def _pick(digits: Digits, factor: int, ranks: int) -> tuple[Pick, Digits] | None
 def _split(digits: Digits, count: int) -> tuple[Digits, Digits] | None:
     """Split off the leading digits that count to `count`; None where that would break a digit unevenly."""
     head: Digits = []
-    for place, (size, stride) in enumerate(digits):
+    for index, (size, stride) in enumerate(digits):
         if count == 1:
-            return _joined(head), digits[place:]
+            return _joined(head), digits[index:]
         if size % count == 0:
             head.append((count, stride * (size // count)))
             rest = [(size // count, stride)] if size > count else []
-            return _joined(head), rest + digits[place + 1 :]
+            return _joined(head), rest + digits[index + 1 :]
         if count % size:
             return None
         head.append((size, stride))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from torch.distributed.tensor import DTensor, Placement, Replicate
 
 from holdfast.spmd.base import torch_specs, torch_versions
 from holdfast.spmd.base.torch_specs import local_box, local_of, make_spec, norms_in_float32, spec_of
-from holdfast.spmd.sharding.shard_sizes import is_shard
+from holdfast.spmd.sharding.shard_sizes import is_shard, sharded_dim
 from holdfast.spmd.sharding.strided_shards import move_strided_apart
 
 
@@ -30,20 +31,19 @@ def _redistributed(tensor: DTensor, placements: Sequence[Placement]) -> torch.Te
     """Return this rank's local tensor under other placements; collective."""
     spec = spec_of(tensor)
     pairs = zip(spec.placements, placements, strict=True)
-    first = tuple(Replicate() if then.is_partial() and not _is_whole(now) else then for now, then in pairs)
+    first = tuple(Replicate() if then.is_partial() and sharded_dim(now) is not None else then for now, then in pairs)
     if first != tuple(placements):  # torch does not turn a Shard into a Partial in one step
         spec = torch_versions.DTensorSpec(spec.mesh, first, tensor_meta=spec.tensor_meta)
         tensor = torch_specs.wrap(_redistributed(tensor, first), spec)
     target = torch_versions.DTensorSpec(spec.mesh, tuple(placements), tensor_meta=spec.tensor_meta)
-    redistribute = norms_in_float32(move_strided_apart(torch_versions.redistribute_local_tensor))
-    local: torch.Tensor = redistribute(local_of(tensor), spec, target)
+    local = _redistribute()(local_of(tensor), spec, target)
     local = local.wait() if hasattr(local, "wait") else local
     return local.contiguous() if tensor.is_contiguous() else local  # 2.11 gathers dims after the first transposed
 
 
-def _is_whole(place: Placement) -> bool:
-    """Return True if a rank has a number for every element."""
-    return place.is_replicate() or place.is_partial()
+@functools.cache
+def _redistribute() -> Callable[..., torch.Tensor]:
+    return norms_in_float32(move_strided_apart(torch_versions.redistribute_local_tensor))
 
 
 def slice_replicas(tensor: Any, placements: Sequence[Placement]) -> Any:

@@ -17,6 +17,11 @@ def is_shard(place: object) -> TypeGuard[Shard]:
     return type(place) is Shard
 
 
+def sharded_dim(place: Placement) -> int | None:
+    """Return the dim that a placement shards, strided or not; None for a replica or a Partial."""
+    return None if place.is_replicate() or place.is_partial() else place.dim  # type: ignore[attr-defined]
+
+
 def longest_shard(tensor: DTensor, dim: int, placements: Sequence[Placement] | None = None) -> int:
     """Return the length of the longest shard of a dim, to which the others are padded when gathered."""
     size = int(tensor.shape[dim])

@@ -11,7 +11,7 @@ from torch.distributed.tensor import Placement, Replicate
 from holdfast.spmd.base.torch_modes import is_tracing, simulates_ranks
 from holdfast.spmd.base.torch_specs import make_spec
 from holdfast.spmd.sharding.mesh_collectives import all_gather
-from holdfast.spmd.sharding.shard_sizes import is_shard
+from holdfast.spmd.sharding.shard_sizes import is_shard, sharded_dim
 
 
 def move_strided_apart(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -39,33 +39,37 @@ def move_strided_apart(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _moved_dims(present: Sequence[Placement], wanted: Sequence[Placement]) -> set[int]:
     """Return the dims that have strided shards and change, unless torch gathers one strided shard right."""
-    strided = [_dim(place) for place in (*present, *wanted) if _dim(place) is not None and not is_shard(place)]
+    strided = [
+        sharded_dim(place) for place in (*present, *wanted) if sharded_dim(place) is not None and not is_shard(place)
+    ]
     if not strided:
         return set()
     moves = [(now, then) for now, then in zip(present, wanted, strict=True) if now != then]
-    moved = {_dim(place) for move in moves for place in move}
+    moved = {sharded_dim(place) for move in moves for place in move}
     return {
         dim
         for dim in moved
-        if dim is not None and dim in strided and (strided.count(dim) > 1 or any(_dim(then) == dim for then in wanted))
+        if dim is not None
+        and dim in strided
+        and (strided.count(dim) > 1 or any(sharded_dim(then) == dim for then in wanted))
     }
 
 
 def _without_shards(spec: Any, dims: set[int]) -> Any:
-    places = [Replicate() if _dim(place) in dims else place for place in spec.placements]
+    places = [Replicate() if sharded_dim(place) in dims else place for place in spec.placements]
     meta = spec.tensor_meta
     return make_spec(spec.mesh, places, meta.shape, meta.stride, meta.dtype)
 
 
 def _gather(local: torch.Tensor, spec: Any, dim: int) -> torch.Tensor:
     """Return a local tensor with all rows of a dim, gathered over the axes that shard it, the last first."""
-    coordinate, rows = spec.mesh.get_coordinate(), torch.arange(spec.shape[dim])
+    coordinate, count = spec.mesh.get_coordinate(), spec.shape[dim]
     parts: list[tuple[int, int, list[torch.Tensor]]] = []  # axis, rows before it splits them, where each rank's are
     for axis, place in enumerate(spec.placements):
-        if _dim(place) == dim:
-            counted = torch.arange(len(rows))
-            parts.append((axis, len(rows), _chunks(counted, place, spec.mesh.size(axis), 0)))
-            rows = _chunks(rows, place, spec.mesh.size(axis), 0)[coordinate[axis]]
+        if sharded_dim(place) == dim:
+            places = _chunks(torch.arange(count), place, spec.mesh.size(axis), 0)
+            parts.append((axis, count, places))
+            count = len(places[coordinate[axis]])
     for axis, count, places in reversed(parts):
         longest = max(map(len, places))
         padded = local.new_zeros([longest if d == dim else size for d, size in enumerate(local.shape)])
@@ -81,7 +85,7 @@ def _split(local: torch.Tensor, spec: Any, dim: int) -> torch.Tensor:
     """Return this rank's rows of a dim of which it has all."""
     coordinate = spec.mesh.get_coordinate()
     for axis, place in enumerate(spec.placements):
-        if _dim(place) == dim:
+        if sharded_dim(place) == dim:
             local = _chunks(local, place, spec.mesh.size(axis), dim)[coordinate[axis]]
     return local
 
@@ -90,7 +94,3 @@ def _chunks(rows: torch.Tensor, place: Placement, ranks: int, dim: int) -> list[
     """Return the rows of each rank of an axis, as torch divides them."""
     along: Any = type(place)(dim) if is_shard(place) else type(place)(dim, split_factor=place.split_factor)  # type: ignore[attr-defined, call-arg]
     return along._split_tensor(rows, ranks, with_padding=False)[0]  # type: ignore[no-any-return]
-
-
-def _dim(place: Placement) -> int | None:
-    return None if place.is_replicate() or place.is_partial() else place.dim  # type: ignore[attr-defined]

@@ -12,6 +12,7 @@ from holdfast.spmd.base.call import USE_TORCH, ArgSlot, Call
 from holdfast.spmd.base.registry import Rule
 from holdfast.spmd.base.torch_specs import HALF_DTYPES
 from holdfast.spmd.sharding.empty_shards import has_empty_input
+from holdfast.spmd.sharding.shard_sizes import sharded_dim
 from holdfast.spmd.sharding.signature import ChosenPlacements, Signature, broadcast_signature, run_sharded
 
 NONE, MEAN, SUM = 0, 1, 2
@@ -59,7 +60,7 @@ def _is_linear(call: Call) -> bool:
 
 def _has_shards(call: Call) -> bool:
     placed = [tensor for _, tensor in call.tensor_args() if isinstance(tensor, DTensor)]
-    return any(not (place.is_replicate() or place.is_partial()) for tensor in placed for place in tensor.placements)
+    return any(sharded_dim(place) is not None for tensor in placed for place in tensor.placements)
 
 
 def _elements(chosen: ChosenPlacements) -> int:

@@ -14,7 +14,7 @@ from holdfast.spmd.sharding.gather_fallback import gather_and_run
 from holdfast.spmd.sharding.local_parts import local_part, wrap
 from holdfast.spmd.sharding.mesh_collectives import all_reduce_extreme
 from holdfast.spmd.sharding.partials import on_reduced_alike, reduce_scatter_placements
-from holdfast.spmd.sharding.shard_sizes import is_shard
+from holdfast.spmd.sharding.shard_sizes import is_shard, sharded_dim
 
 
 def min_or_max(call: Call) -> Any:
@@ -31,7 +31,7 @@ def min_or_max(call: Call) -> Any:
         return USE_TORCH
     reduced = reduce_scatter_placements(tensor)  # as comparisons with the result reduce it: with the same rounding
     pairs = zip(tensor.placements, reduced, strict=True)
-    kept = [place if _shards(place, over) or _is_own_partial(place, largest) else other for place, other in pairs]
+    kept = [place if sharded_dim(place) in over or _is_own_partial(place, largest) else other for place, other in pairs]
     local = local_part(tensor, kept, call.mesh)
     order = sorted(over)
     if any(local.shape[dim] == 0 for dim in order):
@@ -39,7 +39,7 @@ def min_or_max(call: Call) -> Any:
         part = torch.full(shape, worst_value(local.dtype, largest), dtype=local.dtype, device=local.device)
     else:
         part = (torch.amax if largest else torch.amin)(local, order, keepdim=True)
-    joined = [axis for axis, place in enumerate(kept) if _shards(place, over) or place.is_partial()]
+    joined = [axis for axis, place in enumerate(kept) if sharded_dim(place) in over or place.is_partial()]
     part = all_reduce_extreme(part, call.mesh, joined, largest)
     shape = [1 if dim in over else size for dim, size in enumerate(tensor.shape)]
     places: list[Any] = [Replicate() if axis in joined else place for axis, place in enumerate(kept)]
@@ -48,11 +48,6 @@ def min_or_max(call: Call) -> Any:
         shape = [size for dim, size in enumerate(shape) if dim not in over]
         part = part.reshape([size for dim, size in enumerate(part.shape) if dim not in over])
     return wrap(part, call.mesh, places, shape)
-
-
-def _shards(place: Placement, dims: set[int]) -> bool:
-    """Return True if a placement, strided or not, shards one of these dims."""
-    return getattr(place, "dim", None) in dims
 
 
 def _is_own_partial(place: Placement, largest: bool) -> bool:
