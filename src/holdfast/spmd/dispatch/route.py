@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.distributed.tensor import DTensor
@@ -74,6 +74,19 @@ class _KnownDecisions(threading.local):
         self.needs_rule: set[Hashable] = set()  # calls with even shards that torch does not handle right
 
 
+class _Request(NamedTuple):
+    """A call as the dispatcher hands it over: the arguments of torch's sharding propagation, in its order."""
+
+    op: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    info: Any
+    try_cache: bool
+
+    def bind(self) -> Call:
+        return bind(self.op, self.args, self.kwargs, self.info)
+
+
 def make_route(installed: Installed, original: Callable[..., Any]) -> Callable[..., Any]:
     """Return the function to put between the dispatcher's cache and torch's sharding propagation.
 
@@ -83,74 +96,83 @@ def make_route(installed: Installed, original: Callable[..., Any]) -> Callable[.
     known = _KnownDecisions()
 
     def slow_path(op: Any, args: Any, kwargs: Any, info: Any, try_cache: bool) -> Any:
+        request = _Request(op, args, kwargs, info, try_cache)
         try:
-            return routed(op, args, kwargs, info, try_cache)
+            return _route(installed, known, original, request)
         except RuntimeError as error:
-            name_operator(error, op, (tensor for _, tensor in bind(op, args, kwargs).tensor_args()))
+            name_operator(error, op, (tensor for _, tensor in request.bind().tensor_args()))
             raise
-
-    def routed(op: Any, args: Any, kwargs: Any, info: Any, try_cache: bool) -> Any:
-        if info.compute_mesh.get_coordinate() is None:
-            if op in installed.displaced:
-                return installed.displaced[op](op, args, kwargs)
-            return original(op, args, kwargs, info, try_cache)
-        if is_tracing():
-            rule = installed.rules.get(op)
-            call = bind(op, args, kwargs, info)
-            family = None if rule is None else rule.family
-            if _is_replicated(call):
-                sharding = _decision(original, call, (op, args, kwargs, info, try_cache))
-                if _is_local(sharding, info) and all(spec.is_replicated() for spec in specs_in(sharding.output_spec)):
-                    return sharding
-            answer = run_in_trace(call, family, lambda: answered(op, args, kwargs, info, try_cache))
-            return _executed(installed, op, args, kwargs, info, answer)
-        if simulates_ranks():
-            try:
-                return _executed(installed, op, args, kwargs, info, answered(op, args, kwargs, info, try_cache))
-            except Exception:  # noqa: BLE001 - a rule that needs its rank cannot run for all ranks at once
-                return original(op, args, kwargs, info, try_cache)
-        return _executed(installed, op, args, kwargs, info, answered(op, args, kwargs, info, try_cache))
-
-    def answered(op: Any, args: Any, kwargs: Any, info: Any, try_cache: bool) -> Any:
-        if is_torch_2_11() and any(is_gathered_view(value) for value in (*args, *kwargs.values())):
-            return call_on_views(op, args, kwargs)
-        if installed.fallback and has_norm(call := bind(op, args, kwargs, info)):
-            return _run_on_norms(original, call, (op, args, kwargs, info, try_cache))
-        if op not in installed.rules and is_composite(op):
-            return _composite(known, original, (op, args, kwargs, info, try_cache))
-        if op in installed.lookups and not is_tracing():  # a trace has no values
-            refused = check_on_all_ranks(bind(op, args, kwargs, info), installed.check_indices)
-            if refused is not None:
-                return refused
-        rule = installed.rules.get(op)
-        torch_first = rule is not None and rule.torch_handles_even and torch_versions.AT_LEAST_2_13
-        key = _cache_key(op, args, kwargs, info, rule is not None) if try_cache or torch_first else None
-        if key is not None and is_tracing() and not _is_hashable(key):
-            key = None  # a trace with symbolic sizes
-            if torch_first:
-                arguments = (op, args, kwargs, info, try_cache)
-                answer = _decision_if_even_symbolic(original, bind(op, args, kwargs, info), arguments)
-                if answer is not None:
-                    return answer
-        answer = known.decisions.get(key) if key is not None else None
-        if answer is None and key is not None and torch_first:
-            answer = _decision_if_even(
-                known, key, original, bind(op, args, kwargs, info), (op, args, kwargs, info, try_cache)
-            )
-        if answer is None:
-            answer = _run(installed, original, bind(op, args, kwargs, info), (op, args, kwargs, info, try_cache))
-            if key is not None and is_decision(answer):
-                known.decisions[key] = answer
-        return answer
 
     keep_out_of_dynamo(slow_path)
     return slow_path
 
 
-def _executed(installed: Installed, op: Any, args: Any, kwargs: Any, info: Any, answer: Any) -> Any:
+def _route(installed: Installed, known: _KnownDecisions, original: Callable[..., Any], request: _Request) -> Any:
+    """Take a request by its surroundings: a rank outside the mesh, a trace, simulated ranks, or an eager call."""
+    op = request.op
+    if request.info.compute_mesh.get_coordinate() is None:
+        if op in installed.displaced:
+            return installed.displaced[op](op, request.args, request.kwargs)
+        return original(*request)
+    if is_tracing():
+        return _trace(installed, known, original, request)
+    if simulates_ranks():
+        try:
+            return _executed(installed, request, _answer(installed, known, original, request))
+        except Exception:  # noqa: BLE001 - a rule that needs its rank cannot run for all ranks at once
+            return original(*request)
+    return _executed(installed, request, _answer(installed, known, original, request))
+
+
+def _trace(installed: Installed, known: _KnownDecisions, original: Callable[..., Any], request: _Request) -> Any:
+    call = request.bind()
+    if _is_replicated(call):
+        sharding = _decision(original, request)
+        if _is_local(sharding, request.info) and all(spec.is_replicated() for spec in specs_in(sharding.output_spec)):
+            return sharding
+    rule = installed.rules.get(request.op)
+    family = None if rule is None else rule.family
+    answer = run_in_trace(call, family, lambda: _answer(installed, known, original, request))
+    return _executed(installed, request, answer)
+
+
+def _answer(installed: Installed, known: _KnownDecisions, original: Callable[..., Any], request: _Request) -> Any:
+    """Return torch's decision where it is right and known, else the result of a rule or of full tensors."""
+    op = request.op
+    if is_torch_2_11() and any(is_gathered_view(value) for value in (*request.args, *request.kwargs.values())):
+        return call_on_views(op, request.args, request.kwargs)
+    if installed.fallback and has_norm(request.bind()):
+        return _run_on_norms(original, request)
+    if op not in installed.rules and is_composite(op):
+        return _composite(known, original, request)
+    if op in installed.lookups and not is_tracing():  # a trace has no values
+        refused = check_on_all_ranks(request.bind(), installed.check_indices)
+        if refused is not None:
+            return refused
+    rule = installed.rules.get(op)
+    torch_first = rule is not None and rule.torch_handles_even and torch_versions.AT_LEAST_2_13
+    key = _cache_key(request, rule is not None) if request.try_cache or torch_first else None
+    answer = None
+    if key is not None and is_tracing() and not _is_hashable(key):  # a trace with symbolic sizes
+        key = None
+        answer = _decision_if_even(original, request) if torch_first else None
+    elif key is not None:
+        answer = known.decisions.get(key)
+        if answer is None and torch_first and key not in known.needs_rule:
+            answer = _decision_if_even(original, request)
+            if answer is None:
+                known.needs_rule.add(key)
+    if answer is None:
+        answer = _run(installed, original, request)
+        if key is not None and is_decision(answer):
+            known.decisions[key] = answer
+    return answer
+
+
+def _executed(installed: Installed, request: _Request, answer: Any) -> Any:
     """Return a decision for the dispatcher to cache and execute, or the result of one that it must not cache."""
-    if is_decision(answer) and _must_not_be_cached(installed, bind(op, args, kwargs, info), answer):
-        return execute_decision(op, args, kwargs, info, answer)
+    if is_decision(answer) and _must_not_be_cached(installed, request.bind(), answer):
+        return execute_decision(request.op, request.args, request.kwargs, request.info, answer)
     return answer
 
 
@@ -167,16 +189,17 @@ def _has_ambiguous_key(call: Call) -> bool:
     )
 
 
-def _cache_key(op: Any, args: Any, kwargs: Any, info: Any, ruled: bool) -> Hashable | None:
+def _cache_key(request: _Request, ruled: bool) -> Hashable | None:
     """Return what a decision depends on: torch's schema, and for an operator with a rule every other argument."""
     if not ruled:
-        return info.schema  # type: ignore[no-any-return]
-    if kwargs:
+        return request.info.schema  # type: ignore[no-any-return]
+    if request.kwargs:
         return None
-    rest = [tuple(value) if isinstance(value, list) else value for value in args if not isinstance(value, torch.Tensor)]
+    others = (value for value in request.args if not isinstance(value, torch.Tensor))
+    rest = tuple(tuple(value) if isinstance(value, list) else value for value in others)
     if any(isinstance(item, torch.Tensor) for value in rest if isinstance(value, tuple) for item in value):
         return None
-    return info.schema, tuple(rest)
+    return request.info.schema, rest
 
 
 def _is_hashable(value: Hashable) -> bool:
@@ -187,19 +210,20 @@ def _is_hashable(value: Hashable) -> bool:
     return True
 
 
-def _composite(known: _KnownDecisions, original: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+def _composite(known: _KnownDecisions, original: Callable[..., Any], request: _Request) -> Any:
     """Run a composite whole if torch has a decision without communication, else decompose it."""
-    op, args, kwargs, info, _ = arguments
-    if may_run_whole(op, args) and info.schema not in known.decomposed:
-        sharding = _decision(original, bind(op, args, kwargs, info), arguments)
-        if sharding is not None and (_is_local(sharding, info) or not is_decision(sharding)):
+    schema = request.info.schema
+    if may_run_whole(request.op, request.args) and schema not in known.decomposed:
+        sharding = _decision(original, request)
+        if sharding is not None and (_is_local(sharding, request.info) or not is_decision(sharding)):
             return sharding
-        known.decomposed.add(info.schema)
-    return decompose(op, args, kwargs)
+        known.decomposed.add(schema)
+    return decompose(request.op, request.args, request.kwargs)
 
 
-def _run(installed: Installed, original: Callable[..., Any], call: Call, arguments: tuple[Any, ...]) -> Any:
-    op, args, kwargs, info, _ = arguments
+def _run(installed: Installed, original: Callable[..., Any], request: _Request) -> Any:
+    op, args, kwargs, info, _ = request
+    call = request.bind()
     check_dims(call)
     if _has_several_meshes(call) and (installed.fallback or is_foreach(op)):
         return run_by_mesh(call) if _can_be_split(call) else gather_and_run(call)
@@ -211,14 +235,14 @@ def _run(installed: Installed, original: Callable[..., Any], call: Call, argumen
         if op in installed.displaced:
             return installed.displaced[op](op, args, kwargs)
     if not installed.fallback:
-        return original(*arguments)
+        return original(*request)
     if has_out(op):
         result = run_with_out(call)
         return gather_and_run(call) if result is USE_TORCH else result
-    sharding = _decision(original, call, arguments)
+    sharding = _decision(original, request)
     if sharding is None and op in PRODUCTS:
         global_outputs(info)  # raises if the sizes do not match, before ranks that differ in them gather
-    if sharding is None or is_infeasible(sharding, call.op, info):
+    if sharding is None or is_infeasible(sharding, op, info):
         return gathered_view(gather_and_run(call), call) if is_view(op) else gather_and_run(call)
     if not is_decision(sharding):
         return sharding
@@ -231,10 +255,11 @@ def _run(installed: Installed, original: Callable[..., Any], call: Call, argumen
     return sharding
 
 
-def _run_on_norms(original: Callable[..., Any], call: Call, arguments: tuple[Any, ...]) -> Any:
+def _run_on_norms(original: Callable[..., Any], request: _Request) -> Any:
     """Run a call with norms that are not yet reduced among its arguments."""
-    op, args, kwargs, info, _ = arguments
-    decision = _decision(original, call, arguments) if keeps_norms(call) else None
+    op, args, kwargs, info, _ = request
+    call = request.bind()
+    decision = _decision(original, request) if keeps_norms(call) else None
     if not is_view(op) or is_tracing():
         return run_on_reduced_norms(call) if decision is None else decision
     if decision is None or not is_decision(decision) or moves_first(decision, info):
@@ -242,25 +267,12 @@ def _run_on_norms(original: Callable[..., Any], call: Call, arguments: tuple[Any
     return remember_views(call, execute_decision(op, args, kwargs, info, decision))
 
 
-def _decision_if_even(
-    known: _KnownDecisions, key: Hashable, original: Callable[..., Any], call: Call, arguments: tuple[Any, ...]
-) -> Any:
-    """Return torch's decision for even shards if it is local and leaves no Partial; the dispatcher caches it."""
-    if key in known.needs_rule:
-        return None
-    if all(isinstance(tensor, DTensor) and has_even_shards(tensor) for _, tensor in call.tensor_args()):
-        sharding = _decision(original, call, arguments)
-        if _is_local(sharding, call.info):
-            return sharding
-    known.needs_rule.add(key)
-    return None
-
-
-def _decision_if_even_symbolic(original: Callable[..., Any], call: Call, arguments: tuple[Any, ...]) -> Any:
-    """Return torch's decision for even shards of symbolic sizes, if local and without Partials; else None."""
-    if all(isinstance(tensor, DTensor) and has_even_shards(tensor) for _, tensor in call.tensor_args()):
-        sharding = _decision(original, call, arguments)
-        return sharding if _is_local(sharding, call.info) else None
+def _decision_if_even(original: Callable[..., Any], request: _Request) -> Any:
+    """Return torch's decision for even shards if it sends nothing and leaves no Partial, else None."""
+    tensors = (tensor for _, tensor in request.bind().tensor_args())
+    if all(isinstance(tensor, DTensor) and has_even_shards(tensor) for tensor in tensors):
+        sharding = _decision(original, request)
+        return sharding if _is_local(sharding, request.info) else None
     return None
 
 
@@ -310,14 +322,15 @@ def _can_be_split(call: Call) -> bool:
     return is_foreach(call.op) and len(indices_by_mesh(call)) > 1
 
 
-def _decision(original: Callable[..., Any], call: Call, arguments: tuple[Any, ...]) -> Any:
+def _decision(original: Callable[..., Any], request: _Request) -> Any:
     """Return torch's decision; with empty shards, a cheaper local one if there is any; None if torch has none."""
+    info = request.info
     try:
-        sharding = original(*arguments)
+        sharding = original(*request)
     except Exception:  # noqa: BLE001 - the gathered call returns a result or raises its own error
         sharding = None
     else:
-        if not is_decision(sharding) or not needs_communication(sharding, call.info):
+        if not is_decision(sharding) or not needs_communication(sharding, info):
             return sharding
-    local = local_decision(call.info) if has_empty_input(call) else None
-    return local if local is not None and local_is_cheaper(local, sharding, call.info) else sharding
+    local = local_decision(info) if has_empty_input(request.bind()) else None
+    return local if local is not None and local_is_cheaper(local, sharding, info) else sharding
