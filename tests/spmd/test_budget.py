@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from holdfast.spmd.base.torch_versions import AT_LEAST_2_13
 from tests.spmd.budget import budget
 from tests.spmd.cases import Case
 from tests.spmd.compare import failures, grown, spoilt, why_grown
@@ -67,4 +68,5 @@ def test_what_the_matrix_does_not_allow():
     assert failures([*right, *[_finding("raise", operation="where_plain")] * 8])  # more than 2%, and than chance allows
     assert failures([*right * 101, *[_finding("raise", operation="where_plain")] * 205])  # no slice: more than 2%
     assert failures([*right, _finding("talk")]) == []
-    assert failures([*right, *[_finding("talk")] * 6])  # more than 1%, and than chance allows
+    many = failures([*right, *[_finding("talk")] * 6])  # more than 1%, and than chance allows
+    assert bool(many) is AT_LEAST_2_13  # before, torch gathers more

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -152,24 +153,44 @@ def test_tensors_of_two_meshes():
     assert run_ranks(4, _two_meshes, deadline_s=180) == [[]] * 4
 
 
-def _outside() -> list[str]:
+OUTSIDE: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "batch_norm": lambda x: F.batch_norm(x, None, None, training=True),
+    "group_norm": lambda x: F.group_norm(x, 1),
+    "amax": lambda x: x.amax(0),
+    "argmax": lambda x: x.argmax(0),
+    "rand_like": torch.rand_like,
+    "cross_entropy": lambda x: F.cross_entropy(x, x.detach().argmax(1)),
+    "svdvals": torch.linalg.svdvals,
+    "histc": lambda x: x.detach().histc(4),
+    "cdist": lambda x: torch.cdist(x, x),
+    "prod": lambda x: x.prod(0),
+    "split": lambda x: x.split(2)[1],
+    "unbind": lambda x: x.unbind(-1)[1],
+    "relu_": lambda x: x.clone().relu_(),
+    "foreach": lambda x: torch._foreach_mul([x, x], 2.0)[1],
+}
+
+
+def _outside() -> list[tuple[int, ...]]:
     """Ranks that are not in the mesh go through the same program, and have nothing to do."""
     _enabled((4,))
     mesh = DeviceMesh("cpu", [0, 1])
-    x = torch.arange(24.0).reshape(8, 3)
-    placed = distribute_tensor(x, mesh, [Shard(0)])
-    found = {
-        "batch_norm": F.batch_norm(placed, None, None, training=True),
-        "amax": placed.amax(0),
-        "rand_like": torch.rand_like(placed),
-        "cross_entropy": F.cross_entropy(placed, distribute_tensor(torch.arange(8) % 3, mesh, [Shard(0)])),
-    }
-    inside = mesh.get_coordinate() is not None
-    return [name for name, tensor in found.items() if inside and tensor.full_tensor().isnan().any()]
+    shapes = []
+    for call in OUTSIDE.values():
+        placed = distribute_tensor(torch.arange(24.0).reshape(8, 3) + 1, mesh, [Shard(0)]).requires_grad_()
+        found = call(placed)
+        if found.requires_grad:
+            found.pow(2).sum().backward()
+            assert placed.grad is not None
+        if mesh.get_coordinate() is not None:
+            assert not found.full_tensor().isnan().any()  # type: ignore[attr-defined]
+        shapes.append(tuple(found.shape))
+    return shapes
 
 
 def test_ranks_outside_of_the_mesh():
-    assert run_ranks(4, _outside, deadline_s=180) == [[]] * 4
+    plain = [tuple(call(torch.arange(24.0).reshape(8, 3) + 1).shape) for call in OUTSIDE.values()]
+    assert run_ranks(4, _outside, deadline_s=180) == [plain] * 4
 
 
 def _others() -> list[str]:

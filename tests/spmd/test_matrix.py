@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from holdfast.spmd.base.torch_versions import is_torch_2_11
+from holdfast.spmd.base.torch_versions import AT_LEAST_2_13, is_torch_2_11
 from tests.spmd.cases import Case, cases_of
 from tests.spmd.compare import failures, grown, spoilt, why_grown
 from tests.spmd.named import NAMED
@@ -72,9 +72,11 @@ def test_a_slice_that_torch_alone_has_right_stays_right_for_no_more_bytes():
         ours = list(team.find(right))
     assert len(right) >= 10
     assert spoilt(alone, ours) == []
-    assert [pair for pair in grown(alone, ours) if why_grown(*pair) is None] == []
+    if AT_LEAST_2_13:  # which the reasons are about
+        assert [pair for pair in grown(alone, ours) if why_grown(*pair) is None] == []
 
 
+@pytest.mark.skipif(not AT_LEAST_2_13, reason="before 2.13 torch gathers more")
 @pytest.mark.timeout(600)
 def test_no_more_is_sent_than_torch_alone_sends():
     """Families of cases that torch alone has right, with the bytes that it moves, or less."""

@@ -10,6 +10,7 @@ import torch
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
+from holdfast.spmd.base.torch_versions import AT_LEAST_2_13
 from tests.dist.harness import run_ranks
 from tests.spmd.judge import Listener, place
 
@@ -122,7 +123,7 @@ def _problems(asked: Asked, whole: torch.Tensor, mesh: Any) -> list[str]:
     problems = [] if torch.allclose(ours.full_tensor(), theirs, rtol=1e-12, atol=0) else ["another result"]
     if found.grad is not None and not torch.allclose(found.grad.full_tensor(), expected.grad):
         problems.append("another gradient")
-    if listener.bytes > asked.bytes:
+    if listener.bytes > asked.bytes and AT_LEAST_2_13:  # before, torch gathers more
         problems.append(f"{listener.bytes} bytes, more than {asked.bytes}")
     return problems
 

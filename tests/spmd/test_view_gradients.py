@@ -20,6 +20,13 @@ CALLS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "chunk": lambda x: x.chunk(2)[0],
     "unbind": lambda x: x.unbind(-1)[0],
     "trapezoid": lambda x: torch.trapezoid(x, dim=-1),
+    "split_copy": lambda x: torch.ops.aten.split_copy.Tensor(x, 2, -1)[0],
+    "unbind_copy": lambda x: torch.ops.aten.unbind_copy.int(x, -1)[0],
+    "stack last": lambda x: torch.stack([x, 2 * x], -1),
+    "stack before last": lambda x: torch.stack([x, 2 * x], -2),
+    "max": lambda x: x.max(-2)[0],
+    "squeeze": lambda x: x.squeeze(-2),  # of 2 rows each rank has one
+    "squeeze both": lambda x: x.squeeze((-1, -2)),
 }
 
 

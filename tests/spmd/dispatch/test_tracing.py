@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 
-from holdfast.spmd.base.torch_versions import AT_LEAST_2_13
+from holdfast.spmd.base.torch_versions import AT_LEAST_2_13, is_torch_2_11
 from tests.dist.harness import run_ranks
 
 
@@ -500,4 +500,8 @@ def _conjugates(name):
 @pytest.mark.sliced(4)
 @pytest.mark.parametrize("name", CONJUGATES)
 def test_a_conjugate_stays_in_the_graph_and_is_still_a_view(name):
+    if name == "squares" and is_torch_2_11():
+        pytest.skip(
+            "torch 2.11 leaves the graph at a conjugate, and cannot return view_as_complex of a reshape from it"
+        )
     assert run_ranks(2, _conjugates, name, deadline_s=240) == [{}, {}]

@@ -8,6 +8,7 @@ from torch.distributed.tensor import Shard, distribute_tensor
 
 import holdfast.spmd
 from holdfast.spmd.base import torch_dispatch
+from holdfast.spmd.base.torch_versions import is_torch_2_11
 from tests.dist.harness import run_ranks
 
 ADD = torch.ops.aten._foreach_add_.Scalar
@@ -103,4 +104,5 @@ def _after_disable():
 
 
 def test_a_view_that_is_made_after_disable_installs_no_handler():
-    assert run_ranks(2, _after_disable, deadline_s=120) == [(True, [1.0, 1.0])] * 2
+    shown = 0.0 if is_torch_2_11() else 1.0  # 2.11 ignores subclasses of DTensor: without the rules no view is live
+    assert run_ranks(2, _after_disable, deadline_s=120) == [(True, [shown] * 2)] * 2

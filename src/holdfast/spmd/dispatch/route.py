@@ -22,6 +22,7 @@ from holdfast.spmd.base.torch_specs import specs_in
 from holdfast.spmd.base.torch_versions import is_torch_2_11
 from holdfast.spmd.dispatch.composites import decompose, may_run_whole
 from holdfast.spmd.dispatch.foreach_by_mesh import indices_by_mesh, is_foreach, run_by_mesh
+from holdfast.spmd.dispatch.outside_ranks import run_outside
 from holdfast.spmd.dispatch.tracing import run_in_trace
 from holdfast.spmd.sharding.dim_checks import check_dims
 from holdfast.spmd.sharding.empty_shards import (
@@ -111,6 +112,9 @@ def _route(installed: Installed, known: _KnownDecisions, original: Callable[...,
     """Take a request by its surroundings: a rank outside the mesh, a trace, simulated ranks, or an eager call."""
     op = request.op
     if request.info.compute_mesh.get_coordinate() is None:
+        result = run_outside(op, request.args, request.info) if installed.fallback else USE_TORCH
+        if result is not USE_TORCH:
+            return result
         if op in installed.displaced:
             return installed.displaced[op](op, request.args, request.kwargs)
         return original(*request)

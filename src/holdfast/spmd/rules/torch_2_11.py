@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor
 
-from holdfast.spmd.base.call import USE_TORCH, Call
+from holdfast.spmd.base.call import USE_TORCH, Call, call_with_positive_dim
 from holdfast.spmd.base.registry import Rule
 from holdfast.spmd.base.torch_versions import is_torch_2_11
 from holdfast.spmd.sharding import index_checks
@@ -61,21 +61,27 @@ def select(call: Call) -> Any:
 
 
 def extreme_along(call: Call) -> Any:
-    """Run min and max with indices: torch 2.11 joins each rank's extreme if shards are even."""
+    """Run min and max with indices: torch 2.11 joins each rank's extreme if shards are even and `dim` is positive."""
     tensor = call.values[0]
     dim = call["dim"] % max(tensor.ndim, 1)
     if not any(is_shard(place) and place.dim == dim for place in tensor.placements):
         return USE_TORCH
-    return USE_TORCH if all(is_evenly_sharded(tensor, dim) for dim in range(tensor.ndim)) else gather_and_run(call)
+    if not all(is_evenly_sharded(tensor, dim) for dim in range(tensor.ndim)):
+        return gather_and_run(call)
+    return USE_TORCH if call["dim"] >= 0 else call_with_positive_dim(call, tensor.ndim)
 
 
 def squeeze(call: Call) -> Any:
     """Squeeze the dims of global size 1, by name: torch 2.11 also drops dims of which a rank has one row."""
     tensor = call.values[0]
-    dims = [dim for dim, size in enumerate(tensor.shape) if size == 1]
-    if not dims:
+    given = call["dim"] if "dim" in call.names else range(tensor.ndim)
+    dims = {dim % max(tensor.ndim, 1) for dim in ([given] if isinstance(given, int) else given)}
+    gone = sorted(dim for dim in dims if dim < tensor.ndim and tensor.shape[dim] == 1)
+    if given in gone:  # already one dim, counted from the start
+        return USE_TORCH
+    if not gone:
         return torch.ops.aten.alias.default(tensor)
-    for dim in reversed(dims):
+    for dim in reversed(gone):
         tensor = torch.ops.aten.squeeze.dim(tensor, dim)
     return tensor
 
@@ -84,7 +90,7 @@ RULES = (
     [
         Rule(
             "view",
-            ("squeeze.default",),
+            ("squeeze.default", "squeeze.dim", "squeeze.dims"),
             "every dim",
             "torch 2.11 squeezes each rank's part: a rank with one row loses a dim",
             squeeze,

@@ -4,15 +4,29 @@ from __future__ import annotations
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor, Partial
 from torch.nn import functional
 
 
 class Linear(nn.Linear):
-    """A linear layer whose weight is cast to the input's dtype; gradients are in fp32."""
+    """A linear layer whose weight is cast to the input's dtype; gradients are in fp32.
+
+    A plain input beside a replicated DTensor as weight is the rank's part; the gradient is then a sum over ranks.
+    """
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        bias = None if self.bias is None else self.bias.to(x.dtype)
-        return functional.linear(x, self.weight.to(x.dtype), bias)
+        weight, bias = (_beside(parameter, x) for parameter in (self.weight, self.bias))
+        assert weight is not None
+        return functional.linear(x, weight, bias)
+
+
+def _beside(parameter: torch.Tensor | None, x: torch.Tensor) -> torch.Tensor | None:
+    """Return a parameter in the dtype of `x`, and as a plain tensor if `x` is one."""
+    if parameter is None:
+        return None
+    if isinstance(parameter, DTensor) and not isinstance(x, DTensor):
+        parameter = parameter.to_local(grad_placements=[Partial()] * parameter.device_mesh.ndim)
+    return parameter.to(x.dtype)
 
 
 class RMSNorm(nn.Module):

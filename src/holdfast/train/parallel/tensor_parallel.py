@@ -10,9 +10,10 @@ from typing import Any
 
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor import Replicate, Shard, distribute_module
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
+    ParallelStyle,
     PrepareModuleInput,
     RowwiseParallel,
     SequenceParallel,
@@ -57,9 +58,9 @@ def _block_plan(block: Any) -> dict[str, Any]:
         plan |= {"self_attn.q_norm": _on_slices(heads), "self_attn.k_norm": _on_slices(heads)}
     if not isinstance(block.mlp, SparseMoe):
         return plan | _feed_forward_plan("mlp")
-    plan["mlp.gate"] = _on_slices(SEQUENCE)
+    plan["mlp.gate"] = _LocalLinear()
     if block.mlp.shared_expert is not None:
-        plan |= _feed_forward_plan("mlp.shared_expert") | {"mlp.shared_expert_gate": _on_slices(SEQUENCE)}
+        plan |= _feed_forward_plan("mlp.shared_expert") | {"mlp.shared_expert_gate": _LocalLinear()}
     return plan
 
 
@@ -70,6 +71,16 @@ def _feed_forward_plan(name: str) -> dict[str, Any]:
         f"{name}.up_proj": ColwiseParallel(),
         f"{name}.down_proj": RowwiseParallel(output_layouts=Shard(SEQUENCE)),
     }
+
+
+class _LocalLinear(ParallelStyle):
+    """The style of a router: its weight is replicated, its input and output are the rank's slice of the sequence.
+
+    As a DTensor the slices of several sequences could not be flattened for the product on torch 2.11.
+    """
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        return distribute_module(module, device_mesh)
 
 
 def _on_slices(dim: int) -> SequenceParallel:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
+from holdfast.spmd.base import torch_versions
 from holdfast.spmd.base.call import USE_TORCH, Call, call_with_positive_dim
 from holdfast.spmd.base.registry import Rule
 from holdfast.spmd.base.torch_autograd import in_gradient
@@ -91,6 +92,13 @@ def select_backward(call: Call) -> Any:
     return USE_TORCH if call["dim"] >= 0 else call_with_positive_dim(call, len(call["input_sizes"]))
 
 
+def stack(call: Call) -> Any:
+    """Stack along the dim counted from the start, which torch does by itself from 2.13 on."""
+    if call["dim"] >= 0 or torch_versions.AT_LEAST_2_13:
+        return USE_TORCH
+    return call_with_positive_dim(call, call.values[0][0].ndim + 1)
+
+
 WHY = "torch gathers the tensor"
 RULES = [
     Rule("view", ("slice.Tensor",), "every dim", WHY, slice_rows),
@@ -105,9 +113,23 @@ RULES = [
     ),
     Rule(  # of whose results only some may be used: the gradients of the others are plain zeros
         "view",
-        ("split.Tensor", "split_with_sizes.default", "unbind.int"),
+        (
+            "split.Tensor",
+            "split_copy.Tensor",
+            "split_with_sizes.default",
+            "split_with_sizes_copy.default",
+            "unbind.int",
+            "unbind_copy.int",
+        ),
         "as torch",
         PLAIN_IN_GRADIENT,
         with_plain_gradients("cat.default", "stack.default"),
+    ),
+    Rule(
+        "view",
+        ("stack.default",),
+        "as torch",
+        "torch before 2.13 takes a negative dim for another dim than the new one",
+        stack,
     ),
 ]
