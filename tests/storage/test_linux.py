@@ -1,5 +1,6 @@
 import ctypes
 import errno
+import mmap
 import os
 import subprocess
 import sys
@@ -148,3 +149,27 @@ def test_starting_write_back_leaves_the_bytes_as_they_are(system, tmp_path):
         file.flush()
         linux.start_write_back(file.fileno(), 0, 3)
     assert (tmp_path / "f").read_bytes() == b"abc"
+
+
+def test_unmapped_pages_leave_the_process_and_keep_their_bytes(tmp_path):
+    size, rest = 8 << 20, 100
+    with open(tmp_path / "f", "w+b") as file:
+        file.truncate(size)
+        with mmap.mmap(file.fileno(), size) as memory:
+            memory[:] = b"x" * size
+            address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+            before = Path("/proc/self/smaps").read_text()
+            linux.unmap_pages(address + rest, size - 2 * rest)
+            after = Path("/proc/self/smaps").read_text()
+            assert _resident(before, address) == size
+            assert _resident(after, address) == 2 * os.sysconf("SC_PAGE_SIZE")  # of which the range is a part
+            assert memory[:] == b"x" * size
+
+
+def _resident(smaps: str, address: int) -> int:
+    """Return the bytes of the map at an address that this process has."""
+    lines = iter(smaps.splitlines())
+    for line in lines:
+        if line.startswith(f"{address:x}-"):
+            return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("Rss:"))
+    raise AssertionError("no such map")

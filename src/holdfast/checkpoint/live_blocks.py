@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -34,21 +35,50 @@ _THREADS = 8
 _BUFFERS_BYTES = 256 << 20  # for blocks that are gathered, or copied from a device
 
 
-Fetch = Callable[[ShardPiece], RawArray]
-
-
 def write_blocks(plan: SavePlan, ranks: Ranks, attempt: Attempt, sources: Sources) -> list[BlockReport]:
     """Write every block of the plan; return the reports of all ranks, on all ranks."""
     with ExitStack() as stack:
-        fetch = _exchange(plan, ranks, attempt, sources, stack)
-        reports = run_on_all_ranks(ranks, lambda: _write_own(plan, ranks.rank, attempt, fetch))
+        pieces = _exchange(plan, ranks, attempt, sources, stack)
+        reports = run_on_all_ranks(ranks, lambda: _write_own(plan, ranks.rank, attempt, pieces))
     return [BlockReport.from_fields(report) for rank_reports in reports for report in rank_reports]
 
 
-def _exchange(plan: SavePlan, ranks: Ranks, attempt: Attempt, sources: Sources, stack: ExitStack) -> Fetch:
-    """Export the pieces that other ranks need; return a function that gets the pieces of this rank's blocks."""
+@dataclass(frozen=True, slots=True)
+class _Pieces:
+    """The pieces of this rank's blocks: its own memory, what ranks of its host share, travel files of other hosts."""
+
+    rank: int
+    sources: Sources
+    offsets: dict[int, int] = field(default_factory=dict)  # by the id of the piece, in what its rank passes on
+    shared: dict[int, RawArray] = field(default_factory=dict)  # by rank
+    readers: LazyReaders[int] | None = None  # by rank
+
+    def fetch(self, piece: ShardPiece) -> RawArray:
+        if piece.rank == self.rank:
+            return self.sources.array(piece)
+        if piece.rank in self.shared:
+            span = self._span(piece)
+        else:
+            assert self.readers is not None
+            span = aligned_buffer(piece.bytes)
+            self.readers[piece.rank].read_into(self.offsets[id(piece)], [span.data])
+        return span.view(raw_dtype(piece.run.place)).reshape(piece.part.sizes)
+
+    def release(self, block: BlockPlan) -> None:
+        """Take what other ranks share of a written block out of this process: it would count as this rank's memory."""
+        for piece in block.pieces:
+            if piece.rank in self.shared:
+                linux.unmap_pages(self._span(piece).ctypes.data, piece.bytes)
+
+    def _span(self, piece: ShardPiece) -> RawArray:
+        at = self.offsets[id(piece)]
+        return self.shared[piece.rank][at : at + piece.bytes]
+
+
+def _exchange(plan: SavePlan, ranks: Ranks, attempt: Attempt, sources: Sources, stack: ExitStack) -> _Pieces:
+    """Export the pieces that other ranks need; return those of this rank's blocks."""
     if all(piece.rank == block.owner for block in plan.blocks for piece in block.pieces):
-        return sources.array
+        return _Pieces(ranks.rank, sources)
     rank, host, storage = ranks.rank, plan.hosts[ranks.rank], attempt.storage
 
     def export() -> str | None:
@@ -77,27 +107,17 @@ def _exchange(plan: SavePlan, ranks: Ranks, attempt: Attempt, sources: Sources, 
         lambda source_rank: storage.take(attempt.name, travel_file(source_rank, host)),
     )
     stack.callback(readers.close)
-
-    def fetch(piece: ShardPiece) -> RawArray:
-        if piece.rank == rank:
-            return sources.array(piece)
-        at = offsets[id(piece)]
-        if piece.rank in shared:
-            span: RawArray = shared[piece.rank][at : at + piece.bytes]
-        else:
-            span = aligned_buffer(piece.bytes)
-            readers[piece.rank].read_into(at, [span.data])
-        return span.view(raw_dtype(piece.run.place)).reshape(piece.part.sizes)
-
-    return fetch
+    return _Pieces(rank, sources, offsets, shared, readers)
 
 
 def _fill(name: str, size: int, fragments: Iterable[Fragment]) -> None:
-    """Copy fragments into shared memory."""
+    """Copy fragments into shared memory, which this process keeps mapped only as long as it writes there."""
     memory = Arena(name, size).bytes
-    linux.populate(memory.ctypes.data, size, write=True)
+    address = memory.ctypes.data
     for fragment in fragments:
+        linux.populate(address + fragment.at, fragment.bytes, write=True)
         fragment.put(fragment.array(), memory)
+        linux.unmap_pages(address + fragment.at, fragment.bytes)
 
 
 def _export_fragment(export: Export, sources: Sources) -> Fragment:
@@ -115,21 +135,25 @@ def drop_travel_files(plan: SavePlan, attempt: Attempt) -> None:
             attempt.storage.drop(attempt.name, travel_file(source_rank, host))
 
 
-def _fragment(piece: ShardPiece, fetch: Fetch) -> Fragment:
+def _fragment(piece: ShardPiece, fetch: Callable[[ShardPiece], RawArray]) -> Fragment:
     """Return a piece at its place in its block."""
     item = piece.run.place.spec.dtype.bytes
     strides = row_major_strides(piece.run.box.sizes, item)
     return Fragment(piece.at, item, piece.part.sizes, strides, partial(fetch, piece))
 
 
-def _write_own(plan: SavePlan, rank: int, attempt: Attempt, fetch: Fetch) -> list[list[Any]]:
+def _write_own(plan: SavePlan, rank: int, attempt: Attempt, pieces: _Pieces) -> list[list[Any]]:
     own = [block for block in plan.blocks if block.owner == rank]
     largest = max((block.size for block in own), default=0)
+    planned = {(block.file, block.offset): block for block in own}
 
     def make_gatherer() -> Callable[[BlockPlan], Iterator[memoryview]]:
         gatherer = Gatherer()
-        return lambda block: gatherer.block(block, (_fragment(piece, fetch) for piece in block.pieces))
+        return lambda block: gatherer.block(block, (_fragment(piece, pieces.fetch) for piece in block.pieces))
+
+    def written(report: BlockReport) -> None:
+        pieces.release(planned[report.file, report.offset])
 
     neighbours = sum(host == plan.hosts[rank] for host in plan.hosts)
     threads = max(1, min(_THREADS, cores() // neighbours, _BUFFERS_BYTES // max(1, largest)))
-    return [report.fields() for report in attempt.write(own, make_gatherer, threads)]
+    return [report.fields() for report in attempt.write(own, make_gatherer, threads, written)]

@@ -19,7 +19,7 @@ _AT_FDCWD = -100
 _AT_EMPTY_PATH = 0x1000
 _RENAME_EXCHANGE = 2
 _SYNC_FILE_RANGE_WRITE = 2
-_MADV_POPULATE_READ, _MADV_POPULATE_WRITE = 22, 23
+_MADV_DONTNEED, _MADV_POPULATE_READ, _MADV_POPULATE_WRITE = 4, 22, 23
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 # Magic numbers of statfs: ext2 to ext4, xfs, btrfs, tmpfs, overlayfs, zfs, f2fs, bcachefs.
 _OVERLAYFS = 0x794C7630
@@ -219,3 +219,14 @@ def populate(address: int, size: int, *, write: bool) -> None:
         start = address - address % _PAGE_BYTES
         advice = _MADV_POPULATE_WRITE if write else _MADV_POPULATE_READ
         libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(address + size - start), ctypes.c_int(advice))
+
+
+def unmap_pages(address: int, size: int) -> None:
+    """Take the whole pages in a range of a shared map out of this process; the file keeps their bytes.
+
+    Not for private memory, which would lose them.
+    """
+    libc = _libc()
+    start, end = -(-address // _PAGE_BYTES) * _PAGE_BYTES, (address + size) // _PAGE_BYTES * _PAGE_BYTES
+    if libc is not None and start < end:
+        libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), ctypes.c_int(_MADV_DONTNEED))
