@@ -193,6 +193,36 @@ def test_ranks_outside_of_the_mesh():
     assert run_ranks(4, _outside, deadline_s=180) == [plain] * 4
 
 
+def _two_meshes_apart() -> dict[str, Any]:
+    """Every rank is in one of two meshes, and calls with tensors of both."""
+    _enabled((4,))
+    meshes = [DeviceMesh("cpu", [0, 1]), DeviceMesh("cpu", [2, 3])]
+    own = next(mesh for mesh in meshes if mesh.get_coordinate() is not None)
+    both = [distribute_tensor(torch.ones(4, 3), mesh, [Shard(0)]) for mesh in meshes]
+    mine = both[meshes.index(own)]
+    torch._foreach_mul_(both, 6.0)
+    doubled = torch._foreach_mul(both, 2.0)[meshes.index(own)]
+    overflow = torch.zeros(1)
+    torch._amp_foreach_non_finite_check_and_unscale_(both, overflow, torch.tensor(0.5))
+    other = both[1 - meshes.index(own)]
+    return {
+        "written": mine.full_tensor().unique().tolist(),
+        "multiplied": doubled.full_tensor().unique().tolist(),
+        "placed": [str(nn.Parameter(tensor).placements) for tensor in both],
+        "in place": [tuple(other.clone().unsqueeze(0).squeeze_(0).shape), tuple(other.clone().relu_().shape)],
+    }
+
+
+def test_ranks_of_two_meshes_write_what_is_theirs():
+    answer = {
+        "written": [3.0],
+        "multiplied": [12.0],
+        "placed": [str((Shard(0),))] * 2,
+        "in place": [(4, 3), (4, 3)],
+    }
+    assert run_ranks(4, _two_meshes_apart, deadline_s=120) == [answer] * 4
+
+
 def _others() -> list[str]:
     mesh, wrong = _enabled((2,)), []
     table = torch.arange(12.0).reshape(6, 2)

@@ -33,6 +33,7 @@ from holdfast.storage.open_files import LazyReaders
 
 _THREADS = 8
 _BUFFERS_BYTES = 256 << 20  # for blocks that are gathered, or copied from a device
+_WINDOW_BYTES = 4 << 20  # of an export, mapped at a time
 
 
 def write_blocks(plan: SavePlan, ranks: Ranks, attempt: Attempt, sources: Sources) -> list[BlockReport]:
@@ -54,6 +55,7 @@ class _Pieces:
     readers: LazyReaders[int] | None = None  # by rank
 
     def fetch(self, piece: ShardPiece) -> RawArray:
+        """Return a piece in its shape: memory as it is, or read from a travel file."""
         if piece.rank == self.rank:
             return self.sources.array(piece)
         if piece.rank in self.shared:
@@ -66,9 +68,10 @@ class _Pieces:
 
     def release(self, block: BlockPlan) -> None:
         """Take what other ranks share of a written block out of this process: it would count as this rank's memory."""
-        for piece in block.pieces:
-            if piece.rank in self.shared:
-                linux.unmap_pages(self._span(piece).ctypes.data, piece.bytes)
+        for rank in {piece.rank for piece in block.pieces} & self.shared.keys():
+            spans = [self._span(piece) for piece in block.pieces if piece.rank == rank]  # one after another
+            begin, end = spans[0].ctypes.data, spans[-1].ctypes.data + spans[-1].size
+            linux.unmap_pages(begin, end - begin)
 
     def _span(self, piece: ShardPiece) -> RawArray:
         at = self.offsets[id(piece)]
@@ -113,11 +116,14 @@ def _exchange(plan: SavePlan, ranks: Ranks, attempt: Attempt, sources: Sources, 
 def _fill(name: str, size: int, fragments: Iterable[Fragment]) -> None:
     """Copy fragments into shared memory, which this process keeps mapped only as long as it writes there."""
     memory = Arena(name, size).bytes
-    address = memory.ctypes.data
+    address, begin, end = memory.ctypes.data, 0, 0
     for fragment in fragments:
-        linux.populate(address + fragment.at, fragment.bytes, write=True)
+        if fragment.end > end:
+            linux.unmap_pages(address + begin, end - begin)
+            begin, end = end, min(size, max(fragment.end, end + _WINDOW_BYTES))
+            linux.populate(address + begin, end - begin, write=True)
         fragment.put(fragment.array(), memory)
-        linux.unmap_pages(address + fragment.at, fragment.bytes)
+    linux.unmap_pages(address + begin, end - begin)
 
 
 def _export_fragment(export: Export, sources: Sources) -> Fragment:
@@ -145,14 +151,15 @@ def _fragment(piece: ShardPiece, fetch: Callable[[ShardPiece], RawArray]) -> Fra
 def _write_own(plan: SavePlan, rank: int, attempt: Attempt, pieces: _Pieces) -> list[list[Any]]:
     own = [block for block in plan.blocks if block.owner == rank]
     largest = max((block.size for block in own), default=0)
-    planned = {(block.file, block.offset): block for block in own}
+    planned = {(block.file, block.offset): block for block in own if block.size}
 
     def make_gatherer() -> Callable[[BlockPlan], Iterator[memoryview]]:
         gatherer = Gatherer()
         return lambda block: gatherer.block(block, (_fragment(piece, pieces.fetch) for piece in block.pieces))
 
     def written(report: BlockReport) -> None:
-        pieces.release(planned[report.file, report.offset])
+        if report.size:
+            pieces.release(planned[report.file, report.offset])
 
     neighbours = sum(host == plan.hosts[rank] for host in plan.hosts)
     threads = max(1, min(_THREADS, cores() // neighbours, _BUFFERS_BYTES // max(1, largest)))

@@ -24,6 +24,8 @@ CALLS: dict[str, Callable[[Any, int], Any]] = {
     "flip": lambda x, dim: x.flip([dim]),
     "roll": lambda x, dim: x.roll(1, dim),
     "cat": lambda x, dim: torch.cat([x, x], dim),
+    "stack": lambda x, dim: torch.stack([x, x], dim),
+    "unsqueeze": lambda x, dim: x.unsqueeze(dim),
     "select": lambda x, dim: x.select(dim, 0),
     "slice": lambda x, dim: torch.ops.aten.slice.Tensor(x, dim, 0, 2),
     "topk": lambda x, dim: x.topk(1, dim),

@@ -22,7 +22,7 @@ from holdfast.spmd.base.torch_specs import specs_in
 from holdfast.spmd.base.torch_versions import is_torch_2_11
 from holdfast.spmd.dispatch.composites import decompose, may_run_whole
 from holdfast.spmd.dispatch.foreach_by_mesh import indices_by_mesh, is_foreach, run_by_mesh
-from holdfast.spmd.dispatch.outside_ranks import run_outside
+from holdfast.spmd.dispatch.outside_ranks import is_outside_of_all, run_outside
 from holdfast.spmd.dispatch.tracing import run_in_trace
 from holdfast.spmd.sharding.dim_checks import check_dims
 from holdfast.spmd.sharding.empty_shards import (
@@ -38,6 +38,7 @@ from holdfast.spmd.sharding.index_checks import check_on_all_ranks
 from holdfast.spmd.sharding.infeasible_decisions import is_infeasible
 from holdfast.spmd.sharding.norm_partials import has_norm, keeps_norms, remember_views, run_on_reduced_norms
 from holdfast.spmd.sharding.out_variants import has_out, run_with_out
+from holdfast.spmd.sharding.plain_tensors import accept_from_gradients, plain_gradients_of
 from holdfast.spmd.sharding.shard_sizes import has_even_shards
 
 ATEN = torch.ops.aten
@@ -109,15 +110,9 @@ def make_route(installed: Installed, original: Callable[..., Any]) -> Callable[.
 
 
 def _route(installed: Installed, known: _KnownDecisions, original: Callable[..., Any], request: _Request) -> Any:
-    """Take a request by its surroundings: a rank outside the mesh, a trace, simulated ranks, or an eager call."""
-    op = request.op
+    """Answer a request on a rank outside of the mesh, in a trace, for simulated ranks, or in eager code."""
     if request.info.compute_mesh.get_coordinate() is None:
-        result = run_outside(op, request.args, request.info) if installed.fallback else USE_TORCH
-        if result is not USE_TORCH:
-            return result
-        if op in installed.displaced:
-            return installed.displaced[op](op, request.args, request.kwargs)
-        return original(*request)
+        return _outside(installed, original, request)
     if is_tracing():
         return _trace(installed, known, original, request)
     if simulates_ranks():
@@ -128,7 +123,39 @@ def _route(installed: Installed, known: _KnownDecisions, original: Callable[...,
     return _executed(installed, request, _answer(installed, known, original, request))
 
 
+def _outside(installed: Installed, original: Callable[..., Any], request: _Request) -> Any:
+    """Answer on a rank outside of the mesh: as torch does, else with results without elements."""
+    op, call = request.op, request.bind()
+    if is_foreach(op) and _has_several_meshes(call) and _can_be_split(call):
+        return run_by_mesh(call)  # this rank may be in the next mesh
+    rule = installed.rules.get(op)
+    if rule is not None:
+        accept_from_gradients(*plain_gradients_of(rule.run))
+    try:
+        if op in installed.displaced:
+            return installed.displaced[op](op, request.args, request.kwargs)
+        decision = original(*request)
+    except Exception:
+        result = run_outside(call) if installed.fallback and is_outside_of_all(call) else USE_TORCH
+        if result is USE_TORCH:
+            raise
+        return result
+    if not is_decision(decision) or not _is_refused_outside(op, decision, request.info):
+        return decision
+    result = run_outside(call)
+    return decision if result is USE_TORCH else result
+
+
+def _is_refused_outside(op: Any, decision: Any, info: Any) -> bool:
+    """Return True if the dispatcher would raise: for a result that is None, or a write that moves the tensor first."""
+    outputs = decision.output_spec
+    return (isinstance(outputs, (list, tuple)) and None in outputs) or (
+        writes_first(op) and moves_first(decision, info)
+    )
+
+
 def _trace(installed: Installed, known: _KnownDecisions, original: Callable[..., Any], request: _Request) -> Any:
+    """Answer in a trace: torch's decision about replicated tensors, else what belongs in a graph."""
     call = request.bind()
     if _is_replicated(call):
         sharding = _decision(original, request)

@@ -13,7 +13,7 @@ from holdfast.spmd.base.torch_versions import is_torch_2_11
 from holdfast.spmd.sharding import index_checks
 from holdfast.spmd.sharding.empty_shards import has_empty_input
 from holdfast.spmd.sharding.gather_fallback import gather_and_run
-from holdfast.spmd.sharding.shard_sizes import is_evenly_sharded, is_shard
+from holdfast.spmd.sharding.shard_sizes import chunk_sizes, is_evenly_sharded, is_shard, sharded_axes
 
 
 def gather_if_sharded(call: Call) -> Any:
@@ -74,16 +74,24 @@ def extreme_along(call: Call) -> Any:
 def squeeze(call: Call) -> Any:
     """Squeeze the dims of global size 1, by name: torch 2.11 also drops dims of which a rank has one row."""
     tensor = call.values[0]
-    given = call["dim"] if "dim" in call.names else range(tensor.ndim)
-    dims = {dim % max(tensor.ndim, 1) for dim in ([given] if isinstance(given, int) else given)}
-    gone = sorted(dim for dim in dims if dim < tensor.ndim and tensor.shape[dim] == 1)
-    if given in gone:  # already one dim, counted from the start
+    named = call["dim"] if "dim" in call.names else range(tensor.ndim)
+    dims = {dim % max(tensor.ndim, 1) for dim in ([named] if isinstance(named, int) else named)}
+    if not any(_may_have_one_row(tensor, dim) for dim in dims if dim < tensor.ndim):
         return USE_TORCH
-    if not gone:
+    dropped = sorted(dim for dim in dims if tensor.shape[dim] == 1)
+    if not dropped:
         return torch.ops.aten.alias.default(tensor)
-    for dim in reversed(gone):
+    for dim in reversed(dropped):
         tensor = torch.ops.aten.squeeze.dim(tensor, dim)
     return tensor
+
+
+def _may_have_one_row(tensor: DTensor, dim: int) -> bool:
+    """Return True if some rank has one row of a dim that has more."""
+    sizes = {tensor.shape[dim]}
+    for axis in sharded_axes(tensor.placements, (dim,)):
+        sizes = {part for size in sizes for part in chunk_sizes(size, tensor.device_mesh.size(axis))}
+    return tensor.shape[dim] > 1 and 1 in sizes
 
 
 RULES = (

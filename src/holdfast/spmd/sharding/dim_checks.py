@@ -23,7 +23,8 @@ def check_dims(call: Call) -> None:
     places = _places(call.op)
     if not places or not (tensors := _first(call)):
         return
-    limit = max(1, *(tensor.ndim for tensor in tensors))
+    ndim = max(tensor.ndim for tensor in tensors)
+    limit = ndim + 1 if _name(call.op) in GROWS else max(1, ndim)
     for place in places:
         named = call.values[place]
         dims = [named] if isinstance(named, int) else named or []
@@ -55,7 +56,7 @@ def _first(call: Call) -> list[torch.Tensor]:
 @functools.cache
 def _places(op: Any) -> tuple[int, ...]:
     """Return the positions of the arguments that name dims of the first tensor."""
-    if _name(op) in GROWS or _name(op).endswith("_backward"):
+    if _name(op).endswith("_backward"):
         return ()
     return tuple(place for place, argument in enumerate(op._schema.arguments) if argument.name in NAMES)
 

@@ -116,7 +116,13 @@ def with_plain_gradients(*names: str, run: Run = lambda _: USE_TORCH) -> Run:
         accept_from_gradients(*names)
         return run(call)
 
+    rule.plain_gradients = names  # type: ignore[attr-defined]
     return rule
+
+
+def plain_gradients_of(run: Run) -> tuple[str, ...]:
+    """Return the operators that a rule lets accept plain tensors of gradient formulas."""
+    return getattr(run, "plain_gradients", ())
 
 
 def _refuse_plain(op: Any, args: Any, masks: bool = False) -> None:

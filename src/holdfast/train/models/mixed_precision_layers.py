@@ -15,16 +15,18 @@ class Linear(nn.Linear):
     """
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        weight, bias = (_beside(parameter, x) for parameter in (self.weight, self.bias))
+        weight, bias = (_as_input(parameter, x) for parameter in (self.weight, self.bias))
         assert weight is not None
         return functional.linear(x, weight, bias)
 
 
-def _beside(parameter: torch.Tensor | None, x: torch.Tensor) -> torch.Tensor | None:
+def _as_input(parameter: torch.Tensor | None, x: torch.Tensor) -> torch.Tensor | None:
     """Return a parameter in the dtype of `x`, and as a plain tensor if `x` is one."""
     if parameter is None:
         return None
     if isinstance(parameter, DTensor) and not isinstance(x, DTensor):
+        if not all(place.is_replicate() for place in parameter.placements):
+            raise ValueError(f"a plain input needs a replicated weight, not {parameter.placements}")
         parameter = parameter.to_local(grad_placements=[Partial()] * parameter.device_mesh.ndim)
     return parameter.to(x.dtype)
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import Replicate, Shard, distribute_module
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_module
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     ParallelStyle,
@@ -80,7 +80,14 @@ class _LocalLinear(ParallelStyle):
     """
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
-        return distribute_module(module, device_mesh)
+        return distribute_module(module, device_mesh, _replicate)
+
+
+def _replicate(name: str, module: nn.Module, mesh: DeviceMesh) -> None:
+    """Make the parameters of a module DTensors; every rank has the same values."""
+    for key, parameter in module.named_parameters(recurse=False):
+        placed = DTensor.from_local(parameter, mesh, [Replicate()], run_check=False)
+        module.register_parameter(key, nn.Parameter(placed, requires_grad=parameter.requires_grad))
 
 
 def _on_slices(dim: int) -> SequenceParallel:
