@@ -1,4 +1,4 @@
-"""Slices x[2:6], x[::2] and x[3] along the sharded dim, their gradients, and stack: only selected rows are sent.
+"""Slices x[2:6], x[::2] and x[3] along the sharded dim: only the selected rows are sent; gradients of splits; stack.
 
 The results write through, as all views of a sharded dim do: see gathered_views.py.
 """
