@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from holdfast.adapters.live_types import keep_typed, with_live_types
 from holdfast.adapters.optimizer import group_options
 from holdfast.adapters.tensors import raw_array
 from holdfast.core.errors import Unsupported
@@ -36,8 +37,8 @@ def encode_options(options: Mapping[str, Any], path: str) -> Any:
     return statejson.encode(dict(options), path, claim)
 
 
-def decode_options(options: Any, where: str) -> dict[str, Any]:
-    """Decode the options that `encode_options` encoded."""
+def decode_options(options: Any, where: str, live: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Decode the options that `encode_options` encoded, with the classes of the `live` ones."""
 
     def make(tag: str, content: Any) -> Any:
         if tag != "$option":
@@ -46,5 +47,4 @@ def decode_options(options: Any, where: str) -> dict[str, Any]:
         dtype = getattr(torch, dtype_named(name).name)
         return torch.frombuffer(bytearray.fromhex(data), dtype=dtype)[0].clone()
 
-    decoded = statejson.decode(options, where, make)
-    return dict(decoded)
+    return dict(with_live_types(statejson.decode(options, where, make, keep_typed), live or {}))

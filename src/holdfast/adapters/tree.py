@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,8 +10,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from holdfast.adapters.live_types import NO_LIVE, keep_typed, with_live_types
 from holdfast.core.errors import Unsupported
 from holdfast.format import statejson
+from holdfast.format.typed_values import fields_of, is_dataclass_object
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +28,7 @@ _PLAIN = frozenset({str, int, float, bool, type(None), bytes})
 
 
 def contains_tensor(value: Any, name: str | None = None) -> bool:
-    """Return True if a value is a tensor or a tree of lists and dicts that contains a tensor.
+    """Return True if a value is a tensor or a tree of lists, dicts and dataclasses that contains a tensor.
 
     With a `name`, raises Unsupported for a nested object with a state_dict: objects are saved and loaded
     only at the top level of a state.
@@ -37,10 +40,13 @@ def contains_tensor(value: Any, name: str | None = None) -> bool:
             continue
         if isinstance(item, torch.Tensor | np.ndarray):
             return True
-        if isinstance(item, dict | list | tuple) and id(item) not in seen:
+        if isinstance(item, dict | list | tuple | deque) and id(item) not in seen:
             seen.add(id(item))
             members = item.values() if isinstance(item, dict) else item
             waiting += [member for member in members if type(member) not in _PLAIN]
+        elif is_dataclass_object(item) and not hasattr(item, "state_dict") and id(item) not in seen:
+            seen.add(id(item))
+            waiting += fields_of(item, name or "").values()
         elif name is not None and callable(getattr(item, "state_dict", None)):
             kind = type(item)
             raise Unsupported(
@@ -97,8 +103,13 @@ def native_dtype(array: np.ndarray[Any, Any], path: str) -> np.dtype[Any]:
     raise Unsupported(f"{path}: a numpy array of dtype {array.dtype} cannot be stored")
 
 
-def unflatten(value: Any, tensors: Mapping[str, torch.Tensor], where: str) -> Any:
-    """Rebuild a value, with `tensors` in place of the references."""
+def unflatten(value: Any, tensors: Mapping[str, torch.Tensor], where: str, live: Any = NO_LIVE) -> Any:
+    """Rebuild a value, with `tensors` in place of the references and the classes of the `live` value."""
+    return with_live_types(decode_tensors(value, tensors, where), live)
+
+
+def decode_tensors(value: Any, tensors: Mapping[str, torch.Tensor], where: str) -> Any:
+    """Decode a value, with `tensors` in place of the references; classes are left open."""
 
     def make(tag: str, content: Any) -> Any:
         if tag == "$tensor" and content in tensors:
@@ -107,4 +118,4 @@ def unflatten(value: Any, tensors: Mapping[str, torch.Tensor], where: str) -> An
             return tensors[content].numpy()
         raise Unsupported(f"{where}: unknown tag {tag[:40]!r}")
 
-    return statejson.decode(value, where, make)
+    return statejson.decode(value, where, make, keep_typed)

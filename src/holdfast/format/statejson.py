@@ -1,5 +1,7 @@
 """Python values of state.json: encode and decode with tags for types that JSON lacks (tuple, bytes, NaN, numpy).
 
+typed_values.py has the classes beyond these: paths, times, enums, dataclasses.
+
 A tagged value is an object with one key that begins with "$". Ordinary dicts stay unchanged,
 unless a key is not a string or begins with "$"; such a dict becomes a list of pairs.
 """
@@ -8,12 +10,13 @@ from __future__ import annotations
 
 import base64
 import math
-from collections import Counter, OrderedDict
+from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable
 from typing import Any
 
 from holdfast.core import limits
-from holdfast.core.errors import Damaged, Unsupported
+from holdfast.core.errors import Damaged, HoldfastError, Unsupported
+from holdfast.format.typed_values import TAGS, TypedValue, decode_typed, encode_typed, is_dataclass_object
 
 Keys = tuple[object, ...]
 Leaf = Callable[[Any, str, Keys], Any]
@@ -76,6 +79,10 @@ def _encode_int(value: int, path: str) -> int:
 
 def _encode_container(value: Any, path: str, leaf: Leaf | None, keys: Keys) -> Any:
     kind = type(value)
+
+    def inner(item: Any, more: str, key: object) -> Any:
+        return encode(item, path + more, leaf, (*keys, key))
+
     if kind is list or kind is tuple or (isinstance(value, tuple) and kind.__module__ == "torch"):
         shallow = len(keys) < limits.JSON_DEPTH // 4
         items = [
@@ -84,14 +91,16 @@ def _encode_container(value: Any, path: str, leaf: Leaf | None, keys: Keys) -> A
         ]
         return items if kind is list else {"$tuple": items}
     if kind is set or kind is frozenset:
-        items = [encode(item, f"{path}{{}}", None, (*keys, "{}")) for item in value]
+        items = [_encode_hashable(item, f"{path}{{}}", (*keys, "{}")) for item in value]
         return {f"${kind.__name__}": sorted(items, key=repr)}
     if kind is dict:
         return _encode_dict(value, path, leaf, keys)
-    if kind is OrderedDict or kind is Counter:
+    if kind is OrderedDict or kind is Counter or kind is defaultdict:
         return {f"${kind.__name__}": _encode_pairs(value, path, leaf, keys)}
     if kind.__module__ == "numpy" and kind.__name__ != "ndarray" and hasattr(value, "dtype"):
         return _encode_numpy_scalar(value, path)
+    if (typed := encode_typed(value, path, inner)) is not None:
+        return typed
     hint = "use numbers, strings, bytes, lists, tuples, dicts or tensors"
     if hasattr(kind, "state_dict"):
         hint = "objects with a state_dict are only saved at the top level of the state: give it its own name there"
@@ -111,9 +120,19 @@ def _encode_dict(value: dict[Any, Any], path: str, leaf: Leaf | None, keys: Keys
 
 def _encode_pairs(value: dict[Any, Any], path: str, leaf: Leaf | None, keys: Keys) -> list[list[Any]]:
     return [
-        [encode(key, f"{path} key {key!r}", None, (*keys, key)), encode(item, f"{path}[{key!r}]", leaf, (*keys, key))]
+        [
+            _encode_hashable(key, f"{path} key {key!r}", (*keys, key)),
+            encode(item, f"{path}[{key!r}]", leaf, (*keys, key)),
+        ]
         for key, item in value.items()
     ]
+
+
+def _encode_hashable(value: Any, path: str, keys: Keys) -> Any:
+    """Encode a key of a dict or a member of a set."""
+    if is_dataclass_object(value):
+        raise Unsupported(f"{path}: a dataclass as a key or in a set cannot be stored; use a named tuple")
+    return encode(value, path, None, keys)
 
 
 def _encode_numpy_scalar(value: Any, path: str) -> dict[str, Any]:
@@ -123,25 +142,46 @@ def _encode_numpy_scalar(value: Any, path: str) -> dict[str, Any]:
     return {"$numpy": [name, value.tobytes().hex()]}
 
 
-def decode(value: Any, where: str, leaf: Callable[[str, Any], Any] | None = None) -> Any:
-    """Decode a value; `leaf(tag, content)` decodes the values that the leaf of `encode` claimed."""
+def decode(
+    value: Any,
+    where: str,
+    leaf: Callable[[str, Any], Any] | None = None,
+    typed: Callable[[TypedValue], Any] = TypedValue.plain,
+) -> Any:
+    """Decode a value; `leaf(tag, content)` decodes the values that the leaf of `encode` claimed.
+
+    `typed` gets the values whose class only the program has; without it they become plain data.
+    """
+
+    def inner(item: Any) -> Any:
+        return decode(item, where, leaf, typed)
+
     if isinstance(value, list):
-        return [decode(item, where, leaf) for item in value]
+        return [inner(item) for item in value]
     if not isinstance(value, dict):
         return value
     if len(value) == 1:
         ((tag, content),) = value.items()
         if tag.startswith("$"):
-            return _decode_tag(tag, content, where, leaf)
-    return {key: decode(item, where, leaf) for key, item in value.items()}
+            return _decode_tag(tag, content, where, leaf, inner, typed)
+    return {key: inner(item) for key, item in value.items()}
 
 
-def _decode_tag(tag: str, content: Any, where: str, leaf: Callable[[str, Any], Any] | None) -> Any:
+def _decode_tag(
+    tag: str,
+    content: Any,
+    where: str,
+    leaf: Callable[[str, Any], Any] | None,
+    inner: Callable[[Any], Any],
+    typed: Callable[[TypedValue], Any],
+) -> Any:
     try:
+        if tag in TAGS:
+            return decode_typed(tag, content, inner, typed)
         if tag == "$float":
             return {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}[content]
         if tag == "$complex":
-            real, imag = (decode(part, where) for part in content)
+            real, imag = map(inner, content)
             return complex(real, imag)
         if tag in ("$bytes", "$bytearray"):
             data = base64.b64decode(content, validate=True)
@@ -149,12 +189,14 @@ def _decode_tag(tag: str, content: Any, where: str, leaf: Callable[[str, Any], A
         if tag == "$numpy":
             return _decode_numpy_scalar(content)
         if tag in ("$tuple", "$set", "$frozenset"):
-            items = [decode(item, where, leaf) for item in content]
+            items = [inner(item) for item in content]
             return tuple(items) if tag == "$tuple" else set(items) if tag == "$set" else frozenset(items)
         if tag in ("$dict", "$OrderedDict", "$Counter"):
-            pairs = {decode(k, where, leaf): decode(v, where, leaf) for k, v in content}
+            pairs = {inner(key): inner(item) for key, item in content}
             return pairs if tag == "$dict" else OrderedDict(pairs) if tag == "$OrderedDict" else Counter(pairs)
-    except (KeyError, TypeError, ValueError, OverflowError) as error:
+    except HoldfastError:
+        raise
+    except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
         raise Damaged(f"{where}: invalid {tag} value: {error}") from None
     if leaf is not None:
         return leaf(tag, content)
@@ -164,9 +206,11 @@ def _decode_tag(tag: str, content: Any, where: str, leaf: Callable[[str, Any], A
 def _decode_numpy_scalar(content: Any) -> Any:
     import numpy as np
 
-    from holdfast.format.dtypes import numpy_dtype
+    from holdfast.format.dtypes import is_dtype, numpy_dtype
 
     name, data = content
+    if name not in np.sctypeDict and not is_dtype(name):
+        raise ValueError(f"{name!r} is not a dtype")
     dtype = np.dtype(name) if name in np.sctypeDict else numpy_dtype(name)
     raw = bytes.fromhex(data)
     if len(raw) != dtype.itemsize:

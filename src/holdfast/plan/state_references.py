@@ -10,7 +10,7 @@ from holdfast.core.names import natural_key
 from holdfast.plan.contents import Contents
 
 _TAGS = ("$tensor", "$array")
-_PAIRS = ("$dict", "$OrderedDict", "$Counter")
+_PAIRS = ("$dict", "$OrderedDict", "$Counter", "$defaultdict")
 _REMOVED = object()
 
 

@@ -107,8 +107,9 @@ class ModuleTargets:
         self.loaded.append(name)
 
         def assign() -> None:
-            for key, extra in unflatten(value, tensors, name).items():
-                set_extra_state(self._live.modules[name], key, extra)
+            view = self._live.modules[name]
+            for key, extra in unflatten(value, tensors, name, dict(view.extra)).items():
+                set_extra_state(view, key, extra)
 
         self.actions.append(assign)
 

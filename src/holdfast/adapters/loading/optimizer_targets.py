@@ -14,6 +14,7 @@ from holdfast.adapters.hooks import (
     run_optimizer_post_hooks,
 )
 from holdfast.adapters.live_state import LiveState
+from holdfast.adapters.live_types import keep_typed, with_live_types
 from holdfast.adapters.loading.wants import LoadRequests
 from holdfast.adapters.optimizer import (
     OptimizerView,
@@ -134,7 +135,7 @@ class OptimizerTargets:
             new |= self._master_of(key, param, live)
             stale: list[str] = []
             if self._requests.choice.selects(self._name, f"{key}/*"):
-                plain = statejson.decode(scalars.get(key, {}), self._name)
+                plain = with_live_types(statejson.decode(scalars.get(key, {}), self._name, None, keep_typed), live)
                 stale = [n for n, value in live.items() if not isinstance(value, torch.Tensor) and n not in plain]
                 new |= plain
             self.actions.append(partial(_apply_state, view.optimizer, param, new, stale))
@@ -213,9 +214,10 @@ class OptimizerTargets:
         """Return the saved options of each live parameter, by identity; equal options are the same object."""
         by_text: dict[str, dict[str, Any]] = {}
         by_key: dict[str, dict[str, Any]] = {}
+        types = {name: value for _, options in group_options(self._optimizer) for name, value in options.items()}
         for group in self._entry["groups"]:
             text = repr(group["options"])
-            options = by_text.setdefault(text, decode_options(group["options"], self._name))
+            options = by_text.setdefault(text, decode_options(group["options"], self._name, types))
             by_key |= dict.fromkeys(group["params"], options)
         live = [param for params, _ in group_options(self._optimizer) for param in params]
         keys = {id(param): key_of_param(self._name, param, self._key_of) for param in live}

@@ -6,19 +6,30 @@ if the saved tree has the same kind of value at the same path, so that reference
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import torch
 
+from holdfast.adapters.live_types import (
+    NO_LIVE,
+    has_class,
+    keep_typed,
+    make_typed,
+    members,
+    misfit,
+    set_fields,
+    typed_key,
+)
 from holdfast.adapters.tensors import array_overlaps
 from holdfast.adapters.tree import contains_tensor, native_dtype
 from holdfast.core.errors import Unsupported
 from holdfast.format import statejson
+from holdfast.format.typed_values import TypedValue
 
-_NO_LIVE: Any = object()  # the live tree has no value at this path
 _NO_TENSOR: Any = object()  # the saved value refers to a tensor that the live tree lacks
 
 
@@ -107,14 +118,14 @@ def _check_shared_memory(leaf: LiveLeaf, key: str, name: str, leaves: Mapping[st
 
 
 def decode_references(value: Any, where: str) -> Any:
-    """Decode a saved tree, with a `Reference` in place of each tensor and array."""
+    """Decode a saved tree, with a `Reference` in place of each tensor and array; classes are left open."""
 
     def refer(tag: str, content: Any) -> Reference:
         if tag not in ("$tensor", "$array") or not isinstance(content, str):
             raise Unsupported(f"{where}: unknown tag {tag[:40]!r}")
         return Reference(tag, content)
 
-    return statejson.decode(value, where, refer)
+    return statejson.decode(value, where, refer, keep_typed)
 
 
 def replaced_tensors(saved: Any, live: Any) -> Iterator[tuple[str, Any]]:
@@ -122,20 +133,16 @@ def replaced_tensors(saved: Any, live: Any) -> Iterator[tuple[str, Any]]:
     if isinstance(saved, Reference):
         if not isinstance(live, torch.Tensor | np.ndarray):
             yield saved.key, live
-    elif isinstance(saved, dict) and isinstance(live, dict):
-        for key in saved.keys() & live.keys():
-            yield from replaced_tensors(saved[key], live[key])
-    elif isinstance(saved, list | tuple) and isinstance(live, list | tuple):
-        for old, new in zip(saved, live, strict=False):
-            yield from replaced_tensors(old, new)
+        return
+    for _, item, other in members(saved, live):
+        if other is not NO_LIVE:
+            yield from replaced_tensors(item, other)
 
 
 def has_plain_values(saved: Any) -> bool:
-    """Return True if a saved tree has values other than tensors, arrays, dicts, lists and tuples."""
-    if isinstance(saved, dict):
-        return any(map(has_plain_values, saved.values()))
-    if isinstance(saved, list | tuple):
-        return any(map(has_plain_values, saved))
+    """Return True if a saved tree has values other than tensors, arrays and containers."""
+    if isinstance(saved, dict | list | tuple | deque) or (isinstance(saved, TypedValue) and not saved.is_leaf):
+        return any(has_plain_values(item) for _, item, _ in members(saved, NO_LIVE))
     return not isinstance(saved, Reference)
 
 
@@ -165,50 +172,79 @@ class TreeAssembly:
             return self._leaf(saved, live)
         if isinstance(live, torch.Tensor | np.ndarray):
             return live  # reported as missing in the checkpoint, or excluded by a pattern
-        if type(saved) is list or type(saved) is tuple:
+        if isinstance(saved, TypedValue):
+            return self._typed(saved, live)
+        if type(saved) in (list, tuple, deque):
             return self._sequence(saved, live)
         if isinstance(saved, dict):
             return self._dict(saved, live)
+        if isinstance(saved, set | frozenset):
+            others: Iterable[Any] = live if isinstance(live, set | frozenset) else ()
+            return type(saved)(typed_key(item, others) for item in saved)
         return saved
+
+    def _typed(self, saved: TypedValue, live: Any) -> Any:
+        if misfit(saved, live):
+            return live  # reported as a mismatch
+        if type(live) is defaultdict and saved.tag == "$defaultdict":
+            return self._dict(defaultdict(live.default_factory, saved.items), live)
+        items = {}
+        for key, item, other in members(saved, live):
+            items[key] = self._value(item, other)
+            if items[key] is _NO_TENSOR:
+                return _NO_TENSOR if live is NO_LIVE else live
+        is_live = saved.tag == "$dataclass" and has_class(saved, live) and id(live) not in self._rewritten
+        if not is_live or type(live).__dataclass_params__.frozen:
+            return make_typed(saved, live, items)
+        self._rewritten.add(id(live))
+        self._writes.append(lambda: set_fields(live, items))
+        return live
 
     def _leaf(self, saved: Reference, live: Any) -> Any:
         leaf = self.leaves.get(saved.key)
         if leaf is not None and leaf.live is live and saved.key in self.filled:
             return leaf.finish()
-        return _NO_TENSOR if live is _NO_LIVE else live
+        return _NO_TENSOR if live is NO_LIVE else live
 
-    def _sequence(self, saved: list[Any] | tuple[Any, ...], live: Any) -> Any:
-        known = live if isinstance(live, list | tuple) else ()
+    def _sequence(self, saved: list[Any] | tuple[Any, ...] | deque[Any], live: Any) -> Any:
+        known = tuple(live) if isinstance(live, list | tuple | deque) else ()
         items = []
         for index, item in enumerate(saved):
-            made = self._value(item, known[index] if index < len(known) else _NO_LIVE)
+            made = self._value(item, known[index] if index < len(known) else NO_LIVE)
             if made is not _NO_TENSOR:
                 items.append(made)
-            elif known is not live:
-                return _NO_TENSOR if live is _NO_LIVE else live
+            elif not isinstance(live, list | tuple | deque):
+                return _NO_TENSOR if live is NO_LIVE else live
         tail = list(known[len(saved) :])
         if contains_tensor(tail):
             items += tail
         if type(saved) is tuple:
             same = type(live) is tuple and len(live) == len(items)
             return live if same and all(a is b for a, b in zip(items, live, strict=True)) else tuple(items)
-        if type(live) is not list or id(live) in self._rewritten:
-            return items
+        longest = saved.maxlen if isinstance(saved, deque) else None
+        same = type(live) is type(saved) and getattr(live, "maxlen", None) == longest
+        if not same or id(live) in self._rewritten:
+            return deque(items, longest) if isinstance(saved, deque) else items
         self._rewritten.add(id(live))
-        self._writes.append(lambda: live.__setitem__(slice(None), items))
+
+        def write() -> None:
+            live.clear()
+            live.extend(items)
+
+        self._writes.append(write)
         return live
 
     def _dict(self, saved: dict[Any, Any], live: Any) -> Any:
         known = live if isinstance(live, dict) else {}
         items = {}
-        for key, item in saved.items():
-            made = self._value(item, known.get(key, _NO_LIVE))
+        for key, item, other in members(saved, known):
+            made = self._value(item, other)
             if made is not _NO_TENSOR:
-                items[key] = made
+                items[typed_key(key, known)] = made
             elif known is not live:
-                return _NO_TENSOR if live is _NO_LIVE else live
-        items |= {key: item for key, item in known.items() if key not in saved and contains_tensor(item)}
-        target = type(saved)()
+                return _NO_TENSOR if live is NO_LIVE else live
+        items |= {key: item for key, item in known.items() if key not in items and contains_tensor(item)}
+        target = defaultdict(saved.default_factory) if isinstance(saved, defaultdict) else type(saved)()
         if type(live) is type(saved) and id(live) not in self._rewritten:
             self._rewritten.add(id(live))
             target = live

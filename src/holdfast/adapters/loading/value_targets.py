@@ -9,7 +9,8 @@ import numpy as np
 import torch
 from torch.distributed.tensor import DTensor
 
-from holdfast.adapters.live_state import LiveState, Reshards
+from holdfast.adapters.live_state import LiveState, Reshards, Stateful
+from holdfast.adapters.live_types import NO_LIVE, compare_types, has_typed_values
 from holdfast.adapters.loading.optimizer_targets import Action
 from holdfast.adapters.loading.schedulers import regroup
 from holdfast.adapters.loading.tree_targets import (
@@ -21,7 +22,7 @@ from holdfast.adapters.loading.tree_targets import (
     replaced_tensors,
 )
 from holdfast.adapters.loading.wants import LoadRequests
-from holdfast.adapters.tree import flatten, unflatten
+from holdfast.adapters.tree import decode_tensors, flatten, unflatten
 from holdfast.core.errors import HoldfastError, LayoutError
 from holdfast.layout.coordinates import axis_sizes, coordinate_on, key_at, label, parse_label
 from holdfast.layout.placement import Mesh
@@ -103,17 +104,18 @@ class StateEntries:
     def reshard(self, name: str, target: Reshards) -> Any:
         """Return the state that `target` makes for this rank from the states of all saved coordinates."""
         values = self._requests.contents.state[name]["values"]
-        states = {parse_label(text): self._read_state(name, value, text) for text, value in values.items()}
+        types = target.state_dict() if isinstance(target, Stateful) else NO_LIVE
+        states = {parse_label(text): self._read_state(name, value, text, types) for text, value in values.items()}
         return target.holdfast_reshard(states, self._rank, self._world)
 
-    def _read_state(self, name: str, value: Any, suffix: str) -> Any:
+    def _read_state(self, name: str, value: Any, suffix: str, live: Any) -> Any:
         """Read the state of another coordinate with its tensors, immediately: only resharding needs it."""
         read = self._requests.checkpoint.read
         tensors = {}
         for key in references(value):
             source = self._requests.contents.find(name, key_at(key, suffix))
             tensors[key] = _as_tensor(read(key_at(key, suffix), name), source.logical if source else "")
-        return unflatten(value, tensors, name)
+        return unflatten(value, tensors, name, live)
 
 
 def _as_tensor(array: np.ndarray[Any, Any], logical: str) -> torch.Tensor:
@@ -176,6 +178,7 @@ class ValueTargets:
         saved = decode_references(encoded if entry is None else entry[0], name)
         if entry is not None:
             self.loaded.append(name)
+            self._compare_types(saved, live, name)
             self._note_kinds(name, entry[0], leaves)
             if has_plain_values(saved):
                 self.trees_with_values.append(name)
@@ -194,6 +197,19 @@ class ValueTargets:
 
         self.actions.append(assign)
 
+    def _compare_types(self, saved: Any, live: Any, name: str) -> None:
+        for finding in compare_types(saved, live, name):
+            (self._requests.findings.mismatched if finding.mismatched else self.notes).append(finding.text)
+
+    def _live_types(self, name: str, value: Any, target: Stateful) -> Any:
+        """Return the live state of an object if the saved one needs its classes, and compare the two."""
+        saved = decode_references(value, name)
+        if not has_typed_values(saved):
+            return NO_LIVE
+        live = target.state_dict()
+        self._compare_types(saved, live, name)
+        return live
+
     def _note_kinds(self, name: str, saved: Any, leaves: Mapping[str, LiveLeaf]) -> None:
         """Note arrays that are live as tensors, and tensors that are live as arrays; the live kind is kept."""
         kinds = {"$array": "a numpy array", "$tensor": "a tensor"}
@@ -210,9 +226,10 @@ class ValueTargets:
             if tensors is None:
                 return
             self.loaded.append(name)
+            types = self._live_types(name, value, target)
 
             def assign() -> None:
-                loaded = unflatten(value, tensors, name)
+                loaded = unflatten(value, tensors, name, types)
                 target.load_state_dict(regroup(target, loaded, self._live, self._requests.contents.state))
 
             self.actions.append(assign)
@@ -229,10 +246,12 @@ class ValueTargets:
             if tensors is None:
                 return
             self.loaded.append(name)
+            saved = decode_tensors(value, tensors, name)
+            self._compare_types(saved, state[name], name)
 
             def assign() -> None:
                 # The program may hold a reference to a dict or list of the state, such as its position in the data.
-                state[name] = TreeAssembly({}, frozenset()).run(unflatten(value, tensors, name), state[name])
+                state[name] = TreeAssembly({}, frozenset()).run(saved, state[name])
 
             self.actions.append(assign)
 
