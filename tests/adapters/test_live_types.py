@@ -177,7 +177,7 @@ def test_tensors_inside_deques_named_tuples_and_defaultdicts_are_filled_in_place
 def test_a_class_that_changed_is_a_mismatch_and_touches_nothing(tmp_path: Path) -> None:
     other = namedtuple("other", ["epoch", "batch"])
     text = "other has no field sample; the field batch of other was not saved"
-    state = {"value": other(0, 0), "tensor": torch.zeros(2)}
+    state: dict[str, Any] = {"value": other(0, 0), "tensor": torch.zeros(2)}
     holdfast.save(tmp_path / "s", {"value": Place(1, 2), "tensor": torch.ones(2)})
     with pytest.raises(holdfast.Mismatch, match=text):
         holdfast.load(tmp_path / "s", state)
@@ -241,7 +241,14 @@ def test_stateful_objects_extra_states_and_options_get_their_classes(tmp_path: P
 
 def test_what_still_cannot_be_stored_is_refused_by_name(tmp_path: Path) -> None:
     class Zone(datetime.tzinfo):
-        pass
+        def utcoffset(self, when: Any) -> datetime.timedelta:
+            return datetime.timedelta(hours=1)
+
+        def dst(self, when: Any) -> None:
+            return None
+
+        def tzname(self, when: Any) -> str:
+            return "zone"
 
     @dataclass
     class Unset:

@@ -1,14 +1,17 @@
 """Writes the golden checkpoint of the current format version; run once for each release.
 
-cd tests && python -m golden.make golden/v1.1
+python -m tests.golden.make tests/golden/v1.2
 """
 
 from __future__ import annotations
 
+import datetime
 import sys
-from dataclasses import replace
+from collections import defaultdict, deque
+from dataclasses import dataclass, field, replace
+from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -18,6 +21,37 @@ from holdfast.format.manifest import decode_manifest, encode_manifest
 
 METRICS = {"loss": 0.5, "accuracy": 1, "unknown": None}
 ABANDONS = ((40, ".attempt-0000000000000001"), (41, ".attempt-0000000000000002"))
+
+
+class Mode(Enum):
+    TRAIN = "train"
+    TEST = "test"
+
+
+class Position(NamedTuple):
+    epoch: int
+    sample: int
+
+
+@dataclass
+class Settings:
+    mode: Mode = Mode.TRAIN
+    root: Path = Path("data")
+    scale: torch.Tensor = field(default_factory=lambda: torch.zeros(2))
+
+
+def typed_values() -> dict[str, Any]:
+    """Return what version 1.2 added: values with classes."""
+    return {
+        "settings": Settings(Mode.TEST, Path("a/b"), torch.tensor([1.0, 2.0])),
+        "position": Position(3, 17),
+        "window": deque([1.5, 2.5], maxlen=4),
+        "counts": defaultdict(int, {"a": 1, 2: 3}),
+        "began": datetime.datetime(2026, 11, 18, 13, 5, tzinfo=datetime.UTC),
+        "took": datetime.timedelta(seconds=5),
+        "dtype": torch.bfloat16,
+        "device": torch.device("cpu"),
+    }
 
 
 def golden_state() -> dict[str, Any]:
@@ -47,5 +81,5 @@ def add_what_save_has_no_option_for(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    holdfast.save(Path(sys.argv[1]), golden_state(), step=42)
+    holdfast.save(Path(sys.argv[1]), golden_state() | {"typed": typed_values()}, step=42)
     add_what_save_has_no_option_for(Path(sys.argv[1]))

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 import shutil
+from collections import deque
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,14 +15,14 @@ import holdfast
 from holdfast.format import strictjson
 from holdfast.format.digest import digest_hex
 from holdfast.format.manifest import CURRENT
-from tests.golden.make import ABANDONS, METRICS, golden_state
+from tests.golden.make import ABANDONS, METRICS, Mode, Position, Settings, golden_state, typed_values
 
 HERE = Path(__file__).parent
 VERSIONS = sorted(path.name for path in HERE.glob("v*"))
 
 
 def test_there_are_golden_checkpoints() -> None:
-    assert {"v1.0", "v1.1"} <= set(VERSIONS)
+    assert {"v1.0", "v1.1", "v1.2"} <= set(VERSIONS)
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -28,6 +30,8 @@ def test_a_golden_checkpoint_loads_with_its_true_values(version: str) -> None:
     folder = HERE / version
     assert holdfast.open(folder).verify().good
     truth, state = golden_state(), golden_state()
+    if version == "v1.2":
+        state["typed"] = typed_values()
     with torch.no_grad():
         for tensor in [*state["model"].state_dict().values(), *state["odd"].values()]:
             tensor.zero_()
@@ -68,6 +72,19 @@ def test_what_version_1_1_added_is_read_and_was_not_in_1_0() -> None:
     assert (dict(old.metrics), old.abandons) == ({}, ())
 
 
+def test_what_version_1_2_added_is_read() -> None:
+    truth, live = typed_values(), typed_values()
+    live |= {"settings": Settings(), "position": Position(0, 0), "window": deque(maxlen=4), "dtype": None}
+    live["counts"].clear()
+    state = {"typed": live}
+    holdfast.load(HERE / "v1.2", state, only=["typed"])
+    scale, wanted = state["typed"]["settings"].scale, truth["settings"].scale
+    assert torch.equal(scale, wanted)
+    assert state["typed"]["settings"].mode is Mode.TEST
+    for name in truth.keys() - {"settings"}:
+        assert state["typed"][name] == truth[name] and type(state["typed"][name]) is type(truth[name]), name
+
+
 def altered(golden: Path, folder: Path, **changes: object) -> Path:
     """A golden checkpoint with fields of its manifest changed and signed again."""
     shutil.copytree(golden, folder)
@@ -90,5 +107,75 @@ def test_a_newer_major_version_is_refused_with_the_way_out(version: str, tmp_pat
 def test_a_newer_minor_version_with_fields_nobody_knows_is_read(version: str, tmp_path: Path) -> None:
     folder = altered(HERE / version, tmp_path / "newer", version=[1, 99], surprise={"more": [1, 2]})
     assert holdfast.open(folder).verify().good
-    state = golden_state()
+    state = golden_state() | ({"typed": typed_values()} if version == "v1.2" else {})
     assert holdfast.load(folder, state).step == 42
+
+
+def with_state(golden: Path, folder: Path, entries: dict[str, Any], **changes: Any) -> Path:
+    """A golden checkpoint with entries added to its state.json, signed again."""
+    shutil.copytree(golden, folder)
+    path = folder / "state.json"
+    fields = strictjson.loads(path.read_bytes(), "state")
+    fields["entries"] |= entries
+    path.write_bytes(strictjson.dumps(fields))
+    manifest = folder / "holdfast.json"
+    files = strictjson.loads(manifest.read_bytes(), "manifest")["files"]
+    size = path.stat().st_size
+    files["state.json"] |= {"size": size, "blocks": [[0, size, digest_hex(path.read_bytes())]]}
+    moved = folder.rename(folder.with_name("signed"))
+    made = altered(moved, folder, files=files, **changes)
+    shutil.rmtree(moved)
+    return made
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_an_unknown_value_of_a_newer_minor_version_is_unsupported_and_names_the_version(
+    version: str, tmp_path: Path
+) -> None:
+    entries = {"later": {"kind": "json", "value": {"a": [{"$later": 1}]}}}
+    newer = with_state(HERE / version, tmp_path / "newer", entries, version=[1, 99])
+    for use in (lambda: holdfast.load(newer, golden_state()), lambda: holdfast.open(newer).verify()):
+        with pytest.raises(holdfast.Unsupported, match=r"'later' .*'\$later'.*version 1\.99.*knows 1\.2"):
+            use()
+    same = with_state(HERE / version, tmp_path / "same", entries, version=list(CURRENT))
+    with pytest.raises(holdfast.Unsupported, match=r"^later: unknown tag '\$later'$"):
+        holdfast.load(same, {"later": None}, only=["later"])
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_a_file_of_an_unknown_kind_is_unsupported_in_a_newer_minor_version_and_damage_in_this_one(
+    version: str, tmp_path: Path
+) -> None:
+    files = strictjson.loads((HERE / version / "holdfast.json").read_bytes(), "manifest")["files"]
+    files["state.json"]["kind"] = "program"
+    with pytest.raises(holdfast.Unsupported, match=r"unknown kind 'program'.*version 1\.99"):
+        holdfast.open(altered(HERE / version, tmp_path / "newer", version=[1, 99], files=files))
+    with pytest.raises(holdfast.Damaged, match="unknown kind 'program'"):
+        holdfast.open(altered(HERE / version, tmp_path / "same", version=list(CURRENT), files=files))
+
+
+def test_a_root_with_steps_of_all_versions_restores_rotates_and_verifies(tmp_path: Path) -> None:
+    for step, version in enumerate(VERSIONS, 40):
+        altered(HERE / version, tmp_path / f"step-{step:012d}", step=step, abandons=[])
+    live = golden_state() | {"typed": typed_values()}
+    with holdfast.Checkpointer(tmp_path, keep=holdfast.keep.last(2)) as ck:
+        assert ck.steps() == [40, 41, 42]
+        assert ck.restore(live, step=40, only=["model"]) == 40
+        assert ck.restore(live) == 42
+        ck.save(43, live).result()
+        assert ck.steps() == [42, 43]
+    for step in (42, 43):
+        assert holdfast.open(tmp_path / f"step-{step:012d}").verify().good
+
+
+def test_a_root_with_a_step_that_a_newer_version_wrote_says_so_and_keeps_it(tmp_path: Path) -> None:
+    altered(HERE / "v1.1", tmp_path / "step-000000000040", step=40, abandons=[])
+    files = strictjson.loads((HERE / "v1.2" / "holdfast.json").read_bytes(), "manifest")["files"]
+    files["state.json"]["kind"] = "program"
+    altered(HERE / "v1.2", tmp_path / "step-000000000041", step=41, abandons=[], version=[1, 99], files=files)
+    with holdfast.Checkpointer(tmp_path, keep=holdfast.keep.last(1)) as ck:
+        with pytest.raises(holdfast.Unsupported, match=r"format version 1\.99.*move step-000000000041 away"):
+            ck.restore(golden_state())
+        with pytest.raises(holdfast.StorageError, match=r"step 41 cannot be read now, so that going back to 40"):
+            ck.restore(golden_state(), step=40)
+    assert (tmp_path / "step-000000000041").is_dir()

@@ -21,7 +21,7 @@ from holdfast.core.terminal import Progress, no_progress
 from holdfast.format import statejson, strictjson
 from holdfast.format.digest import digest_hex
 from holdfast.format.dtypes import dtype_named, numpy_dtype
-from holdfast.format.manifest import FileRecord, Manifest, decode_manifest
+from holdfast.format.manifest import CURRENT, FileRecord, Manifest, decode_manifest, unknown
 from holdfast.format.safetensors import LENGTH_BYTES, decode_header, decode_index, header_bytes
 from holdfast.layout.box import Box
 from holdfast.layout.placement import tp_degree_of
@@ -307,9 +307,12 @@ class Checkpoint:
         fields = strictjson.loads(self.read_file(names.STATE), f"{self.path}/{names.STATE}")
         if not isinstance(fields, dict) or not isinstance(fields.get("entries"), dict):
             raise Damaged(f"{self.path}/{names.STATE}: has no entries")
+        version, where = self.manifest.version, f"{self.path}/{names.STATE}"
         for name, entry in fields["entries"].items():
             if not statejson.is_entry(entry):
-                raise Damaged(f"{self.path}/{names.STATE}: the entry {name[:80]!r} is not in Holdfast's format")
+                raise unknown(f"the entry {name[:80]!r} is not in Holdfast's format", version, where)
+            if version > CURRENT and (tag := statejson.unknown_tag(entry)) is not None:
+                raise unknown(f"the entry {name[:80]!r} has a value of the unknown kind {tag[:40]!r}", version, where)
         return dict(fields["entries"])
 
     def value(self, name: str) -> Any:

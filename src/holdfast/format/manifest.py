@@ -17,7 +17,8 @@ from holdfast.format import strictjson
 from holdfast.format.digest import HEX_DIGITS, digest_hex
 from holdfast.format.dtypes import is_dtype
 
-CURRENT = (1, 1)
+CURRENT = (1, 2)
+FILE_KINDS = frozenset({"extra"})  # besides tensor files, indexes, state.json and configs, which have none
 
 # From major version N to N + 1: one function each, tested with the golden checkpoints.
 PATCHES: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {}
@@ -43,6 +44,16 @@ def upgrade(fields: dict[str, Any], where: str) -> dict[str, Any]:
     return fields
 
 
+def unknown(what: str, version: tuple[int, int], where: str) -> HoldfastError:
+    """Return the error for content that this version does not have: a newer one may, else it is damage."""
+    if version <= CURRENT:
+        return Damaged(f"{where}: {what}")
+    return Unsupported(
+        f"{where}: {what}; it was written in format version {version[0]}.{version[1]}, and this Holdfast knows "
+        f"{CURRENT[0]}.{CURRENT[1]}: install a newer version"
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class BlockRecord:
     """A byte range of one file, the unit of writing, digest and verification."""
@@ -57,12 +68,13 @@ class FileRecord:
     """One file: its size, the blocks that cover it, and the header of a tensor file.
 
     The header is part of the first block. Its own digest lets a reader trust it without reading
-    the whole block.
+    the whole block. `kind` is "extra" for a file that a user added.
     """
 
     size: int
     blocks: tuple[BlockRecord, ...]
     header: BlockRecord | None = None
+    kind: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +104,7 @@ class Manifest:
     abandons: tuple[tuple[int, str], ...] = ()  # steps and attempts abandoned by a rewind
     skips: tuple[tuple[int, str], ...] = ()  # damaged steps and attempts that a restore skipped
     plans: Mapping[str, Any] = field(default_factory=dict)  # the sharding plan of holdfast.spmd by module
+    version: tuple[int, int] = CURRENT  # of the format it was read in
 
     @property
     def total_bytes(self) -> int:
@@ -131,6 +144,8 @@ def _file_fields(record: FileRecord) -> dict[str, Any]:
     fields: dict[str, Any] = {"size": record.size}
     if record.header is not None:
         fields["header"] = [record.header.size, record.header.digest]
+    if record.kind:
+        fields["kind"] = record.kind
     fields["blocks"] = [[block.offset, block.size, block.digest] for block in record.blocks]
     return fields
 
@@ -174,7 +189,8 @@ def _check_count(files: int, where: str) -> None:
 
 def _from_fields(fields: dict[str, Any], where: str) -> Manifest:
     _check_count(len(fields["files"]), where)
-    files = {name: _file_record(name, record, where) for name, record in fields["files"].items()}
+    version: tuple[int, int] = (fields["version"][0], fields["version"][1])
+    files = {name: _file_record(name, record, version, where) for name, record in fields["files"].items()}
     check_case_collisions((MANIFEST, *files), where)
     groups = {name: _group_record(name, record, files, where) for name, record in fields["groups"].items()}
     return Manifest(
@@ -190,6 +206,7 @@ def _from_fields(fields: dict[str, Any], where: str) -> Manifest:
         abandons=_left(fields.get("abandons", []), "abandons"),
         skips=_left(fields.get("skips", []), "skips"),
         plans=_plans(fields.get("plans", {})),
+        version=version,
     )
 
 
@@ -230,8 +247,11 @@ def _number(value: Any, name: str, *, optional: bool = False) -> int | None:
     return value
 
 
-def _file_record(name: str, fields: Any, where: str) -> FileRecord:
+def _file_record(name: str, fields: Any, version: tuple[int, int], where: str) -> FileRecord:
     check_file(name, where)
+    kind = fields.get("kind", "")
+    if kind and kind not in FILE_KINDS:
+        raise unknown(f"{name} is a file of the unknown kind {str(kind)[:40]!r}", version, where)
     if len(fields["blocks"]) > limits.BLOCKS_PER_FILE:
         raise Damaged(f"{where}: {name} has more than {limits.BLOCKS_PER_FILE} blocks")
     blocks = []
@@ -255,7 +275,7 @@ def _file_record(name: str, fields: Any, where: str) -> FileRecord:
         if type(size) is not int or not 0 < size <= position or len(digest) != HEX_DIGITS:
             raise Damaged(f"{where}: the header record of {name} is invalid")
         header = BlockRecord(0, size, digest)
-    return FileRecord(position, tuple(blocks), header)
+    return FileRecord(position, tuple(blocks), header, kind)
 
 
 def _group_record(name: str, fields: Any, files: Mapping[str, FileRecord], where: str) -> GroupRecord:

@@ -20,6 +20,10 @@ from holdfast.format.typed_values import TAGS, TypedValue, decode_typed, encode_
 
 Keys = tuple[object, ...]
 Leaf = Callable[[Any, str, Keys], Any]
+_KNOWN_TAGS = TAGS | {
+    *("$float", "$complex", "$bytes", "$bytearray", "$numpy", "$tuple", "$set", "$frozenset"),
+    *("$dict", "$OrderedDict", "$Counter", "$tensor", "$array", "$option"),
+}
 _MAX_INT_BITS = 4096
 _SMALL_INT = 1 << 62
 
@@ -216,6 +220,17 @@ def _decode_numpy_scalar(content: Any) -> Any:
     if len(raw) != dtype.itemsize:
         raise ValueError(f"{len(raw)} bytes for a {name}")
     return np.frombuffer(raw, dtype=dtype)[0]
+
+
+def unknown_tag(value: Any) -> str | None:
+    """Return a tag in an encoded value that this version does not know, or None."""
+    if isinstance(value, list):
+        return next(filter(None, map(unknown_tag, value)), None)
+    if not isinstance(value, dict):
+        return None
+    if len(value) == 1 and (tag := next(iter(value))).startswith("$") and tag not in _KNOWN_TAGS:
+        return str(tag)
+    return next(filter(None, map(unknown_tag, value.values())), None)
 
 
 def is_entry(entry: Any) -> bool:

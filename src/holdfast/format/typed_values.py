@@ -47,7 +47,7 @@ class TypedValue:
 
     @property
     def kind(self) -> str:
-        """What it was: "a dataclass", "an enum"."""
+        """The words for it, such as "a dataclass" or "an enum"."""
         name = {"$namedtuple": "named tuple", "$dtype": "torch dtype", "$device": "torch device"}.get(
             self.tag, self.tag[1:]
         )

@@ -12,6 +12,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from holdfast.spmd.base import torch_dispatch, torch_specs, torch_versions
+from holdfast.spmd.base.compiled_code import use_own_code, use_torch_code
 from holdfast.spmd.base.private_names import mismatches
 from holdfast.spmd.base.registry import Rule, all_rules
 from holdfast.spmd.base.spmd_errors import SpmdArgumentError, warn
@@ -126,6 +127,7 @@ def _install(only: Sequence[str], exclude: Sequence[str], check_indices: bool) -
     if INSTALLED.fallback:
         INSTALLED.shardable = allow_empty_shards()
     watch_writes()
+    use_own_code(f"{list(only)} {list(exclude)} {check_indices}")
     methods = (getattr(method, "fset", method) for method, _ in METHODS.values())
     for function in (*HANDLERS, *methods, MarkStale.__call__, GatheredView.__torch_dispatch__):
         keep_out_of_dynamo(function)
@@ -188,6 +190,7 @@ def _remove() -> None:
     for stand_in in reversed([*INSTALLED.methods, *INSTALLED.functions, *INSTALLED.shardable]):
         stand_in.remove()
     torch_dispatch.clear_decision_caches()
+    use_torch_code()
     INSTALLED.rules, INSTALLED.displaced, INSTALLED.is_on = {}, {}, False
     INSTALLED.methods, INSTALLED.functions, INSTALLED.shardable = [], [], []
     INSTALLED.losses, INSTALLED.lookups, INSTALLED.plain = {}, frozenset(), False

@@ -39,7 +39,9 @@ def _disguised(original: Any, target: list[Callable[..., Any]]) -> Any:
         return target[0](*args, **kwargs)
 
     globals_ = getattr(original, "__globals__", globals())
-    made = types.FunctionType(call.__code__, globals_, original.__name__, None, call.__closure__)
+    # A code object of its own: Dynamo counts recompilations by code, and would add up those of all replacements.
+    code = call.__code__.replace(co_name=original.__name__, co_qualname=original.__name__)
+    made = types.FunctionType(code, globals_, original.__name__, None, call.__closure__)
     functools.update_wrapper(made, original)
     builtin = _builtins._find_builtin(original)  # type: ignore[no-untyped-call]
     if builtin is not None:  # TorchScript knows the function by name, not by its source
