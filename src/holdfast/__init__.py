@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from holdfast.engine.load_report import LoadReport
     from holdfast.engine.save_handle import SaveHandle
     from holdfast.mapping.program import Mapping
+    from holdfast.random_streams import RandomStreams
 
 _HOMES = {
     "save": ("holdfast.api", "save"),
@@ -48,6 +49,7 @@ _HOMES = {
     "LoadReport": ("holdfast.engine.load_report", "LoadReport"),
     "Mapping": ("holdfast.mapping.program", "Mapping"),
     "EMA": ("holdfast.ema", "EMA"),
+    "RandomStreams": ("holdfast.random_streams", "RandomStreams"),
     "Event": ("holdfast.core.events", "Event"),
     "FlatShard": ("holdfast.adapters.tensors", "FlatShard"),
     "HoldfastWarning": ("holdfast.core.warnings", "HoldfastWarning"),
@@ -71,6 +73,7 @@ __all__ = [
     "Mismatch",
     "NotFound",
     "PeerFailed",
+    "RandomStreams",
     "SaveHandle",
     "Skipped",
     "StorageError",

@@ -37,6 +37,19 @@ class Reshards(Protocol):
 
 
 @runtime_checkable
+class ReshardsAt(Protocol):
+    """As `Reshards`, by the coordinates of the live mesh along the axes on which the saved states differ.
+
+    `reshard_note` goes into the notes of the report, if it is not empty after a load.
+    """
+
+    reshard_note: str
+
+    def holdfast_reshard_at(self, states: Mapping[tuple[int, ...], Any], place: tuple[int, ...]) -> Any:
+        """Return the state to load at `place`; (rank,) on a mesh that lacks one of the axes."""
+
+
+@runtime_checkable
 class Averages(Protocol):
     """Averages of a module's tensors, such as `holdfast.EMA`; saved as a separate model."""
 

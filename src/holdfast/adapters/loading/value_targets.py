@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch.distributed.tensor import DTensor
 
-from holdfast.adapters.live_state import LiveState, Reshards, Stateful
+from holdfast.adapters.live_state import LiveState, Reshards, ReshardsAt, Stateful
 from holdfast.adapters.live_types import NO_LIVE, compare_types, has_typed_values
 from holdfast.adapters.loading.optimizer_targets import Action
 from holdfast.adapters.loading.schedulers import regroup
@@ -69,7 +69,7 @@ class StateEntries:
             if text in entry["values"]:
                 # The tensors of a tree are replicas under one key; those of objects are stored by coordinate.
                 return entry["values"][text], "" if entry["kind"] == "tensors" else text
-        if not isinstance(self._live.statefuls.get(name), Reshards):
+        if not isinstance(self._live.statefuls.get(name), Reshards | ReshardsAt):
             saved = ", ".join(f"{axis}={size}" for axis, size in zip(axes, sizes, strict=True))
             live = ", ".join(f"{axis}={size}" for axis, size in zip(self._mesh.axes, self._mesh.sizes, strict=True))
             fix = "give the object a holdfast_reshard method"
@@ -101,11 +101,15 @@ class StateEntries:
             complete = self._requests.request(name, stored, out[key], source) and complete
         return out if complete else None
 
-    def reshard(self, name: str, target: Reshards) -> Any:
+    def reshard(self, name: str, target: Reshards | ReshardsAt) -> Any:
         """Return the state that `target` makes for this rank from the states of all saved coordinates."""
-        values = self._requests.contents.state[name]["values"]
+        entry = self._requests.contents.state[name]
+        values = entry["values"]
         types = target.state_dict() if isinstance(target, Stateful) else NO_LIVE
         states = {parse_label(text): self._read_state(name, value, text, types) for text, value in values.items()}
+        if isinstance(target, ReshardsAt):
+            place = coordinate_on(self._mesh, tuple(entry["axes"]), self._rank)
+            return target.holdfast_reshard_at(states, (self._rank,) if place is None else place)
         return target.holdfast_reshard(states, self._rank, self._world)
 
     def _read_state(self, name: str, value: Any, suffix: str, live: Any) -> Any:
@@ -210,6 +214,10 @@ class ValueTargets:
         self._compare_types(saved, live, name)
         return live
 
+    def _note_reshard(self, name: str, target: Stateful) -> None:
+        if isinstance(target, ReshardsAt) and target.reshard_note:
+            self.notes.append(f"{name}: {target.reshard_note}")
+
     def _note_kinds(self, name: str, saved: Any, leaves: Mapping[str, LiveLeaf]) -> None:
         """Note arrays that are live as tensors, and tensors that are live as arrays; the live kind is kept."""
         kinds = {"$array": "a numpy array", "$tensor": "a tensor"}
@@ -231,12 +239,18 @@ class ValueTargets:
             def assign() -> None:
                 loaded = unflatten(value, tensors, name, types)
                 target.load_state_dict(regroup(target, loaded, self._live, self._requests.contents.state))
+                self._note_reshard(name, target)
 
             self.actions.append(assign)
-        elif isinstance(target, Reshards) and name in self._requests.contents.state:
+        elif isinstance(target, Reshards | ReshardsAt) and name in self._requests.contents.state:
             made = self._entries.reshard(name, target)
             self.loaded.append(name)
-            self.actions.append(lambda: target.load_state_dict(made))
+
+            def assign() -> None:
+                target.load_state_dict(made)
+                self._note_reshard(name, target)
+
+            self.actions.append(assign)
 
     def _find_value(self, name: str, state: MutableMapping[str, Any]) -> None:
         entry = self._entries.value(name)

@@ -1,0 +1,121 @@
+"""`RandomStreams`, the random numbers of a process as a state: Python, numpy, torch on the CPU and on every device."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import sys
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from holdfast.core.errors import Mismatch
+
+
+class RandomStreams:
+    """The global random streams of a process: `random`, `numpy.random`, torch's CPU and all its devices.
+
+    Add it to the state. Streams that differ between ranks are stored by their coordinates in the mesh, and a
+    restore on the same mesh goes on exactly. On another mesh a rank takes the streams of its coordinates; where
+    none were saved it gets new ones, which depend on the saved streams and its coordinates only. The report
+    notes it.
+
+    With `late=True` a load only keeps what it read, and `apply()` sets the streams: for programs that draw
+    numbers between the load and the first step, as an iterator of a shuffling loader does.
+    """
+
+    def __init__(self, *, late: bool = False) -> None:
+        self.late = late
+        self.reshard_note = ""  # for the report of a load on another mesh
+        self._loaded: Mapping[str, Any] | None = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the streams as they are now, or those that were loaded and wait for `apply()`."""
+        if self._loaded is not None:
+            return dict(self._loaded)
+        return {
+            "world": _world(),
+            "python": random.getstate(),
+            "numpy": np.random.get_state(legacy=False),
+            "torch": torch.get_rng_state(),
+            "devices": {str(device): _device_module(device).get_rng_state(device) for device in _devices()},
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Set the streams, or keep them until `apply()`."""
+        unknown = sorted({"world", "python", "numpy", "torch", "devices"} ^ set(state))
+        if unknown:
+            raise Mismatch(f"random streams: {', '.join(unknown)}: not a state that RandomStreams saved")
+        self._loaded = state
+        self.reshard_note = ""
+        if state["world"] != _world():
+            self.reshard_note = (
+                f"saved with a world size of {state['world']}, loaded with {_world()}: the numbers drawn from here on "
+                "are not those of the run that saved the streams"
+            )
+        if not self.late:
+            self.apply()
+
+    def apply(self) -> None:
+        """Set the streams that were loaded; does nothing without a load."""
+        if self._loaded is None:
+            return
+        state, self._loaded = self._loaded, None
+        version, numbers, gauss = state["python"]
+        random.setstate((version, tuple(numbers), gauss))
+        np.random.set_state(state["numpy"])
+        torch.set_rng_state(state["torch"])
+        for name, stream in state["devices"].items():
+            device = torch.device(name)
+            if _has_device(device):
+                _device_module(device).set_rng_state(stream, device)
+
+    def holdfast_reshard_at(self, states: Mapping[tuple[int, ...], Any], place: tuple[int, ...]) -> Any:
+        """Return the streams of a place in another mesh than the one that saved."""
+        return states[place] if place in states else _derived(states[min(states)], place)
+
+
+def _world() -> int:
+    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+
+
+def _derived(state: Mapping[str, Any], place: tuple[int, ...]) -> dict[str, Any]:
+    """Return new streams that depend on a saved state and the place only."""
+    text = repr((state["python"], state["torch"].tolist(), place)).encode()
+    seed = int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big")
+    drawn = np.random.RandomState(seed % 2**32)
+    return {
+        "world": state["world"],
+        "python": random.Random(seed).getstate(),  # noqa: S311  (not for secrets)
+        "numpy": drawn.get_state(legacy=False),
+        "torch": torch.Generator().manual_seed(seed % 2**63).get_state(),
+        "devices": {
+            name: torch.Generator(name).manual_seed(seed % 2**63).get_state()
+            for name in state["devices"]
+            if _has_device(torch.device(name))
+        },
+    }
+
+
+def _devices() -> Iterator[torch.device]:
+    """Yield the devices that this process uses: to ask others would start their driver."""
+    kind = torch.accelerator.current_accelerator()
+    if kind is None:
+        return
+    module = _device_module(kind)
+    if getattr(module, "is_initialized", lambda: False)() and hasattr(module, "get_rng_state"):
+        yield from (torch.device(kind.type, index) for index in range(module.device_count()))
+
+
+def _has_device(device: torch.device) -> bool:
+    kind = torch.accelerator.current_accelerator()
+    if kind is None or kind.type != device.type:
+        return False
+    return (device.index or 0) < int(_device_module(device).device_count())
+
+
+def _device_module(device: torch.device) -> Any:
+    return sys.modules.get(f"torch.{device.type}") or torch.get_device_module(device)

@@ -1,0 +1,123 @@
+"""Random streams of every library go on where they were: on the same mesh exactly, on another one reported."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+
+import holdfast
+from tests.dist.harness import run_ranks
+
+
+def draws() -> list[float]:
+    return [random.gauss(0, 1), float(np.random.standard_normal()), float(np.random.rand()), float(torch.randn(()))]
+
+
+def seed(number: int) -> None:
+    random.seed(number)
+    np.random.seed(number)
+    torch.manual_seed(number)
+    draws()  # gauss and standard_normal keep a second number
+
+
+@pytest.fixture(autouse=True)
+def own_streams() -> Any:
+    streams = holdfast.RandomStreams()
+    before = streams.state_dict()
+    yield
+    streams.load_state_dict(before)
+
+
+def test_all_streams_go_on_bit_for_bit(tmp_path: Path) -> None:
+    seed(3)
+    holdfast.save(tmp_path / "s", {"rng": holdfast.RandomStreams()})
+    expected = [draws() for _ in range(3)]
+    seed(4)
+    report = holdfast.load(tmp_path / "s", {"rng": holdfast.RandomStreams()})
+    assert [draws() for _ in range(3)] == expected
+    assert not report.notes
+
+
+def test_late_streams_are_set_by_apply_and_saved_as_loaded_before(tmp_path: Path) -> None:
+    seed(3)
+    holdfast.save(tmp_path / "s", {"rng": holdfast.RandomStreams()})
+    expected = draws()
+    seed(4)
+    late = holdfast.RandomStreams(late=True)
+    holdfast.load(tmp_path / "s", {"rng": late})
+    other = draws()
+    assert other != expected
+    holdfast.save(tmp_path / "again", {"rng": late})
+    late.apply()
+    assert draws() == expected
+    after = draws()
+    late.apply()  # once only
+    assert draws() != after
+    holdfast.load(tmp_path / "again", {"rng": holdfast.RandomStreams()})
+    assert draws() == expected
+
+
+def test_another_generator_of_numpy_s_global_stream(tmp_path: Path) -> None:
+    stream: Any = np.random
+    before = stream.get_bit_generator()
+    try:
+        stream.set_bit_generator(np.random.PCG64(7))
+        holdfast.save(tmp_path / "s", {"rng": holdfast.RandomStreams()})
+        expected = np.random.rand(3)
+        np.random.rand(5)
+        holdfast.load(tmp_path / "s", {"rng": holdfast.RandomStreams()})
+        assert np.array_equal(np.random.rand(3), expected)
+    finally:
+        stream.set_bit_generator(before)
+
+
+def test_a_state_of_something_else_is_refused() -> None:
+    before = draws()
+    with pytest.raises(holdfast.Mismatch, match="not a state that RandomStreams saved"):
+        holdfast.RandomStreams().load_state_dict({"torch": torch.get_rng_state()})
+    assert before != draws()
+
+
+def _saved(root: str, sizes: tuple[int, ...], names: tuple[str, ...]) -> list[float]:
+    """Streams that differ along dp, and are the same along tp."""
+    mesh = init_device_mesh("cpu", sizes, mesh_dim_names=names)
+    seed(100 + mesh.get_local_rank("dp"))
+    holdfast.save(root, {"rng": holdfast.RandomStreams()}, mesh=mesh)
+    return draws()
+
+
+def _loaded(root: str, sizes: tuple[int, ...], names: tuple[str, ...]) -> tuple[list[float], tuple[str, ...]]:
+    mesh = init_device_mesh("cpu", sizes, mesh_dim_names=names)
+    seed(dist.get_rank())
+    report = holdfast.load(root, {"rng": holdfast.RandomStreams()}, mesh=mesh)
+    return draws(), report.notes
+
+
+def test_every_rank_goes_on_on_the_same_mesh_and_another_one_is_reported(tmp_path: Path) -> None:
+    root, names = str(tmp_path / "s"), ("dp", "tp")
+    saved = run_ranks(4, _saved, root, (2, 2), names)
+    assert saved[0] == saved[1] != saved[2] == saved[3]
+    assert run_ranks(4, _loaded, root, (2, 2), names) == [(drawn, ()) for drawn in saved]
+    one, two = run_ranks(2, _loaded, root, (2, 1), names)
+    assert (one[0], two[0]) == (saved[0], saved[2])
+    assert "rng: saved with a world size of 4, loaded with 2" in one[1][0]
+    more = run_ranks(6, _loaded, root, (3, 2), names)
+    assert [drawn for drawn, _ in more[:4]] == saved
+    assert more[4][0] == more[5][0] not in saved and more[4][1]
+    assert run_ranks(6, _loaded, root, (3, 2), names) == more
+
+
+def test_one_process_s_streams_go_on_alike_on_every_rank(tmp_path: Path) -> None:
+    seed(9)
+    holdfast.save(tmp_path / "s", {"rng": holdfast.RandomStreams()})
+    expected = draws()
+    found = run_ranks(2, _loaded, str(tmp_path / "s"), (2,), ("dp",))
+    assert [drawn for drawn, _ in found] == [expected] * 2
+    assert all("saved with a world size of 1, loaded with 2" in notes[0] for _, notes in found)
