@@ -12,7 +12,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
 import holdfast
-from holdfast.train.rng import DISTINCT, EXPERT, PURPOSES, SHARED, MeshPosition, RandomStreams, derive_seed
+from holdfast.train.rng import DISTINCT, EXPERT, PURPOSES, SHARED, MeshPosition, PurposeStreams, derive_seed
 from tests.dist.harness import run_ranks
 
 
@@ -22,21 +22,21 @@ def spot(**places: tuple[int, int]) -> MeshPosition:
     )
 
 
-def draws(streams: RandomStreams, purpose: str, count: int = 4) -> list[float]:
+def draws(streams: PurposeStreams, purpose: str, count: int = 4) -> list[float]:
     with streams.use(purpose):
         return torch.rand(count).tolist()
 
 
 def test_shared_is_shared_along_tp_alone():
     ranks = [spot(dp_shard=(dp, 2), tp=(tp, 2)) for dp in range(2) for tp in range(2)]
-    shared = [draws(RandomStreams(5, rank), SHARED) for rank in ranks]
+    shared = [draws(PurposeStreams(5, rank), SHARED) for rank in ranks]
     assert shared[0] == shared[1] != shared[2] == shared[3]
     for purpose in (DISTINCT, EXPERT):
-        assert len({tuple(draws(RandomStreams(5, rank), purpose)) for rank in ranks}) == 4
+        assert len({tuple(draws(PurposeStreams(5, rank), purpose)) for rank in ranks}) == 4
 
 
 def test_purposes_do_not_disturb_each_other_or_the_caller():
-    one, other = RandomStreams(1, spot()), RandomStreams(1, spot())
+    one, other = PurposeStreams(1, spot()), PurposeStreams(1, spot())
     torch.manual_seed(9)
     expected = torch.rand(3).tolist()
     torch.manual_seed(9)
@@ -55,21 +55,21 @@ def test_seeds_depend_on_everything():
 
 
 def test_on_the_same_spot_they_go_on():
-    streams = RandomStreams(3, spot(tp=(1, 2)))
+    streams = PurposeStreams(3, spot(tp=(1, 2)))
     draws(streams, DISTINCT, 11)
     streams.step = 8
     saved = streams.state_dict()
     expected = draws(streams, DISTINCT)
-    again = RandomStreams(3, spot(tp=(1, 2), pp=(0, 1)))
+    again = PurposeStreams(3, spot(tp=(1, 2), pp=(0, 1)))
     again.load_state_dict(saved)
     assert draws(again, DISTINCT) == expected
     assert (again.step, again.derived) == (8, "")
 
 
 def test_elsewhere_they_are_derived_anew_and_say_so():
-    streams = RandomStreams(3, spot())
+    streams = PurposeStreams(3, spot())
     streams.step = 8
-    moved = RandomStreams(3, spot(dp_shard=(1, 4)))
+    moved = PurposeStreams(3, spot(dp_shard=(1, 4)))
     moved.load_state_dict(streams.state_dict())
     assert "derived again" in moved.derived and "one rank" in moved.derived and "dp_shard=4" in moved.derived
     expected = torch.Generator().manual_seed(derive_seed(3, 8, SHARED, spot(dp_shard=(1, 4))))
@@ -77,14 +77,14 @@ def test_elsewhere_they_are_derived_anew_and_say_so():
 
 
 def test_an_unknown_purpose_is_refused():
-    with pytest.raises(holdfast.InvalidArgument, match="shared, distinct, expert"), RandomStreams(1, spot()).use("x"):
+    with pytest.raises(holdfast.InvalidArgument, match="shared, distinct, expert"), PurposeStreams(1, spot()).use("x"):
         pass
 
 
 class _Noise(nn.Module):
     """A user's own module on one rank of a tensor group, with each purpose where it belongs."""
 
-    def __init__(self, streams: RandomStreams) -> None:
+    def __init__(self, streams: PurposeStreams) -> None:
         super().__init__()
         self.streams = streams
 
@@ -97,15 +97,15 @@ class _Noise(nn.Module):
         return [whole, part + torch.randn_like(part), rows]
 
 
-def _noise(streams: RandomStreams, routed: int) -> list[torch.Tensor]:
+def _noise(streams: PurposeStreams, routed: int) -> list[torch.Tensor]:
     """As the trainer does it: all of a forward pass within DISTINCT."""
     with streams.use(DISTINCT):
         return _Noise(streams)(torch.zeros(6), torch.zeros(3), routed)
 
 
 def test_which_purpose_is_for_what():
-    ranks = [RandomStreams(5, spot(tp=(place, 2))) for place in range(2)]
-    other = RandomStreams(5, spot(tp=(0, 2)))
+    ranks = [PurposeStreams(5, spot(tp=(place, 2))) for place in range(2)]
+    other = PurposeStreams(5, spot(tp=(0, 2)))
     for routed in (1, 9, 2):
         outs = [_noise(ranks[0], 4), _noise(ranks[1], routed)]
         assert torch.equal(outs[0][0], outs[1][0]), "what the group has whole stays the same on every rank"
@@ -117,10 +117,10 @@ def test_which_purpose_is_for_what():
         )
 
 
-def _mesh_streams(sizes: tuple[int, int]) -> tuple[RandomStreams, Any]:
+def _mesh_streams(sizes: tuple[int, int]) -> tuple[PurposeStreams, Any]:
     mesh = init_device_mesh("cpu", sizes, mesh_dim_names=("dp_shard", "tp"))
     place = {axis: (mesh.get_local_rank(axis), mesh[axis].size()) for axis in ("dp_shard", "tp")}
-    return RandomStreams(5, spot(**place)), mesh
+    return PurposeStreams(5, spot(**place)), mesh
 
 
 def _save(root: str) -> dict[str, list[float]]:
@@ -152,7 +152,7 @@ def test_every_rank_gets_its_own_back_and_another_mesh_derives(tmp_path: Path):
 
 
 def test_another_seed_derives_and_says_so() -> None:
-    streams, other = RandomStreams(3, spot()), RandomStreams(4, spot())
+    streams, other = PurposeStreams(3, spot()), PurposeStreams(4, spot())
     fresh = other.state_dict()["streams"][SHARED]
     other.load_state_dict(streams.state_dict())
     assert "seed 3" in other.derived and "has seed 4" in other.derived

@@ -31,7 +31,7 @@ from holdfast.train.optimizer_settings import keep_options, set_learning_rate
 from holdfast.train.parallel.meshes import AXES
 from holdfast.train.parallel.parallel_model import build
 from holdfast.train.plot import plot_metrics
-from holdfast.train.rng import DISTINCT, MeshPosition, RandomStreams
+from holdfast.train.rng import DISTINCT, MeshPosition, PurposeStreams
 from holdfast.train.schedule import learning_rate_share
 
 METRICS, PICTURE = "metrics.jsonl", "curve.png"
@@ -87,7 +87,7 @@ class Trainer:
         position = MeshPosition(
             {axis: getattr(layout, axis) for axis in AXES}, {axis: meshes.at(axis) for axis in AXES}
         )
-        self.streams = RandomStreams(train.seed, position, device)
+        self.streams = PurposeStreams(train.seed, position, device)
         self.folder = Path(train.folder)
         self.is_first = not dist.is_initialized() or dist.get_rank() == 0
         self.metrics = Metrics(self.folder / METRICS if self.is_first else None)

@@ -47,7 +47,7 @@ def derive_seed(seed: int, step: int, purpose: str, position: MeshPosition) -> i
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") >> 1
 
 
-class RandomStreams:
+class PurposeStreams:
     """One random stream per purpose. Within `use(purpose)`, torch's generator uses that stream.
 
     Intended for user modules: the trainer's dropout uses no stream (see models/dropout.py). The trainer's
