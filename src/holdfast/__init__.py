@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from holdfast.core.warnings import HoldfastWarning
     from holdfast.ema import EMA
     from holdfast.engine.load_report import LoadReport
+    from holdfast.engine.peek import Peek
     from holdfast.engine.save_handle import SaveHandle
     from holdfast.mapping.program import Mapping
     from holdfast.random_streams import RandomStreams
@@ -47,6 +48,7 @@ _HOMES = {
     "Checkpointer": ("holdfast.checkpointer", "Checkpointer"),
     "SaveHandle": ("holdfast.engine.save_handle", "SaveHandle"),
     "LoadReport": ("holdfast.engine.load_report", "LoadReport"),
+    "Peek": ("holdfast.engine.peek", "Peek"),
     "Mapping": ("holdfast.mapping.program", "Mapping"),
     "EMA": ("holdfast.ema", "EMA"),
     "RandomStreams": ("holdfast.random_streams", "RandomStreams"),
@@ -72,6 +74,7 @@ __all__ = [
     "Mapping",
     "Mismatch",
     "NotFound",
+    "Peek",
     "PeerFailed",
     "RandomStreams",
     "SaveHandle",

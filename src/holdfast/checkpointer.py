@@ -1,4 +1,4 @@
-"""`Checkpointer`, the public class of a run: save, save_if_due, restore, steps, prepare, finish, close, preempted."""
+"""`Checkpointer`, the public class of a run: save, save_if_due, committed, peek, restore, prepare, finish, close."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import contextlib
 import os
 import threading
 import weakref
+from collections import deque
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from types import TracebackType
 from typing import Any, Self
@@ -28,6 +29,7 @@ from holdfast.engine.options import (
     SaveOptions,
     check_progress,
 )
+from holdfast.engine.peek import Peek
 from holdfast.engine.restore import RestoreRequest
 from holdfast.engine.run_engine import RunEngine, RunState
 from holdfast.engine.save_handle import SaveHandle, SaveRequest, check_state, check_step
@@ -42,6 +44,7 @@ from holdfast.when import Occasion, Schedule
 __all__ = ["Checkpointer", "SaveHandle"]
 
 _TRIES = 3
+_HANDLES = 1000  # of a program that never asks
 # How old the process was when this module was imported, until a restore reports it.
 _IMPORTED_S = [age for age in (process_age_s(),) if age is not None]
 
@@ -118,6 +121,7 @@ class Checkpointer:
         self._lock = threading.RLock()  # calls of several threads follow each other
         self._listener = safe_listener(on_event)
         self._warnings = PendingWarnings()
+        self._in_flight: deque[SaveHandle] = deque(maxlen=_HANDLES)  # that `committed` has not returned
         self._schedule = None if when is None else Schedule(when, grace_s=grace_s)
         self._termination = self._make_termination(grace_s)
         self._engine = RunEngine(
@@ -235,9 +239,43 @@ class Checkpointer:
         handle = self._engine.save(self._ranks(), SaveRequest.of(step, state, metrics, closed))
         if self._schedule is not None:
             self._schedule.saved(handle)
+        self._in_flight.append(handle)
         return handle
 
+    def committed(self) -> list[SaveHandle]:
+        """Return the saves that were committed since the last call, oldest first, on the thread that asks.
+
+        For what needs a finished folder, such as an upload. Not collective: ranks may learn of a commit at
+        different times, so that usually rank 0 asks; after `finish()` all of them know.
+        """
+        with self._lock:
+            over = [handle for handle in self._in_flight if handle.done()]
+            for handle in over:
+                self._in_flight.remove(handle)
+            return [handle for handle in over if handle.error is None and not handle.skipped]
+
     # Restore.
+
+    def peek(self, *, verify: bool = False) -> Peek | None:
+        """Look at the checkpoint that `restore` would take: its step, metrics and values. None if there is none.
+
+        It needs no model: a program reads its counters and settings here before it builds one. `verify` reads
+        every byte, so that a `restore` after it finds the same step; without it a checkpoint whose tensors are
+        damaged is found, and `restore` goes back to the one before. Collective.
+        """
+        with self._lock:
+            ranks = self._ranks()
+
+            def check() -> RestoreRequest:
+                self._require_open()
+                options = LoadOptions(verify=verify, mesh=self._options.mesh)
+                return RestoreRequest(None, options, None, self._deadline_s)
+
+            request = raise_on_all_ranks(ranks, check)
+            self._finish_others()
+            found = self._engine.peek(ranks, request)
+            self._warnings.emit()
+            return found
 
     def restore(
         self,
@@ -292,12 +330,16 @@ class Checkpointer:
         with self._lock:
             ranks = self._ranks()
             request = raise_on_all_ranks(ranks, check)
-            for living in [other for other in _LIVING if other.storage.name == self.storage.name]:
-                living.finish()  # the save in flight of this or another Checkpointer of the process
+            self._finish_others()
             self._report_import(ranks.rank)
             restored = self._engine.restore(ranks, state, request)
             self._warnings.emit()
             return restored
+
+    def _finish_others(self) -> None:
+        """Wait for the save in flight of this or another Checkpointer of the process under the same root."""
+        for living in [other for other in _LIVING if other.storage.name == self.storage.name]:
+            living.finish()
 
     def _report_import(self, rank: int) -> None:
         """Report the import at the first restore of the process: a restart begins with it."""

@@ -229,6 +229,26 @@ def test_what_only_memory_holds_is_restored_from_it(tmp_path: Path) -> None:
     wait_until(lambda: not leftovers(tmp_path))
 
 
+def peek_and_restore(root: str) -> tuple[Any, ...]:
+    fresh: dict[str, Any] = state(0)
+    with warnings.catch_warnings(), holdfast.Checkpointer(root, deadline_s=60) as checkpointer:
+        warnings.simplefilter("ignore")
+        peeks = [checkpointer.peek(), checkpointer.peek()]
+        return [(peek.step, dict(peek.values)) for peek in peeks if peek], checkpointer.restore(fresh)
+
+
+def test_a_peek_sees_what_only_memory_holds_and_leaves_it_there(tmp_path: Path) -> None:
+    victims = Victims(2, fail_to_write, str(tmp_path))
+    victims.hear()
+    victims.kill()
+    (tmp_path / "step-000000000002" / "thesis.txt").unlink()
+    (tmp_path / "step-000000000002").rmdir()
+    for peeks, restored in run_ranks(2, peek_and_restore, str(tmp_path)):
+        assert [step for step, _ in peeks] == [2, 2] == [restored] * 2
+        assert all(values["step"] == 2 for _, values in peeks)
+    wait_until(lambda: not leftovers(tmp_path))
+
+
 HOSTS = ["north", "north", "south", "south"]
 
 

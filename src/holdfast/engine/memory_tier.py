@@ -26,6 +26,7 @@ from holdfast.core.names import step_folder
 from holdfast.core.ranks import Ranks, run_on_all_ranks
 from holdfast.core.warnings import PendingWarnings
 from holdfast.engine.load_report import LoadReport
+from holdfast.engine.peek import Peek, peek_at
 from holdfast.engine.recovery import Captured, Leftovers
 from holdfast.engine.restore import RestoreRequest
 from holdfast.engine.save_handle import SaveHandle
@@ -114,6 +115,22 @@ class MemoryTier:
         unwritten = self._written is not None and (not self._written.done() or self._written.error is not None)
         is_kept = request.step is not None or ranks.all_max([int(unwritten)])[0]
         self._machine.move(MemoryState.KEPT if is_kept else MemoryState.DROPPED)
+
+    def peek(self, ranks: Ranks, mesh: Any) -> Peek | None:
+        """Look at the captured state that `restore` would load; None if it would load none. Collective.
+
+        A state that is spread over several hosts is written first, as in `restore`: it is the newest checkpoint then.
+        """
+        captured = None if self._leftovers is None else self._leftovers.newest(ranks)
+        if self._leftovers is None or captured is None or not captured.is_whole:
+            return None
+        try:
+            if not captured.is_here:
+                self._leftovers.adopt(ranks, captured)
+                return None
+            return peek_at(ranks, lambda: captured_checkpoint(captured.cards), mesh, verify=False)
+        except HoldfastError:
+            return None  # `restore` says why, and takes the newest checkpoint
 
     def restore(
         self, ranks: Ranks, state: MutableMapping[str, Any], request: RestoreRequest

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, MutableMapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from holdfast.checkpoint.catalog import Catalog, Committed, living
 from holdfast.checkpoint.checkpoint import Checkpoint
@@ -30,7 +30,10 @@ from holdfast.core.terminal import Progress
 from holdfast.engine.load import load_checkpoint
 from holdfast.engine.load_report import LoadReport
 from holdfast.engine.options import LoadOptions
+from holdfast.engine.peek import Peek, peek_at
 from holdfast.storage import Storage
+
+_Result = TypeVar("_Result")
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,12 +129,42 @@ def restore_stored(
     """
     choice = _choose(ranks, catalog or Catalog(storage), request.step)
     skips: list[LeftStep] = []
+    found = _first_good(ranks, storage, choice, request, skips, lambda opener: request.load(ranks, opener, state))
+    if found is None:
+        return None
+    step, report = found
+    if request.move_damaged:
+        _move_damaged(ranks, storage, skips, request)
+    left = tuple((step, attempt) for step, attempt in skips if attempt)
+    return Restored(step, report, Lineage(None, step, abandons=choice.later, skips=left))
+
+
+def peek_stored(ranks: Ranks, storage: Storage, request: RestoreRequest, catalog: Catalog | None = None) -> Peek | None:
+    """Look at the newest good checkpoint; return None if none exists. All of it is read if `request` verifies."""
+    choice = _choose(ranks, catalog or Catalog(storage), None)
+
+    def look(opener: Callable[[], Checkpoint]) -> Peek:
+        return peek_at(ranks, opener, request.options.mesh, verify=request.options.verify)
+
+    found = _first_good(ranks, storage, choice, request, [], look)
+    return None if found is None else found[1]
+
+
+def _first_good(
+    ranks: Ranks,
+    storage: Storage,
+    choice: _Choice,
+    request: RestoreRequest,
+    skips: list[LeftStep],
+    use: Callable[[Callable[[], Checkpoint]], _Result],
+) -> tuple[int, _Result] | None:
+    """Return the first step that `use` does not find damaged, and its result; the damaged ones go to `skips`."""
     for candidate in choice.candidates:
         step = candidate.step
         try:
             if candidate.error is not None:
                 raise error_from_record(list(candidate.error))
-            report = request.load(ranks, _opener(storage, step), state)
+            return step, use(_opener(storage, step))
         except Damaged as error:
             if request.step is not None:
                 raise
@@ -139,15 +172,10 @@ def restore_stored(
             if ranks.rank == 0:
                 request.listener(Event("damaged", step, detail=str(error)))
             skips.append((step, candidate.attempt))
-            continue
         except NotFound:
             if request.step is not None or _is_there(ranks, storage, step):
                 raise
-            continue  # retention removed it meanwhile: a newer one was committed, or an older one is good
-        if request.move_damaged:
-            _move_damaged(ranks, storage, skips, request)
-        left = tuple((step, attempt) for step, attempt in skips if attempt)
-        return Restored(step, report, Lineage(None, step, abandons=choice.later, skips=left))
+            # Else retention removed it meanwhile: a newer one was committed, or an older one is good.
     _require_empty(storage, request)
     return None
 

@@ -23,7 +23,8 @@ from holdfast.engine.blocking_save import BlockingRetention, BlockingSaver
 from holdfast.engine.load_report import LoadReport
 from holdfast.engine.memory_tier import MemoryState, MemoryTier, RestoredFromMemory
 from holdfast.engine.options import BackgroundOptions, SaveOptions
-from holdfast.engine.restore import RestoreRequest, restore_stored
+from holdfast.engine.peek import Peek
+from holdfast.engine.restore import RestoreRequest, peek_stored, restore_stored
 from holdfast.engine.save_handle import InvalidCall, SaveHandle, SaveRequest
 from holdfast.engine.signals import Termination
 from holdfast.engine.start_run import report_older_run, start_run
@@ -212,6 +213,12 @@ class RunEngine:
         if step is not None and ranks.rank == 0 and self.last_report is not None and self.last_report.is_partial:
             self._warnings.add(str(self.last_report))
         return step
+
+    def peek(self, ranks: Ranks, request: RestoreRequest) -> Peek | None:
+        """Look at what `restore` would load, from memory or from the newest good checkpoint."""
+        self._begin(ranks, create_root=False)
+        found = self._memory.peek(ranks, request.options.mesh)
+        return found or peek_stored(ranks, self.storage, request, self._memory.catalog)
 
     def _restore_captured(self, ranks: Ranks, state: MutableMapping[str, Any], request: RestoreRequest) -> int | None:
         restored = self._memory.restore(ranks, state, request)

@@ -1,0 +1,62 @@
+"""`Peek`, the checkpoint that a restore would take: its step, metrics and values, before any model exists."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from holdfast.checkpoint.checkpoint import Checkpoint
+from holdfast.core.errors import Damaged
+from holdfast.core.ranks import Ranks, run_on_all_ranks
+from holdfast.format import statejson
+from holdfast.layout.coordinates import axis_sizes, coordinate_on, label
+
+
+@dataclass(frozen=True, slots=True)
+class Peek:
+    """A checkpoint at a glance.
+
+    `values` are the entries of the state that hold no model, optimizer or tensors of their own, as this rank would
+    load them; classes of the program are plain data, and tensors inside are references. An entry that was saved
+    for other coordinates than this rank's is left out.
+    """
+
+    step: int
+    path: str
+    metrics: Mapping[str, float | None] = field(default_factory=dict)
+    values: Mapping[str, Any] = field(default_factory=dict)
+
+
+def peek_at(ranks: Ranks, opener: Callable[[], Checkpoint], explicit_mesh: Any, *, verify: bool) -> Peek:
+    """Read the values of a checkpoint on every rank; raises Damaged alike on all. Collective."""
+    from holdfast.adapters.live_state import LiveState, live_mesh
+
+    found: list[Peek] = []
+
+    def look() -> None:
+        checkpoint = opener()
+        mesh = live_mesh(LiveState(), ranks.world, explicit_mesh)
+        with checkpoint.held():
+            values = {}
+            for name, entry in checkpoint.state.items():
+                if entry["kind"] in ("optimizer", "module", "averages"):
+                    continue
+                if "value" in entry:
+                    encoded = entry["value"]
+                else:
+                    axes, sizes = tuple(entry["axes"]), tuple(entry["sizes"])
+                    place = coordinate_on(mesh, axes, ranks.rank)
+                    if place is None or axis_sizes(mesh, axes, ranks.world) != sizes:
+                        continue
+                    encoded = entry["values"].get(label(axes, place))
+                values[name] = statejson.decode(encoded, checkpoint.path, lambda tag, content: {tag: content})
+            if verify and ranks.rank == 0:
+                report = checkpoint.verify()
+                if not report.good:
+                    raise Damaged(f"{checkpoint.path}: {report.damage[0].file}: {report.damage[0].problem}")
+        assert checkpoint.step is not None
+        found.append(Peek(checkpoint.step, checkpoint.path, dict(checkpoint.manifest.metrics), values))
+
+    run_on_all_ranks(ranks, look)
+    return found[0]
