@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -75,7 +76,14 @@ def _tags():
     holdfast.spmd.enable()
     tag = torch.compiler.config.cache_key_tag
     texts = [pickle.loads(pickle.dumps(tag)), str(tag), f"{tag}", pickle.loads(pickle.dumps(some))]
+    threads = ThreadPoolExecutor(1)
+    texts.append(threads.submit(lambda: str(torch.compiler.config.cache_key_tag)).result())
+    with torch.compiler.config.patch(cache_key_tag="mine"):
+        texts.append(str(torch.compiler.config.cache_key_tag))
     holdfast.spmd.disable()
+    with torch.compiler.config.patch(cache_key_tag="mine"):
+        assert torch.compiler.config.cache_key_tag == "mine"
+    assert threads.submit(lambda: torch.compiler.config.cache_key_tag).result() == ""
     return without, texts, torch.compiler.config.cache_key_tag
 
 
@@ -83,6 +91,8 @@ def test_the_key_of_a_cached_graph_has_the_rules_and_the_rank():
     (before, own, after), (_, other, _) = run_ranks(2, _tags, deadline_s=60)
     assert before == after == ""
     assert own[0] == own[1] == own[2] and "rank 0 of 2" in own[0] and "rank 1 of 2" in other[0]
+    assert own[4] == own[0], "in another thread"
+    assert own[5] == f"mine {own[0]}"
     assert own[3] != own[0] and own[0].replace("rank 0", "rank 1") == other[0]
 
 

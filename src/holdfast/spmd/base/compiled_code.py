@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import sys
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
@@ -18,16 +19,20 @@ import torch.distributed as dist
 from holdfast.spmd.base.torch_modes import traces_for_all_ranks
 
 _PACKAGE = Path(__file__).parents[1]
-_FOUND: list[str] = []  # torch's tag before `enable()`; empty while the rules are off
+# The setting that goes into the keys. Its forced value is the only one that every thread sees; threads may have tags.
+_SETTING: Any = torch.compiler.config._config["cache_key_tag"]  # type: ignore[attr-defined]
+_FORCED_BEFORE: list[Any] = []  # empty while the rules are off
 
 
 class _CacheTag(str):
-    """The tag in the keys of torch's caches; the rank is that of the moment, since enable() may come before it."""
+    """The tag in the keys of torch's caches: the user's, the rules, and the rank, all as they are at the moment."""
 
     __slots__ = ()
 
     def _now(self) -> str:
-        text = str.__str__(self)
+        if not _FORCED_BEFORE:  # config.patch has put it back after disable()
+            return _user_tag()
+        text = f"{_user_tag()} {str.__str__(self)}".strip()
         if not dist.is_available() or not dist.is_initialized() or traces_for_all_ranks():
             return text
         return f"{text} rank {dist.get_rank()} of {dist.get_world_size()}"
@@ -42,19 +47,27 @@ class _CacheTag(str):
         return str, (self._now(),)
 
 
+def _user_tag() -> str:
+    """Return the tag that this thread would have without the rules."""
+    override = _SETTING.user_override
+    tags = [override.get() if isinstance(override, ContextVar) else override, _SETTING.env_value_default]
+    return next((tag for tag in tags if type(tag) is str), str(_SETTING.default))
+
+
 def use_own_code(choice: str) -> None:
     """Forget the code that was compiled without the rules; `choice` names the rules that are on."""
-    config: Any = torch.compiler.config
-    _FOUND.append(config.cache_key_tag)
-    config.cache_key_tag = _CacheTag(f"{_FOUND[0]} holdfast.spmd {_source_digest()} {choice}".strip())
+    _FORCED_BEFORE.append(_SETTING.env_value_force)
+    _SETTING.env_value_force = _CacheTag(f"holdfast.spmd {_source_digest()} {choice}")
     _forget()
 
 
 def use_torch_code() -> None:
-    """Forget the code that was compiled with the rules, and restore torch's tag."""
-    if _FOUND:
+    """Forget the code that was compiled with the rules, and take the rules out of the tag."""
+    if _FORCED_BEFORE:
+        _SETTING.env_value_force = _FORCED_BEFORE.pop()
         config: Any = torch.compiler.config
-        config.cache_key_tag = _FOUND.pop()
+        if isinstance(config.cache_key_tag, _CacheTag):
+            config.cache_key_tag = _user_tag()
         _forget()
 
 
