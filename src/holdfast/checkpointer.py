@@ -44,7 +44,7 @@ from holdfast.when import Occasion, Schedule
 __all__ = ["Checkpointer", "SaveHandle"]
 
 _TRIES = 3
-_HANDLES = 1000  # of a program that never asks
+_UNREPORTED = 1000  # saves that a program may leave without asking for them; older ones are forgotten
 # How old the process was when this module was imported, until a restore reports it.
 _IMPORTED_S = [age for age in (process_age_s(),) if age is not None]
 
@@ -121,7 +121,7 @@ class Checkpointer:
         self._lock = threading.RLock()  # calls of several threads follow each other
         self._listener = safe_listener(on_event)
         self._warnings = PendingWarnings()
-        self._in_flight: deque[SaveHandle] = deque(maxlen=_HANDLES)  # that `committed` has not returned
+        self._unreported: deque[SaveHandle] = deque(maxlen=_UNREPORTED)
         self._schedule = None if when is None else Schedule(when, grace_s=grace_s)
         self._termination = self._make_termination(grace_s)
         self._engine = RunEngine(
@@ -239,19 +239,20 @@ class Checkpointer:
         handle = self._engine.save(self._ranks(), SaveRequest.of(step, state, metrics, closed))
         if self._schedule is not None:
             self._schedule.saved(handle)
-        self._in_flight.append(handle)
+        self._unreported.append(handle)
         return handle
 
     def committed(self) -> list[SaveHandle]:
         """Return the saves that were committed since the last call, oldest first, on the thread that asks.
 
-        For what needs a finished folder, such as an upload. Not collective: ranks may learn of a commit at
-        different times, so that usually rank 0 asks; after `finish()` all of them know.
+        For what needs a finished folder, such as an upload; `keep` may have removed an old one meanwhile. Not
+        collective: ranks may learn of a commit at different times, so that usually rank 0 asks; after `finish()`
+        all of them know. Of a program that never asks, the last 1,000 are remembered.
         """
         with self._lock:
-            over = [handle for handle in self._in_flight if handle.done()]
+            over = [handle for handle in self._unreported if handle.done()]
             for handle in over:
-                self._in_flight.remove(handle)
+                self._unreported.remove(handle)
             return [handle for handle in over if handle.error is None and not handle.skipped]
 
     # Restore.
@@ -260,8 +261,8 @@ class Checkpointer:
         """Look at the checkpoint that `restore` would take: its step, metrics and values. None if there is none.
 
         It needs no model: a program reads its counters and settings here before it builds one. `verify` reads
-        every byte, so that a `restore` after it finds the same step; without it a checkpoint whose tensors are
-        damaged is found, and `restore` goes back to the one before. Collective.
+        every byte, on rank 0, so that a `restore` after it finds the same step; without it a checkpoint whose
+        tensors are damaged is found, and `restore` goes back to the one before. Collective.
         """
         with self._lock:
             ranks = self._ranks()

@@ -50,14 +50,15 @@ class RandomStreams:
         if unknown:
             raise Mismatch(f"random streams: {', '.join(unknown)}: not a state that RandomStreams saved")
         self._loaded = state
-        self.reshard_note = ""
         if state["world"] != _world():
-            self.reshard_note = (
-                f"saved with a world size of {state['world']}, loaded with {_world()}: the numbers drawn from here on "
-                "are not those of the run that saved the streams"
-            )
+            self._note(f"a world size of {state['world']}, loaded with {_world()}")
         if not self.late:
             self.apply()
+
+    def _note(self, difference: str) -> None:
+        self.reshard_note = (
+            f"saved with {difference}: the numbers drawn from here on are not those of the run that saved the streams"
+        )
 
     def apply(self) -> None:
         """Set the streams that were loaded; does nothing without a load."""
@@ -75,6 +76,7 @@ class RandomStreams:
 
     def holdfast_reshard_at(self, states: Mapping[tuple[int, ...], Any], place: tuple[int, ...]) -> Any:
         """Return the streams of a place in another mesh than the one that saved."""
+        self._note("another mesh")
         return states[place] if place in states else _derived(states[min(states)], place)
 
 

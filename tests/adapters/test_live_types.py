@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import functools
 from collections import defaultdict, deque, namedtuple
 from dataclasses import dataclass, field
 from enum import Enum, Flag, IntEnum, auto
@@ -15,6 +16,7 @@ import torch
 from torch import nn
 
 import holdfast
+from holdfast.adapters.loading.tree_targets import decode_references
 
 
 class Mode(Enum):
@@ -76,9 +78,7 @@ CLASSES: list[Any] = [
     Part.HEAD | Part.BODY,
     Place(3, Mode.TRAIN),
     defaultdict(list, {"a": [1], 2: [Mode.TEST]}),
-    {Mode.TEST: Level.LOW},
-    {Place(1, 2): {"deep": [Place(3, torch.float16)]}},
-    {Mode.TRAIN, Mode.TEST},
+    {"deep": [Place(3, torch.float16), {"deeper": Place(Level.LOW, None)}]},
 ]
 
 
@@ -268,7 +268,140 @@ class Key:
     number: int
 
 
-def test_a_dataclass_as_a_key_or_in_a_set_is_refused(tmp_path: Path) -> None:
-    for value in ({Key(1): 2}, {Key(1)}):
-        with pytest.raises(holdfast.Unsupported, match="a dataclass as a key or in a set cannot be stored"):
+@pytest.mark.parametrize("key", [Key(1), Mode.TEST, Place(1, 2), (1, Mode.TEST), torch.float16], ids=repr)
+def test_a_class_of_the_program_as_a_key_or_in_a_set_is_refused(tmp_path: Path, key: Any) -> None:
+    for value in ({key: 2}, {key}, defaultdict(int, {key: 1})):
+        with pytest.raises(holdfast.Unsupported, match="as a key or in a set cannot be stored"):
             holdfast.save(tmp_path / "s", {"value": value})
+
+
+class Precision(Enum):
+    HALF = torch.float16
+    FULL = torch.float32
+
+
+def test_an_enum_whose_value_is_not_json_is_found_by_its_name(tmp_path: Path) -> None:
+    found, report = reloaded(tmp_path, Precision.HALF, Precision.FULL)
+    assert found is Precision.HALF and not report.notes
+    assert reloaded(tmp_path, Precision.HALF, None)[0] == "HALF"
+
+
+class Box(dict[str, int]):
+    pass
+
+
+@dataclass
+class Output(Box):
+    loss: int = 0
+
+
+@dataclass
+class Stateful:
+    number: int
+
+    def state_dict(self) -> dict[str, int]:
+        return {"number": self.number}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.number = state["number"]
+
+
+def test_containers_that_are_dataclasses_and_nested_stateful_ones_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(holdfast.Unsupported, match="Output is a dataclass and a container"):
+        holdfast.save(tmp_path / "s", {"value": Output(3)})
+    for order in ({"s": Stateful(1), "t": torch.ones(1)}, {"t": torch.ones(1), "s": Stateful(1)}):
+        with pytest.raises(holdfast.Unsupported, match="top level of the state"):
+            holdfast.save(tmp_path / "s", {"value": order})
+
+
+@dataclass(frozen=True)
+class Squared:
+    number: int
+
+    @functools.cached_property
+    def square(self) -> int:
+        return self.number**2
+
+
+def test_what_a_dataclass_computed_from_its_fields_is_forgotten(tmp_path: Path) -> None:
+    live = Squared(2)
+    assert live.square == 4
+    found, _ = reloaded(tmp_path, Squared(5), live)
+    assert (found.number, found.square, live.square) == (5, 25, 4)
+
+
+@dataclass
+class Older:
+    rate: float = 0.0
+
+
+@dataclass
+class Newer:
+    rate: float = 1.0
+    decay: float = 2.0
+
+
+def test_a_field_that_was_not_saved_is_a_mismatch_and_the_others_load_without_strict(tmp_path: Path) -> None:
+    state = {"value": Newer(), "other": 1}
+    holdfast.save(tmp_path / "s", {"value": Older(0.5), "other": 2})
+    with pytest.raises(holdfast.Mismatch, match="the field decay of Newer was not saved"):
+        holdfast.load(tmp_path / "s", state)
+    with pytest.warns(holdfast.HoldfastWarning):
+        holdfast.load(tmp_path / "s", state, strict=False)
+    assert state == {"value": Newer(0.5, 2.0), "other": 2}
+
+
+class Collective:
+    """Counts how often its state is asked for: on several ranks that may be a collective."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        self.calls += 1
+        return {"mode": Mode.TRAIN, "plain": 1}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.state = state
+
+
+def test_a_load_asks_for_the_state_of_an_object_once(tmp_path: Path) -> None:
+    holdfast.save(tmp_path / "s", {"value": Collective()})
+    live = Collective()
+    holdfast.load(tmp_path / "s", {"value": live})
+    assert live.calls == 1 and live.state == {"mode": Mode.TRAIN, "plain": 1}
+
+
+def test_options_and_extra_states_that_do_not_fit_are_told(tmp_path: Path) -> None:
+    gone = Enum("gone", {"A": 5})
+
+    def made(mode: Any) -> dict[str, Any]:
+        model = WithExtra(2, 2)
+        model.mode = mode
+        optimizer = torch.optim.SGD([{"params": model.parameters(), "mode": mode}], lr=0.1)
+        return {"model": model, "optimizer": optimizer}
+
+    holdfast.save(tmp_path / "s", made(Mode.TEST))
+    with pytest.raises(holdfast.Mismatch) as raised:
+        holdfast.load(tmp_path / "s", made(gone.A))
+    assert "model._extra_state.mode: gone has no member TEST" in str(raised.value)
+    assert "optimizer.param_groups.mode: gone has no member TEST" in str(raised.value)
+    report = holdfast.load(tmp_path / "s", made(None))
+    assert len([note for note in report.notes if "saved as an enum" in note]) == 2
+
+
+HOSTILE: list[Any] = [
+    {"$enum": [["x"], 1]},
+    {"$enum": ["x", {"$dtype": "int8"}]},
+    {"$set": [{"$dataclass": {"a": 1}}]},
+    {"$set": [{"$namedtuple": {"a": [1]}}]},
+    {"$dict": [[{"$defaultdict": []}, 1]]},
+    {"$deque": [True, []]},
+    {"$deque": [2, "abc"]},
+]
+
+
+@pytest.mark.parametrize("value", HOSTILE, ids=str)
+def test_hostile_values_are_damage_before_anything_is_touched(value: Any) -> None:
+    with pytest.raises(holdfast.Damaged):
+        decode_references({"a": value}, "state.json")

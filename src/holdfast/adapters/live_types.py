@@ -7,15 +7,16 @@ says so; where the live class does not fit, the load says what differs.
 from __future__ import annotations
 
 import copy
+import functools
 from collections import defaultdict, deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
 import torch
 
-from holdfast.format.typed_values import TypedValue, fields_of, is_dataclass_object, is_named_tuple
+from holdfast.format.typed_values import TypedValue, is_dataclass_object, is_named_tuple, set_fields_of
 
 NO_LIVE: Any = object()  # the live state has no value at this path
 
@@ -31,7 +32,7 @@ class TypeFinding:
 def compare_types(saved: Any, live: Any, path: str) -> Iterator[TypeFinding]:
     """Yield what a load of a decoded value will say about classes; touches nothing."""
     if isinstance(saved, TypedValue):
-        problem = misfit(saved, live)
+        problem = type_mismatch(saved, live)
         if problem:
             yield TypeFinding(f"{path}: {problem}", mismatched=True)
             return
@@ -53,22 +54,24 @@ def has_class(saved: TypedValue, live: Any) -> bool:
     }.get(saved.tag, True)
 
 
-def misfit(saved: TypedValue, live: Any) -> str:
+def type_mismatch(saved: TypedValue, live: Any) -> str:
     """Return why the live value's class cannot hold the saved value; "" if it can, or if it has no such class."""
     if saved.tag in ("$dtype", "$device"):
         return "" if _torch_value(saved) is not None else f"torch has no {saved.tag[1:]} {saved.items['text']!r}"
-    if not has_class(saved, live):
+    if not has_class(saved, live) or saved.tag == "$defaultdict":
         return ""
     name = type(live).__qualname__
     if saved.tag == "$enum":
         known = _member(saved, type(live)) is not None
         return "" if known else f"{name} has no member {saved.items['name']} or value {saved.items['value']!r}"
-    if saved.tag == "$defaultdict":
-        return ""
-    stored, own = set(saved.items), set(fields_of(live))
+    stored, own = set(saved.items), set(_field_names(live))
     parts = [f"{name} has no field {field}" for field in sorted(stored - own)]
     parts += [f"the field {field} of {name} was not saved" for field in sorted(own - stored)]
     return "; ".join(parts)
+
+
+def _field_names(live: Any) -> tuple[str, ...]:
+    return type(live)._fields if is_named_tuple(live) else tuple(type(live).__dataclass_fields__)
 
 
 def make_typed(saved: TypedValue, live: Any, items: Mapping[Any, Any]) -> Any:
@@ -89,9 +92,18 @@ def make_typed(saved: TypedValue, live: Any, items: Mapping[Any, Any]) -> Any:
 
 
 def set_fields(target: Any, items: Mapping[str, Any]) -> None:
-    """Set the fields of a dataclass as they were saved: without __init__, also if it is frozen."""
+    """Set the fields of a dataclass as they were saved: without __init__, also if it is frozen.
+
+    Cached properties are forgotten: they were computed from the fields before. Items that are no fields are left out.
+    """
+    names = _field_names(target)
     for field, item in items.items():
-        object.__setattr__(target, field, item)
+        if field in names:
+            object.__setattr__(target, field, item)
+    for kind in type(target).__mro__:
+        for name, attribute in vars(kind).items():
+            if isinstance(attribute, functools.cached_property):
+                getattr(target, "__dict__", {}).pop(name, None)
 
 
 def _member(saved: TypedValue, kind: type[Enum]) -> Enum | None:
@@ -121,59 +133,36 @@ def members(saved: Any, live: Any) -> Iterator[tuple[Any, Any, Any]]:
     if isinstance(saved, TypedValue):
         if saved.is_leaf:
             return
-        own: Any = live if isinstance(live, dict) else fields_of(live) if has_class(saved, live) else {}
-        yield from ((key, item, own.get(key, NO_LIVE)) for key, item in saved.items.items())
+        by_key: Any = live if isinstance(live, dict) else set_fields_of(live) if has_class(saved, live) else {}
+        yield from ((key, item, by_key.get(key, NO_LIVE)) for key, item in saved.items.items())
     elif isinstance(saved, dict):
-        known = live if isinstance(live, dict) else {}
-        for key, item in saved.items():
-            yield key, item, known.get(typed_key(key, known), NO_LIVE)
+        by_key = live if isinstance(live, dict) else {}
+        yield from ((key, item, by_key.get(key, NO_LIVE)) for key, item in saved.items())
     elif isinstance(saved, list | tuple | deque):
-        others = list(live) if isinstance(live, list | tuple | deque) else []
+        in_order = list(live) if isinstance(live, list | tuple | deque) else []
         for index, item in enumerate(saved):
-            yield index, item, others[index] if index < len(others) else NO_LIVE
-
-
-def typed_key(saved: Any, live: Iterable[Any]) -> Any:
-    """Return a key of a dict or a member of a set with its class, found among the live keys or members."""
-    if isinstance(saved, tuple):
-        return tuple(typed_key(item, ()) for item in saved)
-    if not isinstance(saved, TypedValue):
-        return saved
-    for kind in {type(other): other for other in live}.values():
-        if has_class(saved, kind) and not misfit(saved, kind):
-            return make_typed(saved, kind, saved.items)
-    return make_typed(saved, NO_LIVE, saved.items)
+            yield index, item, in_order[index] if index < len(in_order) else NO_LIVE
 
 
 def with_live_types(saved: Any, live: Any) -> Any:
-    """Return a decoded value with the classes of the live value. Nothing of `live` is changed."""
+    """Return a decoded value with the classes of the live value. Nothing of `live` is changed.
+
+    Where the live class does not fit, the live value is returned: `compare_types` has reported it.
+    """
     if isinstance(saved, TypedValue):
-        if misfit(saved, live):
+        if type_mismatch(saved, live):
             return live
         return make_typed(saved, live, {key: with_live_types(item, other) for key, item, other in members(saved, live)})
-    if isinstance(saved, set | frozenset):
-        others = live if isinstance(live, set | frozenset) else ()
-        return type(saved)(typed_key(item, others) for item in saved)
     if isinstance(saved, dict):
-        own: Iterable[Any] = live if isinstance(live, dict) else ()
         made = type(saved)()
         for key, item, other in members(saved, live):
-            made[typed_key(key, own)] = with_live_types(item, other)
+            made[key] = with_live_types(item, other)
         return made
     if isinstance(saved, deque):
         return deque((with_live_types(item, other) for _, item, other in members(saved, live)), saved.maxlen)
     if type(saved) in (list, tuple):
         return type(saved)(with_live_types(item, other) for _, item, other in members(saved, live))
     return saved
-
-
-def has_typed_values(saved: Any) -> bool:
-    """Return True if a decoded value needs classes of the live state, anywhere in it."""
-    if isinstance(saved, TypedValue):
-        return True
-    if isinstance(saved, dict):
-        return any(map(has_typed_values, saved)) or any(map(has_typed_values, saved.values()))
-    return isinstance(saved, list | tuple | deque | set | frozenset) and any(map(has_typed_values, saved))
 
 
 def keep_typed(value: TypedValue) -> TypedValue:

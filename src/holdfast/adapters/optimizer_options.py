@@ -39,6 +39,11 @@ def encode_options(options: Mapping[str, Any], path: str) -> Any:
 
 def decode_options(options: Any, where: str, live: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """Decode the options that `encode_options` encoded, with the classes of the `live` ones."""
+    return dict(with_live_types(decode_typed_options(options, where), live or {}))
+
+
+def decode_typed_options(options: Any, where: str) -> dict[str, Any]:
+    """Decode the options that `encode_options` encoded; classes are left open."""
 
     def make(tag: str, content: Any) -> Any:
         if tag != "$option":
@@ -47,4 +52,4 @@ def decode_options(options: Any, where: str, live: Mapping[str, Any] | None = No
         dtype = getattr(torch, dtype_named(name).name)
         return torch.frombuffer(bytearray.fromhex(data), dtype=dtype)[0].clone()
 
-    return dict(with_live_types(statejson.decode(options, where, make, keep_typed), live or {}))
+    return dict(statejson.decode(options, where, make, keep_typed))

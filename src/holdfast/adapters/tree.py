@@ -13,7 +13,7 @@ import torch
 from holdfast.adapters.live_types import NO_LIVE, keep_typed, with_live_types
 from holdfast.core.errors import Unsupported
 from holdfast.format import statejson
-from holdfast.format.typed_values import fields_of, is_dataclass_object
+from holdfast.format.typed_values import is_dataclass_object, set_fields_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ def contains_tensor(value: Any, name: str | None = None) -> bool:
             waiting += [member for member in members if type(member) not in _PLAIN]
         elif is_dataclass_object(item) and not hasattr(item, "state_dict") and id(item) not in seen:
             seen.add(id(item))
-            waiting += fields_of(item, name or "").values()
+            waiting += set_fields_of(item).values()
         elif name is not None and callable(getattr(item, "state_dict", None)):
             kind = type(item)
             raise Unsupported(

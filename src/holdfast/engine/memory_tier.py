@@ -116,7 +116,7 @@ class MemoryTier:
         is_kept = request.step is not None or ranks.all_max([int(unwritten)])[0]
         self._machine.move(MemoryState.KEPT if is_kept else MemoryState.DROPPED)
 
-    def peek(self, ranks: Ranks, mesh: Any) -> Peek | None:
+    def peek(self, ranks: Ranks, mesh: Any, *, verify: bool) -> Peek | None:
         """Look at the captured state that `restore` would load; None if it would load none. Collective.
 
         A state that is spread over several hosts is written first, as in `restore`: it is the newest checkpoint then.
@@ -127,8 +127,9 @@ class MemoryTier:
         try:
             if not captured.is_here:
                 self._leftovers.adopt(ranks, captured)
+                self._report_adopted(ranks, captured)
                 return None
-            return peek_at(ranks, lambda: captured_checkpoint(captured.cards), mesh, verify=False)
+            return peek_at(ranks, lambda: captured_checkpoint(captured.cards), mesh, verify=verify)
         except HoldfastError:
             return None  # `restore` says why, and takes the newest checkpoint
 

@@ -17,9 +17,9 @@ from holdfast.layout.coordinates import axis_sizes, coordinate_on, label
 class Peek:
     """A checkpoint at a glance.
 
-    `values` are the entries of the state that hold no model, optimizer or tensors of their own, as this rank would
-    load them; classes of the program are plain data, and tensors inside are references. An entry that was saved
-    for other coordinates than this rank's is left out.
+    `values` are the entries of the state but models, optimizers and averages, as this rank would load them; classes
+    of the program are plain data, and tensors inside are references. An entry that was saved for other coordinates
+    than this rank's is left out: on a mesh of several axes, give the Checkpointer its `mesh`.
     """
 
     step: int
@@ -47,9 +47,10 @@ def peek_at(ranks: Ranks, opener: Callable[[], Checkpoint], explicit_mesh: Any, 
                 else:
                     axes, sizes = tuple(entry["axes"]), tuple(entry["sizes"])
                     place = coordinate_on(mesh, axes, ranks.rank)
-                    if place is None or axis_sizes(mesh, axes, ranks.world) != sizes:
+                    text = "" if place is None else label(axes, place)
+                    if text not in entry["values"] or axis_sizes(mesh, axes, ranks.world) != sizes:
                         continue
-                    encoded = entry["values"].get(label(axes, place))
+                    encoded = entry["values"][text]
                 values[name] = statejson.decode(encoded, checkpoint.path, lambda tag, content: {tag: content})
             if verify and ranks.rank == 0:
                 report = checkpoint.verify()

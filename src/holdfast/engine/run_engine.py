@@ -12,6 +12,7 @@ from dataclasses import replace
 from enum import Enum
 from typing import Any
 
+from holdfast.checkpoint.checkpoint import Checkpoint
 from holdfast.checkpoint.lineage import Lineage
 from holdfast.core.errors import HoldfastError, NoArena, NotFound, PeerFailed
 from holdfast.core.events import Event, Listener
@@ -180,7 +181,7 @@ class RunEngine:
         self._retention.apply(ranks, step)
         self._origin = replace(self._origin, parent=step)
         handle = SaveHandle(step, self._deadline_s)
-        handle.succeed(lambda: checkpoint)
+        handle.succeed(lambda: Checkpoint(self.storage, step_folder(step)))
         if ranks.rank == 0:
             self._listener(Event("published", step, bytes=checkpoint.manifest.total_bytes, detail="blocking"))
         return handle
@@ -217,7 +218,7 @@ class RunEngine:
     def peek(self, ranks: Ranks, request: RestoreRequest) -> Peek | None:
         """Look at what `restore` would load, from memory or from the newest good checkpoint."""
         self._begin(ranks, create_root=False)
-        found = self._memory.peek(ranks, request.options.mesh)
+        found = self._memory.peek(ranks, request.options.mesh, verify=request.options.verify)
         return found or peek_stored(ranks, self.storage, request, self._memory.catalog)
 
     def _restore_captured(self, ranks: Ranks, state: MutableMapping[str, Any], request: RestoreRequest) -> int | None:

@@ -16,7 +16,7 @@ from typing import Any
 
 from holdfast.core import limits
 from holdfast.core.errors import Damaged, HoldfastError, Unsupported
-from holdfast.format.typed_values import TAGS, TypedValue, decode_typed, encode_typed, is_dataclass_object
+from holdfast.format.typed_values import TAGS, TypedValue, decode_typed, encode_typed, has_open_class
 
 Keys = tuple[object, ...]
 Leaf = Callable[[Any, str, Keys], Any]
@@ -103,7 +103,7 @@ def _encode_container(value: Any, path: str, leaf: Leaf | None, keys: Keys) -> A
         return {f"${kind.__name__}": _encode_pairs(value, path, leaf, keys)}
     if kind.__module__ == "numpy" and kind.__name__ != "ndarray" and hasattr(value, "dtype"):
         return _encode_numpy_scalar(value, path)
-    if (typed := encode_typed(value, path, inner)) is not None:
+    if not hasattr(kind, "state_dict") and (typed := encode_typed(value, path, inner)) is not None:
         return typed
     hint = "use numbers, strings, bytes, lists, tuples, dicts or tensors"
     if hasattr(kind, "state_dict"):
@@ -134,8 +134,13 @@ def _encode_pairs(value: dict[Any, Any], path: str, leaf: Leaf | None, keys: Key
 
 def _encode_hashable(value: Any, path: str, keys: Keys) -> Any:
     """Encode a key of a dict or a member of a set."""
-    if is_dataclass_object(value):
-        raise Unsupported(f"{path}: a dataclass as a key or in a set cannot be stored; use a named tuple")
+    for item in value if isinstance(value, tuple | frozenset) else (value,):
+        if has_open_class(item) or has_open_class(value):
+            kind = type(item if has_open_class(item) else value)
+            raise Unsupported(
+                f"{path}: a {kind.__module__}.{kind.__qualname__} as a key or in a set cannot be stored; use its name, "
+                "number or plain tuple"
+            )
     return encode(value, path, None, keys)
 
 
@@ -157,13 +162,14 @@ def decode(
     `typed` gets the values whose class only the program has; without it they become plain data.
     """
 
+    if not isinstance(value, list | dict):
+        return value
+
     def inner(item: Any) -> Any:
         return decode(item, where, leaf, typed)
 
     if isinstance(value, list):
         return [inner(item) for item in value]
-    if not isinstance(value, dict):
-        return value
     if len(value) == 1:
         ((tag, content),) = value.items()
         if tag.startswith("$"):

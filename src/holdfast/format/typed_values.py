@@ -25,13 +25,21 @@ Decode = Callable[[Any], Any]
 _PATHS = (type(Path()), type(PurePath()))
 _TORCH = {"dtype": "$dtype", "device": "$device"}
 _MADE = frozenset({"$path", "$datetime", "$date", "$time", "$timedelta", "$deque"})  # by decoding, without a class
-_LIVE = frozenset({"$enum", "$dataclass", "$namedtuple", "$defaultdict", *_TORCH.values()})
+_LIVE = frozenset(
+    {  # by who has the live value
+        "$enum",
+        "$dataclass",
+        "$namedtuple",
+        "$defaultdict",
+        *_TORCH.values(),
+    }
+)
 TAGS = _MADE | _LIVE
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True)
 class TypedValue:
-    """A decoded value without its class; hashed by identity, since it may be a key or in a set.
+    """A decoded value without its class.
 
     `items` are the fields of a dataclass or named tuple, the items of a defaultdict, the name and value of an
     enum, or the text of a torch dtype or device.
@@ -62,33 +70,43 @@ class TypedValue:
         return tuple(self.items.values()) if self.tag == "$namedtuple" else dict(self.items)
 
 
+def has_open_class(value: Any) -> bool:
+    """Return True for a value of the classes that only the live state has, and for torch's."""
+    kind = type(value)
+    torch_value = kind.__module__ == "torch" and kind.__name__ in _TORCH
+    return isinstance(value, Enum) or is_dataclass_object(value) or is_named_tuple(value) or torch_value
+
+
 def is_dataclass_object(value: Any) -> bool:
     return dataclasses.is_dataclass(value) and not isinstance(value, type)
 
 
 def is_named_tuple(value: Any) -> bool:
-    return isinstance(value, tuple) and isinstance(getattr(type(value), "_fields", None), tuple)
+    kind = type(value)
+    return (
+        isinstance(value, tuple)
+        and isinstance(getattr(kind, "_fields", None), tuple)
+        and callable(getattr(kind, "_make", None))
+    )
 
 
-def fields_of(value: Any, path: str = "") -> dict[str, Any]:
-    """Return the fields of a dataclass or named tuple by name; raises Unsupported for one that is not set."""
+def set_fields_of(value: Any) -> dict[str, Any]:
+    """Return the fields of a dataclass or named tuple by name, without those that are not set."""
     if is_named_tuple(value):
         return dict(zip(type(value)._fields, value, strict=True))
-    unset = [field.name for field in dataclasses.fields(value) if not hasattr(value, field.name)]
-    if unset:
-        raise Unsupported(f"{path}: the field {unset[0]} of {type(value).__qualname__} is not set")
-    return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    names = (field.name for field in dataclasses.fields(value))
+    return {name: getattr(value, name) for name in names if hasattr(value, name)}
 
 
 def encode_typed(value: Any, path: str, encode: Encode) -> Any:
     """Encode a value of one of these classes, its members with `encode`; None for another value."""
     kind = type(value)
     if isinstance(value, Enum):
-        return {"$enum": [value.name, encode(value.value, ".value", "value")]}
+        return {"$enum": [value.name, _encode_enum_value(value, encode)]}
     if is_dataclass_object(value):
-        return {"$dataclass": _encode_fields(fields_of(value, path), encode)}
+        return {"$dataclass": _encode_fields(_all_fields(value, path), encode)}
     if is_named_tuple(value):
-        return {"$namedtuple": _encode_fields(fields_of(value), encode)}
+        return {"$namedtuple": _encode_fields(set_fields_of(value), encode)}
     if kind is deque:
         return {"$deque": [value.maxlen, [encode(item, f"[{index}]", index) for index, item in enumerate(value)]]}
     if kind in _PATHS:
@@ -96,6 +114,22 @@ def encode_typed(value: Any, path: str, encode: Encode) -> Any:
     if kind.__module__ == "torch" and kind.__name__ in _TORCH:
         return {_TORCH[kind.__name__]: str(value).removeprefix("torch.")}
     return _encode_time(value, path)
+
+
+def _encode_enum_value(value: Enum, encode: Encode) -> Any:
+    """Return the value of an enum if JSON has it; else the name, by which it is then found."""
+    return encode(value.value, ".value", "value") if type(value.value) in (str, int, float, bool) else value.name
+
+
+def _all_fields(value: Any, path: str) -> dict[str, Any]:
+    kind = type(value)
+    if isinstance(value, dict | list | tuple | set | frozenset):
+        raise Unsupported(f"{path}: {kind.__qualname__} is a dataclass and a container; store its items as a plain one")
+    fields = set_fields_of(value)
+    unset = [field.name for field in dataclasses.fields(value) if field.name not in fields]
+    if unset:
+        raise Unsupported(f"{path}: the field {unset[0]} of {kind.__qualname__} is not set")
+    return fields
 
 
 def _encode_fields(fields: Mapping[str, Any], encode: Encode) -> dict[str, Any]:
@@ -128,6 +162,8 @@ def decode_typed(tag: str, content: Any, decode: Decode, typed: Callable[[TypedV
         return typed(TypedValue(tag, _decode_items(tag, content, decode)))
     if tag == "$deque":
         longest, items = content
+        if not isinstance(items, list) or (longest is not None and type(longest) is not int):
+            raise TypeError("a deque has a length or null, and a list of items")
         return deque(map(decode, items), longest)
     if tag == "$path":
         return Path(content)
@@ -142,7 +178,9 @@ def decode_typed(tag: str, content: Any, decode: Decode, typed: Callable[[TypedV
 def _decode_items(tag: str, content: Any, decode: Decode) -> dict[Any, Any]:
     if tag == "$enum":
         name, value = content
-        return {"name": name, "value": decode(value)}
+        if (name is not None and type(name) is not str) or isinstance(value, list | dict):
+            raise TypeError("an enum has a name and a plain value")
+        return {"name": name, "value": value}
     if tag in _TORCH.values():
         return {"text": _text(content)}
     pairs: Iterable[Any] = content if tag == "$defaultdict" else content.items()

@@ -9,6 +9,7 @@ from functools import partial
 from holdfast.adapters.hooks import check_module, has_post_hooks, run_post_hooks
 from holdfast.adapters.live_state import LiveState
 from holdfast.adapters.loading.optimizer_targets import Action
+from holdfast.adapters.loading.tree_targets import decode_references
 from holdfast.adapters.loading.value_targets import StateEntries
 from holdfast.adapters.loading.wants import LoadRequests
 from holdfast.adapters.module import is_below, non_persistent_buffers, set_extra_state
@@ -37,6 +38,7 @@ class ModuleTargets:
         self._entries = entries
         self.actions: list[Action] = []
         self.loaded: list[str] = []
+        self.notes: list[str] = []
         self.not_stored: list[str] = []
         self.incompatible = Incompatible()
 
@@ -105,9 +107,10 @@ class ModuleTargets:
         if tensors is None or not value:
             return
         self.loaded.append(name)
+        view = self._live.modules[name]
+        self.notes += self._requests.compare_types(decode_references(value, name), dict(view.extra), name)
 
         def assign() -> None:
-            view = self._live.modules[name]
             for key, extra in unflatten(value, tensors, name, dict(view.extra)).items():
                 set_extra_state(view, key, extra)
 

@@ -27,7 +27,7 @@ from holdfast.adapters.optimizer import (
     state_names,
     view_optimizer,
 )
-from holdfast.adapters.optimizer_options import decode_options
+from holdfast.adapters.optimizer_options import decode_options, decode_typed_options
 from holdfast.core.names import masters_group
 from holdfast.format import statejson
 from holdfast.plan.contents import StoredTensor
@@ -74,6 +74,9 @@ class OptimizerTargets:
             self._find_states(view)
         if self._requests.choice.selects(self._name, "param_groups"):
             self._check_split()
+            for group in self._entry["groups"]:
+                saved = decode_typed_options(group["options"], self._name)
+                self.notes += self._requests.compare_types(saved, self._live_options(), f"{self._name}.param_groups")
             self.actions.append(self._apply_options)
             self.loads_options = True
         if has_optimizer_post_hooks(self._optimizer):
@@ -135,7 +138,9 @@ class OptimizerTargets:
             new |= self._master_of(key, param, live)
             stale: list[str] = []
             if self._requests.choice.selects(self._name, f"{key}/*"):
-                plain = with_live_types(statejson.decode(scalars.get(key, {}), self._name, None, keep_typed), live)
+                saved = statejson.decode(scalars.get(key, {}), self._name, None, keep_typed)
+                self.notes += self._requests.compare_types(saved, live, f"{self._name}[{key}]")
+                plain = with_live_types(saved, live)
                 stale = [n for n, value in live.items() if not isinstance(value, torch.Tensor) and n not in plain]
                 new |= plain
             self.actions.append(partial(_apply_state, view.optimizer, param, new, stale))
@@ -214,7 +219,7 @@ class OptimizerTargets:
         """Return the saved options of each live parameter, by identity; equal options are the same object."""
         by_text: dict[str, dict[str, Any]] = {}
         by_key: dict[str, dict[str, Any]] = {}
-        types = {name: value for _, options in group_options(self._optimizer) for name, value in options.items()}
+        types = self._live_options()
         for group in self._entry["groups"]:
             text = repr(group["options"])
             options = by_text.setdefault(text, decode_options(group["options"], self._name, types))
@@ -222,6 +227,10 @@ class OptimizerTargets:
         live = [param for params, _ in group_options(self._optimizer) for param in params]
         keys = {id(param): key_of_param(self._name, param, self._key_of) for param in live}
         return {identity: by_key[key] for identity, key in keys.items() if key in by_key}
+
+    def _live_options(self) -> dict[str, Any]:
+        """Return the live options of all groups, one value of each, for their classes."""
+        return {name: value for _, options in group_options(self._optimizer) for name, value in options.items()}
 
     def _check_split(self) -> None:
         """Report groups that ZeroRedundancyOptimizer cannot split: it partitions its groups when constructed."""

@@ -83,7 +83,8 @@ class Targets:
         self.requests.copy_shared()
         for action in self._actions:
             action()
-        return [*self._notes, *self._values.notes, *(note for targets in self._optimizers for note in targets.notes)]
+        notes = [*self._notes, *self._modules.notes, *self._values.notes]
+        return [*notes, *(note for targets in self._optimizers for note in targets.notes)]
 
     @property
     def groups(self) -> list[str]:

@@ -7,7 +7,7 @@ if the saved tree has the same kind of value at the same path, so that reference
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -20,9 +20,8 @@ from holdfast.adapters.live_types import (
     keep_typed,
     make_typed,
     members,
-    misfit,
     set_fields,
-    typed_key,
+    type_mismatch,
 )
 from holdfast.adapters.tensors import array_overlaps
 from holdfast.adapters.tree import contains_tensor, native_dtype
@@ -178,14 +177,11 @@ class TreeAssembly:
             return self._sequence(saved, live)
         if isinstance(saved, dict):
             return self._dict(saved, live)
-        if isinstance(saved, set | frozenset):
-            others: Iterable[Any] = live if isinstance(live, set | frozenset) else ()
-            return type(saved)(typed_key(item, others) for item in saved)
         return saved
 
     def _typed(self, saved: TypedValue, live: Any) -> Any:
-        if misfit(saved, live):
-            return live  # reported as a mismatch
+        if saved.tag != "$dataclass" and type_mismatch(saved, live):
+            return live  # reported as a mismatch; of a dataclass the common fields are set
         if type(live) is defaultdict and saved.tag == "$defaultdict":
             return self._dict(defaultdict(live.default_factory, saved.items), live)
         items = {}
@@ -240,7 +236,7 @@ class TreeAssembly:
         for key, item, other in members(saved, known):
             made = self._value(item, other)
             if made is not _NO_TENSOR:
-                items[typed_key(key, known)] = made
+                items[key] = made
             elif known is not live:
                 return _NO_TENSOR if live is NO_LIVE else live
         items |= {key: item for key, item in known.items() if key not in items and contains_tensor(item)}

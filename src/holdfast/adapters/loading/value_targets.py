@@ -10,7 +10,6 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from holdfast.adapters.live_state import LiveState, Reshards, ReshardsAt, Stateful
-from holdfast.adapters.live_types import NO_LIVE, compare_types, has_typed_values
 from holdfast.adapters.loading.optimizer_targets import Action
 from holdfast.adapters.loading.schedulers import regroup
 from holdfast.adapters.loading.tree_targets import (
@@ -101,12 +100,11 @@ class StateEntries:
             complete = self._requests.request(name, stored, out[key], source) and complete
         return out if complete else None
 
-    def reshard(self, name: str, target: Reshards | ReshardsAt) -> Any:
+    def reshard(self, name: str, target: Reshards | ReshardsAt, live: Any) -> Any:
         """Return the state that `target` makes for this rank from the states of all saved coordinates."""
         entry = self._requests.contents.state[name]
         values = entry["values"]
-        types = target.state_dict() if isinstance(target, Stateful) else NO_LIVE
-        states = {parse_label(text): self._read_state(name, value, text, types) for text, value in values.items()}
+        states = {parse_label(text): self._read_state(name, value, text, live) for text, value in values.items()}
         if isinstance(target, ReshardsAt):
             place = coordinate_on(self._mesh, tuple(entry["axes"]), self._rank)
             return target.holdfast_reshard_at(states, (self._rank,) if place is None else place)
@@ -182,7 +180,7 @@ class ValueTargets:
         saved = decode_references(encoded if entry is None else entry[0], name)
         if entry is not None:
             self.loaded.append(name)
-            self._compare_types(saved, live, name)
+            self.notes += self._requests.compare_types(saved, live, name)
             self._note_kinds(name, entry[0], leaves)
             if has_plain_values(saved):
                 self.trees_with_values.append(name)
@@ -201,19 +199,6 @@ class ValueTargets:
 
         self.actions.append(assign)
 
-    def _compare_types(self, saved: Any, live: Any, name: str) -> None:
-        for finding in compare_types(saved, live, name):
-            (self._requests.findings.mismatched if finding.mismatched else self.notes).append(finding.text)
-
-    def _live_types(self, name: str, value: Any, target: Stateful) -> Any:
-        """Return the live state of an object if the saved one needs its classes, and compare the two."""
-        saved = decode_references(value, name)
-        if not has_typed_values(saved):
-            return NO_LIVE
-        live = target.state_dict()
-        self._compare_types(saved, live, name)
-        return live
-
     def _note_reshard(self, name: str, target: Stateful) -> None:
         if isinstance(target, ReshardsAt) and target.reshard_note:
             self.notes.append(f"{name}: {target.reshard_note}")
@@ -228,22 +213,25 @@ class ValueTargets:
     def _find_stateful(self, name: str) -> None:
         target = self._live.statefuls[name]
         entry = self._entries.value(name)
+        if isinstance(target, ReshardsAt):
+            target.reshard_note = ""
+        live = target.state_dict()  # once, and on every rank: it may be collective
         if entry is not None:
             value, suffix = entry
-            tensors = self._entries.new_tensors(name, value, suffix, _dtensors(name, target))
+            tensors = self._entries.new_tensors(name, value, suffix, _dtensors(name, live))
             if tensors is None:
                 return
             self.loaded.append(name)
-            types = self._live_types(name, value, target)
+            self.notes += self._requests.compare_types(decode_references(value, name), live, name)
 
             def assign() -> None:
-                loaded = unflatten(value, tensors, name, types)
+                loaded = unflatten(value, tensors, name, live)
                 target.load_state_dict(regroup(target, loaded, self._live, self._requests.contents.state))
                 self._note_reshard(name, target)
 
             self.actions.append(assign)
         elif isinstance(target, Reshards | ReshardsAt) and name in self._requests.contents.state:
-            made = self._entries.reshard(name, target)
+            made = self._entries.reshard(name, target, live)
             self.loaded.append(name)
 
             def assign() -> None:
@@ -261,7 +249,7 @@ class ValueTargets:
                 return
             self.loaded.append(name)
             saved = decode_tensors(value, tensors, name)
-            self._compare_types(saved, state[name], name)
+            self.notes += self._requests.compare_types(saved, state[name], name)
 
             def assign() -> None:
                 # The program may hold a reference to a dict or list of the state, such as its position in the data.
@@ -270,10 +258,10 @@ class ValueTargets:
             self.actions.append(assign)
 
 
-def _dtensors(name: str, target: Any) -> dict[str, torch.Tensor]:
-    """Return the sharded tensors of a stateful object, whose layout a load must follow."""
+def _dtensors(name: str, live: Any) -> dict[str, torch.Tensor]:
+    """Return the sharded tensors in the state of an object, whose layout a load must follow."""
     try:
-        tensors = flatten(name, target.state_dict()).tensors
+        tensors = flatten(name, live).tensors
     except HoldfastError:
         return {}  # the current state cannot be stored; the state to load can
     return {key: tensor for key, tensor in tensors.items() if isinstance(tensor, DTensor)}

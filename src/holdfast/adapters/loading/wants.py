@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from holdfast.adapters.live_types import compare_types
 from holdfast.adapters.loading.device_staging import FlatTensor
 from holdfast.adapters.optimizer import StateTensor
 from holdfast.adapters.tensors import (
@@ -249,6 +250,12 @@ class LoadRequests:
             dtypes = {key: members.logical.get(key, recipe.dtype.name) for key, recipe in members.tensors.items()}
             self._quantized_of[group] = quantized_weights(dtypes)
         return self._quantized_of[group]
+
+    def compare_types(self, saved: Any, live: Any, path: str) -> list[str]:
+        """Report classes of the live state that do not fit a decoded value; return notes on those that it lacks."""
+        compared = list(compare_types(saved, live, path))
+        self.findings.mismatched += [finding.text for finding in compared if finding.mismatched]
+        return [finding.text for finding in compared if not finding.mismatched]
 
     def request_parameter(self, module: str, key: str, stored_key: str, tensor: torch.Tensor) -> None:
         """Request a module's tensor, from the master weights if only they have the live tensor's dtype."""
