@@ -17,6 +17,7 @@ from torch import nn
 
 import holdfast
 from holdfast.adapters.loading.tree_targets import decode_references
+from holdfast.format.typed_values import TypedValue
 
 
 class Mode(Enum):
@@ -284,6 +285,11 @@ def test_an_enum_whose_value_is_not_json_is_found_by_its_name(tmp_path: Path) ->
     found, report = reloaded(tmp_path, Precision.HALF, Precision.FULL)
     assert found is Precision.HALF and not report.notes
     assert reloaded(tmp_path, Precision.HALF, None)[0] == "HALF"
+
+
+def test_a_stand_in_of_holdfast_s_own_is_not_stored(tmp_path: Path) -> None:
+    with pytest.raises(holdfast.Unsupported, match="TypedValue cannot be stored"):
+        holdfast.save(tmp_path / "s", {"value": TypedValue("$dtype", {"text": "int8"})})
 
 
 class Box(dict[str, int]):

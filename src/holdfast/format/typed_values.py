@@ -99,8 +99,13 @@ def set_fields_of(value: Any) -> dict[str, Any]:
 
 
 def encode_typed(value: Any, path: str, encode: Encode) -> Any:
-    """Encode a value of one of these classes, its members with `encode`; None for another value."""
+    """Encode a value of one of these classes, its members with `encode`; None for another value.
+
+    Holdfast's own classes are no values of a program: readers of pickles stand them in for what they do not make.
+    """
     kind = type(value)
+    if kind.__module__.startswith("holdfast."):
+        return None
     if isinstance(value, Enum):
         return {"$enum": [value.name, _encode_enum_value(value, encode)]}
     if is_dataclass_object(value):
