@@ -269,7 +269,9 @@ class Key:
     number: int
 
 
-@pytest.mark.parametrize("key", [Key(1), Mode.TEST, Place(1, 2), (1, Mode.TEST), torch.float16], ids=repr)
+@pytest.mark.parametrize(
+    "key", [Key(1), Mode.TEST, Place(1, 2), (1, Mode.TEST), (1, (2, (Mode.TEST,))), torch.float16], ids=repr
+)
 def test_a_class_of_the_program_as_a_key_or_in_a_set_is_refused(tmp_path: Path, key: Any) -> None:
     for value in ({key: 2}, {key}, defaultdict(int, {key: 1})):
         with pytest.raises(holdfast.Unsupported, match="as a key or in a set cannot be stored"):

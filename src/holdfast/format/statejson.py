@@ -134,13 +134,14 @@ def _encode_pairs(value: dict[Any, Any], path: str, leaf: Leaf | None, keys: Key
 
 def _encode_hashable(value: Any, path: str, keys: Keys) -> Any:
     """Encode a key of a dict or a member of a set."""
-    for item in value if isinstance(value, tuple | frozenset) else (value,):
-        if has_open_class(item) or has_open_class(value):
-            kind = type(item if has_open_class(item) else value)
-            raise Unsupported(
-                f"{path}: a {kind.__module__}.{kind.__qualname__} as a key or in a set cannot be stored; use its name, "
-                "number or plain tuple"
-            )
+    if has_open_class(value):
+        kind = type(value)
+        raise Unsupported(
+            f"{path}: a {kind.__module__}.{kind.__qualname__} as a key or in a set cannot be stored; use its name, "
+            "number or plain tuple"
+        )
+    if type(value) is tuple:
+        return {"$tuple": [_encode_hashable(item, path, (*keys, index)) for index, item in enumerate(value)]}
     return encode(value, path, None, keys)
 
 

@@ -14,6 +14,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
 import holdfast.spmd
+from holdfast.spmd.base import compiled_code
 from tests.dist.harness import run_ranks
 
 
@@ -94,6 +95,16 @@ def test_the_key_of_a_cached_graph_has_the_rules_and_the_rank():
     assert own[4] == own[0], "in another thread"
     assert own[5] == f"mine {own[0]}"
     assert own[3] != own[0] and own[0].replace("rank 0", "rank 1") == other[0]
+
+
+def test_a_torch_without_the_private_setting_has_the_tag_in_this_thread(monkeypatch):
+    monkeypatch.setattr(compiled_code, "_IS_FORCED", False)
+    try:
+        holdfast.spmd.enable()
+        assert "holdfast.spmd" in str(torch.compiler.config.cache_key_tag)
+    finally:
+        holdfast.spmd.disable()
+    assert torch.compiler.config.cache_key_tag == ""
 
 
 def test_replaced_functions_do_not_share_dynamo_s_limit_of_recompilations():

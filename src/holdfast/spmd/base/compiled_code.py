@@ -19,8 +19,13 @@ import torch.distributed as dist
 from holdfast.spmd.base.torch_modes import traces_for_all_ranks
 
 _PACKAGE = Path(__file__).parents[1]
-# The setting that goes into the keys. Its forced value is the only one that every thread sees; threads may have tags.
-_SETTING: Any = torch.compiler.config._config["cache_key_tag"]  # type: ignore[attr-defined]
+# The setting that goes into the keys. Its forced value, a private name, is the only one that every thread sees; a torch
+# without it gets the tag in the thread that calls `enable()`.
+_CONFIG: Any = torch.compiler.config
+_SETTING: Any = getattr(_CONFIG, "_config", {}).get("cache_key_tag")
+_IS_FORCED = all(
+    hasattr(_SETTING, name) for name in ("env_value_force", "env_value_default", "user_override", "default")
+)
 _FORCED_BEFORE: list[Any] = []  # empty while the rules are off
 
 
@@ -49,6 +54,8 @@ class _CacheTag(str):
 
 def _user_tag() -> str:
     """Return the tag that this thread would have without the rules."""
+    if not _IS_FORCED:
+        return str(_FORCED_BEFORE[0]) if _FORCED_BEFORE else ""
     override = _SETTING.user_override
     tags = [override.get() if isinstance(override, ContextVar) else override, _SETTING.env_value_default]
     return next((tag for tag in tags if type(tag) is str), str(_SETTING.default))
@@ -56,19 +63,25 @@ def _user_tag() -> str:
 
 def use_own_code(choice: str) -> None:
     """Forget the code that was compiled without the rules; `choice` names the rules that are on."""
-    _FORCED_BEFORE.append(_SETTING.env_value_force)
-    _SETTING.env_value_force = _CacheTag(f"holdfast.spmd {_source_digest()} {choice}")
+    _FORCED_BEFORE.append(_SETTING.env_value_force if _IS_FORCED else _CONFIG.cache_key_tag)
+    _set(_CacheTag(f"holdfast.spmd {_source_digest()} {choice}"))
     _forget()
 
 
 def use_torch_code() -> None:
     """Forget the code that was compiled with the rules, and take the rules out of the tag."""
     if _FORCED_BEFORE:
-        _SETTING.env_value_force = _FORCED_BEFORE.pop()
-        config: Any = torch.compiler.config
-        if isinstance(config.cache_key_tag, _CacheTag):
-            config.cache_key_tag = _user_tag()
+        _set(_FORCED_BEFORE.pop())
+        if isinstance(_CONFIG.cache_key_tag, _CacheTag):  # config.patch has put it back
+            _CONFIG.cache_key_tag = _user_tag()
         _forget()
+
+
+def _set(tag: Any) -> None:
+    if _IS_FORCED:
+        _SETTING.env_value_force = tag
+    else:
+        _CONFIG.cache_key_tag = tag
 
 
 def _forget() -> None:
