@@ -15,6 +15,7 @@ from holdfast.core.names import folder_step
 from holdfast.core.ranks import raise_on_all_ranks, run_on_all_ranks
 from holdfast.core.warnings import warn
 from holdfast.engine.blocking_save import BlockingSaver
+from holdfast.engine.extra_files import ExtraFiles, read_files
 from holdfast.engine.load import load_checkpoint
 from holdfast.engine.load_report import LoadReport
 from holdfast.engine.options import DEADLINE_S, LoadOptions, SaveOptions, check_progress
@@ -36,6 +37,7 @@ def save(
     ties: Mapping[str, str] | None = None,
     replicas: str = "error",
     mesh: Any = None,
+    files: ExtraFiles | None = None,
     deadline_s: float = DEADLINE_S,
 ) -> Checkpoint:
     """Save a state as one checkpoint folder, durable on return; `path` may be an `s3://` address.
@@ -45,14 +47,16 @@ def save(
     as well. `ties` maps keys to the keys they are copies of, where the model does not know. `mesh`
     is the DeviceMesh whose coordinates index values that differ between ranks. `mapping` defines
     the names and shapes of the live tensors in the file: statements, a file of them, or the name of
-    a built-in mapping; with several modules, a dict of mappings by name.
+    a built-in mapping; with several modules, a dict of mappings by name. `files` are published with the
+    checkpoint, such as a tokenizer: contents by name (bytes, text, or the path of a file), or a function that
+    fills a folder, such as `tokenizer.save_pretrained`; those of rank 0.
 
     Raises the same HoldfastError on every rank; an earlier checkpoint at `path` is then unchanged.
     """
     from holdfast.adapters.comm import current_ranks
 
     ranks = current_ranks(deadline_s)
-    made: list[tuple[BlockingSaver, str]] = []
+    made: list[tuple[BlockingSaver, str, Mapping[str, bytes]]] = []
 
     def prepare() -> None:
         options = SaveOptions(
@@ -66,11 +70,12 @@ def save(
         )
         storage, folder = locate(path)
         refuse_link(storage, folder)
-        made.append((BlockingSaver(storage, options), folder))
+        extra = read_files(files) if ranks.rank == 0 else {}
+        made.append((BlockingSaver(storage, options), folder, extra))
 
     run_on_all_ranks(ranks, prepare)
-    saver, folder = made[0]
-    return saver.save(ranks, folder, state, Lineage(_step_at(folder, step)))
+    saver, folder, extra = made[0]
+    return saver.save(ranks, folder, state, Lineage(_step_at(folder, step)), extra)
 
 
 def _step_at(folder: str, step: int | None) -> int | None:

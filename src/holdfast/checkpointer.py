@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import os
 import threading
@@ -19,6 +18,7 @@ from holdfast.core.errors import HoldfastError, InvalidArgument, StorageError, U
 from holdfast.core.events import Event, Listener, log_event, safe_listener
 from holdfast.core.ranks import Ranks, raise_on_all_ranks
 from holdfast.core.warnings import PendingWarnings, warn
+from holdfast.engine.extra_files import ExtraFiles
 from holdfast.engine.load_report import LoadReport
 from holdfast.engine.options import (
     DEADLINE_S,
@@ -33,7 +33,7 @@ from holdfast.engine.peek import Peek
 from holdfast.engine.restore import RestoreRequest
 from holdfast.engine.run_engine import RunEngine, RunState
 from holdfast.engine.save_handle import SaveHandle, SaveRequest, check_state, check_step
-from holdfast.engine.signals import Termination
+from holdfast.engine.signals import Termination, close_at_exit
 from holdfast.engine.start_run import refuse_checkpoint
 from holdfast.keep import Policy
 from holdfast.mapping.per_module import MappingLike
@@ -128,7 +128,7 @@ class Checkpointer:
             self.storage, options, background_options, self._termination, self._listener, self._warnings
         )
         _LIVING.add(self)
-        _close_at_exit(self)
+        close_at_exit(self)
 
     def _make_termination(self, grace_s: float) -> Termination:
         schedule = self._schedule or Schedule(Occasion())
@@ -185,20 +185,32 @@ class Checkpointer:
     # Save.
 
     def save(
-        self, step: int, state: MutableMapping[str, Any], *, metrics: Mapping[str, Any] | None = None
+        self,
+        step: int,
+        state: MutableMapping[str, Any],
+        *,
+        metrics: Mapping[str, Any] | None = None,
+        files: ExtraFiles | None = None,
     ) -> SaveHandle:
         """Save the state as `step`, as it is now. Saving a committed step again replaces it, unless it is the same.
 
-        `metrics` are numbers by name, such as {"loss": 2.31}, for `keep.best`; those of rank 0
-        are stored.
+        `metrics` are numbers by name, such as {"loss": 2.31}, for `keep.best`. `files` are published with the step,
+        such as a tokenizer: contents by name (bytes, text, or the path of a file), or a function that fills a
+        folder, such as `tokenizer.save_pretrained`. They are read, and the function is called, before `save`
+        returns: contents that stay the same cost least as bytes. Metrics and files are those of rank 0.
         """
         with self._lock:
-            handle = self._save_now(step, state, metrics)
+            handle = self._save_now(self._request(step, state, metrics, files))
             self._warnings.emit()
             return handle
 
     def save_if_due(
-        self, step: int, state: MutableMapping[str, Any], *, metrics: Mapping[str, Any] | None = None
+        self,
+        step: int,
+        state: MutableMapping[str, Any],
+        *,
+        metrics: Mapping[str, Any] | None = None,
+        files: ExtraFiles | None = None,
     ) -> SaveHandle | None:
         """Save the state if an occasion of `when` is due, else return None. Call it after every step.
 
@@ -213,30 +225,33 @@ class Checkpointer:
             before = self._schedule.preempted
             if not self._schedule.is_due(self._ranks(), step):
                 return None
+            request = self._request(step, state, metrics, files)
             if self._schedule.preempted and not before:
-                handle = self._save_last(self._schedule, step, state, metrics)
+                handle = self._save_last(self._schedule, request)
             else:
-                handle = self._save_now(step, state, metrics)
+                handle = self._save_now(request)
             self._warnings.emit()
             return handle
 
-    def _save_last(
-        self, schedule: Schedule, step: int, state: MutableMapping[str, Any], metrics: Mapping[str, Any] | None
-    ) -> SaveHandle:
+    def _request(self, step: Any, state: Any, metrics: Any, files: Any) -> SaveRequest:
+        """Check the arguments of a save; metrics and files are those of rank 0."""
+        closed = self._closed_error() if self._engine.state is RunState.CLOSED else None
+        return SaveRequest.of(step, state, metrics, files if self._ranks().rank == 0 else None, closed)
+
+    def _save_last(self, schedule: Schedule, request: SaveRequest) -> SaveHandle:
         """Save before the process ends: after the save in flight, never skipped, and up to the commit."""
-        self._listener(Event("preempted", step))
+        self._listener(Event("preempted", request.step))
         for _ in range(_TRIES):
             self.finish(self._grace_s)
-            handle = self._save_now(step, state, metrics)
+            handle = self._save_now(request)
             if not handle.skipped:
                 break
         handle.wait(self._grace_s)
         schedule.answered()
         return handle
 
-    def _save_now(self, step: int, state: MutableMapping[str, Any], metrics: Mapping[str, Any] | None) -> SaveHandle:
-        closed = self._closed_error() if self._engine.state is RunState.CLOSED else None
-        handle = self._engine.save(self._ranks(), SaveRequest.of(step, state, metrics, closed))
+    def _save_now(self, request: SaveRequest) -> SaveHandle:
+        handle = self._engine.save(self._ranks(), request)
         if self._schedule is not None:
             self._schedule.saved(handle)
         self._unreported.append(handle)
@@ -376,17 +391,3 @@ class Checkpointer:
         from holdfast.adapters.comm import current_ranks
 
         return current_ranks(self._deadline_s)
-
-
-def _close_at_exit(checkpointer: Checkpointer) -> None:
-    """Finish the save in flight when the interpreter exits, without keeping the Checkpointer alive."""
-    known = weakref.ref(checkpointer)
-    owner = os.getpid()
-
-    def close() -> None:
-        living = known()
-        if living is not None and os.getpid() == owner:
-            living.close()
-
-    atexit.register(close)
-    weakref.finalize(checkpointer, atexit.unregister, close)

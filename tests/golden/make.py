@@ -54,6 +54,9 @@ def typed_values() -> dict[str, Any]:
     }
 
 
+FILES: dict[str, Any] = {"tokenizer.json": b'{"model": {}}', "templates/chat.jinja": "{{ messages }}"}
+
+
 def golden_state() -> dict[str, Any]:
     """A state of every kind, with values that need no random numbers."""
     model = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
@@ -81,5 +84,5 @@ def add_what_save_has_no_option_for(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    holdfast.save(Path(sys.argv[1]), golden_state() | {"typed": typed_values()}, step=42)
+    holdfast.save(Path(sys.argv[1]), golden_state() | {"typed": typed_values()}, step=42, files=FILES)
     add_what_save_has_no_option_for(Path(sys.argv[1]))

@@ -15,7 +15,7 @@ import holdfast
 from holdfast.format import strictjson
 from holdfast.format.digest import digest_hex
 from holdfast.format.manifest import CURRENT
-from tests.golden.make import ABANDONS, METRICS, Mode, Position, Settings, golden_state, typed_values
+from tests.golden.make import ABANDONS, FILES, METRICS, Mode, Position, Settings, golden_state, typed_values
 
 HERE = Path(__file__).parent
 VERSIONS = sorted(path.name for path in HERE.glob("v*"))
@@ -83,6 +83,9 @@ def test_what_version_1_2_added_is_read() -> None:
     assert state["typed"]["settings"].mode is Mode.TEST
     for name in truth.keys() - {"settings"}:
         assert state["typed"][name] == truth[name] and type(state["typed"][name]) is type(truth[name]), name
+    checkpoint = holdfast.open(HERE / "v1.2")
+    assert {name for name, record in checkpoint.manifest.files.items() if record.kind == "extra"} == FILES.keys()
+    assert checkpoint.read_file("tokenizer.json") == FILES["tokenizer.json"]
 
 
 def altered(golden: Path, folder: Path, **changes: object) -> Path:

@@ -12,14 +12,14 @@ from typing import Any
 
 from holdfast.checkpoint.lineage import Lineage
 from holdfast.core import names
-from holdfast.core.errors import StorageError, Unsupported
+from holdfast.core.errors import InvalidArgument, StorageError, Unsupported
 from holdfast.format import strictjson
 from holdfast.format.digest import digest_hex
 from holdfast.format.manifest import BlockRecord, FileRecord, GroupRecord, Manifest
 from holdfast.format.safetensors import encode_index
 from holdfast.layout.placement import Mesh
 from holdfast.plan.files import FilePlan
-from holdfast.plan.state_values import RankValue, merge_files, merge_plans, merge_values, values_from
+from holdfast.plan.state_values import RankValue, extra_files, merge_files, merge_plans, merge_values, values_from
 from holdfast.version import __version__
 
 
@@ -105,9 +105,11 @@ class Commit:
         ranks contradict each other.
         """
         rank_values = values_from(values)
-        small = self._small_files(rank_values)
+        small, extra = self._small_files(rank_values), extra_files(rank_values)
         records = file_records(self.files, reports)
         records |= {name: small_file_record(data, self.block_bytes) for name, data in sorted(small.items())}
+        _check_extra_names(extra, records)
+        records |= {name: small_file_record(data, self.block_bytes, "extra") for name, data in sorted(extra.items())}
         writer: dict[str, Any] = {
             "holdfast": __version__,
             "world": self.world,
@@ -133,7 +135,7 @@ class Commit:
             skips=lineage.skips,
             plans=merge_plans(rank_values),
         )
-        return manifest, small
+        return manifest, small | extra
 
     def _small_files(self, values: Sequence[Mapping[str, RankValue]]) -> dict[str, bytes]:
         small = merge_files(values)
@@ -152,13 +154,21 @@ def _group_from(fields: Mapping[str, Any]) -> GroupRecord:
     return GroupRecord(**{**fields, "files": tuple(fields["files"])})
 
 
-def small_file_record(data: bytes, block_bytes: int) -> FileRecord:
+def _check_extra_names(extra: Iterable[str], own: Iterable[str]) -> None:
+    """Raise InvalidArgument if a user's file has the name of a file or folder of the checkpoint, in any case."""
+    taken = {name.lower() for name in own} | {name.partition("/")[0].lower() for name in own}
+    for name in extra:
+        if not {name.lower(), name.partition("/")[0].lower()}.isdisjoint(taken):
+            raise InvalidArgument(f"files: {name!r} has the name of a file or folder that this state is saved as")
+
+
+def small_file_record(data: bytes, block_bytes: int, kind: str = "") -> FileRecord:
     """Return the record of a file that is written whole."""
     blocks = tuple(
         BlockRecord(at, len(data[at : at + block_bytes]), digest_hex(data[at : at + block_bytes]))
         for at in range(0, len(data), block_bytes)
     )
-    return FileRecord(len(data), blocks)
+    return FileRecord(len(data), blocks, kind=kind)
 
 
 def file_records(files: Iterable[FileFacts], reports: Iterable[BlockReport]) -> dict[str, FileRecord]:

@@ -14,6 +14,7 @@ from holdfast.sources.foreign import Foreign
 
 if TYPE_CHECKING:
     from holdfast.checkpoint.checkpoint import Checkpoint
+    from holdfast.format.manifest import Manifest
 
 
 @click.command("show", context_settings={"help_option_names": ["-h", "--help"]})
@@ -66,6 +67,7 @@ def _fields(checkpoint: Checkpoint, groups: list[str]) -> dict[str, Any]:
         "writer": dict(manifest.writer),
         "plans": dict(manifest.plans),
         "notes": list(checkpoint.notes),
+        "extra_files": _extra_files(manifest),
         "groups": {},
         "values": {name: entry["kind"] for name, entry in checkpoint.state.items()},
     }
@@ -92,6 +94,8 @@ def _print_head(checkpoint: Checkpoint) -> None:
     click.echo(f"{step}, {size_text(manifest.total_bytes)} in {count(len(manifest.files), 'file')}")
     if manifest.metrics:
         click.echo("metrics: " + clean(", ".join(f"{name} {value}" for name, value in manifest.metrics.items())))
+    if extra := _extra_files(manifest):
+        click.echo(clean("extra files: " + ", ".join(f"{name} ({size_text(size)})" for name, size in extra.items())))
     writer = manifest.writer
     if writer:
         mesh = " x ".join(f"{axis}={size}" for axis, size in writer.get("mesh", {}).items())
@@ -106,6 +110,11 @@ def _print_head(checkpoint: Checkpoint) -> None:
         click.echo(f"{what}not written by Holdfast: no digests")
     for note in checkpoint.notes:
         click.echo(clean(f"note: {note}"))
+
+
+def _extra_files(manifest: Manifest) -> dict[str, int]:
+    """Return the sizes of the files that a user published with the step, by name."""
+    return {name: record.size for name, record in manifest.files.items() if record.kind == "extra"}
 
 
 def _plan_text(plan: dict[str, Any]) -> str:

@@ -20,6 +20,7 @@ MASTERS = "master_weights"
 MASTER_STATES = frozenset({"master", "master_param", "master_weight", MASTERS})  # names used by optimizers
 _DIGITS = re.compile(rb"([0-9]+)")
 _TENSOR_FILE = re.compile(r"(?P<group>.+)-(?P<number>[0-9]{5,})-of-(?P<count>[0-9]{5,})\.safetensors")
+_PICKLES = (".bin", ".ckpt", ".joblib", ".pickle", ".pkl", ".pt", ".pth")
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 _GROUP_CHARS = 100
 _ASIDE = re.compile(r"(abandoned|damaged)-step-([0-9]{12,})(?:-[0-9]+)?")
@@ -133,6 +134,23 @@ def is_holdfast_name(name: str) -> bool:
     known = (MANIFEST, STATE, "config.json", "generation_config.json")
     base = name.rpartition("/")[2]
     return base in known or is_tensor_file(name) or name.endswith(".safetensors.index.json")
+
+
+def extra_file_problem(name: str) -> str | None:
+    """Return why a user's file may not be published under a name, or None if it may."""
+    if not is_plain(name):
+        return (
+            "is not an allowed file name: at most one folder, letters, digits, '_', '.' and '-', no hidden file, "
+            "and no device name such as 'con'"
+        )
+    lower = name.lower()
+    if lower.endswith(_PICKLES):
+        return "has the name of a pickle, which can run code when it is opened"
+    if lower.endswith((".safetensors", ".safetensors.index.json")):
+        return "has the name of a tensor file: tensors belong into the state"
+    if "/" not in lower and is_holdfast_name(lower):
+        return "is a file that Holdfast writes itself"
+    return None
 
 
 def group_folder(group: str) -> str:

@@ -24,6 +24,7 @@ from holdfast.core.errors import HoldfastError, LayoutError, PeerFailed, Skipped
 from holdfast.core.events import Event
 from holdfast.core.names import step_folder
 from holdfast.core.ranks import Ranks, run_on_all_ranks
+from holdfast.engine.extra_files import ExtraFileEncoder
 from holdfast.engine.flight import Cargo, Flight, FlightControl, RunSession
 from holdfast.engine.options import BackgroundOptions, SaveOptions
 from holdfast.engine.planner import LocalState, Planner, PlanState, ReadyPlan
@@ -74,6 +75,7 @@ class BackgroundSaver:
         self._number = 0  # of the last attempt
         self._followed: SaveHandle | None = None  # the write of a restored state, on rank 0
         self._capturer = Capturer()
+        self._extra_files = ExtraFileEncoder()
         prefix = arena_prefix(session.run.key, ranks.rank)
         self._arena = RankArena(prefix, background.arena_limit_bytes, background.deadline_s, self._name_arena)
         self._flights = FlightControl(ranks, session, self._arena)
@@ -220,7 +222,8 @@ class BackgroundSaver:
             plan=plan.digest,
             keep=None if background.keep is None else background.keep.fields(),
         )
-        values = value_text(local.values, plan.agreement.reporters, ranks.rank)
+        own = {**local.values, **self._extra_files.values(request.files)}
+        values = value_text(own, plan.agreement.reporters, ranks.rank)
         return Flight(order, handle, Cargo(values, plan.captured_bytes, plan.total_bytes), started)
 
     def _capture(self, flight: Flight, ready: ReadyPlan, local: LocalState) -> None:

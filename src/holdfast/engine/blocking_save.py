@@ -10,7 +10,7 @@ background_save.py shares the survey and the plan. Its writer processes do the r
 
 from __future__ import annotations
 
-from collections.abc import MutableMapping
+from collections.abc import Mapping, MutableMapping
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
@@ -26,6 +26,7 @@ from holdfast.core.errors import HoldfastError
 from holdfast.core.events import Event, Listener
 from holdfast.core.ranks import Ranks, run_on_all_ranks
 from holdfast.engine.checkpoint_plan import CheckpointPlan, plan_checkpoint
+from holdfast.engine.extra_files import ExtraFileEncoder
 from holdfast.engine.options import SaveOptions
 from holdfast.engine.survey import Survey, Surveyor
 from holdfast.keep import Policy
@@ -43,12 +44,24 @@ class BlockingSaver:
         self._options = options = replace(options, whole_files=storage.whole_files)
         self._surveyor = Surveyor(options)
 
-    def save(self, ranks: Ranks, folder: str, state: MutableMapping[str, Any], lineage: Lineage) -> Checkpoint:
-        """Save the state as `folder`; every rank returns the committed checkpoint or raises the same error."""
+    def save(
+        self,
+        ranks: Ranks,
+        folder: str,
+        state: MutableMapping[str, Any],
+        lineage: Lineage,
+        files: Mapping[str, bytes] | None = None,
+    ) -> Checkpoint:
+        """Save the state as `folder`; every rank returns the committed checkpoint or raises the same error.
+
+        `files` are published with it; those of rank 0.
+        """
         survey = self._surveyor.survey(ranks, state, f"{self._storage.name}/{folder} at step {lineage.step}")
         plan = plan_checkpoint(survey.agreement, self._options, survey.first_replica)
         values = run_on_all_ranks(ranks, lambda: value_fields(survey.values, survey.agreement.reporters, ranks.rank))
         with self._attempt(ranks, folder, plan, lineage) as attempt:
+            if ranks.rank == 0:  # which publishes; other ranks need no bytes of these
+                values[0] |= value_fields(ExtraFileEncoder().values(files or {}), {}, 0)
             reports = self._write(ranks, attempt, plan, survey)
             self._commit(ranks, attempt, plan, lineage, reports, values)
         checkpoint = self._open(ranks, folder)

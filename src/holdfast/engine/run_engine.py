@@ -177,7 +177,7 @@ class RunEngine:
     def _save_blocking(self, ranks: Ranks, request: SaveRequest) -> SaveHandle:
         step = request.step
         lineage = replace(self._origin, step=step, metrics=request.metrics)
-        checkpoint = self._blocking.save(ranks, step_folder(step), request.state, lineage)
+        checkpoint = self._blocking.save(ranks, step_folder(step), request.state, lineage, request.files)
         self._retention.apply(ranks, step)
         self._origin = replace(self._origin, parent=step)
         handle = SaveHandle(step, self._deadline_s)

@@ -1,4 +1,4 @@
-"""`SaveRequest`, the checked arguments of a save (step, state, metrics), and `SaveHandle`, its outcome."""
+"""`SaveRequest`, the checked arguments of a save (step, state, metrics, files), and `SaveHandle`, its outcome."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 
 from holdfast.checkpoint.checkpoint import Checkpoint
 from holdfast.core.errors import HoldfastError, InvalidArgument, TimedOut, Unsupported
+from holdfast.engine.extra_files import read_files
 from holdfast.keep import check_metrics
 
 _LATE_S = 30.0  # after the deadline, for the outcome to arrive
@@ -35,16 +36,17 @@ class SaveRequest:
     step: int
     state: MutableMapping[str, Any]
     metrics: Mapping[str, float | None] = field(default_factory=dict)
+    files: Mapping[str, bytes] = field(default_factory=dict)
     error: Exception | None = None
 
     @staticmethod
-    def of(step: Any, state: Any, metrics: Any, closed: HoldfastError | None = None) -> SaveRequest:
+    def of(step: Any, state: Any, metrics: Any, files: Any = None, closed: HoldfastError | None = None) -> SaveRequest:
         """Check the arguments of a call; `closed` is the error of a Checkpointer that saves no more."""
         try:
             if closed is not None:
                 raise closed
             check_state(state)
-            return SaveRequest(metrics=check_metrics(metrics), state=state, step=check_step(step))
+            return SaveRequest(check_step(step), state, check_metrics(metrics), read_files(files))
         except Exception as error:  # noqa: BLE001  (other ranks must learn of any error)
             return SaveRequest(0, state, error=error)
 

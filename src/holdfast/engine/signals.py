@@ -1,7 +1,8 @@
-"""SIGTERM and other signals: handlers that finish the save in flight before the process ends."""
+"""The end of the process: handlers of SIGTERM and others, and of exit, that finish the save in flight."""
 
 from __future__ import annotations
 
+import atexit
 import logging
 import os
 import signal
@@ -114,3 +115,21 @@ class Termination:
                 f"the save in flight was not written within {self._grace_s:.0f} s: its writer continues by itself"
             )
         self._warnings.emit()
+
+
+class _Closable(Protocol):
+    def close(self) -> None: ...
+
+
+def close_at_exit(checkpointer: _Closable) -> None:
+    """Close a Checkpointer when the interpreter exits, without keeping it alive."""
+    known = weakref.ref(checkpointer)
+    owner = os.getpid()
+
+    def close() -> None:
+        living = known()
+        if living is not None and os.getpid() == owner:
+            living.close()
+
+    atexit.register(close)
+    weakref.finalize(checkpointer, atexit.unregister, close)

@@ -6,6 +6,7 @@ do not repeat them: they send the digest and the number of the first such rank, 
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +18,7 @@ from holdfast.format.digest import Digest
 from holdfast.layout.coordinates import axis_sizes, coordinate_on, label
 from holdfast.layout.placement import Mesh
 
-TREE, SPLIT_DICT, OPTIMIZER, FILE, PLAN = "tree", "dealt", "optimizer", "file", "plan"
+TREE, SPLIT_DICT, OPTIMIZER, FILE, EXTRA, PLAN = "tree", "dealt", "optimizer", "file", "extra", "plan"
 _ABSENT = object()
 
 
@@ -97,7 +98,9 @@ def merge_values(
     each other.
     """
     entries: dict[str, Any] = {}
-    for name in sorted({name for own in everyone for name, value in own.items() if value.kind not in (FILE, PLAN)}):
+    for name in sorted(
+        {name for own in everyone for name, value in own.items() if value.kind not in (FILE, EXTRA, PLAN)}
+    ):
         values = [own.get(name) for own in everyone]
         kinds = {value.kind for value in values if value is not None}
         if kinds == {OPTIMIZER}:
@@ -110,7 +113,7 @@ def merge_values(
     return entries
 
 
-FILE_PREFIX, PLAN_PREFIX = "file:", "plan:"  # prefixes that no other value's name can have
+FILE_PREFIX, EXTRA_PREFIX, PLAN_PREFIX = "file:", "extra:", "plan:"  # prefixes that no other value's name can have
 
 
 def merge_files(everyone: Sequence[Mapping[str, RankValue]]) -> dict[str, bytes]:
@@ -121,6 +124,21 @@ def merge_files(everyone: Sequence[Mapping[str, RankValue]]) -> dict[str, bytes]
             if value.kind == FILE:
                 files.setdefault(name.removeprefix(FILE_PREFIX), value.content.encode())
     return files
+
+
+def extra_value(data: bytes) -> RankValue:
+    """Return a file that a user publishes with the step, as a rank's value."""
+    return RankValue.of(EXTRA, base64.b64encode(data).decode())
+
+
+def extra_files(everyone: Sequence[Mapping[str, RankValue]]) -> dict[str, bytes]:
+    """Return the files that a user publishes with the step; only rank 0 has any."""
+    return {
+        name.removeprefix(EXTRA_PREFIX): base64.b64decode(value.content)
+        for own in everyone
+        for name, value in own.items()
+        if value.kind == EXTRA
+    }
 
 
 def merge_plans(everyone: Sequence[Mapping[str, RankValue]]) -> dict[str, Any]:
