@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -251,3 +252,98 @@ def test_a_scheduler_follows_groups_that_changed_order(tmp_path: Path) -> None:
         step(live, life, 1)
         rates.step()
     assert options(other, fresh, "lr") == options(model, optimizer, "lr")
+
+
+# States with tensors inside: the lists of LBFGS, the preconditioners of Shampoo and SOAP.
+
+
+def lbfgs_of(model: nn.Module) -> Any:
+    return torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=3, history_size=4, line_search_fn="strong_wolfe")
+
+
+def search(model: nn.Module, optimizer: Any, times: int) -> list[float]:
+    data, losses = torch.linspace(-1, 1, 12).reshape(3, 4), []
+
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = (model(data).sin() - 0.3).square().sum()
+        loss.backward()
+        return loss
+
+    for _ in range(times):
+        losses.append(optimizer.step(closure).item())
+    return losses
+
+
+def all_tensors(value: Any) -> list[Any]:
+    if isinstance(value, dict):
+        return [(name, all_tensors(item)) for name, item in sorted(value.items())]
+    if isinstance(value, list):
+        return [all_tensors(item) for item in value]
+    return [value.tolist(), str(value.dtype)] if isinstance(value, torch.Tensor) else [value, type(value)]
+
+
+@pytest.mark.parametrize("before", [0, 1, 4])
+@pytest.mark.parametrize("background", [False, True])
+def test_lbfgs_goes_on_exactly(tmp_path: Path, before: int, background: bool) -> None:
+    model = model_of()
+    optimizer = lbfgs_of(model)
+    search(model, optimizer, 2)
+    if background:
+        with holdfast.Checkpointer(tmp_path) as checkpointer:
+            checkpointer.save(1, {"model": model, "optimizer": optimizer}).result()
+            search(model, optimizer, 1)  # the history grows, and so do its keys
+            checkpointer.save(2, {"model": model, "optimizer": optimizer}).result()
+    else:
+        search(model, optimizer, 1)
+        holdfast.save(tmp_path / "step-000000000002", {"model": model, "optimizer": optimizer})
+    other = model_of(1)
+    live = lbfgs_of(other)
+    search(other, live, before)  # a fresh one, one that has stepped, one with a longer history
+    holdfast.load(tmp_path / "step-000000000002", {"model": other, "optimizer": live})
+    assert all_tensors(states(model, optimizer)) == all_tensors(states(other, live))
+    assert [loss.hex() for loss in search(other, live, 3)] == [loss.hex() for loss in search(model, optimizer, 3)]
+
+
+class Preconditioned(torch.optim.Optimizer):
+    """Keeps a list of matrices and an array of numpy per parameter, as Shampoo and its relatives do."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, {"lr": 0.1})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        for group in self.param_groups:
+            for param in group["params"]:
+                state = self.state[param]
+                if not state:
+                    state |= {"number": 0, "factors": [torch.zeros(size, size) for size in param.shape]}
+                    state |= {"by_name": {"a/b": torch.zeros_like(param)}, "seen": [np.zeros(2)]}
+                state["number"] += 1
+                state["seen"][0] += state["number"]
+                state["by_name"]["a/b"].add_(param.grad)
+                for dim, factor in enumerate(state["factors"]):
+                    rows = param.grad.movedim(dim, 0).flatten(1)
+                    factor.add_(rows @ rows.T if rows.ndim == 2 else rows)
+                param.sub_(param.grad, alpha=group["lr"] / state["number"])
+
+
+def test_lists_and_dicts_of_tensors_in_a_state(tmp_path: Path) -> None:
+    model = model_of()
+    optimizer = Preconditioned([parameter for parameter in model.parameters() if parameter.ndim == 2])
+    step(model, optimizer)
+    holdfast.save(tmp_path / "c", {"model": model, "optimizer": optimizer})
+    assert "0.weight/factors.1" in holdfast.open(tmp_path / "c").keys("optimizer")
+    other = model_of(1)
+    live = Preconditioned([parameter for parameter in other.parameters() if parameter.ndim == 2])
+    holdfast.load(tmp_path / "c", {"model": other, "optimizer": live})
+    kept, found = states(model, optimizer), states(other, live)
+    assert kept.keys() == found.keys()
+    for key, value in kept.items():
+        if isinstance(value, list):
+            same = [np.array_equal(a, b) and type(a) is type(b) for a, b in zip(value, found[key], strict=True)]
+            assert all(same), key
+        elif isinstance(value, dict):
+            assert torch.equal(value["a/b"], found[key]["a/b"])
+        else:
+            assert value == found[key]

@@ -10,6 +10,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from holdfast.adapters.tensors import FlatShard, LikeShard
+from holdfast.adapters.tree import Tree, contains_tensor, flatten
 from holdfast.core.errors import LayoutError, Unsupported
 from holdfast.core.names import MASTER_STATES
 
@@ -33,6 +34,7 @@ class DeclaresShards(Protocol):
 class OptimizerView:
     """One rank's optimizer: state tensors and master weights with their keys, scalars, parameters.
 
+    The tensors inside a state, as in the lists of LBFGS, have the keys "parameter key/state name.index".
     Copies of a tied weight that are separate parameters share a key; each copy is listed.
     """
 
@@ -40,6 +42,7 @@ class OptimizerView:
     tensors: list[tuple[str, StateTensor]] = field(default_factory=list)
     masters: list[tuple[str, StateTensor]] = field(default_factory=list)
     scalars: dict[str, dict[str, Any]] = field(default_factory=dict)
+    nested: dict[str, dict[str, Any]] = field(default_factory=dict)  # states with tensors inside, as JSON
     params: list[tuple[str, torch.Tensor]] = field(default_factory=list)
     master_name: str | None = None
     declared: bool = False
@@ -110,9 +113,20 @@ def view_optimizer(name: str, optimizer: Any, key_of: Mapping[int, str]) -> Opti
                     view.masters.append((key, value))
                 else:
                     view.tensors.append((f"{key}/{state_name}", value))
+            elif contains_tensor(value):
+                tree = flatten_state(name, key, state_name, value)
+                view.tensors.extend(tree.tensors.items())
+                view.nested.setdefault(key, {})[state_name] = tree.value
             else:
                 view.scalars.setdefault(key, {})[state_name] = value
     return view
+
+
+def flatten_state(name: str, key: str, state_name: str, value: Any) -> Tree:
+    """Extract the tensors inside a state of an optimizer; their keys begin with the parameter's."""
+    place = f"{key}/{state_name}"
+    tree = flatten(name, {place: value})
+    return Tree(tree.value[place], tree.tensors)
 
 
 def is_master(state_name: str) -> bool:

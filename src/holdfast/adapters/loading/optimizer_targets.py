@@ -14,11 +14,12 @@ from holdfast.adapters.hooks import (
     run_optimizer_post_hooks,
 )
 from holdfast.adapters.live_state import LiveState
-from holdfast.adapters.live_types import keep_typed, with_live_types
+from holdfast.adapters.live_types import with_live_types
 from holdfast.adapters.loading.wants import LoadRequests
 from holdfast.adapters.optimizer import (
     OptimizerView,
     assign_options,
+    flatten_state,
     group_options,
     inner_optimizer,
     is_master,
@@ -28,9 +29,10 @@ from holdfast.adapters.optimizer import (
     view_optimizer,
 )
 from holdfast.adapters.optimizer_options import decode_options, decode_typed_options
+from holdfast.adapters.tree import contains_tensor, decode_tensors
 from holdfast.core.names import masters_group
-from holdfast.format import statejson
 from holdfast.plan.contents import StoredTensor
+from holdfast.plan.state_references import references
 
 Action = Callable[[], object]
 _ADDED = frozenset({"initial_lr", "max_lr", "min_lr", "max_momentum", "base_momentum", "swa_lr", "param_names"})
@@ -116,11 +118,12 @@ class OptimizerTargets:
 
     def _find_states(self, view: OptimizerView) -> None:
         by_param: dict[str, list[str]] = {}
-        for stored_key in self._stored:
+        scalars = self._entry.get("scalars", {})
+        nested = references(scalars)
+        for stored_key in self._stored.keys() - nested.keys():
             param_key, _, state_name = stored_key.rpartition("/")
             by_param.setdefault(param_key, []).append(state_name)
         stateless = set(self._entry.get("stateless", ()))
-        scalars = self._entry.get("scalars", {})
         group_of = {id(param): group for group in view.optimizer.param_groups for param in group["params"]}
         for key, param in view.params:
             live = dict(view.optimizer.state.get(param, {}))
@@ -134,11 +137,14 @@ class OptimizerTargets:
                 continue
             if not live and self._shape_differs(key, param, by_param.get(key, [])):
                 continue
-            new = self._states_of(key, param, live, by_param.get(key, []), group_of[id(param)])
+            options, encoded = group_of[id(param)], scalars.get(key, {})
+            new = self._states_of(key, param, live, (*by_param.get(key, ()), *encoded), options)
             new |= self._master_of(key, param, live)
             stale: list[str] = []
-            if self._requests.choice.selects(self._name, f"{key}/*"):
-                saved = statejson.decode(scalars.get(key, {}), self._name, None, keep_typed)
+            selected = self._requests.choice.selects(self._name, f"{key}/*")
+            tensors = self._nested_tensors(key, param, live, encoded, options) if selected else None
+            if tensors is not None:
+                saved = decode_tensors(encoded, tensors, self._name)
                 self.notes += self._requests.compare_types(saved, live, f"{self._name}[{key}]")
                 plain = with_live_types(saved, live)
                 stale = [n for n, value in live.items() if not isinstance(value, torch.Tensor) and n not in plain]
@@ -159,9 +165,9 @@ class OptimizerTargets:
         new: dict[str, Any] = {}
         for state_name in stored:
             label = f"{key}/{state_name}"
-            if not self._requests.choice.selects(self._name, label):
+            source = self._stored.get(label)
+            if source is None or not self._requests.choice.selects(self._name, label):
                 continue
-            source = self._stored[label]
             tensor = live.get(state_name)
             if not isinstance(tensor, torch.Tensor):
                 dtype = self._new_dtype(key, param, source)
@@ -172,6 +178,33 @@ class OptimizerTargets:
             if isinstance(value, torch.Tensor) and state_name not in stored and not is_master(state_name):
                 self._report_missing(key, {state_name: value})
         return new
+
+    def _nested_tensors(
+        self, key: str, param: torch.Tensor, live: Mapping[str, Any], encoded: Any, options: dict[str, Any]
+    ) -> dict[str, torch.Tensor] | None:
+        """Allocate and request the tensors inside the states of a parameter; None if one of them cannot be filled."""
+        nested = references(encoded)
+        held: dict[str, torch.Tensor] = {}
+        for state_name, value in live.items() if nested else ():
+            if not isinstance(value, torch.Tensor) and contains_tensor(value):
+                held |= flatten_state(self._name, key, state_name, value).tensors
+        out: dict[str, torch.Tensor] = {}
+        complete = True
+        for label, tag in nested.items():
+            source = self._stored.get(label)
+            if source is None:
+                self._requests.findings.missing.append(f"{self._name}: {label}")
+                complete = False
+                continue
+            shape, known = source.logical_shape, held.get(label)
+            if known is not None and tuple(known.shape) == shape:
+                out[label] = torch.empty_like(known)
+            elif tag == "$array":
+                out[label] = torch.empty(shape, dtype=getattr(torch, source.logical))
+            else:
+                out[label] = new_state(param, label, shape, self._new_dtype(key, param, source), options)
+            complete = self._requests.request(self._name, label, out[label], source) and complete
+        return out if complete else None
 
     def _new_dtype(self, key: str, param: torch.Tensor, source: StoredTensor) -> torch.dtype:
         """Return the dtype for a state that the optimizer has not created: the stored dtype, or a cast parameter's.

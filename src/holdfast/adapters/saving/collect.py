@@ -298,11 +298,14 @@ def _collect_optimizer(out: Collected, live: LiveState, name: str, optimizer: An
         if key not in known_masters:
             out.add(masters_group(module), key, "state", value)
     keys = [[key_of_param(name, param, key_of) for param in params] for params, _ in group_options(optimizer)]
-    with_state = {key.rpartition("/")[0] for key, _ in view.tensors} | set(view.scalars)
+    with_state = {key.rpartition("/")[0] for key, _ in view.tensors} | view.scalars.keys() | view.nested.keys()
     with_state |= {key for key, _ in view.masters}
+    scalars = {key: statejson.encode(value, f"{name}[{key}]") for key, value in view.scalars.items()}
+    for key, states in view.nested.items():
+        scalars[key] = {**scalars.get(key, {}), **states}
     out.optimizers[name] = {
         "groups": option_groups(optimizer, name, keys),
         "stateless": [] if view.declared else [key for key, _ in view.params if key not in with_state],
-        "scalars": {key: statejson.encode(value, f"{name}[{key}]") for key, value in view.scalars.items()},
+        "scalars": scalars,
         "masters": view.master_name if view.masters else None,
     }

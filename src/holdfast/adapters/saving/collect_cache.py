@@ -25,6 +25,7 @@ from holdfast.adapters.saving.collect import Collected, SaveItem, collect_values
 from holdfast.adapters.tensors import Holder, Holders, has_memory, memory_of, without_grad
 from holdfast.format import statejson
 from holdfast.format.dtypes import DType
+from holdfast.plan.state_references import references
 
 _PLAIN = ("state_dict", "_save_to_state_dict")
 _HOOKS = ("_state_dict_hooks", "_state_dict_pre_hooks")
@@ -93,6 +94,7 @@ class CollectCache:
         plain = all(_is_plain(view.module) and not view.extra for view in live.modules.values())
         for optimizer in live.optimizers.values():
             plain = plain and has_plain_state_dict(optimizer) and not isinstance(optimizer, DeclaresShards)
+        plain = plain and not any(references(entry["scalars"]) for entry in collected.optimizers.values())
         tensors = [_cached_tensor(item) for item in collected.items[: collected.fixed]]
         if not plain or live.averages or any(tensor is None for tensor in tensors):
             return
