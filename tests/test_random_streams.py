@@ -79,10 +79,13 @@ def test_another_generator_of_numpy_s_global_stream(tmp_path: Path) -> None:
 
 
 def test_a_state_of_something_else_is_refused() -> None:
-    before = draws()
+    seed(3)
+    expected = draws()
+    seed(3)
+    other = torch.Generator().manual_seed(4).get_state()
     with pytest.raises(holdfast.Mismatch, match="not a state that RandomStreams saved"):
-        holdfast.RandomStreams().load_state_dict({"torch": torch.get_rng_state()})
-    assert before != draws()
+        holdfast.RandomStreams().load_state_dict({"torch": other})
+    assert draws() == expected, "no stream was set"
 
 
 def _saved(root: str, sizes: tuple[int, ...], names: tuple[str, ...]) -> list[float]:

@@ -74,19 +74,19 @@ class RandomStreams:
             if _has_device(device):
                 _device_module(device).set_rng_state(stream, device)
 
-    def holdfast_reshard_at(self, states: Mapping[tuple[int, ...], Any], place: tuple[int, ...]) -> Any:
-        """Return the streams of a place in another mesh than the one that saved."""
+    def holdfast_reshard_at(self, states: Mapping[tuple[int, ...], Any], coordinate: tuple[int, ...]) -> Any:
+        """Return the streams at a coordinate of another mesh than the one that saved."""
         self._note("another mesh")
-        return states[place] if place in states else _derived(states[min(states)], place)
+        return states[coordinate] if coordinate in states else _derived(states[min(states)], coordinate)
 
 
 def _world() -> int:
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
-def _derived(state: Mapping[str, Any], place: tuple[int, ...]) -> dict[str, Any]:
-    """Return new streams that depend on a saved state and the place only."""
-    text = repr((state["python"], state["torch"].tolist(), place)).encode()
+def _derived(state: Mapping[str, Any], coordinate: tuple[int, ...]) -> dict[str, Any]:
+    """Return new streams that depend on a saved state and the coordinate only."""
+    text = repr((state["python"], state["torch"].tolist(), coordinate)).encode()
     seed = int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big")
     drawn = np.random.RandomState(seed % 2**32)
     return {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import struct
 import threading
 import weakref
@@ -61,10 +62,21 @@ def _waiting_for_others(group: dist.ProcessGroup, rank: int, deadline_s: float) 
     try:
         yield
     except RuntimeError as error:
-        _BROKEN[group] = f"a rank exited, or did not arrive within {deadline_s:.0f} s; {text}"
+        _BROKEN[group] = f"a rank exited, or did not arrive within {deadline_s:.0f} s; {text}{_elastic_advice()}"
         raise PeerFailed(_BROKEN[group]) from error
     finally:
         notice.cancel()
+
+
+def _elastic_advice() -> str:
+    """Name what torch needs for the process groups of a restarted torchrun, where it may be missing."""
+    restarts = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    if restarts == "0" or os.environ.get("TORCH_DISABLE_SHARE_RDZV_TCP_STORE") == "1":
+        return ""
+    return (
+        f". This is restart {restarts} of torchrun: torch's gloo groups may find the addresses of the start before "
+        "in the store that torchrun shares; set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 for torchrun"
+    )
 
 
 class TorchRanks:

@@ -45,8 +45,8 @@ class ReshardsAt(Protocol):
 
     reshard_note: str
 
-    def holdfast_reshard_at(self, states: Mapping[tuple[int, ...], Any], place: tuple[int, ...]) -> Any:
-        """Return the state to load at `place`; (rank,) on a mesh that lacks one of the axes."""
+    def holdfast_reshard_at(self, states: Mapping[tuple[int, ...], Any], coordinate: tuple[int, ...]) -> Any:
+        """Return the state to load at `coordinate`; (rank,) on a mesh that lacks one of the axes."""
 
 
 @runtime_checkable

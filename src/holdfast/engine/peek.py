@@ -10,7 +10,7 @@ from holdfast.checkpoint.checkpoint import Checkpoint
 from holdfast.core.errors import Damaged
 from holdfast.core.ranks import Ranks, run_on_all_ranks
 from holdfast.format import statejson
-from holdfast.layout.coordinates import axis_sizes, coordinate_on, label
+from holdfast.layout.coordinates import own_label
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,10 +45,8 @@ def peek_at(ranks: Ranks, opener: Callable[[], Checkpoint], explicit_mesh: Any, 
                 if "value" in entry:
                     encoded = entry["value"]
                 else:
-                    axes, sizes = tuple(entry["axes"]), tuple(entry["sizes"])
-                    place = coordinate_on(mesh, axes, ranks.rank)
-                    text = "" if place is None else label(axes, place)
-                    if text not in entry["values"] or axis_sizes(mesh, axes, ranks.world) != sizes:
+                    text = own_label(mesh, entry["axes"], entry["sizes"], ranks.rank, ranks.world)
+                    if text not in entry["values"]:
                         continue
                     encoded = entry["values"][text]
                 values[name] = statejson.decode(encoded, checkpoint.path, lambda tag, content: {tag: content})

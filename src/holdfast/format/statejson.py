@@ -162,7 +162,6 @@ def decode(
 
     `typed` gets the values whose class only the program has; without it they become plain data.
     """
-
     if not isinstance(value, list | dict):
         return value
 

@@ -25,15 +25,8 @@ Decode = Callable[[Any], Any]
 _PATHS = (type(Path()), type(PurePath()))
 _TORCH = {"dtype": "$dtype", "device": "$device"}
 _MADE = frozenset({"$path", "$datetime", "$date", "$time", "$timedelta", "$deque"})  # by decoding, without a class
-_LIVE = frozenset(
-    {  # by who has the live value
-        "$enum",
-        "$dataclass",
-        "$namedtuple",
-        "$defaultdict",
-        *_TORCH.values(),
-    }
-)
+_CLASSES = frozenset({"$enum", "$dataclass", "$namedtuple", "$defaultdict"})
+_LIVE = _CLASSES | frozenset(_TORCH.values())  # by who has the live value
 TAGS = _MADE | _LIVE
 
 

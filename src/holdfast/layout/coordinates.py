@@ -39,6 +39,14 @@ def coordinate_on(mesh: Mesh, axes: Sequence[str], rank: int) -> tuple[int, ...]
     return tuple(out)
 
 
+def own_label(mesh: Mesh, axes: Sequence[str], sizes: Sequence[int], rank: int, world: int) -> str | None:
+    """Return the label of `rank` among values that were saved for `sizes` of the axes; None on another layout."""
+    coordinate = coordinate_on(mesh, axes, rank)
+    if coordinate is None or axis_sizes(mesh, axes, world) != tuple(sizes):
+        return None
+    return label(axes, coordinate)
+
+
 def axis_sizes(mesh: Mesh, axes: Sequence[str], world: int) -> tuple[int, ...]:
     sizes = []
     for axis in axes:

@@ -23,7 +23,7 @@ from holdfast.adapters.loading.tree_targets import (
 from holdfast.adapters.loading.wants import LoadRequests
 from holdfast.adapters.tree import decode_tensors, flatten, unflatten
 from holdfast.core.errors import HoldfastError, LayoutError
-from holdfast.layout.coordinates import axis_sizes, coordinate_on, key_at, label, parse_label
+from holdfast.layout.coordinates import coordinate_on, key_at, own_label, parse_label
 from holdfast.layout.placement import Mesh
 from holdfast.plan.state_references import references
 
@@ -62,12 +62,10 @@ class StateEntries:
 
     def _value_at_coordinate(self, name: str, entry: Mapping[str, Any]) -> tuple[Any, str] | None:
         axes, sizes = tuple(entry["axes"]), tuple(entry["sizes"])
-        coordinate = coordinate_on(self._mesh, axes, self._rank)
-        if coordinate is not None and axis_sizes(self._mesh, axes, self._world) == sizes:
-            text = label(axes, coordinate)
-            if text in entry["values"]:
-                # The tensors of a tree are replicas under one key; those of objects are stored by coordinate.
-                return entry["values"][text], "" if entry["kind"] == "tensors" else text
+        text = own_label(self._mesh, axes, sizes, self._rank, self._world)
+        if text in entry["values"]:
+            # The tensors of a tree are replicas under one key; those of objects are stored by coordinate.
+            return entry["values"][text], "" if text is None or entry["kind"] == "tensors" else text
         if not isinstance(self._live.statefuls.get(name), Reshards | ReshardsAt):
             saved = ", ".join(f"{axis}={size}" for axis, size in zip(axes, sizes, strict=True))
             live = ", ".join(f"{axis}={size}" for axis, size in zip(self._mesh.axes, self._mesh.sizes, strict=True))
@@ -106,8 +104,8 @@ class StateEntries:
         values = entry["values"]
         states = {parse_label(text): self._read_state(name, value, text, live) for text, value in values.items()}
         if isinstance(target, ReshardsAt):
-            place = coordinate_on(self._mesh, tuple(entry["axes"]), self._rank)
-            return target.holdfast_reshard_at(states, (self._rank,) if place is None else place)
+            coordinate = coordinate_on(self._mesh, tuple(entry["axes"]), self._rank)
+            return target.holdfast_reshard_at(states, (self._rank,) if coordinate is None else coordinate)
         return target.holdfast_reshard(states, self._rank, self._world)
 
     def _read_state(self, name: str, value: Any, suffix: str, live: Any) -> Any:
