@@ -48,7 +48,7 @@ def save(
     is the DeviceMesh whose coordinates index values that differ between ranks. `mapping` defines
     the names and shapes of the live tensors in the file: statements, a file of them, or the name of
     a built-in mapping; with several modules, a dict of mappings by name. `files` are published with the
-    checkpoint, such as a tokenizer: contents by name (bytes, text, or the path of a file), or a function that
+    checkpoint, such as a tokenizer: contents by name (bytes, text, or a `Path`), or a function that
     fills a folder, such as `tokenizer.save_pretrained`; those of rank 0.
 
     Raises the same HoldfastError on every rank; an earlier checkpoint at `path` is then unchanged.
@@ -70,7 +70,7 @@ def save(
         )
         storage, folder = locate(path)
         refuse_link(storage, folder)
-        extra = read_files(files) if ranks.rank == 0 else {}
+        extra = read_files(files, state) if ranks.rank == 0 else {}
         made.append((BlockingSaver(storage, options), folder, extra))
 
     run_on_all_ranks(ranks, prepare)

@@ -195,7 +195,7 @@ class Checkpointer:
         """Save the state as `step`, as it is now. Saving a committed step again replaces it, unless it is the same.
 
         `metrics` are numbers by name, such as {"loss": 2.31}, for `keep.best`. `files` are published with the step,
-        such as a tokenizer: contents by name (bytes, text, or the path of a file), or a function that fills a
+        such as a tokenizer: contents by name (bytes, text, or a `Path`), or a function that fills a
         folder, such as `tokenizer.save_pretrained`. They are read, and the function is called, before `save`
         returns: contents that stay the same cost least as bytes. Metrics and files are those of rank 0.
         """
@@ -234,7 +234,7 @@ class Checkpointer:
             return handle
 
     def _request(self, step: Any, state: Any, metrics: Any, files: Any) -> SaveRequest:
-        """Check the arguments of a save; metrics and files are those of rank 0."""
+        """Check the arguments of a save; files are read on rank 0 only."""
         closed = self._closed_error() if self._engine.state is RunState.CLOSED else None
         return SaveRequest.of(step, state, metrics, files if self._ranks().rank == 0 else None, closed)
 

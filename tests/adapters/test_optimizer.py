@@ -12,6 +12,7 @@ from torch import nn
 
 import holdfast
 from holdfast.core.warnings import HoldfastWarning
+from tests.cli.calls import call
 
 
 def model_of(seed: int = 0) -> Any:
@@ -347,3 +348,70 @@ def test_lists_and_dicts_of_tensors_in_a_state(tmp_path: Path) -> None:
             assert torch.equal(value["a/b"], found[key]["a/b"])
         else:
             assert value == found[key]
+
+
+def saved_lbfgs(folder: Path) -> tuple[nn.Module, Any]:
+    model = model_of()
+    optimizer = lbfgs_of(model)
+    search(model, optimizer, 3)
+    holdfast.save(folder, {"model": model, "optimizer": optimizer})
+    return model, optimizer
+
+
+def test_lbfgs_over_other_parameters_is_refused(tmp_path: Path) -> None:
+    saved_lbfgs(tmp_path / "c")
+    other = model_of(1)
+    for parameters in (list(other.parameters())[::-1], list(other.parameters())[:3]):
+        live = torch.optim.LBFGS(parameters)
+        for strict in (True, False):
+            with pytest.raises(holdfast.Mismatch, match="another order or with other sizes"):
+                holdfast.load(tmp_path / "c", {"optimizer": live, "model": other}, strict=strict, only=["optimizer"])
+            assert not live.state
+
+
+def test_a_mapping_refuses_states_with_tensors_inside(tmp_path: Path) -> None:
+    model, optimizer = saved_lbfgs(tmp_path / "c")
+    with pytest.raises(holdfast.Unsupported, match=r"a mapping cannot follow.*0\.weight/"):
+        holdfast.save(tmp_path / "d", {"model": model, "optimizer": optimizer}, mapping="0.weight -> a.weight")
+    (tmp_path / "map.txt").write_text("1.weight^T -> 1.weight")
+    done = call("convert", tmp_path / "c", tmp_path / "d", "--map", tmp_path / "map.txt")
+    assert done.exit_code == 1 and "a mapping cannot follow" in str(done.exception)
+    done = call("convert", tmp_path / "c", tmp_path / "d", "--to", "dcp")
+    assert done.exit_code == 1 and "cannot be written as torch DCP" in str(done.exception)
+
+
+def test_tensors_inside_a_state_are_filled_in_place_and_chosen_by_key(tmp_path: Path) -> None:
+    saved, optimizer = saved_lbfgs(tmp_path / "c")
+    wanted = states(saved, optimizer)
+    model = model_of(1)
+    live = lbfgs_of(model)
+    search(model, live, 3)
+    first = states(model, live)["0.weight/old_dirs"][0]
+    kept = states(model, live)["0.weight/old_stps"][0].clone()
+    state = {"model": model, "optimizer": live}
+    holdfast.load(tmp_path / "c", state, ignore=["*/old_stps.*"])
+    found = states(model, live)
+    assert found["0.weight/old_dirs"][0] is first and torch.equal(first, wanted["0.weight/old_dirs"][0])
+    assert torch.equal(found["0.weight/old_stps"][0], kept)
+    holdfast.load(tmp_path / "c", state, only=["*/old_stps.*"])
+    assert all_tensors(states(model, live)) == all_tensors(wanted)
+
+
+def test_a_cast_takes_the_history_along(tmp_path: Path) -> None:
+    saved_lbfgs(tmp_path / "c")
+    model = model_of(1).double()
+    live = lbfgs_of(model)
+    holdfast.load(tmp_path / "c", {"model": model, "optimizer": live}, cast=True)
+    assert {value.dtype for value in states(model, live)["0.weight/old_dirs"]} == {torch.float64}
+    assert states(model, live)["0.weight/d"].dtype == torch.float64
+
+
+def test_loaded_states_have_the_order_of_the_file(tmp_path: Path) -> None:
+    model = model_of()
+    optimizer = torch.optim.AdamW(model.parameters())
+    step(model, optimizer)
+    holdfast.save(tmp_path / "c", {"model": model, "optimizer": optimizer})
+    other = model_of(1)
+    live = torch.optim.AdamW(other.parameters())
+    holdfast.load(tmp_path / "c", {"model": other, "optimizer": live})
+    assert [list(state) for state in live.state.values()] == [["exp_avg", "exp_avg_sq", "step"]] * 4

@@ -84,8 +84,9 @@ def test_a_function_fills_a_folder_and_paths_are_read(tmp_path: Path) -> None:
         ("holdfast.json", "writes itself"),
         ("State.json", "writes itself"),
         ("config.json", "writes itself"),
-        ("model.safetensors", "tensors belong into the state"),
-        ("sub/model.safetensors.index.json", "tensors belong into the state"),
+        ("model.safetensors", "save tensors in the state"),
+        ("sub/model.safetensors.index.json", "save tensors in the state"),
+        ("sub/holdfast.json", "writes itself"),
         ("training_args.bin", "name of a pickle"),
         ("rng_state.PTH", "name of a pickle"),
         ("../escape.txt", "not an allowed file name"),
@@ -109,10 +110,14 @@ def test_names_that_are_refused(name: Any, reason: str) -> None:
     [
         ({"args.dat": pickle.dumps({"a": 1})}, "'args.dat' is a pickle"),
         ({"a.txt": b"", "A.txt": b""}, "differ only by case"),
-        ({"a": b"", "a/b": b""}, "is in a folder that is a file, too"),
+        ({"a": b"", "A/b": b""}, "is in a folder with the name of another file"),
+        ({f"{number}.txt": b"" for number in range(1001)}, "1001 files, more than 1000"),
+        ({"a.txt": __file__}, "give pathlib.Path"),
+        ({"a.txt": "\ud800"}, "no valid text"),
+        (lambda folder: 1 / 0, "the function raised ZeroDivisionError"),
         ({"a.txt": 3}, "is of type int"),
         ({"a.txt": Path("no such file")}, "cannot be read"),
-        ({"a.txt": bytes(129 * 2**20)}, "more than 128 MiB"),
+        ({"a.txt": bytes(65 * 2**20)}, "more than 64 MiB"),
         ([("a.txt", b"")], "such as tokenizer.save_pretrained"),
     ],
 )
@@ -127,13 +132,29 @@ def test_a_torch_file_under_another_name_is_a_pickle(tmp_path: Path) -> None:
         read_files({"notes.txt": tmp_path / "saved"})
 
 
-@pytest.mark.parametrize("name", ["ema", "EMA/notes.txt"])
-def test_names_of_this_state_s_folders_are_refused_at_the_save(tmp_path: Path, name: str) -> None:
+def save_with_a_clash(root: str, name: str) -> None:
     live = state()
     live["ema"] = holdfast.EMA(live["model"], decay=0.5)
-    with pytest.raises(holdfast.InvalidArgument, match=f"{name}.*file or folder that this state is saved as"):
-        holdfast.save(tmp_path / "c", live, files={name: b""})
+    with pytest.raises(holdfast.InvalidArgument, match=f"{name}.*name of an entry of the state"):
+        holdfast.save(f"{root}/c", live, files={name: b""}, deadline_s=30)
+    with holdfast.Checkpointer(root, deadline_s=30) as checkpointer:
+        with pytest.raises(holdfast.InvalidArgument, match=f"{name}.*name of an entry of the state"):
+            checkpointer.save(1, live, files={name: b""})
+        assert checkpointer.restore(live) is None
+
+
+@pytest.mark.parametrize("name", ["ema", "EMA/notes.txt"])
+def test_names_of_this_state_s_entries_are_refused_on_every_rank(tmp_path: Path, name: str) -> None:
+    run_ranks(2, save_with_a_clash, str(tmp_path), name)
     assert not (tmp_path / "c").exists()
+
+
+def test_a_damaged_file_of_a_user_stops_neither_peek_nor_restore(tmp_path: Path) -> None:
+    with holdfast.Checkpointer(tmp_path) as checkpointer:
+        checkpointer.save(1, state(), files={"a.txt": "a"}).result()
+        (tmp_path / "step-000000000001" / "a.txt").write_text("b")
+        peek = checkpointer.peek(verify=True)
+        assert peek is not None and peek.step == 1 == checkpointer.restore(state())
 
 
 def test_a_wrong_file_raises_at_the_call_and_the_next_save_is_good(tmp_path: Path) -> None:

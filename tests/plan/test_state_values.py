@@ -210,7 +210,7 @@ def test_a_parameter_with_state_on_any_rank_is_not_stateless() -> None:
 
 
 def test_different_plain_values_of_a_parameter_are_refused() -> None:
-    with pytest.raises(LayoutError, match="v: the state of a has different plain values"):
+    with pytest.raises(LayoutError, match="v: the state 'step' of a differs between ranks: 1 on one, 2 on another"):
         merged([optimizer(scalars={"a": {"step": 1}}), optimizer(scalars={"a": {"step": 2}})])
 
 

@@ -159,6 +159,15 @@ def key_of_param(name: str, param: torch.Tensor, key_of: Mapping[int, str]) -> s
     return key
 
 
+def spanned_params(optimizer: Any, key_of: Mapping[int, str], name: str) -> list[list[Any]] | None:
+    """Return the keys and sizes of all parameters, in order, if one state belongs to all of them, as in LBFGS."""
+    inner = inner_optimizer(optimizer)
+    if not isinstance(inner, torch.optim.LBFGS):
+        return None
+    params = (param for params, _ in group_options(inner) for param in params)
+    return [[key_of_param(name, param, key_of), param.numel()] for param in params]
+
+
 def group_options(optimizer: Any) -> Iterator[tuple[list[torch.Tensor], dict[str, Any]]]:
     """Yield the parameters and options of each param group."""
     for group in optimizer.param_groups:

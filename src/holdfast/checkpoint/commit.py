@@ -12,14 +12,22 @@ from typing import Any
 
 from holdfast.checkpoint.lineage import Lineage
 from holdfast.core import names
-from holdfast.core.errors import InvalidArgument, StorageError, Unsupported
+from holdfast.core.errors import StorageError, Unsupported
 from holdfast.format import strictjson
 from holdfast.format.digest import digest_hex
 from holdfast.format.manifest import BlockRecord, FileRecord, GroupRecord, Manifest
 from holdfast.format.safetensors import encode_index
 from holdfast.layout.placement import Mesh
 from holdfast.plan.files import FilePlan
-from holdfast.plan.state_values import RankValue, extra_files, merge_files, merge_plans, merge_values, values_from
+from holdfast.plan.state_values import (
+    EXTRA,
+    RankValue,
+    extra_files,
+    merge_files,
+    merge_plans,
+    merge_values,
+    values_from,
+)
 from holdfast.version import __version__
 
 
@@ -108,8 +116,8 @@ class Commit:
         small, extra = self._small_files(rank_values), extra_files(rank_values)
         records = file_records(self.files, reports)
         records |= {name: small_file_record(data, self.block_bytes) for name, data in sorted(small.items())}
-        _check_extra_names(extra, records)
-        records |= {name: small_file_record(data, self.block_bytes, "extra") for name, data in sorted(extra.items())}
+        extra = _without_clashes(extra, records)
+        records |= {name: small_file_record(data, self.block_bytes, EXTRA) for name, data in sorted(extra.items())}
         writer: dict[str, Any] = {
             "holdfast": __version__,
             "world": self.world,
@@ -154,12 +162,13 @@ def _group_from(fields: Mapping[str, Any]) -> GroupRecord:
     return GroupRecord(**{**fields, "files": tuple(fields["files"])})
 
 
-def _check_extra_names(extra: Iterable[str], own: Iterable[str]) -> None:
-    """Raise InvalidArgument if a user's file has the name of a file or folder of the checkpoint, in any case."""
-    taken = {name.lower() for name in own} | {name.partition("/")[0].lower() for name in own}
-    for name in extra:
-        if not {name.lower(), name.partition("/")[0].lower()}.isdisjoint(taken):
-            raise InvalidArgument(f"files: {name!r} has the name of a file or folder that this state is saved as")
+def _without_clashes(extra: Mapping[str, bytes], own: Iterable[str]) -> dict[str, bytes]:
+    """Return a user's files but those with the name of a file or folder of the checkpoint, in any case.
+
+    The call of `save` refuses them by the entries of rank 0; those of other ranks must not fail the commit.
+    """
+    taken = {part for name in own for part in (name.lower(), name.partition("/")[0].lower())}
+    return {name: data for name, data in extra.items() if name.partition("/")[0].lower() not in taken}
 
 
 def small_file_record(data: bytes, block_bytes: int, kind: str = "") -> FileRecord:

@@ -17,7 +17,8 @@ JSON_DEPTH = 128
 JSON_BYTES = 256 * MIB
 JSON_CONTAINERS = 4_000_000
 MANIFEST_FILES = 100_000
-EXTRA_FILES_BYTES = 128 * MIB  # that a user publishes with one step
+EXTRA_FILES = 1_000  # that a user publishes with one step
+EXTRA_FILES_BYTES = 64 * MIB
 BLOCKS_PER_FILE = 1_000_000
 
 MAPPING_BYTES = 16 * MIB

@@ -20,7 +20,21 @@ MASTERS = "master_weights"
 MASTER_STATES = frozenset({"master", "master_param", "master_weight", MASTERS})  # names used by optimizers
 _DIGITS = re.compile(rb"([0-9]+)")
 _TENSOR_FILE = re.compile(r"(?P<group>.+)-(?P<number>[0-9]{5,})-of-(?P<count>[0-9]{5,})\.safetensors")
-_PICKLES = (".bin", ".ckpt", ".joblib", ".pickle", ".pkl", ".pt", ".pth")
+_PICKLES = (
+    ".bin",
+    ".ckpt",
+    ".dill",
+    ".joblib",
+    ".npy",
+    ".npz",
+    ".pdopt",
+    ".pdparams",
+    ".pickle",
+    ".pk",
+    ".pkl",
+    ".pt",
+    ".pth",
+)
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 _GROUP_CHARS = 100
 _ASIDE = re.compile(r"(abandoned|damaged)-step-([0-9]{12,})(?:-[0-9]+)?")
@@ -147,8 +161,8 @@ def extra_file_problem(name: str) -> str | None:
     if lower.endswith(_PICKLES):
         return "has the name of a pickle, which can run code when it is opened"
     if lower.endswith((".safetensors", ".safetensors.index.json")):
-        return "has the name of a tensor file: tensors belong into the state"
-    if "/" not in lower and is_holdfast_name(lower):
+        return "has the name of a tensor file: save tensors in the state"
+    if is_holdfast_name(lower) and ("/" not in lower or lower.endswith((MANIFEST, STATE))):
         return "is a file that Holdfast writes itself"
     return None
 

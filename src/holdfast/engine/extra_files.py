@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +16,12 @@ from holdfast.plan.state_values import EXTRA_PREFIX, RankValue, extra_value
 ExtraFiles = Mapping[str, bytes | bytearray | memoryview | str | os.PathLike[str]] | Callable[[str], Any]
 
 
-def read_files(given: ExtraFiles | None) -> dict[str, bytes]:
-    """Return the bytes of the given files by name.
+def read_files(given: ExtraFiles | None, entries: Iterable[str] = ()) -> dict[str, bytes]:
+    """Return the bytes of the given files by name; `entries` are the names in the state that is saved with them.
 
-    A mapping has the name of each file and its content: bytes, text, or the path of a file to read. A function is
+    A mapping has the name of each file and its content: bytes, text, or the `Path` of a file to read. A function is
     called with an empty folder that it fills, as a tokenizer's `save_pretrained` does. Raises InvalidArgument for
-    names that Holdfast uses itself or that lead outside of the folder, for pickles, and for too many bytes.
+    names that Holdfast uses itself or that lead outside of the folder, for pickles, and for too many files or bytes.
     """
     if given is None:
         return {}
@@ -37,9 +37,16 @@ def read_files(given: ExtraFiles | None) -> dict[str, bytes]:
     collision = case_collision(files)
     if collision is not None:
         raise InvalidArgument(f"files: {collision[0]!r} and {collision[1]!r} differ only by case")
+    if len(files) > limits.EXTRA_FILES:
+        raise InvalidArgument(f"files: {len(files)} files, more than {limits.EXTRA_FILES}")
+    folders = {name.lower() for name in entries if isinstance(name, str)}  # averages are saved in one of their own
+    own = {name.lower() for name in files}
     for name, data in files.items():
-        if name.partition("/")[0] in files and "/" in name:
-            raise InvalidArgument(f"files: {name!r} is in a folder that is a file, too")
+        folder, slash, _ = name.lower().partition("/")
+        if folder in folders:
+            raise InvalidArgument(f"files: {name!r} has the name of an entry of the state")
+        if slash and folder in own:
+            raise InvalidArgument(f"files: {name!r} is in a folder with the name of another file")
         if _is_pickle(data):
             raise InvalidArgument(f"files: {name!r} is a pickle, which can run code when it is opened")
     total = sum(map(len, files.values()))
@@ -59,7 +66,12 @@ def check_name(name: Any) -> str:
 
 def _content(name: str, content: Any) -> bytes:
     if isinstance(content, str):
-        return content.encode()
+        if "\n" not in content and os.path.isfile(content):  # noqa: PTH113  (false for a text of any length)
+            raise InvalidArgument(f"files: {name!r} is the path of a file as text; give pathlib.Path({content!r})")
+        try:
+            return content.encode()
+        except UnicodeEncodeError as error:
+            raise InvalidArgument(f"files: {name!r} is no valid text: {error}") from error
     if isinstance(content, bytes | bytearray | memoryview):
         return bytes(content)
     if isinstance(content, os.PathLike):
@@ -72,7 +84,10 @@ def _content(name: str, content: Any) -> bytes:
 def _files_of(fill: Callable[[str], Any]) -> dict[str, bytes]:
     """Return the files that a function writes into a folder."""
     with tempfile.TemporaryDirectory(prefix="holdfast-files-") as folder:
-        fill(folder)
+        try:
+            fill(folder)
+        except Exception as error:
+            raise InvalidArgument(f"files: the function raised {type(error).__name__}: {error}") from error
         paths = sorted(path for path in Path(folder).rglob("*") if not path.is_dir())
         names = {check_name(path.relative_to(folder).as_posix()): path for path in paths}
         return {name: _read(name, path) for name, path in names.items()}
@@ -89,9 +104,8 @@ def _read(name: str, path: Path) -> bytes:
 
 def _is_pickle(data: bytes) -> bool:
     """Return True for a pickle of protocol 2 or later, and for a zip archive that holds one, as torch.save writes."""
-    return (data[:1] == b"\x80" and data[1:2] in b"\x02\x03\x04\x05" and data[-1:] == b".") or (
-        data[:4] == b"PK\x03\x04" and b"data.pkl" in data
-    )
+    zipped = data[:4] == b"PK\x03\x04" and b"data.pkl" in data
+    return zipped or (data[:1] == b"\x80" and data[1:2] in (b"\x02", b"\x03", b"\x04", b"\x05"))
 
 
 class ExtraFileEncoder:

@@ -46,13 +46,21 @@ class SaveRequest:
             if closed is not None:
                 raise closed
             check_state(state)
-            return SaveRequest(check_step(step), state, check_metrics(metrics), read_files(files))
+            return SaveRequest(check_step(step), state, check_metrics(metrics), read_files(files, state))
         except Exception as error:  # noqa: BLE001  (other ranks must learn of any error)
-            return SaveRequest(0, state, error=error)
+            return SaveRequest(_known_step(step), state, error=error)
 
     def require_valid(self) -> None:
         if self.error is not None:
             raise self.error
+
+
+def _known_step(step: Any) -> int:
+    """Return the step of a wrong call, for messages; 0 if it is none."""
+    try:
+        return check_step(step)
+    except InvalidArgument:
+        return 0
 
 
 def check_state(state: Any) -> None:

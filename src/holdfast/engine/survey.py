@@ -85,6 +85,7 @@ class Surveyor:
     def _collect(self, ranks: Ranks, state: MutableMapping[str, Any]) -> tuple[Collected, Mesh, dict[str, list[str]]]:
         from holdfast.adapters.live_state import classify_state, live_mesh, merge_owners
         from holdfast.adapters.saving.collect import collect
+        from holdfast.mapping.apply import refuse_nested_states
 
         classified: list[LiveState] = []
         collected: list[tuple[Collected, Mesh]] = []
@@ -98,7 +99,10 @@ class Surveyor:
         def collect_state() -> None:
             live = replace(classified[0], owners=owners)
             mesh = live_mesh(live, ranks.world, self._options.mesh)
-            collected.append((collect(live, self._options.model_dtype, self._holders), mesh))
+            own = collect(live, self._options.model_dtype, self._holders)
+            for name, entry in own.optimizers.items() if self._options.mapping is not None else ():
+                refuse_nested_states(name, entry)
+            collected.append((own, mesh))
 
         run_on_all_ranks(ranks, collect_state)
         own, mesh = collected[0]

@@ -19,6 +19,7 @@ from holdfast.mapping.quantized import check_quantized
 from holdfast.plan.contents import Contents, Group
 from holdfast.plan.files import Place, TensorSpec
 from holdfast.plan.recipe import Recipe
+from holdfast.plan.state_references import references
 
 Targets = Mapping[str, TensorSpec]
 
@@ -255,6 +256,7 @@ def mapped_entry(name: str, entry: Any, module: str, targets_by_source: Mapping[
         return _mapped_dict(entry, targets_by_source)
     if entry.get("kind", "optimizer") != "optimizer" or entry.get("numbered"):
         return entry
+    refuse_nested_states(name, entry)
     prefix = _prefix((param for group in entry["groups"] for param in group["params"]), module, targets_by_source)
 
     def targets_of(param: str) -> list[str]:
@@ -280,6 +282,13 @@ def mapped_entry(name: str, entry: Any, module: str, targets_by_source: Mapping[
                 )
     stateless = dict.fromkeys(target for param in entry.get("stateless", ()) for target in targets_of(param))
     return {**entry, "groups": groups, "scalars": scalars, "stateless": sorted(stateless)}
+
+
+def refuse_nested_states(name: str, entry: Mapping[str, Any]) -> None:
+    """Raise Unsupported for an optimizer whose states hold tensors in lists or dicts: they follow no mapping."""
+    nested = next(iter(references(entry.get("scalars", {}))), None)
+    if nested is not None:
+        raise Unsupported(f"{name}: a mapping cannot follow states with tensors inside, such as {nested}")
 
 
 def _mapped_dict(entry: Mapping[str, Any], targets_by_source: Mapping[str, tuple[str, ...]]) -> Any:

@@ -188,8 +188,15 @@ def _merge_optimizer(name: str, answers: Sequence[Mapping[str, Any]], tensor_key
     scalars: dict[str, Any] = {}
     for answer in answers:
         for key, value in answer["scalars"].items():
-            if scalars.setdefault(key, value) != value:
-                raise LayoutError(f"{name}: the state of {key} has different plain values on different ranks")
+            if (known := scalars.setdefault(key, value)) != value:
+                state = next(state for state in (*value, *known) if known.get(state) != value.get(state))
+                raise LayoutError(
+                    f"{name}: the state {state!r} of {key} differs between ranks: {str(known.get(state))[:60]} on one, "
+                    f"{str(value.get(state))[:60]} on another"
+                )
+    spans = [answer["spans"] for answer in answers if "spans" in answer]
+    if any(other != spans[0] for other in spans[1:]):
+        raise LayoutError(f"{name}: its state belongs to all parameters, and the ranks have different ones")
     with_state = {key.rpartition("/")[0] for key in tensor_keys} | set(scalars)
     stateless = {key for answer in answers for key in answer["stateless"]} - with_state
     return {
@@ -198,6 +205,7 @@ def _merge_optimizer(name: str, answers: Sequence[Mapping[str, Any]], tensor_key
         "stateless": sorted(stateless),
         "scalars": scalars,
         "masters": next((answer["masters"] for answer in answers if answer["masters"]), None),
+        **({"spans": spans[0]} if spans else {}),
     }
 
 

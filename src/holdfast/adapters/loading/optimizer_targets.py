@@ -25,6 +25,7 @@ from holdfast.adapters.optimizer import (
     is_master,
     key_of_param,
     new_state,
+    spanned_params,
     state_names,
     view_optimizer,
 )
@@ -64,9 +65,9 @@ class OptimizerTargets:
             if self._requests.choice.selects_entry(self._name):
                 self._requests.findings.missing.append(f"{self._name}: the checkpoint has no such optimizer")
             return
-        mismatch = self._kind_mismatch() if self._requests.choice.selects_entry(self._name) else ""
+        mismatch = self._mismatch() if self._requests.choice.selects_entry(self._name) else ""
         if mismatch:
-            self._requests.findings.mismatched.append(f"{self._name}: saved by another kind of optimizer: {mismatch}")
+            self._requests.findings.mismatched.append(f"{self._name}: {mismatch}")
             return
         if not view.declared:
             self._check_load()
@@ -89,6 +90,16 @@ class OptimizerTargets:
         labels = ("param_groups", *self._stored)
         if any(self._requests.choice.selects(self._name, label) for label in labels):
             check_optimizer_load(self._name, self._optimizer)
+
+    def _mismatch(self) -> str:
+        """Describe why nothing of the stored optimizer can be loaded; "" if it can."""
+        kind = self._kind_mismatch()
+        if kind:
+            return f"saved by another kind of optimizer: {kind}"
+        saved, live = self._entry.get("spans"), spanned_params(self._optimizer, self._key_of, self._name)
+        if saved is not None and live is not None and saved != live:
+            return "its state belongs to all parameters together, which were saved in another order or with other sizes"
+        return ""
 
     def _kind_mismatch(self) -> str:
         """Describe how the stored optimizer differs in kind from the live one; "" if the kinds match.
@@ -120,7 +131,9 @@ class OptimizerTargets:
         by_param: dict[str, list[str]] = {}
         scalars = self._entry.get("scalars", {})
         nested = references(scalars)
-        for stored_key in self._stored.keys() - nested.keys():
+        for stored_key in self._stored:
+            if stored_key in nested:
+                continue
             param_key, _, state_name = stored_key.rpartition("/")
             by_param.setdefault(param_key, []).append(state_name)
         stateless = set(self._entry.get("stateless", ()))
@@ -141,13 +154,16 @@ class OptimizerTargets:
             new = self._states_of(key, param, live, (*by_param.get(key, ()), *encoded), options)
             new |= self._master_of(key, param, live)
             stale: list[str] = []
-            selected = self._requests.choice.selects(self._name, f"{key}/*")
-            tensors = self._nested_tensors(key, param, live, encoded, options) if selected else None
-            if tensors is not None:
-                saved = decode_tensors(encoded, tensors, self._name)
+            chosen = {name: value for name, value in encoded.items() if self._selects_state(key, value)}
+            tensors = self._nested_tensors(key, param, live, chosen, options) if chosen else {}
+            if tensors is not None and (chosen or self._requests.choice.selects(self._name, f"{key}/*")):
+                saved = decode_tensors(chosen, tensors, self._name)
                 self.notes += self._requests.compare_types(saved, live, f"{self._name}[{key}]")
                 plain = with_live_types(saved, live)
-                stale = [n for n, value in live.items() if not isinstance(value, torch.Tensor) and n not in plain]
+                if self._requests.choice.selects(self._name, f"{key}/*"):
+                    stale = [n for n, value in live.items() if not isinstance(value, torch.Tensor) and n not in encoded]
+                dropped = [n for n in stale if contains_tensor(live[n])]
+                self.notes += [f"{self._name}: {key}/{n} was not saved, and is removed" for n in dropped]
                 new |= plain
             self.actions.append(partial(_apply_state, view.optimizer, param, new, stale))
 
@@ -179,6 +195,11 @@ class OptimizerTargets:
                 self._report_missing(key, {state_name: value})
         return new
 
+    def _selects_state(self, key: str, encoded: Any) -> bool:
+        """Return True if a state that is not a tensor is selected: by the keys of all tensors inside, if it has any."""
+        labels = references(encoded) or (f"{key}/*",)
+        return all(self._requests.choice.selects(self._name, label) for label in labels)
+
     def _nested_tensors(
         self, key: str, param: torch.Tensor, live: Mapping[str, Any], encoded: Any, options: dict[str, Any]
     ) -> dict[str, torch.Tensor] | None:
@@ -196,13 +217,13 @@ class OptimizerTargets:
                 self._requests.findings.missing.append(f"{self._name}: {label}")
                 complete = False
                 continue
-            shape, known = source.logical_shape, held.get(label)
-            if known is not None and tuple(known.shape) == shape:
-                out[label] = torch.empty_like(known)
+            if label in held:
+                out[label] = held[label]
             elif tag == "$array":
-                out[label] = torch.empty(shape, dtype=getattr(torch, source.logical))
+                out[label] = torch.empty(source.logical_shape, dtype=getattr(torch, source.logical))
             else:
-                out[label] = new_state(param, label, shape, self._new_dtype(key, param, source), options)
+                dtype = self._new_dtype(key, param, source)
+                out[label] = new_state(param, label, source.logical_shape, dtype, options)
             complete = self._requests.request(self._name, label, out[label], source) and complete
         return out if complete else None
 
@@ -212,7 +233,8 @@ class OptimizerTargets:
         A state stored in its parameter's dtype gets the live parameter's dtype, as after torch's own load.
         """
         owner = self._requests.contents.find(self._module, key)
-        follows = owner is not None and owner.logical == source.logical and source.shape == owner.shape
+        same = owner is not None and owner.logical == source.logical
+        follows = same and ("spans" in self._entry or (owner is not None and source.shape == owner.shape))
         return param.dtype if self._requests.casts and follows else getattr(torch, source.logical)
 
     def _shape_differs(self, key: str, param: torch.Tensor, stored: Sequence[str]) -> bool:

@@ -13,7 +13,14 @@ from holdfast.adapters.hooks import check_optimizer_save
 from holdfast.adapters.huggingface import adapter_kind, config_files
 from holdfast.adapters.live_state import LiveState
 from holdfast.adapters.module import memory_identity, view_module
-from holdfast.adapters.optimizer import DeclaresShards, StateTensor, group_options, key_of_param, view_optimizer
+from holdfast.adapters.optimizer import (
+    DeclaresShards,
+    StateTensor,
+    group_options,
+    key_of_param,
+    spanned_params,
+    view_optimizer,
+)
 from holdfast.adapters.optimizer_options import option_groups
 from holdfast.adapters.tensors import Holder, Holders, fingerprint, holder_of, part_view, raw_array
 from holdfast.adapters.tree import Tree, flatten
@@ -309,3 +316,5 @@ def _collect_optimizer(out: Collected, live: LiveState, name: str, optimizer: An
         "scalars": scalars,
         "masters": view.master_name if view.masters else None,
     }
+    if (spanned := spanned_params(optimizer, key_of, name)) is not None:
+        out.optimizers[name]["spans"] = spanned

@@ -9,13 +9,14 @@ from typing import Any
 import torch
 
 from holdfast.adapters.optimizer_options import decode_options
-from holdfast.core.errors import Damaged
+from holdfast.core.errors import Damaged, Unsupported
 from holdfast.format import statejson
 from holdfast.format.dtypes import DType, dtype_named
 from holdfast.layout.box import Box
 from holdfast.plan.contents import Contents, Group
 from holdfast.plan.files import Place
 from holdfast.plan.recipe import Recipe
+from holdfast.plan.state_references import references
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +98,9 @@ class NestedState:
             param, _, state_name = key.rpartition("/")
             states.setdefault(param, {})[state_name] = self._placeholder(recipe, group.logical.get(key))
         entry = contents.state.get(name, {})
+        nested = next(iter(references(entry.get("scalars", {}))), None)
+        if nested is not None:
+            raise Unsupported(f"{name}: states with tensors inside, such as {nested}, cannot be written as torch DCP")
         for param, values in entry.get("scalars", {}).items():
             states.setdefault(param, {}).update(statejson.decode(values, name))
         masters = contents.groups.get("master_weights")
