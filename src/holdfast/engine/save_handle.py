@@ -56,7 +56,7 @@ class SaveRequest:
 
 
 def _known_step(step: Any) -> int:
-    """Return the step of a wrong call, for messages; 0 if it is none."""
+    """Return the step of a wrong call, for messages; 0 if the step is wrong."""
     try:
         return check_step(step)
     except InvalidArgument:
