@@ -1,6 +1,6 @@
-"""Started by torchrun in test_elastic.py: trains 8 steps, saves every second one, and dies in its first two lives.
+"""Started by torchrun in test_elastic.py: trains 8 steps, saves every second one, and dies as it is told.
 
-Arguments: the root, and the file to which rank 0 appends one line per step.
+Arguments: the root, the file to which rank 0 appends one line per step, and "raise" or "raise, kill".
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch.distributed.fsdp import fully_shard
 import holdfast
 
 
-def main(root: str, log: str) -> None:
+def main(root: str, log: str, deaths: str) -> None:
     dist.init_process_group("gloo")
     rank, life = dist.get_rank(), os.environ["TORCHELASTIC_RESTART_COUNT"]
     torch.manual_seed(0)
@@ -40,7 +40,7 @@ def main(root: str, log: str) -> None:
                 checkpointer.save(step, state).result()
             if (life, step, rank) == ("0", 3, 1):
                 raise RuntimeError("rank 1 fails in its first life")
-            if (life, step, rank) == ("1", 5, 0):
+            if "kill" in deaths and (life, step, rank) == ("1", 5, 0):
                 os.kill(os.getpid(), signal.SIGKILL)
     dist.destroy_process_group()
 

@@ -17,17 +17,26 @@ SCRIPT = Path(__file__).with_name("elastic_script.py")
 
 
 @pytest.mark.timeout(240)
-def test_a_raise_and_a_kill_are_survived_by_torchrun(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("deaths", "lives"),
+    [
+        ("raise", {"0": [1, 2, 3], "1": [3, 4, 5, 6, 7, 8]}),
+        pytest.param("raise, kill", {"0": [1, 2, 3], "1": [3, 4, 5], "2": [5, 6, 7, 8]}, marks=pytest.mark.full),
+    ],
+)
+def test_deaths_are_survived_by_torchrun(tmp_path: Path, deaths: str, lives: dict[str, list[int]]) -> None:
     root, log = tmp_path / "run", tmp_path / "log"
     launch = [sys.executable, "-m", "torch.distributed.run", "--nnodes=1:1", "--nproc-per-node=2", "--max-restarts=3"]
     launch += ["--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0", "--monitor-interval=0.1"]
     environment = {**os.environ, "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "OMP_NUM_THREADS": "1"}
-    command = [*launch, str(SCRIPT), str(root), str(log)]
+    command = [*launch, str(SCRIPT), str(root), str(log), deaths]
     done = subprocess.run(command, check=False, env=environment, capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stderr[-2000:]
     lines = [line.split() for line in log.read_text().splitlines()]
-    steps = {life: [int(step) for own, step, _ in lines if own == life] for life in ("0", "1", "2")}
-    assert (steps["0"], steps["1"], steps["2"]) == ([1, 2, 3], [3, 4, 5], [5, 6, 7, 8])
+    steps: dict[str, list[int]] = {}
+    for life, step, _ in lines:
+        steps.setdefault(life, []).append(int(step))
+    assert steps == lives
     losses = {(step, loss) for _, step, loss in lines}
     assert len(losses) == 8, "a step that was done twice has the same loss"
     with holdfast.Checkpointer(root) as checkpointer:
