@@ -16,12 +16,13 @@ from holdfast.adapters import comm
 SCRIPT = Path(__file__).with_name("elastic_script.py")
 
 
+@pytest.mark.full  # half a minute each, most of it torchrun's
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize(
     ("deaths", "lives"),
     [
         ("raise", {"0": [1, 2, 3], "1": [3, 4, 5, 6, 7, 8]}),
-        pytest.param("raise, kill", {"0": [1, 2, 3], "1": [3, 4, 5], "2": [5, 6, 7, 8]}, marks=pytest.mark.full),
+        ("raise, kill", {"0": [1, 2, 3], "1": [3, 4, 5], "2": [5, 6, 7, 8]}),
     ],
 )
 def test_deaths_are_survived_by_torchrun(tmp_path: Path, deaths: str, lives: dict[str, list[int]]) -> None:
