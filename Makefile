@@ -10,7 +10,7 @@ PADDLE_NEXT_READY := $(PADDLE_NEXT_VENV)/.ready
 PADDLE_NEXT := paddlepaddle==3.3.1
 PADDLE_FORMERS := paddleformers==1.2.0
 
-.PHONY: demo test pytest quick check mutants layouts full faults power fuzz interop bench clean help spmd spmd-test torch-tests
+.PHONY: demo test pytest quick check mutants layouts full faults integrations power fuzz interop bench clean help spmd spmd-test torch-tests
 
 help:
 	@echo "make demo    train on 4 ranks, kill one, resume on another layout, open with transformers (sets itself up)"
@@ -20,6 +20,7 @@ help:
 	@echo "make layouts every layout of the trainer: gradients, checkpoints, exact resume (make test runs a slice)"
 	@echo "make full    every case of every test (make test runs a slice of the layouts and faults)"
 	@echo "make faults  every fault at its full count, as a table: lost, wrong and hung must be 0"
+	@echo "make integrations  every case of the frameworks: Trainer, TRL, Lightning, accelerate (make test runs a slice)"
 	@echo "make power   cuts the power of ext4 and xfs in the middle of 200 saves each (root, loop devices, FUSE; xfsprogs)"
 	@echo "make fuzz    ten minutes of mutated headers, indexes, manifests and states (MINUTES=, SEED=)"
 	@echo "make mutants changes one thing at a time in a copy of the code, and sees whether a test notices: a night's work"
@@ -32,11 +33,11 @@ help:
 	@echo "             installed (TORCH_SRC=checkout; FILES=\"test_api test_dtensor\", MODE=with, JOBS=2; a stopped run goes on)"
 	@echo "make bench   save and load beside PyTorch's own checkpointing, convert beside cp, as ratios"
 
-$(READY): requirements/torch.txt requirements/dev.txt pyproject.toml
+$(READY): requirements/torch.txt requirements/dev.txt requirements/integrations.txt pyproject.toml
 	$(PYTHON) -c "import sys; sys.exit(sys.version_info < (3, 11))" || (echo "Holdfast needs Python 3.11 or newer: make PYTHON=python3.12 ..." && exit 1)
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check -r requirements/torch.txt
-	$(BIN)/pip install --quiet --disable-pip-version-check -r requirements/dev.txt
+	$(BIN)/uv pip install --quiet --python $(BIN)/python $(addprefix -r requirements/,torch.txt dev.txt integrations.txt)
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	touch $@
 
@@ -73,6 +74,9 @@ layouts: $(READY)
 
 faults: $(READY)
 	$(BIN)/python -m tests.faults
+
+integrations: $(READY)
+	$(BIN)/python -m pytest --full tests/integrations
 
 power: $(READY)
 	$(BIN)/python -m tests.power

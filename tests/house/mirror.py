@@ -31,6 +31,7 @@ SEVERAL = {
     "convert/test_quantized.py": "quantized weights through a whole conversion",
     "convert/test_values.py": "values that are no tensors through a whole conversion",
     "engine/test_load_partly.py": "load: options that leave something out",
+    "integrations/test_launcher.py": "the process that forks ranks for the other tests of this folder",
     "mapping/compile/test_fused_sizes.py": "fused and evaluate: heads of different sizes",
     "mapping/families/test_families.py": "every family against transformers",
     "mapping/families/test_live.py": "families on live models",
