@@ -10,7 +10,7 @@ PADDLE_NEXT_READY := $(PADDLE_NEXT_VENV)/.ready
 PADDLE_NEXT := paddlepaddle==3.3.1
 PADDLE_FORMERS := paddleformers==1.2.0
 
-.PHONY: demo test pytest quick check mutants layouts full faults integrations power fuzz interop bench clean help spmd spmd-test torch-tests
+.PHONY: demo test pytest quick check mutants layouts full faults integrations torchtitan power fuzz interop bench clean help spmd spmd-test torch-tests
 
 help:
 	@echo "make demo    train on 4 ranks, kill one, resume on another layout, open with transformers (sets itself up)"
@@ -21,6 +21,7 @@ help:
 	@echo "make full    every case of every test (make test runs a slice of the layouts and faults)"
 	@echo "make faults  every fault at its full count, as a table: lost, wrong and hung must be 0"
 	@echo "make integrations  every case of the frameworks: Trainer, TRL, Lightning, accelerate (make test runs a slice)"
+	@echo "make torchtitan  torchtitan's components with Holdfast's checkpointer (installs torchtitan beside the rest)"
 	@echo "make power   cuts the power of ext4 and xfs in the middle of 200 saves each (root, loop devices, FUSE; xfsprogs)"
 	@echo "make fuzz    ten minutes of mutated headers, indexes, manifests and states (MINUTES=, SEED=)"
 	@echo "make mutants changes one thing at a time in a copy of the code, and sees whether a test notices: a night's work"
@@ -37,7 +38,7 @@ $(READY): requirements/torch.txt requirements/dev.txt requirements/integrations.
 	$(PYTHON) -c "import sys; sys.exit(sys.version_info < (3, 11))" || (echo "Holdfast needs Python 3.11 or newer: make PYTHON=python3.12 ..." && exit 1)
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check -r requirements/torch.txt
-	$(BIN)/uv pip install --quiet --python $(BIN)/python $(addprefix -r requirements/,torch.txt dev.txt integrations.txt)
+	$(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python $(addprefix -r requirements/,torch.txt dev.txt integrations.txt)
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	touch $@
 
@@ -77,6 +78,15 @@ faults: $(READY)
 
 integrations: $(READY)
 	$(BIN)/python -m pytest --full tests/integrations
+
+# torchtitan pins versions of other packages that the rest of the tests cannot use: it is put beside them.
+TITAN := out/torchtitan
+$(TITAN)/.ready: requirements/torchtitan.txt $(READY)
+	$(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python --target $(TITAN) --no-deps -r requirements/torchtitan.txt
+	touch $@
+
+torchtitan: $(TITAN)/.ready
+	PYTHONPATH=$(TITAN) $(BIN)/python -m pytest --full -rs tests/integrations/test_torchtitan.py
 
 power: $(READY)
 	$(BIN)/python -m tests.power

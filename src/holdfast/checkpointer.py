@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 import threading
 import weakref
 from collections import deque
@@ -377,6 +378,8 @@ class Checkpointer:
 
     def __del__(self) -> None:
         """Release the writer; it finishes by itself."""
+        if sys.is_finalizing():  # modules are gone; `close_at_exit` has closed it
+            return
         if hasattr(self, "_engine") and self._owner == os.getpid():
             self._engine.release()
 
