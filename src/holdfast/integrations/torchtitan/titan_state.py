@@ -20,7 +20,7 @@ def run_state(
     """Return the state of a run: `others` are the objects that torchtitan adds, such as its train state."""
     state: dict[str, Any] = {MODEL: model, **_by_name(list(optimizers)), LR_SCHEDULER: lr_schedulers, **others}
     if dataloader is not None:
-        state[DATALOADER] = LoaderPosition(dataloader)
+        state[DATALOADER] = LoaderEntry(dataloader)
     return state
 
 
@@ -77,7 +77,7 @@ def whole_shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
     return {name: shape for shapes in found for name, shape in shapes.items()}
 
 
-class LoaderPosition:
+class LoaderEntry:
     """The position of a data loader. torchtitan's own state_dict would wrap it in a pickle."""
 
     def __init__(self, loader: Any):
