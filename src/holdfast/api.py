@@ -36,6 +36,8 @@ def save(
     model_dtype: str | None = None,
     ties: Mapping[str, str] | None = None,
     replicas: str = "error",
+    only: Sequence[str] = (),
+    ignore: Sequence[str] = (),
     mesh: Any = None,
     files: ExtraFiles | None = None,
     deadline_s: float = DEADLINE_S,
@@ -49,7 +51,8 @@ def save(
     the names and shapes of the live tensors in the file: statements, a file of them, or the name of
     a built-in mapping; with several modules, a dict of mappings by name. `files` are published with the
     checkpoint, such as a tokenizer: contents by name (bytes, text, or a `Path`), or a function that
-    fills a folder, such as `tokenizer.save_pretrained`; those of rank 0.
+    fills a folder, such as `tokenizer.save_pretrained`; those of rank 0. `only` and `ignore` are patterns of keys,
+    as in `load`: what they leave out is not in the checkpoint. A model that is not saved whole gets no config.json.
 
     Raises the same HoldfastError on every rank; an earlier checkpoint at `path` is then unchanged.
     """
@@ -67,6 +70,8 @@ def save(
             replicas=replicas,
             mesh=mesh,
             mapping=mapping,
+            only=only,
+            ignore=ignore,
         )
         storage, folder = locate(path)
         refuse_link(storage, folder)

@@ -27,6 +27,7 @@ from holdfast.engine.options import (
     BackgroundOptions,
     LoadOptions,
     SaveOptions,
+    check_patterns,
     check_progress,
 )
 from holdfast.engine.peek import Peek
@@ -64,7 +65,8 @@ class Checkpointer:
     while the previous one is still being written: "wait" or "skip". `arena_bytes` limits the shared
     memory of this rank. `grace_s` is how long SIGTERM waits for the save in flight.
     `on_event` is called with every event, from any thread. `mapping` defines the names and shapes
-    of the live tensors in the checkpoints, as in `holdfast.save`; `restore` uses its reverse.
+    of the live tensors in the checkpoints, as in `holdfast.save`; `restore` uses its reverse. `only` and `ignore`
+    are patterns of the keys that every save writes and `restore` loads, as in `holdfast.save`.
     """
 
     def __init__(
@@ -77,6 +79,8 @@ class Checkpointer:
         model_dtype: str | None = None,
         ties: Mapping[str, str] | None = None,
         replicas: str = "error",
+        only: Sequence[str] = (),
+        ignore: Sequence[str] = (),
         mesh: Any = None,
         keep: Policy | None = None,
         when: Occasion | None = None,
@@ -96,6 +100,8 @@ class Checkpointer:
             replicas=replicas,
             mesh=mesh,
             mapping=mapping,
+            only=only,
+            ignore=ignore,
         )
         options.require_reversible()
         background_options = BackgroundOptions(
@@ -319,6 +325,9 @@ class Checkpointer:
         Restoring an earlier `step` begins another branch: the first save after it sets the
         later steps aside as `abandoned-step-M`, and nothing restores or removes those automatically.
 
+        `only` and `ignore` are patterns of keys, as in `holdfast.load`. Without them those of the Checkpointer apply;
+        `only` replaces the Checkpointer's, and `ignore` adds to them.
+
         A state that a crashed run had captured but not written is restored from memory if it is
         newer than every checkpoint, and written now.
         """
@@ -331,8 +340,9 @@ class Checkpointer:
                 strict=strict,
                 verify=verify,
                 cast=cast,
-                only=only,
-                ignore=ignore,
+                only=only or self._options.only,
+                ignore=[*self._options.ignore, *check_patterns(ignore)],
+                of_run=[*self._options.only, *self._options.ignore],
                 ties=self._options.ties,
                 mesh=self._options.mesh,
                 mapping=self._options.mapping,

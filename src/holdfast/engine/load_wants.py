@@ -235,6 +235,7 @@ def _require_used_patterns(wants: LoadWants, options: LoadOptions) -> None:
     requests = wants.targets.requests
     used = set(wants.texts("used_patterns"))
     unused = [pattern for pattern in (*options.only, *options.ignore) if pattern not in used]
+    unused = [pattern for pattern in unused if pattern not in options.of_run]
     if unused:
         for group, members in requests.contents.groups.items():
             for key in members.tensors:

@@ -76,6 +76,8 @@ class OptimizerTargets:
         else:
             self._find_states(view)
         if self._requests.choice.selects(self._name, "param_groups"):
+            if not any(group["options"] for group in self._entry["groups"]):
+                self.notes.append(f"{self._name}: its param_groups were not saved; the live options stay")
             self._check_split()
             for group in self._entry["groups"]:
                 saved = decode_typed_options(group["options"], self._name)

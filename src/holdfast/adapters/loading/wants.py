@@ -271,7 +271,7 @@ class LoadRequests:
     def request_master(self, module: str, key: str, value: StateTensor) -> bool:
         """Request a master weight from its group, or from the model if the checkpoint has no master for it."""
         group = masters_group(module)
-        if not self.choice.selects(group, key):
+        if not self.choice.selects_master(module, key):
             return False
         return self.request(group if self.contents.find(group, key) is not None else module, key, value)
 

@@ -103,7 +103,7 @@ class Collected:
     files: dict[str, bytes] = field(default_factory=dict)
     plans: dict[str, Any] = field(default_factory=dict)
     owners: dict[str, list[str]] = field(default_factory=dict)
-    live_optimizers: list[Any] = field(default_factory=list)
+    live_optimizers: dict[str, Any] = field(default_factory=dict)
     holders: Holders = field(default_factory=Holders)
     notices: list[str] = field(default_factory=list)  # warnings for the user about this state
     fixed: int = 0  # number of items that belong to modules and optimizers; these come first
@@ -206,9 +206,7 @@ def collect(live: LiveState, model_dtype: str | None, holders: Holders | None = 
 
     `holders` caches the layouts of tensors from earlier saves.
     """
-    out = Collected(
-        owners=live.own_owners(), live_optimizers=list(live.optimizers.values()), holders=holders or Holders()
-    )
+    out = Collected(owners=live.own_owners(), live_optimizers=dict(live.optimizers), holders=holders or Holders())
     target = model_dtype_named(model_dtype)
     for name in live.modules:
         _collect_module(out, live, name, target)

@@ -136,7 +136,7 @@ class CollectCache:
             aliases=dict(cached.aliases),
             optimizers={name: entry for name, entry in entries.items() if entry is not None},
             owners=dict(cached.owners),
-            live_optimizers=[state[name] for name in self._optimizers],
+            live_optimizers={name: state[name] for name in self._optimizers},
             holders=holders,
         )
         if cached.files:

@@ -14,8 +14,9 @@ from typing import Any
 
 from holdfast.adapters.huggingface import config_of
 from holdfast.adapters.saving.collect import Collected, SaveItem
+from holdfast.adapters.saving.selection import SaveSelection
 from holdfast.adapters.tensors import Holder, part_view
-from holdfast.core.errors import Unsupported
+from holdfast.core.errors import InvalidArgument, Unsupported
 from holdfast.core.ranks import Ranks, run_on_all_ranks
 from holdfast.format.dtypes import DType, dtype_named
 from holdfast.layout.box import Box
@@ -95,8 +96,17 @@ def _cast(item: SaveItem, term: Term[Place], key: str) -> DType | None:
     return chain[0] if chain else None
 
 
-def resolve_mapping(ranks: Ranks, collected: Collected, mapping: Any, state: Mapping[str, Any]) -> StoredKeys:
-    """Resolve a mapping for the tensors of all ranks. Collective."""
+def resolve_mapping(
+    ranks: Ranks,
+    collected: Collected,
+    mapping: Any,
+    state: Mapping[str, Any],
+    selection: SaveSelection | None = None,
+) -> StoredKeys:
+    """Resolve a mapping for the tensors of all ranks. Collective.
+
+    A `selection` leaves out the stored tensors that are made of unselected live ones.
+    """
 
     def describe() -> dict[str, Any]:
         return CollectedTensors.of(collected, {name: config_of(state.get(name)) for name in state}).fields()
@@ -105,7 +115,7 @@ def resolve_mapping(ranks: Ranks, collected: Collected, mapping: Any, state: Map
     resolved: list[StoredKeys] = []
 
     def resolve() -> None:
-        contents = _contents_of(described)
+        live = contents = _contents_of(described)
         configs = {name: config for rank_tensors in described for name, config in rank_tensors.configs.items()}
         named = {name: group for name, group in contents.groups.items() if "/" not in name}
         modules = [name for name, group in named.items() if group.kind in ("module", "tensors")]
@@ -117,6 +127,8 @@ def resolve_mapping(ranks: Ranks, collected: Collected, mapping: Any, state: Map
         for module, program in programs(mapping, modules, model_info).items():
             mapped.append((module, map_contents(contents, module, program)))
             contents = mapped[-1][1].contents
+        if selection is not None:
+            contents = _selected(contents, live, selection)
         resolved.append(_stored_keys(contents, mapped))
 
     run_on_all_ranks(ranks, resolve)
@@ -167,6 +179,29 @@ def _contents_of(described: Sequence[CollectedTensors]) -> Contents:
     degrees = {degree for collected in described for degree in collected.tp_degrees}
     known = {degree for degree in degrees if degree is not None}
     return Contents(groups, (), tp_degree=None if None in degrees else max(known, default=1))
+
+
+def _selected(contents: Contents, live: Contents, selection: SaveSelection) -> Contents:
+    """Return the mapped contents that are made of selected live tensors; raises InvalidArgument for a mixture."""
+    kinds = {name: group.kind for name, group in live.groups.items()}
+    aliases = {name: group.aliases for name, group in live.groups.items()}
+    groups = {}
+    for name, group in contents.groups.items():
+        tensors = {}
+        for key, recipe in group.tensors.items():
+            sources = {(place.file, place.spec.key) for place in recipe.sources()}
+            chosen = {source for source in sources if selection.selects(kinds, aliases, *source)}
+            if chosen and chosen != sources:
+                (group_in, key_in), (group_out, key_out) = min(chosen), min(sources - chosen)
+                raise InvalidArgument(
+                    f"only= and ignore= select {group_in}: {key_in} and leave out {group_out}: {key_out}, but the "
+                    f"mapping stores both in {name}: {key}; select both or neither"
+                )
+            if chosen:
+                tensors[key] = recipe
+        ties = {alias: key for alias, key in group.aliases.items() if key in tensors}
+        groups[name] = replace(group, tensors=tensors, aliases=ties)
+    return replace(contents, groups=groups)
 
 
 def _stored_keys(contents: Contents, mapped: Sequence[tuple[str, MappedContents]]) -> StoredKeys:
