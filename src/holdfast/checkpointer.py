@@ -309,6 +309,7 @@ class Checkpointer:
         cast: bool = False,
         only: Sequence[str] = (),
         ignore: Sequence[str] = (),
+        device: Any = None,
         move_damaged: bool = False,
         memory_bytes: int | str = limits.LOAD_MEMORY_BYTES,
         read_once: bool | str | Mapping[str, int | str] = "auto",
@@ -319,7 +320,7 @@ class Checkpointer:
         A damaged checkpoint is skipped with a warning, on every rank even if only one sees the
         damage; `move_damaged` renames it to `damaged-step-N`. If all are damaged, raises
         Damaged. `last_report` is the report of the load. `memory_bytes` bounds the memory that each
-        rank uses beside the tensors; `read_once` and `progress` are those of
+        rank uses beside the tensors; `device`, `read_once` and `progress` are those of
         `holdfast.load`.
 
         Restoring an earlier `step` begins another branch: the first save after it sets the
@@ -346,6 +347,7 @@ class Checkpointer:
                 ties=self._options.ties,
                 mesh=self._options.mesh,
                 mapping=self._options.mapping,
+                device=device,
                 reverse=self._options.mapping is not None,
                 memory_bytes=memory_bytes,
                 read_once=read_once,

@@ -83,6 +83,7 @@ class LoadOptions:
     ties: Mapping[str, str] = field(default_factory=dict)
     mesh: Any = None
     mapping: Any = None  # a program, or one program per module name
+    device: Any = None  # for tensors on the meta device
     reverse: bool = False  # the checkpoint was saved through this mapping
     memory_bytes: int | str = limits.LOAD_MEMORY_BYTES
     read_once: bool | str | Mapping[str, int | str] = "auto"  # or the bandwidths to choose by

@@ -133,12 +133,17 @@ def test_a_tied_weight_is_selected_by_any_of_its_names(tmp_path: Path) -> None:
 def test_a_mapping_writes_what_is_selected_of_the_live_keys(tmp_path: Path) -> None:
     mapping = "0.weight, 1.weight -> both, axis=0\n0.bias -> first"
     model = nn.Sequential(nn.Linear(3, 4), nn.Linear(3, 4))
-    state = {"model": model, "optimizer": torch.optim.SGD(model.parameters(), lr=0.1)}
+    state = {"model": model, "optimizer": torch.optim.AdamW(model.parameters(), lr=0.1)}
+    sum(part(torch.ones(1, 3)).sum() for part in model).backward()
     saved = holdfast.save(tmp_path / "x", state, mapping=mapping, ignore=["*.bias"])
     assert saved.keys("model") == ["both"]
     with pytest.raises(holdfast.InvalidArgument, match="the mapping stores both in model: both; select both or"):
         holdfast.save(tmp_path / "y", state, mapping=mapping, only=["0.weight"])
-    with holdfast.Checkpointer(tmp_path / "run", mapping=mapping, ignore=["*.bias"]) as checkpointer:
+    with holdfast.Checkpointer(tmp_path / "run", mapping=mapping, ignore=["*.bias", "*.bias/*"]) as checkpointer:
+        checkpointer.save(0, state).result(60)
+        state["optimizer"].step()
+        with pytest.raises(holdfast.InvalidArgument, match="ignore the states, too"):
+            holdfast.save(tmp_path / "y", state, mapping=mapping, ignore=["*.bias"])
         checkpointer.save(1, state).result(60)
         before = model[0].weight.detach().clone()
         with torch.no_grad():

@@ -35,6 +35,7 @@ class StoredKeys:
     groups: Mapping[str, Group]
     targets: Mapping[str, Mapping[str, tuple[str, ...]]]  # by module and live key: the stored keys
     uses: Mapping[tuple[str, str], tuple[tuple[str, str, Recipe[Place]], ...]]  # by live tensor
+    known: frozenset[tuple[str, str]]  # the live tensors of all ranks that the mapping was resolved for
 
     def map_items(self, collected: Collected) -> Collected:
         """Return the same state under the keys of the file."""
@@ -57,8 +58,8 @@ class StoredKeys:
     def _map_item(self, item: SaveItem) -> Iterator[SaveItem]:
         name = (item.group, item.key)
         if name not in self.uses:
-            if item.group not in self.groups:
-                yield item  # its group was added after the mapping was resolved
+            if name not in self.known:
+                yield item  # added since, as the states of a first step: the layout is surveyed again
             return
         for group, key, recipe in self.uses[name]:
             if recipe.is_whole(recipe.terms[0].source.spec.shape):
@@ -129,7 +130,10 @@ def resolve_mapping(
             contents = mapped[-1][1].contents
         if selection is not None:
             contents = _selected(contents, live, selection)
-        resolved.append(_stored_keys(contents, mapped))
+            for module, one in mapped:
+                _require_weights(module, one.contents, contents)
+        known = frozenset((name, key) for name, group in live.groups.items() for key in group.tensors)
+        resolved.append(_stored_keys(contents, mapped, known))
 
     run_on_all_ranks(ranks, resolve)
     return resolved[0]
@@ -204,7 +208,21 @@ def _selected(contents: Contents, live: Contents, selection: SaveSelection) -> C
     return replace(contents, groups=groups)
 
 
-def _stored_keys(contents: Contents, mapped: Sequence[tuple[str, MappedContents]]) -> StoredKeys:
+def _require_weights(module: str, mapped: Contents, chosen: Contents) -> None:
+    """Raise InvalidArgument if states are selected without their weights: the reverse would not know their keys."""
+    left = mapped.groups[module].tensors.keys() - chosen.groups[module].tensors.keys()
+    for name, group in chosen.groups.items():
+        for key in group.tensors if group.kind == "optimizer" else ():
+            if (param := key.rpartition("/")[0]) in left:
+                raise InvalidArgument(
+                    f"only= and ignore= select {name}: {key} and leave out {module}: {param}; the states of mapped "
+                    f"weights are saved with them: ignore the states, too, as in '{param}/*'"
+                )
+
+
+def _stored_keys(
+    contents: Contents, mapped: Sequence[tuple[str, MappedContents]], known: frozenset[tuple[str, str]]
+) -> StoredKeys:
     uses: dict[tuple[str, str], list[tuple[str, str, Recipe[Place]]]] = {}
     for name, group in contents.groups.items():
         for key, recipe in group.tensors.items():
@@ -217,4 +235,4 @@ def _stored_keys(contents: Contents, mapped: Sequence[tuple[str, MappedContents]
             for place in recipe.sources():
                 uses.setdefault((place.file, place.spec.key), []).append((name, key, recipe))
     targets = {module: one.params for module, one in mapped}
-    return StoredKeys(contents.groups, targets, {name: tuple(users) for name, users in uses.items()})
+    return StoredKeys(contents.groups, targets, {name: tuple(users) for name, users in uses.items()}, known)
