@@ -120,8 +120,9 @@ def load(
     beside the tensors. `read_once` lets one host read what several hosts need and pass it on: "auto" measures
     whether that is faster; True and False decide; {"storage": "2GB", "network": "10GB"} gives the bytes per
     second of a host. `progress` is called with the bytes of each read; without it rank 0 shows a bar if
-    it has a terminal. Tensors on the meta device are made on `device`, by default on the device type of their mesh, or
-    on torch's default device, and their modules compute buffers that no checkpoint holds. No tensor is changed before everything is known to fit.
+    it has a terminal. Tensors on the meta device are made on `device`, by default on the device type of their mesh,
+    else on torch's default device; their modules compute buffers that no checkpoint holds. No tensor is changed
+    before everything is known to fit.
     """
     from holdfast.adapters.comm import current_ranks
 

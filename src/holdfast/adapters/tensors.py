@@ -210,8 +210,8 @@ def holder_of(value: torch.Tensor | FlatShard | LikeShard, where: str, *, allow_
     if isinstance(value, FlatShard):
         return _flat_holder(value, where)
     if isinstance(value, LikeShard):
-        like = holder_of(value.like, where)
-        local = _storable(value.tensor.detach(), where)
+        like = holder_of(value.like, where, allow_meta=True)
+        local = _storable(value.tensor.detach(), where, allow_meta)
         return Holder(_dtype_of(value.tensor, where), like.shape, like.parts, local, like.how)
     value = value.detach()
     if isinstance(value, DTensor):

@@ -53,9 +53,8 @@ def compute_buffers(owner: MetaModule, names: Sequence[str], made: MetaTensors) 
     calls: list[Callable[[nn.Module], Any]] = []
     if callable(getattr(module, "reset_parameters", None)):
         calls.append(lambda copy: copy.reset_parameters())
-    calls += [
-        around._init_weights for around in (module, *owner.around) if callable(getattr(around, "_init_weights", 0))
-    ]
+    others = (getattr(around, "_init_weights", None) for around in (module, *owner.around))
+    calls += [call for call in others if callable(call)]
     for call in calls:
         empty = {name: _empty(module._buffers[name], made) for name in names}
         if None in empty.values():

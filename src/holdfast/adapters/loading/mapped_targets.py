@@ -77,14 +77,13 @@ def map_stored(
     for module, program in programs(mapping, list(wanted), model_info, reverse=reverse).items():
         if partial and module not in contents.groups:
             continue
-        program = program.with_optional_statements() if partial else program
         targets = wanted[module]
         specs = {key: spec for key, (spec, _) in targets.items()}
         degrees = {key: degree for key, (_, degree) in targets.items()}
         mapped = map_contents(
             contents,
             module,
-            program,
+            program.with_optional_statements() if partial else program,
             specs,
             ties=ties[module],
             target_tp=degrees.get,

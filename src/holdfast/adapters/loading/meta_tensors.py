@@ -15,7 +15,8 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from holdfast.adapters.module import memory_identity
-from holdfast.adapters.tensors import address_range
+from holdfast.adapters.optimizer import StateTensor
+from holdfast.adapters.tensors import LikeShard, address_range
 from holdfast.core.errors import InvalidArgument, Unsupported
 
 
@@ -66,8 +67,17 @@ class MetaTensors:
             )
         return device
 
-    def stand_in(self, value: torch.Tensor, where: str) -> torch.Tensor:
-        """Return the tensor in memory for a tensor on the meta device, without values; one for all that share memory."""
+    def in_memory(self, value: StateTensor, where: str) -> StateTensor:
+        """Return the tensor to fill: a tensor in memory for one on the meta device, else the tensor itself."""
+        live = value.tensor if isinstance(value, LikeShard) else value
+        if not isinstance(live, torch.Tensor) or not is_on_meta(live):
+            return value
+        made = self._stand_in(live, where)
+        self.use(live, made)
+        return LikeShard(value.like, made) if isinstance(value, LikeShard) else made
+
+    def _stand_in(self, value: torch.Tensor, where: str) -> torch.Tensor:
+        """Return the tensor in memory for one on the meta device, without values; tensors that share memory get one."""
         kind = type(value)
         if kind not in (torch.Tensor, nn.Parameter, DTensor) and not issubclass(kind, nn.Parameter | DTensor):
             raise Unsupported(f"{where}: a {kind.__name__} on the meta device cannot be loaded; load it in memory")

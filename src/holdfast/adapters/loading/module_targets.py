@@ -18,8 +18,8 @@ from holdfast.adapters.tree import unflatten
 from holdfast.core.errors import Unsupported
 
 _NOT_COMPUTED = (
-    "on the meta device, no checkpoint holds it, and neither reset_parameters() of its module nor _init_weights(module) "
-    "of a model around it computes it; give its module a reset_parameters(), or exclude it with ignore and make it by hand"
+    "on the meta device, no checkpoint holds it, and neither reset_parameters() nor _init_weights(module) of a model "
+    "around it computes it; give its module a reset_parameters(), or exclude it with ignore and make it yourself"
 )
 
 

@@ -159,14 +159,8 @@ class LoadRequests:
         self.findings.wanted.append(f"{group}: {source.key}")
         if isinstance(value, torch.Tensor) and (value.is_conj() or value.is_neg()):
             raise Unsupported(f"{text}: a load cannot fill a conjugate or negative view; resolve it first")
-        live = value
-        if isinstance(live, torch.Tensor) and is_on_meta(live):
-            if not self._fits(source, holder_of(live, text, allow_meta=True), text):
-                return False
-            value = self.meta.stand_in(live, text)
-            self.meta.use(live, value)
-        holder = holder_of(value, text)
-        if live is value and not self._fits(source, holder, text):
+        holder = holder_of(value, text, allow_meta=True)
+        if not self._fits(source, holder, text):
             return False
         if tensor_overlaps(holder.local):
             local = holder.local
@@ -175,6 +169,9 @@ class LoadRequests:
                 f"shape {list(local.shape)}), so it cannot hold the saved values; clone it before the load "
                 "(tensor.contiguous()), or exclude it with ignore"
             )
+        in_memory = self.meta.in_memory(value, text)
+        if in_memory is not value:
+            holder = holder_of(in_memory, text)
         self.findings.loaded.append(f"{group}: {source.key}")
         self.devices.setdefault(holder.local.device)
         filled = _RequestedTensor(text, f"{source.group}: {source.key}", holder.local, [])
