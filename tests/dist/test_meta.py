@@ -120,3 +120,78 @@ def _compare(path: str, layout: str) -> None:
 def test_a_model_on_meta_goes_on_as_one_in_memory(tmp_path: Path, world: int, layout: str) -> None:
     run_ranks(1, _save, str(tmp_path / "x"))
     run_ranks(world, _compare, str(tmp_path / "x"), layout)
+
+
+def _hub(folder: str, layout: str) -> None:
+    from tests.adapters.loading.test_computed_buffers import MODELS, hub_model
+
+    for name, settings in MODELS:
+        path = Path(folder) / name
+        if dist.get_rank() == 0:
+            torch.manual_seed(0)
+            hub_model(name, settings).save_pretrained(path)
+        dist.barrier()
+        with torch.device("meta"):
+            live = hub_model(name, settings)
+        if layout == "fsdp":
+            for part in [part for part in live.modules() if isinstance(part, nn.ModuleList)]:
+                for layer in part:
+                    fully_shard(layer)
+            fully_shard(live)
+        report = holdfast.load(path, {"model": live})
+        assert report.on_meta == () and not report.non_persistent, name
+        pretrained = type(live).from_pretrained(path)
+        buffers = dict(pretrained.named_buffers())
+        assert all(torch.equal(value, buffers[key]) for key, value in live.named_buffers()), name
+        if layout == "ddp":
+            live = nn.parallel.DistributedDataParallel(live)
+        tokens = torch.arange(8).reshape(1, 8)
+        with torch.no_grad():
+            assert torch.equal(live.eval()(tokens).logits, pretrained.eval()(tokens).logits), name
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("layout", ["fsdp", "ddp"])
+def test_models_of_the_hub_built_on_meta_equal_from_pretrained(tmp_path: Path, layout: str) -> None:
+    run_ranks(2, _hub, str(tmp_path), layout)
+
+
+def _restore(root: str) -> None:
+    with holdfast.Checkpointer(root) as checkpointer:
+        model = placed(Tied(), "fsdp")
+        checkpointer.save(1, {"model": model}).result(60)
+        checkpointer.save(2, {"model": model}).result(60)
+    dist.barrier()
+    for path in Path(root).glob("step-*2/model*.safetensors"):
+        if dist.get_rank() == 0:
+            data = bytearray(path.read_bytes())
+            data[-1] ^= 1
+            path.write_bytes(bytes(data))
+    dist.barrier()
+    with torch.device("meta"):
+        live = placed(Tied(), "fsdp")
+    with holdfast.Checkpointer(root) as checkpointer:
+        assert checkpointer.restore({"model": live}) == 1
+    for (key, value), other in zip(live.state_dict().items(), model.state_dict().values(), strict=True):
+        pairs = [tensor.to_local() if hasattr(tensor, "to_local") else tensor for tensor in (value, other)]
+        assert torch.equal(*pairs), key
+
+
+def test_a_restore_onto_meta_goes_back_to_the_step_before_a_damaged_one(tmp_path: Path) -> None:
+    run_ranks(2, _restore, str(tmp_path / "run"))
+
+
+def _one_rank_cannot(path: str) -> None:
+    with torch.device("meta"):
+        model = placed(Tied(), "fsdp")
+        extra = nn.Linear(2, 2 + dist.get_rank())
+    with pytest.raises(holdfast.Mismatch):
+        holdfast.load(path, {"model": model, "extra": extra})
+    with pytest.raises(holdfast.InvalidArgument, match="device="):
+        holdfast.load(path, {"model": model}, device="meta" if dist.get_rank() else "cpu")
+    assert all(tensor.is_meta for tensor in (*model.parameters(), *model.buffers()))
+
+
+def test_an_error_on_one_rank_leaves_every_rank_on_meta(tmp_path: Path) -> None:
+    run_ranks(1, _save, str(tmp_path / "x"))
+    run_ranks(2, _one_rank_cannot, str(tmp_path / "x"))
