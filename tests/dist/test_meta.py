@@ -115,7 +115,7 @@ def _compare(path: str, layout: str) -> None:
 
 @pytest.mark.parametrize(
     ("world", "layout"),
-    [(2, "fsdp"), (2, "tp"), pytest.param(4, "both", marks=pytest.mark.full)],
+    [(2, "fsdp"), pytest.param(2, "tp", marks=pytest.mark.full), pytest.param(4, "both", marks=pytest.mark.full)],
 )
 def test_a_model_on_meta_goes_on_as_one_in_memory(tmp_path: Path, world: int, layout: str) -> None:
     run_ranks(1, _save, str(tmp_path / "x"))
@@ -177,6 +177,7 @@ def _restore(root: str) -> None:
         assert torch.equal(*pairs), key
 
 
+@pytest.mark.full
 def test_a_restore_onto_meta_goes_back_to_the_step_before_a_damaged_one(tmp_path: Path) -> None:
     run_ranks(2, _restore, str(tmp_path / "run"))
 
@@ -192,6 +193,7 @@ def _one_rank_cannot(path: str) -> None:
     assert all(tensor.is_meta for tensor in (*model.parameters(), *model.buffers()))
 
 
+@pytest.mark.full
 def test_an_error_on_one_rank_leaves_every_rank_on_meta(tmp_path: Path) -> None:
     run_ranks(1, _save, str(tmp_path / "x"))
     run_ranks(2, _one_rank_cannot, str(tmp_path / "x"))
