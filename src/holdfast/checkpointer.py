@@ -27,7 +27,6 @@ from holdfast.engine.options import (
     BackgroundOptions,
     LoadOptions,
     SaveOptions,
-    check_patterns,
     check_progress,
 )
 from holdfast.engine.peek import Peek
@@ -341,14 +340,8 @@ class Checkpointer:
                 strict=strict,
                 verify=verify,
                 cast=cast,
-                only=only or self._options.only,
-                ignore=[*self._options.ignore, *check_patterns(ignore)],
-                of_run=[*self._options.only, *self._options.ignore],
-                ties=self._options.ties,
-                mesh=self._options.mesh,
-                mapping=self._options.mapping,
+                **self._options.for_loads(only, ignore),
                 device=device,
-                reverse=self._options.mapping is not None,
                 memory_bytes=memory_bytes,
                 read_once=read_once,
             )

@@ -56,6 +56,18 @@ class SaveOptions:
         if self.block_bytes % limits.PAGE_BYTES or self.block_bytes <= 0:
             raise InvalidArgument(f"block_bytes={self.block_bytes} is not a multiple of {limits.PAGE_BYTES}")
 
+    def for_loads(self, only: Sequence[str], ignore: Sequence[str]) -> dict[str, Any]:
+        """Return the LoadOptions that restore what these options save; `only` replaces, and `ignore` adds to it."""
+        return {
+            "only": only or self.only,
+            "ignore": (*self.ignore, *check_patterns(ignore)),
+            "of_run": (*self.only, *self.ignore),
+            "ties": self.ties,
+            "mesh": self.mesh,
+            "mapping": self.mapping,
+            "reverse": self.mapping is not None,
+        }
+
     def require_reversible(self) -> None:
         """Raise unless a state saved with these options can be restored through the reverse of the mapping."""
         if self.mapping is not None:

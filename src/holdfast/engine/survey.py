@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from holdfast.adapters.live_state import LiveState
     from holdfast.adapters.saving.agreement import Agreement, TensorName
     from holdfast.adapters.saving.collect import Collected
-    from holdfast.adapters.saving.selection import SaveSelection
+    from holdfast.adapters.saving.save_selection import SaveSelection
     from holdfast.adapters.saving.stored_keys import StoredKeys
     from holdfast.adapters.tensors import Holders
     from holdfast.layout.placement import Mesh
@@ -88,7 +88,7 @@ class Surveyor:
     def _collect(self, ranks: Ranks, state: MutableMapping[str, Any]) -> tuple[Collected, Mesh, dict[str, list[str]]]:
         from holdfast.adapters.live_state import classify_state, live_mesh, merge_owners
         from holdfast.adapters.saving.collect import collect
-        from holdfast.adapters.saving.selection import RankSelection
+        from holdfast.adapters.saving.save_selection import RankSelection
         from holdfast.mapping.apply import refuse_nested_states
 
         classified: list[LiveState] = []
@@ -125,7 +125,7 @@ class Surveyor:
 
     def _selection(self) -> SaveSelection | None:
         """Make the selection of the next layout: other tensors may be tied, or left out."""
-        from holdfast.adapters.saving.selection import SaveSelection
+        from holdfast.adapters.saving.save_selection import SaveSelection
 
         self._chosen = SaveSelection.of(self._options.only, self._options.ignore)
         return self._chosen

@@ -14,7 +14,7 @@ from typing import Any
 
 from holdfast.adapters.huggingface import config_of
 from holdfast.adapters.saving.collect import Collected, SaveItem
-from holdfast.adapters.saving.selection import SaveSelection
+from holdfast.adapters.saving.save_selection import SaveSelection
 from holdfast.adapters.tensors import Holder, part_view
 from holdfast.core.errors import InvalidArgument, Unsupported
 from holdfast.core.ranks import Ranks, run_on_all_ranks

@@ -121,6 +121,24 @@ def test_masters_beside_a_rounded_model_belong_to_the_model(tmp_path: Path) -> N
     assert {"master_weights", "model"}.isdisjoint(saved.groups)
 
 
+def test_masters_of_an_optimizer_go_with_their_module(tmp_path: Path) -> None:
+    model = nn.Linear(3, 2).bfloat16()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    masters = {param: torch.full(param.shape, 1.5) for param in model.parameters()}
+    for param, master in masters.items():
+        optimizer.state[param] = {"master_param": master.clone()}
+    state = {"model": model, "optimizer": optimizer, "n": 1}
+    for only in (["model", "optimizer"], ["master_weights", "optimizer"]):
+        saved = holdfast.save(tmp_path / "x", state, only=only)
+        assert "master_weights" in saved.groups
+        for param in model.parameters():
+            optimizer.state[param]["master_param"].zero_()
+        holdfast.load(tmp_path / "x", state, only=only)
+        for param, master in masters.items():
+            assert torch.equal(optimizer.state[param]["master_param"], master)
+    assert "master_weights" not in holdfast.save(tmp_path / "x", state, only=["optimizer"]).groups
+
+
 def test_a_tied_weight_is_selected_by_any_of_its_names(tmp_path: Path) -> None:
     model = nn.ModuleDict({"a": nn.Linear(2, 2, bias=False), "b": nn.Linear(2, 2, bias=False), "c": nn.Linear(2, 2)})
     model["b"].weight = model["a"].weight
