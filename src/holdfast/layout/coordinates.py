@@ -56,7 +56,7 @@ def own_value(mesh: Mesh, entry: Mapping[str, Any], rank: int, world: int) -> tu
     if "value" in entry:
         return entry["value"], ""
     text = own_label(mesh, entry["axes"], entry["sizes"], rank, world)
-    return None if text not in entry["values"] else (entry["values"][text], text)
+    return None if text is None or text not in entry["values"] else (entry["values"][text], text)
 
 
 def axis_sizes(mesh: Mesh, axes: Sequence[str], world: int) -> tuple[int, ...]:
