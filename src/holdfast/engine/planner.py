@@ -209,10 +209,10 @@ class Planner:
         if plan is None:
             return None
         model_dtype = self._options.model_dtype
-        collected = self._collect_cache.lookup(state, self._holders, model_dtype)
+        collected = self._collect_cache.lookup(state, self._holders, model_dtype, self.surveyor.selection)
         if collected is None:
             live = replace(classify_state(state, self._options.ties), owners=dict(plan.owners))
-            collected = collect(live, model_dtype, self._holders)
+            collected = collect(live, model_dtype, self._holders, self.surveyor.selection)
             self._capturer.hooks.attach(collected.live_optimizers.values())
             self._collect_cache.store(state, live, collected)
         collected = self.surveyor.as_stored(collected)

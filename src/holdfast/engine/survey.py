@@ -58,7 +58,7 @@ class Surveyor:
         self._first_replica: tuple[TensorName, ...] = ()
         self._warned: frozenset[TensorName] = frozenset()
         self._stored_keys: StoredKeys | None = None
-        self._chosen: SaveSelection | None = None
+        self.selection: SaveSelection | None = None
         self._notices: dict[str, bool] = {}  # by text: whether it was emitted
 
     def survey(self, ranks: Ranks, state: MutableMapping[str, Any], target: str) -> Survey:
@@ -94,7 +94,7 @@ class Surveyor:
         classified: list[LiveState] = []
         collected: list[tuple[Collected, Mesh]] = []
 
-        selection = self._selection()
+        selection = self._new_selection()
         patterns = [sorted(self._options.only), sorted(self._options.ignore)]
 
         def classify() -> list[Any]:
@@ -110,7 +110,7 @@ class Surveyor:
         def collect_state() -> dict[str, Any] | None:
             live = replace(classified[0], owners=owners)
             mesh = live_mesh(live, ranks.world, self._options.mesh)
-            own = collect(live, self._options.model_dtype, self._holders)
+            own = collect(live, self._options.model_dtype, self._holders, selection)
             for name, entry in own.optimizers.items() if self._options.mapping is not None else ():
                 refuse_nested_states(name, entry)
             collected.append((own, mesh))
@@ -123,25 +123,25 @@ class Surveyor:
         self._notices.update(dict.fromkeys(own.notices, False) | self._notices)
         return self._map(ranks, own, state), mesh, owners
 
-    def _selection(self) -> SaveSelection | None:
+    def _new_selection(self) -> SaveSelection | None:
         """Make the selection of the next layout: other tensors may be tied, or left out."""
         from holdfast.adapters.saving.save_selection import SaveSelection
 
-        self._chosen = SaveSelection.of(self._options.only, self._options.ignore)
-        return self._chosen
+        self.selection = SaveSelection.of(self._options.only, self._options.ignore)
+        return self.selection
 
     def _map(self, ranks: Ranks, collected: Collected, state: Mapping[str, Any]) -> Collected:
         if self._options.mapping is None:
             return self.as_stored(collected)
         from holdfast.adapters.saving.stored_keys import resolve_mapping
 
-        self._stored_keys = resolve_mapping(ranks, collected, self._options.mapping, state, self._chosen)
+        self._stored_keys = resolve_mapping(ranks, collected, self._options.mapping, state, self.selection)
         return self.as_stored(collected)
 
     def as_stored(self, collected: Collected) -> Collected:
         """Return what a save writes of a state, under its keys in the checkpoint, as the last survey resolved them."""
-        if self._chosen is not None:
-            collected = self._chosen.apply(collected)
+        if self.selection is not None:
+            collected = self.selection.apply(collected)
         return collected if self._stored_keys is None else self._stored_keys.map_items(collected)
 
     def warn(self, ranks: Ranks) -> None:

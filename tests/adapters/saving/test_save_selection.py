@@ -170,6 +170,31 @@ def test_a_mapping_writes_what_is_selected_of_the_live_keys(tmp_path: Path) -> N
         assert torch.equal(model[0].weight, before)
 
 
+class Unknown(torch.optim.SGD):
+    """An optimizer whose state_dict says more than can be saved."""
+
+    def state_dict(self) -> Any:
+        return super().state_dict() | {"more": object()}
+
+
+def test_what_is_left_out_need_not_be_storable(tmp_path: Path) -> None:
+    model = nn.ModuleDict({"a": nn.Linear(2, 2), "b": nn.Linear(2, 2, device="meta")})
+    state = {"model": model, "optimizer": Unknown(model.parameters(), lr=0.1), "odd": {"it": object()}, "n": 3}
+    without = ["b.*", "optimizer", "odd"]
+    saved = holdfast.save(tmp_path / "x", state, ignore=without)
+    assert saved.keys() == ["a.bias", "a.weight"] and saved.state["n"] is not None
+    assert holdfast.save(tmp_path / "x", state, only=["n"]).keys() == []
+    for name in without:
+        with pytest.raises(holdfast.Unsupported):
+            holdfast.save(tmp_path / "y", state, ignore=[other for other in without if other != name])
+    with holdfast.Checkpointer(tmp_path / "run", ignore=without) as checkpointer:
+        for step in (1, 2):
+            torch.nn.init.constant_(model["a"].weight, step)
+            checkpointer.save(step, state).result(60)
+        torch.nn.init.zeros_(model["a"].weight)
+        assert checkpointer.restore(state) == 2 and bool((model["a"].weight == 2).all())
+
+
 @pytest.mark.slow
 def test_a_model_that_is_not_whole_gets_no_config(tmp_path: Path) -> None:
     from tests.adapters.test_huggingface import llama

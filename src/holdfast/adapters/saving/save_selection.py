@@ -6,6 +6,7 @@ the same pattern selects in a load into the same state.
 
 from __future__ import annotations
 
+import fnmatch
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -45,6 +46,19 @@ class SaveSelection:
         """Return the selection of these patterns; None if there are no patterns."""
         return SaveSelection(KeySelection(tuple(only), tuple(ignore))) if only or ignore else None
 
+    def drops(self, name: str, *, inside: bool = False, optimizer: bool = False) -> bool:
+        """Return True if nothing of an entry can be selected, so that it need not be storable.
+
+        Tensors `inside` have keys of their own, and so do the states of an `optimizer`, with a slash.
+        """
+        if self.choice.selects_entry(name):
+            return False
+        if any(fnmatch.fnmatchcase(name, pattern) for pattern in self.choice.ignore):
+            return True
+        if optimizer:
+            return not any(set(pattern) & set("/*?[") or pattern == "param_groups" for pattern in self.choice.only)
+        return not inside
+
     def apply(self, collected: Collected) -> Collected:
         """Return the selected part of a rank's state; tensors of stateful objects follow their entry."""
         keys = _Keys.of(collected)
@@ -78,7 +92,7 @@ class SaveSelection:
         """Return what the ranks exchange before the first save of a layout."""
         keys = _Keys.of(collected)
         out = self.apply(collected)
-        incomplete = {
+        incomplete = {group for group in collected.left_out if keys.kinds[group] == "module"} | {
             item.group
             for item in collected.items
             if keys.kinds[item.group] == "module" and not self._selects(keys, item.group, item.key)
@@ -203,6 +217,8 @@ def _states_to_come(collected: Collected, patterns: Sequence[str]) -> Iterable[t
     """
     tails = {pattern.rpartition("/")[2] for pattern in patterns if "/" in pattern}
     for name, optimizer in collected.live_optimizers.items() if tails else ():
+        if name not in collected.optimizers:
+            continue
         with_state = {item.key.rpartition("/")[0] for item in collected.items if item.group == name}
         params = [key for group in collected.optimizers[name]["groups"] for key in group["params"]]
         for key in params:
