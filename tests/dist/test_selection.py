@@ -63,15 +63,16 @@ def _restore(root: str, world: int) -> None:
 
 def _wrong(root: str) -> None:
     rank = dist.get_rank()
-    for patterns, error in (
+    wrong: tuple[tuple[dict[str, Any], Any], ...] = (
         ({"only": ["model" if rank else "optimizer"]}, holdfast.InvalidArgument),
         ({"only": ["model"] if rank else []}, holdfast.InvalidArgument),
         ({"ignore": ["missing"]}, holdfast.Mismatch),
         ({"ignore": ["*"]}, holdfast.InvalidArgument),
-    ):
+    )
+    for patterns, error in wrong:
         with pytest.raises(error):
             holdfast.save(f"{root}/wrong", make(3), **patterns)
-    own = {"only": ["stage0"]}  # an entry that only one rank has
+    own: dict[str, Any] = {"only": ["stage0"]}  # an entry that only one rank has
     state = {"stage0": torch.ones(2)} if rank == 0 else {"stage1": torch.ones(3)}
     assert holdfast.save(f"{root}/stages", state, **own).keys() == ["stage0"]
 

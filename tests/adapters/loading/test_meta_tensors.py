@@ -14,6 +14,11 @@ import holdfast
 from holdfast.adapters.loading.meta_tensors import MetaTensors
 
 
+def channels_last() -> Any:
+    conv: Any = nn.Conv2d(2, 3, 3)
+    return conv.to(memory_format=torch.channels_last)
+
+
 class Net(nn.Module):
     """Tied weights, a frozen one, a buffer, a channels-last one and a complex one."""
 
@@ -23,7 +28,7 @@ class Net(nn.Module):
         self.head = nn.Linear(4, 6, bias=False)
         self.head.weight = self.embed.weight
         self.frozen = nn.Parameter(torch.randn(3, 2, dtype=torch.complex64), requires_grad=False)
-        self.conv = nn.Conv2d(2, 3, 3).to(memory_format=torch.channels_last)
+        self.conv = channels_last()
         self.norm = nn.BatchNorm1d(4)
         self.empty = nn.Parameter(torch.empty(0, 3))
 
@@ -94,7 +99,7 @@ def test_an_optimizer_made_before_goes_on_with_the_loaded_weights(tmp_path: Path
     def make(model: nn.Module) -> torch.optim.Optimizer:
         return torch.optim.AdamW(model.parameters(), lr=0.1)
 
-    model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
+    model: Any = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
     optimizer = make(model)
     step(model, optimizer)
     with holdfast.Checkpointer(tmp_path / "run") as checkpointer:
@@ -113,7 +118,7 @@ def test_an_optimizer_made_before_goes_on_with_the_loaded_weights(tmp_path: Path
 def test_a_model_with_some_tensors_on_meta_is_filled_in_place_and_anew(saved: tuple[Path, Net]) -> None:
     path, model = saved
     live = on_meta(Net)
-    live.conv = nn.Conv2d(2, 3, 3).to(memory_format=torch.channels_last)
+    live.conv = channels_last()
     address = live.conv.weight.data_ptr()
     holdfast.load(path, {"model": live})
     require_equal(live, model)
@@ -150,7 +155,7 @@ def test_what_is_not_filled_stays_on_meta_and_is_named(tmp_path: Path) -> None:
 
 
 def test_casts_and_masters_reach_tensors_on_meta(tmp_path: Path) -> None:
-    model = nn.Linear(3, 4)
+    model: Any = nn.Linear(3, 4)
     holdfast.save(tmp_path / "x", {"model": model}, model_dtype="bfloat16")
     live = on_meta(lambda: nn.Linear(3, 4))
     holdfast.load(tmp_path / "x", {"model": live})
@@ -164,7 +169,7 @@ def test_casts_and_masters_reach_tensors_on_meta(tmp_path: Path) -> None:
 
 def test_plain_tensors_and_mappings_may_be_on_meta(tmp_path: Path) -> None:
     holdfast.save(tmp_path / "x", {"model": nn.Linear(3, 4), "values": {"a": torch.ones(3), "n": 2}})
-    values = {"a": torch.zeros(3, device="meta"), "n": 0}
+    values: dict[str, Any] = {"a": torch.zeros(3, device="meta"), "n": 0}
     tensor = values["a"]
     live = on_meta(lambda: nn.Sequential(nn.Linear(3, 4)))
     holdfast.load(tmp_path / "x", {"model": live, "values": values}, mapping="weight -> 0.weight\nbias -> 0.bias")
@@ -173,7 +178,7 @@ def test_plain_tensors_and_mappings_may_be_on_meta(tmp_path: Path) -> None:
 
 
 def test_averages_on_meta_are_loaded(tmp_path: Path) -> None:
-    model = nn.Linear(3, 4)
+    model: Any = nn.Linear(3, 4)
     holdfast.save(tmp_path / "x", {"model": model, "ema": holdfast.EMA(model, 0.9)})
     live = on_meta(lambda: nn.Linear(3, 4))
     ema = holdfast.EMA(live, 0.9)
@@ -219,7 +224,7 @@ def test_weights_that_share_their_memory_on_meta_share_it_after_the_load(tmp_pat
 
 
 def test_no_second_copy_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = nn.Linear(3, 4)
+    model: Any = nn.Linear(3, 4)
     holdfast.save(tmp_path / "x", {"model": model})
     live = on_meta(lambda: nn.Linear(3, 4))
     made: list[torch.Tensor] = []

@@ -29,7 +29,7 @@ class Position:
 
 def make(seed: int = 0, *, steps: int = 1) -> dict[str, Any]:
     torch.manual_seed(seed)
-    model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
+    model: Any = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1 * (1 + seed))
     for _ in range(steps):
         model(torch.ones(1, 3)).sum().backward()
@@ -122,7 +122,7 @@ def test_masters_beside_a_rounded_model_belong_to_the_model(tmp_path: Path) -> N
 
 
 def test_masters_of_an_optimizer_go_with_their_module(tmp_path: Path) -> None:
-    model = nn.Linear(3, 2).bfloat16()
+    model: Any = nn.Linear(3, 2).bfloat16()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     masters = {param: torch.full(param.shape, 1.5) for param in model.parameters()}
     for param, master in masters.items():
@@ -150,7 +150,7 @@ def test_a_tied_weight_is_selected_by_any_of_its_names(tmp_path: Path) -> None:
 
 def test_a_mapping_writes_what_is_selected_of_the_live_keys(tmp_path: Path) -> None:
     mapping = "0.weight, 1.weight -> both, axis=0\n0.bias -> first"
-    model = nn.Sequential(nn.Linear(3, 4), nn.Linear(3, 4))
+    model: Any = nn.Sequential(nn.Linear(3, 4), nn.Linear(3, 4))
     state = {"model": model, "optimizer": torch.optim.AdamW(model.parameters(), lr=0.1)}
     sum(part(torch.ones(1, 3)).sum() for part in model).backward()
     saved = holdfast.save(tmp_path / "x", state, mapping=mapping, ignore=["*.bias"])
@@ -178,7 +178,7 @@ class Unknown(torch.optim.SGD):
 
 
 def test_what_is_left_out_need_not_be_storable(tmp_path: Path) -> None:
-    model = nn.ModuleDict({"a": nn.Linear(2, 2), "b": nn.Linear(2, 2, device="meta")})
+    model: Any = nn.ModuleDict({"a": nn.Linear(2, 2), "b": nn.Linear(2, 2, device="meta")})
     state = {"model": model, "optimizer": Unknown(model.parameters(), lr=0.1), "odd": {"it": object()}, "n": 3}
     without = ["b.*", "optimizer", "odd"]
     saved = holdfast.save(tmp_path / "x", state, ignore=without)

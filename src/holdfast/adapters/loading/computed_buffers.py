@@ -52,7 +52,7 @@ def compute_buffers(owner: MetaModule, names: Sequence[str], made: MetaTensors) 
     module = owner.module
     calls: list[Callable[[nn.Module], Any]] = []
     if callable(getattr(module, "reset_parameters", None)):
-        calls.append(lambda copy: copy.reset_parameters())
+        calls.append(_reset)
     others = (getattr(around, "_init_weights", None) for around in (module, *owner.around))
     calls += [call for call in others if callable(call)]
     for call in calls:
@@ -67,6 +67,10 @@ def compute_buffers(owner: MetaModule, names: Sequence[str], made: MetaTensors) 
         if any(tensor is not None for tensor in found.values()):
             return {name: _like(module._buffers[name], tensor) for name, tensor in found.items() if tensor is not None}
     return {}
+
+
+def _reset(module: Any) -> None:
+    module.reset_parameters()
 
 
 def _runs(call: Callable[[nn.Module], Any], copy: nn.Module) -> bool:

@@ -96,7 +96,7 @@ class MetaTensors:
         """Raise Unsupported if the tensor shares a part of its memory with another one: apart, they would not."""
         local = value._local_tensor if isinstance(value, DTensor) else value
         size = local.element_size()
-        begin = local.storage_offset() * size
+        begin = int(local.storage_offset()) * size
         end = begin + address_range(local)[1] - address_range(local)[0]
         others = self._ranges.setdefault(local.untyped_storage()._cdata, [])
         for start, stop, other, name in others:
@@ -123,7 +123,7 @@ class MetaTensors:
         """Exchange the live tensors on the meta device for those in memory; they remain the same objects."""
         exchanged = list(self._used.values())
         for live, made in exchanged:
-            torch.utils.swap_tensors(live, _twin(live, made))
+            torch.utils.swap_tensors(live, _twin(live, made))  # type: ignore[no-untyped-call]
         self._used.clear()
         self._made.clear()
         numbers = {id(live) for live, _ in exchanged}
@@ -151,7 +151,8 @@ def _twin(live: torch.Tensor, made: torch.Tensor) -> torch.Tensor:
 def _reset_shards(module: nn.Module, is_exchanged: Callable[[torch.Tensor], bool]) -> None:
     """Let FSDP2 take up the shards, as after `to_empty`; it pads and pins them."""
     for part in module.modules():
-        state = part._get_fsdp_state() if hasattr(part, "_get_fsdp_state") else None
+        find_state: Any = getattr(part, "_get_fsdp_state", None)
+        state = None if find_state is None else find_state()
         groups = getattr(state, "_fsdp_param_groups", None) or [getattr(state, "_fsdp_param_group", None)]
         for group in groups:
             for param in group.fsdp_params if group is not None else ():
