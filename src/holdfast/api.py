@@ -36,6 +36,8 @@ def save(
     model_dtype: str | None = None,
     ties: Mapping[str, str] | None = None,
     replicas: str = "error",
+    only: Sequence[str] = (),
+    ignore: Sequence[str] = (),
     mesh: Any = None,
     files: ExtraFiles | None = None,
     deadline_s: float = DEADLINE_S,
@@ -49,7 +51,8 @@ def save(
     the names and shapes of the live tensors in the file: statements, a file of them, or the name of
     a built-in mapping; with several modules, a dict of mappings by name. `files` are published with the
     checkpoint, such as a tokenizer: contents by name (bytes, text, or a `Path`), or a function that
-    fills a folder, such as `tokenizer.save_pretrained`; those of rank 0.
+    fills a folder, such as `tokenizer.save_pretrained`; those of rank 0. `only` and `ignore` are patterns of keys,
+    as in `load`: what they leave out is not in the checkpoint. A model that is not saved whole gets no config.json.
 
     Raises the same HoldfastError on every rank; an earlier checkpoint at `path` is then unchanged.
     """
@@ -67,6 +70,8 @@ def save(
             replicas=replicas,
             mesh=mesh,
             mapping=mapping,
+            only=only,
+            ignore=ignore,
         )
         storage, folder = locate(path)
         refuse_link(storage, folder)
@@ -98,6 +103,7 @@ def load(
     ignore: Sequence[str] = (),
     ties: Mapping[str, str] | None = None,
     mesh: Any = None,
+    device: Any = None,
     memory_bytes: int | str = limits.LOAD_MEMORY_BYTES,
     read_once: bool | str | Mapping[str, int | str] = "auto",
     progress: Callable[[int], None] | None = None,
@@ -114,7 +120,9 @@ def load(
     beside the tensors. `read_once` lets one host read what several hosts need and pass it on: "auto" measures
     whether that is faster; True and False decide; {"storage": "2GB", "network": "10GB"} gives the bytes per
     second of a host. `progress` is called with the bytes of each read; without it rank 0 shows a bar if
-    it has a terminal. No tensor is changed before everything is known to fit.
+    it has a terminal. Tensors on the meta device are made on `device`, by default on the device type of their mesh,
+    else on torch's default device; their modules compute buffers that no checkpoint holds. No tensor is changed
+    before everything is known to fit.
     """
     from holdfast.adapters.comm import current_ranks
 
@@ -131,6 +139,7 @@ def load(
             ties=ties or {},
             mesh=mesh,
             mapping=mapping,
+            device=device,
             memory_bytes=memory_bytes,
             read_once=read_once,
         )

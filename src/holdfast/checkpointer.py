@@ -65,7 +65,8 @@ class Checkpointer:
     while the previous one is still being written: "wait" or "skip". `arena_bytes` limits the shared
     memory of this rank. `grace_s` is how long SIGTERM waits for the save in flight.
     `on_event` is called with every event, from any thread. `mapping` defines the names and shapes
-    of the live tensors in the checkpoints, as in `holdfast.save`; `restore` uses its reverse.
+    of the live tensors in the checkpoints, as in `holdfast.save`; `restore` uses its reverse. `only` and `ignore`
+    are patterns of the keys that every save writes and `restore` loads, as in `holdfast.save`.
     """
 
     def __init__(
@@ -78,6 +79,8 @@ class Checkpointer:
         model_dtype: str | None = None,
         ties: Mapping[str, str] | None = None,
         replicas: str = "error",
+        only: Sequence[str] = (),
+        ignore: Sequence[str] = (),
         mesh: Any = None,
         keep: Policy | None = None,
         when: Occasion | None = None,
@@ -97,6 +100,8 @@ class Checkpointer:
             replicas=replicas,
             mesh=mesh,
             mapping=mapping,
+            only=only,
+            ignore=ignore,
         )
         options.require_reversible()
         background_options = BackgroundOptions(
@@ -304,6 +309,7 @@ class Checkpointer:
         cast: bool = False,
         only: Sequence[str] = (),
         ignore: Sequence[str] = (),
+        device: Any = None,
         move_damaged: bool = False,
         memory_bytes: int | str = limits.LOAD_MEMORY_BYTES,
         read_once: bool | str | Mapping[str, int | str] = "auto",
@@ -314,11 +320,14 @@ class Checkpointer:
         A damaged checkpoint is skipped with a warning, on every rank even if only one sees the
         damage; `move_damaged` renames it to `damaged-step-N`. If all are damaged, raises
         Damaged. `last_report` is the report of the load. `memory_bytes` bounds the memory that each
-        rank uses beside the tensors; `read_once` and `progress` are those of
+        rank uses beside the tensors; `device`, `read_once` and `progress` are those of
         `holdfast.load`.
 
         Restoring an earlier `step` begins another branch: the first save after it sets the
         later steps aside as `abandoned-step-M`, and nothing restores or removes those automatically.
+
+        `only` and `ignore` are patterns of keys, as in `holdfast.load`. Without them those of the Checkpointer apply;
+        `only` replaces the Checkpointer's, and `ignore` adds to them.
 
         A state that a crashed run had captured but not written is restored from memory if it is
         newer than every checkpoint, and written now.
@@ -332,12 +341,8 @@ class Checkpointer:
                 strict=strict,
                 verify=verify,
                 cast=cast,
-                only=only,
-                ignore=ignore,
-                ties=self._options.ties,
-                mesh=self._options.mesh,
-                mapping=self._options.mapping,
-                reverse=self._options.mapping is not None,
+                **self._options.for_loads(only, ignore),
+                device=device,
                 memory_bytes=memory_bytes,
                 read_once=read_once,
             )

@@ -281,3 +281,15 @@ def test_a_dict_of_tensors_goes_there_and_back_to_every_byte(tmp_path: Path) -> 
     for path in (tmp_path / "start").iterdir():
         if path.name != "holdfast.json":
             assert (tmp_path / "back" / path.name).read_bytes() == path.read_bytes(), path.name
+
+
+def test_a_run_with_a_mapping_saves_the_states_that_the_first_step_adds(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(3, 4), nn.Linear(3, 4))
+    optimizer = torch.optim.AdamW(model.parameters())
+    state = {"model": model, "optimizer": optimizer}
+    with holdfast.Checkpointer(tmp_path / "run", mapping="0.weight, 1.weight -> both, axis=0") as checkpointer:
+        checkpointer.save(0, state).result(60)  # planned without states
+        sum(part(torch.ones(1, 3)).sum() for part in model).backward()
+        optimizer.step()
+        saved = checkpointer.save(1, state).result(60)
+    assert {"both/exp_avg", "both/exp_avg_sq", "both/step", "1.bias/exp_avg"} <= set(saved.keys("optimizer"))

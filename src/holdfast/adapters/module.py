@@ -143,8 +143,11 @@ def memory_identity(tensor: torch.Tensor) -> object:
     from torch.distributed.tensor import DTensor
 
     local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
-    if local.numel() == 0 or local.is_meta:
+    if local.numel() == 0:
         return id(tensor)
+    if local.is_meta:  # without addresses; the storage tells which tensors will share memory
+        storage = local.untyped_storage()._cdata
+        return storage, local.storage_offset(), local.dtype, tuple(local.shape), local.stride()
     signs = local.is_conj(), local.is_neg()
     return local.data_ptr(), local.dtype, tuple(local.shape), local.stride(), local.device, signs
 

@@ -37,9 +37,9 @@ def encode_options(options: Mapping[str, Any], path: str) -> Any:
     return statejson.encode(dict(options), path, claim)
 
 
-def decode_options(options: Any, where: str, live: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """Decode the options that `encode_options` encoded, with the classes of the `live` ones."""
-    return dict(with_live_types(decode_typed_options(options, where), live or {}))
+def decode_options(options: Any, where: str) -> dict[str, Any]:
+    """Decode the options that `encode_options` encoded; instances of classes become plain data."""
+    return dict(with_live_types(decode_typed_options(options, where), {}))
 
 
 def decode_typed_options(options: Any, where: str) -> dict[str, Any]:

@@ -202,18 +202,21 @@ def has_memory(value: Any, memory: tuple[Any, ...]) -> bool:
     )
 
 
-def holder_of(value: torch.Tensor | FlatShard | LikeShard, where: str) -> Holder:
-    """Return how this rank holds a tensor; raises Unsupported for a tensor that cannot be stored."""
+def holder_of(value: torch.Tensor | FlatShard | LikeShard, where: str, *, allow_meta: bool = False) -> Holder:
+    """Return how this rank holds a tensor; raises Unsupported for a tensor that cannot be stored.
+
+    With `allow_meta` the local tensor may be on the meta device: the layout is that of the tensor in memory.
+    """
     if isinstance(value, FlatShard):
         return _flat_holder(value, where)
     if isinstance(value, LikeShard):
-        like = holder_of(value.like, where)
-        local = _storable(value.tensor.detach(), where)
+        like = holder_of(value.like, where, allow_meta=True)
+        local = _storable(value.tensor.detach(), where, allow_meta)
         return Holder(_dtype_of(value.tensor, where), like.shape, like.parts, local, like.how)
     value = value.detach()
     if isinstance(value, DTensor):
-        return _dtensor_holder(value, where)
-    local = _storable(value, where)
+        return _dtensor_holder(value, where, allow_meta)
+    local = _storable(value, where, allow_meta)
     logical = _dtype_of(value, where)
     shape = tuple(local.shape)
     return Holder(logical, shape, (ShardBox(Box.full(shape), Box.full(shape)),), local, Whole())
@@ -226,16 +229,16 @@ def _dtype_of(tensor: torch.Tensor, where: str) -> DType:
         raise Unsupported(f"{where}: {error}") from None
 
 
-def _storable(tensor: torch.Tensor, where: str) -> torch.Tensor:
+def _storable(tensor: torch.Tensor, where: str, allow_meta: bool = False) -> torch.Tensor:
     """Return the local tensor as the format stores it: complex numbers as pairs, packed bits as bytes."""
-    if tensor.is_meta:
+    if tensor.is_meta and not allow_meta:
         raise Unsupported(f"{where} is on the meta device: it has no values to save or load")
     if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_nested:
         kind = "nested" if tensor.is_nested else str(tensor.layout)
         raise Unsupported(f"{where}: {kind} tensors and quantized dtypes cannot be stored")
     if type(tensor) not in (torch.Tensor, torch.nn.Parameter) and hasattr(tensor, "__tensor_flatten__"):
         raise Unsupported(f"{where}: the tensor subclass {type(tensor).__name__} cannot be stored")
-    if tensor.numel() and not tensor.data_ptr():
+    if tensor.numel() and not tensor.is_meta and not tensor.data_ptr():
         raise Unsupported(
             f"{where}: the {type(tensor).__name__} of shape {list(tensor.shape)} has no memory: its storage was "
             "freed, or it is a placeholder for other tensors"
@@ -258,7 +261,7 @@ def _paired(parts: tuple[ShardBox, ...], logical: DType) -> tuple[ShardBox, ...]
     return tuple(ShardBox(_with_pair(part.box), _with_pair(part.local)) for part in parts)
 
 
-def _dtensor_holder(value: DTensor, where: str) -> Holder:
+def _dtensor_holder(value: DTensor, where: str, allow_meta: bool) -> Holder:
     mesh = value.device_mesh
     coordinate = mesh.get_coordinate()
     local = value.to_local()
@@ -266,14 +269,14 @@ def _dtensor_holder(value: DTensor, where: str) -> Holder:
     shape = tuple(value.shape)
     stored = (*shape, 2) if logical.pair else shape
     if coordinate is None:
-        return Holder(logical, stored, (), _storable(local, where), Boxes(()))
+        return Holder(logical, stored, (), _storable(local, where, allow_meta), Boxes(()))
     placements = [_placement(placement, where) for placement in value.placements]
     parts, right_to_left = _matching_parts(shape, tuple(mesh.shape), placements, coordinate, tuple(local.shape), where)
     parts = _paired(parts, logical)
     how: RankLayout = OnMesh(mesh_of(mesh), tuple(placements), right_to_left)
     if logical.pair:
         how = Boxes(tuple(part.box for part in parts))
-    return Holder(logical, stored, parts, _storable(local, where), how)
+    return Holder(logical, stored, parts, _storable(local, where, allow_meta), how)
 
 
 @functools.lru_cache(maxsize=32)

@@ -190,7 +190,7 @@ class BackgroundSaver:
         if decision is SaveDecision.PLAN or local is None:
             self._planner.drop()
             local = self._planner.plan_layout(ranks, request.state)
-            self._capturer.hooks.attach(local.collected.live_optimizers)
+            self._capturer.hooks.attach(local.collected.live_optimizers.values())
             self._planner.make_ready(ranks)
         elif decision is SaveDecision.PREPARE:
             self._planner.make_ready(ranks)
@@ -232,7 +232,7 @@ class BackgroundSaver:
             self._flights.launch(flight)
             self._capturer.capture(
                 local.sources(ready.plan),
-                local.collected.live_optimizers,
+                list(local.collected.live_optimizers.values()),
                 ready.targets,
                 on_done=lambda began: self._hand_over(flight, began),
                 on_error=lambda error: self._flights.abandon(flight, error),

@@ -255,6 +255,8 @@ def _report(
         read_bytes=loaded.read_bytes,
         seconds=clock.total_s,
         non_persistent=fit.non_persistent,
+        computed=fit.computed,
+        on_meta=fit.on_meta,
         reading=plan.reason,
         phases=clock.seconds,
     )

@@ -11,7 +11,8 @@ class LoadReport:
     """The result of a load, the same on every rank except for bytes and seconds, which are this rank's.
 
     `non_persistent` names buffers that were registered with persistent=False: the load left them
-    unchanged. After `to_empty` they hold no values: compute them again.
+    unchanged. After `to_empty` they hold no values: compute them again. `computed` names those on the meta device,
+    which their modules computed anew, and `on_meta` the tensors of modules that stay on the meta device.
     """
 
     step: int | None
@@ -28,6 +29,8 @@ class LoadReport:
     read_bytes: int
     seconds: float
     non_persistent: tuple[str, ...] = ()  # buffers of the live modules that no checkpoint holds
+    computed: tuple[str, ...] = ()
+    on_meta: tuple[str, ...] = ()
     phases: Mapping[str, float] = field(default_factory=dict)  # the seconds of plan, read and place
     reading: str = ""  # with several hosts: whether one read for the others, and why
 
@@ -45,6 +48,9 @@ class LoadReport:
         if self.non_persistent:
             more = " ..." if len(self.non_persistent) > 5 else ""
             parts.append(f"not stored, left as they are: {'; '.join(self.non_persistent[:5])}{more}")
+        if self.on_meta:
+            more = " ..." if len(self.on_meta) > 5 else ""
+            parts.append(f"still on the meta device: {'; '.join(self.on_meta[:5])}{more}")
         if self.reading:
             parts.append(self.reading)
         return "\n".join(parts)

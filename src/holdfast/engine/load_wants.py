@@ -38,6 +38,8 @@ class RankWants:
     missing: Sequence[str]
     mismatched: Sequence[str]
     cast: Sequence[str]
+    computed: Sequence[str]
+    on_meta: Sequence[str]
     boxes: Sequence[Sequence[Any]]  # a file, a key in the file, and the wanted boxes
 
     def fields(self) -> dict[str, Any]:
@@ -91,6 +93,8 @@ class Fit:
     mismatched: tuple[str, ...]
     cast: tuple[str, ...]
     non_persistent: tuple[str, ...]
+    computed: tuple[str, ...]
+    on_meta: tuple[str, ...]
     unknown: tuple[str, ...]  # a line for each live group of which the checkpoint has nothing
 
 
@@ -126,6 +130,7 @@ def _collect(
     import torch
 
     from holdfast.adapters.live_state import classify_state, live_mesh
+    from holdfast.adapters.loading.meta_tensors import MetaTensors, parse_device
     from holdfast.adapters.loading.targets import Targets
     from holdfast.adapters.loading.wants import LoadRequests
 
@@ -140,7 +145,8 @@ def _collect(
         if selection.only or selection.ignore:
             checkpoint.skip_damaged_files(selection.selects)
         mapped = _map_contents(checkpoint, options, live_tensors, live, selection, check=ranks.rank == 0)
-        requests = LoadRequests(checkpoint, mapped.contents, selection, cast=options.cast, kept=mapped.kept)
+        meta = MetaTensors(parse_device(options.device), [view.module for view in live.modules.values()])
+        requests = LoadRequests(checkpoint, mapped.contents, selection, cast=options.cast, kept=mapped.kept, meta=meta)
         targets = Targets(live, requests, mesh, ranks.rank, ranks.world)
         targets.find(state)
         own.append(targets)
@@ -202,6 +208,7 @@ def _map_contents(
         live_tensors,
         config,
         reverse=options.reverse,
+        partial=bool(options.of_run),
         lenient=lambda module, key: not options.strict or not selection.selects(module, key),
     )
     if check:
@@ -220,6 +227,8 @@ def check_fit(wants: LoadWants, options: LoadOptions) -> Fit:
         mismatched=wants.texts("mismatched"),
         cast=wants.texts("cast"),
         non_persistent=wants.texts("non_persistent"),
+        computed=wants.texts("computed"),
+        on_meta=wants.texts("on_meta"),
         unknown=tuple(_unknown_groups(wants.contents, groups, missing)),
     )
     _require_used_patterns(wants, options)
@@ -235,6 +244,7 @@ def _require_used_patterns(wants: LoadWants, options: LoadOptions) -> None:
     requests = wants.targets.requests
     used = set(wants.texts("used_patterns"))
     unused = [pattern for pattern in (*options.only, *options.ignore) if pattern not in used]
+    unused = [pattern for pattern in unused if pattern not in options.of_run]
     if unused:
         for group, members in requests.contents.groups.items():
             for key in members.tensors:

@@ -122,12 +122,10 @@ class MemoryTier:
         A state that is spread over several hosts is written first, as in `restore`: it is the newest checkpoint then.
         """
         captured = None if self._leftovers is None else self._leftovers.newest(ranks)
-        if self._leftovers is None or captured is None or not captured.is_whole:
+        if captured is None or not captured.is_whole:
             return None
         try:
-            if not captured.is_here:
-                self._leftovers.adopt(ranks, captured)
-                self._report_adopted(ranks, captured)
+            if self._adopt_spread(ranks, captured):
                 return None
             return peek_at(ranks, lambda: captured_checkpoint(captured.cards), mesh, verify=verify)
         except HoldfastError:
@@ -155,9 +153,7 @@ class MemoryTier:
                 )
             return None
         try:
-            if not captured.is_here:
-                self._leftovers.adopt(ranks, captured)
-                self._report_adopted(ranks, captured)
+            if self._adopt_spread(ranks, captured):
                 return None
             checked = replace(request, options=replace(request.options, verify=True))
             report = checked.load(ranks, lambda: captured_checkpoint(captured.cards), state)
@@ -177,13 +173,18 @@ class MemoryTier:
         write = partial(self._leftovers.write, captured)
         return RestoredFromMemory(captured.step, captured.bytes, report, captured.lineage, write)
 
-    def _report_adopted(self, ranks: Ranks, captured: Captured) -> None:
+    def _adopt_spread(self, ranks: Ranks, captured: Captured) -> bool:
+        """Write a state that is spread over several hosts: it is the newest checkpoint then. Collective."""
+        if captured.is_here or self._leftovers is None:
+            return False
+        self._leftovers.adopt(ranks, captured)
         self.restored_step = captured.step
         if ranks.rank == 0:
             self._warnings.add(
                 f"step {captured.step} is restored from the memory of its hosts: the run before had captured but "
                 "not written it; it is written now"
             )
+        return True
 
     def report_restored(self, ranks: Ranks, restored: RestoredFromMemory) -> None:
         """Report a state that was restored from the memory of this host."""

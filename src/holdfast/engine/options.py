@@ -20,7 +20,10 @@ GRACE_S = 30.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SaveOptions:
-    """How a state is saved. `max_shard_size` and `block_bytes` determine the bytes of the files."""
+    """How a state is saved. `max_shard_size` and `block_bytes` determine the bytes of the files.
+
+    `only` and `ignore` are patterns of keys, as in `LoadOptions`.
+    """
 
     max_shard_size: int | str = limits.MAX_SHARD_BYTES
     block_bytes: int = limits.BLOCK_BYTES
@@ -29,6 +32,8 @@ class SaveOptions:
     replicas: str = "error"
     mesh: Any = None
     mapping: Any = None  # a program, or one program per module name
+    only: Sequence[str] = ()
+    ignore: Sequence[str] = ()
     whole_files: bool = False  # required by the storage: see Storage.whole_files
 
     @property
@@ -37,6 +42,8 @@ class SaveOptions:
 
     def __post_init__(self) -> None:
         limits.parse_bytes(self.max_shard_size)
+        for name in ("only", "ignore"):
+            object.__setattr__(self, name, check_patterns(getattr(self, name)))
         if self.mapping is not None:
             check_mapping(self.mapping)
         if (dtype := model_dtype_named(self.model_dtype)) is not None:
@@ -48,6 +55,18 @@ class SaveOptions:
             raise InvalidArgument(f"replicas={self.replicas!r}: choose 'error' or 'first'")
         if self.block_bytes % limits.PAGE_BYTES or self.block_bytes <= 0:
             raise InvalidArgument(f"block_bytes={self.block_bytes} is not a multiple of {limits.PAGE_BYTES}")
+
+    def for_loads(self, only: Sequence[str], ignore: Sequence[str]) -> dict[str, Any]:
+        """Return the LoadOptions that restore what these options save; `only` replaces, and `ignore` adds to it."""
+        return {
+            "only": only or self.only,
+            "ignore": (*self.ignore, *check_patterns(ignore)),
+            "of_run": (*self.only, *self.ignore),
+            "ties": self.ties,
+            "mesh": self.mesh,
+            "mapping": self.mapping,
+            "reverse": self.mapping is not None,
+        }
 
     def require_reversible(self) -> None:
         """Raise unless a state saved with these options can be restored through the reverse of the mapping."""
@@ -72,9 +91,11 @@ class LoadOptions:
     cast: bool = False
     only: Sequence[str] = ()
     ignore: Sequence[str] = ()
+    of_run: Sequence[str] = ()  # the patterns that every save of the run had: they need not fit anything here
     ties: Mapping[str, str] = field(default_factory=dict)
     mesh: Any = None
     mapping: Any = None  # a program, or one program per module name
+    device: Any = None  # for tensors on the meta device
     reverse: bool = False  # the checkpoint was saved through this mapping
     memory_bytes: int | str = limits.LOAD_MEMORY_BYTES
     read_once: bool | str | Mapping[str, int | str] = "auto"  # or the bandwidths to choose by
@@ -108,7 +129,7 @@ class LoadOptions:
 
     def key_selection(self) -> KeySelection:
         """Return the selection of keys. Ranks call this collectively: a wrong pattern fails every rank."""
-        return KeySelection(_patterns(self.only), _patterns(self.ignore))
+        return KeySelection(check_patterns(self.only), check_patterns(self.ignore))
 
 
 def check_progress(progress: object) -> None:
@@ -117,7 +138,8 @@ def check_progress(progress: object) -> None:
         raise InvalidArgument(f"progress={progress!r} cannot be called with a number of bytes")
 
 
-def _patterns(patterns: Sequence[str]) -> tuple[str, ...]:
+def check_patterns(patterns: Sequence[str]) -> tuple[str, ...]:
+    """Return patterns of keys as a tuple; raises InvalidArgument if they are not a list of strings."""
     if isinstance(patterns, str):  # a string is a sequence of letters, too
         raise InvalidArgument(f"patterns are a list of strings: write [{patterns!r}]")
     if not isinstance(patterns, Collection) or not all(isinstance(pattern, str) for pattern in patterns):

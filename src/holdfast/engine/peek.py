@@ -10,7 +10,7 @@ from holdfast.checkpoint.checkpoint import Checkpoint
 from holdfast.core.errors import Damaged
 from holdfast.core.ranks import Ranks, run_on_all_ranks
 from holdfast.format import statejson
-from holdfast.layout.coordinates import own_label
+from holdfast.layout.coordinates import own_value
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,14 +42,9 @@ def peek_at(ranks: Ranks, opener: Callable[[], Checkpoint], explicit_mesh: Any, 
             for name, entry in checkpoint.state.items():
                 if entry["kind"] in ("optimizer", "module", "averages"):
                     continue
-                if "value" in entry:
-                    encoded = entry["value"]
-                else:
-                    text = own_label(mesh, entry["axes"], entry["sizes"], ranks.rank, ranks.world)
-                    if text not in entry["values"]:
-                        continue
-                    encoded = entry["values"][text]
-                values[name] = statejson.decode(encoded, checkpoint.path, lambda tag, content: {tag: content})
+                own = own_value(mesh, entry, ranks.rank, ranks.world)
+                if own is not None:
+                    values[name] = statejson.decode(own[0], checkpoint.path, lambda tag, content: {tag: content})
             if verify and ranks.rank == 0:
                 files = checkpoint.manifest.files  # a restore reads none of a user's own
                 damage = [

@@ -133,7 +133,7 @@ class Planner:
         if ranks.all_max([int(self.state is PlanState.READY or is_planning or not self._flights.is_idle)])[0]:
             return
         layout = self.surveyor.survey_layout(ranks, state, self._session.storage.name)
-        optimizers = layout.collected.live_optimizers
+        optimizers = list(layout.collected.live_optimizers.values())
         self._capturer.hooks.attach(optimizers)
         devices = {item.holder.local.device for item in layout.collected.items}
         size = forecast_arena_bytes(ranks, layout, self._options)
@@ -209,13 +209,13 @@ class Planner:
         if plan is None:
             return None
         model_dtype = self._options.model_dtype
-        collected = self._collect_cache.lookup(state, self._holders, model_dtype)
+        collected = self._collect_cache.lookup(state, self._holders, model_dtype, self.surveyor.selection)
         if collected is None:
             live = replace(classify_state(state, self._options.ties), owners=dict(plan.owners))
-            collected = collect(live, model_dtype, self._holders)
-            self._capturer.hooks.attach(collected.live_optimizers)
+            collected = collect(live, model_dtype, self._holders, self.surveyor.selection)
+            self._capturer.hooks.attach(collected.live_optimizers.values())
             self._collect_cache.store(state, live, collected)
-        collected = self.surveyor.with_stored_keys(collected)
+        collected = self.surveyor.as_stored(collected)
         collected.add_tree_tensors(plan.agreement.labels)
         if collected.signature() != plan.signature:
             return None

@@ -89,7 +89,9 @@ def forecast_arena_bytes(ranks: Ranks, layout: LayoutSurvey, options: SaveOption
     plan = plan_checkpoint(layout.agreement, options, only=[ranks.rank], all_files=False)
     arena = ArenaLayout(plan.save, ranks.rank)
     missing: dict[int, int] = {}
-    for optimizer in collected.live_optimizers:
+    for name, optimizer in collected.live_optimizers.items():
+        if name not in collected.optimizers:
+            continue  # patterns leave its state out
         for param in params_of(optimizer):
             missing[id(param)] = missing.get(id(param), 0) + missing_state_tensors(optimizer)
     size = arena.size

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, MutableMapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from holdfast.core.errors import InvalidArgument
 from holdfast.core.ranks import Ranks, run_on_all_ranks
 from holdfast.core.warnings import warn
 from holdfast.engine.options import SaveOptions
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from holdfast.adapters.live_state import LiveState
     from holdfast.adapters.saving.agreement import Agreement, TensorName
     from holdfast.adapters.saving.collect import Collected
+    from holdfast.adapters.saving.save_selection import SaveSelection
     from holdfast.adapters.saving.stored_keys import StoredKeys
     from holdfast.adapters.tensors import Holders
     from holdfast.layout.placement import Mesh
@@ -56,6 +58,7 @@ class Surveyor:
         self._first_replica: tuple[TensorName, ...] = ()
         self._warned: frozenset[TensorName] = frozenset()
         self._stored_keys: StoredKeys | None = None
+        self.selection: SaveSelection | None = None
         self._notices: dict[str, bool] = {}  # by text: whether it was emitted
 
     def survey(self, ranks: Ranks, state: MutableMapping[str, Any], target: str) -> Survey:
@@ -85,40 +88,60 @@ class Surveyor:
     def _collect(self, ranks: Ranks, state: MutableMapping[str, Any]) -> tuple[Collected, Mesh, dict[str, list[str]]]:
         from holdfast.adapters.live_state import classify_state, live_mesh, merge_owners
         from holdfast.adapters.saving.collect import collect
+        from holdfast.adapters.saving.save_selection import RankSelection
         from holdfast.mapping.apply import refuse_nested_states
 
         classified: list[LiveState] = []
         collected: list[tuple[Collected, Mesh]] = []
 
-        def classify() -> dict[str, list[str]]:
+        selection = self._new_selection()
+        patterns = [sorted(self._options.only), sorted(self._options.ignore)]
+
+        def classify() -> list[Any]:
             classified.append(classify_state(state, self._options.ties))
-            return classified[0].own_owners()
+            return [classified[0].own_owners(), patterns]
 
-        owners = merge_owners(run_on_all_ranks(ranks, classify))
+        answers = run_on_all_ranks(ranks, classify)
+        if any(others != patterns for _, others in answers):
+            texts = sorted({f"only={only}, ignore={ignore}" for _, (only, ignore) in answers})
+            raise InvalidArgument(f"the ranks must save with the same patterns, not with {'; '.join(texts)}")
+        owners = merge_owners(own for own, _ in answers)
 
-        def collect_state() -> None:
+        def collect_state() -> dict[str, Any] | None:
             live = replace(classified[0], owners=owners)
             mesh = live_mesh(live, ranks.world, self._options.mesh)
-            own = collect(live, self._options.model_dtype, self._holders)
+            own = collect(live, self._options.model_dtype, self._holders, selection)
             for name, entry in own.optimizers.items() if self._options.mapping is not None else ():
                 refuse_nested_states(name, entry)
             collected.append((own, mesh))
+            return None if selection is None else asdict(selection.survey(own))
 
-        run_on_all_ranks(ranks, collect_state)
+        selected = run_on_all_ranks(ranks, collect_state)
+        if selection is not None:
+            selection.settle(RankSelection(**fields) for fields in selected if fields is not None)
         own, mesh = collected[0]
         self._notices.update(dict.fromkeys(own.notices, False) | self._notices)
         return self._map(ranks, own, state), mesh, owners
 
+    def _new_selection(self) -> SaveSelection | None:
+        """Make the selection of the next layout: other tensors may be tied, or left out."""
+        from holdfast.adapters.saving.save_selection import SaveSelection
+
+        self.selection = SaveSelection.of(self._options.only, self._options.ignore)
+        return self.selection
+
     def _map(self, ranks: Ranks, collected: Collected, state: Mapping[str, Any]) -> Collected:
         if self._options.mapping is None:
-            return collected
+            return self.as_stored(collected)
         from holdfast.adapters.saving.stored_keys import resolve_mapping
 
-        self._stored_keys = resolve_mapping(ranks, collected, self._options.mapping, state)
-        return self.with_stored_keys(collected)
+        self._stored_keys = resolve_mapping(ranks, collected, self._options.mapping, state, self.selection)
+        return self.as_stored(collected)
 
-    def with_stored_keys(self, collected: Collected) -> Collected:
-        """Return a state under its keys in the checkpoint, as the last survey mapped them."""
+    def as_stored(self, collected: Collected) -> Collected:
+        """Return what a save writes of a state, under its keys in the checkpoint, as the last survey resolved them."""
+        if self.selection is not None:
+            collected = self.selection.apply(collected)
         return collected if self._stored_keys is None else self._stored_keys.map_items(collected)
 
     def warn(self, ranks: Ranks) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from holdfast.layout.placement import Mesh
 
@@ -45,6 +46,17 @@ def own_label(mesh: Mesh, axes: Sequence[str], sizes: Sequence[int], rank: int, 
     if coordinate is None or axis_sizes(mesh, axes, world) != tuple(sizes):
         return None
     return label(axes, coordinate)
+
+
+def own_value(mesh: Mesh, entry: Mapping[str, Any], rank: int, world: int) -> tuple[Any, str] | None:
+    """Return the encoded value of `rank` in an entry of state.json, and the label of its coordinate.
+
+    The label is "" for a value that all ranks share. Return None on another layout.
+    """
+    if "value" in entry:
+        return entry["value"], ""
+    text = own_label(mesh, entry["axes"], entry["sizes"], rank, world)
+    return None if text is None or text not in entry["values"] else (entry["values"][text], text)
 
 
 def axis_sizes(mesh: Mesh, axes: Sequence[str], world: int) -> tuple[int, ...]:

@@ -67,6 +67,10 @@ class Mapping:
         statements = self.statements if known is None else pin_statements(self.statements, known)
         return Mapping(tuple(reversed_program(statements)))
 
+    def with_optional_statements(self) -> Mapping:
+        """Return the same mapping for a part of its sources: a statement may match nothing."""
+        return Mapping(tuple(replace(own, options=replace(own.options, optional=True)) for own in self.statements))
+
     def explain(
         self, keys: Keys, targets: Keys | None = None, *, source_tp: int | None = None, target_tp: TargetTP = None
     ) -> str:

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import fnmatch
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from holdfast.core.names import masters_group
 from holdfast.format.dtypes import DType, dtype_named
 from holdfast.plan.files import Place
 from holdfast.plan.load_plan import StoredFile
@@ -31,10 +32,15 @@ class KeySelection:
     used: set[str] = field(default_factory=set)
 
     def selects(self, group: str, key: str, *aliases: str) -> bool:
-        keys = (key, *aliases)
-        labels = (*keys, *(f"{group}/{label}" for label in keys), group)
+        labels = _labels(group, (key, *aliases))
         only, ignored = (self._matches(patterns, labels) for patterns in (self.only, self.ignore))
         return not ignored and (only or not self.only)
+
+    def selects_master(self, module: str, key: str) -> bool:
+        """Return True if a master weight is selected; `only` includes it with its module."""
+        labels = _labels(masters_group(module), (key,))
+        only = self._matches(self.only, (*labels, *_labels(module, (key,))))
+        return not self._matches(self.ignore, labels) and (only or not self.only)
 
     def _matches(self, patterns: tuple[str, ...], labels: tuple[str, ...]) -> bool:
         matching = {pattern for pattern in patterns for label in labels if fnmatch.fnmatchcase(label, pattern)}
@@ -44,6 +50,11 @@ class KeySelection:
     def selects_entry(self, name: str) -> bool:
         """Return True if the non-tensor value `name` is selected; patterns match its name."""
         return self.selects(name, name)
+
+
+def _labels(group: str, keys: Sequence[str]) -> tuple[str, ...]:
+    """Return everything that a pattern may match for a tensor with these keys."""
+    return (*keys, *(f"{group}/{key}" for key in keys), group)
 
 
 @dataclass(frozen=True, slots=True)

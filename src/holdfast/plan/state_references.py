@@ -60,6 +60,11 @@ def update_entry_references(entry: Any, keys: Collection[str]) -> Any:
     return entry | {"kind": "json" if is_tree and not references(value) else entry["kind"], "value": value}
 
 
+def without_references(value: Any, keys: Collection[str]) -> Any:
+    """Remove the references to some keys from an encoded value."""
+    return _without(value, references(value).keys() - set(keys))
+
+
 def _without(value: Any, keys: Collection[str]) -> Any:
     """Remove references to other keys; in a list None replaces each, which keeps the positions."""
     kept = _pruned(value, keys)

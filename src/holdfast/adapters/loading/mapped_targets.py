@@ -38,7 +38,7 @@ def describe_targets(live: LiveState) -> list[TargetTensors]:
     for group, members in tensors.items():
         described = {}
         for key, tensor in members.items():
-            holder = holder_of(tensor, f"{group}: {key}")
+            holder = holder_of(tensor, f"{group}: {key}", allow_meta=True)
             described[key] = [holder.stored.name, list(holder.shape), holder.how.tp_degree]
         out.append(TargetTensors(group, described, dict(live.modules[group].ties) if group in live.modules else {}))
     return out
@@ -51,11 +51,13 @@ def map_stored(
     config: Callable[[str], Mapping[str, Any] | None],
     *,
     reverse: bool = False,
+    partial: bool = False,
     lenient: Callable[[str, str], bool] = lambda module, key: False,
 ) -> MappedContents:
     """Map the contents of a checkpoint to the keys of the live state of all ranks.
 
-    `lenient(group, key)` returns True if a mismatch of that tensor is reported later.
+    `lenient(group, key)` returns True if a mismatch of that tensor is reported later. `partial` means that the
+    checkpoint was saved with patterns that may have left sources of the mapping out.
     """
     wanted: dict[str, dict[str, tuple[TensorSpec, int | None]]] = {}
     ties: dict[str, dict[str, str]] = {}
@@ -73,13 +75,15 @@ def map_stored(
         return ModelInfo(config(module), *((live, stored) if reverse else (stored, live)))
 
     for module, program in programs(mapping, list(wanted), model_info, reverse=reverse).items():
+        if partial and module not in contents.groups:
+            continue
         targets = wanted[module]
         specs = {key: spec for key, (spec, _) in targets.items()}
         degrees = {key: degree for key, (_, degree) in targets.items()}
         mapped = map_contents(
             contents,
             module,
-            program,
+            program.with_optional_statements() if partial else program,
             specs,
             ties=ties[module],
             target_tp=degrees.get,

@@ -8,6 +8,7 @@ from functools import partial
 
 from holdfast.adapters.hooks import check_module, has_post_hooks, run_post_hooks
 from holdfast.adapters.live_state import LiveState
+from holdfast.adapters.loading.computed_buffers import compute_buffers, meta_modules
 from holdfast.adapters.loading.optimizer_targets import Action
 from holdfast.adapters.loading.tree_targets import decode_references
 from holdfast.adapters.loading.value_targets import StateEntries
@@ -15,6 +16,11 @@ from holdfast.adapters.loading.wants import LoadRequests
 from holdfast.adapters.module import is_below, non_persistent_buffers, set_extra_state
 from holdfast.adapters.tree import unflatten
 from holdfast.core.errors import Unsupported
+
+_NOT_COMPUTED = (
+    "on the meta device, no checkpoint holds it, and neither reset_parameters() nor _init_weights(module) of a model "
+    "around it computes it; give its module a reset_parameters(), or exclude it with ignore and make it yourself"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +78,30 @@ class ModuleTargets:
         if taken:
             check_module(name, view.outer, view.module, partial(_takes_below, taken, (*view.tensors, *view.extra)))
             self.not_stored += [f"{name}: {key}" for key in non_persistent_buffers(view)]
+        self._find_left_on_meta(name)
         if taken and has_post_hooks(view.outer):
             self.actions.append(partial(self._run_post_hooks, name))
+
+    def _find_left_on_meta(self, name: str) -> None:
+        """Compute the buffers on the meta device that no checkpoint holds, and report what stays there."""
+        view, meta = self._live.modules[name], self._requests.meta
+        choice, findings = self._requests.choice, self._requests.findings
+        stored = {id(tensor) for tensor in view.tensors.values()}
+        for owner in meta_modules(view.module):
+            left = {own: tensor for own, tensor in owner.tensors() if not meta.is_used(tensor)}
+            chosen = [own for own in left if id(left[own]) not in stored and choice.selects(name, owner.key(own))]
+            buffers = [own for own in chosen if own in owner.module._buffers]
+            made = compute_buffers(owner, buffers, meta) if buffers else {}
+            for own, tensor in left.items():
+                text = f"{name}: {owner.key(own)}"
+                if own in made:
+                    meta.use(tensor, made[own])
+                    findings.computed.append(text)
+                    continue
+                findings.on_meta.append(text)
+                if own in chosen:
+                    findings.mismatched.append(f"{text}: {_NOT_COMPUTED}")
+            self.not_stored[:] = [text for text in self.not_stored if text not in findings.computed]
 
     def _find_untied(self, name: str, taken: Sequence[str]) -> None:
         """Request both stored tensors of weights that are tied now; the shared memory fits only equal values."""

@@ -29,7 +29,7 @@ from holdfast.adapters.optimizer import (
     state_names,
     view_optimizer,
 )
-from holdfast.adapters.optimizer_options import decode_options, decode_typed_options
+from holdfast.adapters.optimizer_options import decode_typed_options
 from holdfast.adapters.tree import contains_tensor, decode_tensors
 from holdfast.core.names import masters_group
 from holdfast.plan.contents import StoredTensor
@@ -59,6 +59,11 @@ class OptimizerTargets:
         tensors = {key: contents.find(self._name, key) for key in contents.groups[self._name].tensors}
         return {key: tensor for key, tensor in tensors.items() if tensor is not None}
 
+    @cached_property
+    def _options(self) -> list[dict[str, Any]]:
+        """The saved options of each group, decoded; classes are left open."""
+        return [decode_typed_options(group["options"], self._name) for group in self._entry["groups"]]
+
     def find(self) -> None:
         view = view_optimizer(self._name, self._optimizer, self._key_of)
         if not self._entry or self._name not in self._requests.contents.groups:
@@ -76,10 +81,12 @@ class OptimizerTargets:
         else:
             self._find_states(view)
         if self._requests.choice.selects(self._name, "param_groups"):
+            if not any(self._options):
+                self.notes.append(f"{self._name}: its param_groups were not saved; the live options stay")
             self._check_split()
-            for group in self._entry["groups"]:
-                saved = decode_typed_options(group["options"], self._name)
-                self.notes += self._requests.compare_types(saved, self._live_options(), f"{self._name}.param_groups")
+            live = self._live_options()
+            for saved in self._options:
+                self.notes += self._requests.compare_types(saved, live, f"{self._name}.param_groups")
             self.actions.append(self._apply_options)
             self.loads_options = True
         if has_optimizer_post_hooks(self._optimizer):
@@ -113,8 +120,7 @@ class OptimizerTargets:
         if foreign:
             return f"{type(inner).__name__} has no state {', '.join(foreign[:4])}"
         live = set(getattr(inner, "defaults", ()))
-        for group in self._entry["groups"] if live else ():
-            stored = set(decode_options(group["options"], self._name))
+        for stored in map(set, self._options if live else ()):
             lacking, strange = sorted(live - stored), sorted(stored - live - _ADDED)
             if len(lacking) > 1 and len(strange) > 1:
                 return f"the stored optimizer has {', '.join(strange[:4])}, the live one {', '.join(lacking[:4])}"
@@ -275,10 +281,11 @@ class OptimizerTargets:
         by_text: dict[str, dict[str, Any]] = {}
         by_key: dict[str, dict[str, Any]] = {}
         types = self._live_options()
-        for group in self._entry["groups"]:
+        for group, saved in zip(self._entry["groups"], self._options, strict=True):
             text = repr(group["options"])
-            options = by_text.setdefault(text, decode_options(group["options"], self._name, types))
-            by_key |= dict.fromkeys(group["params"], options)
+            if text not in by_text:
+                by_text[text] = dict(with_live_types(saved, types))
+            by_key |= dict.fromkeys(group["params"], by_text[text])
         live = [param for params, _ in group_options(self._optimizer) for param in params]
         keys = {id(param): key_of_param(self._name, param, self._key_of) for param in live}
         return {identity: by_key[key] for identity, key in keys.items() if key in by_key}

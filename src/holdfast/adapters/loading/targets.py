@@ -56,7 +56,7 @@ class Targets:
 
     @property
     def has_actions(self) -> bool:
-        return self._shared or bool(self._actions)
+        return self._shared or self.requests.meta.has_used or bool(self._actions)
 
     @property
     def not_stored(self) -> list[str]:
@@ -81,6 +81,7 @@ class Targets:
         """
         self._modules.incompatible = incompatible
         self.requests.copy_shared()
+        self.requests.meta.exchange()
         for action in self._actions:
             action()
         notes = [*self._notes, *self._modules.notes, *self._values.notes]

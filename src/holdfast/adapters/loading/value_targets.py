@@ -23,7 +23,7 @@ from holdfast.adapters.loading.tree_targets import (
 from holdfast.adapters.loading.wants import LoadRequests
 from holdfast.adapters.tree import decode_tensors, flatten, unflatten
 from holdfast.core.errors import HoldfastError, LayoutError
-from holdfast.layout.coordinates import coordinate_on, key_at, own_label, parse_label
+from holdfast.layout.coordinates import coordinate_on, key_at, own_value, parse_label
 from holdfast.layout.placement import Mesh
 from holdfast.plan.state_references import references
 
@@ -56,25 +56,23 @@ class StateEntries:
         if kind in owners and name not in owners[kind]:
             findings.mismatched.append(f"{name}: saved as a {_KINDS[kind]}, but the live value is not a {_KINDS[kind]}")
             return None
-        if "value" in entry:
-            return entry["value"], ""
-        return self._value_at_coordinate(name, entry)
-
-    def _value_at_coordinate(self, name: str, entry: Mapping[str, Any]) -> tuple[Any, str] | None:
-        axes, sizes = tuple(entry["axes"]), tuple(entry["sizes"])
-        text = own_label(self._mesh, axes, sizes, self._rank, self._world)
-        if text in entry["values"]:
+        own = own_value(self._mesh, entry, self._rank, self._world)
+        if own is not None:
             # The tensors of a tree are replicas under one key; those of objects are stored by coordinate.
-            return entry["values"][text], "" if text is None or entry["kind"] == "tensors" else text
+            return own[0], "" if kind == "tensors" else own[1]
         if not isinstance(self._live.statefuls.get(name), Reshards | ReshardsAt):
-            saved = ", ".join(f"{axis}={size}" for axis, size in zip(axes, sizes, strict=True))
-            live = ", ".join(f"{axis}={size}" for axis, size in zip(self._mesh.axes, self._mesh.sizes, strict=True))
-            fix = "give the object a holdfast_reshard method"
-            if name not in self._live.statefuls:
-                fix = "replace it with an object that has state_dict, load_state_dict and holdfast_reshard"
-            differs = f"{name}: its value differs along {saved}, but the live mesh is {live}"
-            self._requests.findings.mismatched.append(f"{differs}; {fix}, or exclude it with ignore")
+            findings.mismatched.append(self._other_layout(name, entry))
         return None
+
+    def _other_layout(self, name: str, entry: Mapping[str, Any]) -> str:
+        """Return the finding for an entry whose value for this rank's coordinate was not saved."""
+        saved = ", ".join(f"{axis}={size}" for axis, size in zip(entry["axes"], entry["sizes"], strict=True))
+        live = ", ".join(f"{axis}={size}" for axis, size in zip(self._mesh.axes, self._mesh.sizes, strict=True))
+        fix = "give the object a holdfast_reshard method"
+        if name not in self._live.statefuls:
+            fix = "replace it with an object that has state_dict, load_state_dict and holdfast_reshard"
+        differs = f"{name}: its value differs along {saved}, but the live mesh is {live}"
+        return f"{differs}; {fix}, or exclude it with ignore"
 
     def new_tensors(
         self, name: str, value: Any, suffix: str, like: Mapping[str, torch.Tensor]

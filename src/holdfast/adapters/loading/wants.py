@@ -12,6 +12,7 @@ import torch
 
 from holdfast.adapters.live_types import compare_types
 from holdfast.adapters.loading.device_staging import FlatTensor
+from holdfast.adapters.loading.meta_tensors import MetaTensors, is_on_meta
 from holdfast.adapters.optimizer import StateTensor
 from holdfast.adapters.tensors import (
     RAW_DTYPES,
@@ -42,6 +43,8 @@ class Findings:
     missing: list[str] = field(default_factory=list)
     mismatched: list[str] = field(default_factory=list)
     cast: list[str] = field(default_factory=list)
+    computed: list[str] = field(default_factory=list)  # buffers that no checkpoint holds, computed anew
+    on_meta: list[str] = field(default_factory=list)  # tensors of modules that stay on the meta device
 
 
 class TensorDestination:
@@ -109,6 +112,7 @@ class LoadRequests:
         *,
         cast: bool,
         kept: frozenset[str] = frozenset(),
+        meta: MetaTensors | None = None,
     ) -> None:
         self.checkpoint = checkpoint
         self.contents = contents
@@ -116,6 +120,7 @@ class LoadRequests:
         self.findings = Findings()
         self.destinations: dict[tuple[Place, Box], list[ShardDestination]] = {}
         self.devices: dict[torch.device, None] = {}  # of requested tensors, in order
+        self.meta = meta or MetaTensors(None)
         self._cast = cast
         self._kept = kept
         self._filled: list[_RequestedTensor] = []
@@ -136,9 +141,16 @@ class LoadRequests:
         return f"{group}: {key}" in self._kept
 
     def request(self, group: str, key: str, value: StateTensor, source: StoredTensor | None = None) -> bool:
-        """Add a destination; returns False and records a finding if the tensor is missing or mismatched."""
+        """Add a destination; returns False and records a finding if the tensor is missing or mismatched.
+
+        For a tensor on the meta device it is the tensor that takes its place.
+        """
         text = f"{group}: {key}"
         if self.keeps(group, key):
+            if is_on_meta(value):
+                self.findings.mismatched.append(
+                    f"{text}: the mapping keeps its live value, but it is on the meta device"
+                )
             return False
         source = source or self.contents.find(group, key)
         if source is None:
@@ -147,7 +159,7 @@ class LoadRequests:
         self.findings.wanted.append(f"{group}: {source.key}")
         if isinstance(value, torch.Tensor) and (value.is_conj() or value.is_neg()):
             raise Unsupported(f"{text}: a load cannot fill a conjugate or negative view; resolve it first")
-        holder = holder_of(value, text)
+        holder = holder_of(value, text, allow_meta=True)
         if not self._fits(source, holder, text):
             return False
         if tensor_overlaps(holder.local):
@@ -157,6 +169,9 @@ class LoadRequests:
                 f"shape {list(local.shape)}), so it cannot hold the saved values; clone it before the load "
                 "(tensor.contiguous()), or exclude it with ignore"
             )
+        in_memory = self.meta.in_memory(value, text)
+        if in_memory is not value:
+            holder = holder_of(in_memory, text)
         self.findings.loaded.append(f"{group}: {source.key}")
         self.devices.setdefault(holder.local.device)
         filled = _RequestedTensor(text, f"{source.group}: {source.key}", holder.local, [])
@@ -271,7 +286,7 @@ class LoadRequests:
     def request_master(self, module: str, key: str, value: StateTensor) -> bool:
         """Request a master weight from its group, or from the model if the checkpoint has no master for it."""
         group = masters_group(module)
-        if not self.choice.selects(group, key):
+        if not self.choice.selects_master(module, key):
             return False
         return self.request(group if self.contents.find(group, key) is not None else module, key, value)
 

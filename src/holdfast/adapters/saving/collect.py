@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -24,6 +24,7 @@ from holdfast.adapters.optimizer import (
 from holdfast.adapters.optimizer_options import option_groups
 from holdfast.adapters.tensors import Holder, Holders, fingerprint, holder_of, part_view, raw_array
 from holdfast.adapters.tree import Tree, flatten
+from holdfast.core.errors import HoldfastError
 from holdfast.core.names import check_key, masters_group
 from holdfast.format import statejson
 from holdfast.format.dtypes import DType, model_dtype_named
@@ -90,6 +91,16 @@ class LiveSources:
         raise AssertionError(f"{place.spec.key}: the plan names a shard that this rank does not hold")
 
 
+class Chooses(Protocol):
+    """The selection of a save, as far as collecting a state asks it."""
+
+    def drops(self, name: str, *, inside: bool = False, optimizer: bool = False) -> bool: ...
+
+    def selects(
+        self, kinds: Mapping[str, str], aliases: Mapping[str, Mapping[str, str]], group: str, key: str
+    ) -> bool: ...
+
+
 @dataclass(slots=True)
 class Collected:
     """One rank's state, ready to be planned."""
@@ -103,9 +114,11 @@ class Collected:
     files: dict[str, bytes] = field(default_factory=dict)
     plans: dict[str, Any] = field(default_factory=dict)
     owners: dict[str, list[str]] = field(default_factory=dict)
-    live_optimizers: list[Any] = field(default_factory=list)
+    live_optimizers: dict[str, Any] = field(default_factory=dict)
     holders: Holders = field(default_factory=Holders)
     notices: list[str] = field(default_factory=list)  # warnings for the user about this state
+    left_out: list[str] = field(default_factory=list)  # groups with tensors that cannot be stored and are not selected
+    selection: Chooses | None = None
     fixed: int = 0  # number of items that belong to modules and optimizers; these come first
 
     def signature(self) -> Any:
@@ -119,7 +132,13 @@ class Collected:
     def add(self, group: str, key: str, role: str, value: StateTensor, cast: DType | None = None) -> None:
         """Add a tensor to save."""
         check_key(key, group)
-        holder = self.holders.of(value, f"{group}: {key}")
+        try:
+            holder = self.holders.of(value, f"{group}: {key}")
+        except HoldfastError:
+            if self.selection is None or self.selection.selects(self.kinds, self.aliases, group, key):
+                raise
+            self.left_out.append(group)
+            return
         source = weakref.ref(value) if isinstance(value, torch.Tensor) else None
         self.items.append(SaveItem(group, key, role, holder, cast, source))
 
@@ -201,18 +220,21 @@ def _tensors_digest(tree: Tree, *, on_devices: bool) -> str:
     return "\n".join(parts)
 
 
-def collect(live: LiveState, model_dtype: str | None, holders: Holders | None = None) -> Collected:
+def collect(
+    live: LiveState, model_dtype: str | None, holders: Holders | None = None, selection: Chooses | None = None
+) -> Collected:
     """Collect everything this rank holds; tensors of stateful objects follow once their axes are known.
 
-    `holders` caches the layouts of tensors from earlier saves.
+    `holders` caches the layouts of tensors from earlier saves. What a `selection` leaves out need not be storable.
     """
-    out = Collected(
-        owners=live.own_owners(), live_optimizers=list(live.optimizers.values()), holders=holders or Holders()
-    )
+    out = Collected(owners=live.own_owners(), live_optimizers=dict(live.optimizers), holders=holders or Holders())
+    out.selection = selection
     target = model_dtype_named(model_dtype)
     for name in live.modules:
         _collect_module(out, live, name, target)
     for name, optimizer in live.optimizers.items():
+        if selection is not None and selection.drops(name, optimizer=True):
+            continue
         _collect_optimizer(out, live, name, optimizer)
     out.fixed = len(out.items)
     for name in live.averages:
@@ -223,15 +245,18 @@ def collect(live: LiveState, model_dtype: str | None, holders: Holders | None = 
 
 def collect_values(out: Collected, live: LiveState) -> None:
     """Collect the values that are neither modules nor optimizers."""
-    for name, value in live.trees.items():
+    chosen = {*live.trees, *live.statefuls, *live.values}
+    if out.selection is not None:
+        chosen = {name for name in chosen if not out.selection.drops(name, inside=name in live.trees)}
+    for name, value in ((name, value) for name, value in live.trees.items() if name in chosen):
         tree = flatten(name, value)
         out.kinds[name] = "tensors"
         for key, tensor in tree.tensors.items():
             out.add(name, key, "value", tensor)
         out.trees[name], out.tree_kinds[name] = Tree(tree.value), "tensors"
-    for name, stateful in live.statefuls.items():
+    for name, stateful in ((name, value) for name, value in live.statefuls.items() if name in chosen):
         out.trees[name], out.tree_kinds[name] = flatten(name, stateful.state_dict()), "stateful"
-    for name, value in live.values.items():
+    for name, value in ((name, value) for name, value in live.values.items() if name in chosen):
         out.trees[name], out.tree_kinds[name] = Tree(statejson.encode(value, name)), "json"
 
 

@@ -21,7 +21,7 @@ from holdfast.adapters.live_state import LiveState, classify_state
 from holdfast.adapters.module import unwrap
 from holdfast.adapters.optimizer import DeclaresShards, inner_optimizer
 from holdfast.adapters.optimizer_options import option_groups
-from holdfast.adapters.saving.collect import Collected, SaveItem, collect_values, model_files, plan_of
+from holdfast.adapters.saving.collect import Chooses, Collected, SaveItem, collect_values, model_files, plan_of
 from holdfast.adapters.tensors import Holder, Holders, has_memory, memory_of, without_grad
 from holdfast.format import statejson
 from holdfast.format.dtypes import DType
@@ -100,9 +100,7 @@ class CollectCache:
             return
         self._names = list(state)
         self._modules = {name: _structure(state[name]) for name in live.modules}
-        self._optimizers = {
-            name: _cached_optimizer(state[name], collected.optimizers[name]) for name in live.optimizers
-        }
+        self._optimizers = {name: _cached_optimizer(state[name], entry) for name, entry in collected.optimizers.items()}
         self._tensors = [tensor for tensor in tensors if tensor is not None]
         # Tied tensors have no item of their own; a tensor that is untied later needs one.
         ties = [view.tensors[alias] for view in live.modules.values() for alias in view.ties if alias in view.tensors]
@@ -117,7 +115,9 @@ class CollectCache:
             files=dict.fromkeys(collected.files, b""),
         )
 
-    def lookup(self, state: Mapping[str, Any], holders: Holders, model_dtype: str | None) -> Collected | None:
+    def lookup(
+        self, state: Mapping[str, Any], holders: Holders, model_dtype: str | None, selection: Chooses | None = None
+    ) -> Collected | None:
         """Return the result of `collect`; None if the state is not the cached one."""
         cached = self._collected
         if cached is None or list(state) != self._names:
@@ -136,15 +136,18 @@ class CollectCache:
             aliases=dict(cached.aliases),
             optimizers={name: entry for name, entry in entries.items() if entry is not None},
             owners=dict(cached.owners),
-            live_optimizers=[state[name] for name in self._optimizers],
+            live_optimizers={name: state[name] for name in self._optimizers},
             holders=holders,
+            selection=selection,
         )
         if cached.files:
             out.files |= model_files(unwrap(state["model"]), model_dtype)
         for name in self._modules:
             out.plans |= plan_of(name, unwrap(state[name]))
         known = self._modules.keys() | self._optimizers.keys()
-        collect_values(out, classify_state({name: value for name, value in state.items() if name not in known}, {}))
+        rest = classify_state({name: value for name, value in state.items() if name not in known}, {})
+        out.live_optimizers |= rest.optimizers  # those of which nothing is selected
+        collect_values(out, rest)
         return out
 
 

@@ -14,8 +14,9 @@ from typing import Any
 
 from holdfast.adapters.huggingface import config_of
 from holdfast.adapters.saving.collect import Collected, SaveItem
+from holdfast.adapters.saving.save_selection import SaveSelection
 from holdfast.adapters.tensors import Holder, part_view
-from holdfast.core.errors import Unsupported
+from holdfast.core.errors import InvalidArgument, Unsupported
 from holdfast.core.ranks import Ranks, run_on_all_ranks
 from holdfast.format.dtypes import DType, dtype_named
 from holdfast.layout.box import Box
@@ -34,6 +35,7 @@ class StoredKeys:
     groups: Mapping[str, Group]
     targets: Mapping[str, Mapping[str, tuple[str, ...]]]  # by module and live key: the stored keys
     uses: Mapping[tuple[str, str], tuple[tuple[str, str, Recipe[Place]], ...]]  # by live tensor
+    known: frozenset[tuple[str, str]]  # the live tensors of all ranks that the mapping was resolved for
 
     def map_items(self, collected: Collected) -> Collected:
         """Return the same state under the keys of the file."""
@@ -56,8 +58,8 @@ class StoredKeys:
     def _map_item(self, item: SaveItem) -> Iterator[SaveItem]:
         name = (item.group, item.key)
         if name not in self.uses:
-            if item.group not in self.groups:
-                yield item  # its group was added after the mapping was resolved
+            if name not in self.known:
+                yield item  # added since, as the states of a first step: the layout is surveyed again
             return
         for group, key, recipe in self.uses[name]:
             if recipe.is_whole(recipe.terms[0].source.spec.shape):
@@ -95,8 +97,17 @@ def _cast(item: SaveItem, term: Term[Place], key: str) -> DType | None:
     return chain[0] if chain else None
 
 
-def resolve_mapping(ranks: Ranks, collected: Collected, mapping: Any, state: Mapping[str, Any]) -> StoredKeys:
-    """Resolve a mapping for the tensors of all ranks. Collective."""
+def resolve_mapping(
+    ranks: Ranks,
+    collected: Collected,
+    mapping: Any,
+    state: Mapping[str, Any],
+    selection: SaveSelection | None = None,
+) -> StoredKeys:
+    """Resolve a mapping for the tensors of all ranks. Collective.
+
+    A `selection` leaves out the stored tensors that are made of unselected live ones.
+    """
 
     def describe() -> dict[str, Any]:
         return CollectedTensors.of(collected, {name: config_of(state.get(name)) for name in state}).fields()
@@ -105,7 +116,7 @@ def resolve_mapping(ranks: Ranks, collected: Collected, mapping: Any, state: Map
     resolved: list[StoredKeys] = []
 
     def resolve() -> None:
-        contents = _contents_of(described)
+        live = contents = _contents_of(described)
         configs = {name: config for rank_tensors in described for name, config in rank_tensors.configs.items()}
         named = {name: group for name, group in contents.groups.items() if "/" not in name}
         modules = [name for name, group in named.items() if group.kind in ("module", "tensors")]
@@ -117,7 +128,12 @@ def resolve_mapping(ranks: Ranks, collected: Collected, mapping: Any, state: Map
         for module, program in programs(mapping, modules, model_info).items():
             mapped.append((module, map_contents(contents, module, program)))
             contents = mapped[-1][1].contents
-        resolved.append(_stored_keys(contents, mapped))
+        if selection is not None:
+            contents = _selected(contents, live, selection)
+            for module, one in mapped:
+                _require_weights(module, one.contents, contents)
+        known = frozenset((name, key) for name, group in live.groups.items() for key in group.tensors)
+        resolved.append(_stored_keys(contents, mapped, known))
 
     run_on_all_ranks(ranks, resolve)
     return resolved[0]
@@ -169,7 +185,44 @@ def _contents_of(described: Sequence[CollectedTensors]) -> Contents:
     return Contents(groups, (), tp_degree=None if None in degrees else max(known, default=1))
 
 
-def _stored_keys(contents: Contents, mapped: Sequence[tuple[str, MappedContents]]) -> StoredKeys:
+def _selected(contents: Contents, live: Contents, selection: SaveSelection) -> Contents:
+    """Return the mapped contents that are made of selected live tensors; raises InvalidArgument for a mixture."""
+    kinds = {name: group.kind for name, group in live.groups.items()}
+    aliases = {name: group.aliases for name, group in live.groups.items()}
+    groups = {}
+    for name, group in contents.groups.items():
+        tensors = {}
+        for key, recipe in group.tensors.items():
+            sources = {(place.file, place.spec.key) for place in recipe.sources()}
+            chosen = {source for source in sources if selection.selects(kinds, aliases, *source)}
+            if chosen and chosen != sources:
+                (group_in, key_in), (group_out, key_out) = min(chosen), min(sources - chosen)
+                raise InvalidArgument(
+                    f"only= and ignore= select {group_in}: {key_in} and leave out {group_out}: {key_out}, but the "
+                    f"mapping stores both in {name}: {key}; select both or neither"
+                )
+            if chosen:
+                tensors[key] = recipe
+        ties = {alias: key for alias, key in group.aliases.items() if key in tensors}
+        groups[name] = replace(group, tensors=tensors, aliases=ties)
+    return replace(contents, groups=groups)
+
+
+def _require_weights(module: str, mapped: Contents, chosen: Contents) -> None:
+    """Raise InvalidArgument if states are selected without their weights: the reverse would not know their keys."""
+    left = mapped.groups[module].tensors.keys() - chosen.groups[module].tensors.keys()
+    for name, group in chosen.groups.items():
+        for key in group.tensors if group.kind == "optimizer" else ():
+            if (param := key.rpartition("/")[0]) in left:
+                raise InvalidArgument(
+                    f"only= and ignore= select {name}: {key} and leave out {module}: {param}; the states of mapped "
+                    f"weights are saved with them: ignore the states, too, as in '{param}/*'"
+                )
+
+
+def _stored_keys(
+    contents: Contents, mapped: Sequence[tuple[str, MappedContents]], known: frozenset[tuple[str, str]]
+) -> StoredKeys:
     uses: dict[tuple[str, str], list[tuple[str, str, Recipe[Place]]]] = {}
     for name, group in contents.groups.items():
         for key, recipe in group.tensors.items():
@@ -182,4 +235,4 @@ def _stored_keys(contents: Contents, mapped: Sequence[tuple[str, MappedContents]
             for place in recipe.sources():
                 uses.setdefault((place.file, place.spec.key), []).append((name, key, recipe))
     targets = {module: one.params for module, one in mapped}
-    return StoredKeys(contents.groups, targets, {name: tuple(users) for name, users in uses.items()})
+    return StoredKeys(contents.groups, targets, {name: tuple(users) for name, users in uses.items()}, known)
