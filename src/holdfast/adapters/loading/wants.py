@@ -12,6 +12,7 @@ import torch
 
 from holdfast.adapters.live_types import compare_types
 from holdfast.adapters.loading.device_staging import FlatTensor
+from holdfast.adapters.loading.subclass_requests import concerns_subclass, request_subclass
 from holdfast.adapters.optimizer import StateTensor
 from holdfast.adapters.tensors import (
     RAW_DTYPES,
@@ -31,6 +32,13 @@ from holdfast.plan.contents import Contents, KeySelection, StoredTensor
 from holdfast.plan.files import FlatArray, FlatDestination, Place, RawArray, ShardDestination
 from holdfast.plan.quantized_keys import Quantized, quantized_weights
 from holdfast.plan.recipe import destinations_of
+from holdfast.plan.subclass_keys import StoredSubclasses
+
+
+def stored_key(contents: Contents, group: str, key: str) -> str:
+    """Return the key under which a group stores a tensor with this key or alias."""
+    members = contents.groups.get(group)
+    return key if members is None else members.aliases.get(key, key)
 
 
 @dataclass(slots=True)
@@ -120,6 +128,7 @@ class LoadRequests:
         self._kept = kept
         self._filled: list[_RequestedTensor] = []
         self._shared: list[list[_RequestedTensor]] = []
+        self._subclasses_of: dict[str, StoredSubclasses] = {}
         self._quantized_of: dict[str, Mapping[str, Quantized]] = {}
 
     @property
@@ -131,6 +140,12 @@ class LoadRequests:
         """True if dtypes may be converted."""
         return self._cast
 
+    def subclasses(self, group: str) -> StoredSubclasses:
+        """Return the tensor subclasses that a group was saved from, cached."""
+        if group not in self._subclasses_of:
+            self._subclasses_of[group] = StoredSubclasses.of(self.contents, group)
+        return self._subclasses_of[group]
+
     def keeps(self, group: str, key: str) -> bool:
         """Return True if a tensor keeps its live values."""
         return f"{group}: {key}" in self._kept
@@ -140,6 +155,10 @@ class LoadRequests:
         text = f"{group}: {key}"
         if self.keeps(group, key):
             return False
+        stored = self.subclasses(group)
+        kept = stored_key(self.contents, group, key)
+        if concerns_subclass(stored, kept, value):
+            return request_subclass(self, group, kept, value, stored)
         source = source or self.contents.find(group, key)
         if source is None:
             self.findings.missing.append(text)
@@ -147,7 +166,10 @@ class LoadRequests:
         self.findings.wanted.append(f"{group}: {source.key}")
         if isinstance(value, torch.Tensor) and (value.is_conj() or value.is_neg()):
             raise Unsupported(f"{text}: a load cannot fill a conjugate or negative view; resolve it first")
-        holder = holder_of(value, text)
+        return self.request_holder(group, key, holder_of(value, text), source, text)
+
+    def request_holder(self, group: str, key: str, holder: Holder, source: StoredTensor, text: str) -> bool:
+        """Add a destination for a stored tensor; returns False and records a finding if it does not fit."""
         if not self._fits(source, holder, text):
             return False
         if tensor_overlaps(holder.local):

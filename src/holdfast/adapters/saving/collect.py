@@ -22,8 +22,11 @@ from holdfast.adapters.optimizer import (
     view_optimizer,
 )
 from holdfast.adapters.optimizer_options import option_groups
+from holdfast.adapters.subclass_tensors import is_subclass, view_subclass
 from holdfast.adapters.tensors import Holder, Holders, fingerprint, holder_of, part_view, raw_array
+from holdfast.adapters.torchao_states import is_empty_beside_blocks
 from holdfast.adapters.tree import Tree, flatten
+from holdfast.core.errors import LayoutError
 from holdfast.core.names import check_key, masters_group
 from holdfast.format import statejson
 from holdfast.format.dtypes import DType, model_dtype_named
@@ -31,6 +34,7 @@ from holdfast.layout.box import Box
 from holdfast.layout.coordinates import key_at
 from holdfast.layout.placement import ShardBox
 from holdfast.plan.files import RawArray, ShardPiece
+from holdfast.plan.subclass_keys import SUBCLASSES, entry_name
 from holdfast.plan.state_values import FILE, FILE_PREFIX, OPTIMIZER, PLAN, PLAN_PREFIX, SPLIT_DICT, TREE, RankValue
 
 
@@ -38,7 +42,7 @@ from holdfast.plan.state_values import FILE, FILE_PREFIX, OPTIMIZER, PLAN, PLAN_
 class SaveItem:
     """A tensor of which this rank holds parts: its group, key and role.
 
-    `cast` is the dtype it is rounded to when written; `source` is the live tensor.
+    `cast` is the dtype it is rounded to when written; `source` is the live tensor that has its memory.
     """
 
     group: str
@@ -47,6 +51,7 @@ class SaveItem:
     holder: Holder
     cast: DType | None = None
     source: weakref.ref[torch.Tensor] | None = None
+    outer: str = ""  # the key of the tensor subclass that holds it, if any
 
     @property
     def stored(self) -> DType:
@@ -105,23 +110,37 @@ class Collected:
     owners: dict[str, list[str]] = field(default_factory=dict)
     live_optimizers: list[Any] = field(default_factory=list)
     holders: Holders = field(default_factory=Holders)
+    subclasses: dict[str, dict[str, Any]] = field(default_factory=dict)  # by group and key: descriptions
     notices: list[str] = field(default_factory=list)  # warnings for the user about this state
     fixed: int = 0  # number of items that belong to modules and optimizers; these come first
 
     def signature(self) -> Any:
         """Return a value that is equal while this rank holds the same tensors in the same layout."""
         items = [
-            (o.group, o.key, o.role, o.logical.name, o.holder.shape, o.holder.parts, o.holder.local.device)
+            (o.group, o.key, o.role, o.logical.name, o.holder.shape, o.holder.parts, o.holder.local.device, o.outer)
             for o in self.items
         ]
         return items, dict(self.kinds), dict(self.aliases), dict(self.owners)
 
     def add(self, group: str, key: str, role: str, value: StateTensor, cast: DType | None = None) -> None:
-        """Add a tensor to save."""
+        """Add a tensor to save; of a tensor subclass, the tensors inside and its description."""
         check_key(key, group)
+        if isinstance(value, torch.Tensor) and is_subclass(value):
+            self._add_subclass(group, key, role, value)
+            return
         holder = self.holders.of(value, f"{group}: {key}")
         source = weakref.ref(value) if isinstance(value, torch.Tensor) else None
         self.items.append(SaveItem(group, key, role, holder, cast, source))
+
+    def _add_subclass(self, group: str, key: str, role: str, value: torch.Tensor) -> None:
+        view = view_subclass(value, key, f"{group}: {key}")
+        known = self.subclasses.setdefault(group, {}).setdefault(key, view.description)
+        if known != view.description:
+            raise LayoutError(f"{group}: {key} are two tensors, {known} and {view.description}, which should be copies")
+        for inner in view.inner:
+            check_key(inner.key, group)
+            source = weakref.ref(inner.tensor)
+            self.items.append(SaveItem(group, inner.key, role, inner.holder, None, source, key))
 
     def by_name(self) -> dict[tuple[str, str], list[SaveItem]]:
         """Return the items of each tensor, by group and key."""
@@ -150,6 +169,8 @@ class Collected:
             out[name] = RankValue.of(OPTIMIZER, content)
         for name, data in self.files.items():
             out[FILE_PREFIX + name] = RankValue.of(FILE, data.decode())
+        for name, descriptions in self.subclasses.items():
+            out[entry_name(name)] = RankValue.of(SUBCLASSES, descriptions)
         for name, plan in self.plans.items():
             out[PLAN_PREFIX + name] = RankValue.of(PLAN, plan)
         return out
@@ -247,6 +268,7 @@ def _collect_module(out: Collected, live: LiveState, name: str, target: DType | 
         seen.add((stored, memory_identity(tensor)))
         role = "parameter" if key in view.parameters else "buffer"
         rounds = target is not None and role == "parameter" and tensor.dtype == torch.float32
+        rounds = rounds and not is_subclass(tensor)  # its dtype is not that of the tensors inside
         out.add(name, stored, role, tensor, target if rounds else None)
         if rounds:
             out.kinds[masters_group(name)] = "masters"
@@ -254,7 +276,13 @@ def _collect_module(out: Collected, live: LiveState, name: str, target: DType | 
     if view.extra:
         out.trees[name], out.tree_kinds[name] = flatten(name, dict(view.extra)), "module"
     out.plans |= plan_of(name, view.module)
-    if name == "model":
+    if name in out.subclasses:
+        out.notices.append(
+            f"{name}: {next(iter(out.subclasses[name]))} is a tensor subclass, stored as the tensors inside: no "
+            "config.json is written, and from_pretrained cannot open this checkpoint. holdfast.load can, into a model "
+            "that was quantized in the same way"
+        )
+    elif name == "model":
         out.files |= model_files(view.module, target.name if target else None)
         kind = adapter_kind(view.module)
         if kind:
@@ -298,7 +326,8 @@ def _collect_optimizer(out: Collected, live: LiveState, name: str, optimizer: An
     view = view_optimizer(name, optimizer, key_of)
     out.kinds[name] = "optimizer"
     for key, value in view.tensors:
-        out.add(name, key, "state", value)
+        if not is_empty_beside_blocks(view.optimizer, value):
+            out.add(name, key, "state", value)
     known_masters = {item.key for item in out.items if item.group == masters_group(module)}
     for key, value in view.masters:
         out.kinds[masters_group(module)] = "masters"
