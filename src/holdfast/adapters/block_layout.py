@@ -20,7 +20,7 @@ from holdfast.layout.placement import Boxes, OnMesh, RankLayout, ShardBox, Whole
 
 # By class of torchao: the inner tensors that are the same for all elements. All others are one value for every few
 # consecutive elements.
-_CONSTANTS = {"OptimState8bit": ("qmap",), "OptimState4bit": ("qmap",), "OptimStateFp8": ()}
+BLOCK_CLASSES = {"OptimState8bit": ("qmap",), "OptimState4bit": ("qmap",), "OptimStateFp8": ()}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -93,7 +93,7 @@ class BlockLayout:
 def block_layout(local: Any, shape: tuple[int, ...] | None = None) -> BlockLayout | None:
     """Return the blocks of a local tensor, a shard of a tensor of `shape`; None for a class without such blocks."""
     kind = type(local)
-    constants = _CONSTANTS.get(kind.__name__) if kind.__module__.partition(".")[0] == "torchao" else None
+    constants = BLOCK_CLASSES.get(kind.__name__) if kind.__module__.partition(".")[0] == "torchao" else None
     if constants is None or not local.numel():
         return None
     shape = tuple(local.shape) if shape is None else shape

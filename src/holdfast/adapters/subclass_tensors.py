@@ -8,7 +8,7 @@ K.codes@axis=coordinate, and only the same mesh can load them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -64,8 +64,11 @@ def plain_tensors(value: torch.Tensor) -> Iterator[torch.Tensor]:
         yield from plain_tensors(getattr(local, name))
 
 
-def view_subclass(value: torch.Tensor, key: str, where: str) -> SubclassView:
-    """View a tensor subclass under `key`; raises Unsupported if it cannot be described or stored."""
+def view_subclass(value: torch.Tensor, key: str, where: str, *, by_coordinate: bool = False) -> SubclassView:
+    """View a tensor subclass under `key`; raises Unsupported if it cannot be described or stored.
+
+    With `by_coordinate` each coordinate has its own, though the blocks might fit the shards.
+    """
     local: Any = local_tensor(value)
     view = SubclassView({**_describe(local, where), "shape": list(value.shape)})
     blocks = block_layout(local, tuple(value.shape))
@@ -76,16 +79,31 @@ def view_subclass(value: torch.Tensor, key: str, where: str) -> SubclassView:
         held = blocks.whole() if blocks is not None else None
     else:
         parts, how = dtensor_parts(value, where)
-        held = blocks.boxes(parts) if blocks is not None and blocks.is_aligned(how) else None
+        fits = blocks is not None and blocks.is_aligned(how) and not by_coordinate
+        held = blocks.boxes(parts) if blocks is not None and fits else None
     if blocks is not None and held is not None:
         view.inner.extend(InnerTensor(f"{key}.{name}", blocks.tensor(name), held[name]) for name in held)
         return view
     axes = _sharded_axes(value)
     if axes:
         view.description["axes"] = {axis: size for axis, size, _ in axes}
-    suffix = label([axis for axis, _, _ in axes], [index for _, _, index in axes])
-    view.inner.extend(_whole(local, key, where, suffix))
+    view.inner.extend(_whole(local, key, where, _coordinate(axes)))
     return view
+
+
+def own_shard(value: Any, key: str, where: str) -> InnerTensor:
+    """View a plain shard as this coordinate's own, where other ranks hold a tensor subclass."""
+    local = local_tensor(value)
+    return InnerTensor(key_at(key, _coordinate(_sharded_axes(value))), local, holder_of(local, where))
+
+
+def sharded_axes(value: Any) -> dict[str, int]:
+    """Return the sizes of the mesh axes that shard a tensor, by name."""
+    return {axis: size for axis, size, _ in _sharded_axes(value)}
+
+
+def _coordinate(axes: Sequence[tuple[str, int, int]]) -> str:
+    return label([axis for axis, _, _ in axes], [index for _, _, index in axes])
 
 
 def _describe(local: Any, where: str) -> dict[str, Any]:
@@ -115,7 +133,7 @@ def _whole(local: Any, key: str, where: str, suffix: str = "") -> Iterator[Inner
             yield InnerTensor(key_at(own, suffix), inner, holder_of(inner, f"{where}.{name}"))
 
 
-def _sharded_axes(value: torch.Tensor) -> list[tuple[str, int, int]]:
+def _sharded_axes(value: Any) -> list[tuple[str, int, int]]:
     """Return the mesh axes that shard a DTensor: name, size, and this rank's coordinate."""
     if not isinstance(value, DTensor):
         return []

@@ -6,6 +6,8 @@ torchao quantizes the state of a parameter only if the local shard has at least 
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -28,6 +30,28 @@ def is_empty_beside_blocks(optimizer: Any, value: Any) -> bool:
     torchao keeps a plain tensor for it, which would contradict theirs.
     """
     return isinstance(value, DTensor) and not local_tensor(value).numel() and is_low_bit(optimizer)
+
+
+@dataclass(slots=True)
+class MixedStates:
+    """The sharded states that a rank quantizes, and those that it does not, by group and key."""
+
+    blocks: list[tuple[str, str]] = field(default_factory=list)
+    plain: list[tuple[str, str]] = field(default_factory=list)
+
+    def note(self, group: str, key: str, *, is_quantized: bool) -> None:
+        (self.blocks if is_quantized else self.plain).append((group, key))
+
+    def fields(self) -> Any:
+        """Return the JSON form; None without any state."""
+        return [self.blocks, self.plain] if self.blocks or self.plain else None
+
+
+def mixed_states(answers: Sequence[Any]) -> frozenset[tuple[str, str]]:
+    """Return the states that some ranks quantize and others do not, as their shards differ in size."""
+    known = [answer for answer in answers if answer is not None]
+    blocks = {(group, key) for own, _ in known for group, key in own}
+    return frozenset((group, key) for _, own in known for group, key in own if (group, key) in blocks)
 
 
 def initial_states(optimizer: Any, param: torch.Tensor, options: dict[str, Any]) -> dict[str, Any]:

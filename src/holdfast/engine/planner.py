@@ -212,7 +212,7 @@ class Planner:
         collected = self._collect_cache.lookup(state, self._holders, model_dtype)
         if collected is None:
             live = replace(classify_state(state, self._options.ties), owners=dict(plan.owners))
-            collected = collect(live, model_dtype, self._holders)
+            collected = collect(live, model_dtype, self._holders, self.surveyor.by_coordinate)
             self._capturer.hooks.attach(collected.live_optimizers)
             self._collect_cache.store(state, live, collected)
         collected = self.surveyor.with_stored_keys(collected)

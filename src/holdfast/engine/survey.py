@@ -56,6 +56,7 @@ class Surveyor:
         self._first_replica: tuple[TensorName, ...] = ()
         self._warned: frozenset[TensorName] = frozenset()
         self._stored_keys: StoredKeys | None = None
+        self.by_coordinate: frozenset[tuple[str, str]] = frozenset()  # states that ranks quantize differently
         self._notices: dict[str, bool] = {}  # by text: whether it was emitted
 
     def survey(self, ranks: Ranks, state: MutableMapping[str, Any], target: str) -> Survey:
@@ -85,6 +86,7 @@ class Surveyor:
     def _collect(self, ranks: Ranks, state: MutableMapping[str, Any]) -> tuple[Collected, Mesh, dict[str, list[str]]]:
         from holdfast.adapters.live_state import classify_state, live_mesh, merge_owners
         from holdfast.adapters.saving.collect import collect
+        from holdfast.adapters.torchao_states import mixed_states
         from holdfast.mapping.apply import refuse_nested_states
 
         classified: list[LiveState] = []
@@ -96,16 +98,20 @@ class Surveyor:
 
         owners = merge_owners(run_on_all_ranks(ranks, classify))
 
-        def collect_state() -> None:
+        def collect_state() -> Any:
             live = replace(classified[0], owners=owners)
             mesh = live_mesh(live, ranks.world, self._options.mesh)
-            own = collect(live, self._options.model_dtype, self._holders)
+            own = collect(live, self._options.model_dtype, self._holders, self.by_coordinate)
             for name, entry in own.optimizers.items() if self._options.mapping is not None else ():
                 refuse_nested_states(name, entry)
             collected.append((own, mesh))
+            return own.quantized.fields()
 
-        run_on_all_ranks(ranks, collect_state)
-        own, mesh = collected[0]
+        mixed = mixed_states(run_on_all_ranks(ranks, collect_state))
+        if mixed != self.by_coordinate:
+            self.by_coordinate = mixed
+            run_on_all_ranks(ranks, collect_state)
+        own, mesh = collected[-1]
         self._notices.update(dict.fromkeys(own.notices, False) | self._notices)
         return self._map(ranks, own, state), mesh, owners
 

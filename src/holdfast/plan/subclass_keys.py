@@ -49,6 +49,8 @@ def inner_keys(key: str, description: Mapping[str, Any]) -> Iterator[str]:
     coordinates = [label(tuple(axes), index) for index in itertools.product(*map(range, axes.values()))]
     for name in _inner_names(description):
         yield from (key_at(f"{key}.{name}", coordinate) for coordinate in coordinates)
+    if axes:  # a shard may be plain
+        yield from (key_at(key, coordinate) for coordinate in coordinates)
 
 
 def _inner_names(description: Mapping[str, Any]) -> Iterator[str]:

@@ -15,6 +15,7 @@ from holdfast.adapters.hooks import (
 )
 from holdfast.adapters.live_state import LiveState
 from holdfast.adapters.live_types import with_live_types
+from holdfast.adapters.loading.low_bit_casts import LowBitCasts
 from holdfast.adapters.loading.subclass_requests import request_without_live
 from holdfast.adapters.loading.wants import LoadRequests
 from holdfast.adapters.optimizer import (
@@ -52,7 +53,8 @@ class OptimizerTargets:
         self._requests = requests
         self._module, self._key_of = live.parameter_keys(optimizer)
         self._entry: Mapping[str, Any] = requests.contents.state.get(name) or {}
-        self.actions: list[Action] = []
+        self._casts = LowBitCasts(name, inner_optimizer(optimizer), requests)
+        self.actions: list[Action] = self._casts.actions
         self.notes: list[str] = []
         self.loads_options = False
 
@@ -205,12 +207,15 @@ class OptimizerTargets:
                 continue
             tensor = live.get(state_name)
             if source is None and not isinstance(tensor, torch.Tensor):
-                request_without_live(self._requests, self._name, label, self._subclasses, _NO_STATE)
+                inner = inner_optimizer(self._optimizer)
+                why = f"{type(inner).__name__} keeps it as a plain tensor" if state_names(inner) else _NO_STATE
+                request_without_live(self._requests, self._name, label, self._subclasses, why)
                 continue
             if source is not None and not isinstance(tensor, torch.Tensor):
                 dtype = self._new_dtype(key, param, source)
                 tensor = new_state(param, state_name, source.logical_shape, dtype, options)
-            if self._requests.request(self._name, label, tensor, source):
+            converted = self._casts.request(label, param, tensor)
+            if self._requests.request(self._name, label, tensor, source) if converted is None else converted:
                 new[state_name] = tensor
         for state_name, value in live.items():
             if isinstance(value, torch.Tensor) and state_name not in stored and not is_master(state_name):

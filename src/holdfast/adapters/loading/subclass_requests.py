@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from holdfast.adapters.block_layout import BLOCK_CLASSES
 from holdfast.adapters.subclass_context import differences
-from holdfast.adapters.subclass_tensors import SubclassView, is_subclass, view_subclass
+from holdfast.adapters.subclass_tensors import SubclassView, is_subclass, own_shard, sharded_axes, view_subclass
 from holdfast.adapters.weight_wrappers import local_tensor
 from holdfast.plan.subclass_keys import StoredSubclasses
 
@@ -35,16 +36,21 @@ def request_subclass(requests: LoadRequests, group: str, key: str, value: Any, s
         findings.wanted.append(f"{group}: {source.key}")
         findings.mismatched.append(
             f"{text}: stored as a plain {source.logical} tensor, but the live one is the tensor subclass "
-            f"{_kind(value)}{_why_plain(source.logical)}"
+            f"{_kind(value)}{_hint(_kind(value))}"
         )
         return False
     findings.wanted += [f"{group}: {inner}" for inner in stored.inner_of(key)]
     if not is_subclass(value):
-        if isinstance(value, torch.Tensor) and list(value.shape) == description.get("shape") and _is_empty_shard(value):
-            return True  # other ranks hold all of its elements
-        findings.mismatched.append(f"{text}: {_stored_as(description)}, but the live one is {_plain_text(value)}")
+        if isinstance(value, torch.Tensor) and list(value.shape) == description.get("shape"):
+            if _is_empty_shard(value):
+                return True  # other ranks hold all of its elements
+            if description.get("axes") and description["axes"] == sharded_axes(value):
+                view = SubclassView({}, [own_shard(value, key, text)])
+                return _request_inner(requests, group, view, text)
+        hint = _hint(str(description.get("class")))
+        findings.mismatched.append(f"{text}: {_stored_as(description)}, but the live one is {_plain_text(value)}{hint}")
         return False
-    view = view_subclass(value, key, text)
+    view = view_subclass(value, key, text, by_coordinate=bool(description.get("axes")))
     problem = _misfit(description, view.description)
     if problem:
         findings.mismatched.append(f"{text}: {problem}")
@@ -85,8 +91,8 @@ def _misfit(stored: Mapping[str, Any], live: Mapping[str, Any]) -> str:
         return f"the shape differs: stored {stored.get('shape')}, live {live['shape']}"
     if stored.get("axes") != live.get("axes"):
         return (
-            f"the blocks of {live['class']} do not fit the shards, so that each coordinate has its own: "
-            f"saved with {_axes_text(stored)}, live {_axes_text(live)}; load it on the mesh that saved it"
+            f"each coordinate has a {live['class']} of its own, as its blocks did not fit the shards: saved with "
+            f"{_axes_text(stored)}, live {_axes_text(live)}; load it on the mesh that saved it"
         )
     found = list(differences(stored, live))
     more = f"; and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
@@ -111,17 +117,18 @@ def _is_empty_shard(value: torch.Tensor) -> bool:
 
 
 def _plain_text(value: Any) -> str:
-    local = local_tensor(value) if isinstance(value, torch.Tensor) else None
-    if local is None:
+    if not isinstance(value, torch.Tensor):
         return f"a {type(value).__name__}"
+    local = local_tensor(value)
     shard = f" of which this rank holds {local.numel()} elements" if local.numel() != value.numel() else ""
-    return f"a plain {str(local.dtype).removeprefix('torch.')} tensor of shape {list(value.shape)}{shard}" + (
-        "; torchao keeps the state of a shard plain if it has fewer than 4096 elements or a part of a block: load on a "
-        "layout with larger shards"
-        if shard
-        else ""
+    return f"a plain {str(local.dtype).removeprefix('torch.')} tensor of shape {list(value.shape)}{shard}"
+
+
+def _hint(kind: str) -> str:
+    """Return how a state can be loaded that torchao quantizes on one layout and not on another."""
+    if kind not in BLOCK_CLASSES:
+        return "; quantize the live model as the saved one was, or load into plain tensors and quantize those"
+    return (
+        "; torchao quantizes a state only where a rank holds at least 4096 elements and whole blocks of it, so that "
+        "this depends on the layout; with the same optimizer, pass cast=True to convert"
     )
-
-
-def _why_plain(dtype: str) -> str:
-    return "" if dtype not in ("float32", "bfloat16", "float16") else "; load it into a plain tensor, and quantize that"

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch.distributed.tensor import DTensor
 
 from holdfast.adapters.hooks import check_optimizer_save
 from holdfast.adapters.huggingface import adapter_kind, config_files
@@ -22,9 +23,9 @@ from holdfast.adapters.optimizer import (
     view_optimizer,
 )
 from holdfast.adapters.optimizer_options import option_groups
-from holdfast.adapters.subclass_tensors import is_subclass, view_subclass
+from holdfast.adapters.subclass_tensors import InnerTensor, SubclassView, is_subclass, own_shard, view_subclass
 from holdfast.adapters.tensors import Holder, Holders, fingerprint, holder_of, part_view, raw_array
-from holdfast.adapters.torchao_states import is_empty_beside_blocks
+from holdfast.adapters.torchao_states import MixedStates, is_empty_beside_blocks, is_low_bit
 from holdfast.adapters.tree import Tree, flatten
 from holdfast.core.errors import LayoutError
 from holdfast.core.names import check_key, masters_group
@@ -111,6 +112,8 @@ class Collected:
     live_optimizers: list[Any] = field(default_factory=list)
     holders: Holders = field(default_factory=Holders)
     subclasses: dict[str, dict[str, Any]] = field(default_factory=dict)  # by group and key: descriptions
+    by_coordinate: frozenset[tuple[str, str]] = frozenset()  # states that every coordinate stores for itself
+    quantized: MixedStates = field(default_factory=MixedStates)
     notices: list[str] = field(default_factory=list)  # warnings for the user about this state
     fixed: int = 0  # number of items that belong to modules and optimizers; these come first
 
@@ -125,22 +128,27 @@ class Collected:
     def add(self, group: str, key: str, role: str, value: StateTensor, cast: DType | None = None) -> None:
         """Add a tensor to save; of a tensor subclass, the tensors inside and its description."""
         check_key(key, group)
+        by_coordinate = (group, key) in self.by_coordinate
         if isinstance(value, torch.Tensor) and is_subclass(value):
-            self._add_subclass(group, key, role, value)
+            self._add_subclass(group, key, role, view_subclass(value, key, f"{group}: {key}", by_coordinate=by_coordinate))
+            return
+        if by_coordinate:
+            self._add_inner(group, key, role, own_shard(value, key, f"{group}: {key}"))
             return
         holder = self.holders.of(value, f"{group}: {key}")
         source = weakref.ref(value) if isinstance(value, torch.Tensor) else None
         self.items.append(SaveItem(group, key, role, holder, cast, source))
 
-    def _add_subclass(self, group: str, key: str, role: str, value: torch.Tensor) -> None:
-        view = view_subclass(value, key, f"{group}: {key}")
+    def _add_subclass(self, group: str, key: str, role: str, view: SubclassView) -> None:
         known = self.subclasses.setdefault(group, {}).setdefault(key, view.description)
         if known != view.description:
             raise LayoutError(f"{group}: {key} are two tensors, {known} and {view.description}, which should be copies")
         for inner in view.inner:
-            check_key(inner.key, group)
-            source = weakref.ref(inner.tensor)
-            self.items.append(SaveItem(group, inner.key, role, inner.holder, None, source, key))
+            self._add_inner(group, key, role, inner)
+
+    def _add_inner(self, group: str, key: str, role: str, inner: InnerTensor) -> None:
+        check_key(inner.key, group)
+        self.items.append(SaveItem(group, inner.key, role, inner.holder, None, weakref.ref(inner.tensor), key))
 
     def by_name(self) -> dict[tuple[str, str], list[SaveItem]]:
         """Return the items of each tensor, by group and key."""
@@ -222,13 +230,22 @@ def _tensors_digest(tree: Tree, *, on_devices: bool) -> str:
     return "\n".join(parts)
 
 
-def collect(live: LiveState, model_dtype: str | None, holders: Holders | None = None) -> Collected:
+def collect(
+    live: LiveState,
+    model_dtype: str | None,
+    holders: Holders | None = None,
+    by_coordinate: frozenset[tuple[str, str]] = frozenset(),
+) -> Collected:
     """Collect everything this rank holds; tensors of stateful objects follow once their axes are known.
 
-    `holders` caches the layouts of tensors from earlier saves.
+    `holders` caches the layouts of tensors from earlier saves. `by_coordinate` are states that ranks quantize
+    differently, by group and key.
     """
     out = Collected(
-        owners=live.own_owners(), live_optimizers=list(live.optimizers.values()), holders=holders or Holders()
+        owners=live.own_owners(),
+        live_optimizers=list(live.optimizers.values()),
+        holders=holders or Holders(),
+        by_coordinate=by_coordinate,
     )
     target = model_dtype_named(model_dtype)
     for name in live.modules:
@@ -276,14 +293,12 @@ def _collect_module(out: Collected, live: LiveState, name: str, target: DType | 
     if view.extra:
         out.trees[name], out.tree_kinds[name] = flatten(name, dict(view.extra)), "module"
     out.plans |= plan_of(name, view.module)
-    if name in out.subclasses:
-        out.notices.append(
-            f"{name}: {next(iter(out.subclasses[name]))} is a tensor subclass, stored as the tensors inside: no "
-            "config.json is written, and from_pretrained cannot open this checkpoint. holdfast.load can, into a model "
-            "that was quantized in the same way"
-        )
-    elif name == "model":
-        out.files |= model_files(view.module, target.name if target else None)
+    if name == "model":
+        files = model_files(view.module, target.name if target else None)
+        if files and name in out.subclasses:
+            out.notices.append(_SUBCLASS_NOTICE.format(name=name, key=next(iter(out.subclasses[name]))))
+            files = {}
+        out.files |= files
         kind = adapter_kind(view.module)
         if kind:
             out.notices.append(
@@ -292,6 +307,12 @@ def _collect_module(out: Collected, live: LiveState, name: str, target: DType | 
                 "same adapters. For from_pretrained, save merge_and_unload(), or save the adapters with "
                 "save_pretrained"
             )
+
+
+_SUBCLASS_NOTICE = (
+    "{name}: {key} is a tensor subclass, stored as the tensors inside: no config.json is written, and from_pretrained "
+    "cannot open this checkpoint. holdfast.load can, into a model that was quantized in the same way"
+)
 
 
 def plan_of(name: str, module: Any) -> dict[str, Any]:
@@ -326,8 +347,11 @@ def _collect_optimizer(out: Collected, live: LiveState, name: str, optimizer: An
     view = view_optimizer(name, optimizer, key_of)
     out.kinds[name] = "optimizer"
     for key, value in view.tensors:
-        if not is_empty_beside_blocks(view.optimizer, value):
-            out.add(name, key, "state", value)
+        if is_empty_beside_blocks(view.optimizer, value):
+            continue
+        if isinstance(value, DTensor) and is_low_bit(view.optimizer):
+            out.quantized.note(name, key, is_quantized=is_subclass(value))
+        out.add(name, key, "state", value)
     known_masters = {item.key for item in out.items if item.group == masters_group(module)}
     for key, value in view.masters:
         out.kinds[masters_group(module)] = "masters"
