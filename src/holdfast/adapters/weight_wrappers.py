@@ -32,15 +32,19 @@ def local_tensor(value: torch.Tensor) -> torch.Tensor:
     return local if attribute is None else local_tensor(getattr(local, attribute))
 
 
-def forget_scale(value: torch.Tensor) -> None:
-    """Drop a scale that a weight wrapper computed from the weight that it held before a load.
+def has_scale(value: torch.Tensor) -> bool:
+    """Return True for a weight wrapper with a scale that it computed from its weight.
 
-    The wrapper computes it again from the weight. torchao's precompute_float8_dynamic_scale_for_fsdp sets it after
-    each optimizer step.
+    torchao's precompute_float8_dynamic_scale_for_fsdp sets one after each optimizer step.
     """
     local: Any = value._local_tensor if isinstance(value, DTensor) else value
-    if type(local) not in _PLAIN and _attribute(type(local)) and getattr(local, "_precomputed_scale", None) is not None:
-        local._precomputed_scale = None
+    return _attribute(type(local)) is not None and getattr(local, "_precomputed_scale", None) is not None
+
+
+def forget_scale(value: torch.Tensor) -> None:
+    """Drop the scale of the weight that a wrapper held before a load; it computes the next one from the weight."""
+    local: Any = value._local_tensor if isinstance(value, DTensor) else value
+    local._precomputed_scale = None
 
 
 def _attribute(kind: type) -> str | None:

@@ -32,7 +32,7 @@ from holdfast.adapters.optimizer import (
     view_optimizer,
 )
 from holdfast.adapters.optimizer_options import decode_options, decode_typed_options
-from holdfast.adapters.torchao_states import initial_states
+from holdfast.adapters.low_bit_optimizers import initial_states
 from holdfast.adapters.tree import contains_tensor, decode_tensors
 from holdfast.core.names import masters_group
 from holdfast.plan.contents import StoredTensor

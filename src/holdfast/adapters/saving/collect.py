@@ -25,7 +25,7 @@ from holdfast.adapters.optimizer import (
 from holdfast.adapters.optimizer_options import option_groups
 from holdfast.adapters.subclass_tensors import InnerTensor, SubclassView, is_subclass, own_shard, view_subclass
 from holdfast.adapters.tensors import Holder, Holders, fingerprint, holder_of, part_view, raw_array
-from holdfast.adapters.torchao_states import MixedStates, is_empty_beside_blocks, is_low_bit
+from holdfast.adapters.low_bit_optimizers import MixedStates, is_empty_beside_blocks, is_low_bit
 from holdfast.adapters.tree import Tree, flatten
 from holdfast.core.errors import LayoutError
 from holdfast.core.names import check_key, masters_group

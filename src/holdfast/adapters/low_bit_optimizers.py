@@ -1,4 +1,4 @@
-"""torchao's low-bit optimizers: the states of a parameter before the first step, and shards without elements.
+"""Low-bit optimizers of torchao and bitsandbytes: the states before the first step, and shards without elements.
 
 torchao quantizes the state of a parameter only if the local shard has at least 4096 elements and whole blocks.
 """
@@ -56,8 +56,28 @@ def mixed_states(answers: Sequence[Any]) -> frozenset[tuple[str, str]]:
 
 def initial_states(optimizer: Any, param: torch.Tensor, options: dict[str, Any]) -> dict[str, Any]:
     """Return the states that the first step of a low-bit optimizer would make; {} for any other optimizer."""
-    if not is_low_bit(optimizer) or not param.requires_grad:
+    if not param.requires_grad:
+        return {}
+    if _is_bitsandbytes(optimizer):
+        return _bitsandbytes_states(optimizer, param)
+    if not is_low_bit(optimizer):
         return {}
     signed = {"exp_avg": True, "exp_avg_sq": False} | ({"max_exp_avg_sq": False} if options.get("amsgrad") else {})
     buffers = {name: optimizer._new_buffer(param.detach(), signed[name]) for name in signed}
     return {"step": torch.tensor(0.0), **buffers}
+
+
+def _is_bitsandbytes(optimizer: Any) -> bool:
+    base = getattr(sys.modules.get("bitsandbytes.optim.optimizer"), "Optimizer8bit", None)
+    return base is not None and isinstance(optimizer, base)
+
+
+def _bitsandbytes_states(optimizer: Any, param: torch.Tensor) -> dict[str, Any]:
+    """Return new states from the optimizer's own code, which knows their blocks and whether they are paged."""
+    optimizer.check_overrides()
+    for number, group in enumerate(optimizer.param_groups):
+        for index, own in enumerate(group["params"]):
+            if own is param:
+                optimizer.init_state(group, param, number, index)
+                return dict(optimizer.state.pop(param))
+    raise AssertionError("the optimizer does not hold the parameter")
