@@ -109,7 +109,7 @@ def test_subclasses_inside_of_subclasses_and_dicts(tmp_path: Path) -> None:
 
     checkpoint = holdfast.save(tmp_path / "c", {"d": value(1)})
     assert checkpoint.keys("d") == ["pair.data8.data8", "pair.data8.scale", "pair.scale"]
-    live = {"d": value(2)}
+    live: dict[str, Any] = {"d": value(2)}
     holdfast.load(tmp_path / "c", live)
     assert live["d"]["n"] == 1 and live["d"]["pair"].scale.item() == 1.0
     assert torch.equal(live["d"]["pair"].data8.data8, scaled(1).data8)
@@ -185,7 +185,7 @@ def test_optimizer_states_in_background_saves(tmp_path: Path) -> None:
         assert checkpointer.restore(state) == 3
     assert torch.equal(kept.data8, saved)
     fresh = nn.Linear(6, 4, bias=False)
-    with pytest.raises(holdfast.Mismatch, match="has no such state|keeps it as a plain tensor"):
+    with pytest.raises(holdfast.Mismatch, match="has no such state yet"):
         holdfast.load(tmp_path / "step-000000000003", {"model": fresh, "optimizer": Keeper(fresh.parameters(), lr=0.1)})
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -157,5 +156,3 @@ def float8_weights(root: str) -> None:
     holdfast.load(f"{root}/float8", {"model": live})
     expected = Parameters({"weight": (48, 64)}).weight.detach().chunk(dist.get_world_size())[dist.get_rank()]
     assert torch.equal(local._tensor, expected) and live.weight._local_tensor._precomputed_scale is None
-
-

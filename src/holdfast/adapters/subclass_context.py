@@ -46,7 +46,7 @@ def describe_context(value: Any, where: str, depth: int = 0) -> Any:
         return [inner(item) for item in value]
     if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
         return {key: inner(item) for key, item in value.items()}
-    if isinstance(value, type) or callable(value) and hasattr(value, "__qualname__"):
+    if isinstance(value, type) or (callable(value) and hasattr(value, "__qualname__")):
         return f"{value.__module__}.{value.__qualname__}"
     kind = type(value)
     raise Unsupported(

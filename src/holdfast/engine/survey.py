@@ -85,8 +85,8 @@ class Surveyor:
 
     def _collect(self, ranks: Ranks, state: MutableMapping[str, Any]) -> tuple[Collected, Mesh, dict[str, list[str]]]:
         from holdfast.adapters.live_state import classify_state, live_mesh, merge_owners
-        from holdfast.adapters.saving.collect import collect
         from holdfast.adapters.low_bit_optimizers import mixed_states
+        from holdfast.adapters.saving.collect import collect
         from holdfast.mapping.apply import refuse_nested_states
 
         classified: list[LiveState] = []

@@ -69,7 +69,7 @@ def merge_descriptions(name: str, answers: list[Mapping[str, Any]]) -> dict[str,
             known = merged.setdefault(key, description)
             if known != description:
                 raise LayoutError(
-                    f"{name.removeprefix(f'{SUBCLASSES}:')}: {key} differs between ranks: {known} on one, {description} "
-                    "on another"
+                    f"{name.removeprefix(f'{SUBCLASSES}:')}: {key} differs between ranks: {known} on one, "
+                    f"{description} on another"
                 )
     return {"kind": SUBCLASSES, "value": dict(sorted(merged.items()))}

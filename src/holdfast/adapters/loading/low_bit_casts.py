@@ -12,9 +12,9 @@ from typing import Any
 import torch
 
 from holdfast.adapters.loading.wants import LoadRequests
+from holdfast.adapters.low_bit_optimizers import is_low_bit
 from holdfast.adapters.subclass_tensors import is_subclass
 from holdfast.adapters.tensors import LikeShard, holder_of, part_view
-from holdfast.adapters.low_bit_optimizers import is_low_bit
 from holdfast.adapters.weight_wrappers import local_tensor
 from holdfast.layout.box import Box
 

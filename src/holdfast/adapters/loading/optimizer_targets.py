@@ -18,6 +18,7 @@ from holdfast.adapters.live_types import with_live_types
 from holdfast.adapters.loading.low_bit_casts import LowBitCasts
 from holdfast.adapters.loading.subclass_requests import request_without_live
 from holdfast.adapters.loading.wants import LoadRequests
+from holdfast.adapters.low_bit_optimizers import initial_states
 from holdfast.adapters.optimizer import (
     OptimizerView,
     assign_options,
@@ -32,7 +33,6 @@ from holdfast.adapters.optimizer import (
     view_optimizer,
 )
 from holdfast.adapters.optimizer_options import decode_options, decode_typed_options
-from holdfast.adapters.low_bit_optimizers import initial_states
 from holdfast.adapters.tree import contains_tensor, decode_tensors
 from holdfast.core.names import masters_group
 from holdfast.plan.contents import StoredTensor

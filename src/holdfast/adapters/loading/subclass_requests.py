@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 
 from holdfast.adapters.block_layout import BLOCK_CLASSES
+from holdfast.adapters.loading.findings import Findings
 from holdfast.adapters.subclass_context import differences
 from holdfast.adapters.subclass_tensors import SubclassView, is_subclass, own_shard, sharded_axes, view_subclass
+from holdfast.adapters.tensors import Holder
 from holdfast.adapters.weight_wrappers import local_tensor
+from holdfast.plan.contents import Contents, StoredTensor
 from holdfast.plan.subclass_keys import StoredSubclasses
 
-if TYPE_CHECKING:
-    from holdfast.adapters.loading.wants import LoadRequests
+
+class HolderRequests(Protocol):
+    """Requests for plain tensors: `LoadRequests` of wants.py."""
+
+    contents: Contents
+    findings: Findings
+
+    def request_holder(self, group: str, key: str, holder: Holder, source: StoredTensor, text: str) -> bool: ...
+
 
 _SHOWN = 4  # differences in a message
 
@@ -24,7 +34,7 @@ def concerns_subclass(stored: StoredSubclasses, key: str, value: Any) -> bool:
     return key in stored.descriptions or is_subclass(value)
 
 
-def request_subclass(requests: LoadRequests, group: str, key: str, value: Any, stored: StoredSubclasses) -> bool:
+def request_subclass(requests: HolderRequests, group: str, key: str, value: Any, stored: StoredSubclasses) -> bool:
     """Request the tensors inside a live tensor subclass; returns False and records a finding if they do not fit."""
     text, findings = f"{group}: {key}", requests.findings
     description = stored.descriptions.get(key)
@@ -58,13 +68,13 @@ def request_subclass(requests: LoadRequests, group: str, key: str, value: Any, s
     return _request_inner(requests, group, view, text)
 
 
-def request_without_live(requests: LoadRequests, group: str, key: str, stored: StoredSubclasses, why: str) -> None:
+def request_without_live(requests: HolderRequests, group: str, key: str, stored: StoredSubclasses, why: str) -> None:
     """Report a stored tensor subclass for which there is no live tensor to take the class from."""
     requests.findings.wanted += [f"{group}: {inner}" for inner in stored.inner_of(key)]
     requests.findings.mismatched.append(f"{group}: {key}: {_stored_as(stored.descriptions[key])}, but {why}")
 
 
-def _request_inner(requests: LoadRequests, group: str, view: SubclassView, text: str) -> bool:
+def _request_inner(requests: HolderRequests, group: str, view: SubclassView, text: str) -> bool:
     fits = True
     for inner in view.inner:
         source = requests.contents.find(group, inner.key)

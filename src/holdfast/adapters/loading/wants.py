@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -12,6 +12,7 @@ import torch
 
 from holdfast.adapters.live_types import compare_types
 from holdfast.adapters.loading.device_staging import FlatTensor
+from holdfast.adapters.loading.findings import Findings
 from holdfast.adapters.loading.subclass_requests import concerns_subclass, request_subclass
 from holdfast.adapters.optimizer import StateTensor
 from holdfast.adapters.tensors import (
@@ -39,17 +40,6 @@ def stored_key(contents: Contents, group: str, key: str) -> str:
     """Return the key under which a group stores a tensor with this key or alias."""
     members = contents.groups.get(group)
     return key if members is None else members.aliases.get(key, key)
-
-
-@dataclass(slots=True)
-class Findings:
-    """Keys this rank requested, and the mismatches; strings, so that ranks can gather them."""
-
-    wanted: list[str] = field(default_factory=list)
-    loaded: list[str] = field(default_factory=list)
-    missing: list[str] = field(default_factory=list)
-    mismatched: list[str] = field(default_factory=list)
-    cast: list[str] = field(default_factory=list)
 
 
 class TensorDestination:

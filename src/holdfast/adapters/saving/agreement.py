@@ -191,8 +191,8 @@ def _merge(descriptions: Sequence[tuple[Any, list[int]]]) -> dict[TensorName, Ag
             name = (group, key)
             if outer_of.setdefault(name, outer) != outer:
                 raise LayoutError(
-                    f"{group}: the key {key} belongs to a tensor inside of the tensor subclass {outer or outer_of[name]}, "
-                    "and to another tensor"
+                    f"{group}: the key {key} belongs to a tensor inside of the tensor subclass "
+                    f"{outer or outer_of[name]}, and to another tensor"
                 )
             known = facts.setdefault(name, (logical, tuple(shape), role, ranks[0]))
             if known[:2] != (logical, tuple(shape)):
@@ -216,10 +216,8 @@ def _refuse_mixed(facts: Mapping[TensorName, tuple[Any, ...]], outer_of: Mapping
         if outer and (group, outer) in facts:
             _, shape, _, plain = facts[group, outer]
             raise LayoutError(
-                f"{group}: {outer} of shape {list(shape)} is a plain tensor on rank {plain} but a tensor subclass, with "
-                f"{key.removeprefix(outer + '.')} inside, on rank {facts[group, key][3]}. torchao quantizes a state "
-                "only if a rank holds at least 4096 elements and whole blocks of it: shard the parameter so that all "
-                "ranks do, or none"
+                f"{group}: {outer} of shape {list(shape)} is a plain tensor on rank {plain} but a tensor subclass, "
+                f"with {key.removeprefix(outer)} inside, on rank {facts[group, key][3]}; make it the same on all ranks"
             )
 
 

@@ -13,6 +13,7 @@ from torch.distributed.tensor import DTensor
 from holdfast.adapters.hooks import check_optimizer_save
 from holdfast.adapters.huggingface import adapter_kind, config_files
 from holdfast.adapters.live_state import LiveState
+from holdfast.adapters.low_bit_optimizers import MixedStates, is_empty_beside_blocks, is_low_bit
 from holdfast.adapters.module import memory_identity, view_module
 from holdfast.adapters.optimizer import (
     DeclaresShards,
@@ -25,7 +26,6 @@ from holdfast.adapters.optimizer import (
 from holdfast.adapters.optimizer_options import option_groups
 from holdfast.adapters.subclass_tensors import InnerTensor, SubclassView, is_subclass, own_shard, view_subclass
 from holdfast.adapters.tensors import Holder, Holders, fingerprint, holder_of, part_view, raw_array
-from holdfast.adapters.low_bit_optimizers import MixedStates, is_empty_beside_blocks, is_low_bit
 from holdfast.adapters.tree import Tree, flatten
 from holdfast.core.errors import LayoutError
 from holdfast.core.names import check_key, masters_group
@@ -35,8 +35,8 @@ from holdfast.layout.box import Box
 from holdfast.layout.coordinates import key_at
 from holdfast.layout.placement import ShardBox
 from holdfast.plan.files import RawArray, ShardPiece
-from holdfast.plan.subclass_keys import SUBCLASSES, entry_name
 from holdfast.plan.state_values import FILE, FILE_PREFIX, OPTIMIZER, PLAN, PLAN_PREFIX, SPLIT_DICT, TREE, RankValue
+from holdfast.plan.subclass_keys import SUBCLASSES, entry_name
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -130,7 +130,9 @@ class Collected:
         check_key(key, group)
         by_coordinate = (group, key) in self.by_coordinate
         if isinstance(value, torch.Tensor) and is_subclass(value):
-            self._add_subclass(group, key, role, view_subclass(value, key, f"{group}: {key}", by_coordinate=by_coordinate))
+            self._add_subclass(
+                group, key, role, view_subclass(value, key, f"{group}: {key}", by_coordinate=by_coordinate)
+            )
             return
         if by_coordinate:
             self._add_inner(group, key, role, own_shard(value, key, f"{group}: {key}"))

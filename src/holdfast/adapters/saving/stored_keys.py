@@ -69,7 +69,6 @@ class StoredKeys:
                 if (term.source.file, term.source.spec.key) == name:
                     yield from _term_items(item, group, key, recipe, term)
 
-
     def _refuse_renamed(self, item: SaveItem) -> None:
         """Raise Unsupported if the mapping changes a tensor inside of a tensor subclass."""
         uses = self.uses[item.group, item.key]
