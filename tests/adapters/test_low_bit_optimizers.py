@@ -41,6 +41,7 @@ def same_weights(a: dict[str, Any], b: dict[str, Any]) -> bool:
     return all(torch.equal(x, y) for x, y in zip(a["model"].parameters(), b["model"].parameters(), strict=True))
 
 
+@pytest.mark.sliced(3)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_next_steps_are_equal(tmp_path: Path, kind: str, dtype: torch.dtype) -> None:
@@ -81,6 +82,7 @@ def test_other_optimizers_and_blocks_are_refused_by_key(tmp_path: Path) -> None:
         holdfast.load(tmp_path / "plain", state_of("AdamW8bit", 1))
 
 
+@pytest.mark.sliced(4)
 @pytest.mark.parametrize("kind", ["AdamW8bit", "PagedAdamW8bit", "AdEMAMix8bit", "Lion8bit"])
 def test_bitsandbytes_goes_on_equally(tmp_path: Path, kind: str) -> None:
     with warnings.catch_warnings():
@@ -139,6 +141,7 @@ def test_quantized_weights(tmp_path: Path, name: str) -> None:
         holdfast.load(tmp_path / "plain", {"model": live}, cast=True)
 
 
+@pytest.mark.full
 def test_a_quantized_model_is_not_called_one_that_from_pretrained_opens(tmp_path: Path) -> None:
     from torchao.quantization import quantize_
 
