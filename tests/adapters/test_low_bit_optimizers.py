@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import warnings
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,8 @@ def model_of(seed: int = 0, dtype: torch.dtype = torch.float32) -> Any:
     return nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 72)).to(dtype)
 
 
-def step(model: Any, optimizer: Any, seed: int) -> None:
+def step(state: dict[str, Any], seed: int) -> None:
+    model, optimizer = state["model"], state["optimizer"]
     generator = torch.Generator().manual_seed(seed)
     for param in model.parameters():
         param.grad = torch.randn(param.shape, generator=generator).to(param.dtype)
@@ -47,23 +49,23 @@ def same_weights(a: dict[str, Any], b: dict[str, Any]) -> bool:
 def test_the_next_steps_are_equal(tmp_path: Path, kind: str, dtype: torch.dtype) -> None:
     trained = state_of(kind, 0, dtype=dtype)
     for seed in range(2):
-        step(*trained.values(), seed)
+        step(trained, seed)
     checkpoint = holdfast.save(tmp_path / "c", trained)
     assert {"0.weight/exp_avg.codes", "0.weight/exp_avg.scale", "0.bias/exp_avg"} < set(checkpoint.keys("optimizer"))
     fresh = state_of(kind, 1, dtype=dtype)
     stepped = state_of(kind, 2, dtype=dtype)
-    step(*stepped.values(), 7)
+    step(stepped, 7)
     for resumed in (fresh, stepped):
         holdfast.load(tmp_path / "c", resumed)
     for seed in range(2, 4):
         for state in (trained, fresh, stepped):
-            step(*state.values(), seed)
+            step(state, seed)
     assert same_weights(trained, fresh) and same_weights(trained, stepped)
 
 
 def test_other_optimizers_and_blocks_are_refused_by_key(tmp_path: Path) -> None:
     trained = state_of("AdamW8bit", 0)
-    step(*trained.values(), 0)
+    step(trained, 0)
     holdfast.save(tmp_path / "c", trained)
     refused = {
         ("AdamW4bit", ()): r"0\.weight/exp_avg: stored as .* OptimState8bit .* live one is a OptimState4bit",
@@ -76,7 +78,7 @@ def test_other_optimizers_and_blocks_are_refused_by_key(tmp_path: Path) -> None:
             holdfast.load(tmp_path / "c", live, cast=True)
         assert not live["optimizer"].state  # nothing was touched
     plain = state_of(torch.optim.AdamW, 0)
-    step(*plain.values(), 0)
+    step(plain, 0)
     holdfast.save(tmp_path / "plain", plain)
     with pytest.raises(holdfast.Mismatch, match=r"0\.weight/exp_avg: stored as a plain float32 .* OptimState8bit"):
         holdfast.load(tmp_path / "plain", state_of("AdamW8bit", 1))
@@ -89,35 +91,32 @@ def test_bitsandbytes_goes_on_equally(tmp_path: Path, kind: str) -> None:
         warnings.simplefilter("ignore")  # of the import, and of pages that a CPU does not have
         make = getattr(pytest.importorskip("bitsandbytes").optim, kind)
         trained, fresh, stepped = (state_of(make, seed) for seed in range(3))
-        step(*trained.values(), 0)
-        step(*stepped.values(), 7)
+        step(trained, 0)
+        step(stepped, 7)
         checkpoint = holdfast.save(tmp_path / "c", trained)
         assert checkpoint.read("0.weight/state1", "optimizer").dtype == "uint8"
         for resumed in (fresh, stepped):
             holdfast.load(tmp_path / "c", resumed)
         for seed in range(1, 3):
             for state in (trained, fresh, stepped):
-                step(*state.values(), seed)
+                step(state, seed)
     assert same_weights(trained, fresh) and same_weights(trained, stepped)
 
 
 def configs() -> dict[str, Any]:
-    from torchao import quantization
-
+    quantization = importlib.import_module("torchao.quantization")
     return {
         "int8": quantization.Int8WeightOnlyConfig(),
         "int8 dynamic": quantization.Int8DynamicActivationInt8WeightConfig(),
         "float8": quantization.Float8WeightOnlyConfig(),
-        "int4": quantization.IntxWeightOnlyConfig(weight_dtype=torch.int4),
+        "int4": quantization.IntxWeightOnlyConfig(weight_dtype=getattr(torch, "int4")),
         "intx dynamic": quantization.Int8DynamicActivationIntxWeightConfig(),
     }
 
 
 def quantized(name: str, seed: int) -> Any:
-    from torchao.quantization import quantize_
-
     model = model_of(seed, torch.bfloat16)
-    quantize_(model, configs()[name])
+    importlib.import_module("torchao.quantization").quantize_(model, configs()[name])
     return model
 
 
@@ -143,14 +142,12 @@ def test_quantized_weights(tmp_path: Path, name: str) -> None:
 
 @pytest.mark.full
 def test_a_quantized_model_is_not_called_one_that_from_pretrained_opens(tmp_path: Path) -> None:
-    from torchao.quantization import quantize_
-
     transformers = pytest.importorskip("transformers")
     config = transformers.LlamaConfig(
         vocab_size=64, hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2
     )
     model = transformers.LlamaForCausalLM(config)
-    quantize_(model, configs()["int8"])
+    importlib.import_module("torchao.quantization").quantize_(model, configs()["int8"])
     with pytest.warns(holdfast.HoldfastWarning, match="tensor subclass, stored as the tensors inside: no config.json"):
         holdfast.save(tmp_path / "c", {"model": model})
     assert not (tmp_path / "c" / "config.json").exists()

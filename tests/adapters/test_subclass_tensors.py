@@ -36,7 +36,7 @@ class Scaled(torch.Tensor):
         return cls(inner["data8"], inner["scale"], context["context"])
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
         if func is torch.ops.aten.detach.default:
             return cls(args[0].data8, args[0].scale, args[0].context)
         args, kwargs = tree_map_only(Scaled, lambda x: x.data8.float() * x.scale, (args, kwargs or {}))
@@ -53,7 +53,7 @@ def scaled(seed: int, shape: tuple[int, ...] = (4, 6), context: Any = None) -> S
     return Scaled(data, torch.rand(shape[0], 1, generator=generator), context)
 
 
-def model_of(seed: int, context: Any = None) -> nn.Module:
+def model_of(seed: int, context: Any = None) -> Any:
     model = nn.Module()
     for number, name in enumerate(("first", "second")):
         child = nn.Module()
@@ -105,7 +105,7 @@ def test_a_key_of_another_tensor_is_refused(tmp_path: Path) -> None:
 
 def test_subclasses_inside_of_subclasses_and_dicts(tmp_path: Path) -> None:
     def value(seed: int) -> dict[str, Any]:
-        return {"pair": Pair(scaled(seed), torch.full((1,), float(seed))), "n": seed}  # type: ignore[arg-type]
+        return {"pair": Pair(scaled(seed), torch.full((1,), float(seed))), "n": seed}
 
     checkpoint = holdfast.save(tmp_path / "c", {"d": value(1)})
     assert checkpoint.keys("d") == ["pair.data8.data8", "pair.data8.scale", "pair.scale"]

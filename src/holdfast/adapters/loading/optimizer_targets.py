@@ -205,7 +205,7 @@ class OptimizerTargets:
             is_stored = source is not None or label in self._subclasses.descriptions
             if not is_stored or not self._requests.choice.selects(self._name, label):
                 continue
-            tensor = live.get(state_name)
+            tensor: Any = live.get(state_name)
             if source is None and not isinstance(tensor, torch.Tensor):
                 inner = inner_optimizer(self._optimizer)
                 why = f"{type(inner).__name__} keeps it as a plain tensor" if state_names(inner) else _NO_STATE
