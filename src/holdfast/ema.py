@@ -11,8 +11,9 @@ import torch
 from torch import nn
 
 from holdfast.adapters.module import view_module
-from holdfast.adapters.saving.optimizer_forecast import local_tensor
+from holdfast.adapters.subclass_tensors import is_subclass
 from holdfast.adapters.tensors import LikeShard
+from holdfast.adapters.weight_wrappers import local_tensor
 from holdfast.capture.capturer import wait_for_captures
 from holdfast.core.errors import InvalidArgument, Mismatch, Unsupported
 
@@ -66,6 +67,10 @@ class EMA:
     def _live(self) -> dict[str, torch.Tensor]:
         """Return this rank's local tensors by stored key."""
         view = view_module("ema", self.model, {})
+        for key, tensor in view.tensors.items():
+            if is_subclass(tensor):
+                kind = type(local_tensor(tensor)).__name__
+                raise Unsupported(f"{key} is the tensor subclass {kind}: EMA cannot average it")
         return {key: local_tensor(t).detach() for key, t in view.tensors.items() if view.stored_key(key) == key}
 
     @torch.no_grad()

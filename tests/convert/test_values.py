@@ -85,3 +85,17 @@ def test_what_hugging_face_and_paddle_leave_out_is_said(tmp_path):
     done = convert(tmp_path / "a", tmp_path / "c", ConvertOptions(to="paddle"))
     assert "a Paddle checkpoint stores a model and its optimizer: omitted note, odd" in done.notes
     assert any("options of the optimizer" in note for note in done.notes)
+
+
+def test_tensor_subclasses_keep_their_description(tmp_path):
+    from tests.adapters.test_subclass_tensors import model_of
+
+    model = model_of(1)
+    holdfast.save(tmp_path / "c", {"model": model})
+    assert call("convert", tmp_path / "c", tmp_path / "part", "--only", "first.*").exit_code == 0
+    live = model_of(5)
+    holdfast.load(tmp_path / "part", {"model": live}, only=["first.weight"])
+    assert torch.equal(live.first.weight.data8, model.first.weight.data8)
+    refused = call("convert", tmp_path / "c", tmp_path / "cast", "--dtype", "bfloat16")
+    assert "first.weight was saved from a tensor subclass" in str(refused.exception)
+    assert call("convert", tmp_path / "c", tmp_path / "dcp", "--to", "dcp").exit_code == 0

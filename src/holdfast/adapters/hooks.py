@@ -147,6 +147,7 @@ def _difference(optimizer: Any, state_dict: Any) -> str:
         held = sorted(map(str, state_dict)) if isinstance(state_dict, Mapping) else [type(state_dict).__name__]
         return f"it holds {', '.join(held[:6])} instead of state and param_groups"
     params = [param for group in optimizer.param_groups for param in group["params"]]
+    state_dict = _unpacked(state_dict, optimizer)
     known = {index: optimizer.state[param] for index, param in enumerate(params) if param in optimizer.state}
     if {index for index, own in state_dict["state"].items() if own} != {index for index, own in known.items() if own}:
         return "it holds the state of other parameters"
@@ -159,6 +160,18 @@ def _difference(optimizer: Any, state_dict: Any) -> str:
     if [[option for option in group if option != "params"] for group in state_dict["param_groups"]] != options:
         return "its param_groups have other options"
     return ""
+
+
+def _unpacked(state_dict: Mapping[str, Any], optimizer: Any) -> Mapping[str, Any]:
+    """Return a state_dict without the inner dict in which bitsandbytes hides its tensors from FSDP1."""
+    packed = getattr(optimizer, "_FSDP_WRAPPED_QUANT_STATE_KEY", None)
+    if packed is None:
+        return state_dict
+    states = {
+        index: {**{name: value for name, value in own.items() if name != packed}, **own.get(packed, {})}
+        for index, own in state_dict["state"].items()
+    }
+    return {**state_dict, "state": states}
 
 
 def _layers(optimizer: Any) -> list[Any]:

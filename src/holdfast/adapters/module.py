@@ -10,6 +10,8 @@ import torch
 from torch import nn
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
+from holdfast.adapters.subclass_tensors import is_subclass, plain_tensors
+from holdfast.adapters.weight_wrappers import local_tensor
 from holdfast.core.errors import Unsupported
 
 _WRAPPERS = ("_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module")
@@ -140,9 +142,9 @@ def _resolve_alias(aliases: Mapping[str, str], alias: str) -> str:
 
 def memory_identity(tensor: torch.Tensor) -> object:
     """Return a value that is equal for tensors that view the same memory in the same way."""
-    from torch.distributed.tensor import DTensor
-
-    local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    if is_subclass(tensor):
+        return tuple(memory_identity(inner) for inner in plain_tensors(tensor))
+    local = local_tensor(tensor)
     if local.numel() == 0:
         return id(tensor)
     if local.is_meta:  # without addresses; the storage tells which tensors will share memory

@@ -17,6 +17,7 @@ import torch
 from torch.distributed.tensor import DTensor, Partial
 from torch.distributed.tensor import Shard as TorchShard
 
+from holdfast.adapters.weight_wrappers import local_tensor
 from holdfast.core.errors import LayoutError, Unsupported
 from holdfast.format.digest import digest_hex
 from holdfast.format.dtypes import DType, dtype_named
@@ -141,7 +142,7 @@ class Holders:
         """Return `holder_of(value, where)`, from the cache if the tensor is unchanged."""
         if isinstance(value, FlatShard | LikeShard):
             return holder_of(value, where)
-        inner = value._local_tensor if isinstance(value, DTensor) else value
+        inner = local_tensor(value)
         memory = memory_of(value)
         if memory is None:
             return holder_of(value, where)  # without an address; raises for a tensor that cannot be stored
@@ -175,8 +176,8 @@ def memory_of(value: torch.Tensor) -> tuple[Any, ...] | None:
     `.data =` changes everything else, and an allocator reuses freed memory for the next tensor.
     """
     inner, spec = value, None
-    if type(value) not in _PLAIN and isinstance(value, DTensor):
-        inner, spec = value._local_tensor, value._spec
+    if type(value) not in _PLAIN:
+        inner, spec = local_tensor(value), value._spec if isinstance(value, DTensor) else None
     if inner.is_meta or inner.layout is not _STRIDED or inner.is_nested or inner.is_quantized:
         return None
     dtype = inner.dtype
@@ -190,7 +191,7 @@ def has_memory(value: Any, memory: tuple[Any, ...]) -> bool:
     address, dtype, shape, stride, device, signs, spec, kind = memory
     if type(value) is not kind:
         return False
-    inner: torch.Tensor = value if spec is None else value._local_tensor
+    inner: torch.Tensor = value if kind in _PLAIN else local_tensor(value)
     return (
         inner.data_ptr() == address
         and inner.dtype is dtype
@@ -216,7 +217,7 @@ def holder_of(value: torch.Tensor | FlatShard | LikeShard, where: str, *, allow_
     value = value.detach()
     if isinstance(value, DTensor):
         return _dtensor_holder(value, where, allow_meta)
-    local = _storable(value, where, allow_meta)
+    local = _storable(local_tensor(value), where, allow_meta)
     logical = _dtype_of(value, where)
     shape = tuple(local.shape)
     return Holder(logical, shape, (ShardBox(Box.full(shape), Box.full(shape)),), local, Whole())
@@ -237,7 +238,10 @@ def _storable(tensor: torch.Tensor, where: str, allow_meta: bool = False) -> tor
         kind = "nested" if tensor.is_nested else str(tensor.layout)
         raise Unsupported(f"{where}: {kind} tensors and quantized dtypes cannot be stored")
     if type(tensor) not in (torch.Tensor, torch.nn.Parameter) and hasattr(tensor, "__tensor_flatten__"):
-        raise Unsupported(f"{where}: the tensor subclass {type(tensor).__name__} cannot be stored")
+        raise Unsupported(
+            f"{where}: the tensor subclass {type(tensor).__name__} cannot be stored here; it can as a parameter or "
+            "buffer, as the state of an optimizer, or in a dict of tensors"
+        )
     if tensor.numel() and not tensor.is_meta and not tensor.data_ptr():
         raise Unsupported(
             f"{where}: the {type(tensor).__name__} of shape {list(tensor.shape)} has no memory: its storage was "
@@ -255,28 +259,31 @@ def _with_pair(box: Box) -> Box:
     return Box((*box.offsets, 0), (*box.sizes, 2))
 
 
-def _paired(parts: tuple[ShardBox, ...], logical: DType) -> tuple[ShardBox, ...]:
-    if not logical.pair:
-        return parts
+def _paired(parts: tuple[ShardBox, ...]) -> tuple[ShardBox, ...]:
     return tuple(ShardBox(_with_pair(part.box), _with_pair(part.local)) for part in parts)
 
 
 def _dtensor_holder(value: DTensor, where: str, allow_meta: bool) -> Holder:
-    mesh = value.device_mesh
-    coordinate = mesh.get_coordinate()
-    local = value.to_local()
+    local = local_tensor(value.to_local())
     logical = _dtype_of(local, where)
     shape = tuple(value.shape)
-    stored = (*shape, 2) if logical.pair else shape
-    if coordinate is None:
-        return Holder(logical, stored, (), _storable(local, where, allow_meta), Boxes(()))
-    placements = [_placement(placement, where) for placement in value.placements]
-    parts, right_to_left = _matching_parts(shape, tuple(mesh.shape), placements, coordinate, tuple(local.shape), where)
-    parts = _paired(parts, logical)
-    how: RankLayout = OnMesh(mesh_of(mesh), tuple(placements), right_to_left)
+    parts, how = dtensor_parts(value, where)
     if logical.pair:
+        shape, parts = (*shape, 2), _paired(parts)
         how = Boxes(tuple(part.box for part in parts))
-    return Holder(logical, stored, parts, _storable(local, where, allow_meta), how)
+    return Holder(logical, shape, parts, _storable(local, where), how)
+
+
+def dtensor_parts(value: DTensor, where: str) -> tuple[tuple[ShardBox, ...], RankLayout]:
+    """Return the parts of a DTensor that this rank holds, and their layout over the ranks of its mesh."""
+    mesh = value.device_mesh
+    coordinate = mesh.get_coordinate()
+    if coordinate is None:
+        return (), Boxes(())
+    shape, local = tuple(value.shape), tuple(value._local_tensor.shape)
+    placements = [_placement(placement, where) for placement in value.placements]
+    parts, right_to_left = _matching_parts(shape, tuple(mesh.shape), placements, coordinate, local, where)
+    return parts, OnMesh(mesh_of(mesh), tuple(placements), right_to_left)
 
 
 @functools.lru_cache(maxsize=32)

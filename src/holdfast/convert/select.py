@@ -12,6 +12,7 @@ from holdfast.core.names import masters_group
 from holdfast.format.dtypes import DType, dtype_named
 from holdfast.plan.contents import Contents, Group, KeySelection
 from holdfast.plan.quantized_keys import is_float8, quantized_weights
+from holdfast.plan.subclass_keys import StoredSubclasses, entry_name
 
 _NEAR_KEYS = 20_000  # searching more keys takes too long for a hint
 _FLOATS = ("float64", "float32", "float16", "bfloat16")
@@ -38,10 +39,11 @@ def select_contents(
         kept = _select_group(name, group, choice)
         if kept.tensors or not group.tensors:
             groups[name] = kept
+    described = {entry_name(name) for name in groups}
     state = {
         name: _select_entry(name, entry, choice)
         for name, entry in contents.state.items()
-        if choice.selects_entry(name) or name in groups
+        if choice.selects_entry(name) or name in groups or name in described
     }
     unmatched = [pattern for pattern in (*only, *remove) if pattern not in choice.used]
     if unmatched:
@@ -121,6 +123,7 @@ def cast_models(contents: Contents, dtype: DType, known: Mapping[str, Group]) ->
     for name, group in contents.groups.items():
         if is_model(name, group):
             _refuse_quantized(name, group, dtype)
+            _refuse_subclasses(name, contents, dtype)
     groups: Mapping[str, Group] = {
         name: _cast_group(with_masters(name, group, dtype, known), dtype) if is_model(name, group) else group
         for name, group in contents.groups.items()
@@ -139,6 +142,15 @@ def _refuse_quantized(name: str, group: Group, dtype: DType) -> None:
         f"--dtype {dtype.name}: {name}: {problem}; a cast without applying scales would change the weights; omit "
         "--dtype, or dequantize the weights first (from_pretrained with dequantize, or the tool that quantized them)"
     )
+
+
+def _refuse_subclasses(name: str, contents: Contents, dtype: DType) -> None:
+    key = next(iter(StoredSubclasses.of(contents, name).descriptions), None)
+    if key is not None:
+        raise Unsupported(
+            f"--dtype {dtype.name}: {name}: {key} was saved from a tensor subclass; a cast of the tensors inside would "
+            "change it; omit --dtype"
+        )
 
 
 def check_scales_kept(before: Contents, after: Contents) -> None:

@@ -11,6 +11,7 @@ from holdfast.core.errors import Damaged
 from holdfast.core.ranks import Ranks, run_on_all_ranks
 from holdfast.format import statejson
 from holdfast.layout.coordinates import own_value
+from holdfast.plan.subclass_keys import SUBCLASSES
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +41,7 @@ def peek_at(ranks: Ranks, opener: Callable[[], Checkpoint], explicit_mesh: Any, 
         with checkpoint.held():
             values = {}
             for name, entry in checkpoint.state.items():
-                if entry["kind"] in ("optimizer", "module", "averages"):
+                if entry["kind"] in ("optimizer", "module", "averages", SUBCLASSES):
                     continue
                 own = own_value(mesh, entry, ranks.rank, ranks.world)
                 if own is not None:

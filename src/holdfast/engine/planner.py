@@ -212,7 +212,8 @@ class Planner:
         collected = self._collect_cache.lookup(state, self._holders, model_dtype, self.surveyor.selection)
         if collected is None:
             live = replace(classify_state(state, self._options.ties), owners=dict(plan.owners))
-            collected = collect(live, model_dtype, self._holders, self.surveyor.selection)
+            surveyor = self.surveyor
+            collected = collect(live, model_dtype, self._holders, surveyor.selection, surveyor.by_coordinate)
             self._capturer.hooks.attach(collected.live_optimizers.values())
             self._collect_cache.store(state, live, collected)
         collected = self.surveyor.as_stored(collected)

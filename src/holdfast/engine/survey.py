@@ -59,6 +59,7 @@ class Surveyor:
         self._warned: frozenset[TensorName] = frozenset()
         self._stored_keys: StoredKeys | None = None
         self.selection: SaveSelection | None = None
+        self.by_coordinate: frozenset[tuple[str, str]] = frozenset()  # states that ranks quantize differently
         self._notices: dict[str, bool] = {}  # by text: whether it was emitted
 
     def survey(self, ranks: Ranks, state: MutableMapping[str, Any], target: str) -> Survey:
@@ -87,6 +88,7 @@ class Surveyor:
 
     def _collect(self, ranks: Ranks, state: MutableMapping[str, Any]) -> tuple[Collected, Mesh, dict[str, list[str]]]:
         from holdfast.adapters.live_state import classify_state, live_mesh, merge_owners
+        from holdfast.adapters.low_bit_optimizers import mixed_states
         from holdfast.adapters.saving.collect import collect
         from holdfast.adapters.saving.save_selection import RankSelection
         from holdfast.mapping.apply import refuse_nested_states
@@ -107,19 +109,23 @@ class Surveyor:
             raise InvalidArgument(f"the ranks must save with the same patterns, not with {'; '.join(texts)}")
         owners = merge_owners(own for own, _ in answers)
 
-        def collect_state() -> dict[str, Any] | None:
+        def collect_state() -> list[Any]:
             live = replace(classified[0], owners=owners)
             mesh = live_mesh(live, ranks.world, self._options.mesh)
-            own = collect(live, self._options.model_dtype, self._holders, selection)
+            own = collect(live, self._options.model_dtype, self._holders, selection, self.by_coordinate)
             for name, entry in own.optimizers.items() if self._options.mapping is not None else ():
                 refuse_nested_states(name, entry)
             collected.append((own, mesh))
-            return None if selection is None else asdict(selection.survey(own))
+            return [own.quantized.fields(), None if selection is None else asdict(selection.survey(own))]
 
-        selected = run_on_all_ranks(ranks, collect_state)
+        found = run_on_all_ranks(ranks, collect_state)
+        mixed = mixed_states([quantized for quantized, _ in found])
+        if mixed != self.by_coordinate:
+            self.by_coordinate = mixed
+            found = run_on_all_ranks(ranks, collect_state)
         if selection is not None:
-            selection.settle(RankSelection(**fields) for fields in selected if fields is not None)
-        own, mesh = collected[0]
+            selection.settle(RankSelection(**fields) for _, fields in found if fields is not None)
+        own, mesh = collected[-1]
         self._notices.update(dict.fromkeys(own.notices, False) | self._notices)
         return self._map(ranks, own, state), mesh, owners
 

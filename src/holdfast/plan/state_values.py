@@ -17,6 +17,7 @@ from holdfast.format import strictjson
 from holdfast.format.digest import Digest
 from holdfast.layout.coordinates import axis_sizes, coordinate_on, label
 from holdfast.layout.placement import Mesh
+from holdfast.plan.subclass_keys import SUBCLASSES, merge_descriptions
 
 TREE, SPLIT_DICT, OPTIMIZER, FILE, EXTRA, PLAN = "tree", "dealt", "optimizer", "file", "extra", "plan"
 _ABSENT = object()
@@ -106,6 +107,8 @@ def merge_values(
         if kinds == {OPTIMIZER}:
             distinct = {value.digest: value.content for value in values if value is not None}
             entries[name] = _merge_optimizer(name, list(distinct.values()), tensor_keys.get(name, ()))
+        elif kinds == {SUBCLASSES}:
+            entries[name] = merge_descriptions(name, [value.content for value in values if value is not None])
         elif kinds == {SPLIT_DICT}:
             entries[name] = merge_split_dict(name, values)
         else:

@@ -8,7 +8,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from holdfast.adapters.live_state import LiveState
-from holdfast.adapters.tensors import holder_of
+from holdfast.adapters.subclass_tensors import is_subclass, view_subclass
+from holdfast.adapters.tensors import Holder, holder_of
 from holdfast.adapters.tree import flatten
 from holdfast.format.dtypes import dtype_named
 from holdfast.mapping.apply import EqualScalars, MappedContents, map_contents
@@ -37,11 +38,18 @@ def describe_targets(live: LiveState) -> list[TargetTensors]:
     out = []
     for group, members in tensors.items():
         described = {}
-        for key, tensor in members.items():
-            holder = holder_of(tensor, f"{group}: {key}", allow_meta=True)
+        for key, holder in (held for name, tensor in members.items() for held in _holders(group, name, tensor)):
             described[key] = [holder.stored.name, list(holder.shape), holder.how.tp_degree]
         out.append(TargetTensors(group, described, dict(live.modules[group].ties) if group in live.modules else {}))
     return out
+
+
+def _holders(group: str, key: str, tensor: Any) -> list[tuple[str, Holder]]:
+    """Return a tensor, or the tensors inside of a tensor subclass, with their keys."""
+    where = f"{group}: {key}"
+    if not is_subclass(tensor):
+        return [(key, holder_of(tensor, where, allow_meta=True))]
+    return [(inner.key, inner.holder) for inner in view_subclass(tensor, key, where).inner]
 
 
 def map_stored(

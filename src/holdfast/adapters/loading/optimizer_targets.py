@@ -15,7 +15,10 @@ from holdfast.adapters.hooks import (
 )
 from holdfast.adapters.live_state import LiveState
 from holdfast.adapters.live_types import with_live_types
+from holdfast.adapters.loading.low_bit_casts import LowBitCasts
+from holdfast.adapters.loading.subclass_requests import request_without_live
 from holdfast.adapters.loading.wants import LoadRequests
+from holdfast.adapters.low_bit_optimizers import initial_states
 from holdfast.adapters.optimizer import (
     OptimizerView,
     assign_options,
@@ -34,8 +37,10 @@ from holdfast.adapters.tree import contains_tensor, decode_tensors
 from holdfast.core.names import masters_group
 from holdfast.plan.contents import StoredTensor
 from holdfast.plan.state_references import references
+from holdfast.plan.subclass_keys import StoredSubclasses
 
 Action = Callable[[], object]
+_NO_STATE = "the live optimizer has no such state yet, which could give its class: run a step first"
 _ADDED = frozenset({"initial_lr", "max_lr", "min_lr", "max_momentum", "base_momentum", "swa_lr", "param_names"})
 
 
@@ -48,7 +53,8 @@ class OptimizerTargets:
         self._requests = requests
         self._module, self._key_of = live.parameter_keys(optimizer)
         self._entry: Mapping[str, Any] = requests.contents.state.get(name) or {}
-        self.actions: list[Action] = []
+        self._casts = LowBitCasts(name, inner_optimizer(optimizer), requests)
+        self.actions: list[Action] = self._casts.actions
         self.notes: list[str] = []
         self.loads_options = False
 
@@ -63,6 +69,16 @@ class OptimizerTargets:
     def _options(self) -> list[dict[str, Any]]:
         """The saved options of each group, decoded; classes are left open."""
         return [decode_typed_options(group["options"], self._name) for group in self._entry["groups"]]
+
+    @cached_property
+    def _subclasses(self) -> StoredSubclasses:
+        return self._requests.subclasses(self._name)
+
+    @property
+    def _state_keys(self) -> list[str]:
+        """The keys of the stored states; a tensor subclass is one state, whatever is inside."""
+        plain = [key for key in self._stored if key not in self._subclasses.outer]
+        return [*plain, *self._subclasses.descriptions]
 
     def find(self) -> None:
         view = view_optimizer(self._name, self._optimizer, self._key_of)
@@ -94,7 +110,7 @@ class OptimizerTargets:
 
     def _check_load(self) -> None:
         """Raise Unsupported for load_state_dict code that would be skipped, if anything is loaded."""
-        labels = ("param_groups", *self._stored)
+        labels = ("param_groups", *self._state_keys)
         if any(self._requests.choice.selects(self._name, label) for label in labels):
             check_optimizer_load(self._name, self._optimizer)
 
@@ -115,7 +131,7 @@ class OptimizerTargets:
         and schedulers add single options; only a different kind both lacks and adds several.
         """
         inner = inner_optimizer(self._optimizer)
-        states = {key.rpartition("/")[2] for key in self._stored}
+        states = {key.rpartition("/")[2] for key in self._state_keys}
         foreign = sorted(states - state_names(inner)) if state_names(inner) else []
         if foreign:
             return f"{type(inner).__name__} has no state {', '.join(foreign[:4])}"
@@ -137,7 +153,7 @@ class OptimizerTargets:
         by_param: dict[str, list[str]] = {}
         scalars = self._entry.get("scalars", {})
         nested = references(scalars)
-        for stored_key in self._stored:
+        for stored_key in self._state_keys:
             if stored_key in nested:
                 continue
             param_key, _, state_name = stored_key.rpartition("/")
@@ -157,7 +173,11 @@ class OptimizerTargets:
             if not live and self._shape_differs(key, param, by_param.get(key, [])):
                 continue
             options, encoded = group_of[id(param)], scalars.get(key, {})
+            initial = {} if live else initial_states(view.optimizer, param, options)
+            live = live or initial
             new = self._states_of(key, param, live, (*by_param.get(key, ()), *encoded), options)
+            if new:
+                new = {**initial, **new}
             new |= self._master_of(key, param, live)
             stale: list[str] = []
             chosen = {name: value for name, value in encoded.items() if self._selects_state(key, value)}
@@ -188,13 +208,20 @@ class OptimizerTargets:
         for state_name in stored:
             label = f"{key}/{state_name}"
             source = self._stored.get(label)
-            if source is None or not self._requests.choice.selects(self._name, label):
+            is_stored = source is not None or label in self._subclasses.descriptions
+            if not is_stored or not self._requests.choice.selects(self._name, label):
                 continue
-            tensor = live.get(state_name)
-            if not isinstance(tensor, torch.Tensor):
+            tensor: Any = live.get(state_name)
+            if source is None and not isinstance(tensor, torch.Tensor):
+                inner = inner_optimizer(self._optimizer)
+                why = f"{type(inner).__name__} keeps it as a plain tensor" if state_names(inner) else _NO_STATE
+                request_without_live(self._requests, self._name, label, self._subclasses, why)
+                continue
+            if source is not None and not isinstance(tensor, torch.Tensor):
                 dtype = self._new_dtype(key, param, source)
                 tensor = new_state(param, state_name, source.logical_shape, dtype, options)
-            if self._requests.request(self._name, label, tensor, source):
+            converted = self._casts.request(label, param, tensor)
+            if self._requests.request(self._name, label, tensor, source) if converted is None else converted:
                 new[state_name] = tensor
         for state_name, value in live.items():
             if isinstance(value, torch.Tensor) and state_name not in stored and not is_master(state_name):
@@ -248,7 +275,10 @@ class OptimizerTargets:
         owner = self._requests.contents.find(self._module, key)
         if owner is None or owner.shape == tuple(param.shape):
             return False
-        states = {f"{key}/{name}": self._stored[f"{key}/{name}"] for name in stored}
+        states = {label: self._stored[label] for name in stored if (label := f"{key}/{name}") in self._stored}
+        for label in (f"{key}/{name}" for name in stored if f"{key}/{name}" in self._subclasses.descriptions):
+            shapes = f"the parameter has shape {list(param.shape)}, stored {list(owner.shape)}"
+            request_without_live(self._requests, self._name, label, self._subclasses, shapes)
         self._requests.findings.wanted += [f"{self._name}: {label}" for label in states]
         shapes = f"stored {list(owner.shape)}, live {list(param.shape)}"
         for label, state in states.items():

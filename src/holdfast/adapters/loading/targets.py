@@ -103,11 +103,13 @@ class Targets:
             stored = self.requests.contents.groups.get(group)
             if stored is None:
                 continue
+            outer = self.requests.subclasses(group).outer
             aliases: dict[str, list[str]] = {}
             for alias, key in stored.aliases.items():
                 aliases.setdefault(key, []).append(alias)
             for key in stored.tensors:
-                if f"{group}: {key}" not in wanted and self.requests.choice.selects(group, key, *aliases.get(key, ())):
+                names = (*aliases.get(key, ()), *((outer[key],) if key in outer else ()))
+                if f"{group}: {key}" not in wanted and self.requests.choice.selects(group, key, *names):
                     out.append(f"{group}: {key}")
         return out
 

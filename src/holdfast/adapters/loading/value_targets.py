@@ -12,6 +12,7 @@ from torch.distributed.tensor import DTensor
 from holdfast.adapters.live_state import LiveState, Reshards, ReshardsAt, Stateful
 from holdfast.adapters.loading.optimizer_targets import Action
 from holdfast.adapters.loading.schedulers import regroup
+from holdfast.adapters.loading.subclass_requests import request_without_live
 from holdfast.adapters.loading.tree_targets import (
     LiveLeaf,
     TreeAssembly,
@@ -88,13 +89,21 @@ class StateEntries:
             stored = key_at(key, suffix)
             source = self._requests.contents.find(name, stored)
             if source is None:
-                self._requests.findings.missing.append(f"{name}: {stored}")
+                self._report_absent(name, stored)
                 complete = False
                 continue
             dtype = getattr(torch, source.logical)
             out[key] = torch.empty_like(like[key]) if key in like else torch.empty(source.logical_shape, dtype=dtype)
             complete = self._requests.request(name, stored, out[key], source) and complete
         return out if complete else None
+
+    def _report_absent(self, name: str, key: str) -> None:
+        subclasses = self._requests.subclasses(name)
+        if key in subclasses.descriptions:
+            why = "there is no live tensor to take its class from"
+            request_without_live(self._requests, name, key, subclasses, why)
+        else:
+            self._requests.findings.missing.append(f"{name}: {key}")
 
     def reshard(self, name: str, target: Reshards | ReshardsAt, live: Any) -> Any:
         """Return the state that `target` makes for this rank from the states of all saved coordinates."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -12,7 +12,9 @@ import torch
 
 from holdfast.adapters.live_types import compare_types
 from holdfast.adapters.loading.device_staging import FlatTensor
+from holdfast.adapters.loading.findings import Findings
 from holdfast.adapters.loading.meta_tensors import MetaTensors, is_on_meta
+from holdfast.adapters.loading.subclass_requests import concerns_subclass, request_subclass
 from holdfast.adapters.optimizer import StateTensor
 from holdfast.adapters.tensors import (
     RAW_DTYPES,
@@ -32,19 +34,13 @@ from holdfast.plan.contents import Contents, KeySelection, StoredTensor
 from holdfast.plan.files import FlatArray, FlatDestination, Place, RawArray, ShardDestination
 from holdfast.plan.quantized_keys import Quantized, quantized_weights
 from holdfast.plan.recipe import destinations_of
+from holdfast.plan.subclass_keys import StoredSubclasses
 
 
-@dataclass(slots=True)
-class Findings:
-    """Keys this rank requested, and the mismatches; strings, so that ranks can gather them."""
-
-    wanted: list[str] = field(default_factory=list)
-    loaded: list[str] = field(default_factory=list)
-    missing: list[str] = field(default_factory=list)
-    mismatched: list[str] = field(default_factory=list)
-    cast: list[str] = field(default_factory=list)
-    computed: list[str] = field(default_factory=list)  # buffers that no checkpoint holds, computed anew
-    on_meta: list[str] = field(default_factory=list)  # tensors of modules that stay on the meta device
+def stored_key(contents: Contents, group: str, key: str) -> str:
+    """Return the key under which a group stores a tensor with this key or alias."""
+    members = contents.groups.get(group)
+    return key if members is None else members.aliases.get(key, key)
 
 
 class TensorDestination:
@@ -125,6 +121,7 @@ class LoadRequests:
         self._kept = kept
         self._filled: list[_RequestedTensor] = []
         self._shared: list[list[_RequestedTensor]] = []
+        self._subclasses_of: dict[str, StoredSubclasses] = {}
         self._quantized_of: dict[str, Mapping[str, Quantized]] = {}
 
     @property
@@ -135,6 +132,12 @@ class LoadRequests:
     def casts(self) -> bool:
         """True if dtypes may be converted."""
         return self._cast
+
+    def subclasses(self, group: str) -> StoredSubclasses:
+        """Return the tensor subclasses that a group was saved from, cached."""
+        if group not in self._subclasses_of:
+            self._subclasses_of[group] = StoredSubclasses.of(self.contents, group)
+        return self._subclasses_of[group]
 
     def keeps(self, group: str, key: str) -> bool:
         """Return True if a tensor keeps its live values."""
@@ -152,6 +155,10 @@ class LoadRequests:
                     f"{text}: the mapping keeps its live value, but it is on the meta device"
                 )
             return False
+        stored = self.subclasses(group)
+        kept = stored_key(self.contents, group, key)
+        if concerns_subclass(stored, kept, value):
+            return request_subclass(self, group, kept, value, stored)
         source = source or self.contents.find(group, key)
         if source is None:
             self.findings.missing.append(text)
@@ -159,7 +166,21 @@ class LoadRequests:
         self.findings.wanted.append(f"{group}: {source.key}")
         if isinstance(value, torch.Tensor) and (value.is_conj() or value.is_neg()):
             raise Unsupported(f"{text}: a load cannot fill a conjugate or negative view; resolve it first")
-        holder = holder_of(value, text, allow_meta=True)
+        return self.request_holder(group, key, holder_of(value, text, allow_meta=True), source, text, value)
+
+    def request_holder(
+        self,
+        group: str,
+        key: str,
+        holder: Holder,
+        source: StoredTensor,
+        text: str,
+        value: StateTensor | None = None,
+    ) -> bool:
+        """Add a destination for a stored tensor; returns False and records a finding if it does not fit.
+
+        `value` is the live tensor, where it may be on the meta device.
+        """
         if not self._fits(source, holder, text):
             return False
         if tensor_overlaps(holder.local):
@@ -169,8 +190,8 @@ class LoadRequests:
                 f"shape {list(local.shape)}), so it cannot hold the saved values; clone it before the load "
                 "(tensor.contiguous()), or exclude it with ignore"
             )
-        in_memory = self.meta.in_memory(value, text)
-        if in_memory is not value:
+        in_memory = None if value is None else self.meta.in_memory(value, text)
+        if in_memory is not None and in_memory is not value:
             holder = holder_of(in_memory, text)
         self.findings.loaded.append(f"{group}: {source.key}")
         self.devices.setdefault(holder.local.device)

@@ -164,7 +164,7 @@ def _gather_descriptions(ranks: Ranks, collected: Collected) -> tuple[list[str],
     def describe() -> str:
         meshes: list[Mesh] = []
         tensors = [
-            [o.group, o.key, o.role, o.logical.name, list(o.holder.shape), layout_fields(o.holder.how, meshes)]
+            [o.group, o.key, o.role, o.logical.name, list(o.holder.shape), layout_fields(o.holder.how, meshes), o.outer]
             for o in collected.items
         ]
         description.append([[[mesh.axes, mesh.sizes, mesh.ranks] for mesh in meshes], tensors])
@@ -183,11 +183,17 @@ def _merge(descriptions: Sequence[tuple[Any, list[int]]]) -> dict[TensorName, Ag
     """Merge the descriptions of all ranks into one layout."""
     facts: dict[TensorName, tuple[str, tuple[int, ...], str, int]] = {}
     held: dict[TensorName, list[tuple[RankLayout, tuple[int, ...]]]] = {}
+    outer_of: dict[tuple[str, str], str] = {}
     for (mesh_fields, tensors), members in descriptions:
         ranks = tuple(members)
         meshes = [Mesh(tuple(axes), tuple(sizes), tuple(all_ranks)) for axes, sizes, all_ranks in mesh_fields]
-        for group, key, role, logical, shape, how in tensors:
+        for group, key, role, logical, shape, how, outer in tensors:
             name = (group, key)
+            if outer_of.setdefault(name, outer) != outer:
+                raise LayoutError(
+                    f"{group}: the key {key} belongs to a tensor inside of the tensor subclass "
+                    f"{outer or outer_of[name]}, and to another tensor"
+                )
             known = facts.setdefault(name, (logical, tuple(shape), role, ranks[0]))
             if known[:2] != (logical, tuple(shape)):
                 raise LayoutError(
@@ -195,12 +201,24 @@ def _merge(descriptions: Sequence[tuple[Any, list[int]]]) -> dict[TensorName, Ag
                     f"but {known[0]}{list(known[1])} on rank {known[3]}"
                 )
             held.setdefault(name, []).append((layout_from_fields(how, meshes), ranks))
+    _refuse_mixed(facts, outer_of)
     spreads = Spreads()
     out = {}
     for name, (logical_name, shape, role, _) in facts.items():
         logical = dtype_named(logical_name)
         out[name] = AgreedTensor(dtype_named(logical.stored), logical, shape, role, spreads.of(held[name]))
     return out
+
+
+def _refuse_mixed(facts: Mapping[TensorName, tuple[Any, ...]], outer_of: Mapping[TensorName, str]) -> None:
+    """Raise LayoutError if a tensor is a subclass on some ranks and a plain tensor on others."""
+    for (group, key), outer in outer_of.items():
+        if outer and (group, outer) in facts:
+            _, shape, _, plain = facts[group, outer]
+            raise LayoutError(
+                f"{group}: {outer} of shape {list(shape)} is a plain tensor on rank {plain} but a tensor subclass, "
+                f"with {key.removeprefix(outer)} inside, on rank {facts[group, key][3]}; make it the same on all ranks"
+            )
 
 
 def differing_replicas(

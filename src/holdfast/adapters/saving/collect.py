@@ -8,10 +8,12 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
+from torch.distributed.tensor import DTensor
 
 from holdfast.adapters.hooks import check_optimizer_save
 from holdfast.adapters.huggingface import adapter_kind, config_files
 from holdfast.adapters.live_state import LiveState
+from holdfast.adapters.low_bit_optimizers import MixedStates, is_empty_beside_blocks, is_low_bit
 from holdfast.adapters.module import memory_identity, view_module
 from holdfast.adapters.optimizer import (
     DeclaresShards,
@@ -22,9 +24,10 @@ from holdfast.adapters.optimizer import (
     view_optimizer,
 )
 from holdfast.adapters.optimizer_options import option_groups
+from holdfast.adapters.subclass_tensors import InnerTensor, SubclassView, is_subclass, own_shard, view_subclass
 from holdfast.adapters.tensors import Holder, Holders, fingerprint, holder_of, part_view, raw_array
 from holdfast.adapters.tree import Tree, flatten
-from holdfast.core.errors import HoldfastError
+from holdfast.core.errors import HoldfastError, LayoutError
 from holdfast.core.names import check_key, masters_group
 from holdfast.format import statejson
 from holdfast.format.dtypes import DType, model_dtype_named
@@ -33,13 +36,14 @@ from holdfast.layout.coordinates import key_at
 from holdfast.layout.placement import ShardBox
 from holdfast.plan.files import RawArray, ShardPiece
 from holdfast.plan.state_values import FILE, FILE_PREFIX, OPTIMIZER, PLAN, PLAN_PREFIX, SPLIT_DICT, TREE, RankValue
+from holdfast.plan.subclass_keys import SUBCLASSES, entry_name
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SaveItem:
     """A tensor of which this rank holds parts: its group, key and role.
 
-    `cast` is the dtype it is rounded to when written; `source` is the live tensor.
+    `cast` is the dtype it is rounded to when written; `source` is the live tensor that has its memory.
     """
 
     group: str
@@ -48,6 +52,7 @@ class SaveItem:
     holder: Holder
     cast: DType | None = None
     source: weakref.ref[torch.Tensor] | None = None
+    outer: str = ""  # the key of the tensor subclass that holds it, if any
 
     @property
     def stored(self) -> DType:
@@ -116,6 +121,9 @@ class Collected:
     owners: dict[str, list[str]] = field(default_factory=dict)
     live_optimizers: dict[str, Any] = field(default_factory=dict)
     holders: Holders = field(default_factory=Holders)
+    subclasses: dict[str, dict[str, Any]] = field(default_factory=dict)  # by group and key: descriptions
+    by_coordinate: frozenset[tuple[str, str]] = frozenset()  # states that every coordinate stores for itself
+    quantized: MixedStates = field(default_factory=MixedStates)
     notices: list[str] = field(default_factory=list)  # warnings for the user about this state
     left_out: list[str] = field(default_factory=list)  # groups with tensors that cannot be stored and are not selected
     selection: Chooses | None = None
@@ -124,23 +132,45 @@ class Collected:
     def signature(self) -> Any:
         """Return a value that is equal while this rank holds the same tensors in the same layout."""
         items = [
-            (o.group, o.key, o.role, o.logical.name, o.holder.shape, o.holder.parts, o.holder.local.device)
+            (o.group, o.key, o.role, o.logical.name, o.holder.shape, o.holder.parts, o.holder.local.device, o.outer)
             for o in self.items
         ]
         return items, dict(self.kinds), dict(self.aliases), dict(self.owners)
 
     def add(self, group: str, key: str, role: str, value: StateTensor, cast: DType | None = None) -> None:
-        """Add a tensor to save."""
+        """Add a tensor to save; of a tensor subclass, the tensors inside and its description."""
         check_key(key, group)
         try:
-            holder = self.holders.of(value, f"{group}: {key}")
+            self._add_checked(group, key, role, value, cast)
         except HoldfastError:
             if self.selection is None or self.selection.selects(self.kinds, self.aliases, group, key):
                 raise
             self.left_out.append(group)
+
+    def _add_checked(self, group: str, key: str, role: str, value: StateTensor, cast: DType | None) -> None:
+        by_coordinate = (group, key) in self.by_coordinate
+        if isinstance(value, torch.Tensor) and is_subclass(value):
+            self._add_subclass(
+                group, key, role, view_subclass(value, key, f"{group}: {key}", by_coordinate=by_coordinate)
+            )
             return
+        if by_coordinate:
+            self._add_inner(group, key, role, own_shard(value, key, f"{group}: {key}"))
+            return
+        holder = self.holders.of(value, f"{group}: {key}")
         source = weakref.ref(value) if isinstance(value, torch.Tensor) else None
         self.items.append(SaveItem(group, key, role, holder, cast, source))
+
+    def _add_subclass(self, group: str, key: str, role: str, view: SubclassView) -> None:
+        known = self.subclasses.setdefault(group, {}).setdefault(key, view.description)
+        if known != view.description:
+            raise LayoutError(f"{group}: {key} are two tensors, {known} and {view.description}, which should be copies")
+        for inner in view.inner:
+            self._add_inner(group, key, role, inner)
+
+    def _add_inner(self, group: str, key: str, role: str, inner: InnerTensor) -> None:
+        check_key(inner.key, group)
+        self.items.append(SaveItem(group, inner.key, role, inner.holder, None, weakref.ref(inner.tensor), key))
 
     def by_name(self) -> dict[tuple[str, str], list[SaveItem]]:
         """Return the items of each tensor, by group and key."""
@@ -169,6 +199,8 @@ class Collected:
             out[name] = RankValue.of(OPTIMIZER, content)
         for name, data in self.files.items():
             out[FILE_PREFIX + name] = RankValue.of(FILE, data.decode())
+        for name, descriptions in self.subclasses.items():
+            out[entry_name(name)] = RankValue.of(SUBCLASSES, descriptions)
         for name, plan in self.plans.items():
             out[PLAN_PREFIX + name] = RankValue.of(PLAN, plan)
         return out
@@ -221,14 +253,24 @@ def _tensors_digest(tree: Tree, *, on_devices: bool) -> str:
 
 
 def collect(
-    live: LiveState, model_dtype: str | None, holders: Holders | None = None, selection: Chooses | None = None
+    live: LiveState,
+    model_dtype: str | None,
+    holders: Holders | None = None,
+    selection: Chooses | None = None,
+    by_coordinate: frozenset[tuple[str, str]] = frozenset(),
 ) -> Collected:
     """Collect everything this rank holds; tensors of stateful objects follow once their axes are known.
 
     `holders` caches the layouts of tensors from earlier saves. What a `selection` leaves out need not be storable.
+    `by_coordinate` are states that ranks quantize differently, by group and key.
     """
-    out = Collected(owners=live.own_owners(), live_optimizers=dict(live.optimizers), holders=holders or Holders())
-    out.selection = selection
+    out = Collected(
+        owners=live.own_owners(),
+        live_optimizers=dict(live.optimizers),
+        holders=holders or Holders(),
+        by_coordinate=by_coordinate,
+        selection=selection,
+    )
     target = model_dtype_named(model_dtype)
     for name in live.modules:
         _collect_module(out, live, name, target)
@@ -272,6 +314,7 @@ def _collect_module(out: Collected, live: LiveState, name: str, target: DType | 
         seen.add((stored, memory_identity(tensor)))
         role = "parameter" if key in view.parameters else "buffer"
         rounds = target is not None and role == "parameter" and tensor.dtype == torch.float32
+        rounds = rounds and not is_subclass(tensor)  # its dtype is not that of the tensors inside
         out.add(name, stored, role, tensor, target if rounds else None)
         if rounds:
             out.kinds[masters_group(name)] = "masters"
@@ -280,7 +323,11 @@ def _collect_module(out: Collected, live: LiveState, name: str, target: DType | 
         out.trees[name], out.tree_kinds[name] = flatten(name, dict(view.extra)), "module"
     out.plans |= plan_of(name, view.module)
     if name == "model":
-        out.files |= model_files(view.module, target.name if target else None)
+        files = model_files(view.module, target.name if target else None)
+        if files and name in out.subclasses:
+            out.notices.append(_SUBCLASS_NOTICE.format(name=name, key=next(iter(out.subclasses[name]))))
+            files = {}
+        out.files |= files
         kind = adapter_kind(view.module)
         if kind:
             out.notices.append(
@@ -289,6 +336,12 @@ def _collect_module(out: Collected, live: LiveState, name: str, target: DType | 
                 "same adapters. For from_pretrained, save merge_and_unload(), or save the adapters with "
                 "save_pretrained"
             )
+
+
+_SUBCLASS_NOTICE = (
+    "{name}: {key} is a tensor subclass, stored as the tensors inside: no config.json is written, and from_pretrained "
+    "cannot open this checkpoint. holdfast.load can, into a model that was quantized in the same way"
+)
 
 
 def plan_of(name: str, module: Any) -> dict[str, Any]:
@@ -323,6 +376,10 @@ def _collect_optimizer(out: Collected, live: LiveState, name: str, optimizer: An
     view = view_optimizer(name, optimizer, key_of)
     out.kinds[name] = "optimizer"
     for key, value in view.tensors:
+        if is_empty_beside_blocks(view.optimizer, value):
+            continue
+        if isinstance(value, DTensor) and is_low_bit(view.optimizer):
+            out.quantized.note(name, key, is_quantized=is_subclass(value))
         out.add(name, key, "state", value)
     known_masters = {item.key for item in out.items if item.group == masters_group(module)}
     for key, value in view.masters:

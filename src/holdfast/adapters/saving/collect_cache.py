@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor
 
 from holdfast.adapters.hooks import has_plain_state_dict
 from holdfast.adapters.live_state import LiveState, classify_state
@@ -22,12 +21,15 @@ from holdfast.adapters.module import unwrap
 from holdfast.adapters.optimizer import DeclaresShards, inner_optimizer
 from holdfast.adapters.optimizer_options import option_groups
 from holdfast.adapters.saving.collect import Chooses, Collected, SaveItem, collect_values, model_files, plan_of
+from holdfast.adapters.subclass_tensors import is_subclass, plain_tensors
 from holdfast.adapters.tensors import Holder, Holders, has_memory, memory_of, without_grad
+from holdfast.adapters.weight_wrappers import local_tensor
 from holdfast.format import statejson
 from holdfast.format.dtypes import DType
 from holdfast.plan.state_references import references
 
 _PLAIN = ("state_dict", "_save_to_state_dict")
+_SIMPLE = (torch.Tensor, nn.Parameter)
 _HOOKS = ("_state_dict_hooks", "_state_dict_pre_hooks")
 
 
@@ -37,7 +39,7 @@ class _CachedTensor:
 
     tensor: weakref.ref[torch.Tensor]
     memory: tuple[Any, ...]
-    name: tuple[str, str, str, DType | None]  # group, key, role, cast
+    name: tuple[str, str, str, DType | None, str]  # group, key, role, cast, outer
     layout: tuple[Any, ...]
 
     def item(self) -> SaveItem | None:
@@ -47,10 +49,11 @@ class _CachedTensor:
             return None
         if not has_memory(value, self.memory):
             return None
-        local = value if self.memory[-2] is None else value._local_tensor
-        group, key, role, cast = self.name
+        local = local_tensor(value)
+        group, key, role, cast, outer = self.name
         logical, shape, parts, how = self.layout
-        return SaveItem(group, key, role, Holder(logical, shape, parts, without_grad(local), how), cast, self.tensor)
+        holder = Holder(logical, shape, parts, without_grad(local), how)
+        return SaveItem(group, key, role, holder, cast, self.tensor, outer)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +116,7 @@ class CollectCache:
             aliases=dict(collected.aliases),
             owners=dict(collected.owners),
             files=dict.fromkeys(collected.files, b""),
+            subclasses={n: dict(found) for n, found in collected.subclasses.items() if n not in live.trees},
         )
 
     def lookup(
@@ -139,6 +143,7 @@ class CollectCache:
             live_optimizers={name: state[name] for name in self._optimizers},
             holders=holders,
             selection=selection,
+            subclasses={name: dict(found) for name, found in cached.subclasses.items()},
         )
         if cached.files:
             out.files |= model_files(unwrap(state["model"]), model_dtype)
@@ -155,13 +160,14 @@ def _cached_tensor(item: SaveItem) -> _CachedTensor | None:
     value = item.source() if item.source is not None else None
     if value is None:
         return None
-    local = value._local_tensor if isinstance(value, DTensor) else value
+    local = local_tensor(value)
     holder = item.holder
     memory = memory_of(value)
     if memory is None or not memory[0] or memory[0] != holder.local.data_ptr() or local.dtype != holder.local.dtype:
         return None
     layout = (holder.logical, holder.shape, holder.parts, holder.how)
-    return _CachedTensor(weakref.ref(value), memory, (item.group, item.key, item.role, item.cast), layout)
+    name = item.group, item.key, item.role, item.cast, item.outer
+    return _CachedTensor(weakref.ref(value), memory, name, layout)
 
 
 def _is_plain(module: nn.Module) -> bool:
@@ -184,10 +190,17 @@ def _structure(module: Any) -> list[Any] | None:
     for part in module.modules():
         held = (part._modules, part._parameters, part._buffers)
         names = [name for members in held for name in members]
-        members = [id(value) for parts in held for value in parts.values()]
+        members = [_identity(value) for parts in held for value in parts.values()]
         hooks = len(part._state_dict_hooks), len(part._state_dict_pre_hooks)
         out.append((weakref.ref(part), names, sorted(part._non_persistent_buffers_set), members, hooks))
     return out
+
+
+def _identity(value: Any) -> Any:
+    """Return the identities of a tensor and of the tensors inside, if it is a subclass that wraps others."""
+    if type(value) in _SIMPLE or not is_subclass(value):
+        return id(value)
+    return id(value), *map(id, plain_tensors(value))
 
 
 def _cached_optimizer(optimizer: Any, entry: Mapping[str, Any]) -> _CachedOptimizer:
@@ -203,6 +216,6 @@ def _groups_of(inner: Any) -> tuple[tuple[int, ...], ...]:
 def _states_of(inner: Any) -> tuple[tuple[Any, ...], ...]:
     """Return the names of all states, and the identities of those that are tensors."""
     return tuple(
-        (id(param), *((name, id(value) if isinstance(value, torch.Tensor) else None) for name, value in state.items()))
+        (id(param), *((name, _identity(value) if torch.is_tensor(value) else None) for name, value in state.items()))
         for param, state in inner.state.items()
     )

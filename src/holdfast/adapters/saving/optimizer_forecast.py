@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch.distributed.tensor import DTensor
 
 from holdfast.adapters.optimizer import inner_optimizer
+from holdfast.adapters.subclass_tensors import plain_tensors
 
 # Number of parameter-sized state tensors that each torch optimizer keeps.
 _TENSORS = {"SGD": 0, "Adagrad": 1, "Adadelta": 2, "RMSprop": 1, "Rprop": 2, "ASGD": 1, "Muon": 1, "Adafactor": 0}
@@ -26,14 +26,10 @@ def stepped_tensors(optimizer: Any) -> Iterator[torch.Tensor]:
     for param in params_of(optimizer):
         if not param.requires_grad:
             continue  # a step leaves it unchanged; other code may update it, such as a key encoder or a router's bias
-        yield local_tensor(param)
+        yield from plain_tensors(param)
         for value in inner.state.get(param, {}).values():
             if isinstance(value, torch.Tensor):
-                yield local_tensor(value)
-
-
-def local_tensor(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+                yield from plain_tensors(value)
 
 
 def missing_state_tensors(optimizer: Any) -> int:

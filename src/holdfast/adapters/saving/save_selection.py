@@ -62,7 +62,10 @@ class SaveSelection:
     def apply(self, collected: Collected) -> Collected:
         """Return the selected part of a rank's state; tensors of stateful objects follow their entry."""
         keys = _Keys.of(collected)
-        chosen = [self._selects(keys, item.group, item.key, item.role == "parameter") for item in collected.items]
+        chosen = [
+            self._selects(keys, item.group, item.outer or item.key, item.role == "parameter")
+            for item in collected.items
+        ]
         items = [item for item, is_chosen in zip(collected.items, chosen, strict=True) if is_chosen]
         optimizers = {name: self._optimizer(name, entry, items) for name, entry in collected.optimizers.items()}
         trees = {name: self._tree(collected.tree_kinds[name], name, tree) for name, tree in collected.trees.items()}
@@ -84,6 +87,11 @@ class SaveSelection:
             for group, ties in collected.aliases.items()
             if group in kept
         }
+        out.subclasses = {
+            group: {key: found for key, found in descriptions.items() if self._selects(keys, group, key)}
+            for group, descriptions in collected.subclasses.items()
+            if group in kept
+        }
         out.files = {name: data for name, data in collected.files.items() if _owner(name) not in self.incomplete}
         out.plans = {name: plan for name, plan in collected.plans.items() if name in kept}
         return out
@@ -95,7 +103,7 @@ class SaveSelection:
         incomplete = {group for group in collected.left_out if keys.kinds[group] == "module"} | {
             item.group
             for item in collected.items
-            if keys.kinds[item.group] == "module" and not self._selects(keys, item.group, item.key)
+            if keys.kinds[item.group] == "module" and not self._selects(keys, item.group, item.outer or item.key)
         }
         states = (self._selects(keys, group, key) for group, key in _states_to_come(collected, self._unused()))
         is_empty = not out.items and not out.optimizers and not out.trees

@@ -61,6 +61,8 @@ class StoredKeys:
             if name not in self.known:
                 yield item  # added since, as the states of a first step: the layout is surveyed again
             return
+        if item.outer:
+            self._refuse_renamed(item)
         for group, key, recipe in self.uses[name]:
             if recipe.is_whole(recipe.terms[0].source.spec.shape):
                 yield replace(item, group=group, key=key)
@@ -68,6 +70,16 @@ class StoredKeys:
             for term in recipe.terms:
                 if (term.source.file, term.source.spec.key) == name:
                     yield from _term_items(item, group, key, recipe, term)
+
+    def _refuse_renamed(self, item: SaveItem) -> None:
+        """Raise Unsupported if the mapping changes a tensor inside of a tensor subclass."""
+        uses = self.uses[item.group, item.key]
+        same = [(group, key) for group, key, _ in uses] == [(item.group, item.key)]
+        if not same or not uses[0][2].is_whole(item.holder.shape):
+            raise Unsupported(
+                f"{item.group}: a mapping cannot follow the tensor subclass {item.outer}: it would change {item.key}, "
+                "one of the tensors inside"
+            )
 
 
 def _term_items(item: SaveItem, group: str, key: str, recipe: Recipe[Place], term: Term[Place]) -> Iterator[SaveItem]:

@@ -16,6 +16,7 @@ from holdfast.convert.spans import TensorFile
 from holdfast.core.names import natural_key
 from holdfast.plan.contents import Contents
 from holdfast.plan.files import FilePlan, Place, TensorSpec
+from holdfast.plan.subclass_keys import SUBCLASSES
 
 _PICKLE = "the metadata of torch DCP is a pickle: load it only from a trusted source"
 
@@ -26,7 +27,11 @@ def plan(contents: Contents, request: SinkRequest) -> Output:
     contents = replace(
         contents,
         groups={name: group for name, group in contents.groups.items() if name not in unknown},
-        state={name: entry for name, entry in contents.state.items() if name not in unknown},
+        state={
+            name: entry
+            for name, entry in contents.state.items()
+            if name not in unknown and entry.get("kind") != SUBCLASSES  # written as the tensors inside
+        },
     )
 
     def write(context: SinkContext) -> None:
