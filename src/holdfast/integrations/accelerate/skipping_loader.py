@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator
 from typing import Any
 
 from torch.utils.data import DataLoader
 
+from holdfast.core.warnings import warn
+from holdfast.integrations.skipping import without_first
 from holdfast.random_streams import RandomStreams
 
 
@@ -41,6 +42,11 @@ class SkippingLoader:
         if not self._skipped:
             yield from self._fetch(iter(self._base))
             return
+        if self._base.num_workers:
+            warn(
+                f"goes on amid an epoch after {self._skipped} batches: random numbers that data workers draw are not "
+                "those of the run that never stopped"
+            )
         batches = iter(without_first(self._base, self._skipped))
         self._before_fetch.apply()
         first = next(batches, None)
@@ -59,23 +65,3 @@ class SkippingLoader:
             except StopIteration:
                 return
             yield batch
-
-
-def without_first(loader: DataLoader[Any], count: int) -> DataLoader[Any]:
-    """Return a loader of the same settings whose sampler leaves out the first `count` batches."""
-    skipping = copy.copy(loader)
-    name = "batch_sampler" if loader.batch_sampler is not None else "sampler"
-    vars(skipping)[name] = _WithoutFirst(getattr(loader, name), count)
-    vars(skipping)["_iterator"] = None  # its workers are its own
-    return skipping
-
-
-class _WithoutFirst:
-    def __init__(self, indices: Any, count: int) -> None:
-        self._indices = indices
-        self._count = count
-
-    def __iter__(self) -> Iterator[Any]:
-        for number, index in enumerate(self._indices):
-            if number >= self._count:
-                yield index

@@ -1,0 +1,87 @@
+"""What a Trainer has logged of an epoch so far: Lightning's own checkpoints forget it, and log other means after."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+
+from holdfast.core.warnings import warn
+
+
+def epoch_metrics(trainer: Any, *, is_amid: bool) -> dict[str, Any]:
+    """Return the running means of `self.log`, the states of torchmetrics, and the last values that were logged."""
+    connector = trainer._logger_connector
+    return {
+        "results": _results(trainer.fit_loop.epoch_loop._results) if is_amid else {},
+        "torchmetrics": {path: _metric_state(metric) for path, metric in _torchmetrics(trainer.lightning_module)},
+        "callback": dict(connector._callback_metrics),
+        "logged": dict(connector._logged_metrics),
+    }
+
+
+def restore_epoch_metrics(trainer: Any, saved: Mapping[str, Any]) -> RestoredMeans:
+    """Go on with the metrics of a checkpoint; return the means that wait to be logged again."""
+    connector = trainer._logger_connector
+    connector._callback_metrics.update(saved["callback"])
+    connector._logged_metrics.update(saved["logged"])
+    for path, metric in _torchmetrics(trainer.lightning_module):
+        if path in saved["torchmetrics"]:
+            _restore_metric(metric, saved["torchmetrics"][path])
+    if saved["results"]:
+        connector._first_loop_iter = False  # the first batch of an epoch would begin the means anew
+    return RestoredMeans(trainer, saved["results"])
+
+
+class RestoredMeans:
+    """Puts back a running mean once the program logs it again: only then does Lightning have a place for it."""
+
+    def __init__(self, trainer: Any, saved: Mapping[str, Any]) -> None:
+        self._waiting = dict(saved)
+        self._results = trainer.fit_loop.epoch_loop._results
+        self._update = self._results.update_metrics
+        self._results.update_metrics = self.update_metrics
+
+    def update_metrics(self, key: str, value: Any, batch_size: int) -> None:
+        """Take the place of the method of Lightning's results."""
+        saved = self._waiting.pop(key, None)
+        if saved is not None:
+            metric = self._results[key]
+            for name, state in saved.items():
+                setattr(metric, name, state.to(getattr(metric, name).device))
+        self._update(key, value, batch_size)
+
+    def end_epoch(self) -> None:
+        """Warn of means that were not logged again in the epoch."""
+        if self._waiting:
+            warn(
+                f"{', '.join(sorted(self._waiting))}: logged before the restart and not again in its epoch: the value "
+                "of the epoch is not logged"
+            )
+        self._waiting.clear()
+
+
+def _results(results: Mapping[str, Any]) -> dict[str, dict[str, torch.Tensor]]:
+    return {
+        key: {name: torch.as_tensor(getattr(metric, name)).detach().clone() for name in metric._defaults}
+        for key, metric in results.items()
+        if metric.is_tensor and metric.meta.on_epoch and not metric.has_reset
+    }
+
+
+def _torchmetrics(module: Any) -> Iterator[tuple[str, Any]]:
+    from torchmetrics import Metric
+
+    yield from ((path, part) for path, part in module.named_modules() if isinstance(part, Metric))
+
+
+def _metric_state(metric: Any) -> dict[str, Any]:
+    return {"states": metric._copy_state_dict(), "updates": metric._update_count}
+
+
+def _restore_metric(metric: Any, saved: Mapping[str, Any]) -> None:
+    for name, state in saved["states"].items():
+        setattr(metric, name, [part.to(metric.device) for part in state] if isinstance(state, list) else state.to(metric.device))
+    metric._update_count = saved["updates"]
+    metric._computed = None
