@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from accelerate import Accelerator, DataLoaderConfiguration, FullyShardedDataParallelPlugin
 from accelerate.utils import ProjectConfiguration, set_seed
@@ -30,6 +30,11 @@ class Noisy(Dataset):
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
         return self._rows[index] + torch.randn(6) * 0.01 + random.random() * 0.01, index
+
+
+class Endless(IterableDataset):
+    def __iter__(self):
+        yield from range(10)
 
 
 class Net(nn.Module):
@@ -113,6 +118,38 @@ def train(
             counter.seen += int(torch.randint(1000, ()))  # what follows an epoch draws numbers too
             lines[f"epoch {epoch}"] = counter.seen
     return lines
+
+
+def train_with(root: str, mode: str, every: int, stop_at: int | None, options: dict[str, Any]) -> dict[Any, Any]:
+    return train(root, mode, every, stop_at, **options)
+
+
+def refusals(root: str) -> dict[str, str]:
+    """Return what each wrong use raises, by name."""
+    found = {}
+    accelerator, *_, loader = make("single", seedable=False)
+    with AccelerateCheckpointer(accelerator, f"{root}/a") as ck:
+        found["not seedable"] = outcome(ck.batches, loader)
+    accelerator, *_, loader = make("single")
+    with AccelerateCheckpointer(accelerator, f"{root}/b") as ck:
+        iterable = accelerator.prepare(DataLoader(Endless(), batch_size=2))
+        found["iterable"] = outcome(ck.batches, iterable)
+        found["not prepared"] = outcome(ck.batches, DataLoader(Noisy(4)))
+        ck.save(1).result()
+        ck.restore()
+        found["position not used"] = outcome(ck.save, 2)
+        accelerator.prepare(Net())
+        found["prepared late"] = outcome(ck.save, 2)
+    empty = Accelerator(cpu=True)
+    empty.free_memory()
+    with AccelerateCheckpointer(empty, f"{root}/c") as ck:
+        found["nothing prepared"] = outcome(ck.restore)
+    accelerator, *_ = make("single")
+    accelerator.save_state(f"{root}/native")
+    attach(accelerator)
+    found["weights only"] = outcome(accelerator.save_state, f"{root}/d", False)
+    found["native folder"] = outcome(accelerator.load_state, f"{root}/native")
+    return found
 
 
 def train_attached(root: str, folders: bool, stop_at: int | None = None, resume: bool = False) -> dict[Any, Any]:

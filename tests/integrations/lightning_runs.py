@@ -15,7 +15,7 @@ from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.loggers.logger import Logger
 from lightning.pytorch.strategies import ModelParallelStrategy
 from torch import nn
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, WeightedRandomSampler
 
 from holdfast.integrations.lightning import HoldfastCheckpoint
 
@@ -116,27 +116,169 @@ class Stop(Callback):
             time.sleep(60)
 
 
-def train(root: str, mode: str, stop_at: int | None = None, trainer_options: dict | None = None, **options: Any):
-    """Fit from the last checkpoint; return a line for each batch and each logged value."""
-    warnings.filterwarnings("ignore", ".*(num_workers|sync_dist|logging interval|srun|does not have many).*")
-    given = dict(trainer_options or {})
-    size, batch, plateau = given.pop("size", 29), given.pop("batch", 4), given.pop("plateau", "")
-    workers, max_epochs = given.pop("workers", 0), given.pop("max_epochs", EPOCHS)
-    pl.seed_everything(7)
-    module = Module(plateau)
-    loader = DataLoader(Noisy(size), batch_size=batch, shuffle=True, num_workers=workers)
-    val = DataLoader(Noisy(6), batch_size=2)
+class Gan(Module):
+    """Two optimizers, stepped by hand."""
+
+    def __init__(self, plateau: str = "") -> None:
+        super().__init__(plateau)
+        self.automatic_optimization = False
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        rows, index = batch
+        losses = []
+        for optimizer in self.optimizers():
+            loss = self.net(rows).pow(2).mean()
+            optimizer.zero_grad()
+            self.manual_backward(loss)
+            optimizer.step()
+            losses.append(float(loss.detach()).hex())
+        self.log("loss", loss.detach(), on_step=True, on_epoch=True)
+        self.lines[self.trainer.fit_loop.total_batch_idx] = (losses, index.tolist(), self.current_epoch, batch_idx)
+
+    def configure_optimizers(self) -> Any:
+        first, second = self.net[0].parameters(), self.net[3].parameters()
+        return [torch.optim.AdamW(first, lr=0.05), torch.optim.SGD(second, lr=0.05, momentum=0.9)], []
+
+
+def make_loader(kind: str, size: int, batch: int, workers: int) -> Any:
+    data = Noisy(size)
+    if kind == "stateful":
+        from torchdata.stateful_dataloader import StatefulDataLoader
+
+        return StatefulDataLoader(data, batch_size=batch, shuffle=True)
+    if kind == "generator":
+        return DataLoader(data, batch_size=batch, shuffle=True, generator=torch.Generator().manual_seed(3))
+    if kind == "weighted":
+        return DataLoader(data, batch_size=batch, sampler=WeightedRandomSampler([1.0] * size, size))
+    return DataLoader(data, batch_size=batch, shuffle=True, num_workers=workers)
+
+
+def make_trainer(ck: Any, lines: dict[Any, Any], mode: str = "single", **options: Any) -> Any:
     strategy: Any = {"single": "auto", "ddp": "ddp", "fsdp2": None}[mode]
     devices = 1 if mode == "single" else 2
     if mode == "fsdp2":
         strategy = ModelParallelStrategy(data_parallel_size=devices, tensor_parallel_size=1)
+    options = {"strategy": strategy, "max_epochs": EPOCHS, "callbacks": [ck]} | options
+    return pl.Trainer(
+        accelerator="cpu", devices=devices, logger=Lines(lines), log_every_n_steps=1, enable_progress_bar=False,
+        enable_model_summary=False, default_root_dir=ck.root, **options,
+    )
+
+
+def train(root: str, mode: str, stop_at: int | None, trainer_options: dict[str, Any], options: dict[str, Any]):
+    """Fit from the last checkpoint; return a line for each batch and each logged value."""
+    warnings.filterwarnings("ignore", ".*(num_workers|sync_dist|logging interval|srun|does not have many).*")
+    given = dict(trainer_options)
+    plateau, kind, workers = given.pop("plateau", ""), given.pop("loader", "plain"), given.pop("workers", 0)
+    batch = given.pop("batch", 4)
+    pl.seed_everything(7)
+    module = (Gan if given.pop("module", "") == "gan" else Module)(plateau)
     ck = HoldfastCheckpoint(root, **options)
     callbacks = [ck, *([] if stop_at is None else [Stop(stop_at, root)])]
-    trainer = pl.Trainer(
-        accelerator="cpu", devices=devices, strategy=strategy, max_epochs=max_epochs, callbacks=callbacks,
-        logger=Lines(module.lines), log_every_n_steps=1, enable_progress_bar=False, enable_model_summary=False,
-        default_root_dir=root, **given,
-    )
-    trainer.fit(module, loader, val, ckpt_path="last")
+    trainer = make_trainer(ck, module.lines, mode, callbacks=callbacks, **given)
+    loaders = make_loader(kind, 29, batch, workers), DataLoader(Noisy(6), batch_size=2)
+    trainer.fit(module, *loaders, ckpt_path="last")
     module.lines["best"] = (Path(ck.best_model_path).name, sorted(Path(name).name for name in ck.best_k_models))
     return module.lines
+
+
+def evaluate(root: str) -> dict[str, Any]:
+    """Fit, then test the best and the last weights, and go on from the best."""
+
+    class Tested(Module):
+        def test_step(self, batch: Any, batch_idx: int) -> None:
+            self.weights = self.net[0].weight.detach().clone()
+
+    pl.seed_everything(7)
+    weights: dict[str, list[Any]] = {}
+
+    class Keep(Callback):
+        def on_train_epoch_end(self, trainer: Any, module: Any) -> None:
+            weights[f"step-{trainer.global_step:012d}"] = module.net[0].weight.tolist()
+
+    ck = HoldfastCheckpoint(root, monitor="val_loss", mode="max", every_n_epochs=1)  # the first epoch is the worst
+    trainer = make_trainer(ck, {}, callbacks=[ck, Keep()])
+    data, val = make_loader("plain", 29, 4, 0), DataLoader(Noisy(6), batch_size=2)
+    trainer.fit(Tested(), data, val, ckpt_path="last")
+    best = Path(ck.best_model_path).name
+    found: dict[str, Any] = {"best": weights[best], "last": weights["step-000000000024"], "best step": int(best[5:])}
+    for name, where in (("tested", "best"), ("tested last", "last")):
+        module = Tested()
+        trainer.test(module, val, ckpt_path=where)
+        found[name] = module.weights.tolist()
+    again = Tested()
+    trainer = make_trainer(HoldfastCheckpoint(root, every_n_epochs=1), again.lines)
+    trainer.fit(again, data, val, ckpt_path=f"{root}/{best}")
+    found["refit"] = min(batch for batch in again.lines if isinstance(batch, int)) + 1
+    return found
+
+
+def refusals(root: str) -> dict[str, str]:
+    """Return what each wrong use raises, by name."""
+    from lightning.pytorch.strategies import FSDPStrategy
+
+    class Hooked(Module):
+        def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+            del checkpoint["state_dict"]["net.0.weight"]
+
+    class Endless(IterableDataset):
+        def __iter__(self):
+            yield from Noisy(29)
+
+    def fit(name: str, module: Any = None, data: Any = None, second: bool = False, **options: Any) -> None:
+        ck = HoldfastCheckpoint(f"{root}/{name}", every_n_train_steps=2, **options)
+        callbacks = [ck, HoldfastCheckpoint(f"{root}/{name}-2")] if second else [ck]
+        trainer = make_trainer(ck, {}, max_epochs=1, callbacks=callbacks)
+        trainer.fit(module or Module(), data or make_loader("plain", 29, 4, 0), DataLoader(Noisy(6), batch_size=2))
+
+    def strategy() -> None:
+        from holdfast.integrations.lightning.run_record import require_strategy
+
+        require_strategy(FSDPStrategy())
+
+    def outcome(function: Any) -> str:
+        try:
+            function()
+        except Exception as error:
+            return f"{type(error).__name__}: {error}"
+        return ""
+
+    return {
+        "two": outcome(lambda: fit("two", second=True)),
+        "fsdp1": outcome(strategy),
+        "exception": outcome(lambda: HoldfastCheckpoint(root, save_on_exception=True)),
+        "hook": outcome(lambda: fit("hook", Hooked())),
+        "iterable": outcome(lambda: fit("iterable", data=DataLoader(Endless(), batch_size=4))),
+        "outside": outcome(lambda: fit("outside", model=lambda module: module.net[0])),
+    }
+
+
+def other_package(root: str) -> tuple[list[int], list[int]]:
+    """Fit twice with pytorch_lightning; return the batches of each run."""
+    import pytorch_lightning
+
+    from holdfast.integrations.pytorch_lightning import HoldfastCheckpoint as Checkpoint
+
+    class Plain(pytorch_lightning.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = nn.Linear(6, 1)
+            self.batches: list[int] = []
+
+        def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+            self.batches.append(batch_idx)
+            return self.net(batch[0]).pow(2).mean()
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    found = []
+    for steps in (3, 5):
+        module, ck = Plain(), Checkpoint(root, every_n_train_steps=1)
+        trainer = pytorch_lightning.Trainer(
+            accelerator="cpu", devices=1, max_steps=steps, callbacks=[ck], logger=False, enable_progress_bar=False,
+            enable_model_summary=False,
+        )
+        trainer.fit(module, DataLoader(Noisy(29), batch_size=4, shuffle=True), ckpt_path="last")
+        found.append(module.batches)
+    return found[0], found[1]

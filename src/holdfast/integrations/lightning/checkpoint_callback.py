@@ -119,6 +119,25 @@ class CheckpointCallback(_Base):
     def state_key(self) -> str:
         return "HoldfastCheckpoint"
 
+    def state_dict(self) -> dict[str, Any]:
+        """Return the scores of the best steps, as plain numbers."""
+        return {
+            "scores": {Path(folder).name: float(score) for folder, score in self.best_k_models.items()},
+            "best": Path(self.best_model_path).name,
+            "last": Path(self.last_model_path).name,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take the best steps of a checkpoint; they are in this root."""
+        self.best_k_models = {}
+        for name, score in state["scores"].items():
+            self._note_score(self._in_root(name), torch.tensor(score))
+        self.best_model_path = self._in_root(state["best"]) if state["best"] else ""
+        self.last_model_path = self._in_root(state["last"]) if state["last"] else ""
+
+    def _in_root(self, name: str) -> str:
+        return f"{self.root.rstrip('/')}/{name}"
+
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """Take over the Trainer's saves and restores of Holdfast's checkpoints."""
         others = [other for other in trainer.callbacks if isinstance(other, CheckpointCallback) and other is not self]
@@ -157,7 +176,7 @@ class CheckpointCallback(_Base):
         return self._folder(int(metrics["step"]))
 
     def _folder(self, step: int) -> str:
-        return f"{self.root.rstrip('/')}/{step_folder(step)}"
+        return self._in_root(step_folder(step))
 
     def _find_last_checkpoints(self, trainer: Any) -> set[str]:
         """Return the root for `ckpt_path="last"`: the restore finds the newest good step in it, or begins."""
@@ -200,9 +219,10 @@ class CheckpointCallback(_Base):
             return
         self.current_score = score
         self.best_k_models[folder] = score
-        ordered = sorted(reversed(self.best_k_models.items()), key=lambda item: sign * float(item[1]))
+        newest = sorted(self.best_k_models.items(), reverse=True)  # the names sort by step
+        ordered = sorted(newest, key=lambda item: sign * float(item[1]))
         ordered = ordered if self.save_top_k < 0 else ordered[: max(self.save_top_k, 1)]
-        self.best_k_models = {name: known for name, known in reversed(ordered)}
+        self.best_k_models = dict(ordered)
         self.best_model_path, self.best_model_score = ordered[0]
         self.kth_best_model_path, self.kth_value = ordered[-1]
 

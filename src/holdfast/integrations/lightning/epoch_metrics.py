@@ -16,16 +16,17 @@ def epoch_metrics(trainer: Any, *, is_amid: bool) -> dict[str, Any]:
     return {
         "results": _results(trainer.fit_loop.epoch_loop._results) if is_amid else {},
         "torchmetrics": {path: _metric_state(metric) for path, metric in _torchmetrics(trainer.lightning_module)},
-        "callback": dict(connector._callback_metrics),
-        "logged": dict(connector._logged_metrics),
+        "callback": _numbers(connector._callback_metrics),
+        "logged": _numbers(connector._logged_metrics),
     }
 
 
 def restore_epoch_metrics(trainer: Any, saved: Mapping[str, Any]) -> RestoredMeans:
     """Go on with the metrics of a checkpoint; return the means that wait to be logged again."""
     connector = trainer._logger_connector
-    connector._callback_metrics.update(saved["callback"])
-    connector._logged_metrics.update(saved["logged"])
+    device = trainer.strategy.root_device
+    connector._callback_metrics.update({name: _tensor(value, device) for name, value in saved["callback"].items()})
+    connector._logged_metrics.update({name: _tensor(value, device) for name, value in saved["logged"].items()})
     for path, metric in _torchmetrics(trainer.lightning_module):
         if path in saved["torchmetrics"]:
             _restore_metric(metric, saved["torchmetrics"][path])
@@ -49,7 +50,7 @@ class RestoredMeans:
         if saved is not None:
             metric = self._results[key]
             for name, state in saved.items():
-                setattr(metric, name, state.to(getattr(metric, name).device))
+                setattr(metric, name, _tensor(state, getattr(metric, name).device))
         self._update(key, value, batch_size)
 
     def end_epoch(self) -> None:
@@ -62,9 +63,23 @@ class RestoredMeans:
         self._waiting.clear()
 
 
-def _results(results: Mapping[str, Any]) -> dict[str, dict[str, torch.Tensor]]:
+def _numbers(metrics: Mapping[str, Any]) -> dict[str, list[Any]]:
+    """Return scalars as plain values: tensors that come and go would make each save plan anew."""
+    return {name: _number(value) for name, value in metrics.items() if torch.is_tensor(value) and value.numel() == 1}
+
+
+def _number(value: Any) -> list[Any]:
+    return [value.item(), value.dtype]
+
+
+def _tensor(saved: list[Any], device: Any) -> torch.Tensor:
+    value, dtype = saved
+    return torch.tensor(value, dtype=dtype, device=device)
+
+
+def _results(results: Mapping[str, Any]) -> dict[str, dict[str, list[Any]]]:
     return {
-        key: {name: torch.as_tensor(getattr(metric, name)).detach().clone() for name in metric._defaults}
+        key: {name: _number(torch.as_tensor(getattr(metric, name))) for name in metric._defaults}
         for key, metric in results.items()
         if metric.is_tensor and metric.meta.on_epoch and not metric.has_reset
     }
@@ -82,6 +97,8 @@ def _metric_state(metric: Any) -> dict[str, Any]:
 
 def _restore_metric(metric: Any, saved: Mapping[str, Any]) -> None:
     for name, state in saved["states"].items():
-        setattr(metric, name, [part.to(metric.device) for part in state] if isinstance(state, list) else state.to(metric.device))
+        parts = state if isinstance(state, list) else [state]
+        moved = [part.to(metric.device) if torch.is_tensor(part) else part for part in parts]
+        setattr(metric, name, moved if isinstance(state, list) else moved[0])
     metric._update_count = saved["updates"]
     metric._computed = None

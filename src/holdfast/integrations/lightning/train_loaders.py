@@ -39,13 +39,13 @@ class TrainLoaders:
         """Return the position after `used` batches of the epoch; raises Unsupported where it could not be resumed."""
         if is_amid:
             self._require_repeatable()
-        begin = self._begin if is_amid else {}
+        now = [generator.get_state() for generator in self._generators()]
         return {
             "used": used,
             "batch_samples": self._batch_samples(),
             "samples": self._samples(),
-            "streams": begin.get("streams", {}),
-            "generators": begin.get("generators") or [generator.get_state() for generator in self._generators()],
+            "streams": self._begin["streams"],
+            "generators": self._begin["generators"] if is_amid else now,
         }
 
     def _require_repeatable(self) -> None:
