@@ -1,5 +1,6 @@
 """Lightning: killed and resumed runs equal the run that never stopped, to the last bit; refusals by name."""
 
+import importlib.util
 import random
 from collections.abc import Iterator
 from pathlib import Path
@@ -7,12 +8,14 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("lightning", reason="lightning is not installed")
+from tests.integrations.launcher import Launcher
 
-from tests.integrations import lightning_runs as runs  # noqa: E402
-from tests.integrations.launcher import Launcher  # noqa: E402
-
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+RUNS = "tests.integrations.lightning_runs"
+pytestmark = [
+    pytest.mark.skipif(importlib.util.find_spec("lightning") is None, reason="lightning is not installed"),
+    pytest.mark.slow,
+    pytest.mark.timeout(900),
+]
 WORLDS = {"single": 1, "ddp": 2, "fsdp2": 2}
 TORCHRUN = {  # what torchrun sets beside RANK and the like
     "TORCHELASTIC_RUN_ID": "test",
@@ -25,7 +28,7 @@ TORCHRUN = {  # what torchrun sets beside RANK and the like
 
 @pytest.fixture(scope="module")
 def launcher() -> Iterator[Launcher]:
-    with Launcher(["torch", "torchmetrics", "lightning.pytorch"]) as made:
+    with Launcher(["torch", "tests.integrations.lightning_runs"]) as made:
         yield made
 
 
@@ -35,15 +38,15 @@ def check_killed(
     """Kill a run before each of the batches in turn, resume it, and compare with one that never stopped."""
     world, given = WORLDS[mode], (trainer or {}, options)
     environment = TORCHRUN if world > 1 else {}
-    whole = launcher.values(world, runs.train, str(root / "whole"), mode, None, *given, environment=environment)
+    whole = launcher.values(world, f"{RUNS}:train", str(root / "whole"), mode, None, *given, environment=environment)
     for stop in stops:
         killed = root / f"killed-{stop}"
         killed.mkdir()
         outcomes = launcher.run(
-            world, runs.train, str(killed), mode, stop, *given, environment=environment, kill_file=killed / "kill"
+            world, f"{RUNS}:train", str(killed), mode, stop, *given, environment=environment, kill_file=killed / "kill"
         )
         assert [outcome.killed for outcome in outcomes] == [True] * world, [outcome.error for outcome in outcomes]
-        resumed = launcher.values(world, runs.train, str(killed), mode, None, *given, environment=environment)
+        resumed = launcher.values(world, f"{RUNS}:train", str(killed), mode, None, *given, environment=environment)
         for rank in range(world):
             compare(whole[rank], resumed[rank], stop)
 
@@ -102,16 +105,16 @@ def test_another_world_size_amid_an_epoch_is_refused_with_the_numbers(launcher: 
     options = {"every_n_train_steps": 3}
     given = ({}, options)
     kill = tmp_path / "kill"
-    launcher.run(2, runs.train, str(tmp_path), "ddp", 7, *given, environment=TORCHRUN, kill_file=kill)
-    (outcome,) = launcher.run(1, runs.train, str(tmp_path), "single", None, *given)
+    launcher.run(2, f"{RUNS}:train", str(tmp_path), "ddp", 7, *given, environment=TORCHRUN, kill_file=kill)
+    (outcome,) = launcher.run(1, f"{RUNS}:train", str(tmp_path), "single", None, *given)
     assert "after 2 batches of 8 on all ranks; now it has 29 samples and batches of 4" in str(outcome.error)
-    (lines,) = launcher.values(1, runs.train, str(tmp_path), "single", None, {"batch": 8}, options)
+    (lines,) = launcher.values(1, f"{RUNS}:train", str(tmp_path), "single", None, {"batch": 8}, options)
     assert min(batch for batch in lines if isinstance(batch, int)) == 6  # 8 samples on one rank go on
 
 
 @pytest.mark.full
 def test_the_best_and_the_last_are_loaded_for_test_and_fit(launcher: Launcher, tmp_path: Path):
-    (found,) = launcher.values(1, runs.evaluate, str(tmp_path))
+    (found,) = launcher.values(1, f"{RUNS}:evaluate", str(tmp_path))
     assert found["tested"] == found["best"]
     assert found["tested last"] == found["last"]
     assert found["refit"] == found["best step"] + 1
@@ -119,7 +122,7 @@ def test_the_best_and_the_last_are_loaded_for_test_and_fit(launcher: Launcher, t
 
 @pytest.mark.full
 def test_what_cannot_be_resumed_is_refused_by_name(launcher: Launcher, tmp_path: Path):
-    (refusals,) = launcher.values(1, runs.refusals, str(tmp_path))
+    (refusals,) = launcher.values(1, f"{RUNS}:refusals", str(tmp_path))
     wanted = {
         "two": "Unsupported: two HoldfastCheckpoint in one Trainer",
         "fsdp1": "Unsupported: the strategy FSDPStrategy is not supported: FSDP1",
@@ -136,5 +139,5 @@ def test_what_cannot_be_resumed_is_refused_by_name(launcher: Launcher, tmp_path:
 @pytest.mark.full
 def test_pytorch_lightning(launcher: Launcher, tmp_path: Path):
     pytest.importorskip("pytorch_lightning", reason="pytorch_lightning is not installed")
-    first, second = launcher.values(1, runs.other_package, str(tmp_path))[0]
+    first, second = launcher.values(1, f"{RUNS}:other_package", str(tmp_path))[0]
     assert (first, second) == ([0, 1, 2], [3, 4])

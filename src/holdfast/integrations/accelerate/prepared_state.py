@@ -1,4 +1,4 @@
-"""What an Accelerator has prepared, as a state by name; what Holdfast cannot save is refused by name."""
+"""The objects that an Accelerator has prepared, as a state by name; unsupported setups are refused by name."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ def attach(
 
 
 class StateFolders:
-    """What `attach` put in the place of `save_state` and `load_state`."""
+    """The methods that `attach` puts in the place of `save_state` and `load_state`, and their controls."""
 
     def __init__(
         self,

@@ -1,4 +1,7 @@
-"""Lightning: `HoldfastCheckpoint`, a ModelCheckpoint. For the package pytorch_lightning: `holdfast.integrations.pytorch_lightning`."""
+"""Lightning: `HoldfastCheckpoint`, a ModelCheckpoint.
+
+Programs that import pytorch_lightning take the one of `holdfast.integrations.pytorch_lightning`.
+"""
 
 from lightning.pytorch.callbacks import ModelCheckpoint
 

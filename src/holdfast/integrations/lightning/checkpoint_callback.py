@@ -46,8 +46,9 @@ class CheckpointCallback(_Base):
     Triggers, `monitor`, `mode`, `save_top_k` and `save_last` are those of ModelCheckpoint. Every triggered step is
     saved; `save_top_k` says which are kept beside the newest, `keep` replaces it. `when` adds occasions, such as
     `holdfast.when.preempted()`. `model` names the part of the LightningModule that is saved as "model", such as
-    `lambda module: module.model` for `from_pretrained`. `extra` adds entries to the state. `replay` reads the used batches of an epoch
-    again, so that random numbers drawn in data workers go on exactly; by default they are left out unread.
+    `lambda module: module.model` for `from_pretrained`. `extra` adds entries to the state.
+    `replay` reads the used batches of an epoch again, so that random numbers drawn in data workers go on
+    exactly; by default they are left out unread.
     `options` are those of `holdfast.Checkpointer`, which is `checkpointer` while a Trainer runs.
     """
 
@@ -305,7 +306,9 @@ class CheckpointCallback(_Base):
         state = dict(objects)
         assert self.checkpointer is not None
         if self._is_root(path) or self._step_of(path) is not None:
-            found = self.checkpointer.restore(state, step=self._step_of(path), strict=trainer.lightning_module.strict_loading)
+            found = self.checkpointer.restore(
+                state, step=self._step_of(path), strict=trainer.lightning_module.strict_loading
+            )
             if found is None:
                 self._path = None
                 return False

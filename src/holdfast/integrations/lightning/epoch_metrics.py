@@ -1,4 +1,4 @@
-"""What a Trainer has logged of an epoch so far: Lightning's own checkpoints forget it, and log other means after."""
+"""The metrics of an epoch so far: Lightning's own checkpoints forget them, and log other means after a resume."""
 
 from __future__ import annotations
 

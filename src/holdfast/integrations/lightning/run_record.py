@@ -69,7 +69,11 @@ def require_strategy(strategy: Any) -> None:
 
 
 def live_objects(
-    trainer: Any, record: RunRecord, streams: RandomStreams, extra: MutableMapping[str, Any], model: Callable[[Any], Any] | None
+    trainer: Any,
+    record: RunRecord,
+    streams: RandomStreams,
+    extra: MutableMapping[str, Any],
+    model: Callable[[Any], Any] | None,
 ) -> dict[str, Any]:
     """Return the state of a Trainer by name."""
     optimizers = [getattr(optimizer, "_optimizer", optimizer) for optimizer in trainer.strategy.optimizers]

@@ -58,10 +58,14 @@ class TrainLoaders:
                 _require_own_order(loader, fix)
             return
         if len(loaders) != 1:
-            raise Unsupported(f"{len(loaders)} training loaders without a state: use torchdata's StatefulDataLoader, {fix}")
+            raise Unsupported(
+                f"{len(loaders)} training loaders without a state: use torchdata's StatefulDataLoader, {fix}"
+            )
         loader = loaders[0]
         if not isinstance(loader, DataLoader):
-            raise Unsupported(f"the training data is a {type(loader).__name__} without state_dict: use a DataLoader, {fix}")
+            raise Unsupported(
+                f"the training data is a {type(loader).__name__} without state_dict: use a DataLoader, {fix}"
+            )
         if isinstance(loader.dataset, IterableDataset):
             raise Unsupported(f"the training data is iterable: use torchdata's StatefulDataLoader, {fix}")
         for sampler in _samplers(loader):

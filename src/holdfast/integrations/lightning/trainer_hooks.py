@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 
 class TrainerListener(Protocol):
-    """What the bound methods call."""
+    """The object that the bound methods call."""
 
     def takes(self, checkpoint_path: Any) -> bool:
         """Return True for a path that Holdfast restores from."""
