@@ -56,7 +56,7 @@ class StateFolders:
                 raise InvalidArgument("automatic_checkpoint_naming without a project_dir: give attach a root")
             if project.total_limit is not None:
                 options = {"keep": keep.last(project.total_limit)} | options
-            self._root = Path(os.path.join(accelerator.project_dir, "checkpoints") if root is None else root)
+            self._root = os.fspath(os.path.join(accelerator.project_dir, "checkpoints") if root is None else root)
             self.checkpointer = Checkpointer(self._root, **options)
         elif root is not None or options:
             raise InvalidArgument(
@@ -91,7 +91,7 @@ class StateFolders:
         step = project.iteration
         if self.checkpointer is not None:
             self.checkpointer.save(step, self._prepared.objects())
-            folder = self._root / step_folder(step)
+            folder = Path(self._root) / step_folder(step)
         else:
             if output_dir is None:
                 raise InvalidArgument("save_state: give a folder, or set automatic_checkpoint_naming")
@@ -119,7 +119,7 @@ class StateFolders:
         objects = self._prepared.objects()
         state = dict(objects)
         folder = None if input_dir is None else Path(input_dir).expanduser()
-        if self.checkpointer is not None and (folder is None or folder.parent.resolve() == self._root.resolve()):
+        if self.checkpointer is not None and (folder is None or folder.parent.resolve() == Path(self._root).resolve()):
             wanted = None if folder is None else folder_step(folder.name)
             found = self.checkpointer.restore(state, step=wanted)
             if found is None:

@@ -79,7 +79,7 @@ class CheckpointCallback(_Base):
             every_n_epochs = 0  # by default it would be 1
         self.root = os.fspath(root)
         super().__init__(
-            dirpath=self.root,
+            dirpath=None if "://" in self.root else self.root,  # Lightning would look for a file system of its own
             monitor=monitor,
             mode=mode,
             save_top_k=save_top_k,
@@ -90,7 +90,7 @@ class CheckpointCallback(_Base):
             save_on_train_epoch_end=save_on_train_epoch_end,
             verbose=verbose,
         )
-        self.root = os.fspath(self.dirpath or self.root)
+        self.dirpath = self.root = os.fspath(self.dirpath or self.root)
         self.checkpointer: Checkpointer | None = None
         self._options = {"keep": keep or self._kept(), "when": when} | options
         self._model = model
