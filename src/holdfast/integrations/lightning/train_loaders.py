@@ -212,7 +212,8 @@ def _require_own_order(loader: Any, fix: str) -> None:
 
 def _samplers(loader: Any) -> list[Any]:
     """Return the samplers inside one another, without torch's own BatchSampler."""
-    found, queue = [], [getattr(loader, "batch_sampler", None), getattr(loader, "sampler", None)]
+    found: list[Any] = []
+    queue = [getattr(loader, "batch_sampler", None), getattr(loader, "sampler", None)]
     while queue:
         sampler = queue.pop(0)
         if sampler is None or any(sampler is other for other in found):
