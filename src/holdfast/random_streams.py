@@ -32,6 +32,11 @@ class RandomStreams:
         self.reshard_note = ""  # for the report of a load on another mesh
         self._loaded: Mapping[str, Any] | None = None
 
+    @property
+    def is_waiting(self) -> bool:
+        """True if streams were loaded and `apply()` has not set them yet."""
+        return self._loaded is not None
+
     def state_dict(self) -> dict[str, Any]:
         """Return the streams as they are now, or those that were loaded and wait for `apply()`."""
         if self._loaded is not None:

@@ -38,6 +38,10 @@ def test_every_rank_returns_its_value(launcher: Launcher):
     assert launcher.values(2, rank_and_world, 10) == [(10, 2), (11, 2)]
 
 
+def test_a_function_may_be_given_by_name(launcher: Launcher):
+    assert launcher.values(1, f"{__name__}:rank_and_world", 10) == [(10, 1)]
+
+
 def test_an_error_and_the_output_of_its_rank_are_reported(launcher: Launcher):
     first, second = launcher.run(2, fail_on_one)
     assert first.error is None

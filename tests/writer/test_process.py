@@ -180,3 +180,19 @@ def test_a_writer_without_a_trainer_ends_and_deletes_its_arena(tmp_path: Path, n
     writer.join(20)
     assert not writer.is_alive() and not Path("arena-0").exists()
     assert notes == {}
+
+
+def test_a_job_whose_arena_was_replaced_before_the_writer_started_is_passed_over(
+    tmp_path: Path, notes: Mapping[str, str]
+) -> None:
+    line, theirs = socket.socketpair()
+    writer = writer_on_thread(theirs)
+    two_hosts.fill_arena(Path("arena-0"), 0)
+    for arena in ("gone", "arena-0"):
+        job = AssignJob(str(tmp_path / "root"), two_hosts.job(0), two_hosts.commit(), {0: arena}, 1, "a" * 32)
+        line.sendall(encode_command(job) + b"\n")
+    line.sendall(encode_command(CloseWriter()) + b"\n")
+    writer.join(20)
+    assert not writer.is_alive()
+    assert not Path("arena-0").exists(), "the writer took the second job, and deleted its arena at the end"
+    line.close()

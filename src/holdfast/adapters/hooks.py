@@ -19,7 +19,7 @@ from holdfast.adapters.module import clean_key
 from holdfast.core.errors import Unsupported
 
 # Reviewed: with matching keys, the load code of these packages changes nothing, or works in place as well.
-_TRUSTED = ("torch", "transformers", "accelerate", "peft", "bitsandbytes")
+_TRUSTED = ("torch", "transformers", "accelerate", "peft", "bitsandbytes", "torchmetrics")
 _BY_HAND = (
     "load into copies and assign them: tensors = {k: v.clone() for k, v in module.state_dict().items() "
     "if isinstance(v, torch.Tensor)}, "

@@ -95,6 +95,7 @@ class WriterProcess:
         self._trainer = trainer
         self._open_storage = open_storage
         self._workspace: Workspace | None = None
+        self._missing: FileNotFoundError | None = None  # why there is no workspace for the last job
         self._unpublished = False  # whether the arena holds a captured state that was not published
         self._closing = False
         self._arenas: set[str] = set()
@@ -125,7 +126,13 @@ class WriterProcess:
             if self._workspace.coordinator is not None:
                 self._workspace.coordinator.sweep(_SEEN_S, give_up=True)
             self._workspace.close()
-        self._workspace = Workspace(assignment, self._open_storage)
+        try:
+            self._workspace = Workspace(assignment, self._open_storage)
+        except FileNotFoundError as error:
+            # The trainer plans ahead, and has replaced that arena by a larger one while this process started:
+            # another job follows. If none does, the save raises the error.
+            self._workspace, self._missing = None, error
+            return
         self._unpublished = self._workspace.has_card()
 
     def _leave(self) -> None:
@@ -144,7 +151,9 @@ class WriterProcess:
 
     def _save(self, order: SaveOrder) -> None:
         """Carry out one save, from the order to the outcome."""
-        assert self._workspace is not None
+        if self._workspace is None:
+            assert self._missing is not None
+            raise self._missing
         workspace, rank = self._workspace, self._workspace.job.rank
         mailbox = Mailbox(workspace.storage, order.attempt)
         self._unpublished = workspace.has_card()
