@@ -52,6 +52,9 @@ def make_model(vocabulary: int = VOCABULARY) -> LlamaForCausalLM:
 
 
 def make_arguments(folder: str | os.PathLike[str], kind: type = TrainingArguments, **changes: Any) -> Any:
+    if os.environ.get("WORLD_SIZE") == "1":  # a plain process, without a process group
+        for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"):
+            os.environ.pop(name, None)
     options: dict[str, Any] = {
         "output_dir": str(folder),
         "per_device_train_batch_size": 2,
@@ -65,10 +68,11 @@ def make_arguments(folder: str | os.PathLike[str], kind: type = TrainingArgument
         "report_to": "none",
         "disable_tqdm": True,
         "use_cpu": True,
-        "ddp_backend": "gloo",
         "dataloader_pin_memory": False,
         "seed": 3,
     }
+    if "RANK" in os.environ:
+        options["ddp_backend"] = "gloo"
     if changes.pop("fsdp2", False):
         options |= {"fsdp": True, "fsdp_config": {"version": 2, "transformer_layer_cls_to_wrap": ["LlamaDecoderLayer"]}}
     return kind(**(options | changes))
@@ -81,8 +85,8 @@ class Batches:
 
     def training_step(self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Any = None) -> torch.Tensor:
         trainer: Any = self
-        ids = inputs["input_ids"] if "input_ids" in inputs else inputs["prompt_ids"]
-        digest = hashlib.sha256(ids.numpy().tobytes()).hexdigest()[:16]
+        content = inputs["input_ids"].tolist() if isinstance(inputs, dict) else inputs
+        digest = hashlib.sha256(repr(content).encode()).hexdigest()[:16]
         trainer.__dict__.setdefault("trained", []).append((trainer.state.global_step, digest))
         loss: torch.Tensor = super().training_step(model, inputs, num_items_in_batch)  # type: ignore[misc]
         return loss
