@@ -10,9 +10,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate import DistributedType, PartialState
 from torch import nn
 from torch.utils.data import Dataset
-from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainerCallback, TrainingArguments
+from transformers import (
+    EarlyStoppingCallback,
+    LlamaConfig,
+    LlamaForCausalLM,
+    Trainer,
+    TrainerCallback,
+    TrainingArguments,
+)
 
 from holdfast.core.warnings import HoldfastWarning
 from holdfast.integrations.transformers import attach
@@ -73,9 +81,14 @@ def make_arguments(folder: str | os.PathLike[str], kind: type = TrainingArgument
     }
     if "RANK" in os.environ:
         options["ddp_backend"] = "gloo"
-    if changes.pop("fsdp2", False):
+    sharded = changes.pop("fsdp2", False)
+    if sharded:
         options |= {"fsdp": True, "fsdp_config": {"version": 2, "transformer_layer_cls_to_wrap": ["LlamaDecoderLayer"]}}
-    return kind(**(options | changes))
+    made = kind(**(options | changes))
+    if sharded:
+        # accelerate turns FSDP on for GPUs only, and trains without it on CPUs, silently.
+        PartialState._shared_state["distributed_type"] = DistributedType.MULTI_GPU
+    return made
 
 
 class Batches:
@@ -112,8 +125,8 @@ class KillAt(TrainerCallback):
 def run(
     folder: str,
     changes: dict[str, Any],
-    resume: Any = True,
     kill_step: int | None = None,
+    resume: Any = True,
     options: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Train the small model with Holdfast attached, and report."""
@@ -122,9 +135,29 @@ def run(
     return train(trainer, folder, resume, kill_step)
 
 
+def run_with_notes(folder: str, changes: dict[str, Any]) -> dict[str, Any]:
+    """Train on, on another mesh, and report what the load says about that."""
+    trainer = make_trainer(folder, changes)
+    attach(trainer)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", HoldfastWarning)
+        trainer.train(resume_from_checkpoint=True)
+    return report(trainer, folder) | {"notes": [str(one.message) for one in caught]}
+
+
 def make_trainer(folder: str, changes: dict[str, Any], **given: Any) -> Any:
-    arguments = make_arguments(folder, **changes)
-    return NotedTrainer(make_model(), arguments, train_dataset=Sentences(), eval_dataset=Sentences(8), **given)
+    """Make the trainer; `scaler` and `patience` are options of these tests, the others are TrainingArguments."""
+    arguments = dict(changes)
+    scaler, patience = arguments.pop("scaler", False), arguments.pop("patience", None)
+    made = make_arguments(folder, **arguments)
+    given = {"train_dataset": Sentences(), "eval_dataset": Sentences(8)} | given
+    trainer = NotedTrainer(make_model(), made, **given)
+    assert trainer.is_fsdp_enabled is bool(changes.get("fsdp2"))
+    if scaler:
+        trainer.accelerator.scaler = torch.amp.GradScaler("cpu", init_scale=2.0, growth_interval=3)
+    if patience is not None:
+        trainer.add_callback(EarlyStoppingCallback(patience))
+    return trainer
 
 
 def train(trainer: Any, folder: str, resume: Any = True, kill_step: int | None = None) -> dict[str, Any]:
@@ -133,6 +166,7 @@ def train(trainer: Any, folder: str, resume: Any = True, kill_step: int | None =
     Path(folder).mkdir(exist_ok=True)
     with warnings.catch_warnings():
         warnings.simplefilter("error", HoldfastWarning)
+        warnings.filterwarnings("ignore", ".*has PEFT adapters", HoldfastWarning)
         output = trainer.train(resume_from_checkpoint=resume)
     return report(trainer, folder) | {"train_loss": float(output.training_loss).hex()}
 
@@ -167,13 +201,3 @@ def weights(model: nn.Module) -> str:
         whole = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
         digest.update(name.encode() + whole.detach().cpu().numpy().tobytes())
     return digest.hexdigest()
-
-
-def same_run(whole: list[dict[str, Any]], resumed: list[dict[str, Any]]) -> None:
-    """Assert that on every rank a run that was killed and resumed is the run that never stopped."""
-    for one, other in zip(whole, resumed, strict=True):
-        assert other["first"] is not None
-        assert other["first"] > 0, "nothing was resumed"
-        assert other["trained"] == [batch for batch in one["trained"] if batch[0] >= other["first"]]
-        assert other["log"] == one["log"]
-        assert {**other, "trained": 0, "first": 0} == {**one, "trained": 0, "first": 0}
