@@ -20,23 +20,23 @@ BEST = EVALUATED | {"save_total_limit": 2, "load_best_model_at_end": True}
 FSDP2 = {"fsdp2": True, "per_device_train_batch_size": 1}
 
 
-def run(world: int, **changes: Any) -> Killed:
-    return Killed(RUNS, "run", world, (changes,))
+def run(world: int, *, first: int = 5, **changes: Any) -> Killed:
+    return Killed(RUNS, "run", world, (changes,), first)
 
 
 SCENARIOS = {
     "one process": run(1),
     "one process, best model": run(1, **BEST),
     "one process, logs not aligned": run(1, logging_steps=3, **EVALUATED),
-    "one process, ends of epochs": run(1, save_strategy="epoch", eval_strategy="epoch", num_train_epochs=3),
+    "one process, ends of epochs": run(1, first=9, save_strategy="epoch", eval_strategy="epoch", num_train_epochs=3),
     "one process, saves at every best": run(1, save_strategy="best", metric_for_best_model="loss", **EVALUATED),
-    "one process, no accumulation": run(1, gradient_accumulation_steps=1, save_steps=5, num_train_epochs=1),
+    "one process, no accumulation": run(1, first=6, gradient_accumulation_steps=1, save_steps=5),
     "one process, GradScaler": run(1, scaler=True),
     "one process, early stopping": run(1, patience=8, **BEST),
     "one process, plateau": run(1, lr_scheduler_type="reduce_lr_on_plateau", **BEST),
     "DDP": run(2, per_device_train_batch_size=1, logging_steps=3, **BEST),
     "FSDP2": run(2, logging_steps=3, **BEST, **FSDP2),
-    "FSDP2, ends of epochs": run(2, save_strategy="epoch", **FSDP2),
+    "FSDP2, ends of epochs": run(2, first=9, save_strategy="epoch", **FSDP2),
     "mixin": Killed(CASES, "run_mixin", 1, ({"logging_steps": 3},)),
 }
 QUICK = ("one process, logs not aligned", "FSDP2")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import shutil
 import signal
@@ -11,7 +12,6 @@ from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import torch
-import transformers.trainer as trainer_module
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 
 import holdfast
@@ -149,7 +149,7 @@ class RecordedHub:
 
 def pushes(folder: str) -> list[dict[str, Any]]:
     hub = RecordedHub()
-    trainer_module.hf_api = lambda: hub  # type: ignore[assignment]
+    importlib.import_module("transformers.trainer").__dict__["hf_api"] = lambda: hub
     changes = {"push_to_hub": True, "hub_strategy": "all_checkpoints", "hub_always_push": True, "max_steps": 8}
     trainer = attach(make_trainer(folder, changes, processing_class=make_tokenizer()))
     train(trainer, folder)
@@ -184,7 +184,8 @@ class Constant(NotedTrainer):
 
 def equally_good(folder: str) -> dict[str, Any]:
     """The first of equally good steps is the best one for Trainer: it must be there at the end."""
-    changes = {"eval_strategy": "steps", "eval_steps": 4, "save_total_limit": 1, "load_best_model_at_end": True}
+    changes: dict[str, Any] = {"eval_strategy": "steps", "eval_steps": 4, "save_total_limit": 1}
+    changes |= {"load_best_model_at_end": True}
     changes |= {"metric_for_best_model": "score", "greater_is_better": True}
     arguments = make_arguments(folder, **changes)
     trainer = attach(Constant(make_model(), arguments, train_dataset=Sentences(), eval_dataset=Sentences(8)))

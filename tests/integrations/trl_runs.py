@@ -11,7 +11,10 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 from transformers import PreTrainedTokenizerFast
-from trl import GRPOConfig, GRPOTrainer, SFTConfig, SFTTrainer
+from trl.trainer.grpo_config import GRPOConfig
+from trl.trainer.grpo_trainer import GRPOTrainer
+from trl.trainer.sft_config import SFTConfig
+from trl.trainer.sft_trainer import SFTTrainer
 
 from holdfast.integrations.transformers import attach
 from tests.integrations.trainer_runs import Batches, make_arguments, make_model, train
@@ -30,7 +33,7 @@ class NotedGRPO(Batches, GRPOTrainer):
 def make_tokenizer() -> PreTrainedTokenizerFast:
     vocabulary = {"<pad>": 0, "<eos>": 1, "<unk>": 2} | {f"w{index}": index + 3 for index in range(WORDS)}
     words = Tokenizer(WordLevel(vocabulary, unk_token="<unk>"))
-    words.pre_tokenizer = Whitespace()  # type: ignore[assignment]
+    words.pre_tokenizer = Whitespace()
     return PreTrainedTokenizerFast(tokenizer_object=words, pad_token="<pad>", eos_token="<eos>", unk_token="<unk>")
 
 
@@ -39,7 +42,7 @@ def sentences(count: int, length: int) -> list[str]:
     return [" ".join(f"w{number}" for number in row) for row in numbers.tolist()]
 
 
-def prefer_even(completion_ids: list[list[int]], **kwargs: Any) -> list[float]:
+def prefer_even(completion_ids: list[list[int]], **kwargs: Any) -> list[float | None]:
     return [sum(token % 2 == 0 for token in ids) / max(1, len(ids)) for ids in completion_ids]
 
 

@@ -66,7 +66,7 @@ class CarriedValues:
             warn(f"carry: the restored step has no {', '.join(lost)}; the trainer keeps its own")
         device = self._trainer.args.device
         for name, value in loaded.items():
-            live = getattr(self._trainer, name, None)
+            live: Any = getattr(self._trainer, name, None)
             if hasattr(live, "load_state_dict"):
                 live.load_state_dict(value)
             else:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import transformers.trainer as trainer_module
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, HubStrategy, SaveStrategy
 
 from holdfast.core.names import is_holdfast_name, is_tensor_file
+
+trainer_module: Any = importlib.import_module("transformers.trainer")  # its names are not declared exported
 
 # Everything that Holdfast keeps under a root, for uploads of the folder that contains it.
 ROOT_PATTERNS = ("step-*/**", "abandoned-step-*/**", "damaged-step-*/**", ".*", ".*/**")
@@ -64,7 +66,7 @@ def without_steps() -> Iterator[None]:
     def hf_api(*args: Any, **kwargs: Any) -> Any:
         return _ApiWithoutSteps(original(*args, **kwargs))
 
-    trainer_module.hf_api = hf_api  # type: ignore[assignment]
+    trainer_module.hf_api = hf_api
     try:
         yield
     finally:

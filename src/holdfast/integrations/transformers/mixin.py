@@ -16,8 +16,8 @@ from transformers import Trainer
 from holdfast.core.errors import InvalidArgument
 from holdfast.integrations.transformers.hub_push import push_step, without_steps
 from holdfast.integrations.transformers.model_folder import save_model_folder
-from holdfast.integrations.transformers.options import PluginOptions
 from holdfast.integrations.transformers.plugin import OlderStep, TrainerPlugin
+from holdfast.integrations.transformers.plugin_options import PluginOptions
 from holdfast.integrations.transformers.refusals import refuse_trials, require_supported
 from holdfast.integrations.transformers.trainer_record import exportable_states
 
@@ -95,9 +95,10 @@ class HoldfastMixin(Trainer):
             super()._load_callback_state()
             return
         seen: dict[str, int] = {}
+        saved: Any = self.state.stateful_callbacks
         for callback in exportable_states(self.callback_handler.callbacks):
             name = type(callback).__name__
-            stored: Any = self.state.stateful_callbacks.get(name, [])
+            stored = saved.get(name, [])
             states = stored if isinstance(stored, list) else [stored]
             index = seen[name] = seen.get(name, -1) + 1
             if index < len(states):
@@ -156,7 +157,7 @@ class HoldfastMixin(Trainer):
         start_time = self._plugin.finish(start_time)
         self._plugin.ending = True
         try:
-            return super()._finalize_training(trial, num_train_samples, start_time)
+            return super()._finalize_training(trial, num_train_samples, start_time)  # type: ignore[no-untyped-call]
         finally:
             self._plugin.ending = False
 
@@ -171,7 +172,7 @@ class HoldfastMixin(Trainer):
             super().save_model(output_dir, _internal_call)
             return
         target = self.args.output_dir if output_dir is None else output_dir
-        save_model_folder(self, target, self._plugin.files.read(), self._plugin.deadline_s)
+        save_model_folder(self, str(target), self._plugin.files.read(), self._plugin.deadline_s)
         if self.args.push_to_hub and not _internal_call:
             self.push_to_hub(commit_message="Model save", revision=self.args.hub_revision)
 

@@ -25,8 +25,7 @@ from holdfast.engine.save_handle import SaveHandle
 from holdfast.integrations.transformers.carried_values import CarriedValues
 from holdfast.integrations.transformers.committed_saves import CommittedSaves
 from holdfast.integrations.transformers.data_position import data_layout, require_same_data
-from holdfast.integrations.transformers.hooks import TrainerHooks, defer_on_save
-from holdfast.integrations.transformers.options import PluginOptions, save_metrics
+from holdfast.integrations.transformers.plugin_options import PluginOptions, save_metrics
 from holdfast.integrations.transformers.processing_files import ProcessingFiles
 from holdfast.integrations.transformers.refusals import require_supported
 from holdfast.integrations.transformers.resume_point import (
@@ -39,6 +38,7 @@ from holdfast.integrations.transformers.resume_point import (
     resume_point,
     step_path,
 )
+from holdfast.integrations.transformers.trainer_hooks import TrainerHooks, defer_on_save
 from holdfast.integrations.transformers.trainer_record import LogHistory, state_fields, state_json
 from holdfast.random_streams import RandomStreams
 
@@ -48,7 +48,7 @@ class OlderStep(Exception):
 
 
 class TrainerPlugin:
-    """What Holdfast adds to one Trainer. The mixin calls it from Trainer's methods, on every rank."""
+    """The work of Holdfast for one Trainer. The mixin calls it from Trainer's methods, on every rank."""
 
     def __init__(self, trainer: Any, options: PluginOptions) -> None:
         self.trainer = trainer
@@ -241,8 +241,8 @@ class TrainerPlugin:
             loaded = "nothing" if self._loaded_step is None else f"step {self._loaded_step}"
             raise Mismatch(
                 f"training was to go on from step {asked} of {self.resume.path}, but {loaded} was loaded and the "
-                f"trainer is at step {found}: does {type(self.trainer).__name__} override _load_optimizer_and_scheduler or "
-                "_init_training_state without calling Trainer's?"
+                f"trainer is at step {found}: does {type(self.trainer).__name__} override _load_optimizer_and_scheduler "
+                "or _init_training_state without calling Trainer's?"
             )
 
     # Save.

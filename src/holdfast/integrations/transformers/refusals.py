@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from transformers.utils import is_sagemaker_mp_enabled, is_torch_xla_available
+from transformers.utils.import_utils import is_sagemaker_mp_enabled, is_torch_xla_available
 
 from holdfast.core.errors import InvalidArgument, Unsupported
 

@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from transformers import TrainerCallback
 
 from holdfast.core.warnings import warn
 
-if TYPE_CHECKING:
-    from holdfast.integrations.transformers.plugin import TrainerPlugin
+
+class HookTarget(Protocol):
+    """The part of the plug-in that the hooks call."""
+
+    trainer: Any
+
+    def begin_training(self) -> None: ...
+
+    def require_loaded(self) -> None: ...
+
+    def has_saved(self, step: int) -> bool: ...
+
+    def remove_extras_folder(self, step: int) -> None: ...
 
 
 class TrainerHooks(TrainerCallback):
     """The callback of the plug-in: the first event after Trainer zeroes its counters, and the first step."""
 
-    def __init__(self, plugin: TrainerPlugin) -> None:
+    def __init__(self, plugin: HookTarget) -> None:
         self._plugin = plugin
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -31,7 +42,7 @@ class LateSaveEvents:
     If an override of `_save_checkpoint` did not reach Holdfast, the callbacks are called at once, as Trainer does.
     """
 
-    holdfast_plugin: TrainerPlugin
+    holdfast_plugin: HookTarget
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
         control.should_save = False
@@ -45,7 +56,7 @@ class LateSaveEvents:
         return self.call_event("on_save", args, state, control, **kwargs)  # type: ignore[attr-defined]
 
 
-def defer_on_save(handler: Any, plugin: TrainerPlugin) -> None:
+def defer_on_save(handler: Any, plugin: HookTarget) -> None:
     """Give a callback handler the late on_save."""
     kind = type(handler)
     handler.__class__ = type(kind.__name__, (LateSaveEvents, kind), {"__module__": kind.__module__})
