@@ -92,7 +92,7 @@ def train_once(name: str, arguments: argparse.Namespace) -> tuple[int, list[floa
     )
     watch = Stopwatch()
     data = [{"input_ids": row, "labels": row} for row in rows]
-    trainer = Trainer(model, options, train_dataset=data, callbacks=[watch])  # type: ignore[arg-type]
+    trainer = Trainer(model, options, train_dataset=data, callbacks=[watch])
     if name == "Holdfast":
         attach(trainer)
     trainer.train()

@@ -15,9 +15,9 @@ from tests.integrations.launcher import Launcher
 pytestmark = pytest.mark.slow
 
 RUNS, CASES = "tests.integrations.trainer_runs", "tests.integrations.trainer_cases"
-EVALUATED = {"eval_strategy": "steps", "eval_steps": 4}
-BEST = EVALUATED | {"save_total_limit": 2, "load_best_model_at_end": True}
-FSDP2 = {"fsdp2": True, "per_device_train_batch_size": 1}
+EVALUATED: dict[str, Any] = {"eval_strategy": "steps", "eval_steps": 4}
+BEST: dict[str, Any] = EVALUATED | {"save_total_limit": 2, "load_best_model_at_end": True}
+FSDP2: dict[str, Any] = {"fsdp2": True, "per_device_train_batch_size": 1}
 
 
 def run(world: int, *, first: int = 5, **changes: Any) -> Killed:

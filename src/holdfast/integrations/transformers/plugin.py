@@ -241,8 +241,8 @@ class TrainerPlugin:
             loaded = "nothing" if self._loaded_step is None else f"step {self._loaded_step}"
             raise Mismatch(
                 f"training was to go on from step {asked} of {self.resume.path}, but {loaded} was loaded and the "
-                f"trainer is at step {found}: does {type(self.trainer).__name__} override _load_optimizer_and_scheduler "
-                "or _init_training_state without calling Trainer's?"
+                f"trainer is at step {found}: does {type(self.trainer).__name__} override _init_training_state or "
+                "_load_optimizer_and_scheduler without calling Trainer's?"
             )
 
     # Save.
