@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 DEADLINE_S = 150.0
-START_S = 120.0
+START_S = 240.0
 
 
 @dataclass(frozen=True, slots=True)

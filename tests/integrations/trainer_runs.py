@@ -163,7 +163,7 @@ def make_trainer(folder: str, changes: dict[str, Any], **given: Any) -> Any:
 def train(trainer: Any, folder: str, resume: Any = True, kill_step: int | None = None) -> dict[str, Any]:
     if kill_step is not None:
         trainer.add_callback(KillAt(kill_step, f"{folder}/kill"))
-    Path(folder).mkdir(exist_ok=True)
+    Path(folder).mkdir(parents=True, exist_ok=True)
     with warnings.catch_warnings():
         warnings.simplefilter("error", HoldfastWarning)
         warnings.filterwarnings("ignore", ".*has PEFT adapters", HoldfastWarning)
