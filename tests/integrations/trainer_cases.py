@@ -291,3 +291,13 @@ def processing_files(folder: str) -> dict[str, Any]:
         "length": len(opened),
         "good": holdfast.open(step).verify().good,
     }
+
+
+def train_into_objects(folder: str, root: str) -> dict[str, Any]:
+    """Steps in an object store: train, resume with the best model at the end, and resume by address."""
+    changes = {"eval_strategy": "steps", "eval_steps": 4, "save_total_limit": 2, "load_best_model_at_end": True}
+    whole = train(make_trainer(f"{folder}-native", changes), f"{folder}-native", resume=None)
+    train(attached(folder, changes, root, when=None), folder, kill_step=None)
+    place, _, options = root.partition("?")
+    again = train(attached(folder, changes, root), folder, resume=f"{place}/step-000000000012?{options}")
+    return {"whole": whole, "again": again, "steps": holdfast.Checkpointer(root).steps(), "left": os.listdir(folder)}

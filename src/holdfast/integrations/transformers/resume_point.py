@@ -16,7 +16,7 @@ from holdfast.core.names import MANIFEST, folder_step, step_folder
 from holdfast.core.ranks import Ranks, run_on_all_ranks
 from holdfast.engine.peek import Peek, peek_at
 from holdfast.storage import is_address
-from holdfast.storage.base import Storage
+from holdfast.storage.base import SharedStorage, Storage
 
 STATE_FILE = "trainer_state.json"
 RECORD = "trainer"  # the entry of the state with the fields of TrainerState
@@ -69,10 +69,10 @@ def named_point(
 
 def _locate(storage: Storage, output_dir: str, given: str) -> list[Any]:
     """Return the path of a checkpoint, and its step if it is one of this root's."""
-    name = given.rstrip("/").rpartition("/")[2]
+    name = given.partition("?")[0].rstrip("/").rpartition("/")[2] if is_address(given) else Path(given).name
     step = folder_step(name)
     if is_address(given):
-        own = step is not None and given.rstrip("/") == f"{storage.name.rstrip('/')}/{name}"
+        own = step is not None and given.partition("?")[0].rstrip("/") == step_path(storage, step).partition("?")[0]
         return [given, step if own else None]
     path = Path(given).expanduser().absolute()
     if not path.is_dir():
@@ -93,8 +93,12 @@ def _locate(storage: Storage, output_dir: str, given: str) -> list[Any]:
 
 
 def step_path(storage: Storage, step: int) -> str:
-    """Return the path or address of a step of a root."""
-    return f"{storage.name.rstrip('/')}/{step_folder(step)}"
+    """Return the path or address of a step of a root; the options of an address stay behind its path."""
+    address = storage.address if isinstance(storage, SharedStorage) else storage.name
+    if not is_address(address):
+        return f"{address.rstrip('/')}/{step_folder(step)}"
+    root, mark, options = address.partition("?")
+    return f"{root.rstrip('/')}/{step_folder(step)}{mark}{options}"
 
 
 def native_checkpoints(output_dir: str) -> list[str]:
