@@ -32,6 +32,7 @@ SEVERAL = {
     "convert/test_values.py": "values that are no tensors through a whole conversion",
     "engine/test_load_partly.py": "load: options that leave something out",
     "integrations/test_launcher.py": "the process that forks ranks for the other tests of this folder",
+    "integrations/test_trl.py": "TRL's trainers through integrations/transformers",
     "mapping/compile/test_fused_sizes.py": "fused and evaluate: heads of different sizes",
     "mapping/families/test_families.py": "every family against transformers",
     "mapping/families/test_live.py": "families on live models",
