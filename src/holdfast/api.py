@@ -38,6 +38,7 @@ def save(
     replicas: str = "error",
     mesh: Any = None,
     files: ExtraFiles | None = None,
+    base: str | None = None,
     deadline_s: float = DEADLINE_S,
 ) -> Checkpoint:
     """Save a state as one checkpoint folder, durable on return; `path` may be an `s3://` address.
@@ -49,7 +50,9 @@ def save(
     the names and shapes of the live tensors in the file: statements, a file of them, or the name of
     a built-in mapping; with several modules, a dict of mappings by name. `files` are published with the
     checkpoint, such as a tokenizer: contents by name (bytes, text, or a `Path`), or a function that
-    fills a folder, such as `tokenizer.save_pretrained`; those of rank 0.
+    fills a folder, such as `tokenizer.save_pretrained`; those of rank 0. `base` is how the base model of PEFT
+    adapters is stored: "reference" records where it is, the default if it came from a folder or the hub;
+    "full" writes it, and "none" writes only the adapters.
 
     Raises the same HoldfastError on every rank; an earlier checkpoint at `path` is then unchanged.
     """
@@ -67,6 +70,7 @@ def save(
             replicas=replicas,
             mesh=mesh,
             mapping=mapping,
+            base=base,
         )
         storage, folder = locate(path)
         refuse_link(storage, folder)

@@ -65,6 +65,7 @@ class Checkpointer:
     memory of this rank. `grace_s` is how long SIGTERM waits for the save in flight.
     `on_event` is called with every event, from any thread. `mapping` defines the names and shapes
     of the live tensors in the checkpoints, as in `holdfast.save`; `restore` uses its reverse.
+    `base` is how the base model of PEFT adapters is stored, as in `holdfast.save`.
     """
 
     def __init__(
@@ -78,6 +79,7 @@ class Checkpointer:
         ties: Mapping[str, str] | None = None,
         replicas: str = "error",
         mesh: Any = None,
+        base: str | None = None,
         keep: Policy | None = None,
         when: Occasion | None = None,
         on_busy: str = "wait",
@@ -96,6 +98,7 @@ class Checkpointer:
             replicas=replicas,
             mesh=mesh,
             mapping=mapping,
+            base=base,
         )
         options.require_reversible()
         background_options = BackgroundOptions(

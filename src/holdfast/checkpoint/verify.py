@@ -183,11 +183,12 @@ def _keys_in(checkpoint: VerifiableCheckpoint, name: str, offset: int, size: int
 
 def _keys_of_index(checkpoint: VerifiableCheckpoint, name: str) -> Iterator[str]:
     for group, record in checkpoint.manifest.groups.items():
-        index = names.index_file(group)
+        stem = names.file_stem(group, record.kind)
+        index = names.index_file(stem)
         if name in record.files and index in checkpoint.manifest.files:
             try:
                 weight_map = decode_index(
-                    checkpoint.read_file(index), f"{checkpoint.path}/{index}", names.group_folder(group)
+                    checkpoint.read_file(index), f"{checkpoint.path}/{index}", names.group_folder(stem)
                 )
             except (Damaged, OSError):
                 return
@@ -198,9 +199,10 @@ def _verify_contents(checkpoint: VerifiableCheckpoint) -> Iterator[Damage]:
     """Check that intact files agree with each other and that state.json holds entries."""
     _ = checkpoint.state
     for group in checkpoint.groups:
-        index = names.index_file(group)
+        stem = names.file_stem(group, checkpoint.manifest.groups[group].kind)
+        index = names.index_file(stem)
         if index not in checkpoint.manifest.files:
             continue
-        weight_map = decode_index(checkpoint.read_file(index), f"{checkpoint.path}/{index}", names.group_folder(group))
+        weight_map = decode_index(checkpoint.read_file(index), f"{checkpoint.path}/{index}", names.group_folder(stem))
         if weight_map != {key: place.file for key, place in checkpoint.places[group].items()}:
             yield Damage(index, "the index does not agree with the headers")

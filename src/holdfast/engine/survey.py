@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from holdfast.core.ranks import Ranks, run_on_all_ranks
 from holdfast.core.warnings import warn
+from holdfast.engine.bases import BaseChooser
 from holdfast.engine.options import SaveOptions
 
 if TYPE_CHECKING:
@@ -57,6 +58,7 @@ class Surveyor:
         self._warned: frozenset[TensorName] = frozenset()
         self._stored_keys: StoredKeys | None = None
         self._notices: dict[str, bool] = {}  # by text: whether it was emitted
+        self.bases = BaseChooser(options)
 
     def survey(self, ranks: Ranks, state: MutableMapping[str, Any], target: str) -> Survey:
         """Collect the state of every rank and agree on one layout; every rank returns or raises alike."""
@@ -87,11 +89,13 @@ class Surveyor:
         from holdfast.adapters.saving.collect import collect
         from holdfast.mapping.apply import refuse_nested_states
 
+        self.bases.choose(ranks, state)
+        self._notices.update(dict.fromkeys(self.bases.notices, False) | self._notices)
         classified: list[LiveState] = []
         collected: list[tuple[Collected, Mesh]] = []
 
         def classify() -> dict[str, list[str]]:
-            classified.append(classify_state(state, self._options.ties))
+            classified.append(classify_state(state, self._options.ties, self.bases.parts))
             return classified[0].own_owners()
 
         owners = merge_owners(run_on_all_ranks(ranks, classify))
@@ -100,6 +104,7 @@ class Surveyor:
             live = replace(classified[0], owners=owners)
             mesh = live_mesh(live, ranks.world, self._options.mesh)
             own = collect(live, self._options.model_dtype, self._holders)
+            own.bases = self.bases.records
             for name, entry in own.optimizers.items() if self._options.mapping is not None else ():
                 refuse_nested_states(name, entry)
             collected.append((own, mesh))

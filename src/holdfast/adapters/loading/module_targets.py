@@ -70,7 +70,8 @@ class ModuleTargets:
             self._find_extra(name, extras)
         taken += extras
         if taken:
-            check_module(name, view.outer, view.module, partial(_takes_below, taken, (*view.tensors, *view.extra)))
+            in_module = [view.module_key(key) for key in taken]
+            check_module(name, view.outer, view.module, partial(_takes_below, in_module, view.module_keys))
             self.not_stored += [f"{name}: {key}" for key in non_persistent_buffers(view)]
         if taken and has_post_hooks(view.outer):
             self.actions.append(partial(self._run_post_hooks, name))
