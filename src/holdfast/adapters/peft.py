@@ -254,3 +254,39 @@ def _write_config(model: nn.Module, config: Any) -> bytes:
     with tempfile.TemporaryDirectory(prefix="holdfast-adapter-") as folder:
         config.save_pretrained(folder, auto_mapping_dict=mapping)
         return (Path(folder) / names.ADAPTER_CONFIG).read_bytes()
+
+
+@dataclass(frozen=True, slots=True)
+class BaseTensors:
+    """The parameters of a base model by its own keys, and how its folder may name them otherwise.
+
+    `prefix` is that of the inner model of a model with a head. `renamed` means that transformers stores this model
+    under other keys than it has in memory.
+    """
+
+    tensors: Mapping[str, torch.Tensor]
+    prefix: str
+    renamed: bool
+
+
+def base_tensors(view: ModuleView) -> BaseTensors:
+    """Return the parameters of the base model, without those that an adapter trains instead."""
+    keys, base = adapter_keys(view.module), base_of(view.module)
+    plain = {
+        raw: base_key(view.module, raw)
+        for raw in sorted(view.parameters)
+        if not keys.holds(raw) and "original_module" not in raw.split(".")
+    }
+    tensors = {key: view.tensors[raw] for raw, key in plain.items() if key is not None}
+    return BaseTensors(tensors, str(getattr(base, "base_model_prefix", "")), _is_renamed(base))
+
+
+def _is_renamed(base: nn.Module) -> bool:
+    """Return True if transformers converts this model's keys or tensors between its folder and memory."""
+    if not hasattr(base, "base_model_prefix"):
+        return False
+    try:
+        from transformers.conversion_mapping import get_model_conversion_mapping
+    except ImportError:
+        return True  # an older transformers renames some keys elsewhere
+    return bool(get_model_conversion_mapping(base, add_legacy=False))  # type: ignore[arg-type]

@@ -73,6 +73,14 @@ def hub_snapshot(repository: str, revision: str | None) -> Path | None:
     return folder if folder.is_dir() else None
 
 
+def references(bases: Mapping[str, Any]) -> Iterator[str]:
+    """Yield a line for each base model that a checkpoint refers to, for people."""
+    for name, record in bases.items():
+        if record["mode"] == "reference":
+            revision = f" at revision {record['revision']}" if record.get("revision") else ""
+            yield f"the base model of {name}, {record['source']}{revision}"
+
+
 def base_folder(source: str, revision: str | None) -> Path | None:
     """Return the folder of a base model on this host, by its path, or by repository and revision; None without one."""
     if not source:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
+from holdfast.checkpoint.base_reference import references
 from holdfast.checkpoint.block_reader import BlockReader, FlatDestinations
 from holdfast.core import limits, names
 from holdfast.core.errors import Damaged
@@ -62,11 +63,12 @@ class Damage:
 
 @dataclass(frozen=True, slots=True)
 class VerifyReport:
-    """The result of a verification: the amount of data, and all damage."""
+    """The result of a verification: the amount of data, all damage, and what belongs to it but was not read."""
 
     files: int
     bytes: int
     damage: tuple[Damage, ...]
+    unchecked: tuple[str, ...] = ()  # base models that adapters refer to
 
     @property
     def good(self) -> bool:
@@ -105,7 +107,8 @@ def verify(checkpoint: VerifiableCheckpoint, progress: Progress) -> VerifyReport
             damage += _verify_contents(checkpoint)
         except Damaged as error:
             damage.append(Damage(names.MANIFEST, str(error)))
-    return VerifyReport(len(checkpoint.manifest.files), checkpoint.manifest.total_bytes, tuple(damage))
+    unchecked = tuple(references(checkpoint.manifest.bases))
+    return VerifyReport(len(checkpoint.manifest.files), checkpoint.manifest.total_bytes, tuple(damage), unchecked)
 
 
 @dataclass(frozen=True, slots=True)

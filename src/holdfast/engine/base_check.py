@@ -11,12 +11,12 @@ from holdfast.checkpoint.checkpoint import Checkpoint
 from holdfast.core.errors import HoldfastError, Mismatch
 from holdfast.core.names import ADAPTER, BASE, BUFFERS, is_group_of
 from holdfast.engine.base_samples import differing_key
-from holdfast.engine.bases import base_source, base_tensors
+from holdfast.engine.bases import base_source
 from holdfast.engine.options import LoadOptions
 
 if TYPE_CHECKING:
     from holdfast.adapters.live_state import LiveState
-    from holdfast.adapters.peft import AdapterParts
+    from holdfast.adapters.peft import AdapterParts, BaseTensors
 
 
 def stored_parts(checkpoint: Checkpoint, state: Mapping[str, Any]) -> dict[str, AdapterParts]:
@@ -42,7 +42,7 @@ def check_bases(checkpoint: Checkpoint, live: LiveState, options: LoadOptions, *
     Each rank compares samples of its shards; the `first` also compares the files.
     """
     from holdfast.adapters.module import view_module
-    from holdfast.adapters.peft import peft_model
+    from holdfast.adapters.peft import base_tensors, peft_model
 
     notes = []
     for name, record in checkpoint.manifest.bases.items():
@@ -66,7 +66,7 @@ def check_bases(checkpoint: Checkpoint, live: LiveState, options: LoadOptions, *
     return notes
 
 
-def _compare(tensors: Mapping[str, Any], folder: Path, where: str) -> None:
+def _compare(tensors: BaseTensors, folder: Path, where: str) -> None:
     differing = differing_key(tensors, folder)
     if differing:
         raise Mismatch(

@@ -6,7 +6,7 @@ folder. Each rank compares its own shards and reads a few pages of each file.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,13 +18,14 @@ from holdfast.sources import open_stored
 if TYPE_CHECKING:
     import torch
 
-    from holdfast.plan.contents import StoredTensor
+    from holdfast.adapters.peft import BaseTensors
+    from holdfast.plan.contents import Contents, StoredTensor
 
 _SAMPLES = 8  # of each part that this rank holds
 
 
-def differing_key(tensors: Mapping[str, torch.Tensor], folder: Path) -> str | None:
-    """Return the first key whose values differ from those in a folder, "" if all agree.
+def differing_key(base: BaseTensors, folder: Path) -> str | None:
+    """Return the first key whose values differ from those in a folder or are not there, "" if all agree.
 
     None if nothing can be compared: the folder cannot be read, or has other keys or dtypes than the model.
     """
@@ -33,15 +34,25 @@ def differing_key(tensors: Mapping[str, torch.Tensor], folder: Path) -> str | No
     except HoldfastError:
         return None
     group = "model" if "model" in contents.groups else next(iter(contents.groups), "")
-    compared = 0
-    for key, tensor in tensors.items():
-        stored = contents.find(group, key)
-        if stored is None or not stored.recipe.is_whole(stored.shape):
+    found: set[int] = set()
+    missing: dict[str, int] = {}
+    for key, tensor in base.tensors.items():
+        stored = _find(contents, group, key, base.prefix)
+        if stored is None:
+            missing[key] = id(tensor)
             continue
-        if _differs(tensor, stored, folder, key):
+        found.add(id(tensor))
+        if stored.recipe.is_whole(stored.shape) and _differs(tensor, stored, folder, key):
             return key
-        compared += 1
-    return "" if compared else None
+    if not found:
+        return None
+    return next((key for key, own in missing.items() if own not in found and not base.renamed), "")
+
+
+def _find(contents: Contents, group: str, key: str, prefix: str) -> StoredTensor | None:
+    """Return a tensor by its key, with or without the prefix of the inner model, as transformers loads it."""
+    names = [key, f"{prefix}.{key}", key.removeprefix(f"{prefix}.")] if prefix else [key]
+    return next((stored for name in names if (stored := contents.find(group, name)) is not None), None)
 
 
 def _differs(tensor: torch.Tensor, stored: StoredTensor, folder: Path, key: str) -> bool:

@@ -18,7 +18,6 @@ from holdfast.engine.base_samples import differing_key
 from holdfast.engine.options import SaveOptions
 
 if TYPE_CHECKING:
-    from holdfast.adapters.module import ModuleView
     from holdfast.adapters.peft import AdapterParts
 
 
@@ -99,7 +98,7 @@ def trains_base(name: str, model: Any) -> bool:
 
 def _facts(state: Mapping[str, Any], options: SaveOptions) -> dict[str, BaseFacts]:
     from holdfast.adapters.module import view_module
-    from holdfast.adapters.peft import adapter_keys, merged_layer, peft_model, trained_base_keys
+    from holdfast.adapters.peft import adapter_keys, base_tensors, merged_layer, peft_model, trained_base_keys
 
     out = {}
     for name, value in state.items():
@@ -133,15 +132,6 @@ def base_source(model: Any) -> tuple[str, str | None]:
         return str(Path(source).absolute()), None
     revision = getattr(config, "_commit_hash", None)
     return source, str(revision) if revision else None
-
-
-def base_tensors(view: ModuleView) -> dict[str, Any]:
-    """Return the tensors of the base model by its own keys, without those that adapters train instead."""
-    from holdfast.adapters.peft import adapter_keys, base_key
-
-    keys = adapter_keys(view.module)
-    plain = {raw: base_key(view.module, raw) for raw in view.parameters if not keys.holds(raw)}
-    return {key: view.tensors[raw] for raw, key in sorted(plain.items()) if key is not None}
 
 
 def _choose(name: str, known: list[BaseFacts], options: SaveOptions) -> _Choice:

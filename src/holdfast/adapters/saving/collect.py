@@ -22,7 +22,7 @@ from holdfast.adapters.optimizer import (
     view_optimizer,
 )
 from holdfast.adapters.optimizer_options import option_groups
-from holdfast.adapters.peft import AdapterParts, adapter_configs, base_of
+from holdfast.adapters.peft import AdapterParts, adapter_configs, base_of, peft_model
 from holdfast.adapters.tensors import Holder, Holders, fingerprint, holder_of, part_view, raw_array
 from holdfast.adapters.tree import Tree, flatten
 from holdfast.core.names import BASE, check_key, file_stem, group_folder, masters_group
@@ -277,7 +277,7 @@ def _collect_entry(out: Collected, live: LiveState, name: str, module: Any, targ
     inner, parts = unwrap(module), live.parts.get(name)
     out.plans |= plan_of(name, inner)
     out.files |= entry_files(name, inner, parts, target.name if target else None)
-    if name == "model" and parts is None:
+    if name == "model" and peft_model(inner) is None:
         kind = adapter_kind(inner)
         if kind:
             out.notices.append(
@@ -295,11 +295,9 @@ def plan_of(name: str, module: Any) -> dict[str, Any]:
 
 
 def entry_files(
-    name: str, module: Any, parts: AdapterParts | None, model_dtype: str | None, head: str = ""
+    name: str, module: Any, parts: AdapterParts | None, dtype: str | None, head: str = ""
 ) -> dict[str, bytes]:
-    """Return the config files of a module that is stored as `model_dtype`, or in its own dtype, by path."""
-    target = model_dtype_named(model_dtype)
-    dtype = target.name if target else None
+    """Return the config files of a module that is stored as `dtype`, or in its own dtype, by path."""
     if parts is None:
         files = config_files(module, dtype) if name == "model" else {}
         return {head + file: data for file, data in files.items()}
