@@ -39,9 +39,11 @@ def _fill(model: Any, optimizer: Any) -> None:
     for number, param in enumerate(own for own in model.parameters() if own.requires_grad):
         with torch.no_grad():
             full = torch.randn(param.shape, generator=torch.Generator().manual_seed(number))
-            values = torch.distributed.tensor.distribute_tensor(full, param.device_mesh, param.placements) if hasattr(
-                param, "device_mesh"
-            ) else full
+            values = (
+                torch.distributed.tensor.distribute_tensor(full, param.device_mesh, param.placements)
+                if hasattr(param, "device_mesh")
+                else full
+            )
             param.copy_(values)
             optimizer.state[param] = {"step": torch.tensor(2.0), "exp_avg": param.clone(), "exp_avg_sq": param.clone()}
 
@@ -100,9 +102,7 @@ def _train(base: str, root: str, way: str, cases: tuple[str, ...], victim: bool)
     ],
     ids=lambda value: value if isinstance(value, str) else "+".join(value),
 )
-def test_killed_and_resumed_training_is_the_uninterrupted_one(
-    tmp_path: Path, way: str, cases: tuple[str, ...]
-) -> None:
+def test_killed_and_resumed_training_is_the_uninterrupted_one(tmp_path: Path, way: str, cases: tuple[str, ...]) -> None:
     base, world = str(write_base(tmp_path / "base")), 1 if way == "alone" else 2
     whole = run_ranks(world, _train, base, str(tmp_path / "whole"), way, cases, False)
     victims = Victims(world, _train, base, str(tmp_path / "run"), way, cases, True)

@@ -11,8 +11,8 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from holdfast.adapters.module import ModuleView, unwrap, view_module
-from holdfast.adapters.peft import AdapterParts, adapter_views, peft_model
 from holdfast.adapters.optimizer import is_optimizer
+from holdfast.adapters.peft import AdapterParts, adapter_views, peft_model
 from holdfast.adapters.tensors import mesh_of
 from holdfast.adapters.tree import contains_tensor
 from holdfast.core.errors import Unsupported

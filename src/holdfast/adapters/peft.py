@@ -30,7 +30,7 @@ _CONFIGS: weakref.WeakKeyDictionary[nn.Module, dict[str, tuple[str, bytes]]] = w
 
 @dataclass(frozen=True, slots=True)
 class AdapterParts:
-    """What of a model is stored beside its adapters: the whole base, or only the buffers that training may change."""
+    """The parts of a model stored beside its adapters: the whole base, or only the buffers that training may change."""
 
     base: bool = False
     buffers: bool = False
@@ -251,6 +251,9 @@ def _write_config(model: nn.Module, config: Any) -> bytes:
         if config.task_type is None:
             kind = wrapped._get_base_model_class(is_prompt_tuning=config.is_prompt_learning)
             mapping = {"base_model_class": kind.__name__, "parent_library": kind.__module__}
+    for field, value in list(vars(config).items()):
+        if isinstance(value, set):  # whose order differs between processes
+            setattr(config, field, sorted(value))
     with tempfile.TemporaryDirectory(prefix="holdfast-adapter-") as folder:
         config.save_pretrained(folder, auto_mapping_dict=mapping)
         return (Path(folder) / names.ADAPTER_CONFIG).read_bytes()

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from holdfast.cli.render import clean, count, open_path, print_json, size_text
 from holdfast.checkpoint.base_reference import references
+from holdfast.cli.render import clean, count, open_path, print_json, size_text
 from holdfast.core.names import natural_key
 from holdfast.sources.foreign import Foreign
 

@@ -1,4 +1,4 @@
-"""What a checkpoint holds of models with PEFT adapters, and the check of a live base model against the recorded one."""
+"""The stored parts of models with PEFT adapters, and the check of a live base model against the recorded one."""
 
 from __future__ import annotations
 

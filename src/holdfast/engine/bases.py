@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class BaseFacts:
-    """What one rank knows of a base model; all fields are JSON. `differing` is None where nothing was compared."""
+    """The facts that one rank knows of a base model; all fields are JSON. `differing` is None where nothing was compared."""
 
     problem: str  # why PEFT cannot save the adapters
     merged: str  # a layer with a merged adapter
@@ -35,7 +35,7 @@ class BaseFacts:
 
 
 @dataclass(frozen=True, slots=True)
-class _Choice:
+class _BaseMode:
     """The way in which a base is stored, and the reason if it is not the expected one."""
 
     mode: str  # of BASE_MODES, or "" for a module stored as any other
@@ -134,7 +134,7 @@ def base_source(model: Any) -> tuple[str, str | None]:
     return source, str(revision) if revision else None
 
 
-def _choose(name: str, known: list[BaseFacts], options: SaveOptions) -> _Choice:
+def _choose(name: str, known: list[BaseFacts], options: SaveOptions) -> _BaseMode:
     asked = options.base
     problem = next((facts.problem for facts in known if facts.problem), "")
     if options.mapping is not None and not problem:
@@ -142,7 +142,7 @@ def _choose(name: str, known: list[BaseFacts], options: SaveOptions) -> _Choice:
     if problem and asked is not None:
         raise Unsupported(f"{name}: base={asked!r}, but {problem}; without base= the module is saved as any other")
     if problem:
-        return _Choice(
+        return _BaseMode(
             "",
             f"{name}: {problem}: it is saved as any module, with the keys in memory. holdfast.load opens it, "
             "from_pretrained cannot",
@@ -151,11 +151,11 @@ def _choose(name: str, known: list[BaseFacts], options: SaveOptions) -> _Choice:
     if merged:
         raise Unsupported(f"{name}: an adapter is merged into {merged}; call unmerge_adapter() before a save")
     if asked in ("full", "none"):
-        return _Choice(asked)
+        return _BaseMode(asked)
     return _by_reference(name, known, asked)
 
 
-def _by_reference(name: str, known: list[BaseFacts], asked: str | None) -> _Choice:
+def _by_reference(name: str, known: list[BaseFacts], asked: str | None) -> _BaseMode:
     """Return "reference" where it loses nothing; else the whole base, or an error if a reference was asked for."""
     source = known[0].source
     trained = next((facts.trained for facts in known if facts.trained), "")
@@ -165,7 +165,7 @@ def _by_reference(name: str, known: list[BaseFacts], asked: str | None) -> _Choi
         problem = f"{trained} of the base model is trained, which a reference would lose"
     elif not source:
         if asked is None:
-            return _Choice("full")
+            return _BaseMode("full")
         raise Unsupported(f"{name}: base='reference', but its base model came from no folder or repository; {ways}")
     elif not all(facts.folder for facts in known):
         problem = f"the base model is said to come from {source}, which is not on this host"
@@ -174,11 +174,11 @@ def _by_reference(name: str, known: list[BaseFacts], asked: str | None) -> _Choi
     elif differing:
         problem = f"{differing} of the base model differs from {known[0].folder}"
     else:
-        return _Choice("reference")
+        return _BaseMode("reference")
     if asked is not None:
         kind = Mismatch if differing else Unsupported
         raise kind(f"{name}: base='reference', but {problem}; {ways}")
-    return _Choice("full", f"{name}: {problem}: each step stores the whole base model; base='none' leaves it out")
+    return _BaseMode("full", f"{name}: {problem}: each step stores the whole base model; base='none' leaves it out")
 
 
 def _record(mode: str, facts: BaseFacts) -> dict[str, Any]:

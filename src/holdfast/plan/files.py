@@ -69,9 +69,7 @@ class FilePlan:
     places: tuple[Place, ...]
 
 
-def split_group(
-    group: str, specs: Iterable[TensorSpec], max_shard_bytes: int, kind: str = ""
-) -> tuple[FilePlan, ...]:
+def split_group(group: str, specs: Iterable[TensorSpec], max_shard_bytes: int, kind: str = "") -> tuple[FilePlan, ...]:
     """Split the tensors of a group into planned files."""
     return tuple(file.plan() for file in assign_to_files(group, specs, max_shard_bytes, kind))
 
@@ -104,9 +102,7 @@ class FileMembers:
         return FilePlan(self.name, self.number, header, len(header) + position, places)
 
 
-def assign_to_files(
-    group: str, specs: Iterable[TensorSpec], max_shard_bytes: int, kind: str = ""
-) -> list[FileMembers]:
+def assign_to_files(group: str, specs: Iterable[TensorSpec], max_shard_bytes: int, kind: str = "") -> list[FileMembers]:
     """Assign tensors to files greedily in natural order; a group without tensors gets one empty file.
 
     An adapter is one file of any size, because PEFT opens no other.

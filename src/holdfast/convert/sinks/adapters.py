@@ -15,9 +15,7 @@ from holdfast.plan.files import TensorSpec, split_group
 
 def plan_adapters(contents: Contents, request: SinkRequest) -> Output:
     """Plan the files of every adapter; averages of adapters are left out, as any averages are."""
-    chosen = {
-        name: group for name, group in contents.groups.items() if group.kind == names.ADAPTER and "/" not in name
-    }
+    chosen = {name: group for name, group in contents.groups.items() if group.kind == names.ADAPTER and "/" not in name}
     chosen = chosen or {name: group for name, group in contents.groups.items() if group.kind == names.ADAPTER}
     files: list[TensorFile] = []
     small: dict[str, bytes] = {}
