@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class BaseFacts:
-    """The facts that one rank knows of a base model; all fields are JSON. `differing` is None where nothing was compared."""
+    """The facts that one rank knows of a base model, as JSON. `differing` is None where nothing was compared."""
 
     problem: str  # why PEFT cannot save the adapters
     merged: str  # a layer with a merged adapter
