@@ -94,7 +94,7 @@ def test_files_of_a_hub_cache_are_known_by_their_blobs(tmp_path: Path, monkeypat
 def test_a_missing_base_is_not_found(tmp_path: Path) -> None:
     record = record_of(folder_of(tmp_path / "base", model_safetensors=b"weights"))
     (tmp_path / "base").rename(tmp_path / "moved")
-    with pytest.raises(holdfast.NotFound, match="here: its base model .*/base is missing on this host"):
+    with pytest.raises(holdfast.NotFound, match=r"here: its base model .*/base is missing on this host"):
         find_base(record, None, "here")
     check_base(record, find_base(record, tmp_path / "moved", "here"), "here")  # where the live model came from
 

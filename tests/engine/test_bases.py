@@ -124,7 +124,7 @@ def test_a_base_that_is_trained_later_is_noticed(tmp_path: Path, base: Path) -> 
 def test_a_merged_adapter_is_refused(tmp_path: Path, base: Path) -> None:
     model = adapted(open_base(base), "lora")
     model.merge_adapter()
-    with pytest.raises(holdfast.Unsupported, match="is merged into base_model.*unmerge_adapter"):
+    with pytest.raises(holdfast.Unsupported, match=r"is merged into base_model.*unmerge_adapter"):
         holdfast.save(tmp_path / "x", {"model": model})
 
 

@@ -95,5 +95,7 @@ def add_what_save_has_no_option_for(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    holdfast.save(Path(sys.argv[1]), golden_state() | {"typed": typed_values(), "tuned": tuned_model()}, step=42, files=FILES)
+    holdfast.save(
+        Path(sys.argv[1]), golden_state() | {"typed": typed_values(), "tuned": tuned_model()}, step=42, files=FILES
+    )
     add_what_save_has_no_option_for(Path(sys.argv[1]))

@@ -15,7 +15,17 @@ import holdfast
 from holdfast.format import strictjson
 from holdfast.format.digest import digest_hex
 from holdfast.format.manifest import CURRENT
-from tests.golden.make import ABANDONS, FILES, METRICS, Mode, Position, Settings, golden_state, tuned_model, typed_values
+from tests.golden.make import (
+    ABANDONS,
+    FILES,
+    METRICS,
+    Mode,
+    Position,
+    Settings,
+    golden_state,
+    tuned_model,
+    typed_values,
+)
 
 HERE = Path(__file__).parent
 VERSIONS = sorted(path.name for path in HERE.glob("v*"))

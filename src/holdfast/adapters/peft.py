@@ -47,7 +47,7 @@ class AdapterKeys:
         return any(key in own for own in self.by_adapter.values())
 
 
-def peft_model(module: Any) -> nn.Module | None:
+def peft_model(module: Any) -> Any:
     """Return the model that PEFT can save as adapters, inside its wrappers; None for any other module.
 
     These are PeftModels, and transformers' models with `add_adapter`.
@@ -59,19 +59,19 @@ def peft_model(module: Any) -> nn.Module | None:
     return inner if added or _is_wrapped(inner) else None
 
 
-def _is_wrapped(model: nn.Module) -> bool:
+def _is_wrapped(model: Any) -> bool:
     return any(cls.__name__ == "PeftModel" and cls.__module__.startswith("peft.") for cls in type(model).__mro__)
 
 
-def base_of(model: nn.Module) -> nn.Module:
+def base_of(model: Any) -> Any:
     """Return the base model that has the config; its submodules contain the adapters."""
-    return model.get_base_model() if _is_wrapped(model) else model  # type: ignore[operator, no-any-return]
+    return model.get_base_model() if _is_wrapped(model) else model
 
 
-def adapter_keys(model: nn.Module) -> AdapterKeys:
+def adapter_keys(model: Any) -> AdapterKeys:
     """Return PEFT's keys of all adapters, or the reason why PEFT saves something else than the model's tensors."""
     state: Mapping[str, torch.Tensor] = model.state_dict(keep_vars=True)
-    configs = {name: repr(config) for name, config in model.peft_config.items()}  # type: ignore[union-attr, operator]
+    configs = {name: repr(config) for name, config in model.peft_config.items()}
     vocabulary = getattr(getattr(model, "config", None), "vocab_size", None)
     signature = (tuple(state), tuple(configs.items()), vocabulary)
     known = _KEYS.get(model)
@@ -80,7 +80,7 @@ def adapter_keys(model: nn.Module) -> AdapterKeys:
     return known[1]
 
 
-def _find_keys(model: nn.Module, state: Mapping[str, torch.Tensor]) -> AdapterKeys:
+def _find_keys(model: Any, state: Mapping[str, torch.Tensor]) -> AdapterKeys:
     from peft import get_peft_model_state_dict
 
     raw = {key: value for key, value in state.items() if isinstance(value, torch.Tensor)}
@@ -88,7 +88,7 @@ def _find_keys(model: nn.Module, state: Mapping[str, torch.Tensor]) -> AdapterKe
     key_of = {id(value): key for key, value in empty.items()}
     prefix = "" if _is_wrapped(model) else _PREFIX  # as transformers adds it
     out: dict[str, dict[str, str]] = {}
-    for adapter, config in model.peft_config.items():  # type: ignore[union-attr, operator]
+    for adapter, config in model.peft_config.items():
         kind = str(getattr(config.peft_type, "value", config.peft_type))
         try:
             with warnings.catch_warnings(), torch.no_grad():
@@ -116,10 +116,10 @@ def _prompt_key(kind: str, config: Any, adapter: str, key: str, raw: Mapping[str
     return stored if stored in raw else None
 
 
-def base_key(model: nn.Module, key: str) -> str | None:
+def base_key(model: Any, key: str) -> str | None:
     """Return the key of a tensor in the plain base model; None for a tensor that an adapter brought."""
     if _is_wrapped(model):
-        learned = model.peft_config[model.active_adapter].is_prompt_learning  # type: ignore[union-attr, operator, index]
+        learned = model.peft_config[model.active_adapter].is_prompt_learning
         prefix = "base_model." if learned else _PREFIX
         if not key.startswith(prefix):
             return None
@@ -129,7 +129,7 @@ def base_key(model: nn.Module, key: str) -> str | None:
         part = model
     kept: list[str] = []
     for name in key.split("."):
-        layer = _tuner_kind(part)
+        layer = _is_tuner(part)
         if layer and name in ("base_layer", "original_module", "token_adapter"):
             part = getattr(part, name, None)
             continue
@@ -150,7 +150,7 @@ def _child(part: Any, name: str) -> Any:
     return child
 
 
-def _tuner_kind(part: Any) -> bool:
+def _is_tuner(part: Any) -> bool:
     return any(cls.__name__ in ("BaseTunerLayer", "AuxiliaryTrainingWrapper") for cls in type(part).__mro__)
 
 
@@ -227,10 +227,10 @@ def trained_base_keys(view: ModuleView) -> list[str]:
 
 def adapter_configs(name: str, module: nn.Module, head: str = "") -> dict[str, bytes]:
     """Return the adapter_config.json of each adapter by path, as PEFT writes it; `head` as in a group's name."""
-    model = unwrap(module)
+    model: Any = unwrap(module)
     cached = _CONFIGS.setdefault(model, {})
     out = {}
-    for adapter, config in model.peft_config.items():  # type: ignore[union-attr, operator]
+    for adapter, config in model.peft_config.items():
         text = repr(config)
         if cached.get(adapter, ("", b""))[0] != text:
             cached[adapter] = (text, _write_config(model, config))
@@ -239,17 +239,16 @@ def adapter_configs(name: str, module: nn.Module, head: str = "") -> dict[str, b
     return out
 
 
-def _write_config(model: nn.Module, config: Any) -> bytes:
+def _write_config(model: Any, config: Any) -> bytes:
     config = copy.deepcopy(config)
     mapping = None
     if _is_wrapped(model):
-        wrapped: Any = model
-        base = wrapped.base_model if config.is_prompt_learning else wrapped.base_model.model
+        base = model.base_model if config.is_prompt_learning else model.base_model.model
         if config.base_model_name_or_path is None:
             config.base_model_name_or_path = base.__dict__.get("name_or_path") or None
         config.inference_mode = True
         if config.task_type is None:
-            kind = wrapped._get_base_model_class(is_prompt_tuning=config.is_prompt_learning)
+            kind = model._get_base_model_class(is_prompt_tuning=config.is_prompt_learning)
             mapping = {"base_model_class": kind.__name__, "parent_library": kind.__module__}
     for field, value in list(vars(config).items()):
         if isinstance(value, set):  # whose order differs between processes
@@ -284,7 +283,7 @@ def base_tensors(view: ModuleView) -> BaseTensors:
     return BaseTensors(tensors, str(getattr(base, "base_model_prefix", "")), _is_renamed(base))
 
 
-def _is_renamed(base: nn.Module) -> bool:
+def _is_renamed(base: Any) -> bool:
     """Return True if transformers converts this model's keys or tensors between its folder and memory."""
     if not hasattr(base, "base_model_prefix"):
         return False
@@ -292,4 +291,4 @@ def _is_renamed(base: nn.Module) -> bool:
         from transformers.conversion_mapping import get_model_conversion_mapping
     except ImportError:
         return True  # an older transformers renames some keys elsewhere
-    return bool(get_model_conversion_mapping(base, add_legacy=False))  # type: ignore[arg-type]
+    return bool(get_model_conversion_mapping(base, add_legacy=False))
