@@ -16,8 +16,8 @@ SIZES: dict[str, Any] = {
     "num_attention_heads": 4,
     "max_position_embeddings": 32,
 }
-TASK = {"task_type": "CAUSAL_LM"}
-TARGETS = {"target_modules": ["q_proj", "v_proj"], **TASK}
+TASK: dict[str, Any] = {"task_type": "CAUSAL_LM"}
+TARGETS: dict[str, Any] = {"target_modules": ["q_proj", "v_proj"], **TASK}
 
 
 def write_base(folder: Path, seed: int = 0, **sizes: Any) -> Path:

@@ -154,11 +154,11 @@ def _is_tuner(part: Any) -> bool:
     return any(cls.__name__ in ("BaseTunerLayer", "AuxiliaryTrainingWrapper") for cls in type(part).__mro__)
 
 
-def merged_layer(model: nn.Module) -> str:
+def merged_layer(model: Any) -> str:
     """Return the path of a layer whose base weight has an adapter merged into it, "" if there is none."""
     for path, part in model.named_modules():
         if getattr(part, "merged_adapters", None):
-            return path
+            return str(path)
     return ""
 
 
