@@ -40,6 +40,7 @@ def save(
     ignore: Sequence[str] = (),
     mesh: Any = None,
     files: ExtraFiles | None = None,
+    base: str | None = None,
     deadline_s: float = DEADLINE_S,
 ) -> Checkpoint:
     """Save a state as one checkpoint folder, durable on return; `path` may be an `s3://` address.
@@ -53,6 +54,8 @@ def save(
     checkpoint, such as a tokenizer: contents by name (bytes, text, or a `Path`), or a function that
     fills a folder, such as `tokenizer.save_pretrained`; those of rank 0. `only` and `ignore` are patterns of keys,
     as in `load`: what they leave out is not in the checkpoint. A model that is not saved whole gets no config.json.
+    `base` is how the base model of PEFT adapters is stored: "reference" records where it is, the default if it
+    came from a folder or the hub; "full" writes it, and "none" writes only the adapters.
 
     Raises the same HoldfastError on every rank; an earlier checkpoint at `path` is then unchanged.
     """
@@ -72,6 +75,7 @@ def save(
             mapping=mapping,
             only=only,
             ignore=ignore,
+            base=base,
         )
         storage, folder = locate(path)
         refuse_link(storage, folder)

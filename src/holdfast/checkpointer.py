@@ -67,6 +67,7 @@ class Checkpointer:
     `on_event` is called with every event, from any thread. `mapping` defines the names and shapes
     of the live tensors in the checkpoints, as in `holdfast.save`; `restore` uses its reverse. `only` and `ignore`
     are patterns of the keys that every save writes and `restore` loads, as in `holdfast.save`.
+    `base` is how the base model of PEFT adapters is stored, as in `holdfast.save`.
     """
 
     def __init__(
@@ -82,6 +83,7 @@ class Checkpointer:
         only: Sequence[str] = (),
         ignore: Sequence[str] = (),
         mesh: Any = None,
+        base: str | None = None,
         keep: Policy | None = None,
         when: Occasion | None = None,
         on_busy: str = "wait",
@@ -102,6 +104,7 @@ class Checkpointer:
             mapping=mapping,
             only=only,
             ignore=ignore,
+            base=base,
         )
         options.require_reversible()
         background_options = BackgroundOptions(

@@ -84,8 +84,7 @@ def test_peft_models_are_known(tmp_path: Path) -> None:
         model.add_adapter(peft.LoraConfig(r=2, target_modules=["q_proj"]))
         return model
 
-    for number, way in enumerate((make, inject, add)):
-        assert adapter_kind(way())
-        check_saves(tmp_path / str(number), way)
+    assert all(adapter_kind(way()) for way in (make, inject, add))
+    check_saves(tmp_path, inject)  # of the others PEFT can say what their adapters are: test_peft.py
     merged = make().merge_and_unload()
     assert adapter_kind(merged) == ""

@@ -54,6 +54,17 @@ def typed_values() -> dict[str, Any]:
     }
 
 
+def tuned_model() -> Any:
+    """Return a model with a PEFT adapter, which version 1.2 added, with values that need no random numbers."""
+    import peft
+
+    model = peft.get_peft_model(nn.Sequential(nn.Linear(3, 2)), peft.LoraConfig(r=1, target_modules=["0"]))
+    for number, tensor in enumerate(model.state_dict(keep_vars=True).values()):
+        with torch.no_grad():
+            tensor.copy_(torch.arange(tensor.numel()).reshape(tensor.shape) / 8 - number)
+    return model
+
+
 FILES: dict[str, Any] = {"tokenizer.json": b'{"model": {}}', "templates/chat.jinja": "{{ messages }}"}
 
 
@@ -84,5 +95,7 @@ def add_what_save_has_no_option_for(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    holdfast.save(Path(sys.argv[1]), golden_state() | {"typed": typed_values()}, step=42, files=FILES)
+    holdfast.save(
+        Path(sys.argv[1]), golden_state() | {"typed": typed_values(), "tuned": tuned_model()}, step=42, files=FILES
+    )
     add_what_save_has_no_option_for(Path(sys.argv[1]))

@@ -15,7 +15,17 @@ import holdfast
 from holdfast.format import strictjson
 from holdfast.format.digest import digest_hex
 from holdfast.format.manifest import CURRENT
-from tests.golden.make import ABANDONS, FILES, METRICS, Mode, Position, Settings, golden_state, typed_values
+from tests.golden.make import (
+    ABANDONS,
+    FILES,
+    METRICS,
+    Mode,
+    Position,
+    Settings,
+    golden_state,
+    tuned_model,
+    typed_values,
+)
 
 HERE = Path(__file__).parent
 VERSIONS = sorted(path.name for path in HERE.glob("v*"))
@@ -70,6 +80,22 @@ def test_what_version_1_1_added_is_read_and_was_not_in_1_0() -> None:
     new, old = holdfast.open(HERE / "v1.1").manifest, holdfast.open(HERE / "v1.0").manifest
     assert (dict(new.metrics), new.abandons) == (METRICS, ABANDONS)
     assert (dict(old.metrics), old.abandons) == ({}, ())
+
+
+def test_the_adapter_of_version_1_2_is_read() -> None:
+    pytest.importorskip("peft", reason="peft is not installed: make setup")
+    folder = HERE / "v1.2"
+    assert {name: group.kind for name, group in holdfast.open(folder).manifest.groups.items() if "tuned" in name} == {
+        "tuned": "adapter",
+        "tuned.base": "base",
+    }
+    assert (folder / "tuned" / "adapter_model.safetensors").exists()
+    truth, live = tuned_model(), tuned_model()
+    with torch.no_grad():
+        for tensor in live.state_dict(keep_vars=True).values():
+            tensor.zero_()
+    holdfast.load(folder, {"tuned": live})
+    assert all(torch.equal(live.state_dict()[key], value) for key, value in truth.state_dict().items())
 
 
 def test_what_version_1_2_added_is_read() -> None:

@@ -26,13 +26,14 @@ def config_of(module: Any) -> dict[str, Any] | None:
     return dict(config.to_dict()) if config is not None and hasattr(config, "to_dict") else None
 
 
-def config_files(module: nn.Module, dtype: str | None) -> dict[str, bytes]:
+def config_files(module: nn.Module, dtype: str | None, *, is_base: bool = False) -> dict[str, bytes]:
     """Return config.json and generation_config.json of a model that has them; `dtype` is the stored dtype.
 
-    Returns nothing for a model with PEFT adapters: its keys are not those of the plain model that the files describe.
+    Returns nothing for a model with PEFT adapters: its keys are not those of the plain model that the files describe,
+    unless it is stored under these as a base model.
     """
     config = getattr(module, "config", None)
-    if config is None or not hasattr(config, "save_pretrained") or adapter_kind(module):
+    if config is None or not hasattr(config, "save_pretrained") or (adapter_kind(module) and not is_base):
         return {}
     cached = _CACHE.setdefault(module, {})
     stored_dtype = dtype or _floating_dtype(module)

@@ -12,10 +12,11 @@ from torch.distributed.tensor import DTensor
 
 from holdfast.adapters.module import ModuleView, unwrap, view_module
 from holdfast.adapters.optimizer import is_optimizer
+from holdfast.adapters.peft import AdapterParts, adapter_views, peft_model
 from holdfast.adapters.tensors import mesh_of
 from holdfast.adapters.tree import contains_tensor
 from holdfast.core.errors import Unsupported
-from holdfast.core.names import check_group, masters_group
+from holdfast.core.names import check_group, is_group_of, masters_group
 from holdfast.layout.placement import Mesh
 
 
@@ -73,12 +74,30 @@ class LiveState:
     trees: dict[str, Any] = field(default_factory=dict)
     values: dict[str, Any] = field(default_factory=dict)
     owners: dict[str, list[str]] = field(default_factory=dict)
+    parts: dict[str, AdapterParts] = field(default_factory=dict)  # of the modules stored as adapters
+    entries: dict[str, nn.Module] = field(default_factory=dict)  # the modules under their names in the state
 
-    def averages_group(self, name: str) -> str:
-        """Return the group of averages: a folder of their own, with files named after the module."""
-        inner = unwrap(self.averages[name].model)
-        module = next((own for own, view in self.modules.items() if view.module is inner), "model")
-        return f"{name}/{module}"
+    def averages_views(self, name: str) -> dict[str, ModuleView]:
+        """Return the groups of averages with the views of the module that they average.
+
+        They have a folder of their own, with files named after the module.
+        """
+        model = self.averages[name].model
+        inner = unwrap(model)
+        for entry, module in self.entries.items():
+            if unwrap(module) is inner:
+                own = {group: view for group, view in self.modules.items() if is_group_of(group, entry)}
+                return {f"{name}/{group}": view for group, view in own.items() if view.module is inner}
+        entry = f"{name}/model"
+        if entry in self.parts:
+            return dict(adapter_views(entry, model, {}, self.parts[entry]))
+        return {entry: view_module(name, model, {})}
+
+    @property
+    def groups(self) -> list[str]:
+        """The groups of tensors of this rank's state."""
+        averages = [group for name in self.averages for group in self.averages_views(name)]
+        return [*self.modules, *self.optimizers, *averages, *self.trees]
 
     def own_owners(self) -> dict[str, list[str]]:
         """Return the modules whose parameters each optimizer of this rank holds."""
@@ -116,11 +135,16 @@ def merge_owners(answers: Iterable[Mapping[str, list[str]]]) -> dict[str, list[s
     return merged
 
 
-def classify_state(state: Mapping[str, Any], ties: Mapping[str, str]) -> LiveState:
-    """Group the values of the state by kind; raises Unsupported for invalid names."""
+def classify_state(
+    state: Mapping[str, Any], ties: Mapping[str, str], parts: Mapping[str, AdapterParts] | None = None
+) -> LiveState:
+    """Group the values of the state by kind; raises Unsupported for invalid names.
+
+    `parts` are the modules that are stored as PEFT adapters; any other module is stored as it is.
+    """
     if not isinstance(state, MutableMapping):
         raise Unsupported(f"the state must be a dict of names to values, not a {type(state).__name__}")
-    live = LiveState()
+    live = LiveState(parts=dict(parts or {}))
     folded: dict[str, str] = {}
     for name, value in state.items():
         if not isinstance(name, str):
@@ -138,7 +162,7 @@ def classify_state(state: Mapping[str, Any], ties: Mapping[str, str]) -> LiveSta
 
 def _classify_value(live: LiveState, name: str, value: Any, ties: Mapping[str, str]) -> None:
     if isinstance(value, nn.Module):
-        live.modules[name] = view_module(name, value, ties)
+        _view_entry(live, name, value, ties)
     elif is_optimizer(value):
         live.optimizers[name] = value
     elif isinstance(value, Averages) and not isinstance(value, type):
@@ -149,6 +173,19 @@ def _classify_value(live: LiveState, name: str, value: Any, ties: Mapping[str, s
         live.trees[name] = value
     else:
         live.values[name] = value
+
+
+def _view_entry(live: LiveState, name: str, module: nn.Module, ties: Mapping[str, str]) -> None:
+    live.entries[name] = module
+    if name not in live.parts or peft_model(module) is None:
+        views = {name: view_module(name, module, ties)}
+    else:
+        views = dict(adapter_views(name, module, ties, live.parts[name]))
+    for group, view in views.items():
+        check_group(group)
+        if group in live.modules:
+            raise Unsupported(f"two modules or adapters would both be stored as {group!r}; rename one of them")
+        live.modules[group] = view
 
 
 def live_mesh(live: LiveState, world: int, explicit: Any) -> Mesh:

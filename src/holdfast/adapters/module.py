@@ -23,7 +23,9 @@ class ModuleView:
     """A module's state: tensors by key, keys of parameters, ties and extra state.
 
     `outer` is the module as passed in; `module` is the module inside its wrappers. `copies` are the keys
-    of tensors that the state_dict computes instead of returning the module's own.
+    of tensors that the state_dict computes instead of returning the module's own. Of a model with PEFT
+    adapters there are several views, each a part of its tensors: `raw_keys` are their keys in the
+    module, by key of the view, and `every_key` all keys of the module.
     """
 
     outer: nn.Module
@@ -33,9 +35,21 @@ class ModuleView:
     ties: Mapping[str, str]
     extra: Mapping[str, Any]
     copies: frozenset[str]
+    kind: str = "module"
+    raw_keys: Mapping[str, str] | None = None
+    every_key: tuple[str, ...] = ()
 
     def aliases_of(self, stored: str) -> list[str]:
         return [alias for alias, key in self.ties.items() if key == stored]
+
+    @property
+    def module_keys(self) -> tuple[str, ...]:
+        """All keys of the module, tensors and extra states."""
+        return self.every_key or (*self.tensors, *self.extra)
+
+    def module_key(self, key: str) -> str:
+        """Return the key in the module of a key of this view."""
+        return key if self.raw_keys is None else self.raw_keys.get(key, key)
 
     def stored_key(self, key: str) -> str:
         return self.ties.get(key, key)
@@ -108,6 +122,8 @@ def _state_dict(name: str, module: nn.Module) -> Mapping[str, Any]:
 
 def non_persistent_buffers(view: ModuleView) -> list[str]:
     """Return the buffers that a module's state_dict omits, so that no checkpoint contains them."""
+    if view.raw_keys is not None:
+        return []  # a part of a model: the base model is complete before it is loaded
     out = []
     for path, part in view.module.named_modules(remove_duplicate=False):
         for own in part._non_persistent_buffers_set:

@@ -225,12 +225,13 @@ class Checkpoint:
 
     def _weight_map(self, group: str, damaged: Damaged) -> dict[str, str]:
         """Return key to file from the group's verified index; raises `damaged` without a good index."""
-        index = names.index_file(group)
+        stem = names.file_stem(group, self.manifest.groups[group].kind)
+        index = names.index_file(stem)
         try:
             data = self.read_file(index)
         except (Damaged, NotFound):
             raise damaged from None
-        return decode_index(data, f"{self.path}/{index}", names.group_folder(group))
+        return decode_index(data, f"{self.path}/{index}", names.group_folder(stem))
 
     def skip_damaged_files(self, selects: Callable[..., bool]) -> None:
         """Ignore damaged files that hold no selected tensor; raises Damaged for a selected one.

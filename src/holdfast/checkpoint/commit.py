@@ -23,6 +23,7 @@ from holdfast.plan.state_values import (
     EXTRA,
     RankValue,
     extra_files,
+    merge_bases,
     merge_files,
     merge_plans,
     merge_values,
@@ -142,6 +143,7 @@ class Commit:
             abandons=lineage.abandons,
             skips=lineage.skips,
             plans=merge_plans(rank_values),
+            bases=merge_bases(rank_values),
         )
         return manifest, small | extra
 
@@ -153,8 +155,11 @@ class Commit:
         if problem:
             raise Unsupported(f"the values that are not tensors take {problem}; save large ones as tensors")
         for group, record in self.groups.items():
-            index = encode_index(self.keys[group], record.total_bytes, names.group_folder(group))
-            small[names.index_file(group)] = index
+            if record.kind == names.ADAPTER:
+                continue  # one file, as PEFT writes it
+            stem = names.file_stem(group, record.kind)
+            index = encode_index(self.keys[group], record.total_bytes, names.group_folder(stem))
+            small[names.index_file(stem)] = index
         return small
 
 

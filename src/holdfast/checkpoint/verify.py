@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
+from holdfast.checkpoint.base_reference import references
 from holdfast.checkpoint.block_reader import BlockReader, FlatDestinations
 from holdfast.core import limits, names
 from holdfast.core.errors import Damaged
@@ -62,11 +63,12 @@ class Damage:
 
 @dataclass(frozen=True, slots=True)
 class VerifyReport:
-    """The result of a verification: the amount of data, and all damage."""
+    """The result of a verification: the amount of data, all damage, and what belongs to it but was not read."""
 
     files: int
     bytes: int
     damage: tuple[Damage, ...]
+    unchecked: tuple[str, ...] = ()  # base models that adapters refer to
 
     @property
     def good(self) -> bool:
@@ -105,7 +107,8 @@ def verify(checkpoint: VerifiableCheckpoint, progress: Progress) -> VerifyReport
             damage += _verify_contents(checkpoint)
         except Damaged as error:
             damage.append(Damage(names.MANIFEST, str(error)))
-    return VerifyReport(len(checkpoint.manifest.files), checkpoint.manifest.total_bytes, tuple(damage))
+    unchecked = tuple(references(checkpoint.manifest.bases))
+    return VerifyReport(len(checkpoint.manifest.files), checkpoint.manifest.total_bytes, tuple(damage), unchecked)
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,11 +186,12 @@ def _keys_in(checkpoint: VerifiableCheckpoint, name: str, offset: int, size: int
 
 def _keys_of_index(checkpoint: VerifiableCheckpoint, name: str) -> Iterator[str]:
     for group, record in checkpoint.manifest.groups.items():
-        index = names.index_file(group)
+        stem = names.file_stem(group, record.kind)
+        index = names.index_file(stem)
         if name in record.files and index in checkpoint.manifest.files:
             try:
                 weight_map = decode_index(
-                    checkpoint.read_file(index), f"{checkpoint.path}/{index}", names.group_folder(group)
+                    checkpoint.read_file(index), f"{checkpoint.path}/{index}", names.group_folder(stem)
                 )
             except (Damaged, OSError):
                 return
@@ -198,9 +202,10 @@ def _verify_contents(checkpoint: VerifiableCheckpoint) -> Iterator[Damage]:
     """Check that intact files agree with each other and that state.json holds entries."""
     _ = checkpoint.state
     for group in checkpoint.groups:
-        index = names.index_file(group)
+        stem = names.file_stem(group, checkpoint.manifest.groups[group].kind)
+        index = names.index_file(stem)
         if index not in checkpoint.manifest.files:
             continue
-        weight_map = decode_index(checkpoint.read_file(index), f"{checkpoint.path}/{index}", names.group_folder(group))
+        weight_map = decode_index(checkpoint.read_file(index), f"{checkpoint.path}/{index}", names.group_folder(stem))
         if weight_map != {key: place.file for key, place in checkpoint.places[group].items()}:
             yield Damage(index, "the index does not agree with the headers")

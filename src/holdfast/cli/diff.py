@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -84,8 +84,18 @@ def _compare(
         if group in one.groups and group in two.groups:
             yield from _compare_group(one, two, group, advance)
     if only is None:
+        yield from _compare_bases(one.manifest.bases, two.manifest.bases)
         for name in sorted({*one.state, *two.state}):
             yield from _compare_values(name, *(_ordered(c.state.get(name)) for c in (one, two)))
+
+
+def _compare_bases(one: Mapping[str, Any], two: Mapping[str, Any]) -> Iterator[Difference]:
+    """Yield the modules whose adapters refer to different base models, wherever these are."""
+    for name in sorted(one.keys() & two.keys()):
+        first, second = one[name], two[name]
+        if "reference" in (first["mode"], second["mode"]) and first.get("files") != second.get("files"):
+            sources = [base.get("source", base["mode"]) for base in (first, second)]
+            yield Difference("base model", name, "the base model differs", *sources)
 
 
 def _compare_values(path: str, one: Any, two: Any) -> Iterator[Difference]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from holdfast.checkpoint.base_reference import references
 from holdfast.cli.render import clean, count, open_path, print_json, size_text
 from holdfast.core.names import natural_key
 from holdfast.sources.foreign import Foreign
@@ -66,6 +67,7 @@ def _fields(checkpoint: Checkpoint, groups: list[str]) -> dict[str, Any]:
         "bytes": manifest.total_bytes,
         "writer": dict(manifest.writer),
         "plans": dict(manifest.plans),
+        "bases": dict(manifest.bases),
         "notes": list(checkpoint.notes),
         "extra_files": _extra_files(manifest),
         "groups": {},
@@ -105,6 +107,8 @@ def _print_head(checkpoint: Checkpoint) -> None:
             click.echo(f"replicas differed; saved the first one: {clean(name)}")
         for name, plan in manifest.plans.items():
             click.echo(clean(f"{name} was sharded by a plan of {_plan_text(plan)}"))
+        for text in references(manifest.bases):
+            click.echo(clean(f"by reference: {text}"))
     else:
         what = f"{checkpoint.format}, " if isinstance(checkpoint, Foreign) else ""
         click.echo(f"{what}not written by Holdfast: no digests")

@@ -57,6 +57,7 @@ def _verify(checkpoint: Checkpoint) -> dict[str, Any]:
     with progress_bar("verifying", checkpoint.manifest.total_bytes) as advance:
         report = checkpoint.verify(advance)
     facts = {"path": checkpoint.path, "good": report.good, "files": report.files, "bytes": report.bytes}
+    facts["unchecked"] = list(report.unchecked)
     return facts | {"damage": [asdict(damage) for damage in report.damage]}
 
 
@@ -68,3 +69,5 @@ def _print(report: dict[str, Any]) -> None:
             click.echo(clean(f"  affects {key}"))
     verdict = "good" if report["good"] else f"damaged in {count(len(report['damage']), 'place')}"
     click.echo(clean(f"{report['path']}: {count(report['files'], 'file')}, {size_text(report['bytes'])}: {verdict}"))
+    for text in report.get("unchecked", ()):
+        click.echo(clean(f"  not checked: {text}; a load compares it"))

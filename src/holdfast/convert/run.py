@@ -126,6 +126,7 @@ class Conversion:
             writer=manifest.writer,
             metrics=manifest.metrics,
             plans=plans,
+            bases=manifest.bases,
         )
         self.output: Output = sink(self.contents, request)
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from holdfast.core.errors import InvalidArgument, NotFound, Unsupported
-from holdfast.core.names import masters_group
+from holdfast.core.names import ADAPTER, BASE, masters_group
 from holdfast.format.dtypes import DType, dtype_named
 from holdfast.plan.contents import Contents, Group, KeySelection
 from holdfast.plan.quantized_keys import is_float8, quantized_weights
@@ -20,7 +20,7 @@ _FLOATS = ("float64", "float32", "float16", "bfloat16")
 
 def is_model(name: str, group: Group) -> bool:
     """Return True if a group contains a model's weights, to which `--dtype` applies."""
-    return group.kind == "module" or name == "model"
+    return group.kind in ("module", ADAPTER, BASE) or name == "model"
 
 
 def select_contents(

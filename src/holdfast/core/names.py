@@ -17,6 +17,9 @@ _COMPONENT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]*|\.metadata")  # torch's i
 _DEVICES = frozenset({"con", "prn", "aux", "nul"} | {f"{d}{n}" for d in ("com", "lpt") for n in range(1, 10)})
 STATE = "state.json"
 MASTERS = "master_weights"
+ADAPTER, BASE, BUFFERS = "adapter", "base", "buffers"  # kinds of groups of a model with PEFT adapters
+ADAPTER_FILE = "adapter_model.safetensors"  # PEFT's names: the exception to the numbered tensor files
+ADAPTER_CONFIG = "adapter_config.json"
 MASTER_STATES = frozenset({"master", "master_param", "master_weight", MASTERS})  # names used by optimizers
 _DIGITS = re.compile(rb"([0-9]+)")
 _TENSOR_FILE = re.compile(r"(?P<group>.+)-(?P<number>[0-9]{5,})-of-(?P<count>[0-9]{5,})\.safetensors")
@@ -134,18 +137,45 @@ def masters_group(module: str) -> str:
     return MASTERS if module == "model" else f"{module}.{MASTERS}"
 
 
-def tensor_file(group: str, number: int, count: int) -> str:
+def adapter_group(module: str, adapter: str) -> str:
+    """Return the group of one of a module's PEFT adapters."""
+    return module if adapter == "default" else f"{module}.{adapter}"
+
+
+def is_group_of(group: str, module: str) -> bool:
+    """Return True for a module's own group, and for those of its adapters and its base model."""
+    return group == module or group.startswith(f"{module}.")
+
+
+def file_stem(group: str, kind: str) -> str:
+    """Return the beginning of the names of a group's files: the group, except for adapters and their base models.
+
+    PEFT opens an adapter named "default" in the folder itself, and any other one in a subfolder with its name.
+    """
+    if kind not in (ADAPTER, BASE):
+        return group
+    head, _, tail = group.rpartition("/")
+    module, _, part = tail.partition(".")
+    folder = ".".join(text for text in (head, module if module != "model" else "", part) if text)
+    return (f"{folder}/" if folder else "") + ("adapter_model" if kind == ADAPTER else "model")
+
+
+def tensor_file(stem: str, number: int, count: int) -> str:
     """Return the name of tensor file `number` (from 1) of `count` of a group."""
-    return f"{group}-{number:05d}-of-{count:05d}.safetensors"
+    return f"{stem}-{number:05d}-of-{count:05d}.safetensors"
+
+
+def is_adapter_file(name: str) -> bool:
+    return name.rpartition("/")[2] == ADAPTER_FILE
 
 
 def is_tensor_file(name: str) -> bool:
-    return _TENSOR_FILE.fullmatch(name) is not None
+    return _TENSOR_FILE.fullmatch(name) is not None or is_adapter_file(name)
 
 
 def is_holdfast_name(name: str) -> bool:
     """Return True for a file name that Holdfast writes, with or without a manifest."""
-    known = (MANIFEST, STATE, "config.json", "generation_config.json")
+    known = (MANIFEST, STATE, "config.json", "generation_config.json", ADAPTER_CONFIG)
     base = name.rpartition("/")[2]
     return base in known or is_tensor_file(name) or name.endswith(".safetensors.index.json")
 
@@ -173,8 +203,8 @@ def group_folder(group: str) -> str:
     return head + slash
 
 
-def index_file(group: str) -> str:
-    return f"{group}.safetensors.index.json"
+def index_file(stem: str) -> str:
+    return f"{stem}.safetensors.index.json"
 
 
 def step_folder(step: int) -> str:

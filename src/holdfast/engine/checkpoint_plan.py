@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from holdfast.checkpoint.commit import Commit, FileFacts
+from holdfast.core.errors import Unsupported
+from holdfast.core.names import case_collision
 from holdfast.engine.options import SaveOptions
 from holdfast.format.manifest import GroupRecord
 from holdfast.plan.coverage import Holding
@@ -94,11 +96,18 @@ def plan_checkpoint(
 
     groups = {
         group: tuple(
-            file.plan() for file in assign_to_files(group, members, options.max_shard_bytes) if is_needed(group, file)
+            file.plan()
+            for file in assign_to_files(group, members, options.max_shard_bytes, agreement.kinds[group])
+            if is_needed(group, file)
         )
         for group, members in specs.items()
     }
     group_of = {file.name: group for group, files in groups.items() for file in files}
+    twins = case_collision(file.name for files in groups.values() for file in files)
+    if twins is not None:
+        raise Unsupported(
+            f"two groups would be written to {twins[0]!r} and {twins[1]!r}: an adapter has the name of another entry"
+        )
     # Replicas of a buffer may start to differ at any time: all of a buffer comes from one rank.
     first = frozenset(first_replica) | {name for name, tensor in agreement.tensors.items() if tensor.role == "buffer"}
 

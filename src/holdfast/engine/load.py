@@ -248,7 +248,7 @@ def _report(
         unexpected=tuple(placement.unexpected),
         mismatched=fit.mismatched,
         cast=fit.cast,
-        notes=(*placement.notes, *checkpoint.notes),
+        notes=(*placement.notes, *wants.targets.base_notes, *checkpoint.notes),
         values=wants.targets.values,
         verified=options.verify and all(read.digest is not None for read in plan.reads),
         needed_bytes=sum(box.volume * place.spec.dtype.bytes for place, box in destinations),

@@ -10,6 +10,7 @@ from holdfast.checkpoint.checkpoint import Checkpoint
 from holdfast.checkpoint.equal_scalars import require_same
 from holdfast.core.errors import HoldfastError, InvalidArgument, Mismatch
 from holdfast.core.ranks import Ranks, run_on_all_ranks
+from holdfast.engine.base_check import check_bases, stored_parts
 from holdfast.engine.options import LoadOptions
 from holdfast.mapping.apply import MappedContents
 from holdfast.plan.contents import Contents, KeySelection
@@ -139,7 +140,8 @@ def _collect(
     @torch.no_grad()  # DTensor.to_local and detach are cheap then
     def collect() -> dict[str, Any]:
         checkpoint = opener()
-        live = replace(classify_state(state, options.ties), owners=owners)
+        parts = stored_parts(checkpoint, state)
+        live = replace(classify_state(state, options.ties, parts), owners=owners)
         mesh = live_mesh(live, ranks.world, options.mesh)
         selection = options.key_selection()
         if selection.only or selection.ignore:
@@ -149,6 +151,7 @@ def _collect(
         requests = LoadRequests(checkpoint, mapped.contents, selection, cast=options.cast, kept=mapped.kept, meta=meta)
         targets = Targets(live, requests, mesh, ranks.rank, ranks.world)
         targets.find(state)
+        targets.base_notes = check_bases(checkpoint, live, options, first=ranks.rank == 0)
         own.append(targets)
         return RankWants(
             host=ranks.host(),

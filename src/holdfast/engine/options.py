@@ -9,6 +9,7 @@ from typing import Any
 from holdfast.core import limits
 from holdfast.core.errors import InvalidArgument
 from holdfast.format.dtypes import model_dtype_named
+from holdfast.format.manifest import BASE_MODES
 from holdfast.keep import Policy
 from holdfast.mapping.per_module import check_mapping
 from holdfast.plan.contents import KeySelection
@@ -34,6 +35,7 @@ class SaveOptions:
     mapping: Any = None  # a program, or one program per module name
     only: Sequence[str] = ()
     ignore: Sequence[str] = ()
+    base: str | None = None  # of models with adapters: "reference", "full", "none", or as fits
     whole_files: bool = False  # required by the storage: see Storage.whole_files
 
     @property
@@ -51,6 +53,8 @@ class SaveOptions:
         pairs = self.ties.items() if isinstance(self.ties, Mapping) else [(self.ties,)]
         if not all(isinstance(text, str) for pair in pairs for text in pair):
             raise InvalidArgument(f"ties={self.ties!r} is not a mapping of keys to keys")
+        if self.base not in (None, *BASE_MODES):
+            raise InvalidArgument(f"base={self.base!r}: choose 'reference', 'full' or 'none'")
         if self.replicas not in ("error", "first"):
             raise InvalidArgument(f"replicas={self.replicas!r}: choose 'error' or 'first'")
         if self.block_bytes % limits.PAGE_BYTES or self.block_bytes <= 0:

@@ -209,13 +209,17 @@ class Planner:
         if plan is None:
             return None
         model_dtype = self._options.model_dtype
+        bases = self.surveyor.bases
+        if not bases.still_fit(state):
+            return None
         collected = self._collect_cache.lookup(state, self._holders, model_dtype, self.surveyor.selection)
         if collected is None:
-            live = replace(classify_state(state, self._options.ties), owners=dict(plan.owners))
+            live = replace(classify_state(state, self._options.ties, bases.parts), owners=dict(plan.owners))
             surveyor = self.surveyor
             collected = collect(live, model_dtype, self._holders, surveyor.selection, surveyor.by_coordinate)
             self._capturer.hooks.attach(collected.live_optimizers.values())
             self._collect_cache.store(state, live, collected)
+        collected.bases = bases.records
         collected = self.surveyor.as_stored(collected)
         collected.add_tree_tensors(plan.agreement.labels)
         if collected.signature() != plan.signature:

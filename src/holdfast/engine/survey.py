@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from holdfast.core.errors import InvalidArgument
 from holdfast.core.ranks import Ranks, run_on_all_ranks
 from holdfast.core.warnings import warn
+from holdfast.engine.bases import BaseChooser
 from holdfast.engine.options import SaveOptions
 
 if TYPE_CHECKING:
@@ -61,6 +62,7 @@ class Surveyor:
         self.selection: SaveSelection | None = None
         self.by_coordinate: frozenset[tuple[str, str]] = frozenset()  # states that ranks quantize differently
         self._notices: dict[str, bool] = {}  # by text: whether it was emitted
+        self.bases = BaseChooser(options)
 
     def survey(self, ranks: Ranks, state: MutableMapping[str, Any], target: str) -> Survey:
         """Collect the state of every rank and agree on one layout; every rank returns or raises alike."""
@@ -93,6 +95,8 @@ class Surveyor:
         from holdfast.adapters.saving.save_selection import RankSelection
         from holdfast.mapping.apply import refuse_nested_states
 
+        self.bases.choose(ranks, state)
+        self._notices.update(dict.fromkeys(self.bases.notices, False) | self._notices)
         classified: list[LiveState] = []
         collected: list[tuple[Collected, Mesh]] = []
 
@@ -100,7 +104,7 @@ class Surveyor:
         patterns = [sorted(self._options.only), sorted(self._options.ignore)]
 
         def classify() -> list[Any]:
-            classified.append(classify_state(state, self._options.ties))
+            classified.append(classify_state(state, self._options.ties, self.bases.parts))
             return [classified[0].own_owners(), patterns]
 
         answers = run_on_all_ranks(ranks, classify)
@@ -113,6 +117,7 @@ class Surveyor:
             live = replace(classified[0], owners=owners)
             mesh = live_mesh(live, ranks.world, self._options.mesh)
             own = collect(live, self._options.model_dtype, self._holders, selection, self.by_coordinate)
+            own.bases = self.bases.records
             for name, entry in own.optimizers.items() if self._options.mapping is not None else ():
                 refuse_nested_states(name, entry)
             collected.append((own, mesh))

@@ -18,6 +18,7 @@ from holdfast.format.digest import HEX_DIGITS, digest_hex
 from holdfast.format.dtypes import is_dtype
 
 CURRENT = (1, 2)
+BASE_MODES = ("reference", "full", "none")  # how the base model of PEFT adapters is stored
 FILE_KINDS = frozenset({"extra"})  # besides tensor files, indexes, state.json and configs, which have none
 
 # From major version N to N + 1: one function each, tested with the golden checkpoints.
@@ -104,6 +105,7 @@ class Manifest:
     abandons: tuple[tuple[int, str], ...] = ()  # steps and attempts abandoned by a rewind
     skips: tuple[tuple[int, str], ...] = ()  # damaged steps and attempts that a restore skipped
     plans: Mapping[str, Any] = field(default_factory=dict)  # the sharding plan of holdfast.spmd by module
+    bases: Mapping[str, Any] = field(default_factory=dict)  # by module with PEFT adapters: where its base model is
     version: tuple[int, int] = CURRENT  # of the format it was read in
 
     @property
@@ -136,6 +138,8 @@ def encode_manifest(manifest: Manifest) -> bytes:
             fields[name] = [list(left) for left in getattr(manifest, name)]
     if manifest.plans:
         fields["plans"] = dict(manifest.plans)
+    if manifest.bases:
+        fields["bases"] = dict(manifest.bases)
     fields["digest"] = digest_hex(strictjson.dumps(fields))
     return strictjson.dumps(fields) + b"\n"
 
@@ -206,6 +210,7 @@ def _from_fields(fields: dict[str, Any], where: str) -> Manifest:
         abandons=_left(fields.get("abandons", []), "abandons"),
         skips=_left(fields.get("skips", []), "skips"),
         plans=_plans(fields.get("plans", {})),
+        bases=_bases(fields.get("bases", {}), version, where),
         version=version,
     )
 
@@ -216,6 +221,29 @@ def _plans(fields: Any) -> dict[str, Any]:
     for name in fields:
         check_group(name)
     return dict(fields)
+
+
+def _bases(fields: Any, version: tuple[int, int], where: str) -> dict[str, Any]:
+    if not isinstance(fields, dict) or not all(isinstance(base, dict) for base in fields.values()):
+        raise ValueError("bases are not a map of module to base model")
+    for name, base in fields.items():
+        check_group(name)
+        if base.get("mode") not in BASE_MODES:
+            mode = str(base.get("mode"))[:40]
+            raise unknown(f"the base model of {name} is stored in the unknown way {mode!r}", version, where)
+        if base["mode"] == "reference":
+            _check_base_files(base)
+    return dict(fields)
+
+
+def _check_base_files(base: Mapping[str, Any]) -> None:
+    """Raise ValueError unless the reference has a source, and a size and a digest for each file."""
+    if not isinstance(base["source"], str) or not isinstance(base.get("revision"), str | None):
+        raise ValueError("the source or the revision of a base model is not a text")
+    for name, (size, digest) in base["files"].items():
+        _number(size, "the size of a file of a base model")
+        if not isinstance(digest, str) or name.startswith("/") or ".." in name.split("/"):
+            raise ValueError(f"the file {name[:80]!r} of a base model is not recorded as size and digest")
 
 
 def _left(fields: Any, name: str) -> tuple[tuple[int, str], ...]:

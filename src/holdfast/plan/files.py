@@ -23,7 +23,8 @@ import numpy as np
 import numpy.typing as npt
 
 from holdfast.core import limits
-from holdfast.core.names import natural_key, tensor_file
+from holdfast.core.errors import Unsupported
+from holdfast.core.names import ADAPTER, file_stem, natural_key, tensor_file
 from holdfast.format.dtypes import DType
 from holdfast.format.safetensors import TensorEntry, encode_header
 from holdfast.layout.box import Box, flat_boxes
@@ -68,9 +69,9 @@ class FilePlan:
     places: tuple[Place, ...]
 
 
-def split_group(group: str, specs: Iterable[TensorSpec], max_shard_bytes: int) -> tuple[FilePlan, ...]:
+def split_group(group: str, specs: Iterable[TensorSpec], max_shard_bytes: int, kind: str = "") -> tuple[FilePlan, ...]:
     """Split the tensors of a group into planned files."""
-    return tuple(file.plan() for file in assign_to_files(group, specs, max_shard_bytes))
+    return tuple(file.plan() for file in assign_to_files(group, specs, max_shard_bytes, kind))
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,9 +102,17 @@ class FileMembers:
         return FilePlan(self.name, self.number, header, len(header) + position, places)
 
 
-def assign_to_files(group: str, specs: Iterable[TensorSpec], max_shard_bytes: int) -> list[FileMembers]:
-    """Assign tensors to files greedily in natural order; a group without tensors gets one empty file."""
+def assign_to_files(group: str, specs: Iterable[TensorSpec], max_shard_bytes: int, kind: str = "") -> list[FileMembers]:
+    """Assign tensors to files greedily in natural order; a group without tensors gets one empty file.
+
+    An adapter is one file of any size, because PEFT opens no other.
+    """
     ordered = sorted(specs, key=lambda spec: natural_key(spec.key))
+    stem = file_stem(group, kind)
+    if kind == ADAPTER:
+        if len(ordered) > limits.HEADER_TENSORS or sum(map(_entry_bytes, ordered)) > limits.HEADER_BYTES:
+            raise Unsupported(f"{group}: {len(ordered)} tensors of an adapter, more than one file can hold")
+        return [FileMembers(f"{stem}.safetensors", 0, ordered)]
     files: list[list[TensorSpec]] = [[]]
     size = header = 0
     for spec in ordered:
@@ -116,7 +125,7 @@ def assign_to_files(group: str, specs: Iterable[TensorSpec], max_shard_bytes: in
         size += spec.bytes
         header += entry_bytes
     return [
-        FileMembers(tensor_file(group, number + 1, len(files)), number, members) for number, members in enumerate(files)
+        FileMembers(tensor_file(stem, number + 1, len(files)), number, members) for number, members in enumerate(files)
     ]
 
 

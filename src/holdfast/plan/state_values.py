@@ -19,7 +19,8 @@ from holdfast.layout.coordinates import axis_sizes, coordinate_on, label
 from holdfast.layout.placement import Mesh
 from holdfast.plan.subclass_keys import SUBCLASSES, merge_descriptions
 
-TREE, SPLIT_DICT, OPTIMIZER, FILE, EXTRA, PLAN = "tree", "dealt", "optimizer", "file", "extra", "plan"
+TREE, SPLIT_DICT, OPTIMIZER = "tree", "dealt", "optimizer"
+FILE, EXTRA, PLAN, BASE_MODEL = "file", "extra", "plan", "base"
 _ABSENT = object()
 
 
@@ -100,7 +101,7 @@ def merge_values(
     """
     entries: dict[str, Any] = {}
     for name in sorted(
-        {name for own in everyone for name, value in own.items() if value.kind not in (FILE, EXTRA, PLAN)}
+        {name for own in everyone for name, value in own.items() if value.kind not in (FILE, EXTRA, PLAN, BASE_MODEL)}
     ):
         values = [own.get(name) for own in everyone]
         kinds = {value.kind for value in values if value is not None}
@@ -116,7 +117,8 @@ def merge_values(
     return entries
 
 
-FILE_PREFIX, EXTRA_PREFIX, PLAN_PREFIX = "file:", "extra:", "plan:"  # prefixes that no other value's name can have
+# Prefixes that no other value's name can have.
+FILE_PREFIX, EXTRA_PREFIX, PLAN_PREFIX, BASE_PREFIX = "file:", "extra:", "plan:", "base:"
 
 
 def merge_files(everyone: Sequence[Mapping[str, RankValue]]) -> dict[str, bytes]:
@@ -152,6 +154,16 @@ def merge_plans(everyone: Sequence[Mapping[str, RankValue]]) -> dict[str, Any]:
             if value.kind == PLAN and plans.setdefault(name.removeprefix(PLAN_PREFIX), value).digest != value.digest:
                 raise LayoutError(f"{name.removeprefix(PLAN_PREFIX)}: ranks placed it by different plans")
     return {name: value.content for name, value in sorted(plans.items())}
+
+
+def merge_bases(everyone: Sequence[Mapping[str, RankValue]]) -> dict[str, Any]:
+    """Return where the base model of each module with adapters is, from the first rank that says so."""
+    bases: dict[str, Any] = {}
+    for own in everyone:
+        for name, value in own.items():
+            if value.kind == BASE_MODEL:
+                bases.setdefault(name.removeprefix(BASE_PREFIX), value.content)
+    return dict(sorted(bases.items()))
 
 
 def merge_split_dict(name: str, values: Sequence[RankValue | None]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 
 from holdfast.core import limits
 from holdfast.core.errors import Damaged
-from holdfast.core.names import is_plain
+from holdfast.core.names import ADAPTER, ADAPTER_CONFIG, ADAPTER_FILE, is_plain
 from holdfast.format.safetensors import LENGTH_BYTES, decode_header, decode_index, header_bytes, require_indexed
 from holdfast.plan.contents import Contents, Group
 from holdfast.plan.files import Place, TensorSpec
@@ -53,7 +53,9 @@ def read_huggingface(folder: Folder) -> ReaderResult | None:
     if companions.trees or split_root(leaves, ())[1]:
         found = result_of_tree(FORMAT, companions.added_to(leaves), folder.path, companions.made)
         return companions.with_notes(found)
-    groups = {"model": Group("module", {key: leaf.recipe for key, leaf in leaves.items()})}
+    is_adapter = list(members) == [ADAPTER_FILE] and ADAPTER_CONFIG in folder.files
+    kind = ADAPTER if is_adapter else "module"
+    groups = {"model": Group(kind, {key: leaf.recipe for key, leaf in leaves.items()})}
     return companions.with_notes(ReaderResult(FORMAT, Contents(groups, stored_files(groups.values(), folder.path))))
 
 

@@ -79,7 +79,8 @@ class ModuleTargets:
             self._find_extra(name, extras)
         taken += extras
         if taken:
-            check_module(name, view.outer, view.module, partial(_takes_below, taken, (*view.tensors, *view.extra)))
+            in_module = [view.module_key(key) for key in taken]
+            check_module(name, view.outer, view.module, partial(_takes_below, in_module, view.module_keys))
             self.not_stored += [f"{name}: {key}" for key in non_persistent_buffers(view)]
         self._find_left_on_meta(name)
         if taken and has_post_hooks(view.outer):

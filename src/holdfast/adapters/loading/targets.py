@@ -16,6 +16,7 @@ from holdfast.adapters.loading.optimizer_targets import Action, OptimizerTargets
 from holdfast.adapters.loading.value_targets import StateEntries, ValueTargets
 from holdfast.adapters.loading.wants import LoadRequests
 from holdfast.core.errors import Mismatch
+from holdfast.core.names import ADAPTER, BASE, BUFFERS, is_group_of
 from holdfast.layout.placement import Mesh
 from holdfast.plan.files import Place
 
@@ -33,6 +34,7 @@ class Targets:
         self._actions: list[Action] = []
         self._notes: list[str] = []
         self._shared = False
+        self.base_notes: list[str] = []  # on base models of adapters that were not compared
 
     def find(self, state: MutableMapping[str, Any]) -> None:
         """Find the destination of everything the live state needs. Modifies nothing."""
@@ -89,9 +91,12 @@ class Targets:
 
     @property
     def groups(self) -> list[str]:
-        """The groups of tensors in this rank's state."""
-        averages = [self.live.averages_group(name) for name in self.live.averages]
-        return [*self.live.modules, *self.live.optimizers, *averages, *self.live.trees]
+        """The groups of tensors in this rank's state, and those of adapters that only the checkpoint has."""
+        own = self.live.groups
+        stored = self.requests.contents.groups.items()
+        adapters = [group for group, members in stored if members.kind in (ADAPTER, BASE, BUFFERS)]
+        of_live = [group for group in adapters if any(is_group_of(group, name) for name in self.live.parts)]
+        return list(dict.fromkeys([*own, *of_live]))
 
     def unexpected(self, wanted: set[str], groups: Iterable[str]) -> list[str]:
         """Return the stored keys of `groups`, those in any rank's state, that no rank requested."""

@@ -160,10 +160,13 @@ class ValueTargets:
             self._find_value(name, state)
 
     def _find_averages(self, name: str) -> None:
-        value, group = self._live.averages[name], self._live.averages_group(name)
-        for key, tensor in value.holdfast_averages().items():
-            if self._requests.choice.selects(group, key):
-                self._requests.request(group, key, tensor)
+        value = self._live.averages[name]
+        averages = value.holdfast_averages()
+        for group, view in self._live.averages_views(name).items():
+            for key in view.tensors:
+                tensor = averages.get(view.module_key(key))
+                if tensor is not None and self._requests.choice.selects(group, key):
+                    self._requests.request(group, key, tensor)
         if self._requests.choice.selects_entry(name):
             entry = self._entries.value(name)
             if entry is not None:

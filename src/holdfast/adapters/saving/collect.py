@@ -14,7 +14,7 @@ from holdfast.adapters.hooks import check_optimizer_save
 from holdfast.adapters.huggingface import adapter_kind, config_files
 from holdfast.adapters.live_state import LiveState
 from holdfast.adapters.low_bit_optimizers import MixedStates, is_empty_beside_blocks, is_low_bit
-from holdfast.adapters.module import memory_identity, view_module
+from holdfast.adapters.module import memory_identity, unwrap
 from holdfast.adapters.optimizer import (
     DeclaresShards,
     StateTensor,
@@ -24,18 +24,30 @@ from holdfast.adapters.optimizer import (
     view_optimizer,
 )
 from holdfast.adapters.optimizer_options import option_groups
+from holdfast.adapters.peft import AdapterParts, adapter_configs, base_of, peft_model
 from holdfast.adapters.subclass_tensors import InnerTensor, SubclassView, is_subclass, own_shard, view_subclass
 from holdfast.adapters.tensors import Holder, Holders, fingerprint, holder_of, part_view, raw_array
 from holdfast.adapters.tree import Tree, flatten
 from holdfast.core.errors import HoldfastError, LayoutError
-from holdfast.core.names import check_key, masters_group
+from holdfast.core.names import BASE, check_key, file_stem, group_folder, masters_group
 from holdfast.format import statejson
 from holdfast.format.dtypes import DType, model_dtype_named
 from holdfast.layout.box import Box
 from holdfast.layout.coordinates import key_at
 from holdfast.layout.placement import ShardBox
 from holdfast.plan.files import RawArray, ShardPiece
-from holdfast.plan.state_values import FILE, FILE_PREFIX, OPTIMIZER, PLAN, PLAN_PREFIX, SPLIT_DICT, TREE, RankValue
+from holdfast.plan.state_values import (
+    BASE_MODEL,
+    BASE_PREFIX,
+    FILE,
+    FILE_PREFIX,
+    OPTIMIZER,
+    PLAN,
+    PLAN_PREFIX,
+    SPLIT_DICT,
+    TREE,
+    RankValue,
+)
 from holdfast.plan.subclass_keys import SUBCLASSES, entry_name
 
 
@@ -118,6 +130,7 @@ class Collected:
     optimizers: dict[str, Any] = field(default_factory=dict)
     files: dict[str, bytes] = field(default_factory=dict)
     plans: dict[str, Any] = field(default_factory=dict)
+    bases: Mapping[str, Any] = field(default_factory=dict)  # the records of base models that this rank reports
     owners: dict[str, list[str]] = field(default_factory=dict)
     live_optimizers: dict[str, Any] = field(default_factory=dict)
     holders: Holders = field(default_factory=Holders)
@@ -203,6 +216,8 @@ class Collected:
             out[entry_name(name)] = RankValue.of(SUBCLASSES, descriptions)
         for name, plan in self.plans.items():
             out[PLAN_PREFIX + name] = RankValue.of(PLAN, plan)
+        for name, base in self.bases.items():
+            out[BASE_PREFIX + name] = RankValue.of(BASE_MODEL, base)
         return out
 
     def partitioned_report(self, name: str) -> RankValue | None:
@@ -274,6 +289,8 @@ def collect(
     target = model_dtype_named(model_dtype)
     for name in live.modules:
         _collect_module(out, live, name, target)
+    for name, module in live.entries.items():
+        _collect_entry(out, live, name, module, target)
     for name, optimizer in live.optimizers.items():
         if selection is not None and selection.drops(name, optimizer=True):
             continue
@@ -304,7 +321,7 @@ def collect_values(out: Collected, live: LiveState) -> None:
 
 def _collect_module(out: Collected, live: LiveState, name: str, target: DType | None) -> None:
     view = live.modules[name]
-    out.kinds[name] = "module"
+    out.kinds[name] = view.kind
     out.aliases[name] = dict(view.ties)
     seen: set[tuple[str, object]] = set()
     for key, tensor in view.tensors.items():
@@ -321,14 +338,20 @@ def _collect_module(out: Collected, live: LiveState, name: str, target: DType | 
             out.add(masters_group(name), stored, role, tensor)
     if view.extra:
         out.trees[name], out.tree_kinds[name] = flatten(name, dict(view.extra)), "module"
-    out.plans |= plan_of(name, view.module)
-    if name == "model":
-        files = model_files(view.module, target.name if target else None)
-        if files and name in out.subclasses:
-            out.notices.append(_SUBCLASS_NOTICE.format(name=name, key=next(iter(out.subclasses[name]))))
-            files = {}
-        out.files |= files
-        kind = adapter_kind(view.module)
+
+
+def _collect_entry(out: Collected, live: LiveState, name: str, module: Any, target: DType | None) -> None:
+    """Collect the plan and the config files of a module in the state."""
+    inner, parts = unwrap(module), live.parts.get(name)
+    out.plans |= plan_of(name, inner)
+    files = entry_files(name, inner, parts, target.name if target else None)
+    quantized = [group for group in out.subclasses if out.subclasses[group] and group in (name, f"{name}.{BASE}")]
+    if files and quantized:
+        out.notices.append(_SUBCLASS_NOTICE.format(name=name, key=next(iter(out.subclasses[quantized[0]]))))
+        files = {}
+    out.files |= files
+    if name == "model" and peft_model(inner) is None:
+        kind = adapter_kind(inner)
         if kind:
             out.notices.append(
                 f"{name}: {kind} has PEFT adapters, so its keys differ from the plain model's: no config.json is "
@@ -350,23 +373,34 @@ def plan_of(name: str, module: Any) -> dict[str, Any]:
     return {name: plan} if isinstance(plan, dict) else {}
 
 
-def model_files(module: Any, model_dtype: str | None) -> dict[str, bytes]:
-    """Return the config files of a model that is stored as `model_dtype`, or in its own dtype."""
-    target = model_dtype_named(model_dtype)
-    return config_files(module, target.name if target else None)
+def entry_files(
+    name: str, module: Any, parts: AdapterParts | None, dtype: str | None, head: str = ""
+) -> dict[str, bytes]:
+    """Return the config files of a module that is stored as `dtype`, or in its own dtype, by path."""
+    if parts is None:
+        files = config_files(module, dtype) if name == "model" else {}
+        return {head + file: data for file, data in files.items()}
+    out = adapter_configs(name, module, head)
+    if parts.base:
+        folder = group_folder(file_stem(f"{head}{name}.{BASE}", BASE))
+        out |= {folder + file: data for file, data in config_files(base_of(module), dtype, is_base=True).items()}
+    return out
 
 
 def _collect_averages(out: Collected, live: LiveState, name: str) -> None:
-    value, group = live.averages[name], live.averages_group(name)
-    view = view_module(name, value.model, {})
-    out.kinds[group] = "module"
-    out.aliases[group] = dict(view.ties)
-    for key, tensor in value.holdfast_averages().items():
-        out.add(group, key, "state" if key in view.parameters else "buffer", tensor)
+    value = live.averages[name]
+    averages = value.holdfast_averages()
+    for group, view in live.averages_views(name).items():
+        out.kinds[group] = view.kind
+        out.aliases[group] = dict(view.ties)
+        for key in view.tensors:
+            tensor = averages.get(view.module_key(key))
+            if tensor is not None:
+                out.add(group, key, "state" if key in view.parameters else "buffer", tensor)
     out.trees[name], out.tree_kinds[name] = Tree(statejson.encode(value.holdfast_count(), name)), "averages"
-    if group == f"{name}/model":
-        files = config_files(view.module, "float32")
-        out.files |= {f"{name}/{file}": data for file, data in files.items()}
+    inner = unwrap(value.model)
+    module = next((own for own, entry in live.entries.items() if unwrap(entry) is inner), "model")
+    out.files |= entry_files(module, inner, live.parts.get(module), "float32", f"{name}/")
 
 
 def _collect_optimizer(out: Collected, live: LiveState, name: str, optimizer: Any) -> None:

@@ -20,7 +20,8 @@ from holdfast.adapters.live_state import LiveState, classify_state
 from holdfast.adapters.module import unwrap
 from holdfast.adapters.optimizer import DeclaresShards, inner_optimizer
 from holdfast.adapters.optimizer_options import option_groups
-from holdfast.adapters.saving.collect import Chooses, Collected, SaveItem, collect_values, model_files, plan_of
+from holdfast.adapters.peft import AdapterParts
+from holdfast.adapters.saving.collect import Chooses, Collected, SaveItem, collect_values, entry_files, plan_of
 from holdfast.adapters.subclass_tensors import is_subclass, plain_tensors
 from holdfast.adapters.tensors import Holder, Holders, has_memory, memory_of, without_grad
 from holdfast.adapters.weight_wrappers import local_tensor
@@ -86,6 +87,7 @@ class CollectCache:
     def __init__(self) -> None:
         self._names: list[str] = []
         self._modules: dict[str, Any] = {}
+        self._parts: dict[str, AdapterParts] = {}
         self._optimizers: dict[str, _CachedOptimizer] = {}
         self._tensors: list[_CachedTensor] = []
         self._ties: list[tuple[weakref.ref[torch.Tensor], Any]] = []
@@ -102,7 +104,8 @@ class CollectCache:
         if not plain or live.averages or any(tensor is None for tensor in tensors):
             return
         self._names = list(state)
-        self._modules = {name: _structure(state[name]) for name in live.modules}
+        self._modules = {name: _structure(state[name]) for name in live.entries}
+        self._parts = dict(live.parts)
         self._optimizers = {name: _cached_optimizer(state[name], entry) for name, entry in collected.optimizers.items()}
         self._tensors = [tensor for tensor in tensors if tensor is not None]
         # Tied tensors have no item of their own; a tensor that is untied later needs one.
@@ -145,9 +148,9 @@ class CollectCache:
             selection=selection,
             subclasses={name: dict(found) for name, found in cached.subclasses.items()},
         )
-        if cached.files:
-            out.files |= model_files(unwrap(state["model"]), model_dtype)
         for name in self._modules:
+            if cached.files:
+                out.files |= entry_files(name, unwrap(state[name]), self._parts.get(name), model_dtype)
             out.plans |= plan_of(name, unwrap(state[name]))
         known = self._modules.keys() | self._optimizers.keys()
         rest = classify_state({name: value for name, value in state.items() if name not in known}, {})

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from holdfast.checkpoint.commit import BlockReport
+from holdfast.convert.sinks.adapters import plan_adapters
 from holdfast.convert.sinks.base import Output, SinkRequest, omitted_names, tensor_files
 from holdfast.core import names
 from holdfast.core.errors import NotFound, Unsupported
@@ -20,6 +21,8 @@ _SINGLE = "model.safetensors"
 
 def plan(contents: Contents, request: SinkRequest) -> Output:
     """Plan the files that `from_pretrained` expects: the model's weights, and an index for several files."""
+    if any(group.kind == names.ADAPTER for group in contents.groups.values()):
+        return plan_adapters(contents, request)
     name, group = _model(contents)
     if group.logical:
         raise Unsupported(

@@ -28,13 +28,16 @@ def plan(contents: Contents, request: SinkRequest) -> Output:
     small[names.STATE] = _state_json(contents)
     for name, group in sorted(contents.groups.items()):
         specs = [TensorSpec(key, recipe.dtype, recipe.shape) for key, recipe in group.tensors.items()]
-        planned = split_group(name, specs, request.max_shard_bytes)
+        planned = split_group(name, specs, request.max_shard_bytes, group.kind)
         files += tensor_files(name, planned, group.tensors)
         total = sum(spec.bytes for spec in specs)
         aliases, logical = dict(sorted(group.aliases.items())), dict(group.logical)
         records[name] = GroupRecord(group.kind, tuple(file.name for file in planned), total, aliases, logical)
+        if group.kind == names.ADAPTER:
+            continue
         weight_map = {place.spec.key: file.name for file in planned for place in file.places}
-        small[names.index_file(name)] = encode_index(weight_map, total, names.group_folder(name))
+        stem = names.file_stem(name, group.kind)
+        small[names.index_file(stem)] = encode_index(weight_map, total, names.group_folder(stem))
     facts = [FileFacts.of(file.plan) for file in files]
 
     def small_files(attempt: str, reports: Sequence[BlockReport]) -> Mapping[str, bytes]:
@@ -51,6 +54,7 @@ def plan(contents: Contents, request: SinkRequest) -> Output:
             writer=_writer(contents, request.writer),
             metrics=request.metrics,
             plans=request.plans,
+            bases=request.bases,
         )
         return {**small, names.MANIFEST: encode_manifest(manifest)}
 

@@ -1,0 +1,75 @@
+"""The stored parts of models with PEFT adapters, and the check of a live base model against the recorded one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from holdfast.checkpoint.base_reference import base_folder, check_base, find_base
+from holdfast.checkpoint.checkpoint import Checkpoint
+from holdfast.core.errors import HoldfastError, Mismatch
+from holdfast.core.names import ADAPTER, BASE, BUFFERS, is_group_of
+from holdfast.engine.base_samples import differing_key
+from holdfast.engine.bases import base_source
+from holdfast.engine.options import LoadOptions
+
+if TYPE_CHECKING:
+    from holdfast.adapters.live_state import LiveState
+    from holdfast.adapters.peft import AdapterParts, BaseTensors
+
+
+def stored_parts(checkpoint: Checkpoint, state: Mapping[str, Any]) -> dict[str, AdapterParts]:
+    """Return the modules that the checkpoint stores as adapters and the state has as such, with their parts.
+
+    The averages of a module are under "<name>/model".
+    """
+    from holdfast.adapters.peft import AdapterParts
+
+    kinds = {name: group.kind for name, group in checkpoint.contents.groups.items()}
+    out = {}
+    for name in (text for own in state if isinstance(own, str) for text in (own, f"{own}/model")):
+        own_kinds = {kind for group, kind in kinds.items() if is_group_of(group, name)}
+        if ADAPTER in own_kinds:
+            out[name] = AdapterParts(BASE in own_kinds, BUFFERS in own_kinds)
+    return out
+
+
+def check_bases(checkpoint: Checkpoint, live: LiveState, options: LoadOptions, *, first: bool) -> list[str]:
+    """Compare the live base models with the recorded ones; return notes on what was not compared.
+
+    Raises NotFound for a missing base and Mismatch for a changed one; if the load is not strict, a note says so.
+    Each rank compares samples of its shards; the `first` also compares the files.
+    """
+    from holdfast.adapters.module import view_module
+    from holdfast.adapters.peft import base_tensors, peft_model
+
+    notes = []
+    for name, record in checkpoint.manifest.bases.items():
+        model = peft_model(live.entries.get(name))
+        if model is None or name not in live.parts:
+            continue
+        where = f"{checkpoint.path}: {name}"
+        if record["mode"] == "none":
+            notes.append(f"{name}: the checkpoint does not say which base model the adapters belong to")
+        if record["mode"] != "reference":
+            continue
+        try:
+            folder = find_base(record, base_folder(*base_source(model)), where)
+            if first:
+                check_base(record, folder, where, digests=options.verify)
+            _compare(base_tensors(view_module(name, live.entries[name], options.ties)), folder, where)
+        except HoldfastError as error:
+            if options.strict:
+                raise
+            notes.append(str(error))
+    return notes
+
+
+def _compare(tensors: BaseTensors, folder: Path, where: str) -> None:
+    differing = differing_key(tensors, folder)
+    if differing:
+        raise Mismatch(
+            f"{where}: {differing} of the live base model differs from {folder}; load the base model before the "
+            "adapters, or pass strict=False to load them onto this one"
+        )
