@@ -124,7 +124,7 @@ def test_the_best_and_the_last_are_loaded_for_test_and_fit(launcher: Launcher, t
 def test_what_cannot_be_resumed_is_refused_by_name(launcher: Launcher, tmp_path: Path):
     (refusals,) = launcher.values(1, f"{RUNS}:refusals", str(tmp_path))
     wanted = {
-        "two": "Unsupported: two HoldfastCheckpoint in one Trainer",
+        "two": "RuntimeError: Found more than one stateful callback of type `HoldfastCheckpoint`",
         "fsdp1": "Unsupported: the strategy FSDPStrategy is not supported: FSDP1",
         "exception": "Unsupported: save_on_exception",
         "hook": 'Unsupported: checkpoint["state_dict"] is used by a hook',
