@@ -64,7 +64,8 @@ class Checkpointer:
     while the previous one is still being written: "wait" or "skip". `arena_bytes` limits the shared
     memory of this rank. `grace_s` is how long SIGTERM waits for the save in flight.
     `on_event` is called with every event, from any thread. `mapping` defines the names and shapes
-    of the live tensors in the checkpoints, as in `holdfast.save`; `restore` uses its reverse.
+    of the live tensors in the checkpoints, as in `holdfast.save`; `restore` uses its reverse. Without one,
+    `hub_keys` gives transformers models the names on the hub, unless the step that was restored has other ones.
     """
 
     def __init__(
@@ -72,6 +73,7 @@ class Checkpointer:
         root: str | os.PathLike[str] | Storage,
         *,
         mapping: MappingLike | Mapping[str, MappingLike] | None = None,
+        hub_keys: bool = True,
         max_shard_size: int | str = "5GB",
         block_bytes: int = limits.BLOCK_BYTES,
         model_dtype: str | None = None,
@@ -96,6 +98,7 @@ class Checkpointer:
             replicas=replicas,
             mesh=mesh,
             mapping=mapping,
+            hub_keys=hub_keys,
         )
         options.require_reversible()
         background_options = BackgroundOptions(
@@ -337,6 +340,7 @@ class Checkpointer:
                 mesh=self._options.mesh,
                 mapping=self._options.mapping,
                 reverse=self._options.mapping is not None,
+                hub_keys=self._options.hub_keys,
                 memory_bytes=memory_bytes,
                 read_once=read_once,
             )

@@ -255,6 +255,7 @@ def _report(
         read_bytes=loaded.read_bytes,
         seconds=clock.total_s,
         non_persistent=fit.non_persistent,
+        names=wants.names.kept,
         reading=plan.reason,
         phases=clock.seconds,
     )

@@ -27,6 +27,7 @@ class LayoutSurvey:
     collected: Collected
     owners: Mapping[str, list[str]]  # of all ranks: the modules that each optimizer spans
     agreement: Agreement
+    mappings: Mapping[str, str]  # by module: those to names on the hub, which the manifest records
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +57,7 @@ class Surveyor:
         self._first_replica: tuple[TensorName, ...] = ()
         self._warned: frozenset[TensorName] = frozenset()
         self._stored_keys: StoredKeys | None = None
+        self._names: Mapping[str, str] = {}  # by module: the mapping of the step that was restored, or ""
         self._notices: dict[str, bool] = {}  # by text: whether it was emitted
 
     def survey(self, ranks: Ranks, state: MutableMapping[str, Any], target: str) -> Survey:
@@ -80,9 +82,19 @@ class Surveyor:
         collected, mesh, owners = self._collect(ranks, state)
         agreement = agree(ranks, collected, mesh, target)
         run_on_all_ranks(ranks, lambda: _check_coverage(agreement, collected))
-        return LayoutSurvey(collected, owners, agreement)
+        mappings = {} if self._stored_keys is None else self._stored_keys.recorded
+        return LayoutSurvey(collected, owners, agreement, mappings)
+
+    def keep_names(self, names: Mapping[str, str]) -> bool:
+        """Write modules under these names from now on: a run keeps the names of the step that it restored.
+
+        Returns True if these are other names than before.
+        """
+        before, self._names = self._names, dict(names)
+        return before != self._names
 
     def _collect(self, ranks: Ranks, state: MutableMapping[str, Any]) -> tuple[Collected, Mesh, dict[str, list[str]]]:
+        from holdfast.adapters.hub.saved_names import hub_candidates, first_ranks
         from holdfast.adapters.live_state import classify_state, live_mesh, merge_owners
         from holdfast.adapters.saving.collect import collect
         from holdfast.mapping.apply import refuse_nested_states
@@ -90,11 +102,14 @@ class Surveyor:
         classified: list[LiveState] = []
         collected: list[tuple[Collected, Mesh]] = []
 
-        def classify() -> dict[str, list[str]]:
+        def classify() -> list[Any]:
             classified.append(classify_state(state, self._options.ties))
-            return classified[0].own_owners()
+            candidates = hub_candidates(classified[0]) if self._options.hub_keys else []
+            return [classified[0].own_owners(), candidates]
 
-        owners = merge_owners(run_on_all_ranks(ranks, classify))
+        answers = run_on_all_ranks(ranks, classify)
+        owners = merge_owners(answer[0] for answer in answers)
+        candidates = first_ranks([answer[1] for answer in answers])
 
         def collect_state() -> None:
             live = replace(classified[0], owners=owners)
@@ -107,14 +122,23 @@ class Surveyor:
         run_on_all_ranks(ranks, collect_state)
         own, mesh = collected[0]
         self._notices.update(dict.fromkeys(own.notices, False) | self._notices)
-        return self._map(ranks, own, state), mesh, owners
+        return self._map(ranks, own, state, candidates), mesh, owners
 
-    def _map(self, ranks: Ranks, collected: Collected, state: Mapping[str, Any]) -> Collected:
-        if self._options.mapping is None:
+    def _map(
+        self, ranks: Ranks, collected: Collected, state: Mapping[str, Any], candidates: Mapping[str, int]
+    ) -> Collected:
+        """Return the state under the keys of the file. `candidates` are modules whose names on the hub may differ."""
+        if self._options.mapping is None and not candidates:
+            self._stored_keys = None
             return collected
+        from holdfast.adapters.hub.saved_names import HubRequest
         from holdfast.adapters.saving.stored_keys import resolve_mapping
 
-        self._stored_keys = resolve_mapping(ranks, collected, self._options.mapping, state)
+        resolved = resolve_mapping(
+            ranks, collected, self._options.mapping, state, HubRequest(candidates, self._names)
+        )
+        self._stored_keys = resolved
+        self._notices.update(dict.fromkeys(resolved.notices, False) | self._notices)
         return self.with_stored_keys(collected)
 
     def with_stored_keys(self, collected: Collected) -> Collected:

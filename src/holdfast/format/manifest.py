@@ -104,6 +104,7 @@ class Manifest:
     abandons: tuple[tuple[int, str], ...] = ()  # steps and attempts abandoned by a rewind
     skips: tuple[tuple[int, str], ...] = ()  # damaged steps and attempts that a restore skipped
     plans: Mapping[str, Any] = field(default_factory=dict)  # the sharding plan of holdfast.spmd by module
+    mappings: Mapping[str, str] = field(default_factory=dict)  # by module: from names in memory to those in the files
     version: tuple[int, int] = CURRENT  # of the format it was read in
 
     @property
@@ -136,6 +137,8 @@ def encode_manifest(manifest: Manifest) -> bytes:
             fields[name] = [list(left) for left in getattr(manifest, name)]
     if manifest.plans:
         fields["plans"] = dict(manifest.plans)
+    if manifest.mappings:
+        fields["mappings"] = dict(manifest.mappings)
     fields["digest"] = digest_hex(strictjson.dumps(fields))
     return strictjson.dumps(fields) + b"\n"
 
@@ -206,6 +209,7 @@ def _from_fields(fields: dict[str, Any], where: str) -> Manifest:
         abandons=_left(fields.get("abandons", []), "abandons"),
         skips=_left(fields.get("skips", []), "skips"),
         plans=_plans(fields.get("plans", {})),
+        mappings=_mappings(fields.get("mappings", {})),
         version=version,
     )
 
@@ -213,6 +217,14 @@ def _from_fields(fields: dict[str, Any], where: str) -> Manifest:
 def _plans(fields: Any) -> dict[str, Any]:
     if not isinstance(fields, dict) or not all(isinstance(plan, dict) for plan in fields.values()):
         raise ValueError("plans are not a map of module to plan")
+    for name in fields:
+        check_group(name)
+    return dict(fields)
+
+
+def _mappings(fields: Any) -> dict[str, str]:
+    if not isinstance(fields, dict) or not all(isinstance(text, str) for text in fields.values()):
+        raise ValueError("mappings are not a map of module to text")
     for name in fields:
         check_group(name)
     return dict(fields)
