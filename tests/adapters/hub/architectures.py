@@ -55,10 +55,32 @@ def reduce_config(config: Any, sizes: dict[str, Any] | None = None) -> Any:
     return config
 
 
-def default_config(model_type: str) -> Any:
+def tiny_config(model_type: str, sizes: dict[str, Any] | None = None) -> Any:
+    """Return a tiny config: made with these sizes if its class accepts them all, else reduced in place."""
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-    return CONFIG_MAPPING[model_type]()
+    cls = CONFIG_MAPPING[model_type]
+    try:
+        return cls(**_arguments(cls(), {**SIZES, **(sizes or {})}))
+    except Exception:
+        return reduce_config(cls(), sizes)
+
+
+def _arguments(default: Any, sizes: dict[str, Any]) -> dict[str, Any]:
+    """Return the sizes that a config has, as arguments of its class."""
+    out: dict[str, Any] = {}
+    inner = getattr(type(default), "sub_configs", {})
+    for name, value in sizes.items():
+        was = vars(default).get(name)
+        fits = isinstance(was, type(value)) or (was is None and name in vars(default)) or isinstance(was, list | tuple)
+        if name in vars(default) and name not in inner and (fits or name not in SIZES or SIZES[name] is not value):
+            out[name] = value
+    for name in inner:
+        if hasattr(part := getattr(default, name, None), "to_dict"):
+            changed = _arguments(part, {**{n: v for n, v in sizes.items() if n not in inner}, **sizes.get(name, {})})
+            kept = {"model_type": part.model_type} if getattr(part, "model_type", "") else {}
+            out[name] = {**kept, **changed}
+    return out
 
 
 def model_class(config: Any, names: tuple[str, ...] = ()) -> Any:
