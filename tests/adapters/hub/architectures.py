@@ -100,3 +100,16 @@ def model_class(config: Any, names: tuple[str, ...] = ()) -> Any:
             continue
         return cls[0] if isinstance(cls, tuple) else cls
     raise KeyError(type(config).__name__)
+
+
+def tiny_model(model_type: str, sizes: dict[str, Any] | None = None) -> Any:
+    """Return a tiny model with random values in all its parameters, the same each time."""
+    import torch
+
+    config = tiny_config(model_type, sizes)
+    torch.manual_seed(1)
+    model = model_class(config)(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_()
+    return model

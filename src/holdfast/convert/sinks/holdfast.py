@@ -51,6 +51,7 @@ def plan(contents: Contents, request: SinkRequest) -> Output:
             writer=_writer(contents, request.writer),
             metrics=request.metrics,
             plans=request.plans,
+            mappings=request.mappings,
         )
         return {**small, names.MANIFEST: encode_manifest(manifest)}
 
