@@ -85,7 +85,10 @@ def test_two_ranks_save_what_one_process_saves_and_loads(tmp_path: Path, model_t
     records = [json.loads((tmp_path / name / "holdfast.json").read_text())["mappings"] for name in ("whole", "sharded")]
     assert records[0] == records[1] and records[0]["model"]
     with torch.no_grad():
-        for tensor in (*state["model"].parameters(), *(t for s in state["optimizer"].state.values() for t in s.values())):
+        for tensor in (
+            *state["model"].parameters(),
+            *(t for s in state["optimizer"].state.values() for t in s.values()),
+        ):
             tensor.zero_()
     holdfast.load(tmp_path / "sharded", state)
     assert digests(state) == sharded

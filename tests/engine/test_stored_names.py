@@ -74,7 +74,7 @@ def test_a_recorded_checkpoint_loads_without_hub_keys(tmp_path: Path, model: Any
 
 def test_a_hub_folder_needs_hub_keys(tmp_path: Path, model: Any) -> None:
     model.save_pretrained(tmp_path / "hf")
-    with pytest.raises(Mismatch, match="experts.gate_up_proj"):
+    with pytest.raises(Mismatch, match=r"experts\.gate_up_proj"):
         holdfast.load(tmp_path / "hf", {"model": blank(model)}, hub_keys=False)
     loaded = blank(model)
     holdfast.load(tmp_path / "hf", {"model": loaded})

@@ -94,7 +94,7 @@ class Surveyor:
         return before != self._names
 
     def _collect(self, ranks: Ranks, state: MutableMapping[str, Any]) -> tuple[Collected, Mesh, dict[str, list[str]]]:
-        from holdfast.adapters.hub.saved_names import hub_candidates, first_ranks
+        from holdfast.adapters.hub.saved_names import first_ranks, hub_candidates
         from holdfast.adapters.live_state import classify_state, live_mesh, merge_owners
         from holdfast.adapters.saving.collect import collect
         from holdfast.mapping.apply import refuse_nested_states
@@ -134,9 +134,7 @@ class Surveyor:
         from holdfast.adapters.hub.saved_names import HubRequest
         from holdfast.adapters.saving.stored_keys import resolve_mapping
 
-        resolved = resolve_mapping(
-            ranks, collected, self._options.mapping, state, HubRequest(candidates, self._names)
-        )
+        resolved = resolve_mapping(ranks, collected, self._options.mapping, state, HubRequest(candidates, self._names))
         self._stored_keys = resolved
         self._notices.update(dict.fromkeys(resolved.notices, False) | self._notices)
         return self.with_stored_keys(collected)

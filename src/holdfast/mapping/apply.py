@@ -88,7 +88,9 @@ def map_contents(
     groups[module] = _module_group(group, mapper, tied)
     params = mapper.targets_by_source()
     state = {name: mapped_entry(name, entry, module, params) for name, entry in contents.state.items()}
-    if not keeps_numbers and any(recipe.sources() != [key] or not _is_rename(recipe, compiled) for key, recipe in compiled.recipes.items()):
+    if not keeps_numbers and any(
+        recipe.sources() != [key] or not _is_rename(recipe, compiled) for key, recipe in compiled.recipes.items()
+    ):
         # The keys of another model may be in another order, which invalidates parameter numbers.
         state |= {name: state[name] | {"mapped": True} for name in numbered}
     kept = frozenset(f"{module}: {key}" for key in compiled.kept)

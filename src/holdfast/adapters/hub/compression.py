@@ -93,9 +93,9 @@ def mapping_text(found: Sequence[Component], sources: Iterable[str], targets: It
             blocks += [_single(member) for member in members]
     blocks.sort(key=lambda block: natural_key(block.members[0].sources[0]))
     try:
-        ordered = _ordered(blocks, keys)
+        ordered = _ordered(blocks)
     except UntracedOperation:
-        ordered = _ordered(_exchanged([_single(member) for member in found]), keys)
+        ordered = _exchanged([_single(member) for member in found])
     return "".join(f"{line}\n" for block in ordered for line in block.lines)
 
 
@@ -167,8 +167,7 @@ def _block(members: list[Component]) -> _Block | None:
                 if place != star:
                     vectors[number, at, place] = tuple(side[number][0][at].numbers[place] for side in sides)
     ids: dict[tuple[str, ...], str] = {}
-    for name in vectors:
-        vector = vectors[name]
+    for name, vector in vectors.items():
         if len(set(vector)) > 1 and vector not in ids:
             if name[0] % 2 or len(ids) == len(_IDS):
                 return None  # the number first appears on the right, so nothing on the left says what it is
@@ -214,7 +213,7 @@ def _written_block(members: list[Component], patterns: Sequence[Sequence[_Patter
     return _Block(members, lefts, rights, lines)
 
 
-def _ordered(blocks: Sequence[_Block], keys: _Keys) -> list[_Block]:
+def _ordered(blocks: Sequence[_Block]) -> list[_Block]:
     """Return the blocks in an order in which none finds names of others, forwards or backwards.
 
     A name that is both a source and a target is read before it is made. Raises UntracedOperation if no order will do.
@@ -252,19 +251,21 @@ def _owners(blocks: Sequence[_Block], patterns: str, names: str) -> Iterator[tup
 
 
 def _exchanged(blocks: Sequence[_Block]) -> list[_Block]:
-    """Return blocks whose renames go by hidden names, where a target is also a source."""
+    """Return blocks in order whose renames go by hidden names, where a target is also a source."""
     sources = {key for block in blocks for key in block.sources}
-    out: list[_Block] = []
+    first: list[_Block] = []
+    between: list[_Block] = []
+    last: list[_Block] = []
     for block in blocks:
         (member,) = block.members
         target = member.targets[0]
         if len(member.steps) > 1 or member.steps[0].options or target not in sources:
-            out.append(block)
+            between.append(block)
             continue
         hidden = target + _HIDDEN
-        out.append(_single(replace_ends(member, member.sources, [hidden])))
-        out.append(_single(replace_ends(member, [hidden], [target])))
-    return out
+        first.append(_single(replace_ends(member, member.sources, [hidden])))
+        last.append(_single(replace_ends(member, [hidden], [target])))
+    return [*first, *_ordered(between), *last]
 
 
 def replace_ends(member: Component, sources: list[str], targets: list[str]) -> Component:

@@ -118,9 +118,13 @@ def names_in_memory(module: Any, stored: Shapes, live: Shapes) -> dict[str, Trac
                 target, pattern = loading.rename_source_key(key, [], [], module.base_model_prefix, known)
             if target not in live:
                 continue
-            rule = copy.deepcopy(of_pattern[pattern]) if pattern is not None else loading.WeightRenaming(key, target)
-            rule = pending.setdefault(target, rule)
-            rule.add_tensor(target, key, key if pattern is None else pattern, TracedTensor.source(key, stored[key]))
+            if target not in pending:
+                renaming = pattern is None
+                pending[target] = (
+                    loading.WeightRenaming(key, target) if renaming else copy.deepcopy(of_pattern[pattern])
+                )
+            source = TracedTensor.source(key, stored[key])
+            pending[target].add_tensor(target, key, key if pattern is None else pattern, source)
         out = {}
         for target, rule in pending.items():
             for key, tensor in rule.convert(target, model=stand_in, config=module.config).items():

@@ -83,6 +83,8 @@ def _component(outputs: Mapping[str, TracedValue]) -> Component | None:
             raise UntracedOperation(f"two names, {names[name]} and {target}, for one tensor")
         names[name] = target
         if value.operation.kind == "source":
+            if len(outputs) > 1:
+                raise UntracedOperation(f"two names, {' and '.join(list(outputs)[:2])}, for one tensor")
             if target == value.operation.key:
                 return None
             return Component(sources, list(outputs), [Step((value.operation.key,), (target,))])
