@@ -53,12 +53,13 @@ class TracedTensor(torch.Tensor):
 
     @staticmethod
     def __new__(cls, value: TracedValue) -> TracedTensor:
-        made: TracedTensor = torch.Tensor._make_wrapper_subclass(cls, value.shape, dtype=torch.float32, device="meta")  # type: ignore[attr-defined]
+        device = torch.device("meta")
+        made: TracedTensor = torch.Tensor._make_wrapper_subclass(cls, value.shape, dtype=torch.float32, device=device)
         made.value = value
         return made
 
     @classmethod
-    def __torch_dispatch__(
+    def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         record = _RECORDED.get(func.overloadpacket)

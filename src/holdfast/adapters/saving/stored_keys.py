@@ -39,6 +39,7 @@ class StoredKeys:
     recorded: Mapping[str, str] = field(default_factory=dict)  # by module: the mapping to names on the hub
     notices: tuple[str, ...] = ()  # warnings for the user about names
     omitted_files: frozenset[str] = frozenset()  # config files that would promise what from_pretrained cannot do
+    _cuts: dict[Any, tuple[_Cut, ...]] = field(default_factory=dict)  # by live tensor and its parts, found once
 
     def map_items(self, collected: Collected) -> Collected:
         """Return the same state under the keys of the file."""
@@ -67,32 +68,60 @@ class StoredKeys:
             if item.group not in self.groups:
                 yield item  # its group was added after the mapping was resolved
             return
+        found = self._cuts.get((name, item.holder.parts))
+        if found is None:
+            found = self._cuts[name, item.holder.parts] = tuple(self._cuts_of(item, name))
+        for cut in found:
+            yield cut.applied(item)
+
+    def _cuts_of(self, item: SaveItem, name: tuple[str, str]) -> Iterator[_Cut]:
         for group, key, recipe in self.uses[name]:
             if recipe.is_whole(recipe.terms[0].source.spec.shape):
-                yield replace(item, group=group, key=key)
+                yield _Cut(group, key)
                 continue
             for term in recipe.terms:
                 if (term.source.file, term.source.spec.key) == name:
-                    yield from _term_items(item, group, key, recipe, term)
+                    yield from _term_cuts(item, group, key, recipe, term)
 
 
-def _term_items(item: SaveItem, group: str, key: str, recipe: Recipe[Place], term: Term[Place]) -> Iterator[SaveItem]:
-    """Yield the parts of one term that this rank holds, as views of the live tensor."""
-    cast = _cast(item, term, key)
+@dataclass(frozen=True, slots=True)
+class _Cut:
+    """The part of a live tensor that goes to one stored tensor, found once for a layout; the whole without a recipe."""
+
+    group: str
+    key: str
+    recipe: Recipe[Place] | None = None
+    term: Term[Place] | None = None
+    part: ShardBox | None = None  # None: the stored tensor is empty
+    within: Any = ()
+    steps: tuple[Any, Any, Any] = ((), (), ())
+    box: Box | None = None
+
+    def applied(self, item: SaveItem) -> SaveItem:
+        """Return the part of this item as a view of the live tensor."""
+        if self.recipe is None or self.term is None:
+            return replace(item, group=self.group, key=self.key)
+        cast, logical, shape = _cast(item, self.term, self.key), item.holder.logical, self.recipe.shape
+        if self.part is None or self.box is None:
+            holder = Holder(logical, shape, (), item.holder.local.new_empty(shape), Boxes(()))
+        else:
+            dropped, moved, raised = self.steps
+            view = part_view(item.holder, self.part)[self.within][dropped].permute(moved)[raised]
+            parts = (ShardBox(self.box, Box.full(self.box.sizes)),)
+            holder = Holder(logical, shape, parts, view, Boxes((self.box,)))
+        return replace(item, group=self.group, key=self.key, holder=holder, cast=cast)
+
+
+def _term_cuts(item: SaveItem, group: str, key: str, recipe: Recipe[Place], term: Term[Place]) -> Iterator[_Cut]:
+    """Yield the parts of one term that this rank holds."""
     if not math.prod(recipe.shape):
-        empty = Holder(item.holder.logical, recipe.shape, (), item.holder.local.new_empty(recipe.shape), Boxes(()))
-        yield replace(item, group=group, key=key, holder=empty, cast=cast)
+        yield _Cut(group, key, recipe, term)
         return
     for part in item.holder.parts:
         common = part.box.intersect(term.part)
-        if common is None:
-            continue
-        dropped, moved, raised = target_view_steps(term.order, len(common.sizes))
-        view = part_view(item.holder, part)[common.within(part.box)][dropped].permute(moved)[raised]
-        box = term.target_box(common)
-        parts = (ShardBox(box, Box.full(box.sizes)),)
-        holder = Holder(item.holder.logical, recipe.shape, parts, view, Boxes((box,)))
-        yield replace(item, group=group, key=key, holder=holder, cast=cast)
+        if common is not None:
+            steps = target_view_steps(term.order, len(common.sizes))
+            yield _Cut(group, key, recipe, term, part, common.within(part.box), steps, term.target_box(common))
 
 
 def _cast(item: SaveItem, term: Term[Place], key: str) -> DType | None:
