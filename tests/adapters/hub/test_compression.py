@@ -7,7 +7,7 @@ import math
 import torch
 
 from holdfast.adapters.hub.compression import mapping_text
-from holdfast.adapters.hub.statements import components
+from holdfast.adapters.hub.hub_statements import components
 from holdfast.adapters.hub.traced_tensor import TracedTensor, TracedValue
 from holdfast.format.dtypes import dtype_named
 from holdfast.mapping import Mapping

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from holdfast.adapters.hub.statements import components
+from holdfast.adapters.hub.hub_statements import components
 from holdfast.adapters.hub.traced_tensor import TracedTensor, UntracedOperation
 
 

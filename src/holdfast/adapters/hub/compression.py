@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from holdfast.adapters.hub.statements import Component, KeyParts, Step, key_parts, star_pattern, written
+from holdfast.adapters.hub.hub_statements import Component, KeyParts, KeyStatement, key_parts, star_pattern, written
 from holdfast.adapters.hub.traced_tensor import UntracedOperation
 from holdfast.core.names import natural_key
 
@@ -137,7 +137,7 @@ def _alike(found: Sequence[Component]) -> list[list[Component]]:
     return list(groups.values())
 
 
-def _sides(step: Step) -> list[tuple[list[KeyParts], int | None, int]]:
+def _sides(step: KeyStatement) -> list[tuple[list[KeyParts], int | None, int]]:
     """Return for both sides the keys that are written, the position of a star, and the number of keys."""
     out: list[tuple[list[KeyParts], int | None, int]] = []
     for side, keys in (("lefts", step.lefts), ("rights", step.rights)):
@@ -149,7 +149,7 @@ def _sides(step: Step) -> list[tuple[list[KeyParts], int | None, int]]:
     return out
 
 
-def _parts(step: Step) -> Iterator[KeyParts]:
+def _parts(step: KeyStatement) -> Iterator[KeyParts]:
     for keys, _, count in _sides(step):
         yield from keys
         yield KeyParts((str(count),), ())

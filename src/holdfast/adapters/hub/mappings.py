@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from holdfast.adapters.hub.compression import mapping_text
+from holdfast.adapters.hub.hub_statements import components
 from holdfast.adapters.hub.rules import Shapes, names_in_memory, names_on_hub
-from holdfast.adapters.hub.statements import components
 
 
 def saving_mapping(module: Any, shapes: Shapes) -> str:

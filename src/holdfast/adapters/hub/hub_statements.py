@@ -13,7 +13,7 @@ _PLAIN_KEY = re.compile(r"[A-Za-z0-9_./-]+")
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class KeyStatement:
     """One statement with whole keys. `stars` is the side on which the keys are written as one with a star."""
 
     lefts: tuple[str, ...]
@@ -28,7 +28,7 @@ class Component:
 
     sources: list[str]
     targets: list[str]
-    steps: list[Step] = field(default_factory=list)
+    steps: list[KeyStatement] = field(default_factory=list)
 
 
 def components(outputs: Mapping[str, TracedValue]) -> list[Component]:
@@ -76,7 +76,7 @@ def _component(outputs: Mapping[str, TracedValue]) -> Component | None:
     operations = _in_order(outputs)
     sources = [operation.key for operation in operations if operation.kind == "source"]
     names: dict[tuple[int, int], str] = {}
-    steps: list[Step] = []
+    steps: list[KeyStatement] = []
     for target, value in outputs.items():
         name = (id(value.operation), value.index)
         if name in names:
@@ -87,7 +87,7 @@ def _component(outputs: Mapping[str, TracedValue]) -> Component | None:
                 raise UntracedOperation(f"two names, {' and '.join(list(outputs)[:2])}, for one tensor")
             if target == value.operation.key:
                 return None
-            return Component(sources, list(outputs), [Step((value.operation.key,), (target,))])
+            return Component(sources, list(outputs), [KeyStatement((value.operation.key,), (target,))])
     uses: set[tuple[int, int]] = set(names)
     parts = 0
     for operation in operations:
@@ -136,21 +136,21 @@ def _in_order(outputs: Mapping[str, TracedValue]) -> list[Operation]:
     return out
 
 
-def _step(operation: Operation, lefts: Sequence[str], rights: Sequence[str]) -> Step:
+def _step(operation: Operation, lefts: Sequence[str], rights: Sequence[str]) -> KeyStatement:
     kind, numbers = operation.kind, list(operation.numbers)
     if kind in ("split", "cat"):
         sizes = "" if len(set(numbers)) == 1 else f", sizes={numbers}"
         if kind == "cat" and not sizes:
             sizes = ", sizes=equal"
-        return Step(tuple(lefts), tuple(rights), f"axis={operation.axis}{sizes}")
+        return KeyStatement(tuple(lefts), tuple(rights), f"axis={operation.axis}{sizes}")
     if kind in ("stack", "unstack"):
         many = lefts if kind == "stack" else rights
         starred = ("lefts" if kind == "stack" else "rights") if star_pattern(many) else ""
-        return Step(tuple(lefts), tuple(rights), f"axis={operation.axis}, {kind}", starred)
+        return KeyStatement(tuple(lefts), tuple(rights), f"axis={operation.axis}, {kind}", starred)
     if kind == "permute":
-        return Step(tuple(lefts), tuple(rights), f"permute={numbers}")
+        return KeyStatement(tuple(lefts), tuple(rights), f"permute={numbers}")
     before = list(operation.inputs[0].shape)
-    return Step(tuple(lefts), tuple(rights), f"reshape={numbers}, src_shape={before}")
+    return KeyStatement(tuple(lefts), tuple(rights), f"reshape={numbers}, src_shape={before}")
 
 
 # Keys cut into texts and numbers.
