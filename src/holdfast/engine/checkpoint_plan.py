@@ -33,7 +33,7 @@ class CheckpointPlan:
         """The group of each file."""
         return {file.name: group for group, files in self.groups.items() for file in files}
 
-    def commit(self, block_bytes: int, mappings: Mapping[str, str]) -> Commit:
+    def commit(self, block_bytes: int, mappings: Mapping[str, str] | None = None) -> Commit:
         """Return the part of the manifest that all saves of this plan share; `mappings` by module are recorded."""
         agreement = self.agreement
         keys = {
@@ -50,7 +50,7 @@ class CheckpointPlan:
             world=len(agreement.hosts),
             hosts=len(set(agreement.hosts)),
             first_replica=tuple(f"{group}: {key}" for group, key in self.first_replica),
-            mappings=dict(sorted(mappings.items())),
+            mappings=dict(sorted((mappings or {}).items())),
         )
 
     def _record(self, group: str, files: tuple[FilePlan, ...]) -> GroupRecord:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 
@@ -76,7 +77,8 @@ def test_keys_with_strange_characters_are_quoted() -> None:
 
 
 def test_experts_of_a_large_model_need_a_few_lines() -> None:
-    outputs = {}
+    outputs: dict[str, Any] = {}
+    expert: Any
     for layer in range(60):
         fused = TracedTensor.source(f"m.layers.{layer}.experts.gate_up", (160, 8, 4))
         for name, part in zip(("gate", "up"), torch.chunk(fused, 2, dim=1), strict=True):
@@ -95,7 +97,7 @@ def test_experts_of_a_large_model_need_a_few_lines() -> None:
 def test_rotary_rows_are_permuted_as_torch_permutes_them() -> None:
     rows, columns, heads = 16, 3, 2
     source = TracedTensor.source("q.w", (rows, columns))
-    moved = source.view(heads, 2, rows // heads // 2, columns).transpose(1, 2).reshape(rows, columns)
+    moved: Any = source.view(heads, 2, rows // heads // 2, columns).transpose(1, 2).reshape(rows, columns)
     text = mapping_text(components({"p.w": moved.value}), ["q.w"], ["p.w"])
     spec = TensorSpec("q.w", dtype_named("float32"), (rows, columns))
     recipe = Mapping.parse(text).compile({"q.w": spec}).recipes["p.w"]

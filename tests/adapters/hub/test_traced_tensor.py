@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -20,6 +22,7 @@ def test_a_cast_is_refused() -> None:
 
 
 def test_a_part_that_is_left_out_is_refused() -> None:
+    first: Any
     first, _ = torch.chunk(TracedTensor.source("a", (4, 2)), 2)
     with pytest.raises(UntracedOperation, match="left out"):
         components({"b": first.value})
@@ -32,5 +35,5 @@ def test_a_tensor_under_two_names_is_refused() -> None:
 
 
 def test_a_slice_loses_the_dim_of_its_cut_only() -> None:
-    part = torch.chunk(TracedTensor.source("a", (3, 1, 5)), 3)[1].squeeze()
+    part: Any = torch.chunk(TracedTensor.source("a", (3, 1, 5)), 3)[1].squeeze()
     assert part.value.operation.kind == "unstack" and tuple(part.shape) == (1, 5)
