@@ -152,6 +152,14 @@ def test_a_run_keeps_the_names_of_the_step_that_it_restored(tmp_path: Path, mode
         assert (newest / file.name).read_bytes() == file.read_bytes()
 
 
+def test_files_of_a_base_model_load_under_its_prefix(tmp_path: Path) -> None:
+    whole = tiny_model("gpt2")
+    whole.transformer.save_pretrained(tmp_path / "base")
+    loaded = blank(whole)
+    report = holdfast.load(tmp_path / "base", {"model": loaded}, strict=False)
+    assert equal(whole.transformer, loaded.transformer) and not report.missing
+
+
 def test_models_without_rules_have_no_record(tmp_path: Path) -> None:
     model = tiny_model("llama")
     holdfast.save(tmp_path / "c", {"model": model})

@@ -39,11 +39,11 @@ class StoredNames:
 
 def stored_names(ranks: Ranks, checkpoint: Checkpoint, live: LiveState, options: LoadOptions) -> StoredNames:
     """Find out the names of the modules that have no mapping from the user. Collective."""
-    from holdfast.adapters.hub.saved_names import first_ranks, hub_candidates
+    from holdfast.adapters.hub.saved_names import convertible_modules, first_ranks
     from holdfast.adapters.loading.mapped_targets import TargetTensors, describe_targets
 
     def probe() -> list[Any]:
-        return [sorted(live.modules), sorted(live.trees), hub_candidates(live)]
+        return [sorted(live.modules), sorted(live.trees), convertible_modules(live)]
 
     answers = run_on_all_ranks(ranks, probe)
     modules = {name for answer in answers for name in answer[0]}
@@ -128,12 +128,15 @@ class _NameFinder:
     def _derived(self, module: str) -> str:
         """Return the mapping of one module, "" if it has none: its names are then compared as they are."""
         from holdfast.adapters.hub.mappings import loading_mapping
+        from holdfast.adapters.hub.rules import has_rules
         from holdfast.adapters.hub.traced_tensor import UntracedOperation
 
         try:
             stored = self._stored_shapes(module)
-            if not stored or (not isinstance(self._checkpoint, Foreign) and self.covers(module)):
+            model = self._live.modules[module].module
+            converts = isinstance(self._checkpoint, Foreign) and has_rules(model)
+            if not stored or (not converts and self.covers(module)):
                 return ""
-            return loading_mapping(self._live.modules[module].module, stored, self._live_shapes[module])
+            return loading_mapping(model, stored, self._live_shapes[module])
         except (Damaged, UntracedOperation):  # a damaged file is reported when the keys are compared
             return ""

@@ -27,11 +27,19 @@ def is_pretrained(module: nn.Module) -> bool:
     return any((cls.__module__, cls.__name__) == _MODEL_CLASS for cls in type(module).__mro__)
 
 
+def is_convertible(module: nn.Module) -> bool:
+    """Return True for a transformers model whose files have names by its own rules: no adapters, not quantized."""
+    return is_pretrained(module) and not adapter_kind(module) and getattr(module, "hf_quantizer", None) is None
+
+
 def has_rules(module: nn.Module) -> bool:
-    """Return True if transformers may give other names to a model's tensors when it saves or loads them."""
-    if not is_pretrained(module) or adapter_kind(module) or getattr(module, "hf_quantizer", None) is not None:
+    """Return True if transformers may give a model's tensors other names when it saves them."""
+    if not is_convertible(module):
         return False
-    return bool(_saving_rules(module))
+    try:
+        return bool(_saving_rules(module))
+    except Exception:  # noqa: BLE001  (code of other models; deriving the names reports it)
+        return True
 
 
 def _saving_rules(module: Any) -> list[Any]:
@@ -56,7 +64,7 @@ def names_on_hub(module: Any, shapes: Shapes) -> dict[str, TracedValue]:
     # Rules keep notes of what they matched: fresh copies leave the model's own alone.
     stand_in._weight_conversions = copy.deepcopy(getattr(module, "_weight_conversions", None))
     if stand_in._weight_conversions is None:
-        stand_in._weight_conversions = _saving_rules(module)
+        stand_in._weight_conversions = _traced(lambda: _saving_rules(module))
     found = _traced(lambda: loading.revert_weight_conversion(stand_in, sources))
     return {key: _value(key, tensor) for key, tensor in found.items()}
 
@@ -101,9 +109,8 @@ def names_in_memory(module: Any, stored: Shapes, live: Shapes) -> dict[str, Trac
 
     Stored keys that it would report as unexpected are left out. Raises UntracedOperation.
     """
-    loading = importlib.import_module(_LOADING)
-    rules = importlib.import_module(_RULES)
-    found = rules.get_model_conversion_mapping(module, getattr(module, "_checkpoint_conversion_mapping", None) or None)
+    loading, rules = _traced(lambda: (importlib.import_module(_LOADING), importlib.import_module(_RULES)))
+    found = _traced(lambda: rules.get_model_conversion_mapping(module))
     renamings = [rule for rule in found if isinstance(rule, loading.WeightRenaming)]
     converters = [rule for rule in found if isinstance(rule, loading.WeightConverter)]
     of_pattern = {pattern: rule for rule in converters for pattern in rule.source_patterns}

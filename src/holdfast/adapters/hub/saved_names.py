@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from holdfast.adapters.hub.mappings import loading_mapping, saving_mapping
-from holdfast.adapters.hub.rules import Shapes, has_rules
+from holdfast.adapters.hub.rules import Shapes, has_rules, is_convertible
 from holdfast.adapters.hub.traced_tensor import UntracedOperation
 from holdfast.adapters.live_state import LiveState
 from holdfast.adapters.module import unwrap
@@ -28,6 +28,11 @@ class HubRequest:
 def hub_candidates(live: LiveState) -> list[str]:
     """Return the modules of this rank whose names may differ on the hub."""
     return [name for name, view in live.modules.items() if has_rules(view.module)]
+
+
+def convertible_modules(live: LiveState) -> list[str]:
+    """Return the modules of this rank that may read files of other tools by conversion rules."""
+    return [name for name, view in live.modules.items() if is_convertible(view.module)]
 
 
 def first_ranks(candidates: Sequence[Sequence[str]]) -> dict[str, int]:
