@@ -19,6 +19,7 @@ from tests.dist.harness import run_ranks
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning", "ignore::FutureWarning")
 
+DEADLINE_S = 300.0  # ranks import transformers
 EXPERTS = ["mixtral", "qwen2_moe", "qwen3_moe", "deepseek_v3", "granitemoe", "jamba"]
 OTHERS = ["llava", "gemma3", "qwen2_vl", "vit"]
 
@@ -76,7 +77,7 @@ def _load_sharded(folder: str, model_type: str) -> dict[str, str]:
     [EXPERTS[0], *(pytest.param(name, marks=pytest.mark.full) for name in (*EXPERTS[1:], *OTHERS))],
 )
 def test_two_ranks_save_what_one_process_saves_and_loads(tmp_path: Path, model_type: str) -> None:
-    sharded = run_ranks(2, _save_sharded, str(tmp_path / "sharded"), model_type)[0]
+    sharded = run_ranks(2, _save_sharded, str(tmp_path / "sharded"), model_type, deadline_s=DEADLINE_S)[0]
     state = trained(model_type)
     assert digests(state) == sharded, "the step is the same in both layouts"
     holdfast.save(tmp_path / "whole", state, step=1)
@@ -98,4 +99,4 @@ def test_two_ranks_save_what_one_process_saves_and_loads(tmp_path: Path, model_t
 def test_two_ranks_load_what_one_process_saved(tmp_path: Path) -> None:
     state = trained("qwen3_moe")
     holdfast.save(tmp_path / "whole", state, step=1)
-    assert run_ranks(2, _load_sharded, str(tmp_path / "whole"), "qwen3_moe")[1] == digests(state)
+    assert run_ranks(2, _load_sharded, str(tmp_path / "whole"), "qwen3_moe", deadline_s=DEADLINE_S)[1] == digests(state)
