@@ -31,6 +31,7 @@ def save(
     *,
     step: int | None = None,
     mapping: MappingLike | Mapping[str, MappingLike] | None = None,
+    hub_keys: bool = True,
     max_shard_size: int | str = "5GB",
     block_bytes: int = limits.BLOCK_BYTES,
     model_dtype: str | None = None,
@@ -50,7 +51,8 @@ def save(
     as well. `ties` maps keys to the keys they are copies of, where the model does not know. `mesh`
     is the DeviceMesh whose coordinates index values that differ between ranks. `mapping` defines
     the names and shapes of the live tensors in the file: statements, a file of them, or the name of
-    a built-in mapping; with several modules, a dict of mappings by name. `files` are published with the
+    a built-in mapping; with several modules, a dict of mappings by name. Without one, `hub_keys` gives the
+    tensors of a transformers model the names that its save_pretrained writes. `files` are published with the
     checkpoint, such as a tokenizer: contents by name (bytes, text, or a `Path`), or a function that
     fills a folder, such as `tokenizer.save_pretrained`; those of rank 0. `only` and `ignore` are patterns of keys,
     as in `load`: what they leave out is not in the checkpoint. A model that is not saved whole gets no config.json.
@@ -76,6 +78,7 @@ def save(
             only=only,
             ignore=ignore,
             base=base,
+            hub_keys=hub_keys,
         )
         storage, folder = locate(path)
         refuse_link(storage, folder)
@@ -100,6 +103,7 @@ def load(
     state: MutableMapping[str, Any],
     *,
     mapping: MappingLike | Mapping[str, MappingLike] | None = None,
+    hub_keys: bool = True,
     strict: bool = True,
     verify: bool = True,
     cast: bool = False,
@@ -120,7 +124,9 @@ def load(
     the state was not filled, and a Mismatch if nothing was. `only` and `ignore` are
     patterns of keys. `cast` allows conversion of dtypes. `verify` checks the digest of
     every block that is read. `mapping` defines how the stored tensors become the live ones: statements,
-    a file of them, or the name of a built-in mapping. `memory_bytes` bounds the memory that each rank uses
+    a file of them, or the name of a built-in mapping. Without one, names follow the checkpoint's own record, and
+    `hub_keys` loads files of other tools into a transformers model as its from_pretrained does.
+    `memory_bytes` bounds the memory that each rank uses
     beside the tensors. `read_once` lets one host read what several hosts need and pass it on: "auto" measures
     whether that is faster; True and False decide; {"storage": "2GB", "network": "10GB"} gives the bytes per
     second of a host. `progress` is called with the bytes of each read; without it rank 0 shows a bar if
@@ -144,6 +150,7 @@ def load(
             mesh=mesh,
             mapping=mapping,
             device=device,
+            hub_keys=hub_keys,
             memory_bytes=memory_bytes,
             read_once=read_once,
         )

@@ -65,8 +65,9 @@ class Checkpointer:
     while the previous one is still being written: "wait" or "skip". `arena_bytes` limits the shared
     memory of this rank. `grace_s` is how long SIGTERM waits for the save in flight.
     `on_event` is called with every event, from any thread. `mapping` defines the names and shapes
-    of the live tensors in the checkpoints, as in `holdfast.save`; `restore` uses its reverse. `only` and `ignore`
-    are patterns of the keys that every save writes and `restore` loads, as in `holdfast.save`.
+    of the live tensors in the checkpoints, as in `holdfast.save`; `restore` uses its reverse. Without one,
+    `hub_keys` gives transformers models the names on the hub, unless the step that was restored has other ones.
+    `only` and `ignore` are patterns of the keys that every save writes and `restore` loads, as in `holdfast.save`.
     `base` is how the base model of PEFT adapters is stored, as in `holdfast.save`.
     """
 
@@ -75,6 +76,7 @@ class Checkpointer:
         root: str | os.PathLike[str] | Storage,
         *,
         mapping: MappingLike | Mapping[str, MappingLike] | None = None,
+        hub_keys: bool = True,
         max_shard_size: int | str = "5GB",
         block_bytes: int = limits.BLOCK_BYTES,
         model_dtype: str | None = None,
@@ -105,6 +107,7 @@ class Checkpointer:
             only=only,
             ignore=ignore,
             base=base,
+            hub_keys=hub_keys,
         )
         options.require_reversible()
         background_options = BackgroundOptions(
@@ -346,6 +349,7 @@ class Checkpointer:
                 cast=cast,
                 **self._options.for_loads(only, ignore),
                 device=device,
+                hub_keys=self._options.hub_keys,
                 memory_bytes=memory_bytes,
                 read_once=read_once,
             )

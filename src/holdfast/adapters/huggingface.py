@@ -13,7 +13,7 @@ from torch import nn
 
 from holdfast.adapters.module import unwrap
 
-_FILES = ("config.json", "generation_config.json")
+CONFIG_FILES = ("config.json", "generation_config.json")
 # Config texts and the files written from them, by module and dtype. Writing the files takes milliseconds.
 _CACHE: weakref.WeakKeyDictionary[nn.Module, dict[str | None, tuple[str, dict[str, bytes]]]] = (
     weakref.WeakKeyDictionary()
@@ -73,8 +73,8 @@ def _write_config_files(module: nn.Module, config: Any, dtype: str | None) -> di
         config.save_pretrained(folder)
         generation = getattr(module, "generation_config", None)
         if generation is not None and _can_generate(module):
-            _write_generation_config(generation, Path(folder) / _FILES[1])
-        return {name: (Path(folder) / name).read_bytes() for name in _FILES if (Path(folder) / name).exists()}
+            _write_generation_config(generation, Path(folder) / CONFIG_FILES[1])
+        return {name: (Path(folder) / name).read_bytes() for name in CONFIG_FILES if (Path(folder) / name).exists()}
 
 
 def _write_generation_config(generation: Any, path: Path) -> None:

@@ -6,7 +6,7 @@ It is built together with the plan and sent as JSON to the process that publishe
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
@@ -79,6 +79,7 @@ class Commit:
     world: int
     hosts: int
     first_replica: tuple[str, ...]
+    mappings: dict[str, str] = field(default_factory=dict)  # by module, those recorded in the manifest
 
     def fields(self) -> dict[str, Any]:
         """Return the JSON form."""
@@ -97,6 +98,7 @@ class Commit:
             world=fields["world"],
             hosts=fields["hosts"],
             first_replica=tuple(fields["first_replica"]),
+            mappings=dict(fields.get("mappings", {})),
         )
 
     def manifest(
@@ -144,6 +146,7 @@ class Commit:
             skips=lineage.skips,
             plans=merge_plans(rank_values),
             bases=merge_bases(rank_values),
+            mappings=self.mappings,
         )
         return manifest, small | extra
 

@@ -34,6 +34,15 @@ def plans_for_format(plans: Plans, written: Contents, form: str) -> tuple[dict[s
     )
 
 
+def kept_mappings(mappings: Mapping[str, str], before: Contents, after: Contents) -> dict[str, str]:
+    """Return the recorded mappings to names in memory, of modules whose stored keys stay as they are."""
+    return {
+        name: text
+        for name, text in mappings.items()
+        if name in after.groups and before.groups[name].tensors.keys() == after.groups[name].tensors.keys()
+    }
+
+
 def _is_same(name: str, before: Contents, after: Contents) -> bool:
     if name not in before.groups or name not in after.groups:
         return name not in before.groups  # a module without tensors has no keys that could change

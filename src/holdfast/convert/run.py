@@ -26,7 +26,7 @@ from holdfast.convert.paddle_linears import (
     is_in_out,
     is_known,
 )
-from holdfast.convert.plans import kept_plans, plans_for_format
+from holdfast.convert.plans import kept_mappings, kept_plans, plans_for_format
 from holdfast.convert.select import cast_models, check_scales_kept, model_dtype, select_contents
 from holdfast.convert.sidefiles import side_files, with_dtype
 from holdfast.convert.sinks import sink_named
@@ -127,6 +127,7 @@ class Conversion:
             metrics=manifest.metrics,
             plans=plans,
             bases=manifest.bases,
+            mappings=kept_mappings(source.manifest.mappings, self.source.contents, self.contents),
         )
         self.output: Output = sink(self.contents, request)
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import MutableMapping
+from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
@@ -293,6 +293,10 @@ class BackgroundSaver:
         """Let the next save descend from its `origin`: another step was restored."""
         self._flights.last_published = None
         self._followed = None
+
+    def keep_names(self, names: Mapping[str, str]) -> None:
+        """Write modules under the names of the step that was restored."""
+        self._planner.keep_names(names)
 
     def _drop_failed_plan(self) -> None:
         """Plan again after a failed save: another rank may have dropped its plan."""

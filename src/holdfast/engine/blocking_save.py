@@ -44,6 +44,10 @@ class BlockingSaver:
         self._options = options = replace(options, whole_files=storage.whole_files)
         self._surveyor = Surveyor(options)
 
+    def keep_names(self, names: Mapping[str, str]) -> None:
+        """Write modules under these names: see `Surveyor.keep_names`."""
+        self._surveyor.keep_names(names)
+
     def save(
         self,
         ranks: Ranks,
@@ -63,7 +67,7 @@ class BlockingSaver:
             if ranks.rank == 0:  # which publishes; other ranks need no bytes of these
                 values[0] |= value_fields(ExtraFileEncoder().values(files or {}), {}, 0)
             reports = self._write(ranks, attempt, plan, survey)
-            self._commit(ranks, attempt, plan, lineage, reports, values)
+            self._commit(ranks, attempt, plan, survey, lineage, reports, values)
         checkpoint = self._open(ranks, folder)
         self._surveyor.warn(ranks)
         return checkpoint
@@ -88,12 +92,13 @@ class BlockingSaver:
         ranks: Ranks,
         attempt: Attempt,
         plan: CheckpointPlan,
+        survey: Survey,
         lineage: Lineage,
         reports: list[BlockReport],
         values: list[dict[str, Any]],
     ) -> None:
         """Write the manifest on rank 0 and rename the attempt: from then on the checkpoint exists."""
-        commit = plan.commit(self._options.block_bytes)
+        commit = plan.commit(self._options.block_bytes, survey.layout.mappings)
         manifest, small = commit.manifest(attempt.name, lineage, reports, values)
 
         def publish_attempt() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -35,8 +35,8 @@ class CheckpointPlan:
         """The group of each file."""
         return {file.name: group for group, files in self.groups.items() for file in files}
 
-    def commit(self, block_bytes: int) -> Commit:
-        """Return the part of the manifest that all saves of this plan share."""
+    def commit(self, block_bytes: int, mappings: Mapping[str, str] | None = None) -> Commit:
+        """Return the part of the manifest that all saves of this plan share; `mappings` by module are recorded."""
         agreement = self.agreement
         keys = {
             group: {place.spec.key: place.file for file in files for place in file.places}
@@ -52,6 +52,7 @@ class CheckpointPlan:
             world=len(agreement.hosts),
             hosts=len(set(agreement.hosts)),
             first_replica=tuple(f"{group}: {key}" for group, key in self.first_replica),
+            mappings=dict(sorted((mappings or {}).items())),
         )
 
     def _record(self, group: str, files: tuple[FilePlan, ...]) -> GroupRecord:

@@ -257,6 +257,7 @@ def _report(
         non_persistent=fit.non_persistent,
         computed=fit.computed,
         on_meta=fit.on_meta,
+        names=wants.names.kept,
         reading=plan.reason,
         phases=clock.seconds,
     )

@@ -32,6 +32,7 @@ class LoadReport:
     computed: tuple[str, ...] = ()
     on_meta: tuple[str, ...] = ()
     phases: Mapping[str, float] = field(default_factory=dict)  # the seconds of plan, read and place
+    names: Mapping[str, str] = field(default_factory=dict)  # by module: the mapping to the names in the files, or ""
     reading: str = ""  # with several hosts: whether one read for the others, and why
 
     @property

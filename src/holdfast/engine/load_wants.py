@@ -12,12 +12,12 @@ from holdfast.core.errors import HoldfastError, InvalidArgument, Mismatch
 from holdfast.core.ranks import Ranks, run_on_all_ranks
 from holdfast.engine.base_check import check_bases, stored_parts
 from holdfast.engine.options import LoadOptions
+from holdfast.engine.stored_names import StoredNames, stored_names
 from holdfast.mapping.apply import MappedContents
 from holdfast.plan.contents import Contents, KeySelection
 
 if TYPE_CHECKING:
     from holdfast.adapters.live_state import LiveState
-    from holdfast.adapters.loading.mapped_targets import TargetTensors
     from holdfast.adapters.loading.targets import Targets
 
 
@@ -58,6 +58,7 @@ class LoadWants:
 
     targets: Targets
     ranks: tuple[RankWants, ...]
+    names: StoredNames
 
     @property
     def checkpoint(self) -> Checkpoint:
@@ -103,14 +104,21 @@ def collect_wants(
     ranks: Ranks, opener: Callable[[], Checkpoint], state: MutableMapping[str, Any], options: LoadOptions
 ) -> LoadWants:
     """Open the checkpoint on every rank and match it with the live state. Collective; touches no tensor."""
-    from holdfast.adapters.live_state import merge_owners
+    from holdfast.adapters.live_state import classify_state, merge_owners
 
-    live_tensors = _exchange_live_tensors(ranks, state, options)
-    wants = _collect(ranks, opener, state, options, {}, live_tensors)
+    opened: list[tuple[Checkpoint, LiveState]] = []
+
+    def open_first() -> None:
+        checkpoint = opener()
+        opened.append((checkpoint, classify_state(state, options.ties, stored_parts(checkpoint, state))))
+
+    run_on_all_ranks(ranks, open_first)
+    names = stored_names(ranks, *opened[0], options)
+    wants = _collect(ranks, lambda: opened[0][0], state, options, {}, names)
     owners = merge_owners(answer.owners for answer in wants.ranks)
     if any(answer.owners.get(name, merged) != merged for answer in wants.ranks for name, merged in owners.items()):
         # An optimizer spans modules that some rank does not hold: its keys on that rank change.
-        wants = _collect(ranks, opener, state, options, owners, live_tensors)
+        wants = _collect(ranks, opener, state, options, owners, names)
     if len({answer.attempt for answer in wants.ranks}) > 1:
         raise HoldfastError(f"{wants.checkpoint.path}: the ranks see different checkpoints under this name")
     asked = sorted({tuple(answer.agreed_options) for answer in wants.ranks})
@@ -126,7 +134,7 @@ def _collect(
     state: MutableMapping[str, Any],
     options: LoadOptions,
     owners: dict[str, list[str]],
-    live_tensors: Sequence[TargetTensors],
+    names: StoredNames,
 ) -> LoadWants:
     import torch
 
@@ -145,8 +153,8 @@ def _collect(
         mesh = live_mesh(live, ranks.world, options.mesh)
         selection = options.key_selection()
         if selection.only or selection.ignore:
-            checkpoint.skip_damaged_files(selection.selects)
-        mapped = _map_contents(checkpoint, options, live_tensors, live, selection, check=ranks.rank == 0)
+            checkpoint.skip_damaged_files(_selects_stored(selection, names))
+        mapped = _map_contents(checkpoint, options, names, live, selection, check=ranks.rank == 0)
         meta = MetaTensors(parse_device(options.device), [view.module for view in live.modules.values()])
         requests = LoadRequests(checkpoint, mapped.contents, selection, cast=options.cast, kept=mapped.kept, meta=meta)
         targets = Targets(live, requests, mesh, ranks.rank, ranks.world)
@@ -168,27 +176,18 @@ def _collect(
         ).fields()
 
     answers = run_on_all_ranks(ranks, collect)
-    return LoadWants(own[0], tuple(map(RankWants.from_fields, answers)))
+    return LoadWants(own[0], tuple(map(RankWants.from_fields, answers)), names)
 
 
-def _exchange_live_tensors(ranks: Ranks, state: MutableMapping[str, Any], options: LoadOptions) -> list[TargetTensors]:
-    """Return the live tensors and ties of all ranks if there is a mapping, which needs them."""
-    from holdfast.adapters.live_state import classify_state
-    from holdfast.adapters.loading.mapped_targets import TargetTensors, describe_targets
-
-    if options.mapping is None:
-        return []
-
-    def describe() -> list[dict[str, Any]]:
-        return [group.fields() for group in describe_targets(classify_state(state, options.ties))]
-
-    return [TargetTensors(**fields) for answer in run_on_all_ranks(ranks, describe) for fields in answer]
+def _selects_stored(selection: KeySelection, names: StoredNames) -> Callable[..., bool]:
+    """Return a selection by stored keys: patterns speak of names in memory, so all of a renamed state counts."""
+    return (lambda *stored: True) if names.programs else selection.selects
 
 
 def _map_contents(
     checkpoint: Checkpoint,
     options: LoadOptions,
-    live_tensors: Sequence[TargetTensors],
+    names: StoredNames,
     live: LiveState,
     selection: KeySelection,
     *,
@@ -198,7 +197,7 @@ def _map_contents(
     from holdfast.adapters.huggingface import config_of
     from holdfast.adapters.loading.mapped_targets import map_stored
 
-    if options.mapping is None:
+    if options.mapping is None and not names.programs:
         return MappedContents(checkpoint.contents)
     stored = checkpoint.config()
 
@@ -208,8 +207,9 @@ def _map_contents(
     mapped = map_stored(
         checkpoint.contents,
         options.mapping,
-        live_tensors,
+        names.live,
         config,
+        names.programs,
         reverse=options.reverse,
         partial=bool(options.of_run),
         lenient=lambda module, key: not options.strict or not selection.selects(module, key),

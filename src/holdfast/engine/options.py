@@ -36,6 +36,7 @@ class SaveOptions:
     only: Sequence[str] = ()
     ignore: Sequence[str] = ()
     base: str | None = None  # of models with adapters: "reference", "full", "none", or as fits
+    hub_keys: bool = True  # of transformers models without a mapping, store the names that save_pretrained writes
     whole_files: bool = False  # required by the storage: see Storage.whole_files
 
     @property
@@ -46,6 +47,7 @@ class SaveOptions:
         limits.parse_bytes(self.max_shard_size)
         for name in ("only", "ignore"):
             object.__setattr__(self, name, check_patterns(getattr(self, name)))
+        _check_flag("hub_keys", self.hub_keys)
         if self.mapping is not None:
             check_mapping(self.mapping)
         if (dtype := model_dtype_named(self.model_dtype)) is not None:
@@ -101,11 +103,13 @@ class LoadOptions:
     mapping: Any = None  # a program, or one program per module name
     device: Any = None  # for tensors on the meta device
     reverse: bool = False  # the checkpoint was saved through this mapping
+    hub_keys: bool = True  # read files of other tools by the conversion rules of a transformers model
     memory_bytes: int | str = limits.LOAD_MEMORY_BYTES
     read_once: bool | str | Mapping[str, int | str] = "auto"  # or the bandwidths to choose by
 
     def __post_init__(self) -> None:
         given = self.read_once
+        _check_flag("hub_keys", self.hub_keys)
         if isinstance(given, Mapping):
             if set(given) != {"storage", "network"}:
                 raise InvalidArgument(f"read_once={given!r}: give the bytes per second of 'storage' and of 'network'")
@@ -134,6 +138,11 @@ class LoadOptions:
     def key_selection(self) -> KeySelection:
         """Return the selection of keys. Ranks call this collectively: a wrong pattern fails every rank."""
         return KeySelection(check_patterns(self.only), check_patterns(self.ignore))
+
+
+def _check_flag(name: str, value: object) -> None:
+    if not isinstance(value, bool):
+        raise InvalidArgument(f"{name}={value!r}: choose True or False")
 
 
 def check_progress(progress: object) -> None:

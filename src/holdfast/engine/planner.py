@@ -113,6 +113,12 @@ class Planner:
         """Forget the plan: the next save plans again, on every rank."""
         self._move(PlanState.UNPLANNED)
 
+    def keep_names(self, names: Mapping[str, str]) -> None:
+        """Write modules under these names from now on; a plan with other names is dropped."""
+        self.join(self._background.deadline_s)
+        if self.surveyor.keep_names(names):
+            self.drop()
+
     def writer_is_new(self) -> None:
         """Keep the plan, and send it again: a new writer process has no job."""
         if self.state is PlanState.READY:

@@ -75,7 +75,7 @@ def plan_rank(ranks: Ranks, survey: Survey, options: SaveOptions) -> RankPlan:
         digest=digest,
         arena_bytes=own.size,
         job=writer_job(plan.save, digest, ranks.rank, layouts),
-        commit=plan.commit(options.block_bytes) if ranks.rank == 0 else None,
+        commit=plan.commit(options.block_bytes, survey.layout.mappings) if ranks.rank == 0 else None,
         neighbours=neighbours,
         sources=tuple(_sources(survey.collected, own.spans, plan.group_of)),
     )

@@ -124,6 +124,8 @@ class RunEngine:
         self.background = None
         self._termination.watch(None)
         self._blocking = BlockingSaver(self.storage, self._options)
+        if self.last_report is not None:
+            self._blocking.keep_names(self.last_report.names)
         self._machine.move(RunState.BLOCKING)
         if ranks.rank == 0:
             self._warnings.add(f"saves block until they are written from now on: {error}")
@@ -225,8 +227,7 @@ class RunEngine:
         restored = self._memory.restore(ranks, state, request)
         if restored is None:
             return None
-        self.last_report = restored.report
-        self._set_origin(restored.origin)
+        self._continue_from(restored.origin, restored.report)
         self._memory.report_restored(ranks, restored)
         self._write_captured(ranks, restored)
         return restored.step
@@ -252,8 +253,7 @@ class RunEngine:
             raise
         if restored is None:
             return None
-        self.last_report = restored.report
-        self._set_origin(restored.origin)
+        self._continue_from(restored.origin, restored.report)
         if ranks.rank == 0:
             if request.skipped:
                 self._warnings.add("skipped damaged checkpoints:\n  " + "\n  ".join(request.skipped))
@@ -272,11 +272,14 @@ class RunEngine:
             detail = "from memory" if step == self._memory.restored_step else report.reading
             self._listener(Event("restored", step, bytes=report.read_bytes, seconds=seconds, detail=detail))
 
-    def _set_origin(self, origin: Lineage) -> None:
-        """Continue from a restored step: it is the parent of the next save."""
+    def _continue_from(self, origin: Lineage, report: LoadReport) -> None:
+        """Continue from a restored step: it is the parent of the next save, and its names are written further."""
+        self.last_report = report
         self._origin = origin
+        self._blocking.keep_names(report.names)
         if self.background is not None:
             self.background.forget_published()
+            self.background.keep_names(report.names)
 
     def _prepare_quietly(self, ranks: Ranks, background: BackgroundSaver, state: MutableMapping[str, Any]) -> None:
         try:

@@ -30,6 +30,7 @@ class LayoutSurvey:
     collected: Collected
     owners: Mapping[str, list[str]]  # of all ranks: the modules that each optimizer spans
     agreement: Agreement
+    mappings: Mapping[str, str]  # by module: those to names on the hub, which the manifest records
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +62,7 @@ class Surveyor:
         self._stored_keys: StoredKeys | None = None
         self.selection: SaveSelection | None = None
         self.by_coordinate: frozenset[tuple[str, str]] = frozenset()  # states that ranks quantize differently
+        self._names: Mapping[str, str] = {}  # by module: the mapping of the step that was restored, or ""
         self._notices: dict[str, bool] = {}  # by text: whether it was emitted
         self.bases = BaseChooser(options)
 
@@ -86,9 +88,19 @@ class Surveyor:
         collected, mesh, owners = self._collect(ranks, state)
         agreement = agree(ranks, collected, mesh, target)
         run_on_all_ranks(ranks, lambda: _check_coverage(agreement, collected))
-        return LayoutSurvey(collected, owners, agreement)
+        mappings = {} if self._stored_keys is None else self._stored_keys.recorded
+        return LayoutSurvey(collected, owners, agreement, mappings)
+
+    def keep_names(self, names: Mapping[str, str]) -> bool:
+        """Write modules under these names from now on: a run keeps the names of the step that it restored.
+
+        Returns True if these are other names than before.
+        """
+        before, self._names = self._names, dict(names)
+        return before != self._names
 
     def _collect(self, ranks: Ranks, state: MutableMapping[str, Any]) -> tuple[Collected, Mesh, dict[str, list[str]]]:
+        from holdfast.adapters.hub.saved_names import first_ranks, hub_candidates
         from holdfast.adapters.live_state import classify_state, live_mesh, merge_owners
         from holdfast.adapters.low_bit_optimizers import mixed_states
         from holdfast.adapters.saving.collect import collect
@@ -105,13 +117,15 @@ class Surveyor:
 
         def classify() -> list[Any]:
             classified.append(classify_state(state, self._options.ties, self.bases.parts))
-            return [classified[0].own_owners(), patterns]
+            candidates = hub_candidates(classified[0]) if self._options.hub_keys else []
+            return [classified[0].own_owners(), patterns, candidates]
 
         answers = run_on_all_ranks(ranks, classify)
-        if any(others != patterns for _, others in answers):
-            texts = sorted({f"only={only}, ignore={ignore}" for _, (only, ignore) in answers})
+        if any(others != patterns for _, others, _ in answers):
+            texts = sorted({f"only={only}, ignore={ignore}" for _, (only, ignore), _ in answers})
             raise InvalidArgument(f"the ranks must save with the same patterns, not with {'; '.join(texts)}")
-        owners = merge_owners(own for own, _ in answers)
+        owners = merge_owners(own for own, _, _ in answers)
+        candidates = first_ranks([names for _, _, names in answers])
 
         def collect_state() -> list[Any]:
             live = replace(classified[0], owners=owners)
@@ -132,7 +146,7 @@ class Surveyor:
             selection.settle(RankSelection(**fields) for _, fields in found if fields is not None)
         own, mesh = collected[-1]
         self._notices.update(dict.fromkeys(own.notices, False) | self._notices)
-        return self._map(ranks, own, state), mesh, owners
+        return self._map(ranks, own, state, candidates), mesh, owners
 
     def _new_selection(self) -> SaveSelection | None:
         """Make the selection of the next layout: other tensors may be tied, or left out."""
@@ -141,12 +155,20 @@ class Surveyor:
         self.selection = SaveSelection.of(self._options.only, self._options.ignore)
         return self.selection
 
-    def _map(self, ranks: Ranks, collected: Collected, state: Mapping[str, Any]) -> Collected:
-        if self._options.mapping is None:
+    def _map(
+        self, ranks: Ranks, collected: Collected, state: Mapping[str, Any], candidates: Mapping[str, int]
+    ) -> Collected:
+        """Return the state under the keys of the file. `candidates` are modules whose names on the hub may differ."""
+        if self._options.mapping is None and not candidates:
+            self._stored_keys = None
             return self.as_stored(collected)
+        from holdfast.adapters.hub.saved_names import HubRequest
         from holdfast.adapters.saving.stored_keys import resolve_mapping
 
-        self._stored_keys = resolve_mapping(ranks, collected, self._options.mapping, state, self.selection)
+        hub = HubRequest(candidates, self._names)
+        resolved = resolve_mapping(ranks, collected, self._options.mapping, state, hub, self.selection)
+        self._stored_keys = resolved
+        self._notices.update(dict.fromkeys(resolved.notices, False) | self._notices)
         return self.as_stored(collected)
 
     def as_stored(self, collected: Collected) -> Collected:

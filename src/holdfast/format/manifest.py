@@ -106,6 +106,7 @@ class Manifest:
     skips: tuple[tuple[int, str], ...] = ()  # damaged steps and attempts that a restore skipped
     plans: Mapping[str, Any] = field(default_factory=dict)  # the sharding plan of holdfast.spmd by module
     bases: Mapping[str, Any] = field(default_factory=dict)  # by module with PEFT adapters: where its base model is
+    mappings: Mapping[str, str] = field(default_factory=dict)  # by module: from names in memory to those in the files
     version: tuple[int, int] = CURRENT  # of the format it was read in
 
     @property
@@ -140,6 +141,8 @@ def encode_manifest(manifest: Manifest) -> bytes:
         fields["plans"] = dict(manifest.plans)
     if manifest.bases:
         fields["bases"] = dict(manifest.bases)
+    if manifest.mappings:
+        fields["mappings"] = dict(manifest.mappings)
     fields["digest"] = digest_hex(strictjson.dumps(fields))
     return strictjson.dumps(fields) + b"\n"
 
@@ -211,6 +214,7 @@ def _from_fields(fields: dict[str, Any], where: str) -> Manifest:
         skips=_left(fields.get("skips", []), "skips"),
         plans=_plans(fields.get("plans", {})),
         bases=_bases(fields.get("bases", {}), version, where),
+        mappings=_mappings(fields.get("mappings", {})),
         version=version,
     )
 
@@ -244,6 +248,14 @@ def _check_base_files(base: Mapping[str, Any]) -> None:
         _number(size, "the size of a file of a base model")
         if not isinstance(digest, str) or name.startswith("/") or ".." in name.split("/"):
             raise ValueError(f"the file {name[:80]!r} of a base model is not recorded as size and digest")
+
+
+def _mappings(fields: Any) -> dict[str, str]:
+    if not isinstance(fields, dict) or not all(isinstance(text, str) for text in fields.values()):
+        raise ValueError("mappings are not a map of module to text")
+    for name in fields:
+        check_group(name)
+    return dict(fields)
 
 
 def _left(fields: Any, name: str) -> tuple[tuple[int, str], ...]:

@@ -54,11 +54,12 @@ def map_contents(
     ties: Mapping[str, str] | None = None,
     target_tp: Callable[[str], int | None] | int | None = None,
     lenient: Callable[[str], bool] = lambda key: False,
+    keeps_numbers: bool = False,
 ) -> MappedContents:
     """Apply a program to the group `module` and the state that follows it. `targets` are the wanted keys, if known.
 
     `ties` maps each target alias to the key that shares its tensor. The caller handles mismatches of
-    targets for which `lenient` is true.
+    targets for which `lenient` is true. With `keeps_numbers`, parameter numbers of optimizers count the targets.
     """
     if module not in contents.groups:
         raise Mismatch(
@@ -87,7 +88,9 @@ def map_contents(
     groups[module] = _module_group(group, mapper, tied)
     params = mapper.targets_by_source()
     state = {name: mapped_entry(name, entry, module, params) for name, entry in contents.state.items()}
-    if any(recipe.sources() != [key] or not _is_rename(recipe, compiled) for key, recipe in compiled.recipes.items()):
+    if not keeps_numbers and any(
+        recipe.sources() != [key] or not _is_rename(recipe, compiled) for key, recipe in compiled.recipes.items()
+    ):
         # The keys of another model may be in another order, which invalidates parameter numbers.
         state |= {name: state[name] | {"mapped": True} for name in numbered}
     kept = frozenset(f"{module}: {key}" for key in compiled.kept)

@@ -14,6 +14,7 @@ from holdfast.adapters.tree import flatten
 from holdfast.format.dtypes import dtype_named
 from holdfast.mapping.apply import EqualScalars, MappedContents, map_contents
 from holdfast.mapping.per_module import ModelInfo, programs
+from holdfast.mapping.program import Mapping as Program
 from holdfast.plan.contents import Contents
 from holdfast.plan.files import TensorSpec
 
@@ -57,6 +58,7 @@ def map_stored(
     mapping: Any,
     live_tensors: Sequence[TargetTensors],
     config: Callable[[str], Mapping[str, Any] | None],
+    stored_names: Mapping[str, Program],
     *,
     reverse: bool = False,
     partial: bool = False,
@@ -64,6 +66,8 @@ def map_stored(
 ) -> MappedContents:
     """Map the contents of a checkpoint to the keys of the live state of all ranks.
 
+    `stored_names` are programs for modules without a mapping from the user. They only undo the names that
+    a model's own save gave, so that misfits are reported later and parameter numbers keep their meaning.
     `lenient(group, key)` returns True if a mismatch of that tensor is reported later. `partial` means that the
     checkpoint was saved with patterns that may have left sources of the mapping out.
     """
@@ -82,8 +86,10 @@ def map_stored(
         live = wanted[module]
         return ModelInfo(config(module), *((live, stored) if reverse else (stored, live)))
 
-    for module, program in programs(mapping, list(wanted), model_info, reverse=reverse).items():
-        if partial and module not in contents.groups:
+    given = {} if mapping is None else programs(mapping, list(wanted), model_info, reverse=reverse)
+    for module, program in {**stored_names, **given}.items():
+        is_own = module not in given
+        if (is_own or partial) and module not in contents.groups:
             continue
         targets = wanted[module]
         specs = {key: spec for key, (spec, _) in targets.items()}
@@ -95,7 +101,13 @@ def map_stored(
             specs,
             ties=ties[module],
             target_tp=degrees.get,
-            lenient=functools.partial(lenient, module),
+            lenient=functools.partial(_always if is_own else lenient, module),
+            keeps_numbers=is_own,
         )
-        contents, kept, same = mapped.contents, kept | mapped.kept, (*same, *mapped.equal_scalars)
+        contents, kept = mapped.contents, kept | mapped.kept
+        same = same if is_own else (*same, *mapped.equal_scalars)  # those of one parameter were written as one
     return MappedContents(contents, kept, same)
+
+
+def _always(module: str, key: str) -> bool:
+    return True

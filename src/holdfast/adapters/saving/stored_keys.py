@@ -9,20 +9,22 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from holdfast.adapters.huggingface import config_of
+from holdfast.adapters.hub.saved_names import HubRequest, derive_names, fallback_notice, unopenable
+from holdfast.adapters.huggingface import CONFIG_FILES, config_of
 from holdfast.adapters.saving.collect import Collected, SaveItem
 from holdfast.adapters.saving.save_selection import SaveSelection
 from holdfast.adapters.tensors import Holder, part_view
-from holdfast.core.errors import InvalidArgument, Unsupported
+from holdfast.core.errors import InvalidArgument, Mismatch, Unsupported
 from holdfast.core.ranks import Ranks, run_on_all_ranks
 from holdfast.format.dtypes import DType, dtype_named
 from holdfast.layout.box import Box
 from holdfast.layout.placement import Boxes, ShardBox
-from holdfast.mapping.apply import MappedContents, map_contents, mapped_entry
+from holdfast.mapping.apply import MappedContents, map_contents, mapped_entry, refuse_nested_states
 from holdfast.mapping.per_module import ModelInfo, programs
+from holdfast.mapping.program import Mapping as Program
 from holdfast.plan.contents import Contents, Group
 from holdfast.plan.files import Place, TensorSpec
 from holdfast.plan.recipe import Recipe, Term, target_view_steps
@@ -36,9 +38,16 @@ class StoredKeys:
     targets: Mapping[str, Mapping[str, tuple[str, ...]]]  # by module and live key: the stored keys
     uses: Mapping[tuple[str, str], tuple[tuple[str, str, Recipe[Place]], ...]]  # by live tensor
     known: frozenset[tuple[str, str]]  # the live tensors of all ranks that the mapping was resolved for
+    recorded: Mapping[str, str] = field(default_factory=dict)  # by module: the mapping to names on the hub
+    notices: tuple[str, ...] = ()  # warnings for the user about names
+    omitted_files: frozenset[str] = frozenset()  # config files that would promise what from_pretrained cannot do
+    _cuts: dict[Any, tuple[_Cut, ...]] = field(default_factory=dict)  # by live tensor and its parts, found once
 
     def map_items(self, collected: Collected) -> Collected:
         """Return the same state under the keys of the file."""
+        files = {name: data for name, data in collected.files.items() if name not in self.omitted_files}
+        if not self.targets:
+            return replace(collected, files=files)
         mapped: list[SaveItem] = []
         fixed = 0
         for number, item in enumerate(collected.items):
@@ -53,7 +62,7 @@ class StoredKeys:
             if group in aliases:
                 aliases[group] = dict(members.aliases)
         fixed = len(mapped) if collected.fixed >= len(collected.items) else fixed
-        return replace(collected, items=mapped, optimizers=optimizers, aliases=aliases, fixed=fixed)
+        return replace(collected, items=mapped, optimizers=optimizers, aliases=aliases, files=files, fixed=fixed)
 
     def _map_item(self, item: SaveItem) -> Iterator[SaveItem]:
         name = (item.group, item.key)
@@ -63,13 +72,20 @@ class StoredKeys:
             return
         if item.outer:
             self._refuse_renamed(item)
+        found = self._cuts.get((name, item.holder.parts))
+        if found is None:
+            found = self._cuts[name, item.holder.parts] = tuple(self._cuts_of(item, name))
+        for cut in found:
+            yield cut.applied(item)
+
+    def _cuts_of(self, item: SaveItem, name: tuple[str, str]) -> Iterator[_Cut]:
         for group, key, recipe in self.uses[name]:
             if recipe.is_whole(recipe.terms[0].source.spec.shape):
-                yield replace(item, group=group, key=key)
+                yield _Cut(group, key)
                 continue
             for term in recipe.terms:
                 if (term.source.file, term.source.spec.key) == name:
-                    yield from _term_items(item, group, key, recipe, term)
+                    yield from _term_cuts(item, group, key, recipe, term)
 
     def _refuse_renamed(self, item: SaveItem) -> None:
         """Raise Unsupported if the mapping changes a tensor inside of a tensor subclass."""
@@ -82,23 +98,44 @@ class StoredKeys:
             )
 
 
-def _term_items(item: SaveItem, group: str, key: str, recipe: Recipe[Place], term: Term[Place]) -> Iterator[SaveItem]:
-    """Yield the parts of one term that this rank holds, as views of the live tensor."""
-    cast = _cast(item, term, key)
+@dataclass(frozen=True, slots=True)
+class _Cut:
+    """The part of a live tensor that goes to one stored tensor, found once for a layout; the whole without a recipe."""
+
+    group: str
+    key: str
+    recipe: Recipe[Place] | None = None
+    term: Term[Place] | None = None
+    part: ShardBox | None = None  # None: the stored tensor is empty
+    within: Any = ()
+    steps: tuple[Any, Any, Any] = ((), (), ())
+    box: Box | None = None
+
+    def applied(self, item: SaveItem) -> SaveItem:
+        """Return the part of this item as a view of the live tensor."""
+        if self.recipe is None or self.term is None:
+            return replace(item, group=self.group, key=self.key)
+        cast, logical, shape = _cast(item, self.term, self.key), item.holder.logical, self.recipe.shape
+        if self.part is None or self.box is None:
+            holder = Holder(logical, shape, (), item.holder.local.new_empty(shape), Boxes(()))
+        else:
+            dropped, moved, raised = self.steps
+            view = part_view(item.holder, self.part)[self.within][dropped].permute(moved)[raised]
+            parts = (ShardBox(self.box, Box.full(self.box.sizes)),)
+            holder = Holder(logical, shape, parts, view, Boxes((self.box,)))
+        return replace(item, group=self.group, key=self.key, holder=holder, cast=cast)
+
+
+def _term_cuts(item: SaveItem, group: str, key: str, recipe: Recipe[Place], term: Term[Place]) -> Iterator[_Cut]:
+    """Yield the parts of one term that this rank holds."""
     if not math.prod(recipe.shape):
-        empty = Holder(item.holder.logical, recipe.shape, (), item.holder.local.new_empty(recipe.shape), Boxes(()))
-        yield replace(item, group=group, key=key, holder=empty, cast=cast)
+        yield _Cut(group, key, recipe, term)
         return
     for part in item.holder.parts:
         common = part.box.intersect(term.part)
-        if common is None:
-            continue
-        dropped, moved, raised = target_view_steps(term.order, len(common.sizes))
-        view = part_view(item.holder, part)[common.within(part.box)][dropped].permute(moved)[raised]
-        box = term.target_box(common)
-        parts = (ShardBox(box, Box.full(box.sizes)),)
-        holder = Holder(item.holder.logical, recipe.shape, parts, view, Boxes((box,)))
-        yield replace(item, group=group, key=key, holder=holder, cast=cast)
+        if common is not None:
+            steps = target_view_steps(term.order, len(common.sizes))
+            yield _Cut(group, key, recipe, term, part, common.within(part.box), steps, term.target_box(common))
 
 
 def _cast(item: SaveItem, term: Term[Place], key: str) -> DType | None:
@@ -114,41 +151,149 @@ def resolve_mapping(
     collected: Collected,
     mapping: Any,
     state: Mapping[str, Any],
+    hub: HubRequest,
     selection: SaveSelection | None = None,
 ) -> StoredKeys:
-    """Resolve a mapping for the tensors of all ranks. Collective.
+    """Resolve a mapping, and the names on the hub of modules without one, for the tensors of all ranks. Collective.
 
     A `selection` leaves out the stored tensors that are made of unselected live ones.
     """
 
     def describe() -> dict[str, Any]:
-        return CollectedTensors.of(collected, {name: config_of(state.get(name)) for name in state}).fields()
+        configs = {name: config_of(state.get(name)) for name in state} if mapping is not None else {}
+        return CollectedTensors.of(collected, configs).fields()
 
     described = [CollectedTensors(**fields) for fields in run_on_all_ranks(ranks, describe)]
-    resolved: list[StoredKeys] = []
+    resolver = _Resolver(ranks, described, mapping, selection)
+    run_on_all_ranks(ranks, resolver.map_user)
+    resolver.map_hub(state, hub)
+    stored = resolver.stored_keys()
+    problems = run_on_all_ranks(ranks, lambda: _problem_of(stored, collected))
+    problem = next(filter(None, problems), "")
+    if problem and resolver.on_hub:  # an option or state of the optimizer that follows no mapping
+        resolver.undo_hub(state, hub, problem)
+        return resolver.stored_keys()
+    return stored
 
-    def resolve() -> None:
-        live = contents = _contents_of(described)
-        configs = {name: config for rank_tensors in described for name, config in rank_tensors.configs.items()}
+
+def _problem_of(stored: StoredKeys, collected: Collected) -> str:
+    if not stored.recorded:
+        return ""
+    try:
+        for name, entry in collected.optimizers.items():
+            refuse_nested_states(name, entry)
+        stored.map_items(collected)
+    except (Mismatch, Unsupported) as error:
+        return str(error)
+    return ""
+
+
+class _Resolver:
+    """Maps the contents of all ranks module by module. Every rank holds the same contents and takes the same steps."""
+
+    def __init__(
+        self,
+        ranks: Ranks,
+        described: Sequence[CollectedTensors],
+        mapping: Any,
+        selection: SaveSelection | None = None,
+    ) -> None:
+        self._ranks = ranks
+        self._selection = selection
+        self._described = described
+        self._mapping = mapping
+        self._live = self._plain = self._contents = _contents_of(described)
+        self._mapped: list[tuple[str, MappedContents]] = []
+        self._plain_mapped: list[tuple[str, MappedContents]] = []
+        self.on_hub: dict[str, str] = {}  # by module, the mappings in use
+        self._problems: dict[str, str] = {}
+        self._without_config: list[str] = []
+
+    def map_user(self) -> None:
+        """Apply the mapping that the user gave."""
+        if self._mapping is None:
+            return
+        contents = self._contents
+        configs = {name: config for rank_tensors in self._described for name, config in rank_tensors.configs.items()}
         named = {name: group for name, group in contents.groups.items() if "/" not in name}
         modules = [name for name, group in named.items() if group.kind in ("module", "tensors")]
-        mapped = []
 
         def model_info(module: str) -> ModelInfo:
             return ModelInfo(configs.get(module), contents.groups[module].tensors)
 
-        for module, program in programs(mapping, modules, model_info).items():
-            mapped.append((module, map_contents(contents, module, program)))
-            contents = mapped[-1][1].contents
-        if selection is not None:
-            contents = _selected(contents, live, selection)
-            for module, one in mapped:
-                _require_weights(module, one.contents, contents)
-        known = frozenset((name, key) for name, group in live.groups.items() for key in group.tensors)
-        resolved.append(_stored_keys(contents, mapped, known))
+        for module, program in programs(self._mapping, modules, model_info).items():
+            self._apply(module, program)
+        self._plain, self._plain_mapped = self._contents, list(self._mapped)
 
-    run_on_all_ranks(ranks, resolve)
-    return resolved[0]
+    def _apply(self, module: str, program: Program) -> None:
+        mapped = map_contents(self._contents, module, program)
+        self._mapped.append((module, mapped))
+        self._contents = mapped.contents
+
+    def map_hub(self, state: Mapping[str, Any], hub: HubRequest) -> None:
+        """Give the other modules their names on the hub, or those that the run has used before. Collective."""
+        users = {module for module, _ in self._mapped}
+        open_modules = {name: rank for name, rank in hub.candidates.items() if name not in users}
+        derived: dict[str, int] = {}
+        for module, rank in open_modules.items():
+            kept = hub.kept.get(module)
+            if kept is None or (kept and not self._try(module, kept)):
+                derived[module] = rank
+        if not derived:
+            return
+        texts, self._problems = derive_names(self._ranks, state, derived, self._shapes())
+        for module, text in texts.items():
+            if text and not self._try(module, text):
+                self.on_hub.pop(module, None)
+        self._note_config(state, hub)
+
+    def _shapes(self) -> dict[str, dict[str, tuple[int, ...]]]:
+        groups = self._plain.groups.items()
+        return {name: {key: recipe.shape for key, recipe in group.tensors.items()} for name, group in groups}
+
+    def _try(self, module: str, text: str) -> bool:
+        """Apply a derived mapping; a state that cannot follow it, such as a factored one, prevents it."""
+        try:
+            program = Program.parse(text)
+            program.reverse()
+            self._apply(module, program)
+        except (InvalidArgument, Mismatch, Unsupported) as error:
+            self._problems[module] = str(error)
+            return False
+        self._problems.pop(module, None)
+        self.on_hub[module] = text
+        return True
+
+    def undo_hub(self, state: Mapping[str, Any], hub: HubRequest, problem: str) -> None:
+        """Return to the names in memory. Collective."""
+        self._problems |= dict.fromkeys(self.on_hub, problem)
+        self.on_hub.clear()
+        self._contents, self._mapped = self._plain, list(self._plain_mapped)
+        self._note_config(state, hub)
+
+    def _note_config(self, state: Mapping[str, Any], hub: HubRequest) -> None:
+        failed = {name: rank for name, rank in hub.candidates.items() if name in self._problems}
+        self._without_config = unopenable(self._ranks, state, failed, self._shapes()) if failed else []
+
+    def stored_keys(self) -> StoredKeys:
+        """Return the result so far."""
+        notices = [
+            fallback_notice(name, problem, opens=name not in self._without_config)
+            for name, problem in self._problems.items()
+        ]
+        contents = self._contents
+        if self._selection is not None:
+            contents = _selected(contents, self._live, self._selection)
+            for module, one in self._mapped:
+                _require_weights(module, one.contents, contents)
+        known = frozenset((name, key) for name, group in self._live.groups.items() for key in group.tensors)
+        found = _stored_keys(contents, self._mapped, known)
+        return replace(
+            found,
+            recorded=dict(self.on_hub),
+            notices=tuple(notices),
+            omitted_files=frozenset(CONFIG_FILES if "model" in self._without_config else ()),
+        )
 
 
 @dataclass(frozen=True, slots=True)

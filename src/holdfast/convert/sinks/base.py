@@ -26,7 +26,7 @@ class SinkRequest:
     """Options for a sink, in addition to the contents.
 
     `side_files` are small files of the source that are not tensors: config.json, tokenizers.
-    `writer`, `metrics`, `plans` and `bases` come from the manifest of a Holdfast source.
+    `writer`, `metrics`, `plans`, `bases` and `mappings` come from the manifest of a Holdfast source.
     """
 
     max_shard_bytes: int
@@ -36,6 +36,7 @@ class SinkRequest:
     metrics: Mapping[str, float | None] = field(default_factory=dict)
     plans: Mapping[str, Any] = field(default_factory=dict)
     bases: Mapping[str, Any] = field(default_factory=dict)
+    mappings: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

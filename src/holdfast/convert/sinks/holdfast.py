@@ -55,6 +55,7 @@ def plan(contents: Contents, request: SinkRequest) -> Output:
             metrics=request.metrics,
             plans=request.plans,
             bases=request.bases,
+            mappings=request.mappings,
         )
         return {**small, names.MANIFEST: encode_manifest(manifest)}
 
