@@ -14,7 +14,6 @@ from typing import Any, Self
 
 from holdfast.checkpoint.catalog import living_steps
 from holdfast.core import limits
-from holdfast.core.clock import process_age_s
 from holdfast.core.errors import HoldfastError, InvalidArgument, StorageError, Unsupported
 from holdfast.core.events import Event, Listener, log_event, safe_listener
 from holdfast.core.ranks import Ranks, raise_on_all_ranks
@@ -35,7 +34,7 @@ from holdfast.engine.restore import RestoreRequest
 from holdfast.engine.run_engine import RunEngine, RunState
 from holdfast.engine.save_handle import SaveHandle, SaveRequest, check_state, check_step
 from holdfast.engine.signals import Termination, close_at_exit
-from holdfast.engine.start_run import refuse_checkpoint
+from holdfast.engine.start_run import refuse_checkpoint, report_import
 from holdfast.keep import Policy
 from holdfast.mapping.per_module import MappingLike
 from holdfast.storage import Storage, storage_at
@@ -46,8 +45,6 @@ __all__ = ["Checkpointer", "SaveHandle"]
 
 _TRIES = 3
 _UNREPORTED = 1000  # saves that a program may leave without asking for them; older ones are forgotten
-# How old the process was when this module was imported, until a restore reports it.
-_IMPORTED_S = [age for age in (process_age_s(),) if age is not None]
 
 _LIVING: weakref.WeakSet[Checkpointer] = weakref.WeakSet()
 
@@ -349,7 +346,6 @@ class Checkpointer:
                 cast=cast,
                 **self._options.for_loads(only, ignore),
                 device=device,
-                hub_keys=self._options.hub_keys,
                 memory_bytes=memory_bytes,
                 read_once=read_once,
             )
@@ -360,7 +356,7 @@ class Checkpointer:
             ranks = self._ranks()
             request = raise_on_all_ranks(ranks, check)
             self._finish_others()
-            self._report_import(ranks.rank)
+            report_import(self._listener, ranks.rank)
             restored = self._engine.restore(ranks, state, request)
             self._warnings.emit()
             return restored
@@ -369,11 +365,6 @@ class Checkpointer:
         """Wait for the save in flight of this or another Checkpointer of the process under the same root."""
         for living in [other for other in _LIVING if other.storage.name == self.storage.name]:
             living.finish()
-
-    def _report_import(self, rank: int) -> None:
-        """Report the import at the first restore of the process: a restart begins with it."""
-        if _IMPORTED_S:
-            self._listener(Event("imported", rank=rank, seconds=_IMPORTED_S.pop(), detail="since the process began"))
 
     def close(self, timeout: float | None = None) -> None:
         """Finish the save in flight and release the writer. A closed Checkpointer cannot save.

@@ -52,7 +52,9 @@ def digests(state: dict[str, Any]) -> dict[str, str]:
                 tensors[f"{names[id(parameter)]}/{kind}"] = tensor
     for name, tensor in tensors.items():
         whole = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-        out[name] = hashlib.sha256(whole.detach().contiguous().flatten().view(torch.uint8).numpy()).hexdigest()
+        out[name] = hashlib.sha256(
+            whole.detach().contiguous().flatten().view(torch.uint8).numpy().tobytes()
+        ).hexdigest()
     return out
 
 

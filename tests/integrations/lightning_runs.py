@@ -97,9 +97,14 @@ class Lines(Logger):
 
     def __init__(self, lines: dict[Any, Any]) -> None:
         self.lines = lines
-        self.name, self.version = "lines", 0  # type: ignore[misc]
 
-    name = version = experiment = None  # type: ignore[assignment]
+    @property
+    def name(self) -> str:
+        return "lines"
+
+    @property
+    def version(self) -> int:
+        return 0
 
     def log_hyperparams(self, *_: Any, **__: Any) -> None: ...
 
@@ -128,7 +133,7 @@ class Gan(Module):
         super().__init__(plateau)
         self.automatic_optimization = False
 
-    def training_step(self, batch: Any, batch_idx: int) -> None:
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
         rows, index = batch
         losses = []
         for optimizer in self.optimizers():
@@ -234,7 +239,8 @@ def refusals(root: str) -> dict[str, str]:
 
     class Endless(IterableDataset):
         def __iter__(self):
-            yield from Noisy(29)
+            rows = Noisy(29)
+            yield from (rows[at] for at in range(29))
 
     def fit(name: str, module: Any = None, data: Any = None, second: bool = False, **options: Any) -> None:
         ck = HoldfastCheckpoint(f"{root}/{name}", every_n_train_steps=2, **options)

@@ -72,6 +72,7 @@ class SaveOptions:
             "mesh": self.mesh,
             "mapping": self.mapping,
             "reverse": self.mapping is not None,
+            "hub_keys": self.hub_keys,
         }
 
     def require_reversible(self) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from holdfast.checkpoint.catalog import living_steps
 from holdfast.checkpoint.run_identity import identify
+from holdfast.core.clock import process_age_s
 from holdfast.core.errors import HoldfastError, Unsupported
 from holdfast.core.events import Event, Listener
 from holdfast.core.ranks import Ranks, run_on_all_ranks
@@ -19,6 +20,9 @@ from holdfast.engine.recovery import Cleaned, Leftovers
 from holdfast.storage import is_checkpoint
 from holdfast.storage.base import SharedStorage
 from holdfast.storage.local import LocalStorage
+
+# How old the process was when this module was imported, until a restore reports it.
+_IMPORTED_S = [age for age in (process_age_s(),) if age is not None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,3 +120,9 @@ def report_older_run(ranks: Ranks, storage: SharedStorage, step: int, listener: 
                 "and retention counts it among the newest; call restore(state) first, or choose an empty root"
             )
             listener(Event("unrestored", step, detail=detail))
+
+
+def report_import(listener: Listener, rank: int) -> None:
+    """Report the import at the first restore of the process: a restart begins with it."""
+    if _IMPORTED_S:
+        listener(Event("imported", rank=rank, seconds=_IMPORTED_S.pop(), detail="since the process began"))

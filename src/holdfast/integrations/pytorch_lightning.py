@@ -7,5 +7,5 @@ from holdfast.integrations.lightning.checkpoint_callback import CheckpointCallba
 __all__ = ["HoldfastCheckpoint"]
 
 
-class HoldfastCheckpoint(CheckpointCallback, ModelCheckpoint):
+class HoldfastCheckpoint(CheckpointCallback, ModelCheckpoint):  # type: ignore[misc]  # two packages, one callback
     __doc__ = CheckpointCallback.__doc__

@@ -11,7 +11,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from holdfast.adapters.hooks import check_optimizer_save
-from holdfast.adapters.huggingface import adapter_kind, config_files
+from holdfast.adapters.huggingface import adapter_kind
 from holdfast.adapters.live_state import LiveState
 from holdfast.adapters.low_bit_optimizers import MixedStates, is_empty_beside_blocks, is_low_bit
 from holdfast.adapters.module import memory_identity, unwrap
@@ -24,15 +24,16 @@ from holdfast.adapters.optimizer import (
     view_optimizer,
 )
 from holdfast.adapters.optimizer_options import option_groups
-from holdfast.adapters.peft import AdapterParts, adapter_configs, base_of, peft_model
+from holdfast.adapters.peft import peft_model
+from holdfast.adapters.saving.entry_files import entry_files, plan_of
+from holdfast.adapters.saving.tree_digests import item_digest, tensors_by_top_key, tensors_digest
 from holdfast.adapters.subclass_tensors import InnerTensor, SubclassView, is_subclass, own_shard, view_subclass
-from holdfast.adapters.tensors import Holder, Holders, fingerprint, holder_of, part_view, raw_array
+from holdfast.adapters.tensors import Holder, Holders, part_view, raw_array
 from holdfast.adapters.tree import Tree, flatten
 from holdfast.core.errors import HoldfastError, LayoutError
-from holdfast.core.names import BASE, check_key, file_stem, group_folder, masters_group
+from holdfast.core.names import BASE, check_key, masters_group
 from holdfast.format import statejson
 from holdfast.format.dtypes import DType, model_dtype_named
-from holdfast.layout.box import Box
 from holdfast.layout.coordinates import key_at
 from holdfast.layout.placement import ShardBox
 from holdfast.plan.files import RawArray, ShardPiece
@@ -207,7 +208,7 @@ class Collected:
         for name, tree in self.trees.items():
             own = self.partitioned_report(name) if name in partitioned else None
             content = [self.tree_kinds[name], tree.value]
-            out[name] = own or RankValue.of(TREE, content, _tensors_digest(tree, on_devices=on_devices))
+            out[name] = own or RankValue.of(TREE, content, tensors_digest(tree, on_devices=on_devices))
         for name, content in self.optimizers.items():
             out[name] = RankValue.of(OPTIMIZER, content)
         for name, data in self.files.items():
@@ -229,42 +230,9 @@ class Collected:
         plain = isinstance(tree.value, dict) and not any(key.startswith("$") for key in tree.value)
         if kind not in ("tensors", "module") or not plain:
             return None
-        own = _tensors_by_top_key(tree)
-        digests = {key: _item_digest(item, own.get(key, {})) for key, item in tree.value.items()}
+        own = tensors_by_top_key(tree)
+        digests = {key: item_digest(item, own.get(key, {})) for key, item in tree.value.items()}
         return RankValue.of(SPLIT_DICT, {"kind": kind, "value": tree.value, "digests": digests})
-
-
-def _tensors_by_top_key(tree: Tree) -> dict[str, dict[str, torch.Tensor]]:
-    """Return the tensors below each key of a dict; keys may contain dots, so a tensor may be below several."""
-    out: dict[str, dict[str, torch.Tensor]] = {}
-    for path, tensor in tree.tensors.items():
-        end = len(path)
-        while end >= 0:
-            if path[:end] in tree.value:
-                out.setdefault(path[:end], {})[path] = tensor
-            end = path.rfind(".", 0, end)
-    return out
-
-
-def _item_digest(item: Any, tensors: dict[str, torch.Tensor]) -> str:
-    """Return a string that is equal on ranks with the same value under a dict key. A bare reference needs no hash."""
-    if not tensors and type(item) is dict and len(item) == 1:
-        ((tag, content),) = item.items()
-        if tag == "$tensor" and type(content) is str:
-            return f"{tag} {content}"
-    return RankValue.of(TREE, item, _tensors_digest(Tree(item, tensors), on_devices=True)).digest
-
-
-def _tensors_digest(tree: Tree, *, on_devices: bool) -> str:
-    """Return a string that is equal on ranks whose tensors inside a value are equal."""
-    parts = []
-    for key, tensor in sorted(tree.tensors.items()):
-        holder = holder_of(tensor, key)
-        parts.append(f"{key}:{holder.logical.name}:{list(holder.shape)}")
-        whole = len(holder.parts) == 1 and holder.parts[0].box == Box.full(holder.shape)
-        if whole and (on_devices or holder.local.device.type == "cpu"):
-            parts.append(fingerprint(holder.local))
-    return "\n".join(parts)
 
 
 def collect(
@@ -365,26 +333,6 @@ _SUBCLASS_NOTICE = (
     "{name}: {key} is a tensor subclass, stored as the tensors inside: no config.json is written, and from_pretrained "
     "cannot open this checkpoint. holdfast.load can, into a model that was quantized in the same way"
 )
-
-
-def plan_of(name: str, module: Any) -> dict[str, Any]:
-    """Return the plan of `holdfast.spmd.distribute` for a module as JSON values, under the module's name."""
-    plan = getattr(module, "holdfast_plan", None)
-    return {name: plan} if isinstance(plan, dict) else {}
-
-
-def entry_files(
-    name: str, module: Any, parts: AdapterParts | None, dtype: str | None, head: str = ""
-) -> dict[str, bytes]:
-    """Return the config files of a module that is stored as `dtype`, or in its own dtype, by path."""
-    if parts is None:
-        files = config_files(module, dtype) if name == "model" else {}
-        return {head + file: data for file, data in files.items()}
-    out = adapter_configs(name, module, head)
-    if parts.base:
-        folder = group_folder(file_stem(f"{head}{name}.{BASE}", BASE))
-        out |= {folder + file: data for file, data in config_files(base_of(module), dtype, is_base=True).items()}
-    return out
 
 
 def _collect_averages(out: Collected, live: LiveState, name: str) -> None:

@@ -21,7 +21,8 @@ from holdfast.adapters.module import unwrap
 from holdfast.adapters.optimizer import DeclaresShards, inner_optimizer
 from holdfast.adapters.optimizer_options import option_groups
 from holdfast.adapters.peft import AdapterParts
-from holdfast.adapters.saving.collect import Chooses, Collected, SaveItem, collect_values, entry_files, plan_of
+from holdfast.adapters.saving.collect import Chooses, Collected, SaveItem, collect_values
+from holdfast.adapters.saving.entry_files import entry_files, plan_of
 from holdfast.adapters.subclass_tensors import is_subclass, plain_tensors
 from holdfast.adapters.tensors import Holder, Holders, has_memory, memory_of, without_grad
 from holdfast.adapters.weight_wrappers import local_tensor

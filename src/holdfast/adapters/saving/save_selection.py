@@ -61,7 +61,7 @@ class SaveSelection:
 
     def apply(self, collected: Collected) -> Collected:
         """Return the selected part of a rank's state; tensors of stateful objects follow their entry."""
-        keys = _Keys.of(collected)
+        keys = _GroupKeys.of(collected)
         chosen = [
             self._selects(keys, item.group, item.outer or item.key, item.role == "parameter")
             for item in collected.items
@@ -99,7 +99,7 @@ class SaveSelection:
 
     def survey(self, collected: Collected) -> RankSelection:
         """Return what the ranks exchange before the first save of a layout."""
-        keys = _Keys.of(collected)
+        keys = _GroupKeys.of(collected)
         out = self.apply(collected)
         incomplete = {group for group in collected.left_out if keys.kinds[group] == "module"} | {
             item.group
@@ -127,19 +127,19 @@ class SaveSelection:
 
     def selects(self, kinds: Mapping[str, str], aliases: Mapping[str, Mapping[str, str]], group: str, key: str) -> bool:
         """Return True if a tensor of any rank is selected, given the kinds and ties of all groups."""
-        return self._selects(_Keys(kinds, _inverted(aliases)), group, key)
+        return self._selects(_GroupKeys(kinds, _inverted(aliases)), group, key)
 
     def _unused(self) -> list[str]:
         return [pattern for pattern in (*self.choice.only, *self.choice.ignore) if pattern not in self.choice.used]
 
-    def _selects(self, keys: _Keys, group: str, key: str, rounded: bool = False) -> bool:
+    def _selects(self, keys: _GroupKeys, group: str, key: str, rounded: bool = False) -> bool:
         name = (group, key, rounded)
         known = self._decisions.get(name)
         if known is None:
             known = self._decisions[name] = self._decide(keys, group, key, rounded)
         return known
 
-    def _decide(self, keys: _Keys, group: str, key: str, rounded: bool) -> bool:
+    def _decide(self, keys: _GroupKeys, group: str, key: str, rounded: bool) -> bool:
         if keys.kinds.get(group) == "masters":
             module = keys.module_of(group)
             others = keys.names.get(module, {}).get(key, ())
@@ -183,18 +183,18 @@ class SaveSelection:
 
 
 @dataclass(frozen=True, slots=True)
-class _Keys:
+class _GroupKeys:
     """The kinds of the groups, and the other names of each tied key by group."""
 
     kinds: Mapping[str, str]
     names: Mapping[str, Mapping[str, Sequence[str]]]
 
     @staticmethod
-    def of(collected: Collected) -> _Keys:
+    def of(collected: Collected) -> _GroupKeys:
         # The averages of a module are loaded by the keys that they have themselves.
         averages = tuple(f"{name}/" for name, kind in collected.tree_kinds.items() if kind == "averages")
         own = {group: ties for group, ties in collected.aliases.items() if not group.startswith(averages)}
-        return _Keys(collected.kinds, _inverted(own))
+        return _GroupKeys(collected.kinds, _inverted(own))
 
     def module_of(self, group: str) -> str:
         return next((name for name in self.kinds if masters_group(name) == group), "model")

@@ -17,6 +17,7 @@ from holdfast.api import load
 from holdfast.checkpointer import Checkpointer
 from holdfast.core.errors import InvalidArgument, NotFound, Unsupported
 from holdfast.core.names import MANIFEST, folder_step, step_folder
+from holdfast.integrations.lightning.bound_methods import bind, set_restarting
 from holdfast.integrations.lightning.epoch_metrics import RestoredMeans, epoch_metrics, restore_epoch_metrics
 from holdfast.integrations.lightning.run_record import (
     RunRecord,
@@ -28,7 +29,6 @@ from holdfast.integrations.lightning.run_record import (
     saved_model,
 )
 from holdfast.integrations.lightning.train_loaders import TrainLoaders
-from holdfast.integrations.lightning.trainer_hooks import bind, set_restarting
 from holdfast.random_streams import RandomStreams
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ class CheckpointCallback(_Base):
         refused = sorted(options.keys() & _REFUSED.keys())
         if refused:
             raise Unsupported(f"{refused[0]}: {_REFUSED[refused[0]]}")
-        if when is not None and every_n_train_steps is every_n_epochs is train_time_interval is None:
+        if when is not None and (every_n_train_steps, every_n_epochs, train_time_interval) == (None, None, None):
             every_n_epochs = 0  # by default it would be 1
         self.root = os.fspath(root)
         super().__init__(
