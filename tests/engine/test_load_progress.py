@@ -12,9 +12,8 @@ import pytest
 import torch
 
 import holdfast
-from holdfast import checkpointer as checkpointer_module
 from holdfast.core.events import Event
-from holdfast.engine import load_progress
+from holdfast.engine import load_progress, start_run
 
 
 def run_with_a_step(root) -> dict[str, torch.Tensor]:
@@ -26,7 +25,7 @@ def run_with_a_step(root) -> dict[str, torch.Tensor]:
 
 def test_every_phase_is_an_event_with_its_seconds(tmp_path, monkeypatch):
     weights = run_with_a_step(tmp_path)
-    monkeypatch.setattr(checkpointer_module, "_IMPORTED_S", [1.5])
+    monkeypatch.setattr(start_run, "_IMPORTED_S", [1.5])
     monkeypatch.setattr(load_progress, "_EVENT_S", 0.0)
     events: list[Event] = []
     with holdfast.Checkpointer(tmp_path, on_event=events.append) as run:

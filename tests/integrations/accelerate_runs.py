@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate import Accelerator, DataLoaderConfiguration, FullyShardedDataParallelPlugin
-from accelerate.utils import ProjectConfiguration, set_seed
+from accelerate import Accelerator, DataLoaderConfiguration, FullyShardedDataParallelPlugin, PartialState
+from accelerate.utils import DistributedType, ProjectConfiguration, set_seed
 from torch import nn
+from torch.distributed.fsdp import FSDPModule
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from holdfast.integrations.accelerate import AccelerateCheckpointer, attach
@@ -66,6 +67,8 @@ def make(mode: str, size: int = 29, batch: int = 4, accumulation: int = 1, **opt
         kwargs["fsdp_plugin"] = FullyShardedDataParallelPlugin(
             fsdp_version=2, auto_wrap_policy="transformer_based_wrap", transformer_cls_names_to_wrap=["Linear"]
         )
+        # accelerate turns FSDP on for GPUs only, and trains without it on CPUs, silently.
+        PartialState(cpu=True)._shared_state["distributed_type"] = DistributedType.MULTI_GPU
     loading = DataLoaderConfiguration(use_seedable_sampler=options.pop("seedable", True), **options.pop("loading", {}))
     accelerator = Accelerator(
         cpu=True, dataloader_config=loading, gradient_accumulation_steps=accumulation, **kwargs, **options
@@ -75,6 +78,7 @@ def make(mode: str, size: int = 29, batch: int = 4, accumulation: int = 1, **opt
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 3, 0.9)
     loader = DataLoader(Noisy(size), batch_size=batch, shuffle=True)
     model, optimizer, scheduler, loader = accelerator.prepare(model, optimizer, scheduler, loader)
+    assert isinstance(model, FSDPModule) is (mode == "fsdp2")
     return accelerator, model, optimizer, scheduler, loader
 
 

@@ -271,7 +271,7 @@ def _dtensor_holder(value: DTensor, where: str, allow_meta: bool) -> Holder:
     if logical.pair:
         shape, parts = (*shape, 2), _paired(parts)
         how = Boxes(tuple(part.box for part in parts))
-    return Holder(logical, shape, parts, _storable(local, where), how)
+    return Holder(logical, shape, parts, _storable(local, where, allow_meta), how)
 
 
 def dtensor_parts(value: DTensor, where: str) -> tuple[tuple[ShardBox, ...], RankLayout]:

@@ -82,8 +82,11 @@ class Commit:
     mappings: dict[str, str] = field(default_factory=dict)  # by module, those recorded in the manifest
 
     def fields(self) -> dict[str, Any]:
-        """Return the JSON form."""
-        return asdict(self)
+        """Return the JSON form; without mappings, it is that of releases that had none."""
+        fields = asdict(self)
+        if not self.mappings:
+            del fields["mappings"]
+        return fields
 
     @staticmethod
     def from_fields(fields: Mapping[str, Any]) -> Commit:

@@ -57,7 +57,8 @@ def _verify(checkpoint: Checkpoint) -> dict[str, Any]:
     with progress_bar("verifying", checkpoint.manifest.total_bytes) as advance:
         report = checkpoint.verify(advance)
     facts = {"path": checkpoint.path, "good": report.good, "files": report.files, "bytes": report.bytes}
-    facts["unchecked"] = list(report.unchecked)
+    if report.unchecked:
+        facts["unchecked"] = list(report.unchecked)
     return facts | {"damage": [asdict(damage) for damage in report.damage]}
 
 

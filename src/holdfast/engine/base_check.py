@@ -13,6 +13,7 @@ from holdfast.core.names import ADAPTER, BASE, BUFFERS, is_group_of
 from holdfast.engine.base_samples import differing_key
 from holdfast.engine.bases import base_source
 from holdfast.engine.options import LoadOptions
+from holdfast.sources.foreign import Foreign
 
 if TYPE_CHECKING:
     from holdfast.adapters.live_state import LiveState
@@ -26,7 +27,9 @@ def stored_parts(checkpoint: Checkpoint, state: Mapping[str, Any]) -> dict[str, 
     """
     from holdfast.adapters.peft import AdapterParts
 
-    kinds = {name: group.kind for name, group in checkpoint.contents.groups.items()}
+    # A Holdfast manifest has the kinds; the contents would open files that a selection leaves out.
+    groups = checkpoint.contents.groups if isinstance(checkpoint, Foreign) else checkpoint.manifest.groups
+    kinds = {name: group.kind for name, group in groups.items()}
     out = {}
     for name in (text for own in state if isinstance(own, str) for text in (own, f"{own}/model")):
         own_kinds = {kind for group, kind in kinds.items() if is_group_of(group, name)}
