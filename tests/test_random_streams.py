@@ -103,6 +103,7 @@ def _loaded(root: str, sizes: tuple[int, ...], names: tuple[str, ...]) -> tuple[
     return draws(), report.notes
 
 
+@pytest.mark.full
 def test_every_rank_goes_on_on_the_same_mesh_and_another_one_is_reported(tmp_path: Path) -> None:
     root, names = str(tmp_path / "s"), ("dp", "tp")
     saved = run_ranks(4, _saved, root, (2, 2), names)

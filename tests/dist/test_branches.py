@@ -7,6 +7,7 @@ import signal
 import warnings
 from pathlib import Path
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
@@ -65,6 +66,7 @@ def _skip_and_go_on(root: str) -> tuple[int | None, list[int], int | None]:
             return found, checkpointer.steps(), checkpointer.restore(_state(0.0))
 
 
+@pytest.mark.full
 def test_damage_that_one_rank_sees_is_moved_aside_for_all(tmp_path: Path) -> None:
     run_ranks(2, _save_three, str(tmp_path))
     tensors = next((tmp_path / "step-000000000003").glob("weights-*"))

@@ -111,6 +111,7 @@ def test_torchrun_tells_errors_and_dry_runs_once(source, tmp_path):
     assert not (tmp_path / "b").exists()
 
 
+@pytest.mark.full
 def test_torchrun_shares_the_work(source, tmp_path):
     done = torchrun(source, tmp_path / "b", "--max-shard-size", "30kB")
     assert done.returncode == 0, done.stderr

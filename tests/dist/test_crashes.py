@@ -98,6 +98,7 @@ def test_a_killed_process_group_is_survived_too(tmp_path: Path) -> None:
     wait_until(lambda: not leftovers(tmp_path))
 
 
+@pytest.mark.full
 def test_sigterm_is_heard_while_a_save_waits_for_the_one_before(tmp_path: Path) -> None:
     code = (
         "import os, signal, torch, holdfast\n"
@@ -201,6 +202,7 @@ def restore_and_save(root: str) -> tuple[list[bool], int | None]:
     raise AssertionError("every save was skipped")
 
 
+@pytest.mark.full
 @pytest.mark.sliced(2)
 @pytest.mark.parametrize("world", [4, 1])
 def test_a_run_goes_on_while_its_state_is_written_from_memory(tmp_path: Path, world: int) -> None:
@@ -237,6 +239,7 @@ def peek_and_restore(root: str) -> tuple[Any, ...]:
         return [(peek.step, dict(peek.values)) for peek in peeks if peek], checkpointer.restore(fresh)
 
 
+@pytest.mark.full
 def test_a_peek_sees_what_only_memory_holds_and_leaves_it_there(tmp_path: Path) -> None:
     victims = Victims(2, fail_to_write, str(tmp_path))
     victims.hear()
@@ -309,6 +312,7 @@ def test_memory_waits_for_storage_that_works_again(tmp_path: Path) -> None:
     wait_until(lambda: not leftovers(tmp_path))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("gone", ["north", "south"])
 def test_a_host_that_lost_its_memory_means_the_older_checkpoint(tmp_path: Path, gone: str) -> None:
     victims = Victims(4, fail_on_two_hosts, str(tmp_path), hosts=HOSTS)
@@ -478,6 +482,7 @@ def test_spoiled_memory_gets_no_new_card(tmp_path: Path) -> None:
     assert [(found, right) for found, _, right in results] == [(1, True)] * 4
 
 
+@pytest.mark.full
 def test_an_exception_keeps_what_only_memory_holds(tmp_path: Path) -> None:
     victims = Victims(2, fail_and_raise, str(tmp_path))
     victims.hear()
@@ -592,6 +597,7 @@ def begin_without_restoring(root: str) -> None:
         checkpointer.save(1, state(7)).result(60)
 
 
+@pytest.mark.full
 def test_a_run_that_begins_anew_forgets_what_memory_holds(tmp_path: Path) -> None:
     victims = Victims(2, fail_to_write, str(tmp_path))
     victims.hear()

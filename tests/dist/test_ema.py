@@ -37,6 +37,7 @@ def train(root: str, start: int, stop: int, device: str) -> dict[str, list[float
     return {key: checkpoint.read(key, "ema/model").flatten().tolist() for key in checkpoint.keys("ema/model")}
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("device", ["same", pytest.param("cpu", marks=pytest.mark.full)])
 def test_layouts_agree_and_take_over_from_each_other(tmp_path: Path, device: str) -> None:
     truth = run_ranks(1, train, str(tmp_path / "one"), 0, 9, "same")[0]

@@ -153,6 +153,7 @@ def leave_in_memory(volume: Path, step: int) -> None:
     thesis.rmdir()
 
 
+@pytest.mark.full
 def test_the_memory_of_a_dead_run_is_its_own(volumes: tuple[Path, Path]) -> None:
     first, second = volumes
     leave_in_memory(first, 20)
@@ -179,6 +180,7 @@ def test_a_living_run_of_another_volume_is_not_waited_for(volumes: tuple[Path, P
     assert Container(first, "restore").done() == [("restored", 7, 7.0)]
 
 
+@pytest.mark.full
 def test_a_living_run_of_the_same_volume_is_told_apart_from_a_dead_one(volumes: tuple[Path, Path]) -> None:
     volume, _ = volumes
     run = Container(volume, "save:1", "stay", "fly:2", "stay")

@@ -57,6 +57,7 @@ def _restore(root: str, placement: str, mappable: bool, verify: bool) -> tuple[i
     return checkpointer.last_report.read_bytes, checkpointer.last_report.needed_bytes
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("mappable", [True, False], ids=["mapped", "read"])
 @pytest.mark.parametrize("placement", PLACEMENTS)
 def test_each_byte_comes_from_storage_once_per_host(tmp_path: Path, placement: str, mappable: bool) -> None:

@@ -128,6 +128,7 @@ def test_experts_have_keys_of_their_own_with_global_numbers(truth: Truth) -> Non
     assert not [key for key in keys if key.endswith("gate_up_proj")]
 
 
+@pytest.mark.full
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_transformers_opens_what_ep_4_wrote_and_gives_the_live_logits(tmp_path: Path) -> None:
     live = run_ranks(4, _ep_4, tmp_path, deadline_s=DEADLINE_S)

@@ -321,6 +321,7 @@ def test_two_restores_in_a_row_from_memory(tmp_path: Path) -> None:
     assert arenas(tmp_path) == [] and holdfast.open(tmp_path / "step-000000000003").verify().good
 
 
+@pytest.mark.full
 def test_a_run_that_is_killed_right_after_a_restore_from_memory_loses_nothing(tmp_path: Path) -> None:
     leave_in_memory(tmp_path, 3)
     code = (

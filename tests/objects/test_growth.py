@@ -92,6 +92,7 @@ def requests_of_saves(root: str, counting: Counting, policy: keep.Policy, steps:
     return found[2:]
 
 
+@pytest.mark.full
 def test_the_requests_of_a_save_and_of_a_restore_do_not_grow(root: str, counting: Counting) -> None:
     with holdfast.Checkpointer(root, on_event=lambda event: None) as run:
         save(run, 1)

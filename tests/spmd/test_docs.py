@@ -46,6 +46,7 @@ def test_the_readme_has_a_line_for_each_version():
     assert other == "any other"
 
 
+@pytest.mark.full
 @pytest.mark.timeout(180)
 def test_the_example_of_the_readme_prints_what_it_says(tmp_path: Path):
     """Started as the page says; it is the page's only program."""

@@ -44,6 +44,7 @@ except RuntimeError as error:
 """
 
 
+@pytest.mark.full
 @pytest.mark.timeout(300)
 def test_a_slice_of_the_table_elsewhere() -> None:
     table = all_operations()

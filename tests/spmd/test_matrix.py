@@ -62,6 +62,7 @@ def test_strided_shards_are_never_wrong_and_never_hang():
     assert failures(findings) == []
 
 
+@pytest.mark.full
 @pytest.mark.timeout(600)
 def test_a_slice_that_torch_alone_has_right_stays_right_for_no_more_bytes():
     cases = [case for case in CASES if not OPERATIONS[case.operation].random][11::2999]

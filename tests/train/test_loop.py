@@ -90,6 +90,7 @@ def test_learning_and_clipping(tmp_path: Path):
     assert json.dumps(trainer.position.state_dict())
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("tied", [False, True])
 def test_a_run_begins_with_the_weights_of_another(tmp_path: Path, tied: bool):
     """Of the run itself, when there is a checkpoint of it; experts come from their own keys, bf16 is cast."""

@@ -55,6 +55,7 @@ def full_size() -> dict[str, Sized]:
     return {key: Sized(shape, dtype_named("bfloat16")) for key, shape in shapes.items()}
 
 
+@pytest.mark.full
 @pytest.mark.sliced(3)
 @pytest.mark.parametrize("variant", ["stacked", "megatron", "megatron-dist-layers"])
 def test_the_full_key_set_goes_there_and_back_in_seconds(variant: str) -> None:

@@ -64,6 +64,7 @@ def _on_two_by_two(folder: str) -> dict[str, Any]:
     return {"transformer": found, "images": _trained(Images().double(), torch.ones(4, 3, 8, 8).double(), (4,))}
 
 
+@pytest.mark.full
 def test_two_axes_train_as_one_device_does_and_the_manifest_has_the_plan(tmp_path: Path) -> None:
     answers = run_ranks(4, _on_two_by_two, str(tmp_path), deadline_s=100)
     for answer in answers:

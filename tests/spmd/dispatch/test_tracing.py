@@ -230,6 +230,7 @@ def _shifted():
     return wrong
 
 
+@pytest.mark.full
 def test_a_shift_is_not_taken_for_a_write_in_place():
     assert run_ranks(2, _shifted, deadline_s=120) == [[]] * 2
 

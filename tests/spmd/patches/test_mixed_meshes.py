@@ -116,6 +116,7 @@ def _clip():
     return findings.count, findings.bad
 
 
+@pytest.mark.full
 def test_clipping_sees_every_gradient_once():
     for count, bad in run_ranks(4, _clip, deadline_s=240):
         assert (count, bad) == (36, {})

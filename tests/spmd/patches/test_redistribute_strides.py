@@ -75,6 +75,7 @@ def test_a_transposed_tensor_that_moved_is_viewed_as_on_one_device(rows):
     assert run_ranks(4, _views, rows, deadline_s=180) == [[]] * 4
 
 
+@pytest.mark.full
 @pytest.mark.timeout(300)
 def test_a_slice_of_the_table_by_columns() -> None:
     chosen = [operation for name, operation in all_operations().items() if name not in LEFT_OUT]
