@@ -185,3 +185,12 @@ def require_small_steps(tmp_path: Path, folder: Path, model: Any) -> None:
     for step in (1, 2):
         files = (tmp_path / "run" / f"step-{step:012d}").rglob("*")
         assert sum(file.stat().st_size for file in files if file.is_file()) < 1.05 * 3 * adapter
+
+
+def test_an_adapter_that_is_not_saved_whole_claims_nothing(tmp_path: Path):
+    """PeftModel.from_pretrained would open it with freshly initialized weights."""
+    model = peft.get_peft_model(torch.nn.Sequential(torch.nn.Linear(4, 4)), peft.LoraConfig(target_modules=["0"]))
+    holdfast.save(tmp_path / "whole", {"model": model}, base="none")
+    holdfast.save(tmp_path / "part", {"model": model}, base="none", ignore=["*lora_A*"])
+    assert (tmp_path / "whole" / "adapter_config.json").exists()
+    assert not (tmp_path / "part" / "adapter_config.json").exists()

@@ -15,9 +15,11 @@ from holdfast.adapters.optimizer import inner_optimizer, state_names
 from holdfast.adapters.saving.collect import Collected, SaveItem
 from holdfast.adapters.tree import Tree
 from holdfast.core.errors import InvalidArgument, Mismatch
-from holdfast.core.names import masters_group
+from holdfast.core.names import ADAPTER, BASE, masters_group
 from holdfast.plan.contents import KeySelection
 from holdfast.plan.state_references import references, without_references
+
+_DESCRIBED = ("module", ADAPTER, BASE)  # kinds of groups that a config file describes
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +94,9 @@ class SaveSelection:
             for group, descriptions in collected.subclasses.items()
             if group in kept
         }
-        out.files = {name: data for name, data in collected.files.items() if _owner(name) not in self.incomplete}
+        adapters = any(collected.kinds.get(group) in (ADAPTER, BASE) for group in self.incomplete)
+        files = {} if adapters else collected.files  # the configs of a PEFT model describe all of its groups
+        out.files = {name: data for name, data in files.items() if _owner(name) not in self.incomplete}
         out.plans = {name: plan for name, plan in collected.plans.items() if name in kept}
         out.bases = {name: base for name, base in collected.bases.items() if name in kept}
         return out
@@ -101,10 +105,10 @@ class SaveSelection:
         """Return what the ranks exchange before the first save of a layout."""
         keys = _GroupKeys.of(collected)
         out = self.apply(collected)
-        incomplete = {group for group in collected.left_out if keys.kinds[group] == "module"} | {
+        incomplete = {group for group in collected.left_out if keys.kinds[group] in _DESCRIBED} | {
             item.group
             for item in collected.items
-            if keys.kinds[item.group] == "module" and not self._selects(keys, item.group, item.outer or item.key)
+            if keys.kinds[item.group] in _DESCRIBED and not self._selects(keys, item.group, item.outer or item.key)
         }
         states = (self._selects(keys, group, key) for group, key in _states_to_come(collected, self._unused()))
         is_empty = not out.items and not out.optimizers and not out.trees
