@@ -37,7 +37,7 @@ def main() -> None:
     intervals: dict[str, list[float]] = {name: [] for name in CONTESTANTS}
     parameters = 0
     for number in range(arguments.rounds):
-        order = CONTESTANTS[number % 3 :] + CONTESTANTS[: number % 3]
+        order = CONTESTANTS[number % len(CONTESTANTS) :] + CONTESTANTS[: number % len(CONTESTANTS)]
         for name in order:
             parameters, seconds = train_once(name, arguments)
             intervals[name] += seconds

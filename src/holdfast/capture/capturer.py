@@ -151,7 +151,7 @@ class Capturer:
         items = self._items(sources, optimizers, targets)
         pending = self.copier.start(items, targets, self.hooks.interval_s)
         self.hooks.guard(pending.released)
-        if pending.done:
+        if pending.to_host:
             self._ensure_thread()
             self._queue.put(_WatchedCapture(pending, on_done, on_error))
         else:
@@ -169,7 +169,7 @@ class Capturer:
                 kinds.setdefault(kind, []).append(CopyItem(item, part, span, target, owned=False))
         few = [item for kind in kinds.values() for item in sorted(kind, key=_copied_bytes)[:_REHEARSED]]
         if few:
-            self.copier.start([*few, *(replace(item, owned=True) for item in few)], targets, None).wait()
+            self.copier.start([*few, *(replace(item, owned=True) for item in few)], targets, None).finish()
 
     def _items(
         self, sources: Iterable[tuple[SaveItem, ShardBox, ArenaSpan]], optimizers: Sequence[Any], targets: CopyTargets
@@ -195,7 +195,7 @@ class Capturer:
         enter_thread(device)
         while (watched := self._queue.get()) is not None:
             try:
-                rate = watched.pending.wait()
+                rate = watched.pending.finish()
                 if rate:
                     self.copier.rate = rate
                 watched.on_done(watched.pending.started)

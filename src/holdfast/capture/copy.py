@@ -3,7 +3,8 @@
 CPU tensors are copied before `start` returns. CUDA tensors are copied on a side stream. Tensors
 that an optimizer owns are copied while the next forward and backward run. All others are first
 copied on the device, so that the compute stream waits only for that copy. Small tensors are
-gathered in a mirror on the device and moved together.
+gathered in a mirror on the device and moved together. What was copied on the device is sent to the
+host in portions, so that values that the trainer reads meanwhile pass between them.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ _USED_OF_STEP = 0.8  # usable share of a step's time before the next optimizer s
 _SPARE_BYTES = 1 << 30
 _SPARE_SHARE = 0.05
 _ALIGNMENT = 512
+_PORTION_BYTES = 64 << 20  # about a millisecond of copying to the host
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,22 +110,55 @@ class CopyItem:
         return self.save_item.holder.local.device
 
 
+@dataclass(frozen=True, slots=True)
+class HostCopies:
+    """Copies of one device's captured bytes to the host that are still to be started, on its side stream."""
+
+    stream: torch.cuda.Stream
+    begin: torch.cuda.Event
+    copies: tuple[tuple[torch.Tensor, torch.Tensor], ...]
+
+    def run(self) -> float:
+        """Copy everything; return the milliseconds since the capture's first copy.
+
+        About one portion is in flight at a time: a device serves a stream until it runs out of copies,
+        and a loss that the trainer reads on another stream would wait for all of them.
+        """
+        copied = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
+        end = torch.cuda.Event(enable_timing=True, blocking=True)  # type: ignore[no-untyped-call]
+        queued = 0
+        with torch.cuda.stream(self.stream), torch.no_grad():
+            for target, source in self._portions():
+                target.copy_(source, non_blocking=True)
+                queued += source.numel()
+                if queued >= _PORTION_BYTES:
+                    copied.record(self.stream)
+                    copied.synchronize()
+                    queued = 0
+            end.record(self.stream)
+        end.synchronize()
+        return float(self.begin.elapsed_time(end))
+
+    def _portions(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        for target, source in self.copies:
+            for at in range(0, source.numel(), _PORTION_BYTES):
+                part = slice(at, at + _PORTION_BYTES)
+                yield target[part], source[part]
+
+
 @dataclass(slots=True)
 class PendingCapture:
-    """A capture in flight: its events, and the tensors that must stay alive until it is done."""
+    """A capture in flight: its events, what is still to be copied, and the tensors that must stay alive until then."""
 
     bytes: int = 0
     started: float = field(default_factory=time.perf_counter)
     released: list[tuple[torch.device, torch.cuda.Event]] = field(default_factory=list)
-    done: list[tuple[torch.cuda.Event, torch.cuda.Event]] = field(default_factory=list)
+    to_host: list[HostCopies] = field(default_factory=list)
     alive: list[torch.Tensor] = field(default_factory=list)
 
-    def wait(self) -> float:
-        """Wait on the host until the capture is complete; return the bytes per second, 0 if unknown."""
-        milliseconds = 0.0
-        for begin, end in self.done:
-            end.synchronize()
-            milliseconds += begin.elapsed_time(end)
+    def finish(self) -> float:
+        """Copy what was staged on devices and wait for all copies; return the bytes per second, 0 if unknown."""
+        milliseconds = sum(copies.run() for copies in self.to_host)
         self.alive.clear()
         return self.bytes / milliseconds * 1000 if milliseconds else 0.0
 
@@ -217,11 +252,8 @@ class Copier:
             released.record(side)
             pending.released.append((device, released))
             copies += [(mirror.begin, mirror.memory) for mirror in targets.mirrors if mirror.device == device]
-            for at, copy in copies:
-                targets.arena[at : at + copy.numel()].copy_(copy, non_blocking=True)
-            end = torch.cuda.Event(enable_timing=True, blocking=True)  # type: ignore[no-untyped-call]
-            end.record(side)
-            pending.done.append((begin, end))
+            to_host = tuple((targets.arena[at : at + copy.numel()], copy) for at, copy in copies)
+            pending.to_host.append(HostCopies(side, begin, to_host))
 
     def _gather(self, items: Iterable[CopyItem], pending: PendingCapture) -> None:
         """Copy small items into their mirrors, with few kernel launches."""
