@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from holdfast.engine.save_handle import SaveHandle
     from holdfast.mapping.program import Mapping
     from holdfast.random_streams import RandomStreams
+    from holdfast.sizes.memory_plan import MemoryPlan, plan_memory
 
 _HOMES = {
     "save": ("holdfast.api", "save"),
@@ -49,6 +50,8 @@ _HOMES = {
     "SaveHandle": ("holdfast.engine.save_handle", "SaveHandle"),
     "LoadReport": ("holdfast.engine.load_report", "LoadReport"),
     "Peek": ("holdfast.engine.peek", "Peek"),
+    "MemoryPlan": ("holdfast.sizes.memory_plan", "MemoryPlan"),
+    "plan_memory": ("holdfast.sizes.memory_plan", "plan_memory"),
     "Mapping": ("holdfast.mapping.program", "Mapping"),
     "EMA": ("holdfast.ema", "EMA"),
     "RandomStreams": ("holdfast.random_streams", "RandomStreams"),
@@ -72,6 +75,7 @@ __all__ = [
     "LayoutError",
     "LoadReport",
     "Mapping",
+    "MemoryPlan",
     "Mismatch",
     "NotFound",
     "Peek",
@@ -87,6 +91,7 @@ __all__ = [
     "keep",
     "load",
     "open",
+    "plan_memory",
     "save",
     "when",
 ]

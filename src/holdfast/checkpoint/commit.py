@@ -160,13 +160,17 @@ class Commit:
         problem = strictjson.size_problem(small[names.STATE])
         if problem:
             raise Unsupported(f"the values that are not tensors take {problem}; save large ones as tensors")
+        return small | self.indexes()
+
+    def indexes(self) -> dict[str, bytes]:
+        """Return the index files of the groups by name."""
+        out = {}
         for group, record in self.groups.items():
             if record.kind == names.ADAPTER:
                 continue  # one file, as PEFT writes it
             stem = names.file_stem(group, record.kind)
-            index = encode_index(self.keys[group], record.total_bytes, names.group_folder(stem))
-            small[names.index_file(stem)] = index
-        return small
+            out[names.index_file(stem)] = encode_index(self.keys[group], record.total_bytes, names.group_folder(stem))
+        return out
 
 
 def _group_from(fields: Mapping[str, Any]) -> GroupRecord:

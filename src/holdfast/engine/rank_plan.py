@@ -99,7 +99,15 @@ def forecast_arena_bytes(ranks: Ranks, layout: LayoutSurvey, options: SaveOption
         item = collected.items[source.item]
         if item.role == "parameter" and item.cast is None and item.source is not None:
             size += source.span.bytes * missing.get(id(item.source()), 0)
-    return size + min(size, options.block_bytes) + size // 50  # blocks get other owners when tensors are added
+    return prepared_arena_bytes(size, options)
+
+
+def prepared_arena_bytes(size: int, options: SaveOptions) -> int:
+    """Return the size of the arena to allocate ahead of a plan that is expected to need `size` bytes.
+
+    The margin is for later plans: blocks get other owners when tensors are added.
+    """
+    return size + min(size, options.block_bytes) + size // 50
 
 
 def _sources(collected: Collected, spans: list[ArenaSpan], group_of: Mapping[str, str]) -> list[CaptureSource]:

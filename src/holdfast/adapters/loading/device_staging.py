@@ -59,13 +59,23 @@ def staging_for(devices: Collection[torch.device], memory_bytes: int, neighbours
     if cuda is None:
         staging: Staging = HostStaging.within(memory_bytes, neighbours)
     else:
-        sizes = threads_and_buffer_bytes(memory_bytes, neighbours, _BUFFERS, _LARGEST_BUFFER_BYTES)
-        staging = DeviceStaging(cuda, *sizes, memory_bytes)
+        staging = DeviceStaging(cuda, *_device_buffers(memory_bytes, neighbours), memory_bytes)
     for device in _others(devices):  # threads copy to them on streams that do not wait for the program's
         torch.accelerator.synchronize(device)
     if needs_one_thread(devices):
         staging.threads = 1
     return staging
+
+
+def _device_buffers(memory_bytes: int, neighbours: int) -> tuple[int, int]:
+    """Return how many threads read for a GPU, and the bytes of each of their buffers."""
+    return threads_and_buffer_bytes(memory_bytes, neighbours, _BUFFERS, _LARGEST_BUFFER_BYTES)
+
+
+def pinned_bytes(memory_bytes: int, neighbours: int) -> int:
+    """Return the page-locked memory that a load into a GPU uses on a machine with the processors of this one."""
+    threads, size = _device_buffers(memory_bytes, neighbours)
+    return threads * _BUFFERS * size
 
 
 def needs_one_thread(devices: Collection[torch.device]) -> bool:

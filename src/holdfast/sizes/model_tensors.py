@@ -1,0 +1,85 @@
+"""The tensors of a model by key, shape and dtype: from a checkpoint, a config.json or a module. No values."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from holdfast.core.errors import Unsupported
+from holdfast.format.dtypes import DType, dtype_named
+from holdfast.plan.quantized_keys import is_float8, quantized_weights
+
+if TYPE_CHECKING:
+    from holdfast.checkpoint.checkpoint import Checkpoint
+
+_FLOATS = ("float16", "bfloat16", "float32", "float64")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelTensor:
+    """A tensor of a model: its key, dtype and shape as a file stores them, its logical dtype, and its role."""
+
+    key: str
+    dtype: DType
+    logical: DType
+    shape: tuple[int, ...]
+    is_parameter: bool = True  # else a buffer
+    is_trained: bool = True  # it has a gradient and an optimizer state
+
+    @property
+    def is_float(self) -> bool:
+        """True if a cast of the model changes its dtype: a trained float, neither quantized nor a scale."""
+        return self.is_trained and self.dtype.name in _FLOATS
+
+
+@dataclass(frozen=True, slots=True)
+class ModelTensors:
+    """The tensors of a model in the model's order, the aliases of tied ones, and where they are from."""
+
+    tensors: tuple[ModelTensor, ...]
+    aliases: Mapping[str, str]
+    origin: str
+    notes: tuple[str, ...] = ()
+
+    @property
+    def parameters(self) -> int:
+        """The number of elements of all parameters; packed ones count as they are stored."""
+        return sum(math.prod(tensor.shape) for tensor in self.tensors if tensor.is_parameter)
+
+
+def model_of_checkpoint(checkpoint: Checkpoint) -> ModelTensors:
+    """Return the tensors of a checkpoint's model. Quantized weights and their scales are not trained."""
+    group = _model_group(checkpoint)
+    found = [checkpoint.find(key, group) for key in checkpoint.keys(group)]
+    quantized = quantized_weights({tensor.key: tensor.logical for tensor in found})
+    fixed = {key for weight in quantized.values() for key in (weight.weight, *weight.companions)}
+    tensors = tuple(
+        ModelTensor(
+            key=tensor.key,
+            dtype=tensor.dtype,
+            logical=_logical(tensor.logical, tensor.dtype),
+            shape=tensor.shape,
+            is_parameter=tensor.key in fixed or tensor.dtype.name in _FLOATS or is_float8(tensor.logical),
+            is_trained=tensor.key not in fixed and tensor.dtype.name in _FLOATS,
+        )
+        for tensor in found
+    )
+    notes = ()
+    if quantized:
+        notes = (f"{len(quantized)} quantized weights stay as they are stored, and are not trained",)
+    return ModelTensors(tensors, dict(checkpoint.contents.groups[group].aliases), checkpoint.path, notes)
+
+
+def _logical(name: str, stored: DType) -> DType:
+    return stored if name == stored.name else dtype_named(name)
+
+
+def _model_group(checkpoint: Checkpoint) -> str:
+    groups = checkpoint.contents.groups
+    modules = [name for name, group in groups.items() if group.kind == "module"]
+    if "model" in modules or len(modules) == 1:
+        return "model" if "model" in modules else modules[0]
+    known = ", ".join(sorted(groups)) or "no groups"
+    raise Unsupported(f"{checkpoint.path} has no single model to size, but {known}: convert the model out of it first")
