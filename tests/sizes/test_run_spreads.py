@@ -27,7 +27,6 @@ SHAPES = {
     "ep-2-pp-2": {"pp": 2, "dp": 2, "ep": 2, "zero": 3},
     "ep-2-tp-2": {"tp": 2, "dp": 2, "ep": 2, "zero": 3},
 }
-QUICK = ("ep-2-tp-2",)
 
 
 def _bytes_of(tensor: Any) -> int:
@@ -49,7 +48,8 @@ def _measure(layout: str, path: str) -> tuple[int, int, int]:
     return sum(map(_bytes_of, parameters)), gradients, sum(map(_bytes_of, moments))
 
 
-@pytest.mark.parametrize("layout", [pytest.param(n, marks=() if n in QUICK else pytest.mark.full) for n in SHAPES])
+@pytest.mark.full
+@pytest.mark.parametrize("layout", SHAPES)
 def test_ranks_of_the_trainer_hold_what_is_planned(layout: str, tmp_path: Path) -> None:
     measured = run_ranks(LAYOUTS[layout].world, _measure, layout, str(tmp_path / "made"))
     plan = holdfast.plan_memory(tmp_path / "made", optim="adamw", **SHAPES[layout], **CUT)

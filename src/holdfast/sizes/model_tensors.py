@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -13,7 +14,10 @@ from holdfast.plan.quantized_keys import is_float8, quantized_weights
 
 if TYPE_CHECKING:
     from holdfast.checkpoint.checkpoint import Checkpoint
+    from holdfast.plan.contents import StoredTensor
 
+# Buffers of floats: a file does not tell them from parameters.
+_BUFFERS = re.compile(r"(?:.*\.)?(?:running_mean|running_var|inv_freq|e_score_correction_bias|position_ids)")
 _FLOATS = ("float16", "bfloat16", "float32", "float64")
 
 
@@ -55,21 +59,24 @@ def model_of_checkpoint(checkpoint: Checkpoint) -> ModelTensors:
     found = [checkpoint.find(key, group) for key in checkpoint.keys(group)]
     quantized = quantized_weights({tensor.key: tensor.logical for tensor in found})
     fixed = {key for weight in quantized.values() for key in (weight.weight, *weight.companions)}
-    tensors = tuple(
-        ModelTensor(
-            key=tensor.key,
-            dtype=tensor.dtype,
-            logical=_logical(tensor.logical, tensor.dtype),
-            shape=tensor.shape,
-            is_parameter=tensor.key in fixed or tensor.dtype.name in _FLOATS or is_float8(tensor.logical),
-            is_trained=tensor.key not in fixed and tensor.dtype.name in _FLOATS,
-        )
-        for tensor in found
-    )
+    tensors = tuple(_tensor_of(tensor, is_fixed=tensor.key in fixed) for tensor in found)
     notes = ()
     if quantized:
         notes = (f"{len(quantized)} quantized weights stay as they are stored, and are not trained",)
     return ModelTensors(tensors, dict(checkpoint.contents.groups[group].aliases), checkpoint.path, notes)
+
+
+def _tensor_of(tensor: StoredTensor, *, is_fixed: bool) -> ModelTensor:
+    """Return a tensor of a file, of which only the name tells a buffer of floats; the fixed ones are quantized."""
+    is_float = (tensor.dtype.name in _FLOATS or is_float8(tensor.logical)) and not _BUFFERS.fullmatch(tensor.key)
+    return ModelTensor(
+        key=tensor.key,
+        dtype=tensor.dtype,
+        logical=_logical(tensor.logical, tensor.dtype),
+        shape=tensor.shape,
+        is_parameter=is_fixed or is_float,
+        is_trained=is_float and not is_fixed and tensor.dtype.name in _FLOATS,
+    )
 
 
 def _logical(name: str, stored: DType) -> DType:

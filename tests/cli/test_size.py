@@ -1,0 +1,52 @@
+import json
+
+import torch
+
+from tests.cli.calls import call, process
+
+
+def test_prints_ranks_and_checkpoint(run):
+    found = call("size", run, "--dp", 2, "--zero", 3, "--optim", "adamw", "--param", "fp32")
+    assert found.exit_code == 0, found.output
+    lines = found.output.splitlines()
+    assert "23 parameters in 4 tensors" in lines[0]
+    assert lines[1] == "stored: model, 92 B"
+    assert "2 ranks on 1 host: dp 2 x tp 1 x pp 1, ep 1, zero 3" in lines
+    header, *rows = lines[lines.index("") + 1 :][:3]
+    assert header.split()[:2] == ["ranks", "parameters"]
+    assert [row.split()[:3] for row in rows] == [["0", "56", "B"], ["1", "36", "B"]]
+    assert "a checkpoint takes" in found.output
+    assert "not counted: activations" in lines[-1]
+
+
+def test_json_has_every_figure(run):
+    found = call("size", run, "--tp", 1, "--optim", "adamw", "--param", "bf16", "--compute", "fp8", "--json")
+    fields = json.loads(found.output)
+    rank = fields["ranks"][0]
+    assert (rank["parameters"], rank["masters"], rank["optimizer"], rank["gradients"]) == (46, 92, 184, 46)
+    assert rank["device_bytes"] == 46 + 92 + 184 + 46
+    assert rank["arena_bytes"] > 46 + 92 + 184
+    assert rank["restore"]["bytes"] == 46 + 92 + 184 + 4 * 4
+    assert fields["checkpoint"]["bytes"] == sum(group["file_bytes"] for group in fields["checkpoint"]["groups"])
+    assert fields["run"]["world"] == 1
+
+
+def test_ranks_that_are_alike_share_a_row(tmp_path):
+    import holdfast
+
+    holdfast.save(tmp_path / "made", {"model": torch.nn.Linear(8, 5)})
+    found = call("size", tmp_path / "made", "--dp", 5, "--zero", 3)
+    assert [line.split("  ")[0] for line in found.output.splitlines() if " B  " in line][:2] == ["0-4", "model"]
+    uneven = call("size", tmp_path / "made", "--dp", 4, "--zero", 3).output
+    assert [line.split()[:2] for line in uneven.splitlines() if line.count(" B ") > 4] == [
+        ["0-1", "72"],
+        ["2", "36"],
+        ["3", "0"],
+    ]
+
+
+def test_wrong_calls(tmp_path):
+    missing = process("size", tmp_path / "missing")
+    assert (missing.returncode, missing.stdout) == (2, "")
+    assert "no such file or folder" in missing.stderr
+    assert process("size", tmp_path).returncode == 2
