@@ -67,8 +67,8 @@ def plan_memory(
     options are the run's: ranks of data, tensor, pipeline and expert parallelism, the ZeRO stage, and formats (fp32,
     bf16, fp16; for `compute` also fp8, fp8-row, fp8-block128, mxfp8, mxfp4, nvfp4, whose copies have scales).
     `optim` names the optimizer; without one the model is only held. Weights below fp32 have fp32 `masters` unless
-    these are "none". `model_dtype`, `max_shard_size` and `block_bytes` are those of the Checkpointer. Arenas of saves are planned
-    for all `ranks`, or by default for at most 64: in a larger run for the first host of each stage.
+    these are "none". `model_dtype`, `max_shard_size` and `block_bytes` are those of the Checkpointer. Arenas of saves
+    are planned for all `ranks`, or by default for at most 64: in a larger run for the first host of each stage.
 
     The checkpoint's files and the arenas come from the plan that a save makes; activations, buffers of
     communication and the parameters that FSDP gathers for a layer are not counted.
