@@ -20,7 +20,7 @@ from tests.dist.layouts import LAYOUTS, Llama, local_tensors
 
 CUT: dict[str, Any] = {"block_bytes": 4096, "max_shard_size": 30_000}
 OPTIONS = SaveOptions(**CUT)
-SHAPES = {
+SHAPES: dict[str, dict[str, Any]] = {
     "single": {},
     "ddp-2": {"dp": 2},
     "fsdp-2": {"dp": 2, "zero": 3},

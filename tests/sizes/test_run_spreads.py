@@ -14,7 +14,7 @@ from tests.dist.harness import run_ranks
 from tests.dist.train_cases import LAYOUTS, batches, model, share
 from tests.sizes.test_memory_plan import CUT, on_disk
 
-SHAPES = {
+SHAPES: dict[str, dict[str, Any]] = {
     "fsdp-4": {"dp": 4, "zero": 3},
     "replicate-2": {"dp": 2},
     "tp-2-dp-2": {"tp": 2, "dp": 2, "zero": 3},

@@ -61,7 +61,8 @@ def _build(path: Path, fields: dict[str, Any]) -> Any:
         config = transformers.AutoConfig.from_pretrained(path, trust_remote_code=False, local_files_only=True)
         with torch.device("meta"):
             if kind is None:
-                return transformers.AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+                auto: Any = transformers.AutoModelForCausalLM
+                return auto.from_config(config, trust_remote_code=False)
             return kind._from_config(config)
     except HoldfastError:
         raise
@@ -80,7 +81,7 @@ def model_of_module(module: nn.Module, origin: str = "a module") -> ModelTensors
     shapes = {key: tuple(tensor.shape) for key, tensor in stored.items()}
     dtypes = {key: str(tensor.dtype).removeprefix("torch.") for key, tensor in stored.items()}
     trained = {key for key in stored if key in view.parameters and stored[key].requires_grad}
-    sources = {key: (key,) for key in stored}
+    sources: dict[str, tuple[str, ...]] = {key: (key,) for key in stored}
     notes: tuple[str, ...] = ()
     if has_rules(view.module):
         try:

@@ -60,7 +60,7 @@ def model_of_checkpoint(checkpoint: Checkpoint) -> ModelTensors:
     quantized = quantized_weights({tensor.key: tensor.logical for tensor in found})
     fixed = {key for weight in quantized.values() for key in (weight.weight, *weight.companions)}
     tensors = tuple(_tensor_of(tensor, is_fixed=tensor.key in fixed) for tensor in found)
-    notes = ()
+    notes: tuple[str, ...] = ()
     if quantized:
         notes = (f"{len(quantized)} quantized weights stay as they are stored, and are not trained",)
     return ModelTensors(tensors, dict(checkpoint.contents.groups[group].aliases), checkpoint.path, notes)
