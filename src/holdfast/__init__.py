@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from holdfast.engine.peek import Peek
     from holdfast.engine.save_handle import SaveHandle
     from holdfast.mapping.program import Mapping
+    from holdfast.merging.merge_call import merge
     from holdfast.random_streams import RandomStreams
     from holdfast.sizes.memory_plan import MemoryPlan, plan_memory
 
@@ -45,6 +46,7 @@ _HOMES = {
     "save": ("holdfast.api", "save"),
     "load": ("holdfast.api", "load"),
     "open": ("holdfast.api", "open_checkpoint"),
+    "merge": ("holdfast.merging.merge_call", "merge"),
     "Checkpoint": ("holdfast.checkpoint.checkpoint", "Checkpoint"),
     "Checkpointer": ("holdfast.checkpointer", "Checkpointer"),
     "SaveHandle": ("holdfast.engine.save_handle", "SaveHandle"),
@@ -90,6 +92,7 @@ __all__ = [
     "__version__",
     "keep",
     "load",
+    "merge",
     "open",
     "plan_memory",
     "save",

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import sys
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import click
 
+from holdfast.cli.launched import report_on_first_rank
 from holdfast.cli.render import clean, count, print_json, print_table, size_text
 from holdfast.convert.destination import DestinationFolder
 from holdfast.convert.mapping import MappingOptions
@@ -22,8 +21,6 @@ from holdfast.convert.sinks import FORMATS
 from holdfast.convert.torchrun_ranks import launched_rank, launched_ranks
 from holdfast.core import limits
 from holdfast.core.errors import (
-    Damaged,
-    HoldfastError,
     InvalidArgument,
     Mismatch,
     NotFound,
@@ -36,7 +33,6 @@ from holdfast.format import strictjson
 from holdfast.mapping import families
 from holdfast.storage import locate
 
-_EXIT_DELAY_S = 1.0
 _SPECIAL_LINES = 20
 _HINTS = {
     "holdfast": "holdfast show {path}",
@@ -118,7 +114,7 @@ def command(
     success. 1: SRC is damaged, or a dry run found problems. 2: usage error.
     """
     rank, _ = launched_rank()
-    with _report_on_first_rank(rank):
+    with report_on_first_rank(rank):
         if mapping is None and reverse:
             raise InvalidArgument("--reverse needs a mapping; give one with --map")
         options = ConvertOptions(
@@ -141,21 +137,6 @@ def command(
             done = _convert(source, destination, options, ranks)
         if rank == 0:
             _print_result(done, as_json=as_json, loadable=_is_loadable(done, options))
-
-
-@contextmanager
-def _report_on_first_rank(rank: int) -> Iterator[None]:
-    """Report an error of all ranks on the first rank only.
-
-    The other ranks exit a little later, because a launcher stops all ranks once one exits.
-    """
-    try:
-        yield
-    except HoldfastError as error:
-        if rank == 0:
-            raise
-        time.sleep(_EXIT_DELAY_S)
-        raise click.exceptions.Exit(1 if isinstance(error, Damaged) else 2) from None
 
 
 def _read_config(path: str) -> dict[str, Any]:

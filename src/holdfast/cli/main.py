@@ -19,6 +19,7 @@ _COMMANDS = {
     "diff": "Compare two checkpoints: keys, shapes, dtypes and values.",
     "convert": "Convert a checkpoint to other names, shapes, dtypes or formats.",
     "size": "Print the memory that a run needs, and the size of its checkpoints.",
+    "merge": "Merge models into one, streamed: linear, passthrough.",
     "gc": "Delete checkpoints that no policy keeps, and leftovers of dead saves.",
     "tag": "Tag a step, so that retention never deletes it.",
     "top": "Monitor a run: the save in flight and the committed steps.",
@@ -60,6 +61,7 @@ def cli() -> None:
     holdfast diff A B                      show the differences and their magnitude
     holdfast convert A B --to hf           change the format, key names or dtype
     holdfast size runs/llama --dp 8        memory of a run, before it is started
+    holdfast merge A B C --weight 2 --weight 1 average two models
     holdfast top runs/llama                watch the run save
     holdfast tag runs/llama best           keep the newest step permanently
     holdfast gc runs/llama --dry-run       show what retention would delete

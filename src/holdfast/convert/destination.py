@@ -17,7 +17,7 @@ from holdfast.storage.base import SharedStorage
 # Files stored next to the tensors of a checkpoint. Any other file may be the user's own.
 _SIDE_FILES = (
     *("*.index.json", "config.json", "*_config.json", "tokenizer*", "vocab.*", "merges.txt", "added_tokens.json"),
-    *("special_tokens_map.json", "trainer_state.json", "*.jinja", "*.model", "*.tiktoken", "*.py"),
+    *("special_tokens_map.json", "trainer_state.json", "*.jinja", "*.model", "*.tiktoken", "*.py", "merge_record.json"),
 )
 _DCP_FILES = ("*.distcp", ".metadata", "*.metadata")
 

@@ -27,6 +27,7 @@ from holdfast.convert.paddle_linears import (
     is_known,
 )
 from holdfast.convert.plans import kept_mappings, kept_plans, plans_for_format
+from holdfast.convert.publish_output import publish_output
 from holdfast.convert.select import cast_models, check_scales_kept, model_dtype, select_contents
 from holdfast.convert.sidefiles import side_files, with_dtype
 from holdfast.convert.sinks import sink_named
@@ -45,11 +46,7 @@ from holdfast.sources.paddle.optimizer_names import as_torch
 from holdfast.sources.paddle.to_paddle import as_paddle
 from holdfast.sources.raw_bits import as_bfloat16, reject_unknown_uint16
 from holdfast.storage.local import LocalStorage
-from holdfast.writer.collective_attempt import collective_attempt
 from holdfast.writer.messages import SaveStarted
-from holdfast.writer.startup_cleanup import clean_storage, dead_attempts
-
-_SILENCE_S = 60.0
 
 Watch = Callable[[int], AbstractContextManager[Progress]]
 
@@ -226,30 +223,13 @@ def convert(
         run_on_all_ranks(ranks, prepare)
         conversion, target = prepared[0]
         progress = stack.enter_context(watch(conversion.bytes))
-        _write(conversion, ranks, target, progress)
+        begun = SaveStarted(conversion.contents.step, ranks.world, conversion.bytes)
+
+        def write(attempt: Attempt) -> list[BlockReport]:
+            return conversion.write(ranks, attempt, progress)
+
+        publish_output(conversion.output, target, ranks, write, begun, force=options.force)
     files = target.storage.files(target.folder)
     seconds = time.monotonic() - start
     total = sum(files.values())
     return Converted(target.path, options.to, len(files), total, seconds, conversion.notes, conversion.ready)
-
-
-def _write(conversion: Conversion, ranks: Ranks, target: DestinationFolder, progress: Progress) -> None:
-    """Write an attempt and publish it, after dead attempts are deleted. On failure the attempt is discarded."""
-    storage, output = target.storage, conversion.output
-    files = [(file.plan.name, file.plan.size) for file in output.files] if output.write is None else []
-    begun = SaveStarted(conversion.contents.step, ranks.world, conversion.bytes)
-
-    def clean() -> None:
-        if storage.exists():
-            clean_storage(storage, dead_attempts(storage, _SILENCE_S))
-
-    with collective_attempt(ranks, storage, target.folder, files, begun, clean) as attempt:
-        reports = conversion.write(ranks, attempt, progress)
-
-        def publish() -> None:
-            if ranks.rank == 0:
-                attempt.put(output.small_files(attempt.name, reports))
-                target.check_free(force=conversion.options.force)  # again, because writing took a while
-                attempt.publish()
-
-        run_on_all_ranks(ranks, publish)

@@ -1,0 +1,70 @@
+"""Side files of a merged model: byte for byte from the donor; in its config only the fields that the merge changes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from holdfast.core import names
+from holdfast.format import strictjson
+from holdfast.merging.merge_plan import MergePlan
+
+RECORD = "merge_record.json"
+_DTYPE_FIELDS = ("dtype", "torch_dtype")
+_CONFIG = "config.json"
+
+
+def donor_files(plan: MergePlan) -> dict[str, bytes]:
+    """Return the side files of the donor as they are stored with the merged model."""
+    donor = plan.models[plan.donor]
+    folder = names.group_folder(donor.group_name)
+    files = {name: data for name, data in donor.small.items() if name.rpartition("/")[2] != RECORD}
+    config = f"{folder}{_CONFIG}"
+    dtype = _changed_dtype(plan)
+    if config in files and dtype is not None:
+        files[config] = with_fields(files[config], config, {}, dtype)
+    return files
+
+
+def _changed_dtype(plan: MergePlan) -> str | None:
+    """Return the dtype of the output if it is not that of the donor's weights, else None."""
+    donor = plan.models[plan.donor]
+    changed = [
+        tensor.dtype.name
+        for tensor in plan.tensors.values()
+        if tensor.task is not None and tensor.dtype is not donor.tensors[tensor.key].dtype
+    ]
+    return max(set(changed), key=changed.count) if changed else None
+
+
+def with_fields(data: bytes, where: str, fields: Mapping[str, Any], dtype: str | None = None) -> bytes:
+    """Return a config with changed fields; its other fields, their order and its indentation stay as they are."""
+    config = strictjson.loads(data, where)
+    if not isinstance(config, dict):
+        return data
+    before = json.dumps(config)
+    config.update(fields)
+    if dtype is not None:
+        _set_dtype(config, dtype)
+        if not any(field in config for field in _DTYPE_FIELDS):
+            config["torch_dtype"] = dtype
+    if json.dumps(config) == before:
+        return data
+    ending = b"\n" if data.endswith(b"\n") else b""
+    return json.dumps(config, indent=_indent(data), ensure_ascii=data.isascii()).encode() + ending
+
+
+def _indent(data: bytes) -> int | None:
+    """Return the indentation of a JSON text, None for a text of one line."""
+    line = next((line for line in data.splitlines()[1:] if line.strip()), None)
+    return None if line is None else len(line) - len(line.lstrip(b" "))
+
+
+def _set_dtype(config: dict[str, Any], dtype: str) -> None:
+    """Set the dtype in a config and in the nested configs of composite models."""
+    for field, value in config.items():
+        if field in _DTYPE_FIELDS:
+            config[field] = dtype
+        elif isinstance(value, dict) and field.endswith("_config") and field != "quantization_config":
+            _set_dtype(value, dtype)

@@ -1,0 +1,175 @@
+"""A merge from start to end: open the models, match their tensors, merge and write on all ranks, publish."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass
+
+from holdfast.checkpoint.attempt import Attempt
+from holdfast.checkpoint.commit import BlockReport
+from holdfast.convert.destination import DestinationFolder
+from holdfast.convert.publish_output import publish_output
+from holdfast.convert.sinks import sink_named
+from holdfast.convert.sinks.base import Output, SinkRequest
+from holdfast.core import limits
+from holdfast.core.ranks import Ranks, SingleProcess, run_on_all_ranks
+from holdfast.core.terminal import Progress, no_progress
+from holdfast.merging.donor_files import RECORD, donor_files
+from holdfast.merging.input_verification import verifying
+from holdfast.merging.merge_options import MergeOptions, model_names
+from holdfast.merging.merge_plan import MergePlan, plan_merge
+from holdfast.merging.merge_record import input_digests, merge_record
+from holdfast.merging.merge_stream import (
+    blocks_of,
+    blocks_of_rank,
+    one_thread_per_operation,
+    thread_count,
+    write_blocks,
+)
+from holdfast.merging.model_input import InputModel
+from holdfast.merging.tensor_scans import scan_tensors
+from holdfast.plan.contents import Contents, Group
+from holdfast.plan.files import Place
+from holdfast.plan.recipe import Recipe
+from holdfast.writer.messages import SaveStarted
+
+BLOCK_BYTES = 8 * limits.MIB  # each thread has one in memory
+
+Watch = Callable[[int], AbstractContextManager[Progress]]
+
+
+@contextmanager
+def unwatched(total: int) -> Iterator[Progress]:
+    """Ignore the progress of a merge."""
+    yield no_progress
+
+
+@dataclass(frozen=True, slots=True)
+class Merged:
+    """The result of a merge. `removed` are the keys left out by `remove`, and `removed_bytes` their size."""
+
+    path: str
+    method: str
+    tensors: int
+    files: int
+    bytes: int
+    removed: tuple[str, ...]
+    removed_bytes: int
+    seconds: float
+    notes: tuple[str, ...]
+
+
+class PreparedMerge:
+    """A merge whose models are open and whose output is planned. No tensor has been read."""
+
+    def __init__(self, options: MergeOptions) -> None:
+        """Open the models and match their tensors. Raises Mismatch if they do not fit together."""
+        self.options = options
+        chosen = options.all_models
+        names = model_names(chosen)
+        self.models = tuple(InputModel(model, name, options.dtype) for model, name in zip(chosen, names, strict=True))
+        self.plan: MergePlan = plan_merge(options, self.models)
+        self._record = b""
+        donor = self.models[self.plan.donor]
+        keys = self.plan.tensors.keys()
+        aliases = {alias: key for alias, key in donor.group.aliases.items() if key in keys}
+        tensors: dict[str, Recipe[Place]] = {
+            key: Recipe(tensor.shape, tensor.dtype, ()) for key, tensor in self.plan.tensors.items()
+        }  # a sink asks for the shape and the dtype only
+        contents = Contents({donor.group_name: Group("module", tensors, aliases)}, ())
+        request = SinkRequest(
+            max_shard_bytes=limits.parse_bytes(options.max_shard_size),
+            block_bytes=BLOCK_BYTES,
+            side_files=donor_files(self.plan),
+        )
+        self.output: Output = self._with_record(sink_named("hf")(contents, request))
+
+    def _with_record(self, output: Output) -> Output:
+        """Return an output whose small files include the record, which is known once the inputs are digested."""
+        return Output(output.files, lambda name, reports: {**output.small_files(name, reports), RECORD: self._record})
+
+    @property
+    def bytes(self) -> int:
+        """The total size of the tensor files."""
+        return sum(file.plan.size for file in self.output.files)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Notes for the user."""
+        removed = self.plan.removed
+        lines = list(self.output.notes)
+        if removed.keys:
+            lines.append(f"removed {len(removed.keys)} tensors, {removed.bytes:,} bytes")
+        return tuple(lines)
+
+    def _check_models(self) -> None:
+        for model in self.models:
+            model.check()
+
+    def write(self, ranks: Ranks, attempt: Attempt, progress: Progress) -> list[BlockReport]:
+        """Write this rank's share of the tensor files. Returns the reports of all ranks."""
+        threads = thread_count(ranks)
+        with one_thread_per_operation(), verifying(self.plan, ranks, enabled=self.options.verify):
+            run_on_all_ranks(ranks, self._check_models)
+            self._record = merge_record(self.options, self.plan, input_digests(self.plan, ranks, threads))
+            scanned = scan_tensors(self.plan, ranks, threads, progress)
+            blocks = blocks_of(self.output.files, BLOCK_BYTES)
+            own = blocks_of_rank(blocks, ranks, whole_files=attempt.storage.whole_files)
+
+            def work() -> list[list[object]]:
+                reports = write_blocks(self.plan, scanned, own, attempt, threads, progress)
+                return [report.fields() for report in reports]
+
+            answers = run_on_all_ranks(ranks, work)
+        return [BlockReport.from_fields(report) for answer in answers for report in answer]
+
+
+def run_merge(
+    options: MergeOptions,
+    destination: str | os.PathLike[str],
+    ranks: Ranks | None = None,
+    watch: Watch = unwatched,
+) -> Merged:
+    """Merge models into a folder that `from_pretrained` opens. The destination appears atomically.
+
+    Collective: every rank must call it, merges a share, and raises the same error as the others.
+    """
+    ranks = SingleProcess() if ranks is None else ranks
+    start = time.monotonic()
+    prepared: list[tuple[PreparedMerge, DestinationFolder]] = []
+    with ExitStack() as stack:
+
+        def prepare() -> None:
+            target = DestinationFolder.at(destination)
+            target.check_free(force=options.force)
+            merge = PreparedMerge(options)
+            for model in merge.models:
+                target.check(model.source, force=options.force)
+                stack.enter_context(model.source.held())
+            prepared.append((merge, target))
+
+        run_on_all_ranks(ranks, prepare)
+        merge, target = prepared[0]
+        progress = stack.enter_context(watch(merge.bytes))
+        begun = SaveStarted(None, ranks.world, merge.bytes)
+
+        def write(attempt: Attempt) -> list[BlockReport]:
+            return merge.write(ranks, attempt, progress)
+
+        publish_output(merge.output, target, ranks, write, begun, force=options.force)
+    files = target.storage.files(target.folder)
+    removed = merge.plan.removed
+    return Merged(
+        target.path,
+        merge.plan.method.name,
+        len(merge.plan.tensors),
+        len(files),
+        sum(files.values()),
+        removed.keys,
+        removed.bytes,
+        time.monotonic() - start,
+        merge.notes,
+    )

@@ -1,0 +1,96 @@
+"""The public function `merge`: keyword arguments to options, ranks of torch.distributed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from holdfast.adapters.comm import current_ranks
+from holdfast.core.errors import InvalidArgument
+from holdfast.merging.merge import Merged, run_merge
+from holdfast.merging.merge_options import MergeOptions, ModelOptions, settings_of
+
+ModelLike = str | os.PathLike[str] | Mapping[str, Any]
+
+_DEADLINE_S = 6 * 3600.0  # a finished rank waits for the others
+_MODEL_FIELDS = ("path", "name", "mapping")
+
+
+def merge(
+    models: Sequence[ModelLike],
+    destination: str | os.PathLike[str],
+    *,
+    method: str = "linear",
+    base: ModelLike | None = None,
+    weights: Sequence[Any] | None = None,
+    densities: Sequence[Any] | None = None,
+    parameters: Mapping[str, Any] | None = None,
+    donor: str | None = None,
+    dtype: str | None = None,
+    out_dtype: str | None = None,
+    remove: Sequence[str] = (),
+    max_shard_size: int | str = "5GB",
+    seed: int = 0,
+    rng: str = "holdfast",
+    verify: bool = True,
+    force: bool = False,
+) -> Merged:
+    """Merge models into one folder that `from_pretrained` opens, a chunk at a time.
+
+    `models` are folders that `holdfast.open` reads, or dicts with `path`, an optional `name` and `mapping`, and the
+    parameters of the model. `weights` and `densities` are one value for each model that is not the base;
+    `parameters` are those of the method for all models. A value is a number, a list of numbers (a gradient from the
+    first to the last layer), or a dict from key patterns to either. Side files such as config.json and the tokenizer
+    come from `donor`: by default the base, or the first model. `remove` leaves out keys by patterns.
+    `dtype` is the dtype to compute in, `out_dtype` the one to store.
+
+    Collective when torch.distributed is initialised: the ranks share the work, with the same bytes as one process.
+    Raises Mismatch, with all problems, if keys or shapes of the models differ. The destination appears when it is
+    complete, or not at all.
+    """
+    chosen = [model_options(model) for model in models]
+    given_base = None if base is None else model_options(base)
+    for name, values in (("weight", weights), ("density", densities)):
+        chosen = with_values(chosen, name, values)
+    options = MergeOptions(
+        models=tuple(chosen),
+        method=method,
+        base=given_base,
+        parameters=settings_of(parameters),
+        donor=donor,
+        dtype=dtype,
+        out_dtype=out_dtype,
+        remove=tuple([remove] if isinstance(remove, str) else remove),
+        max_shard_size=max_shard_size,
+        seed=seed,
+        rng=rng,
+        verify=verify,
+        force=force,
+    )
+    return run_merge(options, destination, current_ranks(_DEADLINE_S))
+
+
+def model_options(model: ModelLike) -> ModelOptions:
+    """Return a model with its parameters from a path or a dict."""
+    if not isinstance(model, Mapping):
+        return ModelOptions(os.fspath(model))
+    if not isinstance(model.get("path"), str | os.PathLike):
+        raise InvalidArgument(
+            f"a model needs a path; got the fields {', '.join(map(str, model)) or 'of an empty dict'}"
+        )
+    parameters = settings_of({name: value for name, value in model.items() if name not in _MODEL_FIELDS})
+    return ModelOptions(os.fspath(model["path"]), parameters, str(model.get("name", "")), model.get("mapping"))
+
+
+def with_values(models: Sequence[ModelOptions], name: str, values: Sequence[Any] | None) -> list[ModelOptions]:
+    """Return the models with one parameter set, one value for each; None leaves a model as it is."""
+    if values is None:
+        return list(models)
+    if isinstance(values, str) or not isinstance(values, Sequence) or len(values) != len(models):
+        found = len(values) if isinstance(values, Sequence) else 1
+        raise InvalidArgument(f"{name}: expected one value for each of the {len(models)} models, got {found}")
+    return [
+        ModelOptions(model.path, {**model.parameters, **settings_of({name: value})}, model.name, model.mapping)
+        for model, value in zip(models, values, strict=True)
+    ]

@@ -1,0 +1,40 @@
+import pytest
+import torch
+
+from holdfast.core.errors import InvalidArgument
+from holdfast.merging.methods.averages import LinearMerge, PassthroughMerge
+from holdfast.merging.methods.base import TensorTask
+
+
+def task(weights, dtype=torch.bfloat16, **shared):
+    names = tuple(map(str, range(len(weights))))
+    return TensorTask(
+        "w", (4,), 4, dtype, names, None, {"normalize": True, **shared}, tuple({"weight": w} for w in weights)
+    )
+
+
+def test_linear_rounds_once():
+    a, b = torch.tensor([1.0, 256.0]).bfloat16(), torch.tensor([2.0**-9, 1.0]).bfloat16()
+    found = LinearMerge().merge(task([1, 1], normalize=False), None, 0, [a, b])
+    assert found.dtype == torch.bfloat16
+    assert torch.equal(found, (a.double() + b.double()).bfloat16())
+
+
+def test_linear_keeps_the_precision_of_float64():
+    a, b = torch.tensor([1.0]).double(), torch.tensor([2.0**-40]).double()
+    assert LinearMerge().merge(task([1, 1], torch.float64, normalize=False), None, 0, [a, b]).item() == 1 + 2.0**-40
+
+
+def test_linear_divides_by_the_sum_of_the_weights():
+    found = LinearMerge().merge(task([3, 1], torch.float32), None, 0, [torch.ones(2), torch.zeros(2)])
+    assert found.tolist() == [0.75, 0.75]
+
+
+def test_linear_refuses_weights_that_add_up_to_nothing():
+    with pytest.raises(InvalidArgument, match="add up to 0"):
+        LinearMerge().check(task([1, -1]))
+
+
+def test_passthrough_scales():
+    one = TensorTask("w", (2,), 2, torch.float32, ("a",), None, {}, ({"scale": 2},))
+    assert PassthroughMerge().merge(one, None, 0, [torch.ones(2)]).tolist() == [2, 2]

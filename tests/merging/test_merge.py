@@ -1,0 +1,160 @@
+import json
+import os
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+
+import holdfast
+from holdfast.core.errors import Damaged, InvalidArgument, Mismatch, NotFound, Unsupported
+from holdfast.format.digest import digest_hex
+from holdfast.merging.methods import base as method_base
+from tests.merging.models import indexed, make, same, tensors
+
+
+def average(a, b, key):
+    return ((tensors(a)[key].float() + tensors(b)[key].float()) / 2).bfloat16()
+
+
+def test_a_merged_model_opens_and_computes_as_the_merged_weights_do(folder, tmp_path):
+    transformers: Any = pytest.importorskip("transformers")
+    a, b = folder(seed=1), folder(seed=2)
+    done = holdfast.merge([a, b], tmp_path / "out", weights=[1, 1])
+    found, info = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out", output_loading_info=True)
+    assert not info["missing_keys"] and not info["unexpected_keys"]
+    expected = make("llama", tied=False)
+    expected.load_state_dict({key: average(a, b, key) for key in tensors(a)})
+    ids = torch.arange(12)[None]
+    assert torch.equal(found.float()(ids).logits, expected.float()(ids).logits)
+    assert done.tensors == len(tensors(a)) and done.bytes == sum(f.stat().st_size for f in (tmp_path / "out").iterdir())
+
+
+def test_side_files_are_the_donors_byte_for_byte(folder, tmp_path):
+    a, b = folder(seed=1), folder(seed=2)
+    (b / "chat_template.jinja").write_text("{{ messages }}")
+    holdfast.merge([a, b], tmp_path / "out", weights=[1, 1], donor=str(b))
+    expected = {file.name: file.read_bytes() for file in b.iterdir() if file.suffix != ".safetensors"}
+    found = {file.name: file.read_bytes() for file in (tmp_path / "out").iterdir() if file.suffix != ".safetensors"}
+    record = json.loads(found.pop("merge_record.json"))
+    assert found == expected and "chat_template.jinja" in found
+    assert record["donor"] == os.path.basename(b)
+
+
+def test_the_record_names_inputs_digests_and_options(folder, tmp_path):
+    a, b = folder(seed=1), folder(seed=2)
+    holdfast.merge([a, {"path": b, "name": "second"}], tmp_path / "out", weights=[1, {"*.mlp.*": 2, "*": 1}])
+    record = json.loads((tmp_path / "out" / "merge_record.json").read_text())
+    assert record["method"] == "linear" and record["tensors"] == len(tensors(a))
+    assert record["bytes"] == sum(value.nbytes for value in tensors(tmp_path / "out").values())
+    assert [model["name"] for model in record["models"]] == [os.path.basename(a), "second"]
+    assert record["models"][1]["parameters"] == {"weight": {"*.mlp.*": 2, "*": 1}}
+    digest = digest_hex((a / "model.safetensors").read_bytes())
+    assert record["models"][0]["digests"] == {"model.safetensors": digest}
+
+
+def test_chunks_and_files_do_not_change_the_result(folder, tmp_path, monkeypatch):
+    a, b = folder(seed=1), folder(seed=2)
+    holdfast.merge([a, b], tmp_path / "one", weights=[0.3, 0.7])
+    monkeypatch.setattr("holdfast.merging.merge_stream.CHUNK_ELEMENTS", 37)
+    monkeypatch.setattr("holdfast.merging.merge.BLOCK_BYTES", 1000)
+    holdfast.merge([a, b], tmp_path / "many", weights=[0.3, 0.7], max_shard_size=5000)
+    assert same(tensors(tmp_path / "one"), tensors(tmp_path / "many"))
+    assert len(list((tmp_path / "many").glob("*.safetensors"))) > 5
+    assert method_base.CHUNK_ELEMENTS > 37
+    indexed(tmp_path / "many")
+
+
+def test_removed_keys_are_reported_with_their_bytes(folder, tmp_path):
+    a, b = folder(seed=1), folder(seed=2)
+    done = holdfast.merge([a, b], tmp_path / "out", weights=[1, 1], remove=["lm_head.*", "*.layers.2.*"])
+    gone = {key for key in tensors(a) if key.startswith("lm_head.") or ".layers.2." in key}
+    assert set(done.removed) == gone and tensors(tmp_path / "out").keys() == tensors(a).keys() - gone
+    assert done.removed_bytes == sum(tensors(a)[key].nbytes for key in gone)
+    indexed(tmp_path / "out")
+
+
+def test_another_dtype_changes_only_that_field_of_the_config(folder, tmp_path):
+    a, b = folder(seed=1), folder(seed=2)
+    holdfast.merge([a, b], tmp_path / "out", weights=[1, 1], out_dtype="float16")
+    assert {tensor.dtype for tensor in tensors(tmp_path / "out").values()} == {torch.float16}
+    before, after = (path / "config.json" for path in (a, tmp_path / "out"))
+    assert after.read_text() == before.read_text().replace('"bfloat16"', '"float16"')
+    assert (tmp_path / "out" / "generation_config.json").read_bytes() == (a / "generation_config.json").read_bytes()
+
+
+def test_steps_of_a_run_are_merged_as_they_are(tmp_path):
+    models = [torch.nn.Linear(8, 4) for _ in range(2)]
+    for step, model in enumerate(models):
+        holdfast.save(tmp_path / "run" / f"step-{step:012d}", {"model": model}, step=step)
+    steps = sorted((tmp_path / "run").iterdir())
+    holdfast.merge(steps, tmp_path / "out", weights=[1, 3])
+    expected = (models[0].weight.double() + 3 * models[1].weight.double()) / 4
+    found = tensors(tmp_path / "out")
+    assert torch.allclose(found["weight"].double(), expected, atol=1e-7) and found.keys() == {"weight", "bias"}
+    record = json.loads((tmp_path / "out" / "merge_record.json").read_text())
+    assert record["models"][1]["step"] == 1
+    assert record["models"][1]["digests"] == {"holdfast.json": digest_hex((steps[1] / "holdfast.json").read_bytes())}
+
+
+def test_a_mapping_gives_the_names_of_the_other_model(tmp_path):
+    a, b = ({"a.w": torch.randn(5, 3), "a.b": torch.randn(5)} for _ in range(2))
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    safetensors.torch.save_file(a, tmp_path / "a" / "model.safetensors")
+    renamed = {"kernel": b["a.w"].T.contiguous(), "bias": b["a.b"]}
+    safetensors.torch.save_file(renamed, tmp_path / "b" / "model.safetensors")
+    mapping = "kernel^T -> a.w\nbias -> a.b\n"
+    holdfast.merge([tmp_path / "a", {"path": tmp_path / "b", "mapping": mapping}], tmp_path / "out", weights=[1, 1])
+    assert torch.equal(tensors(tmp_path / "out")["a.w"], (a["a.w"] + b["a.w"]) / 2)
+
+
+def stored(path, **values):
+    path.mkdir()
+    safetensors.torch.save_file(values, path / "model.safetensors")
+    return path
+
+
+def test_integers_are_copied_if_all_models_agree(tmp_path):
+    a = stored(tmp_path / "a", w=torch.ones(3), ids=torch.arange(4))
+    b = stored(tmp_path / "b", w=torch.zeros(3), ids=torch.arange(4))
+    holdfast.merge([a, b], tmp_path / "out", weights=[1, 1])
+    assert torch.equal(tensors(tmp_path / "out")["ids"], torch.arange(4))
+    c = stored(tmp_path / "c", w=torch.zeros(3), ids=torch.ones(4, dtype=torch.int64))
+    with pytest.raises(Mismatch, match=r"'ids' is int64.*differs"):
+        holdfast.merge([a, c], tmp_path / "no", weights=[1, 1])
+    assert sorted(os.listdir(tmp_path)) == ["a", "b", "c", "out"]
+
+
+def test_a_damaged_input_leaves_the_target_as_it_was(tmp_path):
+    steps = []
+    for number in range(2):
+        steps.append(tmp_path / f"step-{number:012d}")
+        holdfast.save(steps[-1], {"model": torch.nn.Linear(64, 64)}, step=number)
+    file = next(steps[1].glob("*.safetensors"))
+    data = bytearray(file.read_bytes())
+    data[-3] ^= 1
+    file.write_bytes(data)
+    with pytest.raises(Damaged, match="the digest"):
+        holdfast.merge(steps, tmp_path / "out", weights=[1, 1])
+    assert not (tmp_path / "out").exists() and not list(tmp_path.glob(".attempt*"))
+    holdfast.merge(steps, tmp_path / "out", weights=[1, 1], verify=False)
+
+
+def test_the_target_must_be_free_and_apart_from_the_models(folder, tmp_path):
+    a, b = folder(seed=1), folder(seed=2)
+    with pytest.raises(InvalidArgument, match="is the source"):
+        holdfast.merge([a, b], b / "inside", weights=[1, 1])
+    holdfast.merge([a, b], tmp_path / "out", weights=[1, 1])
+    with pytest.raises(InvalidArgument, match="exists"):
+        holdfast.merge([a, b], tmp_path / "out", weights=[1, 1])
+    holdfast.merge([a, b], tmp_path / "out", weights=[1, 0], force=True)
+    assert same(tensors(tmp_path / "out"), tensors(a))
+
+
+def test_what_cannot_be_merged_is_refused_by_name(tmp_path):
+    a = stored(tmp_path / "a", w=torch.ones(3).to(torch.float8_e4m3fn))
+    with pytest.raises(Unsupported, match="'w' is float8_e4m3fn"):
+        holdfast.merge([a], tmp_path / "out", method="passthrough")
+    with pytest.raises(NotFound):
+        holdfast.merge([tmp_path / "nothing"], tmp_path / "out", method="passthrough")
