@@ -10,7 +10,7 @@ PADDLE_NEXT_READY := $(PADDLE_NEXT_VENV)/.ready
 PADDLE_NEXT := paddlepaddle==3.3.1
 PADDLE_FORMERS := paddleformers==1.2.0
 
-.PHONY: demo test pytest quick check mutants layouts full faults integrations torchtitan power fuzz interop bench clean help spmd spmd-test torch-tests
+.PHONY: demo test pytest quick check mutants layouts full faults integrations torchtitan ray power fuzz interop bench clean help spmd spmd-test torch-tests
 
 help:
 	@echo "make demo    train on 4 ranks, kill one, resume on another layout, open with transformers (sets itself up)"
@@ -22,6 +22,7 @@ help:
 	@echo "make faults  every fault at its full count, as a table: lost, wrong and hung must be 0"
 	@echo "make integrations  every case of the frameworks: Trainer, TRL, Lightning, accelerate (make test runs a slice)"
 	@echo "make torchtitan  torchtitan's components with Holdfast's checkpointer (installs torchtitan beside the rest)"
+	@echo "make ray     Ray Train in local mode, and in a cluster on this machine whose workers are killed (installs Ray beside the rest)"
 	@echo "make power   cuts the power of ext4 and xfs in the middle of 200 saves each (root, loop devices, FUSE; xfsprogs)"
 	@echo "make fuzz    ten minutes of mutated headers, indexes, manifests and states (MINUTES=, SEED=)"
 	@echo "make mutants changes one thing at a time in a copy of the code, and sees whether a test notices: a night's work"
@@ -87,6 +88,15 @@ $(TITAN)/.ready: requirements/torchtitan.txt $(READY)
 
 torchtitan: $(TITAN)/.ready
 	PYTHONPATH=$(TITAN) $(BIN)/python -m pytest --full -rs tests/integrations/test_torchtitan.py
+
+# Ray starts a dozen processes and is tried on its own: it is put beside the rest, too.
+RAY := out/ray
+$(RAY)/.ready: requirements/ray.txt $(READY)
+	$(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python --target $(RAY) --no-deps -r requirements/ray.txt
+	touch $@
+
+ray: $(RAY)/.ready
+	PYTHONPATH=$(RAY) $(BIN)/python -m pytest --full -rs tests/integrations/test_ray.py
 
 power: $(READY)
 	$(BIN)/python -m tests.power
