@@ -177,11 +177,10 @@ def fit_all(folder: str) -> dict[str, Any]:
     with Cluster(Path(folder)) as cluster:
         found = {"whole": cluster.fit("whole", {"keep": keep})}
         found["killed"] = cluster.fit("killed", {"keep": keep, "kills": [(1, 7), (0, 11)]})
-        # The last save is committed, and its worker dies before the report.
         found["again"] = cluster.fit("killed", {"keep": keep, "steps": 15})
         begin = found["whole"]["checkpoint"]
         found["one"] = cluster.fit("one", {"begin_from": begin, "steps": 15}, workers=1)
-        found["rotated"] = cluster.fit("rotated", {}, keeps=1)
+        found["rotated"] = cluster.fit("rotated", {}, workers=1, keeps=1)
     for run in found.values():
         del run["checkpoint"]  # it is of Ray's classes
     return found

@@ -14,9 +14,6 @@ import holdfast
 from tests.integrations.launcher import Launcher
 
 ray_run: Any
-fs: Any
-ReportedSteps: Any
-WorkerRun: Any
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # of its own imports
     try:
@@ -137,7 +134,8 @@ def without_a_root(config: dict[str, Any]) -> None:
 
 def with_text_as_metrics(config: dict[str, Any]) -> None:
     with RayCheckpointer(config["root"]) as ck:
-        ck.save_and_report("loss 1.0", 15, ray_run.make_state())
+        wrong: Any = "loss 1.0"
+        ck.save_and_report(wrong, 15, ray_run.make_state())
 
 
 def test_the_first_save_asserts_that_what_was_asked_for_was_loaded(launcher: Launcher, tmp_path: Path):

@@ -14,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from holdfast.adapters.comm import current_ranks
 from holdfast.api import load, open_checkpoint
+from holdfast.checkpoint.checkpoint import Checkpoint
 from holdfast.checkpointer import Checkpointer
 from holdfast.core.errors import HoldfastError, InvalidArgument, Mismatch, NotFound
 from holdfast.core.names import step_folder
@@ -25,7 +26,7 @@ from holdfast.engine.save_handle import SaveHandle, check_step
 from holdfast.integrations.ray.reported_steps import ReportedSteps, address, reported_step
 from holdfast.integrations.ray.worker_run import WorkerRun
 from holdfast.mapping.program import Mapping as Program
-from holdfast.storage import Storage
+from holdfast.storage import shared_storage_at
 
 
 @dataclass(slots=True)
@@ -54,13 +55,14 @@ class RayCheckpointer:
     `save_and_report`, `finish` and `close` alike, as the `with` block does where no error ends it.
     """
 
-    def __init__(self, root: str | os.PathLike[str] | Storage | None = None, **options: Any) -> None:
+    def __init__(self, root: str | os.PathLike[str] | None = None, **options: Any) -> None:
         if options.get("when") is not None:
             raise InvalidArgument("when=: save_and_report saves whenever it is called; call it when a save is due")
         self._run = WorkerRun.current()
         self._options = options
-        self.checkpointer = Checkpointer(self._run.root(root), **options)
-        self._reported = ReportedSteps(self._run, self.checkpointer.storage)
+        storage = shared_storage_at(self._run.root(root))
+        self._reported = ReportedSteps(self._run, storage)
+        self.checkpointer = Checkpointer(storage, **options)
         self._waits = options.get("on_busy", "wait") == "wait"
         self._deadline_s = options.get("deadline_s", DEADLINE_S)
         self._unreported: _Unreported | None = None
@@ -196,7 +198,7 @@ class RayCheckpointer:
                 self.checkpointer.finish()  # a state that was restored from memory is written first
             elif not (handle.done() or (wait and handle.wait())) or handle.error is not None:
                 return
-            committed = open_checkpoint(f"{self.checkpointer.storage.address}/{step_folder(unreported.step)}")
+            committed = Checkpoint(self.checkpointer.storage, step_folder(unreported.step))
             if handle is None:
                 unreported.metrics = committed.manifest.metrics
             unreported.checkpoint = self._reported.report_of(committed)

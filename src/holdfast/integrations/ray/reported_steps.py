@@ -21,7 +21,7 @@ from holdfast.checkpoint.checkpoint import Checkpoint
 from holdfast.core.errors import Unsupported
 from holdfast.core.names import MANIFEST, folder_step, step_folder
 from holdfast.integrations.ray.worker_run import WorkerRun
-from holdfast.storage import Storage
+from holdfast.storage.base import SharedStorage
 from holdfast.storage.local import LocalStorage
 
 _ADDRESS = "address.json"
@@ -51,7 +51,7 @@ def reported_step(checkpoint: RayCheckpoint | None) -> int | None:
 class ReportedSteps:
     """Makes the folders of reports, on rank 0, and frees the space of those whose steps were removed."""
 
-    def __init__(self, run: WorkerRun, storage: Storage) -> None:
+    def __init__(self, run: WorkerRun, storage: SharedStorage) -> None:
         if run.files is None and not isinstance(storage, LocalStorage):
             raise Unsupported(f"Ray's local mode, and the root {storage.name}: give a folder of this host")
         self._run = run

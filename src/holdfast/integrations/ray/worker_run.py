@@ -12,7 +12,7 @@ import ray.train
 import torch.distributed as dist
 
 from holdfast.core.errors import InvalidArgument, Unsupported
-from holdfast.storage import Storage, is_address
+from holdfast.storage import is_address
 
 _SCHEMES = {"s3": "s3", "gcs": "gs"}  # the file systems of pyarrow whose paths Holdfast can address
 _FOLDER = "holdfast"
@@ -52,19 +52,18 @@ class WorkerRun:
         """True if the folder of the run is on a file system that this host has mounted."""
         return isinstance(self.files, pyarrow.fs.LocalFileSystem)
 
-    def root(self, given: str | os.PathLike[str] | Storage | None) -> str | os.PathLike[str] | Storage:
+    def root(self, given: str | os.PathLike[str] | None) -> str:
         """Return the root of the checkpoints: the one that is given, or a folder of the run."""
         if given is None:
             return self._own_root()
-        in_working_folder = isinstance(given, str | os.PathLike) and not (
-            is_address(os.fspath(given)) or Path(given).expanduser().is_absolute()
-        )
+        text = os.fspath(given)
+        in_working_folder = not (is_address(text) or Path(text).expanduser().is_absolute())
         if in_working_folder and self.experiment is not None:
             raise InvalidArgument(
-                f"root={os.fspath(given)!r} is relative, and Ray's workers run in folders of their own: give an "
+                f"root={text!r} is relative, and Ray's workers run in folders of their own: give an "
                 "absolute path, or no root, for the folder of the run"
             )
-        return given
+        return text
 
     def _own_root(self) -> str:
         if self.experiment is None or self.files is None:
