@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +20,8 @@ from tests.sizes.test_memory_plan import CUT, on_disk
 SHAPES: dict[str, dict[str, Any]] = {
     "fsdp-4": {"dp": 4, "zero": 3},
     "replicate-2": {"dp": 2},
+    "tp-2": {"tp": 2},
+    "pp-2-tp-2": {"pp": 2, "tp": 2},
     "tp-2-dp-2": {"tp": 2, "dp": 2, "zero": 3},
     "pp-2-dp-2": {"pp": 2, "dp": 2, "zero": 3},
     "pp-4": {"pp": 4},
@@ -68,3 +73,23 @@ def test_stage_2_shards_gradients_too() -> None:
     for plan in (one, two):
         assert sum(rank.optimizer for rank in plan.ranks) == whole.optimizer
         assert {rank.parameters for rank in plan.ranks} == {whole.parameters}
+
+
+@pytest.mark.full
+def test_the_benchmark_agrees_on_tensors_in_memory(tmp_path: Path) -> None:
+    """The same program compares them with the allocator of a GPU. It runs without what a bare machine lacks."""
+    bare = tmp_path / "bare.py"
+    bare.write_text(
+        "import runpy, sys\n"
+        "for name in ('ml_dtypes', 'rich', 'click', 'transformers'): sys.modules[name] = None\n"
+        "sys.argv[0] = 'size_gpu'\n"
+        "runpy.run_module('benchmarks.size_gpu', run_name='__main__', alter_sys=True)\n"
+    )
+    command = [sys.executable, str(bare), "--device", "cpu", "--width", "256", "--layers", "2"]
+    done = subprocess.run(
+        [*command, "--json", str(tmp_path / "rows.json")], capture_output=True, text=True, timeout=200, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = json.loads((tmp_path / "rows.json").read_text())
+    assert len({row["run"] for row in rows}) >= 7
+    assert max(row["off"] for row in rows) < 0.001

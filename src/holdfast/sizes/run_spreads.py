@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from holdfast.layout.box import Box, flat_boxes
 from holdfast.layout.placement import (
@@ -55,14 +55,17 @@ class RunSpreads:
         role, zero = self._roles[tensor.key], self._shape.zero
         shards = zero == 3 and tensor.is_parameter and bool(tensor.shape)
         parameter = self._made.of(
-            [member for stage in role.stages for member in self._members(tensor, role, stage, shards)]
+            [member for stage in role.stages for member in self._members(tensor, role, stage, shards=shards)]
         )
         state = self._flat.get(tensor.key, parameter)
         gradient = state if zero == 2 else parameter
+        if role.is_embedding and role.tensor_dim == 0 and zero < 2:  # DTensor's backward makes it whole on every rank
+            whole = replace(role, tensor_dim=None)
+            gradient = self._made.of([part for stage in role.stages for part in self._members(tensor, whole, stage)])
         holders = sorted({rank for _, ranks in state.members for rank in ranks})
         return TensorSpreads(parameter, gradient, state, self._made.of([(Whole(), tuple(holders))]))
 
-    def _members(self, tensor: ModelTensor, role: TensorRole, stage: int, shards: bool) -> _Members:
+    def _members(self, tensor: ModelTensor, role: TensorRole, stage: int, *, shards: bool = False) -> _Members:
         shape, ranks = self._shape, self._shape.stage_ranks(stage)
         if not tensor.is_parameter:
             return [(Whole(), ranks)]
@@ -97,7 +100,7 @@ class RunSpreads:
         for tensor in trained:
             role = self._roles[tensor.key]
             for stage in role.stages:
-                for layout, ranks in self._members(tensor, role, stage, shards=False):
+                for layout, ranks in self._members(tensor, role, stage):
                     is_expert = role.expert_owner is not None or role.is_stacked
                     for copies, box in self._copies(layout, ranks, tensor.shape, is_expert=is_expert):
                         by_ranks.setdefault(copies, []).append((tensor, box))
